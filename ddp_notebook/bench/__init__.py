@@ -2,7 +2,7 @@
 
 baseline.py  A run against a saved one: which sizes changed, by intervals that do not overlap.
 fit.py       From measured times to a latency and a bandwidth, with intervals.
-least_squares.py  The lines of the least relative error through times, for many draws at once.
+least_squares.py  Lines of the least relative error through times, for many resamples at once.
 notes.py     A benchmark's results in sentences: the fit, stragglers, wrong results.
 ops.py       The operations that can be measured: sizes, bandwidth factors, names elsewhere.
 plan.py      What a benchmark will run: operations, sizes, and how long it may take.

@@ -1,9 +1,9 @@
 """A run against a saved one: which sizes changed, by intervals that do not overlap.
 
-A size alone is known to some per cent at best on a machine with few cores. All sizes of a curve
-together are known better: each round measured all of them, so a round has a level, the mean of
-the logarithms of its medians, and the levels of two runs are compared by Welch's test (Biometrika
-34, 1947). Two runs are also minutes apart, and a machine drifts; hence 99.9 %, not 95 %.
+On a machine with few cores a single size is known to a few per cent at best. All sizes of a curve
+together are known better: each round measures all of them, so a round has a level, the mean of the
+logarithms of its medians, and the levels of two runs are compared by Welch's test (Biometrika 34,
+1947). The runs are minutes apart, and a machine drifts: hence 99.9 %, not 95 %.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from ddp_notebook.bench.results import (
 from ddp_notebook.bench.trust import disturbed
 
 _LEAST_RATIO = 1.05
-"""A change of less is none, however well it is known."""
+"""A smaller change is ignored, however certain it is."""
 _SHARE = 0.25
 """A curve changed when at least this share of its sizes did, and two of them,"""
 _LEAST_SIZES = 2
 _ONE_WAY = 3
 """and this many times as many one way as the other."""
 _LEAST_ROUNDS = 4
-"""With fewer the sizes are not taken together: what their spread would be is not known."""
+"""With fewer rounds sizes are not combined: their spread is not known."""
 _NORMAL_999 = 3.2905
 
 
 def compare(run: BenchRun, baseline: BenchRun) -> tuple[CurveChange, ...]:
-    """Each curve of `run` that `baseline` has too, against it.
+    """Compare each curve of `run` with the same curve of `baseline`, if it has it.
 
     Raises ValueError, with a message for the user, when nothing can be compared.
     """
@@ -121,7 +121,7 @@ def _levels(curve: Curve, sizes: Sequence[int]) -> list[float]:
     """Of each round that measured all of `sizes`: the mean logarithm of its medians."""
     wanted = set(sizes)
     by_size = [_medians(point) for point in curve.points if point.size_bytes in wanted]
-    # Sizes that are known well enough take part in fewer rounds.
+    # Sizes that are precise enough are left out of later rounds.
     return [
         statistics.fmean(map(math.log, medians))
         for medians in zip(*by_size, strict=False)

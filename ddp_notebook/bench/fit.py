@@ -2,10 +2,10 @@
 
 The model is Hockney's, ``time = latency + size / bandwidth`` (R. W. Hockney, "The communication
 challenge for MPP: Intel Paragon and Meiko CS-2", Parallel Computing 20, 1994), whose half-bandwidth
-size is his n1/2. Errors are relative: sizes span eight powers of ten, and by ordinary least
-squares the largest one alone would decide. Where a library changes its algorithm with the size
-one line cannot follow; a second one is added when that is worth its three parameters by the
-corrected information criterion of Akaike.
+size is his n1/2. Errors are relative: sizes span eight powers of ten, and in ordinary least
+squares the largest size alone would decide. Where a library changes its algorithm with the size,
+one line does not fit; a second line is added if it is worth its three parameters by the corrected
+information criterion of Akaike.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from typing import Any
 from ddp_notebook.bench.results import Fit, Interval, Regime
 
 MOST_ERROR = 0.25
-"""A model that is typically off by more than this share of a time explains nothing."""
+"""A model whose typical relative error is larger explains nothing."""
 LEAST_SIZES = 4
-"""With fewer points any line fits."""
+"""Through fewer points any line fits."""
 _RESAMPLES = 500
 
 
 class NoFit(ValueError):
-    """The times do not have a latency and a bandwidth; `str()` says why, for the user."""
+    """No latency and bandwidth explain the times; `str()` says why, for the user."""
 
 
 def fit(sizes_bytes: Sequence[int], times_s: Sequence[float], *, seed: int = 0) -> Fit:
     """The latency and bandwidth that give `times_s` at `sizes_bytes`, by relative least squares.
 
     Sizes are different from each other and more than 0, in any order; times are in seconds and
-    more than 0, one for each size (the median of its iterations, say). Leave out sizes that are
-    known to be another thing, such as fewer elements than ranks.
+    more than 0, one for each size (for example, the median of its iterations). Leave out sizes to
+    which the model does not apply, such as fewer elements than ranks.
 
-    Intervals are 95 % by bootstrap: the relative errors are drawn again `_RESAMPLES` times and
-    each time everything is fitted anew, `seed` deciding the draws. Raises NoFit when there are
-    too few sizes, when the model is off by more than `MOST_ERROR` (root mean square), or when
-    the times hardly grow with the size, so that there is no telling a bandwidth.
+    Intervals are 95 % by bootstrap: the relative errors are resampled `_RESAMPLES` times and
+    everything is fitted again each time; `seed` is that of the random numbers. Raises NoFit if
+    there are too few sizes, if the error of the model (root mean square) is above `MOST_ERROR`, or
+    if the times hardly grow with the size, so that no bandwidth can be known.
     """
     if len(sizes_bytes) != len(times_s) or len(set(sizes_bytes)) != len(sizes_bytes):
         raise ValueError("fit needs one time for each of its sizes, and each size once")
@@ -72,7 +72,7 @@ def fit(sizes_bytes: Sequence[int], times_s: Sequence[float], *, seed: int = 0) 
 
 
 def _best(sizes: Sequence[int], draws: Any) -> list[tuple[Regime, ...]]:
-    """For each draw of the times one line, or two when they are worth it."""
+    """For each resample of the times one line, or two if the second is worth its parameters."""
     from ddp_notebook.bench.least_squares import best_lines  # numpy: only where there are times
 
     return [
@@ -89,18 +89,18 @@ def _predict(regimes: Sequence[Regime], size_bytes: float) -> float:
 def _relative_errors(
     regimes: Sequence[Regime], sizes: Sequence[int], times: Sequence[float]
 ) -> list[float]:
-    """By how much of each time the model misses it."""
+    """The relative error of the model at each size."""
     return [1 - _predict(regimes, x) / t for x, t in zip(sizes, times, strict=True)]
 
 
 def _intervals(
     regimes: tuple[Regime, ...], sizes: Sequence[int], errors: Sequence[float], seed: int
 ) -> tuple[Interval, Interval, Interval]:
-    """Latency, bandwidth and half-bandwidth size: where 95 % of the fits to drawn times lie.
+    """Latency, bandwidth and half-bandwidth size: the ranges of 95 % of the fits to resamples.
 
-    The sizes stay as they are and the errors are drawn, since few sizes are the large ones: a
-    draw of whole points would often miss them all. The errors that a fit leaves are smaller
-    than those it was made of, by the parameters it had to choose.
+    Errors are resampled and the sizes kept, since few of the sizes are large: a resample of whole
+    points would often contain none of these. The residuals of a fit are smaller than the errors of
+    the data, by the number of its parameters: they are scaled up.
     """
     from ddp_notebook.bench.least_squares import drawn
 
@@ -123,7 +123,7 @@ def _middle(ordered: Sequence[float]) -> Interval:
 
 
 def _half_bandwidth(regimes: Sequence[Regime]) -> float:
-    """The smallest size whose bandwidth is half of what the last line comes near to, in bytes."""
+    """The smallest size, in bytes, that gets half of the last line's asymptotic bandwidth."""
     wanted = 2 * regimes[-1].s_per_byte  # seconds per byte at half of the bandwidth
     for number, line in enumerate(regimes):
         end = regimes[number + 1].from_bytes if number + 1 < len(regimes) else math.inf

@@ -1,7 +1,7 @@
-"""The lines of the least relative error through times, for many draws of them at once: numpy's.
+"""Lines of the least relative error through times, for many resamples at once.
 
-A line is its latency and its time per byte, in the last axis. Of sums the first axis says of what:
-points (a, b) that each want ``latency*a + time_per_byte*b`` to be 1.
+A line is its latency and its time per byte, along the last axis. The first axis of the sums is the
+term: of points (a, b) for which ``latency*a + time_per_byte*b`` should be 1.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ Floats = NDArray[np.float64]
 
 _LEAST_IN_REGIME = 3
 _PARAMETERS = {1: 3, 2: 6}
-"""By the number of lines: two for each, where one gives way to the other, and the noise."""
+"""By the number of lines: two for each line, where the second begins, and the noise."""
 _WORTH = 6.0
-"""By how much the criterion must be better with two lines: where to cut is searched for, and
-noise alone finds a cut of some use."""
+"""By how much the criterion must be better with two lines: the best cut is searched for, and even
+in pure noise some cut is better than none."""
 _LEAST_NOISE = 1e-6
-"""Times are not known better than this share of them: keeps a perfect fit's logarithm finite."""
+"""The least relative error assumed: it keeps the logarithm of a perfect fit finite."""
 _LEAST_FACTOR = 0.05
-"""A drawn error never makes a time less than this share of what the model says."""
+"""A resampled time is at least this share of the model's."""
 
 
 def drawn(model: Sequence[float], errors: ArrayLike, draws: int, seed: int) -> Floats:
-    """`draws` times what the model says, each time with some of the relative `errors`."""
+    """`draws` resamples of the model's times, each with resampled relative `errors`."""
     chance = np.random.default_rng(seed).choice(errors, (draws, len(model)))
     times: Floats = np.asarray(model) * np.maximum(_LEAST_FACTOR, 1 + chance)
     return times
@@ -35,9 +35,9 @@ def drawn(model: Sequence[float], errors: ArrayLike, draws: int, seed: int) -> F
 def best_lines(sizes: Sequence[int], times: ArrayLike) -> tuple[NDArray[np.intp], Floats, Floats]:
     """For each row of `times`: the index where a second line begins, the first and the last line.
 
-    The index is 0 where a second one is not worth its parameters: both are the same line then.
+    The index is 0 if a second line is not worth its parameters: then both are the same line.
     """
-    # Each point divided by its time is (1/t, x/t), and wants alpha/t + beta*x/t to be 1.
+    # Each point divided by its time is (1/t, x/t); alpha/t + beta*x/t should be 1.
     a = 1 / np.asarray(times, float)
     b = np.asarray(sizes, float) * a
     points = np.stack([np.ones_like(a), a, b, a * a, a * b, b * b])

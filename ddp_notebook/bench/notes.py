@@ -10,16 +10,16 @@ from ddp_notebook.bench.trust import TAILED, sizes
 from ddp_notebook.model import format_bytes
 
 _FLAT_PART = 8
-"""Below this part of the half-bandwidth size the bytes add an eighth to the latency at most."""
+"""Below this part of the half-bandwidth size the bytes add at most an eighth to the latency."""
 _LOOP_CPU = 0.3
-"""Of a core, kept by gloo's loop thread: moving the bytes alone takes far less at small sizes."""
+"""Share of a core used by gloo's loop thread: moving the bytes of small sizes takes far less."""
 SMALL_BYTES = 64 * 2**10
 
 
 def notes(
     curves: Sequence[Curve], conditions: Conditions, floors: Sequence[Floor]
 ) -> tuple[str, ...]:
-    """What the reader should know, a sentence or two each; what is wrong comes first."""
+    """What the reader should know, in one or two sentences each; wrong results first."""
     several = len(curves) > 1
     sentences: list[str] = []
     for curve in curves:
@@ -74,7 +74,7 @@ def explained(fit: Fit) -> str:
 
 
 def _against_floor(curve: Curve, floors: Sequence[Floor]) -> Iterable[str]:
-    """How far from what a plain socket does."""
+    """How the results compare with a plain socket."""
     tcp = next(
         (f for f in floors if f.what == LOOPBACK_TCP and f.latency_us and f.bandwidth_gb_per_s),
         None,
@@ -96,7 +96,7 @@ def _against_floor(curve: Curve, floors: Sequence[Floor]) -> Iterable[str]:
 
 
 def _tuning(curves: Sequence[Curve]) -> Iterable[str]:
-    """What SCHED_BATCH does, where both were measured."""
+    """The effect of SCHED_BATCH, if both policies were measured."""
     for after in curves:
         before = next(
             (c for c in curves if not c.tuned and c.key[:-1] == after.key[:-1] and after.tuned),
@@ -124,7 +124,7 @@ def _tuning(curves: Sequence[Curve]) -> Iterable[str]:
 
 
 def _spinning(curves: Sequence[Curve], conditions: Conditions) -> Iterable[str]:
-    """Gloo's loop thread by its signature: a long tail at small sizes, and a core that it burns."""
+    """Whether gloo's loop thread spins: long tails at small sizes and a busy core are its signs."""
     small = [
         p
         for c in curves
@@ -150,7 +150,7 @@ def duration(seconds: float) -> str:
 
 
 def round_bytes(size: float) -> int:
-    """A size that was computed, to about two digits of the unit it is written in."""
+    """A computed size, to about two digits of its unit."""
     unit = 1
     while size / unit >= 1024 and unit < 2**30:
         unit *= 1024

@@ -1,6 +1,6 @@
 """The operations that can be measured: sizes, bandwidth factors, names elsewhere.
 
-To add one: a line here, and in `rank.bench.operations` what its result must be.
+To add one: a line here, and its expected result in `rank.bench.operations`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Side(Enum):
-    """How many of a size's elements one side of an operation has on a rank."""
+    """The share of a size's elements that one side of an operation has on a rank."""
 
     NOTHING = "nothing"
     SHARE = "share"
@@ -19,7 +19,7 @@ class Side(Enum):
     WHOLE = "whole"
 
     def elements(self, count: int, world_size: int) -> int:
-        """The elements of a tensor of this side, where the size is `count` of them."""
+        """The number of elements of this side's tensor, for a size of `count` elements."""
         return {Side.NOTHING: 0, Side.SHARE: count // world_size, Side.WHOLE: count}[self]
 
 
@@ -41,41 +41,41 @@ def _none(_: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation. As in nccl-tests a size is that of the larger side."""
+    """One operation. As in nccl-tests, a size is that of the larger side."""
 
     name: str
     method: str
     """Of torch.distributed."""
     bus_factor: Callable[[int], float]
-    """Of a world size: what the algorithm bandwidth is multiplied by to get the bus bandwidth,
-    which is what each rank must at least send in units of the size. From nccl-tests,
-    doc/PERFORMANCE.md ("Bandwidth"). 0 where nothing is sent."""
+    """The ratio of bus bandwidth to algorithm bandwidth, by world size: what each rank must at
+    least send, in units of the size. From nccl-tests, doc/PERFORMANCE.md ("Bandwidth"). 0 if
+    nothing is sent."""
     sends: Side = Side.WHOLE
     receives: Side = Side.NOTHING
-    """NOTHING: the result takes the place of what was sent."""
+    """NOTHING: the operation works in place."""
     shared: bool = False
-    """Every rank has an equal share of the tensor: its elements are a multiple of the ranks."""
+    """Every rank has an equal share: the number of elements is a multiple of the world size."""
     root: int | None = None
-    """The rank that has the tensor, where only one does."""
+    """The rank that has the tensor, if only one does."""
     reduces: bool = False
     ring_passes: int = 0
-    """How often the tensor goes once around a ring of the ranks, where gloo makes it so."""
+    """How many times the tensor goes around a ring of the ranks, if gloo uses a ring."""
     nccl_name: str = ""
-    """In nccl-tests' forms, where it is another."""
+    """The name in nccl-tests, if it differs."""
 
     @property
     def sized(self) -> bool:
-        """False where there is no tensor: the only size is 0."""
+        """False if there is no tensor: then the only size is 0."""
         return self.sends is not Side.NOTHING
 
     @property
     def in_place(self) -> bool:
-        """True where there is no tensor of its own for what is received."""
+        """True if there is no separate tensor for the result."""
         return self.receives is Side.NOTHING
 
     @property
     def buffers(self) -> int:
-        """Tensors of the full size that a rank needs, at most."""
+        """The most tensors of the full size that a rank needs."""
         return 1 if self.in_place else 2
 
 
@@ -113,5 +113,5 @@ _BY_NAME = {op.name: op for op in OPS}
 
 
 def op_named(name: str) -> Op:
-    """The operation of this name; of one that only another version has, no more than the name."""
+    """The operation of this name; for one that only another version knows, just the name."""
     return _BY_NAME.get(name) or Op(name, name, _none)

@@ -26,16 +26,16 @@ DTYPE_BYTES = {
 
 MODES = ("blocking", "pipelined")
 IN_FLIGHT = 4
-"""Collectives under way at a time in pipelined mode, each on a tensor of its own."""
+"""Collectives in flight at a time in pipelined mode, each on a tensor of its own."""
 
 _BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMG])(?:iB)?|B)?", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def parse_bytes(text: str | int) -> int:
-    """The number of bytes that `text` writes: ``4096``, ``64K``, ``1.5M``, ``64 MiB``.
+    """The number of bytes in `text`: ``4096``, ``64K``, ``1.5M``, ``64 MiB``.
 
-    K, M and G are powers of 1024. ``64MB`` is refused, since some mean 1000 by it. Raises
+    K, M and G are powers of 1024. ``64MB`` is refused, since it may mean powers of 1000. Raises
     ValueError, with a message for the user, for anything that is not a whole number of bytes.
     """
     match = _BYTES.fullmatch(str(text).strip())
@@ -50,7 +50,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def parse_seconds(text: str | float) -> float:
-    """The seconds that `text` writes: ``30``, ``30s``, ``2m``. Raises ValueError."""
+    """The number of seconds in `text`: ``30``, ``30s``, ``2m``. Raises ValueError."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([sm]?)", str(text).strip())
     if match is None:
         raise ValueError(f"{text!r} is not a time: write 30s or 2m.")
@@ -58,7 +58,7 @@ def parse_seconds(text: str | float) -> float:
 
 
 def parse_names(text: str, allowed: tuple[str, ...], what: str) -> tuple[str, ...]:
-    """The names that ``a,b`` lists, each once. Raises ValueError for one that is not `allowed`."""
+    """The names in a list ``a,b``, each once. Raises ValueError if one is not `allowed`."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     wrong = [name for name in names if name not in allowed]
     if wrong or not names:
@@ -69,7 +69,7 @@ def parse_names(text: str, allowed: tuple[str, ...], what: str) -> tuple[str, ..
 
 @dataclass(frozen=True, slots=True)
 class CurvePlan:
-    """One operation that is measured over all sizes, by the first `world_size` of the ranks."""
+    """One operation, measured over all sizes by the first `world_size` of the ranks."""
 
     op: str
     dtype: str
@@ -79,14 +79,14 @@ class CurvePlan:
 
     @property
     def operation(self) -> Op:
-        """What is known of its operation."""
+        """The description of its operation."""
         return op_named(self.op)
 
     def sizes(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
         """The sizes in bytes that this operation can have, smallest first; 0 for no tensor.
 
-        Where every rank has an equal share of the tensor a size is rounded down to that, and one
-        that is less is left out.
+        If every rank has an equal share of the tensor, sizes are rounded down to a multiple of
+        that, and sizes below it are left out.
         """
         if not self.operation.sized:
             return (0,)
@@ -94,7 +94,7 @@ class CurvePlan:
         return tuple(dict.fromkeys(size // least * least for size in wanted if size >= least))
 
     def memory_bytes(self, size_bytes: int) -> int:
-        """What one rank needs for `size_bytes`: its tensors, and a copy that the backend makes."""
+        """The memory one rank needs for `size_bytes`: its tensors and the backend's copy."""
         in_flight = IN_FLIGHT if self.mode == "pipelined" else 1
         return size_bytes * (self.operation.buffers * in_flight + 1)
 
@@ -116,24 +116,24 @@ class Plan:
     min_bytes: int = 4
     """Smallest size."""
     max_bytes: int = 64 * 2**20
-    """No size is larger; it is itself a size when `factor` reaches it."""
+    """Largest size; it is measured itself if `factor` reaches it."""
     factor: int = 2
     """Each size is this many times the one before."""
     budget_s: float = 15.0
-    """When to stop, in seconds. Every size is measured once even so."""
+    """When to stop, in seconds. Every size is measured at least once."""
     precision: float = 0.05
-    """A size is measured until its 95 % interval, as `stats.median_interval` means it, is within
-    this share of its median."""
+    """A size is measured until its 95 % interval (`stats.median_interval`) is within this share of
+    its median."""
     rounds: int = 3
-    """How often every size is measured at least, each time in another order: a disturbance of
-    a moment then does not fall on one size alone."""
+    """How often every size is measured at least, each time in another order, so that a short
+    disturbance does not always hit the same size."""
     max_rounds: int = 20
     warmup: int = 2
     """Untimed iterations at a time before a size is first measured; repeated until they agree."""
     max_warmup: int = 10
-    """When to stop waiting for the warm-up to settle, in iterations."""
+    """The most iterations of warm-up."""
     settled: float = 1.25
-    """The warm-up has settled when its slowest iteration took at most this times its fastest."""
+    """The warm-up is over when its slowest iteration takes at most this times its fastest."""
     min_iterations: int = 3
     """Timed iterations per size and round, however short the budget."""
     max_iterations: int = 100
@@ -167,7 +167,7 @@ class Plan:
                 )
 
     def curves(self, world_size: int) -> tuple[CurvePlan, ...]:
-        """What is measured by `world_size` ranks; the barrier once, whatever the dtypes."""
+        """The curves of `world_size` ranks; the barrier once, whatever the dtypes."""
         plans = []
         tunings = (False, True) if self.tune else (False,)
         sizes = self.world_sizes or (world_size,)
@@ -186,12 +186,12 @@ class Plan:
         return tuple(sizes)
 
     def memory_bytes(self, world_size: int, max_bytes: int | None = None) -> int:
-        """What one rank needs at most when sizes go up to `max_bytes` (the plan's own)."""
+        """The most memory one rank needs for sizes up to `max_bytes` (default: the plan's)."""
         largest = self.max_bytes if max_bytes is None else max_bytes
         return max(curve.memory_bytes(largest) for curve in self.curves(world_size))
 
     def largest_that_fits(self, world_size: int, memory_bytes: int) -> int:
-        """The largest power of two that needs no more than `memory_bytes` on a rank; 0: none."""
+        """The largest power of two that needs at most `memory_bytes` on a rank; 0 if none does."""
         per_byte = self.memory_bytes(world_size, 1)
         fits = memory_bytes // per_byte
         return 1 << (fits.bit_length() - 1) if fits else 0

@@ -23,10 +23,10 @@ class Regime:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The time of a message of any size, as one straight line, or two that take turns.
+    """The time of a message of any size, as one straight line, or two, each for its sizes.
 
-    `latency_s` is what even the smallest message takes: the first line's start.
-    `bandwidth_bytes_per_s` is what the largest come near to: the slope of the last line.
+    `latency_s` is the time of the smallest message: the start of the first line.
+    `bandwidth_bytes_per_s` is the limit for large messages: by the slope of the last line.
     `half_bandwidth_bytes` is the smallest size that gets half of that bandwidth. Each has its
     95 % interval beside it. Made by `ddp_notebook.bench.fit.fit`.
     """
@@ -43,14 +43,14 @@ class Fit:
     to_bytes: int
     """The largest."""
     median_error: float
-    """Half of the sizes it was fitted to are off by at most this share of their time."""
+    """The median over sizes of the relative error."""
     max_error: float
-    """None of them is off by more."""
+    """The largest relative error."""
 
     def predict(self, size_bytes: float) -> float:
         """Seconds that a message of `size_bytes` takes, by the model.
 
-        Beyond `from_bytes` and `to_bytes` nothing was measured: there it is a guess.
+        Outside `from_bytes` to `to_bytes` nothing was measured: there it is an extrapolation.
         """
         regime = self.regimes[0]
         for later in self.regimes[1:]:
@@ -60,20 +60,20 @@ class Fit:
 
 
 class Trust(StrEnum):
-    """How far the numbers can be believed."""
+    """How reliable the numbers are."""
 
     GOOD = "good"
-    """They hold within their intervals."""
+    """They are right within their intervals."""
     FAIR = "fair"
-    """Compare them with each other, from this run; not with another machine or another day."""
+    """Compare them within this run only; not with another machine or another day."""
     NOISY = "too noisy to say"
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Every time that was taken of one size, in nanoseconds: a row for each rank.
+    """All times of one size, in nanoseconds: a row for each rank.
 
-    Column i is the same collective on all ranks. `rounds` is how many columns each round gave.
+    Column i is the same collective on all ranks. `rounds` has the number of columns of each round.
     """
 
     times_ns: tuple[tuple[int, ...], ...]
@@ -82,13 +82,12 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class BenchPoint:
-    """One tensor size. Times are of the slowest rank in each iteration, in microseconds.
+    """One tensor size. Times are those of the slowest rank in each iteration, in microseconds.
 
-    `latency_us` is the median over iterations, `latency_interval_us` where that of another such run
-    lies, 95 times of 100.
-    `algbw_gb_per_s` is size over that time, `busbw_gb_per_s` the same times the operation's
-    factor: nccl-tests' definitions, GB = 1e9 bytes. `wrong` counts elements of results that
-    were not what the operation must give.
+    `latency_us` is the median over iterations; the median of a second run lies in
+    `latency_interval_us` 95 times of 100. `algbw_gb_per_s` is size over that time,
+    `busbw_gb_per_s` the same times the operation's factor: nccl-tests' definitions, GB = 1e9
+    bytes. `wrong` counts the elements of results that are not what the operation must give.
     """
 
     size_bytes: int
@@ -108,14 +107,14 @@ class BenchPoint:
     rank_us: tuple[float, ...]
     """Each rank's own median, in the order of the curve's ranks."""
     issue_us: tuple[float, ...]
-    """How long each rank took to bring its part, lower quartile: long on one that is always late,
-    and not on one that had to wait for a core now and then."""
+    """How long each rank took to issue its part, lower quartile: large for a rank that is always
+    late, and not for one that sometimes waited for a core."""
     skew_us: float
-    """Between the fastest and the slowest rank of an iteration, median."""
+    """The median difference between the fastest and the slowest rank of an iteration."""
     precise: bool
-    """The interval was within what the plan asked for when the budget ended."""
+    """The interval was as narrow as the plan asks for when the budget ended."""
     samples: Samples | None = None
-    """None in a result that was read from a file without them."""
+    """None if the result was read from a file without them."""
 
     @property
     def spread(self) -> float:
@@ -131,21 +130,21 @@ class Curve:
     op: str
     dtype: str
     mode: str
-    """blocking: each waited for before the next; pipelined: several under way at a time."""
+    """blocking: each is waited for before the next; pipelined: several run at a time."""
     ranks: tuple[int, ...]
     tuned: bool = False
     """Gloo's loop thread ran as a batch job."""
     points: tuple[BenchPoint, ...] = ()
     fit: Fit | None = None
     no_fit: str = ""
-    """Why there is none; empty when there is one, or nothing to fit."""
+    """Why there is no fit; empty if there is one, or nothing to fit."""
     straggler: int | None = None
-    """The rank that brings its part late."""
+    """The rank that issues its part late."""
     straggler_late_us: float = 0.0
 
     @property
     def operation(self) -> Op:
-        """What is known of its operation."""
+        """The description of its operation."""
         return op_named(self.op)
 
     @property
@@ -155,7 +154,7 @@ class Curve:
 
     @property
     def name(self) -> str:
-        """It on one line: ``all_reduce of float32, 4 ranks, pipelined``."""
+        """The curve on one line: ``all_reduce of float32, 4 ranks, pipelined``."""
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         parts = [f"{self.op} of {self.dtype}" if self.operation.sized else self.op, ranks]
         if self.mode != "blocking":
@@ -176,9 +175,9 @@ LOOPBACK_TCP = "loopback TCP"
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What the machine itself can do, measured or looked up in the same run.
+    """A limit of the machine itself, measured or looked up in the same run.
 
-    `what` names it, `source` where the number is from. Either may be 0: not known.
+    `what` names it, `source` says where the numbers are from. Either number may be 0: not known.
     """
 
     what: str
@@ -189,15 +188,15 @@ class Floor:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What else was going on while it was measured."""
+    """What else kept the machine busy during the measurement."""
 
     cores: int = 0
-    """CPU cores the ranks of one host share; 0 when that is not known."""
+    """CPU cores that the ranks of one host share; 0 if not known."""
     ranks_per_host: int = 0
     others_cpu: float | None = None
-    """Cores that processes other than the ranks kept busy, on average; None: not known."""
+    """Mean number of cores kept busy by processes other than the ranks; None if not known."""
     loop_cpu: float | None = None
-    """Cores that one rank's gloo loop threads kept busy at small sizes; None: there were none."""
+    """Cores kept busy by one rank's gloo loop threads at small sizes; None without such threads."""
     seconds: float = 0.0
 
 
@@ -216,9 +215,9 @@ class BenchRun:
     floors: tuple[Floor, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
     ended: str = ""
-    """Why it ended before its time; empty when it did not."""
+    """Why it ended early; empty if it did not."""
     buckets_bytes: tuple[int, ...] = ()
-    """The sizes of the buckets of the user's own model, where one is known."""
+    """The bucket sizes of the user's own model, if known."""
     started: str = ""
     """When, in ISO 8601 with the offset from UTC."""
     plan: dict[str, Any] = field(default_factory=dict)
@@ -226,7 +225,7 @@ class BenchRun:
 
     @property
     def points(self) -> tuple[BenchPoint, ...]:
-        """The points of the first curve: all there are, unless more than one was asked for."""
+        """The points of the first curve; without `--ops` and the like it is the only one."""
         return self.curves[0].points if self.curves else ()
 
 
@@ -237,7 +236,7 @@ class Change(StrEnum):
     FASTER = "faster"
     SAME = "no difference that the intervals allow to state"
     UNDECIDED = "too noisy to say"
-    """There is a difference, and it may be the machine's: one of the runs is not to be trusted."""
+    """They differ, and the machine may be why: one of the runs is not reliable."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What to measure next, as rank 0 decides it from the times so far and the time left.
 
-Every size is visited once in each round, in another order each time, so that a disturbance of
-a moment does not fall on one size alone. A size is done when its interval is narrow enough.
+Every size is visited once in each round, in a new random order, so that a short disturbance does
+not always hit the same size. A size is done when its interval is narrow enough.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ddp_notebook.bench.plan import Plan
 from ddp_notebook.bench.stats import median_interval
 
 _PASSES = 10
-"""A round is meant to take this part of the budget: many short rounds see more than few long."""
+"""The share of the budget that a round should take: many short rounds sample more moments."""
 
 
 class Item(NamedTuple):
-    """One size of one curve, by their numbers."""
+    """One size of one curve, by their indices."""
 
     curve: int
     size_bytes: int
@@ -52,9 +52,9 @@ class Schedule:
                 return item
 
     def iterations(self, item: Item, warm_ns: list[int]) -> int:
-        """How often to time `item` now; `warm_ns` are the times of its warm-up.
+        """How many iterations of `item` to time now; `warm_ns` are the times of its warm-up.
 
-        By the mean so far: with a long tail the median would promise too much.
+        Estimated by the mean: of times with a long tail the median is too low.
         """
         before = [t for times in self._slowest[item] for t in times]
         each_ns = statistics.fmean(before) if before else max(warm_ns)
@@ -71,7 +71,7 @@ class Schedule:
         return len(self._slowest[item])
 
     def took(self, item: Item, slowest_ns: list[int]) -> None:
-        """Note the times of the slowest rank in one visit."""
+        """Record the times of the slowest rank in one visit."""
         self._slowest[item].append(slowest_ns)
 
     def progress(self, spent_s: float) -> float:

@@ -12,9 +12,9 @@ from ddp_notebook.bench.plan import DTYPE_BYTES, CurvePlan, Plan
 from ddp_notebook.bench.results import BenchPoint, Curve, Fit, Samples
 
 _LATE_FACTOR = 5.0
-"""A rank comes late where it takes this many times as long as any other to bring its part,"""
+"""A rank is late at a size if it takes this many times as long as any other to issue its part,"""
 _LATE_LEAST_US = 50.0
-"""and this much longer: below, it is how busy a core happened to be,"""
+"""and this much longer (smaller differences come from a busy core),"""
 _LATE_SHARE = 0.75
 """at this share of the sizes."""
 
@@ -22,12 +22,12 @@ _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2
 """Student's t for 95 %, by degrees of freedom from 1."""
 _NORMAL = 1.96
 _MOST_HALF = math.log(3)
-"""Two rounds that differ much would give an interval beyond all use."""
+"""Two rounds that differ much would give an interval too wide to be useful."""
 _AGAIN = math.sqrt(2)
-"""The difference of two runs is off by this many times what one of them is."""
+"""The error of the difference of two runs, relative to the error of one of them."""
 
 Visits = Sequence[Mapping[str, Any]]
-"""What a rank measured, one visit to a size after the other: see `loop.measure`."""
+"""A rank's measurements, a mapping for each visit to a size: see `loop.measure`."""
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -40,15 +40,15 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 def median_interval(rounds: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     """The median of all values, between the ends of its 95 % interval: low, median, high.
 
-    It is where the median of another such run lies, 95 times of 100. That one is off as well,
-    so it is wider than the interval of the median that these values were drawn around, by the
-    root of two: of the usual 95 % intervals only 83 hold the next run (G. Cumming and
-    R. Maillardet, "Confidence Intervals and Replication", Psychological Methods 11, 2006).
+    It is a prediction interval: the median of a second run lies in it 95 times of 100. Since that
+    run has an error of its own, it is wider than the usual confidence interval of the median by
+    the square root of two: only 83 % of the usual 95 % intervals contain the next run's median
+    (G. Cumming and R. Maillardet, "Confidence Intervals and Replication", Psychological Methods
+    11, 2006).
 
-    It is the wider of two. One asks how far the median of so many values may be off,
-    from their order alone, whatever their distribution. The other asks how much the medians of
-    the rounds differ, by Student's t on their logarithms: values of one round were taken in one
-    moment, and a machine is not the same a second later.
+    It is the wider of two. The first is distribution-free: from the order of the values alone. The
+    second is by Student's t on the logarithms of the medians of the rounds: values of one round
+    were measured at about the same time, and a machine is not the same a second later.
     """
     ordered = sorted(value for values in rounds for value in values)
     count = len(ordered)
@@ -80,9 +80,9 @@ def curve_of(
 ) -> Curve:
     """One curve, from what each of `ranks` measured of it; `visits` are in their order.
 
-    An iteration took as long as on its slowest rank. Only visits that all ranks told of count:
-    one may have died, or what it said may have got lost. Raises ValueError when the ranks
-    did not measure the same, because then their iterations cannot be compared.
+    The time of an iteration is that of its slowest rank. Only visits that all ranks reported are
+    used: a rank may have died, or a message may be lost. Raises ValueError if the ranks measured
+    different things, since their iterations cannot be compared then.
     """
     by_number = [{visit["number"]: visit for visit in by_rank} for by_rank in visits]
     by_size: dict[int, list[tuple[Mapping[str, Any], ...]]] = {}
@@ -122,7 +122,7 @@ def _point(
     ordered = sorted(t for values in slowest for t in values)
     low, median, high = median_interval(slowest)
     skews = [max(column) - min(column) for column in zip(*times, strict=True)]
-    # Bytes per nanosecond are GB per second. A clock too coarse to see it measures no bandwidth.
+    # Bytes per nanosecond are GB per second. With a clock too coarse for it there is no bandwidth.
     algbw = size / median if median else 0.0
     return BenchPoint(
         size_bytes=size,
@@ -152,8 +152,8 @@ def _point(
 def _fit(curve: CurvePlan, points: Sequence[BenchPoint]) -> tuple[Fit | None, str]:
     """The fit, or why there is none.
 
-    Gloo's ring cuts a tensor into two pieces for each rank. One with fewer elements than that
-    takes fewer steps: it is another thing, and left out.
+    Gloo's ring cuts a tensor into two pieces for each rank. Tensors with fewer elements take fewer
+    steps, so the model does not apply to them, and they are left out.
     """
     if not curve.operation.sized or not points:
         return None, ""
@@ -167,7 +167,7 @@ def _fit(curve: CurvePlan, points: Sequence[BenchPoint]) -> tuple[Fit | None, st
 
 
 def _straggler(points: Sequence[BenchPoint]) -> tuple[int, float] | None:
-    """The rank, by its place, that comes late at most sizes, and how late in microseconds."""
+    """The index of the rank that is late at most sizes, and how late it is in microseconds."""
     if not points or len(points[0].issue_us) < 2:
         return None
     for rank in range(len(points[0].issue_us)):

@@ -39,9 +39,9 @@ def summarise(
 ) -> BenchRun:
     """What all ranks measured together.
 
-    `visits` are by rank, as far as they were heard; `answers` are what `agent.tasks.bench`
-    returned, of the ranks that came to its end. `ended` says why the run was cut short. A fit
-    takes a twentieth of a second, which a run that still goes on would notice: not `fitted`.
+    `visits` are those received, by rank; `answers` are the answers to `calls.BENCH` of the ranks
+    that finished. `ended` says why the run was cut short. A fit takes 50 ms, which would disturb a
+    run in progress: then it is not `fitted`.
     """
     plans = setting.plan.curves(len(setting.ranks))
     curves = []
@@ -76,7 +76,7 @@ def _conditions(
     visits: Mapping[int, Sequence[Mapping[str, Any]]],
     answers: Mapping[int, Mapping[str, Any]],
 ) -> Conditions:
-    """What the ranks' clocks said; the host with the most to say speaks for all."""
+    """The load during the run by the ranks' clocks, on the host with the most measurements."""
     hosts: dict[str, list[Mapping[str, Any]]] = {}
     for answer in answers.values():
         hosts.setdefault(answer["host"], []).append(answer)
@@ -100,7 +100,7 @@ def _loop_cpu(visits: Mapping[int, Sequence[Mapping[str, Any]]]) -> float | None
 
 
 def _others(here: Sequence[Mapping[str, Any]]) -> float | None:
-    """Cores kept busy by others on one host; None where that is not known."""
+    """Cores kept busy by other processes on one host; None if not known."""
     seconds, busy_s = here[0]["seconds"], here[0]["host_cpu_s"]
     if busy_s is None or not seconds:
         return None

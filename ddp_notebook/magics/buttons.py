@@ -14,12 +14,12 @@ from ddp_notebook.views import output
 
 
 class ButtonUi:
-    """Where a verb runs that a button started: what it says is the button's answer."""
+    """The caller's UI of a verb that a button started: what it shows is the button's answer."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.attached = None
-        """The board with the button is of the session's ranks."""
+        """None: the board with the button is always that of the session's ranks."""
         self.texts: list[str] = []
 
     def say(self, text: str) -> None:

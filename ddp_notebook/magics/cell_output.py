@@ -16,7 +16,7 @@ from ddp_notebook.views.live_region import LiveRegion
 T = TypeVar("T")
 Bundle = Mapping[str, str]
 Watch = Callable[[float, Callable[[], T]], None]
-"""Called as work goes on: how much of it is done, 0 to 1, and what makes the result so far."""
+"""Called during work: the share done, 0 to 1, and a function that makes the result so far."""
 
 NOTHING: Bundle = {"text/plain": ""}
 _PROGRESS_INTERVAL_S = 0.5
@@ -29,16 +29,16 @@ class CellOutput:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self.is_live = getattr(shell, "kernel", None) is not None
-        """True where a front end can paint again what it shows: in a kernel, not in a terminal."""
+        """True if a front end can redraw what it shows: in a kernel, not in a terminal."""
 
     @property
     def publisher(self) -> Any:
-        """What displays bundles now: another one while a cell's output is captured (%%capture)."""
+        """The present display publisher: another one while output is captured (%%capture)."""
         return self._shell.display_pub
 
     @property
     def folds(self) -> bool:
-        """True where long text is better folded: before eyes, and not where it is captured."""
+        """True if long text should be folded: it is displayed, and not captured."""
         captured = isinstance(self.publisher, CapturingDisplayPublisher)
         if captured or isinstance(sys.stdout, io.StringIO):
             return False
@@ -54,10 +54,10 @@ class CellOutput:
 
     @contextmanager
     def progress(self, render: Callable[[T | None, float, float], Bundle]) -> Iterator[Watch[T]]:
-        """A region that shows how far some work is; gives what the work calls as it goes on.
+        """A region that shows the progress of some work; yields the function that the work calls.
 
         `render` gets the result so far (None before there is one), the share that is done and the
-        seconds since the start. It is called on the painter's thread.
+        seconds since the start. It is called on the drawing thread.
         """
         began_s = time.monotonic()
         latest: tuple[float, Callable[[], T] | None] = (0.0, None)

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 _MAGIC_OF = {verb.name: verb.magic for verb in VERBS}
 _CALLS = re.compile(r"^\s*(?:[\w, ]+=\s*)?%%?([\w-]+)", re.MULTILINE)
 _EMPTY = re.compile(r"\s*%%ddp\b[^\n]*\s*")
-"""A cell for the ranks without a line for them; IPython would advise a magic that runs nothing."""
+"""A cell for the ranks without its code; IPython would suggest a line magic that runs nothing."""
 _SIMILAR = 0.6
 _REPLACED = ("show_usage_error", "debugger")
-"""The methods of a shell that are others while the extension is loaded."""
+"""The methods of a shell that are replaced while the extension is loaded."""
 
 
 def meant(name: str) -> Sequence[str]:
-    """The verbs that `name` may stand for, as they are typed; the likeliest first."""
+    """The verbs that `name` may be a misspelling of, as they are typed; the likeliest first."""
     name = name.replace("-", "_")
     prefix = "ddp_" if name.startswith("ddp_") else ""  # it would make all of them similar
     stems = [verb.removeprefix(prefix) for verb in _MAGIC_OF if verb.startswith(prefix)]
@@ -37,9 +37,9 @@ def meant(name: str) -> Sequence[str]:
 
 
 def unknown_magic(cell: str, known: Callable[[str], bool]) -> str:
-    """What to say of a cell that calls a magic of ours by a wrong name; empty if none does.
+    """The message for a cell that calls one of these magics by a wrong name; empty if none does.
 
-    `known` is true of the names of all magics that there are.
+    `known` returns true for the names of all existing magics.
     """
     for name in _CALLS.findall(cell):
         if known(name):
@@ -52,7 +52,7 @@ def unknown_magic(cell: str, known: Callable[[str], bool]) -> str:
 
 
 def after(error: Exception, ended: frozenset[int]) -> str:
-    """What to type in place of `%debug` after `error`; `ended` are ranks without a process."""
+    """What to type instead of `%debug` after `error`; `ended` are ranks without a process."""
     first = "There is nothing for a debugger in the notebook: "
     if isinstance(error, Stuck):
         return (
@@ -72,7 +72,7 @@ def after(error: Exception, ended: frozenset[int]) -> str:
 
 
 class Hints:
-    """Gives these answers in a notebook's shell, until it is withdrawn."""
+    """Adds these messages in a notebook's shell, until it is withdrawn."""
 
     def __init__(self, ui: NotebookUi) -> None:
         self._ui = ui
@@ -86,7 +86,7 @@ class Hints:
         self._shell.show_usage_error, self._shell.debugger = self._on_usage_error, self._on_debug
 
     def withdraw(self) -> None:
-        """Have the shell answer as IPython does."""
+        """Restore IPython's own messages."""
         self._shell.events.unregister("pre_run_cell", self._remember)
         self._shell.events.unregister("post_run_cell", self._on_end)
         for name in _REPLACED:
@@ -96,7 +96,7 @@ class Hints:
         self._cell = str(info.raw_cell)
 
     def _on_end(self, result: Any) -> None:
-        """Of a cell that wanted a variable which only the ranks have, say so."""
+        """Say so if a cell uses a variable that only the ranks have."""
         error = result.error_in_exec
         name = error.name if isinstance(error, NameError) else None
         told = self._ui.session.describe(Named(name)) if name else None

@@ -17,13 +17,13 @@ from ddp_notebook.session import Session
 
 Place = Literal["auto", "here", "side", "off"]
 PLACES: tuple[Place, ...] = ("auto", "here", "side", "off")
-"""Where the last one was, in the cell that runs, in a panel beside the notebook, nowhere."""
+"""Where the last board was, in the running cell, in a panel beside the notebook, nowhere."""
 _FIRST_PAINT_AFTER_S = 0.02
-"""Until then `init` has cleared the record: the board of the session before is not shown."""
+"""By then `init` has cleared the record: the previous session's board is not shown."""
 
 
 class NotebookBoard:
-    """Opens, paints and closes the live board. `shell` is IPython's."""
+    """Opens, draws and closes the live board. `shell` is IPython's."""
 
     def __init__(self, shell: Any, session: Session, buttons: Mapping[str, Button]) -> None:
         self._shell = shell
@@ -36,13 +36,13 @@ class NotebookBoard:
         shell.events.register("post_run_cell", self._cell_ended)
 
     def withdraw(self) -> None:
-        """Look no more at which cells run; take the panel away."""
+        """Stop watching which cells run; remove the panel."""
         self._panel.close()
         self._shell.events.unregister("pre_run_cell", self._cell_begins)
         self._shell.events.unregister("post_run_cell", self._cell_ended)
 
     def open(self, place: Place = "auto") -> None:
-        """Show a live board; an earlier one stays as it is. Where: see `PLACES`.
+        """Show a live board at one of `PLACES`; an earlier one stays as it is.
 
         Raises UsageMistake.
         """
@@ -66,7 +66,7 @@ class NotebookBoard:
             raise UsageMistake(f"A board beside the notebook needs a package, sidecar. {HOW}")
 
     def close(self, final: Board | None = None) -> None:
-        """Stop painting; `final`, or else what was shown last, stays."""
+        """Stop drawing; `final`, or else the last drawing, stays."""
         board, self._open = self._open, None
         if board is not None:
             board.close(final)

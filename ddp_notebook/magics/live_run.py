@@ -1,6 +1,6 @@
 """A run under its cell while it goes on: what the ranks wrote, and a line of what they do above it.
 
-The line comes after a second. It is a widget where there can be one; else it is text.
+The line appears after a second. It is a widget if the front end can show one, else text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ddp_notebook.board.line.running_line import RunningLine
 
 LINE_AFTER_S = 1.0
-"""A cell that is over sooner has no line."""
+"""A shorter run has no line."""
 
 Show = Callable[[Bundle], None]
 
@@ -31,7 +31,7 @@ Show = Callable[[Bundle], None]
 class Lines:
     """Makes the lines of one notebook. `shell` is IPython's.
 
-    The last one that is over stays, for a page that is loaded later; those before it are closed.
+    The last line of an ended run stays, for a page that is loaded later; earlier ones are closed.
     """
 
     def __init__(self, shell: Any, session: Session, buttons: Mapping[str, Button]) -> None:
@@ -41,7 +41,7 @@ class Lines:
         self._made: list[RunningLine] = []
 
     def make(self, text: str, began_s: float) -> RunningLine | None:
-        """A line for a run that began at `began_s`; None where there are no widgets."""
+        """A line for a run that began at `began_s`; None without widgets."""
         if not can_show_widgets(self._shell):
             return None
         for line in [line for line in self._made if line.over]:
@@ -53,7 +53,7 @@ class Lines:
 
 
 class LiveRun:
-    """One run, from `open` to `end`, or until `over`: then `final` says what is shown for good."""
+    """One run, from `open` to `end`, or until `over`: then `final` gives what stays on show."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class LiveRun:
         self._line_after_s = line_after_s
         self._line: RunningLine | None = None
         self._has_line: bool | None = None
-        """None while it is too early for a line."""
+        """None until the run has lasted long enough for a line."""
         self._show_line: Show = lambda _: None
         self.region = LiveRegion(
             publisher,
@@ -83,13 +83,13 @@ class LiveRun:
         )
 
     def end(self, shown: Bundle, how: str) -> None:
-        """Show `shown` in the run's place, and in the line's `how` it ended."""
+        """Replace the run's display by `shown`, and the line by `how` it ended."""
         self.region.close(shown)
         self._end_line(how)
 
     @property
     def has_line(self) -> bool:
-        """True when how it ended is said in a line of its own."""
+        """True if a line of its own says how it ended."""
         return self._line is not None
 
     def _look(self) -> Bundle:
@@ -120,13 +120,13 @@ class LiveRun:
 
 
 def _since(run: CellRun) -> str:
-    """When it began, by the clock on the wall: true also when it is read later."""
+    """When it began, as a time of day: still true when it is read later."""
     began_s = time.time() - (time.monotonic() - run.began_s)
     return time.strftime("%H:%M:%S", time.localtime(began_s))
 
 
 def _standing(run: CellRun, runs: str) -> str:
-    """What a run does, in words: where it `runs`, who left it and how, who waits for whom."""
+    """A run in words: what `runs`, which ranks left it and how, which ranks wait for which."""
     pending = run.pending
     words = [f"{runs} on {name_ranks(pending)}" if pending else runs]
     words += [f"{name_ranks(ranks)} {word}" for word, ranks in run.exits.items() if pending]

@@ -29,27 +29,26 @@ class Surroundings:
 _ELSEWHERE = dict.fromkeys(
     ("np", "nproc", "nprocs", "nproc-per-node", "num-processes", "num-ranks", "size"), "world-size"
 )
-"""What torchrun, mpirun and others call options of ours."""
+"""Options of torchrun, mpirun and others, with the names they have here."""
 _RANK_SET = re.compile(r"all|[\d,-]*\d")
 _AFTER_COMMA = re.compile(r"\s*,\s*(?=\d)")
 _SIMILAR = 0.6
 _WORD = re.compile(r"\s*(\S+)")
 _LIKE_AN_OPTION = re.compile(r"--[a-z][a-z-]+(=.*)?")
-"""Whoever begins Python text so has mistyped an option."""
+"""Python text that begins like this is a mistyped option."""
 
 Completer = Callable[[str, Surroundings], Sequence[str] | None]
-"""What the word typed so far may become. None leaves it to IPython, which completes files."""
+"""The completions of the word typed so far. None leaves it to IPython, which completes files."""
 
 
 class Option:
     """An option of a verb, or an argument of it.
 
-    `typed` is how it is typed: "-n --world-size N" with what stands for its value, "--json" for a
-    flag, "script" for an argument that is told by its position. A `default` that is not given is
-    False for a flag, the first of `choices`, None with a `type`, or else an empty string. Values
-    are of the default's type. `completer` offers them to Tab; without one Tab offers the choices.
-    `is_text`: it is what stands behind the options, quotes and all, as it was typed. `more` is for
-    `argparse.add_argument`.
+    `typed` is how it is typed: "-n --world-size N" with a placeholder for its value, "--json" for a
+    flag, "script" for a positional argument. Without a `default` it is False for a flag, the first
+    of `choices`, None with a `type`, or else an empty string. Values have the default's type.
+    `completer` completes them on Tab; without one Tab offers the choices. `is_text`: the text after
+    the options, with its quotes, as it was typed. `more` is for `argparse.add_argument`.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Option:
         self._more = more
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """Have `parser` know it."""
+        """Add it to `parser`."""
         settings: dict[str, Any] = {"help": self.help, "default": self.default, **self._more}
         if self.is_flag:
             settings.setdefault("action", "store_true")
@@ -114,7 +113,7 @@ HELP = Option("-h --help", "show this help and do nothing", action=_ShowHelp, na
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """argparse's, but a % in a text is a %: our texts are full of magics."""
+    """argparse's formatter, but a % in a text is a %: the texts name many magics."""
 
     def _expand_help(self, action: argparse.Action) -> str:
         return action.help or ""
@@ -144,7 +143,7 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
             option.add_to(self)
 
     def error(self, message: str) -> NoReturn:
-        """Raise a UsageError that says what is wrong and what to type."""
+        """Raises a UsageError that says what is wrong and what to type."""
         raise UsageError(f"{message}. For example: {self.example}   ({self._all_options})")
 
     @property
@@ -171,7 +170,7 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
         return arguments
 
     def _parted(self, line: str) -> tuple[str, str]:
-        """The options at the beginning of a line, and the text behind them."""
+        """The options at the beginning of a line, and the text after them."""
         takes_value = {name: not each.is_flag for each in self._options for name in each.names}
         takes_value |= dict.fromkeys(HELP.names, False)
         at = 0
@@ -186,7 +185,7 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
         return line[:at], line[at:].strip()
 
     def _meant(self, line: str, unknown: Sequence[str]) -> str:
-        """What the words that were not understood may have meant; empty where that is open."""
+        """What the unknown words may have meant; empty if that is not clear."""
         listed = _AFTER_COMMA.sub(",", line)  # --ranks 0, 1
         if listed != line and not self.parse_known_args(arg_split(listed, strict=False))[1]:
             return listed.strip()

@@ -57,7 +57,7 @@ def _section(verb: Verb) -> Iterator[str]:
 
 
 def _typed(option: Option) -> str:
-    """How an option is typed: its names, and what stands for its value."""
+    """How an option is typed: its names, and the placeholder of its value."""
     *others, last = option.names
     value = option.metavar or f"{{{','.join(option.choices)}}}"
     typed = last if option.is_positional or option.is_flag else f"{last} {value}"

@@ -81,7 +81,7 @@ def register(shell: Any, session: Session) -> NotebookUi:
 
 
 def _magic(ui: NotebookUi, verb: Verb) -> Any:
-    """What IPython calls for a verb."""
+    """The function that IPython calls for a verb."""
 
     def magic(line: str, cell: str | None = None) -> Any:
         if verb is not WAIT:  # which shows the whole run itself

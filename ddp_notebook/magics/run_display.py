@@ -32,14 +32,14 @@ from ddp_notebook.views.notebook import (
 )
 
 _REGION_DELAY_S = 0.06
-"""A cell that is over sooner shows its output once, without a live region before it."""
+"""A shorter cell shows its output once, without a live region before it."""
 
 Begin = Callable[[Callable[[CellRun], None]], CellResult]
 """Starts a run and waits for its end; calls its argument when the run has begun."""
 
 
 def is_news(events: Sequence[Event]) -> bool:
-    """False for signs of life alone: a region is looked at once a second anyway."""
+    """False if all events are signs of life: a region is checked once a second anyway."""
     return not events or any(not isinstance(event, Pulse) for event in events)
 
 
@@ -57,16 +57,16 @@ class RunDisplay:
     # -- a run that the cell waits for -------------------------------------------------------
 
     def show(self, begin: Begin, *, to_the_end: bool = True) -> CellResult:
-        """Run something and show its output; its result. Raises what went wrong with it.
+        """Run something and show its output; returns its result, or raises its error.
 
-        Of a run that pauses, the cell goes on to show where it is, and how it ends; unless
+        If the run pauses, the cell continues to show where it is and how it ends, unless
         `to_the_end` is false.
         """
         started_s = time.monotonic()
         runs: list[CellRun] = []
         live: LiveRun | None = None
         over = False
-        # A short cell has no region, and nothing is made for it.
+        # A short cell has no region; nothing is created for it.
         publisher, context = self._output.publisher, copy_context()
 
         def begun(run: CellRun) -> None:
@@ -107,7 +107,7 @@ class RunDisplay:
     def _show_end(self, result: CellResult, live: LiveRun | None, elapsed_s: float) -> None:
         headlines = _headlines(result)
         if live is not None:
-            # The region stands above everything else that this cell shows.
+            # The region is above everything else that this cell shows.
             how = _how_it_ended(result, elapsed_s)
             words = {"text/plain": "" if live.has_line else how}
             live.end(headlines[0] if headlines else words, how)
@@ -132,7 +132,7 @@ class RunDisplay:
             self._output.say(withheld_text(result.withheld_bytes))
 
     def show_news(self, run: CellRun) -> None:
-        """Show what the ranks wrote since the notebook showed it last."""
+        """Show the ranks' output since the notebook showed it last."""
         tracebacks, outputs = split_errors(run.news())
         show_outputs(self._output.publisher, outputs, fold=self._output.folds)
         if tracebacks:
@@ -141,7 +141,7 @@ class RunDisplay:
     # -- a run that goes on when its cell has ended -------------------------------------------
 
     def show_detached(self, begin: Begin) -> None:
-        """Start something and return; this cell goes on to show it, and how it ends."""
+        """Start something and return; this cell continues to show it, and how it ends."""
         runs: list[CellRun] = []
         begin(runs.append)
         run, detached = runs[0], self._session.detached
@@ -164,7 +164,7 @@ class RunDisplay:
             detached.ended.add_done_callback(lambda _: live.region.nudge())
 
     def _follow_paused(self, run: CellRun) -> None:
-        """Go on to show a run that pauses before each collective, and how it ends."""
+        """Continue to show a run that pauses before each collective, and how it ends."""
         detached = self._session.detached
         assert detached is not None
 
@@ -178,7 +178,7 @@ class RunDisplay:
         detached.ended.add_done_callback(lambda _: region.nudge())
 
     def follow_set_up(self, table: StepTable) -> None:
-        """Go on to show a set-up that pauses before each stage, until it is complete."""
+        """Continue to show a set-up that pauses before each stage, until it is complete."""
         session, processes, last = self._session, self._session.pool.processes, table
 
         def gone() -> bool:
@@ -201,7 +201,7 @@ class RunDisplay:
         )
 
     def _follow(self, region: LiveRegion) -> None:
-        """Paint `region` here and now, so that it belongs to this cell, and go on to update it."""
+        """Draw `region` at once, so that it belongs to this cell, and continue to update it."""
         region.paint()
 
         def changed(events: Sequence[Event]) -> None:
@@ -229,7 +229,7 @@ _ENDED_EARLY = "This set-up, step by step, was ended before it was complete."
 
 
 def _headlines(result: CellResult) -> list[Bundle]:
-    """What stands above all else: the finding, what its culprits raised, what others raised."""
+    """What is shown first: the finding, the errors of its culprits, those of other ranks."""
     if isinstance(result.error, Stuck):
         return [mime_bundle(result.error.diagnosis)]
     diagnosis = result.diagnosis if result.error is not None else None
@@ -244,7 +244,7 @@ def _headlines(result: CellResult) -> list[Bundle]:
 
 
 def _how_it_ended(result: CellResult, elapsed_s: float) -> str:
-    """In a line; empty for a run that was over at once, or goes on."""
+    """How it ended, in a line; empty for a run that was over at once, or is in progress."""
     error = result.error
     if elapsed_s < 1 or (result.pending and error is None):
         return ""
@@ -256,12 +256,12 @@ def _how_it_ended(result: CellResult, elapsed_s: float) -> str:
 
 
 def _timeless(table: StepTable) -> StepTable:
-    """`table` without for how long: it may be read much later."""
+    """`table` without durations: it may be read much later."""
     return replace(table, rows=tuple(replace(row, since_s=float("nan")) for row in table.rows))
 
 
 def _end_bundle(run: CellRun, ended: Future[CellResult], which: str = "", more: str = "") -> Bundle:
-    """How a run ended whose cell had ended before, in the place where it was shown."""
+    """How a run ended after its cell, shown in the place of its live display."""
     tracebacks, outputs = split_errors(run.live_groups())
     diagnosis = ended.result().diagnosis if ended.exception() is None else None
     bundles = [whole((*tracebacks, *outputs))] if tracebacks or outputs else []

@@ -18,7 +18,7 @@ _CLEAR = "\r\x1b[2K"
 
 @contextmanager
 def progress_line(state: Callable[[], Snapshot], terminal: TextIO) -> Iterator[None]:
-    """Within, the last line of `terminal` says what goes on, with a clock; a file gets nothing."""
+    """Within, the last line of `terminal` shows the progress, with a clock; a file gets nothing."""
     if not terminal.isatty():
         yield
         return

@@ -25,7 +25,7 @@ from ddp_notebook.views.notebook import Displays
 
 
 class CallerUi(Protocol):
-    """What a verb may use that a cell calls or a button of the board."""
+    """What a verb may use, whether a cell or a button of the board calls it."""
 
     session: Session
 
@@ -40,7 +40,7 @@ class CallerUi(Protocol):
         """Show what the ranks wrote since it was shown last."""
 
     def open_board(self) -> None:
-        """Have a live board where the caller looks."""
+        """Show a live board to the caller."""
 
 
 class NotebookUi:
@@ -56,7 +56,7 @@ class NotebookUi:
 
     @property
     def attached(self) -> Target | None:
-        """What `%ddp_attach` named, until `%ddp_detach`."""
+        """The job of the last `%ddp_attach`, until `%ddp_detach`."""
         return self.session.attachment.current
 
     def say(self, text: str) -> None:
@@ -64,18 +64,18 @@ class NotebookUi:
         self.output.say(text)
 
     def show_news(self, run: CellRun) -> None:
-        """Show what the ranks wrote since the notebook showed it last."""
+        """Show the ranks' output since the notebook showed it last."""
         self.runs.show_news(run)
 
     def open_board(self, place: Place = "auto") -> None:
-        """Show a live board, where there is a front end; any earlier one is closed."""
+        """Show a live board if there is a front end; an earlier one is closed."""
         if not self.output.is_live:
             return
         self.board.open(place)
         self.displays.shown_already()
 
     def progress(self) -> AbstractContextManager[None]:
-        """Where there is no live board, a line in the terminal that says what goes on."""
+        """A line in the terminal that shows the progress, if there is no live board."""
         if self.output.is_live:
             return nullcontext()
         return progress_line(lambda: self.session.record.snapshot, sys.stdout)
@@ -93,13 +93,13 @@ class NotebookUi:
         return len(inputs) - 1 if len(inputs) > 1 else int(self.shell.execution_count)
 
     def surroundings(self) -> Surroundings:
-        """What Tab completion may offer beside options."""
+        """What Tab completion may offer besides options."""
         names = [name for name in self.variables if not name.startswith("_")]
         return Surroundings(names, self.session.record.snapshot.ranks)
 
 
 def chosen_ranks(session: Session, args: argparse.Namespace) -> Ranks | None:
-    """The rank set of `--ranks`, or of places in the mesh; None without it. Raises UsageMistake."""
+    """The rank set of `--ranks`, also by mesh coordinates; None without it. Raises UsageMistake."""
     if args.ranks is None or not session.running:
         return None  # without ranks the session itself says what is missing
     try:

@@ -26,7 +26,7 @@ class VerbButton:
 
 @dataclass(frozen=True)
 class ValueDisplay:
-    """How IPython shows a verb's value, where it is of a type that `views` does not know."""
+    """How IPython shows a verb's value, if `views` does not know its type."""
 
     value_type: type
     show: Callable[[NotebookUi, Any], None]
@@ -37,10 +37,10 @@ class Verb:
     """One magic: its texts, its options, what it does.
 
     `about` is sentences, the first of them a summary. `examples` are calls and what each is for;
-    errors end with the first. `run` gets the parsed arguments, and with them `line` and `cell` as
-    they were typed (`cell` is None without one); what it returns is the value of the magic. It
-    raises UsageMistake for what the user got wrong. `is_python`: braces and dollars in its line are
-    Python's, and IPython puts no variables of the notebook in their place.
+    errors end with the first. `run` gets the parsed arguments, with `line` and `cell` as they were
+    typed (`cell` is None without one); it returns the value of the magic, and raises UsageMistake
+    for a user's mistake. `is_python`: braces and dollars in its line are Python's, so IPython does
+    not replace them by variables of the notebook.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Verb:
 
     @cached_property
     def parser(self) -> Parser:
-        """The parser of its line; made once, for making it takes as long as a short cell."""
+        """The parser of its line, cached: making it takes as long as a short cell."""
         return Parser(self.magic, self.about, self.examples, self.options)
 
     def help_page(self) -> str:

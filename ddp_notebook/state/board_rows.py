@@ -24,7 +24,7 @@ from ddp_notebook.state.descriptions import describe, headline, notes, state_wor
 from ddp_notebook.state.line_table import stop_text
 
 FOLD_FROM = 8
-"""With this many ranks and more, ranks in the same state share a row."""
+"""From this many ranks on, ranks in the same state share a row."""
 SILENT_AFTER_S = 2.0
 """A live rank sends a message every quarter of a second."""
 
@@ -33,10 +33,10 @@ SILENT_AFTER_S = 2.0
 class BoardFacts:
     """What is known of the session at one moment.
 
-    `collectives` is what the ranks issued in the current or last run; `pending` are the ranks
-    that are still in it. `sources` is code by file name. `store` says who hosts the store:
-    session or rank0. `raised` has the user's lines that an error passed through, of the ranks
-    that raised in that run. `stops`: at which lines ranks are paused.
+    `collectives` are those that the ranks issued in the current or last run; `pending` are the
+    ranks that are still in it. `sources` is code by file name. `store` says who hosts the store:
+    session or rank0. `raised` has the user's lines in the traceback, for the ranks that raised in
+    that run. `stops`: at which lines ranks are paused.
     """
 
     snapshot: Snapshot
@@ -55,7 +55,7 @@ def board(snapshot: Snapshot) -> Board:
 
 
 def board_of(facts: BoardFacts) -> Board:
-    """The board of all that is known, as old as the snapshot is."""
+    """The board of all that is known at the time of the snapshot."""
     snapshot, rows = facts.snapshot, board_rows(facts)
     paused = tuple(rank for row in rows if row.role is Role.PAUSED for rank in row.ranks)
     remarks = facts.diagnosis.remarks if facts.diagnosis is not None else ()
@@ -86,7 +86,7 @@ def _sameness(row: BoardRow) -> object:
 
 
 def _together(rows: Sequence[BoardRow]) -> BoardRow:
-    """One row for all: its times are those of the earliest and of the quietest rank."""
+    """One row for all; its times are those of the first rank, and of the one silent for longest."""
     if len(rows) == 1:
         return rows[0]
     return replace(
@@ -178,7 +178,7 @@ def _activity(
 
 
 def _role(state: RankState, activity: _Activity, silent: bool, diagnosis: Diagnosis | None) -> Role:
-    """The first that is true of the rank, the worst before the others."""
+    """The first description that is true of the rank; the worst are tried first."""
     findings = diagnosis.findings if diagnosis is not None else ()
     for finding in findings:
         if state.rank in finding.ranks and not finding.passing:

@@ -35,7 +35,7 @@ _ABOUT = {
 }
 
 OPERATIONS = tuple(_ABOUT)
-"""What `%ddp_step --to` takes."""
+"""The values of `%ddp_step --to`."""
 
 _Row = tuple[str, str, str, Ranks, float]
 
@@ -49,9 +49,9 @@ def step_table(
     what: str = "the cell",
     failures: Mapping[int, str] = MappingProxyType({}),
 ) -> StepTable:
-    """Where the ranks of `what` runs stand. `pending` are those that have not left it.
+    """The step table of the run `what`. `pending` are the ranks that have not left it.
 
-    `failures` has how ranks left it that did not finish it.
+    `failures` says how ranks left it that did not finish it.
     """
     latest = {rank: collectives.of[rank][-1] for rank in members if collectives.of.get(rank)}
     missing = MissingRanks(collectives)
@@ -83,7 +83,7 @@ def _row(
     missing: MissingRanks,
     failure: str,
 ) -> _Row:
-    """What ranks have in common that share a row."""
+    """What is equal for ranks that share a row."""
     state = "failed" if failure else _state(record, pending)
     if record is None:
         return "0 issued", state, failure, (), 0.0
@@ -122,7 +122,7 @@ def describe(record: Collective, before: Sequence[Collective] = ()) -> str:
 
 
 def _origin(record: Collective, before: Sequence[Collective]) -> str:
-    """Which part of DDP issued it, or by which function of torch; empty where that is plain."""
+    """Which part of DDP or function of torch issued it; empty if that is obvious."""
     match record.part:
         case Part.BACKWARD:
             bucket, of = buckets(record, before)
@@ -155,14 +155,14 @@ def buckets(record: Collective, before: Sequence[Collective]) -> tuple[int, int]
 
 
 class MissingRanks:
-    """Who has not issued a collective: asked for many ranks, most of which wait in the same."""
+    """Which ranks have not issued a collective. Cached: most ranks wait in the same one."""
 
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
         self._missing: dict[tuple[str, int], Ranks] = {}
 
     def of(self, record: Collective) -> Ranks:
-        """The ranks that have not issued what `record`'s rank waits in."""
+        """The ranks that have not issued the collective in which `record`'s rank waits."""
         if record.is_point_to_point:
             return (record.peer,) if record.peer is not None else ()
         key = (record.group, record.slot)
@@ -182,7 +182,7 @@ class MissingRanks:
 
 
 def collectives_at(collectives: Collectives, at_ns: int) -> Collectives:
-    """What had been called at `at_ns`, in the phase that it was in then."""
+    """The collectives called by `at_ns`, in the phase that they were in then."""
     of = {
         rank: tuple(_at(record, at_ns) for record in issued if came_ns(record) <= at_ns)
         for rank, issued in collectives.of.items()
@@ -191,12 +191,12 @@ def collectives_at(collectives: Collectives, at_ns: int) -> Collectives:
 
 
 def came_ns(record: Collective) -> int:
-    """When the rank called it; it was issued after that if the rank was paused."""
+    """When the rank called it; it was issued later if the rank was paused."""
     return record.issued_ns - record.held_ns
 
 
 def _at(record: Collective, at_ns: int) -> Collective:
-    """The record as it was at `at_ns`, when it had been called."""
+    """The record as it was at `at_ns`, after the call."""
     if record.issued_ns > at_ns:
         began_ns = came_ns(record)
         return replace(record, phase=Phase.HELD, issued_ns=began_ns, held_ns=0, done_ns=0)

@@ -40,7 +40,7 @@ def loading_text(snapshot: Snapshot) -> str:
 
 
 def state_word(state: RankState) -> str:
-    """What a rank is at, in a word."""
+    """The state of a rank in a word."""
     if state.status is Status.READY and state.raised:
         return "refused" if state.refused else "raised"
     if state.restarting and state.status in (Status.DEAD, Status.STARTING):
@@ -94,7 +94,7 @@ def _death(state: RankState) -> str:
 
 
 def notes(snapshot: Snapshot) -> tuple[str, ...]:
-    """What was decided for the user, then what to do about what went wrong."""
+    """Choices that were made for the user, then remedies for what went wrong."""
     lines = list(snapshot.notes)
     for state in snapshot.ranks:
         if state.status is Status.FAILED and state.remedy:
@@ -114,7 +114,7 @@ def _limits(snapshot: Snapshot) -> Iterator[str]:
 
 
 def _dead(snapshot: Snapshot) -> Ranks:
-    """The dead ranks that get no new process yet."""
+    """The dead ranks that are not being restarted."""
     dead = snapshot.with_status(Status.DEAD)
     return tuple(rank for rank in dead if not snapshot.ranks[rank].restarting)
 

@@ -39,7 +39,7 @@ def fold(snapshot: Snapshot, events: Iterable[Event]) -> Snapshot:
 
 
 def state_at(start: Snapshot, moments: Iterable[Moment], at_ns: int) -> Snapshot:
-    """The state as it was at `at_ns`: `start` and what came after it until then."""
+    """The state as it was at `at_ns`: `start` and the later events until then."""
     snapshot = start
     for moment in moments:
         if moment.at_ns > at_ns:
@@ -71,7 +71,7 @@ def set_up_anew(state: RankState) -> RankState:
 
 
 def without_group(state: RankState) -> RankState:
-    """A rank whose process group was given up: it takes cells, and can be set up again."""
+    """A rank whose process group was aborted: it takes cells and can be set up again."""
     if state.status is Status.DEAD or state.stage is not Stage.VERIFIED:
         return state
     return replace(
@@ -109,14 +109,14 @@ def fold_rank(state: RankState, event: Event) -> RankState:
 
 
 def _idle(state: RankState) -> Status:
-    """What a rank is at that runs no cell."""
+    """The status of a rank that runs no cell."""
     if state.stage is Stage.VERIFIED:
         return Status.READY
     return Status.FAILED if state.cause else Status.PAUSED
 
 
 def _raised(event: CellFinished) -> str:
-    """What a cell ended with, in a line; an interrupt is not the cell's doing."""
+    """How a cell ended, in a line; empty for an interrupt, which is not an error of the cell."""
     if event.outcome != "error" or not event.ename:
         return ""
     first, _, more = event.evalue.strip().partition("\n")

@@ -1,4 +1,4 @@
-"""Who is paused at which line, with the source around it: as the table of a step."""
+"""Which ranks are paused at which line, with the source around it: as a step table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEXT = (
     "end: %ddp_step --to end"
 )
 _GAP = 2
-"""So many lines may be missing between two pieces of source that are shown as one."""
+"""The most lines missing between two pieces of source that are shown as one."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class StoppedFile:
     file: str
     lines: dict[int, str] = field(default_factory=dict)
     stops: dict[int, list[LineStopped]] = field(default_factory=dict)
-    """By line, those of the ranks that are there, in their order."""
+    """By line, the ranks that are there, in their order."""
 
     def ranks_at(self, line: int) -> Ranks:
         """The ranks that are paused at this line."""
@@ -43,9 +43,9 @@ def line_table(
     others: StepTable,
     partings: Mapping[tuple[str, int], str],
 ) -> StepTable:
-    """The table of `stops`, and of the ranks of `others` that have none.
+    """The table of `stops`, and of the ranks of `others` without one.
 
-    `partings` has for a file and a line why its ranks are not where the most are.
+    `partings` says by file and line why its ranks are not where most ranks are.
     """
     groups: dict[tuple[str, int, str, str, str], list[int]] = {}
     for rank, stop in sorted(stops.items()):
@@ -66,7 +66,7 @@ def line_table(
 
 
 def _limit(row: StepRow) -> str:
-    """That what the ranks wait in ends although others are paused: it was issued too early."""
+    """The warning that a collective may time out while others are paused: it was issued before."""
     if not row.limit_s:
         return ""
     left_s = max(0.0, row.limit_s - row.since_s)
@@ -81,7 +81,7 @@ def place(file: str, line: int) -> str:
 
 
 def watched(name: str, table: VariableTable) -> str:
-    """``loss = 0.5 (ranks 0, 2-3), nan (rank 1)``: a line of a table of steps."""
+    """``loss = 0.5 (ranks 0, 2-3), nan (rank 1)``: a line of a step table."""
     rows = [row for section in table.sections for row in section.rows]
     values = [f"{cell.text} ({name_ranks(cell.ranks)})" for row in rows for cell in row.cells]
     values += [f"{name_ranks(unread.ranks)}: {unread.why}" for unread in table.unread]
@@ -92,7 +92,7 @@ def watched(name: str, table: VariableTable) -> str:
 def frames_text(
     ranks: Ranks, frames: Sequence[Frame], chosen: int, why: str = ""
 ) -> tuple[str, ...]:
-    """The frames in which ranks stand, the innermost first; `chosen` is marked."""
+    """The frames of paused ranks, the innermost first; `chosen` is marked."""
     if not frames:
         return (f"{name_ranks(ranks)}: {why}",)
     lines = [f"{name_ranks(ranks)}:"]
@@ -144,7 +144,7 @@ def stop_text(stop: LineStopped) -> str:
 
 
 def stopped_files(stops: Mapping[int, LineStopped]) -> list[StoppedFile]:
-    """The lines around each place, as far as the ranks told them, file by file."""
+    """The known lines around each stop, file by file."""
     files: dict[str, StoppedFile] = {}
     for _, stop in sorted(stops.items()):
         file = files.setdefault(stop.file, StoppedFile(stop.file))
@@ -154,7 +154,7 @@ def stopped_files(stops: Mapping[int, LineStopped]) -> list[StoppedFile]:
 
 
 def _source(stops: Mapping[int, LineStopped]) -> tuple[str, ...]:
-    """The lines around each place, and beside them which ranks are there."""
+    """The lines around each stop, and beside them which ranks are there."""
     files = stopped_files(stops)
     shown: list[str] = []
     for file in files:

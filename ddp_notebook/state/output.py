@@ -11,15 +11,15 @@ from ddp_notebook.model import Output, OutputGroup, OutputItem, OutputKind, Rank
 _ADDRESS = re.compile(r"0x[0-9a-f]{8,}")
 _LINE_END = re.compile(r"\r+\n")
 _SHORT = 20_000
-"""Longer text is compared as it is."""
+"""Longer text is compared unchanged."""
 _STREAMS = (OutputKind.STDOUT, OutputKind.STDERR)
 _UP = "\x1b[A"
-"""Moves the cursor up a line: tqdm does when bars stand below each other."""
+"""Moves the cursor up a line: tqdm writes it if bars are below each other."""
 _MOVES = re.compile(r"(\n|\r|\x1b\[A)")
 _OVERWRITES = re.compile(r"\n*(\r|\x1b\[A|\Z)")
-"""How text begins that goes on with a line of progress bars."""
+"""The beginning of text that continues a line of progress bars."""
 _BAR = re.compile(r"\d+%\|.*\||\d\S* \[\d+:\d\d")
-"""A progress bar of tqdm's: ``12%|#2  | 3/25 [00:01<00:08]``, or without an end ``3it [00:01``."""
+"""A progress bar of tqdm: ``12%|#2  | 3/25 [00:01<00:08]``, or without a total ``3it [00:01``."""
 
 
 class OutputLog:
@@ -29,16 +29,16 @@ class OutputLog:
         self._items: list[OutputItem] = []
         self._pieces: list[str] = []
         self._open = ""
-        """The last item's text in a form that more can be appended to."""
+        """The last item's text in a form to which text can be appended."""
         self._bar: tuple[int, str] | None = None
-        """The item of stderr with progress bars that something else was written below, and its
-        text in that form: the bars go on there."""
+        """The item of stderr with progress bars below which something else was written, and its
+        text in that form: the bars continue there."""
         self._clear_pending = False
         self.changes = 0
-        """Grows with every change."""
+        """Increases with every change."""
 
     def add(self, output: Output) -> None:
-        """Take one output event."""
+        """Add one output event."""
         self.changes += 1
         if output.what is OutputKind.CLEAR:
             self._clear_pending = True
@@ -58,7 +58,7 @@ class OutputLog:
             self._items.append(item)
 
     def items(self) -> tuple[OutputItem, ...]:
-        """What was written so far."""
+        """The output so far."""
         self._join()
         return tuple(self._items)
 
@@ -74,7 +74,7 @@ class OutputLog:
         self._pieces.append(output.text)
 
     def _goes_on_above(self, text: str) -> bool:
-        """Whether `text` overwrites a line that other output stands below, and has done so."""
+        """Whether `text` overwrites, or has overwritten, a line that has other output below it."""
         below = self._items[-1].what if self._items else OutputKind.STDERR
         if self._bar is None or below is not OutputKind.STDOUT or not _OVERWRITES.match(text):
             return False
@@ -103,7 +103,7 @@ class OutputLog:
 def apply_carriage_returns(text: str) -> str:
     """What a terminal shows of `text`: what follows a carriage return overwrites the line.
 
-    A return at the very end is kept, since what overwrites the line may still come.
+    A carriage return at the end is kept: the text that overwrites the line may follow later.
     """
     if _UP in text:
         return "\n".join(_on_screen(text)[0])
@@ -114,10 +114,10 @@ def apply_carriage_returns(text: str) -> str:
 
 
 def resumable(text: str) -> str:
-    """`text` shortened so that with more behind it, it still shows what all of it would.
+    """`text` shortened so that with any text after it, it still shows the same.
 
-    Of a line that was written over and over, that is what it shows, and how far the last
-    piece got in overwriting it.
+    Of a line that was overwritten many times, only what it shows is kept, and up to where the last
+    piece has overwritten it.
     """
     if _UP in text:
         lines, row, column = _on_screen(text)
@@ -134,7 +134,7 @@ def resumable(text: str) -> str:
 
 
 def _on_screen(text: str) -> tuple[list[str], int, int]:
-    """The lines that a terminal shows, and where its cursor is: in which line, in which column."""
+    """The lines that a terminal shows, and the line and column of its cursor."""
     lines, row, column = [""], 0, 0
     for piece in _MOVES.split(_LINE_END.sub("\n", text)):
         if piece == "\n":
@@ -152,7 +152,7 @@ def _on_screen(text: str) -> tuple[list[str], int, int]:
 
 
 def bars_apart(items: Iterable[OutputItem]) -> list[OutputItem]:
-    """`items` with progress bars taken out of stderr: they are no errors and no warnings."""
+    """`items` with progress bars separated from stderr: they are neither errors nor warnings."""
     apart: list[OutputItem] = []
     for item in items:
         has_bars = item.what is OutputKind.STDERR and _BAR.search(item.text)
@@ -177,7 +177,7 @@ def _shown(line: str) -> str:
 
 
 def _overwrite(line: str) -> tuple[str, int]:
-    """What a line shows, and where in it the next character goes."""
+    """What a line shows, and the column of the next character."""
     shown, piece = "", ""
     for piece in line.split("\r"):
         shown = piece + shown[len(piece) :]
@@ -185,9 +185,9 @@ def _overwrite(line: str) -> tuple[str, int]:
 
 
 def group(logs: Mapping[int, Sequence[OutputItem]]) -> tuple[OutputGroup, ...]:
-    """Output that is equal shown once, in the order of the first rank; ranks without any left out.
+    """Equal output once, in the order of the first rank; ranks without output are left out.
 
-    Display ids and memory addresses differ between ranks that show the same: they do not count.
+    Display ids and memory addresses, which differ between ranks with the same output, are ignored.
     """
     groups: list[tuple[list[int], tuple[OutputItem, ...], object]] = []
     for rank in sorted(logs):
@@ -204,7 +204,7 @@ def group(logs: Mapping[int, Sequence[OutputItem]]) -> tuple[OutputGroup, ...]:
 
 
 def _essence(item: OutputItem) -> object:
-    """What must be equal for two items to count as the same."""
+    """The parts of an item that are compared."""
     data = {kind: _without_addresses(value) for kind, value in item.data.items()}
     return item.what, _without_addresses(item.text), data
 
@@ -216,10 +216,10 @@ def _without_addresses(value: object) -> object:
 
 
 def group_live(logs: Mapping[int, Sequence[OutputItem]]) -> tuple[OutputGroup, ...]:
-    """Like `group` while output still comes: a rank that is only behind counts as equal.
+    """Like `group` during a run: a rank whose output is only behind counts as equal.
 
-    Two ranks are in one group when one's output is the beginning of the other's; the
-    furthest is shown.
+    Two ranks are in one group if the output of one is the beginning of the other's; the longest is
+    shown.
     """
     groups: list[tuple[list[int], Sequence[OutputItem]]] = []
     for rank in sorted(logs):
@@ -258,8 +258,8 @@ def split_errors(
 ) -> tuple[tuple[OutputGroup, ...], tuple[OutputGroup, ...]]:
     """Tracebacks first, each once with its ranks; then everything else.
 
-    torch puts a rank's own number into some messages. Those that differ in it alone are one
-    traceback, with ``rank N`` for it.
+    torch puts a rank's own number into some messages. Tracebacks that differ only in it are shown
+    as one, with ``rank N`` for the number.
     """
     errors: dict[str, dict[str, list[int]]] = {}
     rest = []
@@ -280,14 +280,14 @@ def split_errors(
 
 
 def _of_any_rank(text: str, ranks: Ranks) -> str:
-    """A rank's error without its own number; one that several share is left as it is."""
+    """A rank's error without its own number; unchanged if several ranks have the same."""
     return re.sub(rf"\b([Rr]ank) {ranks[0]}\b", r"\1 N", text) if len(ranks) == 1 else text
 
 
 def _merge(
     parts: Sequence[tuple[Ranks, tuple[OutputItem, ...]]],
 ) -> tuple[OutputGroup, ...]:
-    """Groups that became equal when their tracebacks were taken out."""
+    """Groups joined that are equal without their tracebacks."""
     merged: dict[int, list[int]] = {}
     for index, (ranks, items) in enumerate(parts):
         same = next((i for i in merged if parts[i][1] == items), index)

@@ -19,7 +19,7 @@ _WAIT_FOR_ALL = (Stage.RENDEZVOUS, Stage.PROCESS_GROUP, Stage.VERIFIED)
 
 
 def step_table(snapshot: Snapshot, store: str = "session") -> StepTable:
-    """The ranks as they stand now. `store` is session or rank0."""
+    """The step table of set-up. `store` is session or rank0."""
     rows = tuple(_row(state, snapshot, store) for state in snapshot.ranks)
     entering = _stage_in_view(snapshot)
     return StepTable(
@@ -32,7 +32,7 @@ def step_table(snapshot: Snapshot, store: str = "session") -> StepTable:
 
 
 def waits_for(state: RankState, snapshot: Snapshot, store: str) -> Ranks:
-    """The ranks whose arrival a rank in a stage needs."""
+    """The ranks for which a rank in a stage waits."""
     stage = state.entering
     if state.status is not Status.SETTING_UP or stage is None:
         return ()
@@ -82,7 +82,7 @@ def _row(state: RankState, snapshot: Snapshot, store: str) -> StepRow:
 
 
 def _stage_in_view(snapshot: Snapshot) -> Stage | None:
-    """The stage to explain: the one in which ranks are, or the next to be entered."""
+    """The stage to explain: the one in which ranks are, or the next one."""
     inside = [s.entering for s in snapshot.ranks if s.status is Status.SETTING_UP and s.entering]
     if inside:
         return max(inside, key=lambda stage: stage.number)

@@ -8,14 +8,14 @@ from ddp_notebook.model import Place, Ranks, StackLocation
 from ddp_notebook.state.board_rows import BoardFacts
 
 _AROUND = 2
-"""Lines of code that are shown before and after the one."""
+"""Lines of code shown before and after each."""
 _MOST_LOCATIONS = 12
-"""Those of the most ranks come first."""
+"""Locations with the most ranks come first."""
 _MOST_CALLERS = 4
 
 
 def pending_locations(facts: BoardFacts) -> tuple[StackLocation, ...]:
-    """Where culprits raised; where none did, where ranks are in a collective that is not over."""
+    """Where culprits raised; if none did, where ranks are in an unfinished collective."""
     findings = facts.diagnosis.findings if facts.diagnosis is not None else ()
     culprits = {rank for finding in findings for rank in finding.ranks}
     if raised := {rank: path for rank, path in facts.raised.items() if path and rank in culprits}:
@@ -31,7 +31,7 @@ def pending_locations(facts: BoardFacts) -> tuple[StackLocation, ...]:
 def locations(
     paths: Mapping[int, Sequence[Place]], sources: Mapping[str, str]
 ) -> tuple[StackLocation, ...]:
-    """Where ranks are whose calls are known, the innermost last; those of the most ranks first."""
+    """Where ranks with known calls are, the innermost last; locations with the most ranks first."""
     ranks_at: dict[tuple[Place, ...], list[int]] = {}
     for rank, path in sorted(paths.items()):
         ranks_at.setdefault(tuple(path), []).append(rank)
@@ -46,7 +46,7 @@ def _location(ranks: Ranks, path: Sequence[Place], sources: Mapping[str, str]) -
 
 
 def code_around(place: Place, sources: Mapping[str, str]) -> tuple[tuple[int, str], ...]:
-    """The line and those around it, numbered, as far as they are known."""
+    """The line and those around it, numbered, if known."""
     source = sources.get(place.file, "").splitlines()
     if 0 < place.line <= len(source):
         first, last = max(1, place.line - _AROUND), min(len(source), place.line + _AROUND)

@@ -11,16 +11,16 @@ from ddp_notebook.model import Activity, Branch, Frame, Local, Ranks, RankStack,
 def merge(stacks: Iterable[RankStack], world_size: int) -> StackTree:
     """One tree of `stacks`, of which no two may be of the same rank.
 
-    Ranks at the same line of the same call share a branch; frames that the same ranks share
-    are one branch; where ranks part, the branch with the lowest rank comes first. Ranks whose
-    code raised come before all others, with the lines on which it did: they share none.
+    Ranks at the same line of the same call share a branch; consecutive frames of the same ranks are
+    one branch; where ranks diverge, the branch with the lowest rank comes first. Ranks whose code
+    raised come before all others, with the lines of their traceback: they share no branch.
     """
     in_order = sorted(stacks, key=lambda stack: (not _raised(stack), stack.rank))
     return StackTree(_branches(in_order, 0), world_size)
 
 
 def _branches(stacks: Sequence[RankStack], depth: int) -> tuple[Branch, ...]:
-    """What becomes of ranks that shared `depth` frames."""
+    """The branches of ranks that share `depth` frames."""
     groups: dict[object, list[RankStack]] = {}
     for stack in stacks:
         groups.setdefault(_next(stack, depth), []).append(stack)
@@ -28,7 +28,7 @@ def _branches(stacks: Sequence[RankStack], depth: int) -> tuple[Branch, ...]:
 
 
 def _branch(stacks: Sequence[RankStack], depth: int) -> Branch:
-    """The branch of ranks that are together at `depth`."""
+    """The branch of ranks that have the same frame at `depth`."""
     first, end = stacks[0], depth
     while end < len(first.frames) and len({_next(stack, end) for stack in stacks}) == 1:
         end += 1
@@ -44,14 +44,14 @@ def _raised(stack: RankStack) -> bool:
 
 
 def _next(stack: RankStack, depth: int) -> object:
-    """Ranks with the same are together: the frame at `depth`, else what they do at their end."""
+    """The key of a rank's branch: its frame at `depth`, or its state if it has none there."""
     if depth < len(stack.frames):
         return _raised(stack), replace(stack.frames[depth], locals=())
     return stack.doing
 
 
 def _frame(stacks: Sequence[RankStack], depth: int) -> Frame:
-    """The frame that these ranks share, with what each has in it."""
+    """The frame that these ranks share, with the local variables of each."""
     shared = stacks[0].frames[depth]
     values: dict[str, dict[str, list[int]]] = {}
     for stack in stacks:

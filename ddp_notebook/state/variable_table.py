@@ -1,6 +1,6 @@
 """The variables of all ranks as one table: equal values are one cell.
 
-Where they differ, it is said by how much: from a strict majority, else from the first rank.
+If they differ, it says by how much: from a strict majority, else from the first rank.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ddp_notebook.model import (
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_SHOWN = 4
-"""A tensor of so many values is shown with all of them."""
+"""A tensor with at most this many values is shown with all of them."""
 
 
 def fold(
@@ -34,10 +34,10 @@ def fold(
     *,
     evaluated: bool = False,
 ) -> VariableTable:
-    """The table of what ranks told, of which no two may be the same; the functions come first.
+    """The table of variables by rank; functions come first.
 
-    What was `evaluated` is of the place where each rank stands, and no variable of the table's;
-    numbers of three and more ranks are then drawn beside their mean as well.
+    An `evaluated` expression is about each rank's current frame and no variable of the table;
+    numbers of three or more ranks are then also drawn beside their mean.
     """
     scopes: dict[tuple[str, str], dict[int, Scope]] = {}
     for answer in sorted(answers, key=lambda answer: answer.rank):
@@ -70,7 +70,7 @@ def _section(
 def row(
     name: str, values: Mapping[int, Variable], ranks: Ranks, *, sparks: bool = False
 ) -> VariableRow:
-    """A variable on `ranks`; those that are not in `values` have none of this name."""
+    """A variable on `ranks`; ranks that are not in `values` do not have it."""
     comparable = _comparable(values)
     groups: dict[object, list[int]] = {}
     for rank in ranks:
@@ -99,7 +99,7 @@ def row(
 
 
 def _comparable(values: Mapping[int, Variable]) -> Mapping[int, Variable]:
-    """`values` without what is known of some ranks only."""
+    """`values` without the facts that are known of some ranks only."""
     if not all(map(_is_told_apart, values.values())):
         values = {rank: replace(value, digest="") for rank, value in values.items()}
     tensors = [value.tensor for value in values.values() if value.tensor is not None]
@@ -113,7 +113,7 @@ def _is_told_apart(value: Variable) -> bool:
 
 
 def _without_digest(value: Variable) -> Variable:
-    """Of a tensor that was read in part: there may have been time for its digest on some ranks."""
+    """A tensor without its digest: some ranks may have had time to compute it, others not."""
     tensor = value.tensor
     if tensor is None or tensor.read == tensor.size:
         return value
@@ -130,11 +130,7 @@ def _key(value: Variable | None) -> object:
 
 
 def _is_unknown(key: object, groups: Mapping[object, object]) -> bool:
-    """Whether it may be equal to another: a tensor of the same shape, whose values were not read.
-
-    So is one that was read in part, where there was no time for more, beside one that was read
-    whole.
-    """
+    """Whether a tensor may be equal to another one of its shape of which more values were read."""
     if not isinstance(key, TensorFacts) or key.read == key.size:
         return False
     alike = [other for other in groups if isinstance(other, TensorFacts) and _alike(key, other)]
@@ -166,7 +162,7 @@ def _text(members: Sequence[int], values: Mapping[int, Variable], *, full: bool)
 
 
 def tensor_text(tensor: TensorFacts) -> str:
-    """A tensor in a line: type, shape, device, and what is known of its values."""
+    """A tensor on one line: type, shape, device, and what is known of its values."""
     what = f"{tensor.dtype} [{', '.join(map(str, tensor.shape))}] {tensor.device}"
     if not tensor.read:
         return f"{what}, values not read" if tensor.size else what
@@ -189,7 +185,7 @@ def _statistics(tensor: TensorFacts) -> Iterator[str]:
 
 
 def _difference(value: Variable | None, other: Variable | None) -> str:
-    """How far a value is from the other; empty where the two texts say enough."""
+    """How far a value is from the other; empty if the two texts say enough."""
     if value is None or other is None:
         return ""
     if value.tensor is not None and other.tensor is not None:
@@ -230,7 +226,7 @@ def _summary(values: Mapping[int, Variable], *, sparks: bool) -> str:
 
 
 def spark(numbers: Sequence[float]) -> str:
-    """A bar for each number, from the least to the most; those that are none as a dot."""
+    """A bar for each number, from the smallest to the largest; a dot if it is not a number."""
     finite = [number for number in numbers if math.isfinite(number)]
     least, most = min(finite, default=0.0), max(finite, default=0.0)
     scale = (len(_BARS) - 1) / (most - least) if most > least else 0.0

@@ -20,7 +20,7 @@ _ESCAPE = re.compile(
 )
 
 _LONGEST_LOOK_BACK = 64
-"""How far before a cut an escape code may begin and still be noticed, in characters."""
+"""The longest escape code that a cut may split, in characters."""
 
 # JupyterLab's own sixteen, so that a traceback looks as it does elsewhere in the notebook.
 _BASIC = (
@@ -50,7 +50,7 @@ _SETS: dict[int, dict[str, str | bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Pen:
-    """How the text that follows looks. Colours are ``#rrggbb``, or empty for the theme's."""
+    """The style of the following text. Colours are ``#rrggbb``, or empty for the theme's."""
 
     bold: bool = False
     italic: bool = False
@@ -59,7 +59,7 @@ class _Pen:
     bg: str = ""
 
     def write(self, text: str) -> str:
-        """`text`, escaped, in a span if it is anything but plain."""
+        """`text`, escaped, in a span if it has any style."""
         body = escape(text, quote=False)
         span = _span(self) if body else ""
         return f"{span}{body}</span>" if span else body
@@ -99,7 +99,7 @@ def preformatted(text: str) -> list[str]:
 
 
 def _in_a_line(character: str) -> str:
-    """A character that stays where it is: a space for any other space, none for what moves."""
+    """A printable character itself, a space for other whitespace, nothing for control codes."""
     if character.isprintable():
         return character
     return " " if character.isspace() else ""
@@ -124,7 +124,7 @@ def ansi_to_html(text: str) -> str:
 
 
 def after_escape(text: str, cut: int) -> int:
-    """Where to begin instead of at `cut`, so as not to begin in the middle of an escape code."""
+    """`cut`, moved if it lies within an escape code."""
     start = text.rfind("\x1b", max(0, cut - _LONGEST_LOOK_BACK), cut)
     match = _ESCAPE.match(text, start) if start >= 0 else None
     return max(cut, match.end()) if match else cut
@@ -147,13 +147,13 @@ def _apply(pen: _Pen, codes: str) -> _Pen:
 
 
 def _number(code: str) -> int:
-    """A code as a number; an empty one means 0, and what is no code is -1."""
+    """A code as a number; 0 if it is empty, -1 if it is no number."""
     code = code or "0"
     return int(code) if len(code) < 4 and code.isdecimal() else -1
 
 
 def _extended(numbers: Iterator[int]) -> str:
-    """The colour after 38 or 48 (``5;n`` or ``2;r;g;b``); empty where it is not one."""
+    """The colour after 38 or 48 (``5;n`` or ``2;r;g;b``); empty if it is none."""
     mode = next(numbers, -1)
     values = [next(numbers, -1) for _ in range({5: 1, 2: 3}.get(mode, 0))]
     if not values or not all(0 <= value <= 255 for value in values):

@@ -12,7 +12,7 @@ from ddp_notebook.views.ansi import strip_ansi
 from ddp_notebook.views.table import Cell, Column, Row, Table
 
 WIDTH = 120
-"""Columns of characters that a board aims to stay within."""
+"""The width of a board in characters, if possible."""
 
 _COLUMNS = (
     Column("ranks", widest=24, names_row=True, rank_set=True),
@@ -139,7 +139,7 @@ def heard_words(row: BoardRow) -> str:
 
 
 def _age_words(seconds: float) -> str:
-    """A time span for a glance: a healthy rank's never changes, so nothing is painted again."""
+    """A rounded time span: a healthy rank's does not change, so nothing is redrawn."""
     if seconds < 1:
         return "< 1 s"
     if seconds < 119.5:
@@ -148,7 +148,7 @@ def _age_words(seconds: float) -> str:
 
 
 def _strip(row: BoardRow) -> str:
-    """The stages as a strip of segments, each with its name; the words stand beside it."""
+    """The stages as a strip of named segments; the words are beside it."""
     dead = row.status is Status.DEAD or row.role is Role.ENDED
     looks = {
         "passed": f"background: rgb({markup.IDLE if dead else markup.OK})",
@@ -176,5 +176,5 @@ def _note(note: str) -> str:
 
 
 def _text(words: str) -> str:
-    """Words for a person, without escape codes, as HTML. Notes keep their line ends."""
+    """Text without escape codes, as HTML. Notes keep their line breaks."""
     return escape(strip_ansi(words), quote=False)

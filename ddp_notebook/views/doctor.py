@@ -21,7 +21,7 @@ _COLUMNS = (
 
 
 def text(report: DoctorReport) -> str:
-    """The headline, and a line or more for each check; what to do stands behind an arrow."""
+    """The headline, and one or more lines for each check; what to do follows an arrow."""
     headline = plain(report.headline)
     return f"{headline}\n\n{_table(report.checks).text()}" if report.checks else headline
 
@@ -35,13 +35,13 @@ def html(report: DoctorReport) -> str:
 
 
 def _table(checks: Sequence[Check]) -> Table:
-    """Failures, warnings, then what is ok, each in the order they were made."""
+    """Failures, warnings, then successful checks, each in the order in which they ran."""
     worst_first = sorted(checks, key=lambda check: -check.verdict.severity)
     return Table(_COLUMNS, [_row(check) for check in worst_first], WIDTH)
 
 
 def _row(check: Check) -> Row:
-    """A verdict is a sign and a word; its colour only repeats it."""
+    """A verdict as a symbol and a word; its colour says the same."""
     verdict = f"{_SIGNS[check.verdict]} {check.verdict.value}"
     cells = (
         Cell(verdict, colour=_COLOURS[check.verdict]),

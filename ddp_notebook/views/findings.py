@@ -34,11 +34,11 @@ CALM, WRONG, UNDECIDED, PASSING = "✓", "✗", "?", "►"
 
 _COLOURS = {WRONG: markup.BAD, UNDECIDED: markup.WARN, PASSING: markup.BUSY}
 _MOST_OPEN_ROWS = 8
-"""Of more rows than this, what the ranks were doing is folded: the finding is what counts."""
+"""With more rows, the table of what the ranks were doing is folded: the finding matters more."""
 _MOST_TRACEBACKS, _MOST_LINES = 4, 160
 """How many different tracebacks are shown, and how much of each."""
 _DEEPEST_WHO = 20
-"""Names of ranks longer than this do not push all other lines to the right."""
+"""Longer rank sets do not indent the other lines."""
 _DOING_COLUMNS = (
     Column("who", names_row=True, rank_set=True),
     Column("doing", fills=True, breaks=True),
@@ -65,21 +65,21 @@ R = TypeVar("R", bound=_Raised)
 
 
 def symbol(finding: Finding) -> str:
-    """Whether a finding is a mistake (✗), not decided (?) or will mend itself (►)."""
+    """Whether a finding is a mistake (✗), undecided (?) or will pass by itself (►)."""
     if finding.passing:
         return PASSING
     return UNDECIDED if finding.category is Category.UNDECIDED else WRONG
 
 
 def sentence(finding: Finding) -> str:
-    """Who, and why: a finding's own line in the words of a diagnosis's headline."""
+    """Which ranks, and why: a finding's line in the words of a diagnosis's headline."""
     return plain(finding.sentence)
 
 
 def waiting_words(finding: Finding, d: Diagnosis) -> str:
     """``Rank 0 is waiting.``, ``Ranks 0,2 are waiting.``; empty for none. Once over, they were.
 
-    A rank that has failed since, for it lost its connection, say, waits no more.
+    A rank that has failed since then (for example because it lost its connection) is left out.
     """
     doing = d.doing or {}
     ranks = [r for r in finding.waiting if not doing.get(r, "").startswith(HAS_FAILED)]
@@ -90,7 +90,7 @@ def waiting_words(finding: Finding, d: Diagnosis) -> str:
 
 
 def past_words(d: Diagnosis) -> str:
-    """Of which run the findings are, when it is over: ``Found in cell 3, 12 s ago; ...``."""
+    """The run of the findings, if it is over: ``Found in cell 3, 12 s ago; ...``."""
     run = d.run
     if run is None or not run.over or not d.findings:
         return ""
@@ -118,9 +118,9 @@ def _more(d: Diagnosis) -> str:
 
 
 def divided(d: Diagnosis, raised: Sequence[R]) -> tuple[list[R], list[R]]:
-    """What the ranks raised that caused it, and what others raised: those were hit by it.
+    """The errors of the culprits, and those of the victims.
 
-    Without a known cause no rank is a victim: everything is shown first.
+    Without a known cause no rank is a victim: then all errors are shown first.
     """
     finding = d.findings[0] if d.findings else None
     if finding is None or finding.category is Category.UNDECIDED or not finding.ranks:
@@ -181,7 +181,7 @@ def _note_text(note: str) -> str:
 
 
 def _remark_text(remark: Remark) -> str:
-    """What is no mistake: without the signs of one."""
+    """A remark, without the symbols of a mistake."""
     facts = [indented(plain(fact), "    • ") for fact in remark.evidence]
     return "\n".join([indented(f"{plain(remark.text)} [{remark.kind}]", f"{PASSING} "), *facts])
 
@@ -261,7 +261,7 @@ def _calm(d: Diagnosis) -> str:
 
 
 def _note(note: str) -> str:
-    """What is not known because a rule failed."""
+    """What is not known because a rule failed, as HTML."""
     sign = f'<span style="{_SYMBOL}; color: rgb({markup.WARN})">{UNDECIDED}</span>'
     return f'<div style="margin: 0 0 8px">{sign}{markup.words(note)}</div>'
 
@@ -308,7 +308,7 @@ def _waiting(finding: Finding, d: Diagnosis) -> str:
 
 
 def _evidence(evidence: Sequence[str]) -> str:
-    """What proves it, folded: for who wants to check."""
+    """The evidence, folded."""
     if not evidence:
         return ""
     facts = "".join(

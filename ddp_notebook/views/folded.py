@@ -11,9 +11,9 @@ from ddp_notebook.views.ansi import strip_ansi
 from ddp_notebook.views.output import GROUP, STREAMS, blocks, item_text
 
 _FOLD_FROM = 150
-"""So many lines of all ranks together are shown as they are."""
+"""Up to this many lines of all ranks together nothing is folded."""
 _LONG = 40
-"""Of more, a piece of text that is longer than this is folded."""
+"""With more lines, a piece of text that is longer than this is folded."""
 _FIRST, _LAST = 6, 12
 """Lines of it that are seen."""
 
@@ -26,7 +26,7 @@ def are_long(groups: Sequence[OutputGroup]) -> bool:
 
 
 def pieces(items: Sequence[OutputItem]) -> Iterator[Piece]:
-    """What was written between displays, together; each display by itself."""
+    """The text between displays as one piece; each display by itself."""
     text: list[OutputItem] = []
     for item in items:
         if item.what in STREAMS:
@@ -46,7 +46,7 @@ def is_long(piece: Piece) -> bool:
 
 
 def bundle(ranks: Ranks, piece: Piece) -> dict[str, str]:
-    """A long piece of text as HTML that has all of it, and as text that says how to get it."""
+    """A long piece of text as HTML with all of it, and as text that says how to get it."""
     first, rest = _cut(piece, _FIRST)
     middle, last = _cut(rest, sum(map(_lines, rest)) - _LAST)
     count = sum(map(_lines, middle))
@@ -66,7 +66,7 @@ def bundle(ranks: Ranks, piece: Piece) -> dict[str, str]:
 
 
 def whole(groups: Sequence[OutputGroup]) -> dict[str, str]:
-    """All that ranks wrote as one bundle, long text folded where there is much of it."""
+    """All that ranks wrote as one MIME bundle; with much text the long pieces are folded."""
     long, html, text = are_long(groups), [], []
     for group in groups:
         who = name_ranks(group.ranks)

@@ -1,7 +1,7 @@
 """A region of a cell's output that is painted again when something changes.
 
-Painted from a thread of its own, so that it moves while a cell blocks the kernel, and
-after the cell has ended too. Nothing is sent when nothing changed.
+It is drawn by a thread of its own, so that it changes while a cell blocks the kernel, and after the
+cell has ended. Nothing is sent if nothing has changed.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ Render = Callable[[], Mapping[str, str]]
 """Makes the MIME bundle to show now."""
 
 BOARD_INTERVAL_S = 0.1
-"""A board is painted at most ten times a second, whatever the number of ranks."""
+"""A board is drawn at most ten times a second, whatever the number of ranks."""
 OUTPUT_INTERVAL_S = 0.008
-"""Output may be painted more often: what a rank prints should be seen at once."""
+"""Output may be drawn more often: what a rank prints should be seen at once."""
 OUTPUT_SETTLE_S = 0.001
-"""Ranks print at about the same time: one painting shows what all of them wrote."""
+"""Ranks print at about the same time: after this delay one drawing shows what all of them wrote."""
 _COST_FACTOR = 2
 _LARGE_CHARACTERS = 20_000
 _LARGE_INTERVAL_S = 0.1
-"""A browser is slow with a large region, and ten screens a second cannot be read anyway."""
+"""A large region is drawn less often: browsers are slow, and nobody reads ten screens a second."""
 
 
 class LiveRegion:
     """One region, alive from `open` to `close`.
 
-    `render` is called on the painter's thread. Paintings are `interval_s` apart, or twice as
-    long as painting takes, whichever is more; large ones a tenth of a second. A change is
-    painted `settle_s` after it was noticed: what lasts no longer is not worth a painting.
+    `render` is called on the drawing thread. Two drawings are at least `interval_s` apart, and at
+    least twice the time that one takes; large ones a tenth of a second. A change is drawn
+    `settle_s` after it was noticed, together with what has changed meanwhile.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class LiveRegion:
         over: Callable[[], bool] = lambda: False,
         context: contextvars.Context | None = None,
     ) -> None:
-        """`over` is asked before each painting: the painting after it became true is the last.
+        """`over` is called before each drawing: once it returns true, that drawing is the last.
 
-        A kernel sends a message for the cell in whose `context` it is sent: now's by default.
+        A kernel sends messages for the cell of the `context`: by default the present one.
         """
         self._publisher = publisher
         self._over = over
@@ -70,16 +70,16 @@ class LiveRegion:
 
     @property
     def closed(self) -> bool:
-        """True once it is painted no more."""
+        """True once it is not drawn any more."""
         return self._closed
 
     @property
     def opened(self) -> bool:
-        """True once painting was started."""
+        """True once drawing was started."""
         return self._thread is not None
 
     def open(self, delay_s: float = 0.0) -> None:
-        """Start painting, after `delay_s`, on a thread of its own."""
+        """Start drawing, after `delay_s`, on a thread of its own."""
         self._thread = threading.Thread(
             target=self._context.run,
             args=(self._paint_loop, delay_s),
@@ -93,7 +93,7 @@ class LiveRegion:
         self._wake.set()
 
     def close(self, final: Mapping[str, str] | None = None) -> None:
-        """Stop painting; show `final` in the region's place if anything was shown."""
+        """Stop drawing; replace the region by `final` if anything was shown."""
         self._closed = True
         self._wake.set()
         with self._lock:
@@ -101,7 +101,7 @@ class LiveRegion:
                 self._publish(final)
 
     def paint(self) -> None:
-        """Show what is to be shown now, if it differs from what is shown."""
+        """Draw the present state, if it differs from what is shown."""
         with self._lock:
             if self._closed:
                 return
@@ -112,9 +112,9 @@ class LiveRegion:
                 self._publish(bundle)
 
     def give_up_place(self, bundle: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], None]:
-        """Show `bundle` in the region's place and the region below it; for `render` to call.
+        """Replace the region by `bundle` and continue the region below it; for `render` to call.
 
-        Gives what shows another bundle in that place.
+        Returns a function that replaces `bundle` by another one.
         """
         place = self._display_id
         self._send(place, bundle, update=self._shown is not None)

@@ -1,10 +1,10 @@
 """How every view's HTML looks: tones, chips, escaped text, a style sheet.
 
-Colours come from the notebook's theme (its ``--jp-*`` variables); where there is none, as in
-an exported page, text has the page's own colour. Whatever a colour says, a word says too.
+Colours come from the notebook's theme (its ``--jp-*`` variables); without a theme, as in an
+exported page, text has the page's own colour. Whatever a colour says, a word says too.
 
-A notebook that is not trusted loses the style sheet and every ``var()``. So what a reader
-needs stands on the elements, in colours for light and dark pages, and the sheet overrides it.
+A notebook that is not trusted loses the style sheet and every ``var()``. So the necessary styles
+are on the elements, in colours for light and dark pages, and the sheet overrides them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ WARN, IDLE = "217, 123, 0", "128, 128, 128"
 
 MUTED = "opacity: 0.72"
 BREAKABLE = "overflow-wrap: break-word; overflow-wrap: anywhere"
-"""The first for JupyterLab, which removes the second where a notebook is not trusted."""
+"""The first for JupyterLab, which removes the second if a notebook is not trusted."""
 MONO = "font-family: ui-monospace, Menlo, Consolas, monospace; font-size: 0.92em"
 
 _CHIP = "display: inline-block; padding: 0 8px; border-radius: 9px; text-indent: 0"
 _BREAKS = re.compile(r"[,/](?=[^\s,/])")
-"""Behind these a rank set, a store key or a path may continue on the next line."""
+"""After these characters a rank set, a store key or a path may be broken."""
 
 
 def chip(text: str, colour: str) -> str:
@@ -35,13 +35,13 @@ def chip(text: str, colour: str) -> str:
 
 
 def breakable(text: str) -> str:
-    """Escaped `text` with places where what is long may break."""
+    """Escaped `text` in which long words may be broken."""
     # Escaped first, or the breaks would be too; what escape() writes has neither `,` nor `/`.
     return _BREAKS.sub(r"\g<0><wbr>", escape(text, quote=False))
 
 
 def words(text: str) -> str:
-    """Words for a person on one line, without escape codes, as HTML that may break."""
+    """Text on one line, without escape codes, as HTML in which long words may be broken."""
     return breakable(plain(text))
 
 

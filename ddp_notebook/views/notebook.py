@@ -78,7 +78,7 @@ def bench_bundles(
 def live_bundle(
     groups: Sequence[OutputGroup], doing: str, table: StepTable | None = None
 ) -> dict[str, str]:
-    """A running cell: what the ranks wrote so far, what they do, before what they are paused."""
+    """A running cell: the ranks' output so far, what they do, and where they are paused."""
     lines = max(5, _LIVE_LINES // max(1, len(groups)))
     if table is None:
         return {"text/plain": doing, "text/html": output.live(groups, "", doing, lines)}
@@ -95,7 +95,7 @@ def live_bundle(
 def show_outputs(publisher: Any, groups: Sequence[OutputGroup], *, fold: bool = False) -> None:
     """Put the ranks' output into the notebook: streams as streams, figures as figures.
 
-    With `fold`, long text of which there is much as HTML that shows its ends.
+    With `fold`, long text becomes HTML that shows its beginning and its end.
     """
     fold = fold and folded.are_long(groups)
     for group in groups:
@@ -153,7 +153,7 @@ def withheld_text(withheld_bytes: Mapping[int, int]) -> str:
 
 
 class Displays:
-    """Registers how our values are shown in one shell. Knows which cell shows its value itself."""
+    """Registers our types' formatters in one shell. Knows which cell shows its value itself."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
@@ -170,7 +170,7 @@ class Displays:
             formatter.for_type(shown, self._show)
 
     def shown_already(self, value: object = None) -> None:
-        """The running cell shows its value itself, or just this one, and need not once more."""
+        """The running cell shows its value (or only this one) itself: IPython need not."""
         if value is not None:
             self._shown = value
         else:

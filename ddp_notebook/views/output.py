@@ -15,9 +15,9 @@ STREAMS = (OutputKind.STDOUT, OutputKind.STDERR)
 """Output that continues where the last piece ended, perhaps in the middle of a line."""
 
 _CHARACTERS_PER_LINE = 200
-"""Of longer lines than this on average, fewer are shown while a cell runs."""
+"""If lines are longer on average, fewer are shown while a cell runs."""
 _IMAGE_LINES = 20
-"""An image takes the place of this many lines."""
+"""An image counts as this many lines."""
 _IMAGES = ("image/png", "image/jpeg")
 _MARKS = {OutputKind.STDERR: f'class="ddp-stderr" style="background: rgba({markup.BAD}, 0.12)"'}
 GROUP = f"margin-bottom: 10px; padding-left: 9px; border-left: 3px solid rgba({markup.IDLE}, 0.3)"
@@ -32,7 +32,7 @@ def outputs(groups: Sequence[OutputGroup]) -> str:
 
 
 def _text_group(group: OutputGroup) -> str:
-    """One group under its header. Streams go on where they ended; all else has its own lines."""
+    """One group under its header. Streams continue where they ended; the rest is on new lines."""
     body = strip_ansi("".join(_pieces(group.items))).rstrip("\n") or "(no output)"
     return f"── {name_ranks(group.ranks)} ──\n{body}"
 
@@ -64,9 +64,9 @@ def item_text(item: OutputItem) -> str:
 def live(groups: Sequence[OutputGroup], below_html: str, doing: str, tail_lines: int = 60) -> str:
     """What is shown while a cell runs: the end of each group's output, what it does, and more.
 
-    Of each group the last `tail_lines` lines are shown (an image counts as several) and it
-    is said what is left out above them. HTML that a rank displays is not put into the page;
-    its ``text/plain`` stands for it. `below_html` is empty or a view's.
+    Of each group the last `tail_lines` lines are shown (an image counts as several), and above
+    them how much is left out. HTML that a rank displays is not put into the page: its
+    ``text/plain`` is shown. `below_html` is empty or a view's.
     """
     style = "" if markup.STYLE in below_html else markup.STYLE
     shown = "".join(_live_group(group, tail_lines) for group in groups)
@@ -78,7 +78,7 @@ def live(groups: Sequence[OutputGroup], below_html: str, doing: str, tail_lines:
 
 
 def _live_group(group: OutputGroup, tail_lines: int) -> str:
-    """The end of one group's output under its ranks. It stays scrolled to its last line."""
+    """The end of one group's output under its ranks, scrolled to its last line."""
     tail = _tail(group.items, max(tail_lines, 1))
     above = tail.left_out()
     left_out = (
@@ -93,16 +93,16 @@ def _live_group(group: OutputGroup, tail_lines: int) -> str:
 
 @dataclass(slots=True)
 class _Tail:
-    """The end of a group's output, and how much stands above it."""
+    """The end of a group's output, and how much is above it."""
 
     items: list[OutputItem] = field(default_factory=list)
     lines: int = 0
     images: int = 0
     in_line: bool = False
-    """True when the first line shown has lost its beginning."""
+    """True if the beginning of the first line is cut off."""
 
     def left_out(self) -> str:
-        """What stands above, in words; empty when that is nothing."""
+        """How much is above it, in words; empty for nothing."""
         parts = [
             _count(self.lines, "line"),
             _count(self.images, "image"),
@@ -142,7 +142,7 @@ def _tail(items: Sequence[OutputItem], lines: int) -> _Tail:
 def _last_lines(text: str, room: int, characters: int) -> tuple[int, int]:
     """Where the last `room` lines of `text` begin, and how many they are.
 
-    They begin later where they would be more than `characters`.
+    Fewer lines if they have more than `characters`.
     """
     if room <= 0 or not text:
         return len(text), 0
@@ -173,7 +173,7 @@ def blocks(items: Sequence[OutputItem]) -> str:
 
 
 def _pre(items: Sequence[OutputItem]) -> str:
-    """A run of text; what went to stderr is marked."""
+    """A piece of text; stderr is marked."""
     parts: list[str] = []
     line_open = False
     for item in items:
@@ -186,7 +186,7 @@ def _pre(items: Sequence[OutputItem]) -> str:
 
 
 def _image(item: OutputItem) -> str:
-    """An item's image, or nothing if it has none that a page can show."""
+    """An item's image; nothing if it has none that a page can show."""
     if item.what in STREAMS:
         return ""
     for mime in _IMAGES:

@@ -8,14 +8,14 @@ from ddp_notebook.views import markup
 from ddp_notebook.views.table import wrapped
 
 WIDTH = 100
-"""Columns that no line exceeds."""
+"""The width of a line in characters."""
 
 _VIEW = "padding: 4px 0; line-height: 1.45; max-width: 60em"
 _COPY = (
     f"display: block; margin: 3px 0 0; padding: 6px 10px; border-radius: 3px; color: inherit;"
     f" border: 1px solid rgba({markup.IDLE}, 0.35); background: rgba({markup.IDLE}, 0.1);"
     f" white-space: pre-wrap; {markup.BREAKABLE}; line-height: 1.4; {markup.MONO};"
-    # One click selects all of it; where this is removed, a triple click does.
+    # One click selects all of it; if this style is removed, a triple click does.
     " user-select: all"
 )
 
@@ -30,8 +30,8 @@ def indented(text: str, first: str) -> str:
 def view(parts: Sequence[str]) -> str:
     """Parts of HTML as one element.
 
-    All styles are on the elements: a notebook that is not trusted loses style sheets, and the
-    theme's variables with them. A symbol or a word stands beside each colour.
+    All styles are on the elements: a notebook that is not trusted loses style sheets and the
+    theme's variables. Beside each colour there is a symbol or a word.
     """
     return f'<div class="ddp-findings" style="{_VIEW}">{"".join(parts)}</div>'
 

@@ -22,7 +22,7 @@ _GAP = "  "
 _CHILD, _LAST_CHILD, _BESIDE, _BELOW = "├─ ", "└─ ", "│  ", "   "
 _WIDEST_PLACE, _WIDEST_FUNCTION, _NARROWEST_SOURCE = 36, 28, 12
 _NARROWEST = 40
-"""Columns that a line keeps, however deep in the tree it is."""
+"""The least width of a line, at any depth of the tree."""
 _LONGEST_STATE = 200
 
 _STATES = {
@@ -32,7 +32,7 @@ _STATES = {
     Activity.DEAD: ("dead", "dead: {more}"),
     Activity.SILENT: ("does not answer", "does not answer: {more}"),
 }
-"""What ranks are at that are in no call, without and with more to say about it."""
+"""The state of ranks that are in no call, without and with details."""
 _COLOURS = {
     Activity.WAITING: markup.BUSY,
     Activity.BUSY: markup.OK,
@@ -70,7 +70,7 @@ def function_words(frame: Frame) -> str:
 
 
 def file_names(tree: StackTree) -> dict[str, str]:
-    """A short name for each file: its own, with its folder's where two are called the same."""
+    """A short name for each file: its own, with its folder's if two have the same."""
     files = {frame.file for branch in tree.branches for frame in _all_frames(branch)}
     own = {file: _last_parts(file, 1) for file in files}
     alike = {name for name in own.values() if list(own.values()).count(name) > 1}
@@ -88,7 +88,7 @@ def _last_parts(file: str, count: int) -> str:
 
 
 def state_words(doing: Doing, tail: Sequence[Frame]) -> str:
-    """What ranks at the end of a path are at; `tail` are the frames of libraries they are in."""
+    """The state of ranks at the end of a path; `tail` are the frames of libraries they are in."""
     more = cut(plain(doing.text), _LONGEST_STATE)
     if doing.activity in _STATES:
         alone, with_more = _STATES[doing.activity]
@@ -101,7 +101,7 @@ def state_words(doing: Doing, tail: Sequence[Frame]) -> str:
 
 
 def _call(doing: Doing, tail: Sequence[Frame]) -> str:
-    """``all_reduce (torch.distributed)``; without one of torch, the innermost call."""
+    """``all_reduce (torch.distributed)``; without a call of torch, the innermost call."""
     operation = plain(doing.operation)
     if not operation:
         return _in_module(tail[-1]) if tail else ""
@@ -117,9 +117,9 @@ def _in_module(frame: Frame) -> str:
 
 
 def drawn(branch: Branch) -> tuple[Frame, ...]:
-    """The frames that tell where these ranks are: the user's.
+    """The frames to show of these ranks: the user's.
 
-    Of ranks that part within a library, the innermost, where nothing else tells them apart.
+    For ranks that differ only within a library, the innermost.
     """
     users = tuple(frame for frame in branch.frames if not frame.library)
     return users or (branch.frames[-1:] if branch.doing is None else ())
@@ -134,9 +134,9 @@ def tail_after(branch: Branch, tail: tuple[Frame, ...]) -> tuple[Frame, ...]:
 
 
 def without_library_lines(branch: Branch, tail: tuple[Frame, ...]) -> Branch:
-    """The branch, ranks put together again that part only in a library and are at the same.
+    """The branch, with ranks merged that differ only in a library and are in the same call.
 
-    On their way into a collective ranks are at other lines of torch for a moment.
+    On their way into a collective, ranks are at different lines of torch for a moment.
     """
     if branch.doing is not None:
         return branch
@@ -158,7 +158,7 @@ def without_library_lines(branch: Branch, tail: tuple[Frame, ...]) -> Branch:
 
 
 def locals_words(branch: Branch, frame: Frame) -> list[str]:
-    """The variables, a line each: first those alike on the branch's ranks, then each other one."""
+    """The variables, a line each: first those equal on all ranks of the branch, then the others."""
     alike = [local for local in frame.locals if local.ranks == branch.ranks]
     differing: dict[str, list[Local]] = {}
     for local in frame.locals:
@@ -175,7 +175,7 @@ def locals_words(branch: Branch, frame: Frame) -> list[str]:
 
 
 def text(t: StackTree) -> str:
-    """The tree, a branch below the other; ranks that share no line have trees of their own."""
+    """The tree, one branch below the other; ranks that share no line have trees of their own."""
     if not t.branches:
         return NO_RANKS
     drawing = _Drawing(file_names(t))
@@ -192,7 +192,7 @@ class _Drawing:
     def lines(
         self, branch: Branch, head: str, below: str, tail: tuple[Frame, ...]
     ) -> Iterator[str]:
-        """A branch and its children. `head` stands before its first line, `below` before others."""
+        """A branch and its children. `head` begins its first line, `below` the others."""
         tail = tail_after(branch, tail)
         own = below + (_BESIDE if branch.children else _BELOW)
         label = head + name_ranks(branch.ranks)
@@ -212,7 +212,7 @@ class _Drawing:
             yield from self.lines(child, below + _LAST_CHILD, below + _BELOW, tail)
 
     def _rows(self, branch: Branch, room: int) -> list[str]:
-        """A line for each frame that is drawn, its parts below each other's, and its locals."""
+        """A line for each frame that is drawn, in aligned columns, and its local variables."""
         frames = drawn(branch)
         places = [_clip(place_words(f, self.names), _WIDEST_PLACE, end=True) for f in frames]
         functions = [_clip(function_words(f), _WIDEST_FUNCTION) for f in frames]

@@ -12,7 +12,7 @@ from ddp_notebook.views.paragraphs import WIDTH, box, indented, view
 from ddp_notebook.views.table import Cell, Column, Row, Table, wrapped
 
 STATE_SYMBOLS = {"paused": "‖", "waiting": "…", "failed": "✗", "dead": "†", "done": "✓"}
-"""Each is one column wide, and in every font that has box-drawing characters."""
+"""Each is one column wide and in every font that has box-drawing characters."""
 
 NEXT = "next"
 
@@ -62,7 +62,7 @@ def html(t: StepTable) -> str:
 
 
 def since_words(seconds: float) -> str:
-    """A time span of a still picture: ``< 1 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    """A time span in a static view: ``< 1 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
     if not math.isfinite(seconds):
         return ""
     if seconds < 1:
@@ -81,7 +81,7 @@ def _table(t: StepTable) -> Table:
 
 
 def _row(row: StepRow) -> Row:
-    """One row in the order of the columns; that its ranks failed or died shows over all of it."""
+    """One row in the order of the columns; if its ranks failed or died, the whole row is marked."""
     colour = _STATE_COLOURS.get(row.state, markup.IDLE)
     state = f"{STATE_SYMBOLS.get(row.state, '•')} {plain(row.state)}"
     cells = (
@@ -113,5 +113,5 @@ def _details(t: StepTable) -> str:
 
 
 def _within_width(line: str) -> str:
-    """A line with its own spaces; only one that is too long is broken."""
+    """A line with its spaces; it is broken only if it is too long."""
     return line if len(line) <= WIDTH else "\n".join(wrapped(line, WIDTH))

@@ -14,12 +14,12 @@ Block = Mapping[str, Any]
 """What one rank measured in one block, as `steps_loop` gives it."""
 
 _LATE_SHARE = 0.02
-"""A rank that is late by less than this part of a step is not worth a word."""
+"""A rank that is late by less than this part of a step is not reported."""
 _MANY_STEPS = 8
-"""With fewer no rank is named: what comes last three times may do so by chance."""
+"""With fewer steps no rank is named: a rank can be last three times by chance."""
 _ROUND_NOISE = 0.1
-"""Ranks that do the same differ by this share of its time from round to round (measured: the
-standard deviation of a round's median): caches, clock rates, cores that share their units."""
+"""Ranks with equal work differ by this share of its time from round to round (measured: the
+standard deviation of a round's median): caches, clock rates, cores that share units."""
 _NORMAL_999 = 3.2905
 """99.9 %, and not 95 %: whoever is named is blamed, and every rank at every point might be."""
 _SPREAD = 1.4826
@@ -27,7 +27,7 @@ _SPREAD = 1.4826
 
 
 def beside(block: Sequence[Block], name: str) -> Iterator[tuple[Any, ...]]:
-    """Step by step, what each rank has of it."""
+    """The measurements by step, and of each step by rank."""
     return zip(*(rank[name] for rank in block), strict=True)
 
 
@@ -39,14 +39,14 @@ class Hooked:
     forward_ns: list[list[int]]
     began_ns: list[list[int]]
     buckets: list[list[list[list[int]]]]
-    """By step, rank and bucket: ready, issued, done, and how long by the second of them the rank
-    had waited for a core since its step began."""
+    """By step, rank and bucket: when it was ready, issued and done, and how long the rank had
+    waited for a core from the start of the step until it issued the bucket."""
     forward_waited_ns: list[list[int]]
-    """For a core, in the forward alone."""
+    """How long the rank waited for a core in the forward."""
     sizes: list[int]
     logged: list[tuple[int, int]]
     rounds: list[int]
-    """Of each step, the round it was taken in."""
+    """The round of each step."""
     on_host: bool
 
     @classmethod
@@ -75,7 +75,7 @@ class Hooked:
         )
 
     def fields(self, step_ns: float) -> dict[str, Any]:
-        """What a `StepPoint` says of them. `step_ns` is the step without a hook."""
+        """A `StepPoint`'s fields about buckets. `step_ns` is the time of a step without a hook."""
         fields: dict[str, Any] = {"hook_step_us": statistics.median(self.steps_ns) / 1e3}
         if self.logged:
             fields["logger_exposed_us"] = statistics.median(a - b for a, b in self.logged) / 1e3
@@ -111,7 +111,7 @@ class Hooked:
         return range(len(self.buckets))
 
     def _issued(self, step: int, bucket: int) -> list[int]:
-        """When each rank came to the all_reduce of a bucket."""
+        """When each rank called all_reduce for a bucket."""
         return [buckets[bucket][1] for buckets in self.buckets[step]]
 
     def _arrivals(self) -> Iterator[BucketArrival]:
@@ -140,8 +140,8 @@ class Hooked:
     def _own(self, step: int) -> list[int]:
         """By rank, what it did itself from the beginning of its step to its last all_reduce.
 
-        Its own beginning: all_reduce does not end at once on all ranks, and who began late for
-        that is not to blame. Nor is who had to wait for a core.
+        From its own beginning, since all_reduce does not end at the same time on all ranks, and
+        without the time in which it waited for a core: a rank is responsible for neither.
         """
         return [
             forward + buckets[-1][1] - began - buckets[-1][3]
@@ -171,7 +171,7 @@ def split_spans(buckets: Sequence[Sequence[int]]) -> tuple[int, int]:
 
 
 def _union(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The spans with those that touch made one, in order."""
+    """The spans in order, overlapping ones joined."""
     current: tuple[int, int] | None = None
     for start, end in sorted(spans):
         if current is None or start > current[1]:
@@ -190,15 +190,14 @@ def straggler(
     rounds: Sequence[int],
     step_ns: float,
 ) -> Straggler | None:
-    """The rank for which the others wait; None when there is none, or too little is known.
+    """The rank that the others wait for; None if there is none, or too little is known.
 
-    By step, what each rank took for what it did itself until its last all_reduce, and for the
-    forward of that, and in which round. All_reduce makes whole steps equally long on all ranks,
-    so only this tells. It must be without the waiting for a core: where ranks are more than cores
-    that is as much as the computation, and falls now on one rank and now on another. A rank is
-    named when the 99.9 % interval of what it takes beyond the others is above a fiftieth of
-    the step, and it takes longer in every round: what disturbs a rank for a second is not its
-    doing.
+    The arguments are, by step: the time of each rank's own work until its last all_reduce, the
+    forward's part of it, and the round. all_reduce makes whole steps equally long on all ranks, so
+    only a rank's own work tells them apart. Time spent waiting for a core is left out: with more
+    ranks than cores it is as long as the computation and hits a different rank each time. A rank is
+    named if the 99.9 % interval of its excess over the others is above a fiftieth of the step, and
+    if it is slower in every round: a disturbance of one second is not the rank's own.
     """
     if len(own_ns) < _MANY_STEPS or len(own_ns[0]) < 2:
         return None
@@ -226,7 +225,7 @@ def _half_interval(
 ) -> float:
     """Half of the 99.9 % interval of a median margin.
 
-    The steps of a round are alike in what disturbs them, so a round counts as one step would.
+    The steps of a round have the same disturbances, so a round counts as one observation.
     """
     middle = statistics.median(margins)
     spread = _SPREAD * statistics.median(abs(margin - middle) for margin in margins)
@@ -243,5 +242,5 @@ def _in_every_round(margins: Sequence[float], rounds: Sequence[int]) -> bool:
 
 
 def _beyond_others(times_ns: Sequence[int], rank: int) -> float:
-    """How much longer a rank took than the others, of whom one may be held up for a moment."""
+    """How much longer a rank took than the others, allowing for one of them being delayed."""
     return times_ns[rank] - statistics.median(t for r, t in enumerate(times_ns) if r != rank)

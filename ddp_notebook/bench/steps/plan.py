@@ -1,7 +1,7 @@
 """What a benchmark of training steps will run: blocks, batches, buckets, memory.
 
-A *block* is some steps of one kind, back to back. The kinds are compared with each other, so
-each comes in every round, in another order: a disturbance of a moment then falls on all alike.
+A *block* is some steps of one kind, back to back. The kinds are compared with each other, so each
+round has all of them, in another order: then a short disturbance hits all kinds alike.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ddp_notebook.model import format_bytes
 _MOST_MB = 2**20
 _LEAST_REDUCE_BYTES = 4096
 _MOST_REDUCES = 16
-"""All_reduces under way at once, at most: more of a small size are worked out from these, and
-what is left of the budget goes to the steps."""
+"""The most all_reduces in flight: the time of more of a small size is extrapolated, and the rest of
+the budget is for the steps."""
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
-    """The batch sizes that ``8,16,32`` writes, smallest first. Raises ValueError."""
+    """The batch sizes in a list ``8,16,32``, smallest first. Raises ValueError."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdecimal() and int(word) for word in words):
         raise ValueError(
@@ -33,7 +33,7 @@ def parse_batches(text: str) -> tuple[int, ...]:
 
 
 def parse_buckets(text: str) -> tuple[str, ...]:
-    """The bucket sizes that ``1,5,25,default`` writes, in its order. Raises ValueError."""
+    """The bucket sizes in a list ``1,5,25,default``, in its order. Raises ValueError."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or any(_megabytes(word) is None for word in words if word != DEFAULT_BUCKET):
         raise ValueError(
@@ -61,7 +61,7 @@ class Block:
 
     kind: str
     number: int
-    """Of the block, from 0: what two ranks did in the same block belongs together."""
+    """The number of the block, from 0, the same on all ranks."""
     round: int
     batch: int = 0
     bucket: str = ""
@@ -70,7 +70,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One run. Every rank gets the same plan and so does the same in the same order."""
+    """One run. Every rank gets the same plan, and does the same in the same order."""
 
     model: str = "cnn"
     """A variable of the ranks (a module, a DDP module, a function that makes one), or the name
@@ -78,12 +78,12 @@ class StepPlan:
     loss: str = ""
     """A variable of the ranks: a function of output and target. Empty: a loss that needs none."""
     data: str = ""
-    """A variable of the ranks that has samples. Empty: random ones are made to fit."""
+    """A variable of the ranks with samples. Empty: random samples of the right shape."""
     batches: tuple[int, ...] = (8, 32, 128)
     """Samples per rank, smallest first."""
     buckets: tuple[str, ...] = (DEFAULT_BUCKET,)
     budget_s: float = 30.0
-    """What the whole run should take, in seconds. One round of the least is run even so."""
+    """How long the whole run should take, in seconds. At least one round is run."""
     rounds: int = 3
     min_steps: int = 4
     """Timed steps of each kind in a block, however short the budget."""
@@ -104,13 +104,13 @@ class StepPlan:
             raise ValueError(f"max_steps is {self.max_steps}: it must be at least min_steps.")
 
     def bucket_mb(self, bucket: str) -> float | None:
-        """The size of a bucket in MiB; None for what DDP does by itself."""
+        """The size of a bucket in MiB; None for DDP's default."""
         return None if bucket == DEFAULT_BUCKET else float(bucket)
 
     def schedule(
         self, batches: Sequence[int], reduce_sizes: Sequence[int], world_size: int
     ) -> tuple[Block, ...]:
-        """All blocks in the order they are run. `batches` are those that can be."""
+        """All blocks in the order in which they run. `batches` are the possible batch sizes."""
         order = random.Random(self.seed)  # noqa: S311 - shuffles, keeps no secret
         kinds = [
             {"round": number, **block}
@@ -129,7 +129,7 @@ class StepPlan:
         first: bool,
     ) -> Iterator[dict[str, Any]]:
         groups: list[list[dict[str, Any]]] = [
-            # One DDP object serves a group: to make one takes longer than a short step.
+            # One DDP object per group of blocks: making one takes longer than a short step.
             [
                 {"kind": kind, "batch": batch, "bucket": bucket}
                 for batch in order.sample(batches, k=len(batches))
@@ -148,7 +148,7 @@ class StepPlan:
     def steps(self, each_ns: float, left_ns: float, blocks_left: int, kinds: int = 1) -> int:
         """How many steps of `each_ns` to time in a block of `kinds` kinds.
 
-        `left_ns` of the budget are left for this block and the rest of `blocks_left`.
+        `left_ns` of the budget are left for this and the other `blocks_left`.
         """
         share_ns = left_ns / max(blocks_left, 1) / kinds
         return max(self.min_steps, min(int(share_ns / max(each_ns, 1.0)) - 2, self.max_steps))
@@ -171,9 +171,9 @@ def reduces_at_once(size_bytes: int, gradient_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a rank needs and what it may have, in bytes.
+    """The memory that a rank needs and may use, in bytes.
 
-    `fixed_bytes` whatever the batch: the copy of the model, its gradients, DDP's buckets.
+    `fixed_bytes` for any batch size: the copy of the model, its gradients, DDP's buckets.
     `sample_bytes` for each sample: its input and what the forward keeps for the backward.
     """
 
@@ -186,7 +186,7 @@ class Memory:
         return int(self.fixed_bytes + self.sample_bytes * batch)
 
     def refusal(self, batches: Sequence[int]) -> str:
-        """Why the largest of `batches` does not fit, and which would; empty when all do."""
+        """Why the largest of `batches` does not fit, and which one would; empty if all fit."""
         batch = max(batches)
         if self.needs(batch) <= self.available_bytes:
             return ""

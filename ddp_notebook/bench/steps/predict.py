@@ -1,21 +1,21 @@
 """Training steps at another number of ranks, by a model checked against measurements.
 
-A step is the computation as measured under no_sync, and what is left of communication. Each
-bucket is ready at its place in the backward and takes what a latency-bandwidth fit of reducing its
-size says; buckets go one after the other (Li et al., PVLDB 13 (12), 2020, section 3.2.3). What
-they need after the last gradient is exposed. Where ranks compute on all cores, communication
-takes its time from the computation, and nothing is hidden, wherever it falls.
+A step is the computation, measured under no_sync, and the exposed communication. Each bucket is
+ready at its point of the backward, and its all_reduce takes the time that a latency-bandwidth fit
+gives for its size; buckets are reduced one after the other (Li et al., PVLDB 13 (12), 2020, section
+3.2.3). The time they need after the last gradient is exposed. If ranks compute on all cores,
+communication takes CPU time from the computation, and none of it is hidden.
 
-All_reduces by themselves do not tell all of it: beside a backward a bucket takes longer, because
-the backend's threads must first get a core from the one that computes (two ranks on two cores: 1
-to 2 ms a bucket, whatever its size). That latency is the one number taken from the steps: the one
-with which the model errs as often upwards as downwards. A point is checked with the latency that
-the other points give, so that the error said is one of predicting and not one of fitting.
+Separate all_reduces do not tell everything: during a backward a bucket takes longer, because the
+backend's threads must first get a core from the computation (two ranks on two cores: 1 to 2 ms a
+bucket, whatever its size). This latency is the only number fitted to the steps: with it the model's
+errors are as often positive as negative. Each point is checked with the latency fitted to the other
+points, so that the stated error is that of a prediction.
 
-To another number of ranks: latency grows as the steps of a ring all_reduce, 2(n-1), and the time of
-sending with the bytes that each rank sends, 2(n-1)/n. Ranks that share cores compute slower as they
-become more than the cores. How they take turns is the scheduler's, and nothing measured here says:
-the error that is stated grows as they become more. (From 2 to 4 ranks on 2 cores half of the points
+For another number of ranks, latency grows like the steps of a ring all_reduce, 2(n-1), and the time
+of sending like the bytes that each rank sends, 2(n-1)/n. Ranks that share cores compute more slowly
+when they outnumber the cores. How they take turns depends on the scheduler, which is not measured
+here: the stated error grows with their number. (From 2 to 4 ranks on 2 cores half of the points
 were off by 5 to 18 % and none by more than 33 %.)
 """
 
@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from ddp_notebook.bench.steps.results import PredictedStep, Prediction, StepBenchResult, StepPoint
 
 _MOST_ERROR = 0.2
-"""A model that is off by more at half of what was measured says nothing about the rest."""
+"""A model with a larger median error is not used for predictions."""
 _HALVINGS = 40
 
 ReduceTime = Callable[[float], float]
@@ -37,7 +37,7 @@ ReduceTime = Callable[[float], float]
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What a prediction stands on. `latency_us` is the part of `reduce_s` without any bytes."""
+    """The inputs of a prediction. `latency_us` is the part of `reduce_s` without any bytes."""
 
     reduce_s: ReduceTime
     latency_us: float
@@ -47,9 +47,9 @@ class Ground:
     busy_cores: float
     """Of each rank, while it communicates."""
     shares_cores: bool
-    """The ranks compute on the cores that communication needs too: CPUs, one host."""
+    """The ranks compute on the cores that communication needs: CPUs, one host."""
     beside_us: float = 0.0
-    """Latency of each bucket that comes only beside computation."""
+    """Additional latency of each bucket during computation."""
 
     def reduce_us(self, size_bytes: int, world_size: int) -> float:
         """Reducing a bucket on `world_size` ranks."""
@@ -65,9 +65,9 @@ class Ground:
         ) * self.crowding(theirs, self.busy_cores)
 
     def crowding(self, world_size: int, busy_cores: float) -> float:
-        """How much slower `world_size` ranks are than those measured, for want of cores.
+        """How much slower `world_size` ranks are than the measured ones because they share cores.
 
-        `busy_cores` is how many each of them would keep busy.
+        `busy_cores` is the number of cores that each of them would keep busy.
         """
         if not self.shares_cores:
             return 1.0
@@ -113,15 +113,15 @@ def predict(result: StepBenchResult, ground: Ground, world_size: int) -> Predict
 
 
 def _within(worst: float, ground: Ground, here: int, world_size: int) -> float:
-    """How far off steps at `world_size` may be. A few points that fit well by luck vouch for no
-    more than what the model is used for."""
+    """The error to expect of steps at `world_size`; at another number of ranks at least
+    `_MOST_ERROR`, since a few points may fit well by chance."""
     if world_size == here:
         return worst
     return max(worst, _MOST_ERROR) * max(1.0, ground.crowding(world_size, ground.threads))
 
 
 def _far_off(points: Sequence[StepPoint], typical: float, worst: float) -> str:
-    """Why a model that is so far off is not used; it may be what was measured that is vague."""
+    """Why a model with such errors is not used; the measurements themselves may be imprecise."""
     halves = [(p.exposed_interval_us[1] - p.exposed_interval_us[0]) / 2 / p.step_us for p in points]
     vague = statistics.median(halves)
     budget = (
@@ -136,7 +136,7 @@ def _far_off(points: Sequence[StepPoint], typical: float, worst: float) -> str:
 
 
 def calibrated(ground: Ground, points: Sequence[StepPoint], world_size: int) -> Ground:
-    """`ground` with the latency beside computation that is right in the middle of `points`."""
+    """`ground` with the latency during computation fitted to `points`: half of them lie above."""
 
     def off(beside_us: float) -> float:
         tried = replace(ground, beside_us=beside_us)
@@ -162,7 +162,7 @@ def step_us(point: StepPoint, ground: Ground, world_size: int) -> float:
 
 
 def _ready(point: StepPoint, slower: float) -> list[float]:
-    """When each bucket is ready in a backward that nothing disturbs."""
+    """When each bucket is ready in an undisturbed backward."""
     if not point.ready_us:
         return [point.backward_us * slower] * len(point.arrivals)
     # The hooks saw a backward that communication slowed down: only the proportions hold.
@@ -171,7 +171,7 @@ def _ready(point: StepPoint, slower: float) -> list[float]:
 
 
 def exposed_us(ready: Sequence[float], takes: Sequence[float], backward_us: float) -> float:
-    """How long after the backward the last bucket is done, when they go one after the other."""
+    """How long after the backward the last bucket is done, if they are reduced one by one."""
     end = 0.0
     for at, duration in zip(ready, takes, strict=True):
         end = max(end, at) + duration

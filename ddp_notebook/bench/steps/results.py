@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DEFAULT_BUCKET = "default"
-"""The bucket size of which DDP is told nothing: first a bucket of 1 MiB, then of 25."""
+"""DDP's own bucket sizes: first a bucket of 1 MiB, then of 25 MiB."""
 
 
 def name_bucket(bucket: str) -> str:
@@ -15,9 +15,9 @@ def name_bucket(bucket: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BucketArrival:
-    """One bucket of gradients: how late each rank came to its all_reduce.
+    """One bucket of gradients: how late each rank called its all_reduce.
 
-    `late_us` has an entry for each rank: the median time after the first rank to come.
+    `late_us` has an entry for each rank: the median time after the first rank's call.
     """
 
     size_bytes: int
@@ -26,12 +26,12 @@ class BucketArrival:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A rank that the others wait for: it takes longer to the all_reduces, time after time.
+    """A rank that the others wait for: it reaches its all_reduces later, in most steps.
 
-    `late_us` is the median of how much longer it takes to the last bucket of a step than the
-    others, taken at their median and without waiting for a core; `low_us` the lower end of
-    its 99.9 % interval. `where` is the part of the step it is lost in: ``forward`` or
-    ``backward``. `share` of the steps it takes longer in.
+    `late_us` is the median of how much longer than the others' median it takes to the last bucket
+    of a step, without waiting for a core; `low_us` is the lower end of its 99.9 % interval.
+    `where` is the part of the step in which the time is lost: ``forward`` or ``backward``. `share`
+    is the share of steps in which it takes longer.
     """
 
     rank: int
@@ -45,21 +45,21 @@ class Straggler:
 class StepPoint:
     """A DDP step at one batch size and one bucket size. Times are medians over steps, in us.
 
-    A step takes as long as on its slowest rank. `local_us` is the same step under no_sync, and
-    `forward_us`, `backward_us` and `optimizer_us` are its parts. `exposed_us` is the step minus
-    the local step: what communication adds to it, with its 95 % interval; this is the truth
-    that the others are held against. `overlapped_us` is communication that ran beside the
-    backward, by a hook's stamps. `hook_exposed_us` and `logger_exposed_us` say what such stamps,
-    and DDP's own logger, take for exposed; None where they cannot tell. `hook_step_us` is the
-    step with the hook in it. `alone_us` is the step of one rank while the others rest.
+    The time of a step is that of its slowest rank. `local_us` is the same step under no_sync, and
+    `forward_us`, `backward_us` and `optimizer_us` are its parts. `exposed_us` is the step minus the
+    local step: what communication adds to it, with its 95 % interval; it is the reference for the
+    other estimates. `overlapped_us` is communication during the backward, by a hook's timestamps.
+    `hook_exposed_us` and `logger_exposed_us` are the exposed communication by these timestamps and
+    by DDP's own logger; None if they have none. `hook_step_us` is the step with the hook.
+    `alone_us` is the step of one rank while the others are idle.
     """
 
     batch: int
     """Samples per rank."""
     bucket: str
-    """Size of a bucket as it is asked for: MiB, or ``default``."""
+    """The requested bucket size: MiB, or ``default``."""
     steps: int
-    """How many were timed."""
+    """The number of timed steps."""
     step_us: float
     local_us: float
     forward_us: float
@@ -74,10 +74,10 @@ class StepPoint:
     hook_step_us: float | None = None
     logger_exposed_us: float | None = None
     ready_us: tuple[float, ...] = ()
-    """For each bucket, when its gradients are ready: after the backward began, with the hook."""
+    """When each bucket's gradients are ready, from the start of the backward, with the hook."""
     arrivals: tuple[BucketArrival, ...] = ()
     own_us: tuple[float, ...] = ()
-    """For each rank, what it takes itself to its last all_reduce, without waiting for a core."""
+    """The time of each rank's own work until its last all_reduce, without waiting for a core."""
     straggler: Straggler | None = None
     skew_us: tuple[float, ...] = ()
     """For each step with the hook: from the first rank at the last bucket to the last one."""
@@ -109,22 +109,22 @@ class StepPoint:
 class ReducePoint:
     """Reducing all gradients in all_reduces of `size_bytes` each, as a DDP step does.
 
-    `each_us` is the time of one: copied in, reduced, copied out, several under way at once.
-    `total_us` is for all gradients.
+    `each_us` is the time of one: copied in, reduced, copied out, several in flight at a time.
+    `total_us` is the time for all gradients.
     """
 
     size_bytes: int
     each_us: float
     total_us: float
     busy_cores: float = 1.0
-    """CPU cores that a rank keeps busy meanwhile, with all its threads."""
+    """CPU cores that a rank, with all its threads, keeps busy during it."""
     scaled: bool = False
-    """True when only some of them were timed, and `total_us` is worked out from those."""
+    """True if only some of them were timed, and `total_us` is extrapolated."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedStep:
-    """What the model says of one point. `measured_us` is None where nothing was measured."""
+    """The model's prediction for one point. `measured_us` is None if nothing was measured."""
 
     batch: int
     bucket: str
@@ -133,31 +133,31 @@ class PredictedStep:
 
     @property
     def error(self) -> float | None:
-        """How far off it is, as a share of what was measured; more than 0: too long."""
+        """The relative error; positive if the prediction is too long."""
         return None if self.measured_us is None else self.step_us / self.measured_us - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Steps as a model works them out, not as they were measured.
+    """Steps predicted by a model.
 
-    `checked` are at the world size that was measured, each by what the other points say; `steps`
-    are at `world_size`. `assumes` says what the model takes for granted. With `refused` there are
-    no steps, and it says why.
+    `checked` are at the measured world size, each predicted from the other points; `steps` are at
+    `world_size`. `assumes` states the model's assumptions. If `refused` is not empty, it says why
+    there are no steps.
     """
 
     world_size: int
     checked: tuple[PredictedStep, ...] = ()
     steps: tuple[PredictedStep, ...] = ()
     within: float = 0.0
-    """How far off `steps` may be, as a share of them: the worst of `checked`, a fifth at least
-    where nothing was measured, and more where ranks share cores that they did not share."""
+    """The relative error to expect of `steps`: the worst of `checked`; at least a fifth where
+    nothing was measured, and more if ranks share cores that they did not share before."""
     assumes: tuple[str, ...] = ()
     refused: str = ""
 
     @property
     def errors(self) -> tuple[float, ...]:
-        """How far off the model is at each measured point, without sign."""
+        """The absolute relative error at each measured point."""
         return tuple(abs(each.error) for each in self.checked if each.error is not None)
 
 
@@ -174,7 +174,7 @@ class StepBenchResult:
     parameters: int
     gradient_bytes: int
     inputs: str
-    """What the model was fed with, and what its loss was, in words."""
+    """The model's input and loss, in words."""
     backend: str
     device: str
     world_size: int
@@ -188,7 +188,7 @@ class StepBenchResult:
     notes: tuple[str, ...] = ()
     problem: str = ""
     others_cpu: float | None = None
-    """CPU cores that processes other than the ranks kept busy meanwhile; None where unknown."""
+    """CPU cores kept busy by processes other than the ranks; None if not known."""
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -197,12 +197,12 @@ class StepBenchResult:
 
     @property
     def buckets(self) -> tuple[str, ...]:
-        """The bucket sizes as they were asked for, smallest first, the default last."""
+        """The requested bucket sizes, smallest first, the default last."""
         return tuple(dict.fromkeys(point.bucket for point in self.points))
 
     @property
     def main_bucket(self) -> str:
-        """The bucket size that is shown where one must do: the default, where it was measured."""
+        """The bucket size to show where only one is shown: the default, if it was measured."""
         return DEFAULT_BUCKET if DEFAULT_BUCKET in self.buckets else self.buckets[0]
 
     @property
@@ -214,8 +214,8 @@ class StepBenchResult:
     def straggler(self) -> Straggler | None:
         """The rank that the others wait for; None for none.
 
-        Named at a point at least, and the slowest at more than half of them: what it loses may
-        be too little to be seen beside a large batch.
+        It is the straggler of at least one point and the slowest at more than half of the points:
+        beside a large batch its delay may be too small to be seen.
         """
         seen = [point.own_us for point in self.points if point.own_us]
         slowest = [own.index(max(own)) for own in seen]

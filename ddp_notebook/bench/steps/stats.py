@@ -1,7 +1,7 @@
 """From every rank's blocks to where the time of a training step goes.
 
-A block is a JSON object, as `steps_loop` gives it, and blocks of the same number belong together.
-A block that one rank lacks, because it was stopped or died, is left out on all.
+A block is a JSON object made by `steps_loop`; blocks with the same number belong together. A block
+that one rank lacks, because it was stopped or died, is left out for all ranks.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _RESAMPLES = 400
 def summarise(
     about: StepBenchResult, per_rank: Sequence[Sequence[Block]], *, rounds: int
 ) -> StepBenchResult:
-    """`about` with the points of the blocks that every rank has; without any, with none.
+    """`about` with the points of the blocks that every rank has; there may be none.
 
-    `rounds` are those of the plan: a budget may be spent before.
+    `rounds` are those of the plan: the budget may end before.
     """
     blocks = list(_together(per_rank))
     points = tuple(_points(blocks, len(per_rank)))
@@ -44,9 +44,9 @@ def summarise(
 
 
 def so_far(about: StepBenchResult, per_rank: Sequence[Sequence[Block]]) -> StepBenchResult:
-    """`about` with the points of a run that goes on: the parts of each step, and nothing more.
+    """`about` with the points of a run in progress: only the parts of each step.
 
-    Intervals take a tenth of a second, which the ranks that are measured would notice.
+    Intervals take a tenth of a second to compute, which would disturb the ranks.
     """
     blocks = list(_together(per_rank))
     points = (_point(key, plain, len(per_rank), resamples=0) for key, plain in _in_order(blocks))
@@ -77,7 +77,7 @@ def _in_order(blocks: Sequence[list[Block]]) -> Iterator[tuple[tuple[Any, ...], 
 
 
 def _order(bucket: str) -> float:
-    """Where a bucket size stands among others: by size, the default last."""
+    """The sort key of a bucket size: by size, the default last."""
     try:
         return float(bucket)
     except ValueError:
@@ -127,14 +127,14 @@ def _point(
 
 
 def slowest(block: Sequence[Block], kind: str) -> list[Sequence[int]]:
-    """Of each step, the parts on the rank where the whole of it took longest."""
+    """The parts of each step on its slowest rank."""
     return [max(step, key=sum) for step in beside(block, kind)]
 
 
 def middle_parts(steps: Sequence[Sequence[int]]) -> list[float]:
-    """The parts of a step as they typically are: their means over the middle fifth of the steps.
+    """The parts of a typical step: their means over the middle fifth of the steps.
 
-    Medians of parts do not add up to the median of the whole; these add up to what is close to it.
+    Medians of the parts do not add up to the median of the whole; the sum of these means is close.
     """
     ordered = sorted(steps, key=sum)
     outside = 2 * len(ordered) // 5
@@ -143,7 +143,7 @@ def middle_parts(steps: Sequence[Sequence[int]]) -> list[float]:
 
 
 def _interval_us(one: Sequence[int], other: Sequence[int], resamples: int) -> tuple[float, float]:
-    """95 % interval of the difference of the medians, by bootstrap; of no resamples, endless."""
+    """95 % interval of the difference of the medians, by bootstrap; infinite without resamples."""
     if not resamples:
         return -math.inf, math.inf
     draw = random.Random(len(one))  # noqa: S311  # resampling, no secret
@@ -174,10 +174,10 @@ def _reduces(blocks: Sequence[list[Block]], gradient_bytes: int) -> Iterator[Red
 
 
 def break_even(points: Sequence[StepPoint]) -> float | None:
-    """The batch from which all ranks together are faster than one alone; None: at no batch.
+    """The batch size from which all ranks together are faster than one rank; None if at none.
 
-    0 when they are at every batch. Between two batches it is found on a line over the logarithm
-    of the batch.
+    0 if they are at every batch size. Between two batch sizes it is interpolated linearly over the
+    logarithm of the batch size.
     """
     gains = [(p.batch, p.efficiency * p.world_size - 1) for p in points]
     if not gains or points[0].world_size < 2 or gains[-1][1] < 0:
@@ -201,7 +201,7 @@ def _budget_notes(
 
 
 def _notes(points: Sequence[StepPoint], about: StepBenchResult, ranks: int) -> Iterator[str]:
-    """What the reader must know before believing the numbers."""
+    """What the reader should know about the numbers."""
     if ranks == 1:
         yield "One rank sends nothing: there is no communication to tell apart."
     elif about.device == "cpu" and about.cores < ranks * about.threads:
@@ -231,7 +231,7 @@ def _notes(points: Sequence[StepPoint], about: StepBenchResult, ranks: int) -> I
 
 
 def _difference(points: Sequence[StepPoint], name: str, seen: str) -> Iterator[str]:
-    """How far a way of looking at communication is from the truth, in the middle of the points."""
+    """The median error, over points, of one way of measuring exposed communication."""
     known = [p for p in points if getattr(p, seen) is not None and p.exposed_interval_us[0] > 0]
     if not known:
         return

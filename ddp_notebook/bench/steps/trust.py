@@ -10,14 +10,14 @@ from ddp_notebook.bench.steps.results import StepBenchResult, StepPoint
 from ddp_notebook.bench.trust import from_load, worst_first
 
 PERFECT = 1.05
-"""An efficiency above it cannot be: then the step of one rank alone was disturbed."""
+"""A higher efficiency is impossible: then the step of the single rank was disturbed."""
 _SPREAD_FAIR, _SPREAD_NOISY = 0.15, 0.3
 """Half of the range of the middle half of the steps, as a share of their median."""
 _LEAST_STEPS = 8
 
 
 def judge(result: StepBenchResult) -> tuple[Trust, tuple[str, ...]]:
-    """The badge, and every reason why it is not a better one, worst first."""
+    """The badge, and every reason why it is not better, worst first."""
     return worst_first(
         [
             *from_load(result.world_size, result.cores, result.others_cpu),
@@ -56,7 +56,7 @@ def _from_steps(points: Iterable[StepPoint]) -> Iterable[tuple[Trust, str]]:
 
 
 def _at_batches(points: Iterable[StepPoint], trust: Trust, why: str) -> Iterable[tuple[Trust, str]]:
-    """A reason that holds at these points; none for no points."""
+    """A reason that applies to these points; none without points."""
     batches = ", ".join(str(p.batch) for p in points)
     if batches:
         yield trust, f"at batch {batches} {why}"

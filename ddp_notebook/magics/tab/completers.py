@@ -21,7 +21,7 @@ def one_of(candidates: Iterable[str]) -> Completer:
 
 
 def list_of(candidates: Iterable[str]) -> Completer:
-    """Several of a few names, with commas between."""
+    """Several of a few names, separated by commas."""
 
     def complete(word: str, _: Surroundings) -> Sequence[str]:
         before, comma, last = word.rpartition(",")

@@ -18,9 +18,9 @@ _IDENTIFIER = "ddp_notebook"
 
 
 def complete(line: str, around: Surroundings) -> tuple[str, Sequence[str]] | None:
-    """The word at the end of `line`, and what it may become.
+    """The word at the end of `line`, and its completions.
 
-    None where IPython may know: after another magic, for a file, in a script's own arguments.
+    None where IPython completes: after another magic, for a file, in a script's own arguments.
     """
     match = _MAGIC_LINE.match(line)
     if match is None or match["name"] not in _OPTIONS:
@@ -56,7 +56,7 @@ def _unused(options: Sequence[Option], before: Sequence[str]) -> list[str]:
 
 
 def offer_completion(shell: Any, surroundings: Callable[[], Surroundings]) -> None:
-    """Have `shell` complete the lines of our magics. Without a completer: nothing."""
+    """Have `shell` complete the lines of these magics, if it has a completer."""
 
     @context_matcher(identifier=_IDENTIFIER)
     def matches(context: Any) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def offer_completion(shell: Any, surroundings: Callable[[], Surroundings]) -> No
 
 
 def withdraw_completion(shell: Any) -> None:
-    """Have `shell` complete our lines no more."""
+    """Undo `offer_completion`."""
     matchers = _matchers(shell)
     matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != _IDENTIFIER]
 

@@ -1,7 +1,7 @@
-"""Tab and Shift-Tab in a `%%ddp` cell: what the ranks' variables are, as a rank tells it.
+"""Tab and Shift-Tab in a `%%ddp` cell: answers from a rank about its variables.
 
-A rank that is in a cell is not asked. Without an idle one, Tab offers what IPython itself would,
-and Shift-Tab nothing: a variable of the notebook with the same name is another one.
+Only an idle rank is asked. Without one, Tab offers IPython's own completions, and Shift-Tab
+nothing: a variable of the notebook with the same name is a different one.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _WORD = re.compile(r"[^\W\d]\w*")
 
 
 class RankNames:
-    """Has one shell ask the ranks, from `offer` to `withdraw`."""
+    """Lets one shell ask the ranks, from `offer` to `withdraw`."""
 
     def __init__(self, ui: NotebookUi) -> None:
         self._ui = ui
         self._kernel: Any = getattr(ui.shell, "kernel", None)
 
     def offer(self) -> None:
-        """From now on. Without a completer, or a kernel: nothing."""
+        """Begin; without a completer or a kernel this does nothing."""
         matchers = getattr(getattr(self._ui.shell, "Completer", None), "custom_matchers", [])
         matchers.append(self._matcher())
         if self._kernel is not None:
@@ -44,7 +44,7 @@ class RankNames:
             self._kernel.do_inspect = self._inspect
 
     def withdraw(self) -> None:
-        """No more."""
+        """Undo `offer`."""
         matchers = getattr(getattr(self._ui.shell, "Completer", None), "custom_matchers", [])
         matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != _IDENTIFIER]
         if self._kernel is not None:
@@ -60,7 +60,7 @@ class RankNames:
         return matches
 
     def _complete(self, text: str, at: int) -> dict[str, Any]:
-        """What IPython's completer wants of a matcher."""
+        """Completions in the form of a matcher of IPython."""
         first = _in_cell(text, at)
         if first is None:
             return {"completions": []}
@@ -81,7 +81,7 @@ class RankNames:
     def _inspect(
         self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Collection[str] = ()
     ) -> Any:
-        """ipykernel's answer to Shift-Tab; of a cell for ranks, a rank's own."""
+        """ipykernel's answer to Shift-Tab; in a cell for ranks, a rank's answer."""
         first = _in_cell(code, cursor_pos)
         if first is None:
             return self._inspect_elsewhere(code, cursor_pos, detail_level, omit_sections)
@@ -95,7 +95,7 @@ class RankNames:
         return {"status": "ok", "data": bundle, "metadata": {}, "found": bool(bundle)}
 
     def _ranks(self, options: str) -> Ranks | None:
-        """The ranks that the cell is for; all where that is not yet written as it should be."""
+        """The ranks that the cell is for; all if its line is not yet valid."""
         try:
             return chosen_ranks(self._ui.session, CELL.parser.read(options))
         except (UsageError, UsageMistake, HelpShown):
@@ -109,7 +109,7 @@ def _in_cell(text: str, at: int) -> re.Match[str] | None:
 
 
 def _words(code: str, start: int, at: int) -> list[str]:
-    """Words elsewhere in the cell that begin as the one at the cursor does: names to come."""
+    """Words elsewhere in the cell with the same beginning: names that it will define."""
     word = code[start:at]
     if not word.isidentifier() or code[:start].rstrip(" ").endswith("."):
         return []

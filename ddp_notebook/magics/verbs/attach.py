@@ -111,7 +111,7 @@ def where(ui: CallerUi, args: argparse.Namespace, job: Target) -> StackTree | No
 
 
 def only_looked_at(job: Target | None) -> str:
-    """What to add where another verb finds no ranks: it does not mean an attached job's."""
+    """A hint for verbs that find no ranks: they do not act on an attached job's."""
     return "" if job is None else f" Only {_VERBS} look at {job.name}, which is attached."
 
 

@@ -99,7 +99,7 @@ def _bench(ui: NotebookUi, args: argparse.Namespace) -> BenchResult | StepBenchR
 
 
 def _check_no_collective_options(args: argparse.Namespace) -> None:
-    """Raises UsageMistake when an option applies to collectives alone."""
+    """Raises UsageMistake if an option applies to collectives only."""
     for option in given(args, _COLLECTIVE_OPTIONS):
         name = option.names[0]
         raise UsageMistake(

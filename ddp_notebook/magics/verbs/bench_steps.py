@@ -46,7 +46,7 @@ STEP_OPTIONS = (
         type=int,
     ),
 )
-"""Any of them makes `%ddp_bench` measure training steps."""
+"""With any of these options `%ddp_bench` measures training steps."""
 
 
 def given(args: argparse.Namespace, options: Iterable[Option]) -> list[Option]:
@@ -60,7 +60,7 @@ def wants_steps(args: argparse.Namespace) -> bool:
 
 
 def bench_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult:
-    """Measure training steps, and show bar by bar what is measured."""
+    """Measure training steps, and show each result as a bar."""
     plan = _plan(args)
     predict_for = _predict_for(args, ui.session.record.snapshot.world_size)
 

@@ -25,29 +25,29 @@ from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.training import ddp
 
 PROGRESS_STEPS = 1000
-"""A run's progress is told in thousandths."""
+"""A run's progress is reported in thousandths."""
 
 
 class CollectivesBench:
-    """The benchmark of collectives, as the session calls for it."""
+    """Runs the benchmark of collectives when the session calls it."""
 
     def __init__(self, sender: EventSender, observer: Observer) -> None:
         self._sender = sender
         self._observer = observer
 
     def facts(self, request: BenchDevice) -> dict[str, Any]:
-        """What must be known before memory is taken: this rank's host, and what is free there."""
+        """The facts needed before memory is allocated: this rank's host, and its free memory."""
         return {
             "host": socket.gethostname(),
             "free_bytes": memory.free_bytes(torch.device(request.device)),
             "backend": dist.get_backend_config(),
             "buckets_bytes": _buckets_bytes(),
-            # A plain str: its own type would bring torch into the notebook.
+            # A plain str: its own type would load torch in the notebook.
             "versions": {"torch": str(torch.__version__)},
         }
 
     def run(self, request: BenchRequest) -> dict[str, Any] | RankFailure:
-        """Run the benchmark's loop on this rank; a failure: the backend cannot do it."""
+        """Run the benchmark's loop on this rank; returns a failure if the backend cannot do it."""
         plan, members = codec.decode(Plan, request.plan), request.members
         sender = self._sender
 
@@ -89,9 +89,9 @@ def _buckets_bytes() -> list[int]:
 def _groups(
     members: Sequence[int], backend: str, world_sizes: Sequence[int]
 ) -> Iterator[tuple[Any, dict[int, Any]]]:
-    """Torch's own groups, none of them observed: of all `members`, and by world size.
+    """Torch's own groups, not observed: of all `members`, and by world size.
 
-    None for a group that this rank is not in. Those that were made for it are destroyed.
+    None for a group that this rank is not in. Groups made for the benchmark are destroyed.
     """
     made = []
 
@@ -118,7 +118,7 @@ def _groups(
 
 @contextlib.contextmanager
 def _interrupts_noted() -> Iterator[Callable[[], bool]]:
-    """Within, an interrupt is noted: a rank that left a collective would leave the others in it."""
+    """Within, an interrupt is only noted: a rank that left a collective would block the others."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False

@@ -1,4 +1,4 @@
-"""What the machine itself can do: memory copies, a plain TCP socket."""
+"""The machine's own limits: memory copies, a plain TCP socket."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _finish(device: torch.device) -> None:
 
 
 def _pci_address(device: torch.device) -> str:
-    """The GPU's address on the PCI bus; empty for none, or when torch does not tell."""
+    """The GPU's address on the PCI bus; empty without a GPU, or if not known."""
     if device.type != "cuda":
         return ""
     known: Any = torch.cuda.get_device_properties(device)
@@ -78,7 +78,7 @@ def _pci_address(device: torch.device) -> str:
 
 
 def _all_on_one_network(control: Any, device: torch.device) -> bool:
-    """True on all ranks when all of them share a loopback."""
+    """True on all ranks if all of them share a loopback interface."""
     where = [socket.gethostname()]
     with suppress(OSError):
         where.append(Path("/proc/sys/kernel/random/boot_id").read_text())
@@ -90,7 +90,7 @@ def _all_on_one_network(control: Any, device: torch.device) -> bool:
 
 
 def _loopback(control: Any, rank: int, device: torch.device) -> list[dict[str, Any]]:
-    """A byte to and fro, and a stream one way, between ranks 0 and 1 over a plain socket."""
+    """The round trip of a byte, and a stream one way, between ranks 0 and 1 over a plain socket."""
     words = [0, 0, 0]
     listener = None
     if rank == 0:

@@ -1,8 +1,8 @@
 """Gloo's loop threads: what they cost, and their scheduling policy. Linux only.
 
-Gloo moves bytes on a thread of its own, named ``gloo_tcp_loop``. Where there are fewer cores
-than threads that want one, it spins on a lock for whole time slices; as a batch job
-(SCHED_BATCH, which needs no privilege) it gives way sooner. See sched(7).
+Gloo moves bytes on a thread of its own, named ``gloo_tcp_loop``. With fewer cores than runnable
+threads it spins on a lock for whole time slices; as a batch job (SCHED_BATCH, which needs no
+privilege) it yields sooner. See sched(7).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Policies = dict[int, int]
 
 
 def threads() -> list[int]:
-    """The thread ids of gloo's loops in this process; none where that cannot be told."""
+    """The thread ids of gloo's loops in this process; empty if not known."""
     numbers = []
     with contextlib.suppress(OSError):
         for task in _TASKS.iterdir():
@@ -30,7 +30,7 @@ def threads() -> list[int]:
 
 
 def cpu_s() -> float | None:
-    """CPU seconds of gloo's loops in this process so far; None where there is none."""
+    """CPU seconds of gloo's loops in this process so far; None without such a thread."""
     seconds = []
     for thread in threads():
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -39,7 +39,7 @@ def cpu_s() -> float | None:
 
 
 def policies() -> Policies:
-    """How the scheduler treats them now."""
+    """Their present policies."""
     by_thread = {}
     for thread in threads():
         with contextlib.suppress(OSError, AttributeError):
@@ -48,12 +48,12 @@ def policies() -> Policies:
 
 
 def batch() -> None:
-    """From now on they are batch jobs."""
+    """Make them batch jobs."""
     _set({thread: getattr(os, "SCHED_BATCH", 0) for thread in threads()})
 
 
 def restore(before: Policies) -> None:
-    """Treat them as `policies` said."""
+    """Set them back to `policies`."""
     now = policies()
     _set({thread: policy for thread, policy in before.items() if now.get(thread) != policy})
 

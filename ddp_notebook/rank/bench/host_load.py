@@ -9,27 +9,27 @@ from pathlib import Path
 from typing import Any
 
 _THREAD = Path("/proc/thread-self/schedstat")
-"""Of a thread: ns on a core, ns in the run queue, how often it ran. See Linux's sched-stats.rst."""
+"""A thread's ns on a core, ns in the run queue, number of runs. See Linux's sched-stats.rst."""
 _BUSY = (0, 1, 2, 5, 6, 7)
 """Columns of /proc/stat: user, nice, system, irq, softirq, steal. See proc_stat(5)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """What the clocks of this process and its host say at one moment, in seconds."""
+    """The clocks of this process and its host at one moment, in seconds."""
 
     clock_s: float
     own_s: float
     host_s: float | None
-    """Busy time of all the cores this process may use; None where that cannot be told."""
+    """Busy time of all the cores this process may use; None if not known."""
 
     @classmethod
     def read(cls) -> Meter:
-        """The moment now."""
+        """The present moment."""
         return cls(time.monotonic(), time.process_time(), busy_s(Path("/proc/stat")))
 
     def until(self, end: Meter) -> dict[str, Any]:
-        """What was spent from this moment to `end`: a JSON object, None for what is not known."""
+        """The times from this moment to `end`: a JSON object, None for what is not known."""
         known = self.host_s is not None and end.host_s is not None
         return {
             "seconds": end.clock_s - self.clock_s,
@@ -39,7 +39,7 @@ class Meter:
 
 
 class RunQueue:
-    """How long the thread that makes it could have run and had no core. Close it after use."""
+    """How long the thread that creates it was runnable and had no core. Close it after use."""
 
     def __init__(self, path: Path = _THREAD) -> None:
         try:
@@ -48,20 +48,20 @@ class RunQueue:
             self._file = None
 
     def waited_ns(self) -> int:
-        """Since the thread began; always 0 where that is not told. Takes about a microsecond."""
+        """Since the thread began, in ns; 0 if not known. Takes about a microsecond."""
         return int(os.pread(self._file, 64, 0).split()[1]) if self._file is not None else 0
 
     def close(self) -> None:
-        """Let go of the file. From now on it tells 0."""
+        """Close the file. From now on the time is 0."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
 def busy_s(stat: Path, cores: frozenset[int] | None = None) -> float | None:
-    """CPU seconds that `cores` (those this process may use) were busy since the host began.
+    """CPU seconds that `cores` (those this process may use) were busy since the host was booted.
 
-    None where that cannot be told.
+    None if not known.
     """
     try:
         wanted = frozenset(os.sched_getaffinity(0)) if cores is None else cores

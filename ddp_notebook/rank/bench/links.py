@@ -1,6 +1,6 @@
 """What links a machine has, as the kernel and the NVIDIA driver report them.
 
-Where there is nothing to read, nothing is said. Bandwidths are of one direction.
+Links that they do not report are left out. Bandwidths are those of one direction.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from ddp_notebook.launch.devices import nvlink_gb_per_s
 
 _SYS = Path("/sys")
 _ENCODED = {"2.5": 0.8, "5.0": 0.8, "5": 0.8}
-"""What is left of PCIe's raw rate at the older speeds, 8b/10b; 128b/130b later."""
+"""The usable share of PCIe's raw rate at the older speeds (8b/10b); later 128b/130b."""
 _NEW_ENCODED = 128 / 130
 
 
 def links(device_type: str, pci_address: str, sys: Path = _SYS) -> list[dict[str, Any]]:
     """The links that the ranks may use: JSON objects as in `floors.measure`, without latency.
 
-    For GPUs NVLink and PCIe; the network's cards where there are any.
+    For GPUs NVLink and PCIe; network cards if there are any.
     """
     known = []
     if device_type == "cuda":
@@ -36,7 +36,7 @@ def links(device_type: str, pci_address: str, sys: Path = _SYS) -> list[dict[str
 
 
 def pcie_gb_per_s(device: Path) -> float:
-    """What a device's PCIe link carries, from its files in /sys; 0 where they do not tell."""
+    """The bandwidth of a device's PCIe link, from its files in /sys; 0 if not known."""
     with suppress(OSError, ValueError, IndexError):
         speed = (device / "current_link_speed").read_text().split()[0]
         width = int((device / "current_link_width").read_text())
@@ -55,7 +55,7 @@ def _infiniband(sys: Path) -> list[tuple[str, float, str]]:
 
 
 def _ethernet(sys: Path) -> list[tuple[str, float, str]]:
-    """Ethernet cards that are up and real, whose speed is in megabits per second."""
+    """Physical Ethernet cards that are up; their speed is in megabits per second."""
     cards = []
     for card in sorted((sys / "class" / "net").glob("*")):
         with suppress(OSError, ValueError):

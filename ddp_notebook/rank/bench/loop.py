@@ -2,11 +2,11 @@
 
 Every rank runs the same collectives in the same order. What depends on the clock (how long to
 warm up, what to measure next, how often, when to stop) is decided by rank 0 and broadcast, or
-the ranks would part.
+the ranks would diverge.
 
 One visit: the result of one collective on known values is compared exactly, it is warmed up,
-the ranks are aligned by a barrier, every rank stamps every iteration, and the times of the
-slowest rank are found for the next decision. The protocol is that of the MPI benchmarks:
+the ranks are aligned by a barrier, every rank times every iteration, and the times of the
+slowest rank are computed for the next decision. The protocol is that of the MPI benchmarks:
 S. Hunold and A. Carpen-Amarie, "Reproducible MPI Benchmarking is Still Not as Easy as You
 Think", IEEE TPDS 27, 2016 (synchronised starts, the slowest rank, several shuffled runs), and
 T. Hoefler and R. Belli, "Scientific Benchmarking of Parallel Computing Systems", SC 2015
@@ -32,10 +32,10 @@ from ddp_notebook.rank.bench.timing import time_each, time_issue
 _STOP = -1
 _KEEP_WARMING_UP = 0
 _ISSUES = 3
-"""Collectives in each visit whose issue is timed apart; 1 when they are slow."""
+"""Collectives in each visit whose issue is timed separately; 1 if they are slow."""
 _SLOW_NS = 10_000_000
 _CHECKED_ROUNDS = 3
-"""Results are compared in so many visits; afterwards only that zeros remain zeros."""
+"""Results are compared in this many visits; later ones only check that zeros stay zeros."""
 
 Report = Callable[[float, dict[str, Any]], None]
 
@@ -55,7 +55,7 @@ class Bench:
     groups: Mapping[int, Any]
     report: Report
     stopped: Callable[[], bool]
-    """Rank 0 looks whether it should come to an end."""
+    """Tells rank 0 whether to stop."""
     buffers: Buffers = field(init=False)
     usual: gloo_thread.Policies = field(default_factory=dict)
     """How gloo's loop threads are scheduled without tuning."""
@@ -74,9 +74,9 @@ def measure(bench: Bench) -> list[dict[str, Any]]:
     After each visit to one size `bench.report(share done, visit)` is called. Returns all
     visits: ``number`` counts them on all ranks alike, ``curve`` is the number of the curve,
     ``size_bytes`` the size, ``times_ns`` the time of every iteration (iteration i is the same
-    collective on all ranks), ``issue_ns`` how long this rank took to bring its part, ``wrong``
-    how many elements were not what they must be, ``loop_cpu`` how many cores gloo's loop threads
-    kept busy meanwhile, None where there are none.
+    collective on all ranks), ``issue_ns`` how long this rank took to issue its part, ``wrong``
+    how many elements were wrong, ``loop_cpu`` how many cores gloo's loop threads kept busy, None
+    without such threads.
     """
     curves = bench.plan.curves(bench.control.size())
     bench.buffers = _allocate(curves, bench)
@@ -124,7 +124,7 @@ def _decide_item(bench: Bench, schedule: Schedule, items: Sequence[Item]) -> Ite
 def _visit(bench: Bench, schedule: Schedule, item: Item, curve: CurvePlan) -> dict[str, Any] | None:
     """Measures one size once; None on a rank that is not in its group, which only waits.
 
-    `schedule` is kept on all ranks alike, though rank 0 alone asks it what is next.
+    `schedule` is the same on all ranks, though only rank 0 asks it what is next.
     """
     group = bench.groups[curve.world_size]
     new = schedule.is_new(item)
@@ -158,16 +158,16 @@ def _visit(bench: Bench, schedule: Schedule, item: Item, curve: CurvePlan) -> di
 
 
 def _share(before_s: float | None, after_s: float | None, span_s: float) -> float | None:
-    """The part of `span_s` that was spent; None where that is not known."""
+    """The time between two readings as a share of `span_s`; None if not known."""
     return None if before_s is None or after_s is None else (after_s - before_s) / span_s
 
 
 def _warm_up(
     bench: Bench, schedule: Schedule, operation: Operation, item: Item, group: Any, new: bool
 ) -> int:
-    """Warms up until rank 0 finds the time settled; the number of iterations to time then.
+    """Warms up until rank 0 finds the times stable; returns the number of iterations to time.
 
-    A size that was measured before has settled then: it is only called to mind.
+    A size that was measured before needs only one short warm-up.
     """
     times_ns: list[int] = []
     at_a_time = bench.plan.warmup if new else 1
@@ -190,17 +190,17 @@ def _agree(bench: Bench, decision: int, group: Any) -> int:
 
 
 def _slowest(times_ns: Sequence[int], group: Any, device: torch.device) -> list[int]:
-    """Of each iteration, the time on the rank where it took longest."""
+    """The time of each iteration on its slowest rank."""
     times = torch.tensor(times_ns, dtype=torch.int64, device=device)
     dist.all_reduce(times, op=dist.ReduceOp.MAX, group=group)
     return [int(t) for t in times.tolist()]
 
 
 def _wait_for_all(group: Any, device: torch.device) -> None:
-    """Returns when every rank has called it, and the device has nothing left to do.
+    """Returns when every rank has called it and the device is idle.
 
-    On a GPU this is an all_reduce of one element, which is how ProcessGroupNCCL makes its
-    barrier: `dist.barrier` would have to guess the device.
+    On a GPU this is an all_reduce of one element, as ProcessGroupNCCL implements its barrier:
+    `dist.barrier` would have to guess the device.
     """
     if device.type == "cuda":
         dist.all_reduce(torch.zeros(1, dtype=torch.float32, device=device), group=group)

@@ -15,7 +15,7 @@ from ddp_notebook.rank.bench.steps_models import Subject
 
 _CGROUP = Path("/sys/fs/cgroup")
 _SHARE = 0.8
-"""Of what is free, what training steps may take: the rest is for other programs."""
+"""The share of free memory that training steps may use; the rest is for other programs."""
 
 
 def free_bytes(device: torch.device) -> int:
@@ -32,7 +32,7 @@ def allowed_bytes(device: torch.device, ranks: int) -> int:
 
 
 def _left_to_container() -> float:
-    """What the container's limit (cgroup 2) leaves; infinity without one."""
+    """The free memory under the container's limit (cgroup 2); infinity without a limit."""
     try:
         limit = int((_CGROUP / "memory.max").read_text())
         return limit - int((_CGROUP / "memory.current").read_text())
@@ -47,10 +47,10 @@ def model_bytes(module: nn.Module) -> int:
 
 
 def memory(subject: Subject, feed: Feed, ranks: int, smallest: int) -> Memory:
-    """What steps of `subject` need, from one forward with the smallest batch.
+    """The memory that steps of `subject` need, from one forward with the smallest batch.
 
-    Counted is what the forward keeps for the backward; as much again is allowed for the
-    gradients of it. Raises what the model raises.
+    It counts the tensors that the forward keeps for the backward, and the same again for their
+    gradients. Raises what the model raises.
     """
     inputs = feed.batch(smallest)
     parameters = {parameter.data_ptr() for parameter in subject.module.parameters()}
@@ -65,7 +65,7 @@ def memory(subject: Subject, feed: Feed, ranks: int, smallest: int) -> Memory:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         feed.run(subject.module, inputs)
     sample = (_bytes_of(inputs) + 2 * sum(saved.values())) / smallest
-    # Gradients, DDP's buckets for them, and as much for what reduces them by itself.
+    # Gradients, DDP's buckets, and the same for the separate all_reduces.
     fixed = 3 * subject.gradient_bytes()
     return Memory(allowed_bytes(subject.device, ranks), fixed, sample)
 

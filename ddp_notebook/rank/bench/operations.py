@@ -1,8 +1,8 @@
 """The operations that are measured: how each is called, and its exact result.
 
-Each operation works on the front of two buffers that are allocated once. Known values are put
-in, and what comes out is compared exactly: they are whole numbers small enough that their sum
-over all ranks is exact in the dtype, whatever the order of adding.
+Each operation works on the front of two buffers that are allocated once. Its input has known
+values, and its result is compared exactly: the values are integers so small that their sum over
+all ranks is exact in the dtype, in any order of addition.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Call = Callable[..., Any]
 """Issues one collective. With ``async_op=True`` it returns torch's work; else it waits."""
 
 _PIECE = 2**18
-"""Elements filled and checked at a time: bounds the memory the check needs, to a few MiB."""
+"""Elements filled and checked at a time: it limits the memory for the check to a few MiB."""
 _SHIFT = 11
-"""Each rank's values are shifted by so much against those of the rank before."""
+"""The shift of each rank's values against those of the rank before."""
 _EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.int8: 2**7 - 1, torch.uint8: 2**8 - 1}
-"""The largest whole number up to which a dtype holds all; 2**24 for the others, at least."""
+"""The largest integer up to which a dtype represents all; at least 2**24 for the others."""
 _PRIMES = (251, 127, 61, 31, 13, 7, 5, 3, 2)
-"""Periods of the values. Primes, so that a piece in a wrong place is seen."""
+"""Periods of the values: primes, so that misplaced pieces are detected."""
 
 
 class Buffers:
-    """Memory for the largest size, taken once and seen as any dtype."""
+    """Memory for the largest size, allocated once and viewed as any dtype."""
 
     def __init__(self, sent_bytes: int, received_bytes: int, device: torch.device) -> None:
         self._sent = torch.zeros(sent_bytes, dtype=torch.uint8, device=device)
@@ -39,8 +39,8 @@ class Buffers:
         self._values: dict[tuple[torch.dtype, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def values(self, dtype: torch.dtype, world_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What rank 0 sends, and the sum over all ranks, each over and over: `_PIECE` elements
-        from any place in a period on."""
+        """The values that rank 0 sends, and the sum over all ranks, both repeated: so many that
+        `_PIECE` elements can be read from any position of a period."""
         key = dtype, world_size
         if key not in self._values:
             period = _period(dtype, world_size)
@@ -67,8 +67,8 @@ def _front(buffer: torch.Tensor, count: int, dtype: torch.dtype, number: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """From where elements of a result come: of `rank` (None: the sum over all ranks) those from
-    `start` on, `count` at most."""
+    """The origin of elements of a result: those of `rank` (None: the sum over all ranks) from
+    `start` on, at most `count`."""
 
     rank: int | None
     start: int
@@ -104,8 +104,8 @@ _EXPECTED: dict[str, Callable[[int, int, int], Source]] = {
     "reduce_scatter": _scattered,
     "all_to_all": _exchanged,
 }
-"""What each operation must give on a rank from element ``at`` of the result on; a ``share`` is
-how many elements each rank has one of. By the name in `bench.ops`."""
+"""The expected result of each operation on a rank from element ``at`` on, by the name in
+`bench.ops`; a ``share`` is the number of elements of each rank."""
 
 
 class Operation:
@@ -125,9 +125,9 @@ class Operation:
         self._received = [buffers.received(received, dtype, n) for n in range(number_of)]
         self._ramp, self._total = buffers.values(dtype, plan.world_size)
         self._period = _period(dtype, plan.world_size)
-        # torch's functions are looked up now: what a user put in their place is measured.
+        # torch's functions are looked up now: a function that replaces one of them is measured.
         self.calls = [self._call(group, n) for n in range(number_of)]
-        """What is timed, each on tensors of its own. All but one of them only if pipelined."""
+        """The calls to time, each on its own tensors; more than one only if pipelined."""
 
     def _call(self, group: Any, number: int) -> Call:
         tensors = [] if self._op.in_place else [self._received[number]]
@@ -136,9 +136,9 @@ class Operation:
         return functools.partial(getattr(dist, self._op.method), *tensors, group=group, **root)
 
     def check(self) -> int:
-        """Runs it once on known values; how many elements on this rank are not what they must be.
+        """Runs it once on known values; returns how many elements on this rank are wrong.
 
-        Leaves zeros behind: sums in place of anything else would grow until they overflow.
+        Leaves zeros: in-place sums of anything else would grow until they overflow.
         """
         for piece, start in _pieces(self._sent[0]):
             piece.copy_(self._values(self._rank, start, piece.numel()))
@@ -149,7 +149,7 @@ class Operation:
         return wrong
 
     def left(self) -> int:
-        """Elements that are not zero, after any number of calls on zeros; they are then."""
+        """The number of elements that are not zero after calls on zeros; sets them to zero."""
         wrong = sum(
             int(torch.count_nonzero(piece))
             for tensor in (*self._sent, *self._received)
@@ -164,7 +164,7 @@ class Operation:
             tensor.zero_()
 
     def _wrong(self, piece: torch.Tensor, start: int) -> int:
-        """How many elements of a piece of the result, from its element `start` on, are wrong."""
+        """The number of wrong elements in a piece of the result that begins at element `start`."""
         wrong, at, end = 0, start, start + piece.numel()
         while at < end:
             source = _EXPECTED[self._op.name](at, self._rank, self._share)
@@ -182,12 +182,12 @@ class Operation:
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
-    """The tensor in pieces of `_PIECE` elements, each with where it starts."""
+    """The tensor in pieces of `_PIECE` elements, each with its first index."""
     for start in range(0, tensor.numel(), _PIECE):
         yield tensor[start : start + _PIECE], start
 
 
 def _period(dtype: torch.dtype, world_size: int) -> int:
-    """How many values there are: as many as a sum over all ranks can hold, at most 251."""
+    """The number of different values, at most 251: their sum over all ranks must be exact."""
     largest = _EXACT.get(dtype, 2**24)
     return next((p for p in _PRIMES if (p - 1) * world_size <= largest), 2)

@@ -1,4 +1,4 @@
-"""What the timed training steps are fed with, and their loss."""
+"""The input data of the timed training steps, and their loss."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from torch import nn
 from ddp_notebook.rank.bench.steps_models import SHAPES, Subject, Unusable, users_code
 
 _TRY = 2
-"""Samples of a batch that is only tried."""
+"""The batch size of a trial."""
 _SIDES = (32, 28, 64, 224, 8, 16)
-"""Of images, when a convolution does not say; the first that goes through is taken."""
+"""Sizes of images to try for a convolution, which does not tell; the first that works is used."""
 _LENGTHS = (32, 64, 256)
 _DIGITS_SHAPE = (1, 8, 8)
 _CLASSES = 10
 
 Inputs = Any
-"""A tensor; a tuple or list of what the model takes; a dict of what it takes by name."""
+"""A tensor; a tuple or list of positional arguments; a dict of keyword arguments."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Feed:
-    """Batches of any size for one model, and the loss. `text` says in words what they are."""
+    """Batches of any size for one model, and the loss. `text` describes them."""
 
     batch: Callable[[int], tuple[Inputs, Any]]
-    """Inputs and target (None for none) of so many samples."""
+    """Inputs and target (or None), by number of samples."""
     loss: Callable[[Any, Any], torch.Tensor]
-    """Of the model's output and the target."""
+    """A function of the model's output and the target."""
     text: str
 
     def run(self, model: nn.Module, batch: tuple[Inputs, Any]) -> torch.Tensor:
@@ -44,9 +44,9 @@ class Feed:
 
 
 def feed(subject: Subject, loss: str, data: str, names: Mapping[str, Any]) -> Feed:
-    """How to feed `subject`. `loss` and `data` are variables of `names`, or empty.
+    """The input data and loss of `subject`. `loss` and `data` are variables of `names`, or empty.
 
-    Raises Unusable, with what to type, when that cannot be found out.
+    Raises Unusable, with what to type, if they cannot be found out.
     """
     for option, name in (("--loss", loss), ("--data", data)):
         if name and name not in names:
@@ -62,7 +62,7 @@ def feed(subject: Subject, loss: str, data: str, names: Mapping[str, Any]) -> Fe
 
 
 def _mean_square(output: Any, _: Any) -> torch.Tensor:
-    """A loss for any model: its own when it gives one, else the mean of the squares."""
+    """A loss for any model: its own if its output has one, else the mean of the squares."""
     for own in (getattr(output, "loss", None), output):
         if isinstance(own, torch.Tensor) and own.is_floating_point():
             return own if own.dim() == 0 else own.float().pow(2).mean()
@@ -101,7 +101,7 @@ def _random(
 
 
 def _digits(device: torch.device) -> tuple[Callable[[int], tuple[Inputs, Any]], str]:
-    """scikit-learn's 1,797 images of digits; random ones where it is not installed."""
+    """scikit-learn's 1,797 images of digits; random images if it is not installed."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -147,7 +147,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def _rows(value: Any) -> Callable[[int], Any]:
-    """The first samples of `value`, from the beginning again when there are too few."""
+    """The first samples of `value`, repeated if there are too few."""
 
     def take(count: int) -> Any:
         return _each_tensor(
@@ -196,7 +196,7 @@ def _goes_through(module: nn.Module, inputs: Inputs) -> bool:
 def _shapes(
     module: nn.Module, device: torch.device
 ) -> Iterator[tuple[str, Callable[[int], tuple[Inputs, Any]], str]]:
-    """Inputs to try: the layer that they are for, what makes them, and in words what they are."""
+    """Inputs to try: the layer that they are for, a function that makes them, a description."""
     first = next(
         (m for m in module.modules() if any(True for _ in m.parameters(recurse=False))), module
     )
@@ -233,7 +233,7 @@ def _with_loss(
     loss: Callable[..., Any],
     text: str,
 ) -> Feed:
-    """The user's loss; where there are no targets, such as it takes. Raises Unusable."""
+    """The user's loss, with random targets that it accepts if there are none. Raises Unusable."""
     plain = Feed(batch, loss, text)
     if batch(_TRY)[1] is not None:
         return plain

@@ -1,9 +1,9 @@
-"""When each bucket of gradients comes to its all_reduce, and when it is done.
+"""When each bucket's all_reduce begins, and when it is done.
 
-A communication hook of DDP's is the one place that sees a bucket when its last gradient is
-ready (``DistributedDataParallel.register_comm_hook``, public API). Ours does what DDP does by
-itself, torch's `allreduce_hook`, and notes the time around it. Two buckets can be under way at
-once, so the time of communication is the union of their spans and not their sum.
+Only a communication hook of DDP is called at the moment at which a bucket's last gradient is ready
+(``DistributedDataParallel.register_comm_hook``, public API). This hook calls torch's
+`allreduce_hook`, which does what DDP does without a hook, and records the times. Two buckets can be
+in flight at once, so the time of communication is the union of their spans, not the sum.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _now_ns: Callable[[], int] = time.perf_counter_ns
 
 
 class Stamps:
-    """The buckets of one step, in the order they are ready: a list of nanoseconds each.
+    """The buckets of one step, in the order in which they get ready: a list of nanoseconds each.
 
-    An entry is ``[ready, issued, done, waited, bytes]``: when the gradients are ready, when the
-    all_reduce was handed to the backend, and when its result was there; and what the run queue
-    said at the second of them. Clocks of ranks on one host are the same clock.
+    An entry is ``[ready, issued, done, waited, bytes]``: when the gradients were ready, when the
+    all_reduce was issued, and when its result was there; and the time in the run queue until it was
+    issued. Ranks on one host have the same clock.
     """
 
     def __init__(self, wrapped: DistributedDataParallel, queue: RunQueue) -> None:
@@ -37,11 +37,11 @@ class Stamps:
         wrapped.register_comm_hook(None, self._hook)
 
     def take(self) -> list[list[int]]:
-        """The buckets of the step that is over; the next step begins with none."""
+        """The buckets of the last step; the next step begins with none."""
         taken, self.buckets = self.buckets, []
         return taken
 
-    # Without annotations: torch compares them with its own classes, and ours are texts.
+    # Without annotations: torch compares them with its own classes, and here they are strings.
     def _hook(self, state, bucket):  # type: ignore[no-untyped-def]
         entry = [_now_ns(), 0, 0, 0, 0]
         self.buckets.append(entry)
@@ -58,18 +58,18 @@ class Stamps:
 
 
 class Clock:
-    """Stamps between the parts of a step: of the CPU, or events in the GPU's own stream."""
+    """Timestamps between the parts of a step: by the CPU's clock, or events in the GPU's stream."""
 
     def __init__(self, device: torch.device, queue: RunQueue) -> None:
         self.waited_ns: list[list[int]] = []
-        """Of the steps that were last taken, and of each part: how long it waited for a core."""
+        """How long each part of the last steps waited for a core."""
         self._device = device
         self._queue = queue
         self._stamps: list[Any] = []
         self._waited: list[int] = []
 
     def stamp(self) -> None:
-        """Now."""
+        """Take a timestamp."""
         self._waited.append(self._queue.waited_ns())
         if self._device.type != "cuda":
             self._stamps.append(_now_ns())
@@ -100,7 +100,7 @@ def _between_ns(start: Any, end: Any) -> int:
 def reduce_as_ddp_does(
     gradients: torch.Tensor, bucket: torch.Tensor, size_bytes: int, count: int, ranks: int
 ) -> None:
-    """Reduce `count` pieces of `size_bytes` as a reducer does, all of them under way at once.
+    """Reduce `count` pieces of `size_bytes` as a reducer does, all of them in flight at once.
 
     Each is copied into its bucket and divided, reduced, and copied back.
     """

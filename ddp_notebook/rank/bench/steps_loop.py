@@ -1,21 +1,21 @@
 """Times training steps with and without communication, block by block.
 
 Method. A step is forward, loss, backward, the optimizer's step (SGD with a learning rate of 0: it
-costs the same, and the values stay as they are) and `zero_grad`. Only clock reads stand between
-its parts. What communication costs is a DDP step minus the same step under `no_sync`, in turns
-within each block and over several rounds: neither hooks nor DDP's own logger can see that
-communication slows down the computation beside it. DDP's first steps are not timed: its first
-backward has one bucket for everything, and the buckets are rebuilt as the second begins. Nor is
-the first step after a change between the two kinds, because DDP broadcasts buffers in the forward
-after a step that was reduced, of whichever kind.
+costs the same, and the values do not change) and `zero_grad`. Between its parts there are only
+clock reads. The cost of communication is the time of a DDP step minus that of the same step under
+`no_sync`, in turns within each block and over several rounds: neither hooks nor DDP's own logger
+can see that communication slows down the computation. DDP's first steps are not timed: the first
+backward has a single bucket, and the buckets are rebuilt when the second begins. Nor is the first
+step after a change between the two kinds, because DDP broadcasts buffers in the forward after a
+step of either kind that was reduced.
 
 Sources: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
 PVLDB 13 (12), 2020: figure 2 (total time against parameters per all_reduce), figure 6 (where a
 step's time goes), figures 7 and 8 (bucket sizes). DDP's notes,
 https://pytorch.org/docs/stable/notes/ddp.html, for buckets and `no_sync`.
 
-Every rank runs the same steps in the same order. What depends on a clock, or on what happened on
-one rank (an interrupt, an error), is agreed upon by a collective before each block.
+Every rank runs the same steps in the same order. Decisions that depend on a clock, or on an event
+on one rank (an interrupt, an error), are made by a collective before each block.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from ddp_notebook.rank.bench.steps_hooks import Clock, Stamps, reduce_as_ddp_doe
 from ddp_notebook.rank.bench.steps_models import Subject, Unusable, users_code
 
 _WARM_UP = 3
-"""Steps before a DDP object's buckets are those that it keeps."""
+"""Steps until the buckets of a DDP object do not change any more."""
 _LEAST_STAMPED = 8
-"""Steps with stamps in a block: with fewer no rank can be identified as late."""
+"""Steps with timestamps in a block: with fewer no rank can be identified as late."""
 _PARTS = 4
-"""Stamps of a step: before the forward, the backward, the optimizer, and after it."""
+"""Timestamps of a step: before the forward, the backward, the optimizer, and after it."""
 _STOPPED = -1
 _AT_BATCH = "{{}} (batch {})"
-"""What the model raised, and with how many samples."""
+"""The error that the model raised, and the number of samples."""
 
 Record = dict[str, Any]
-"""What one rank measured in one block, as JSON; see `steps_stats`."""
+"""One rank's measurements in one block, as JSON; see `bench.steps.stats`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +71,7 @@ class _Run:
     stamps: Stamps | None = None
     wrapped_for: tuple[str, str, int] | None = None
     left: int = 0
-    """Blocks that are still to come, this one included."""
+    """The number of blocks left, this one included."""
     batches: dict[int, Any] = field(default_factory=dict)
 
 
@@ -86,11 +86,11 @@ def measure(
 ) -> Record:
     """Time the steps of `subject` on this rank; all ranks must call it.
 
-    `report(done, total, record)` is called after each block. Once `stopped` is True on one rank
-    all of them stop before the next block. Without `alone` rank 0 takes no steps by itself, which
-    a model that communicates in its own forward cannot. Raises Unusable for what the model raises;
-    the other ranks then wait for this one. Once the budget is spent the round is finished and
-    no other begun. Returns ``{"finished": bool, "blocks": how many}``.
+    `report(done, total, record)` is called after each block. Once `stopped` is True on one rank,
+    all ranks stop before the next block. Without `alone`, rank 0 takes no steps by itself: a model
+    that communicates in its own forward cannot. Raises Unusable if the model raises; the other
+    ranks then wait for this one. When the budget is spent, the round is finished and no other
+    begins. Returns ``{"finished": bool, "blocks": how many}``.
     """
     queue = RunQueue()
     run = _Run(
@@ -129,7 +129,7 @@ def measure(
 
 @contextlib.contextmanager
 def _little_garbage() -> Iterator[None]:
-    """Within, the collector leaves alone what was there before: to look at all takes 0.1 s."""
+    """Within, garbage collection ignores the objects that exist now: a full one takes 0.1 s."""
     if gc.get_freeze_count():  # the user has done so
         yield
         return
@@ -144,9 +144,9 @@ def _little_garbage() -> Iterator[None]:
 
 
 def _plain(run: _Run, block: Block) -> Record | None:
-    """DDP steps, and the same under no_sync: one, the other, the other, the one.
+    """DDP steps, and the same under no_sync, in the order A B B A.
 
-    Which is the one changes from round to round.
+    Which kind is A changes from round to round.
     """
     wrapped = _wrap(run, block)
     batch = _batch(run, block.batch)
@@ -165,7 +165,7 @@ def _plain(run: _Run, block: Block) -> Record | None:
 
 
 def _hooked(run: _Run, block: Block) -> Record | None:
-    """DDP steps whose buckets are stamped, and what DDP's logger says of each."""
+    """DDP steps with timestamps of buckets, and the measurements of DDP's logger for each."""
     wrapped = _wrap(run, block)
     assert run.stamps is not None
     batch = _batch(run, block.batch)
@@ -201,7 +201,7 @@ def _hooked(run: _Run, block: Block) -> Record | None:
 
 
 def _alone(run: _Run, block: Block) -> Record | None:
-    """Steps of rank 0 without DDP, while the other ranks rest."""
+    """Steps of rank 0 without DDP, while the other ranks are idle."""
     _unwrap(run)
     batch = _batch(run, block.batch)
     module = run.subject.module
@@ -258,7 +258,7 @@ _KINDS = {"plain": _plain, "hooked": _hooked, "alone": _alone, "reduce": _reduce
 
 
 def _timed(run: _Run, model: nn.Module, batch: Any, size: int, count: int) -> list[list[int]]:
-    """`count` steps back to back; of each the time of forward, backward and optimizer, in ns."""
+    """`count` steps back to back; the times of each forward, backward and optimizer step in ns."""
     stamp, forward, optimizer = run.clock.stamp, run.feed.run, run.optimizer
     with users_code(_AT_BATCH.format(size)):
         for _ in range(count):
@@ -274,7 +274,7 @@ def _timed(run: _Run, model: nn.Module, batch: Any, size: int, count: int) -> li
 
 
 def _untimed(run: _Run, model: nn.Module, batch: Any, size: int) -> int:
-    """A step that does not count; about how long it took, in nanoseconds."""
+    """A step for warm-up; about how long it took, in nanoseconds."""
     return sum(_timed(run, model, batch, size, 1)[0])
 
 
@@ -286,7 +286,7 @@ def _batch(run: _Run, size: int) -> Any:
 
 
 def _wrap(run: _Run, block: Block) -> DistributedDataParallel:
-    """The DDP object of a block; that of the block before when they are alike."""
+    """The DDP object of a block; that of the block before if it has the same options."""
     wanted = (block.kind, block.bucket, block.round)
     if run.wrapped is not None and run.wrapped_for == wanted:
         return run.wrapped
@@ -317,7 +317,7 @@ def _unwrap(run: _Run) -> None:
 
 
 def _agree(run: _Run, estimate_ns: float, kinds: int = 1) -> int:
-    """How many steps all ranks time now, as rank 0 finds; `_STOPPED` when one was stopped."""
+    """How many steps all ranks time now, decided by rank 0; `_STOPPED` if a rank was stopped."""
     count = 0
     if run.rank == 0:
         left_ns = max(run.deadline_ns - time.perf_counter_ns(), 0)
@@ -329,7 +329,7 @@ def _agree(run: _Run, estimate_ns: float, kinds: int = 1) -> int:
 
 
 def _is_spent(run: _Run) -> bool:
-    """True on all ranks when the budget is, by rank 0's clock."""
+    """True on all ranks if the budget is spent, by rank 0's clock."""
     spent = run.rank == 0 and time.perf_counter_ns() > run.deadline_ns
     shared = torch.tensor([int(spent)], device=run.subject.device)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX)
@@ -337,17 +337,17 @@ def _is_spent(run: _Run) -> bool:
 
 
 def _wait_for_all(run: _Run) -> None:
-    """Returns when every rank has called it, and the device has nothing left to do."""
-    # As ProcessGroupNCCL makes its barrier; `dist.barrier` would have to guess the device.
+    """Returns when every rank has called it and the device is idle."""
+    # ProcessGroupNCCL implements its barrier so; `dist.barrier` would have to guess the device.
     dist.all_reduce(torch.zeros(1, device=run.subject.device))
     if run.subject.device.type == "cuda":
         torch.cuda.synchronize(run.subject.device)
 
 
 def try_batches(subject: Subject, feed: Feed, batches: Sequence[int]) -> tuple[list[int], str]:
-    """The batches with which a step works on this rank, and what was raised at the next one.
+    """The batches with which a step succeeds on this rank, and what the next one raised.
 
-    Without any communication: where one rank fails here, no other waits for it.
+    Without communication: if a rank fails here, no other waits for it.
     """
     works: list[int] = []
     for size in batches:

@@ -21,13 +21,13 @@ _CLASSES = 10
 class Unusable(Exception):
     """The user's model, loss or data cannot be used; `str()` says why and what to type.
 
-    What the user's code raised, if that is why, is its `__cause__`.
+    If the user's code raised, its exception is the `__cause__`.
     """
 
 
 @contextlib.contextmanager
 def users_code(text: str = "{}") -> Iterator[None]:
-    """Within, code of the user's runs. What it raises becomes Unusable, with `said` of it."""
+    """Within, the user's code runs. An exception becomes Unusable, with `said` about it."""
     try:
         yield
     except Unusable:
@@ -38,19 +38,19 @@ def users_code(text: str = "{}") -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subject:
-    """A model of ours alone, and how the user's own DDP object treats it."""
+    """A model that nothing else uses, and the options of the user's own DDP object."""
 
     module: nn.Module
     title: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    """For `DistributedDataParallel`."""
+    """Arguments of `DistributedDataParallel`."""
     notes: tuple[str, ...] = ()
     default_data: str = ""
-    """What a model that ships is fed with; empty for the user's."""
+    """The input of a model that ships; empty for the user's."""
 
     @property
     def device(self) -> torch.device:
-        """Where its first parameter lives."""
+        """The device of its first parameter."""
         return next(self.module.parameters()).device
 
     def gradient_bytes(self) -> int:
@@ -60,7 +60,7 @@ class Subject:
         )
 
     def parameters(self) -> int:
-        """How many numbers DDP reduces."""
+        """The number of elements that DDP reduces."""
         return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
 
 
@@ -101,13 +101,13 @@ SHIPPED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "mlp": (mlp, "random classes"),
     "transformer": (transformer, "random tokens"),
 }
-"""By name: what makes it, and what it is fed with."""
+"""By name: a function that makes the model, and its input."""
 
 SHAPES = {"random classes": (_FEATURES,), "random tokens": (_TOKENS, _WIDTH)}
 
 
 def prepare(name: str, names: Mapping[str, Any], device: str) -> Subject:
-    """A copy of the model `name` of the user's `names`, or a model that ships, to do anything to.
+    """A copy of the model `name` of the user's `names`, or a model that ships; it may be changed.
 
     Raises Unusable.
     """
@@ -165,7 +165,7 @@ def _check(module: nn.Module, name: str) -> None:
 
 
 def _options(wrapped: DistributedDataParallel) -> dict[str, Any]:
-    """How the user made the DDP object; its bucket size too, where one was given."""
+    """The options of the user's DDP object; also its bucket size, if one was given."""
     names = (
         "find_unused_parameters",
         "broadcast_buffers",

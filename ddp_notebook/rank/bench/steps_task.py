@@ -1,7 +1,7 @@
 """The benchmark of training steps on this rank: prepared first, then run.
 
-Everything is done to a copy. What the user has (parameters, gradients, buffers, mode, random
-numbers) is as it was afterwards, whatever comes in between.
+Everything is done to a copy. The user's parameters, gradients, buffers, mode and random state are
+unchanged afterwards, whatever happens.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from ddp_notebook.rank.training.hooks import TrainingHooks
 
 TASK = "steps"
 _COPIES = 4
-"""Of the parameters: the copy, its gradients, DDP's buckets, and what reduces them alone."""
+"""Copies of the parameters: the model, its gradients, DDP's buckets, the separate all_reduces."""
 
 
 @dataclass(slots=True)
 class _Ready:
-    """A model that is prepared, until it is measured or forgotten."""
+    """A model that is prepared and not yet measured or released."""
 
     plan: StepPlan
     subject: steps_models.Subject
@@ -44,7 +44,7 @@ class _Ready:
 
 
 class StepsBench:
-    """The benchmark of training steps, as the session calls for it."""
+    """Runs the benchmark of training steps when the session calls it."""
 
     def __init__(self, sender: EventSender, observer: Observer, hooks: TrainingHooks) -> None:
         self._sender = sender
@@ -53,20 +53,20 @@ class StepsBench:
         self._ready: _Ready | None = None
 
     def prepare(self, request: StepsRequest) -> dict[str, Any] | RankFailure:
-        """Copy or make the model, feed it, and find out what it needs. Without communication.
+        """Copy or make the model, try it, and measure its memory. Without communication.
 
-        Gives what it is (``title``, ``parameters``, ``gradient_bytes``, ``inputs``, ``contents``
-        as a `Fingerprint`), ``memory`` as `bench.steps.plan.Memory` has it, the batches that
-        ``work``, and what was ``raised`` with the next one. ``communicates`` is True for a model
+        Returns a description (``title``, ``parameters``, ``gradient_bytes``, ``inputs``,
+        ``contents`` as a `Fingerprint`), ``memory`` as in `bench.steps.plan.Memory`, the batches
+        that ``work``, and the error ``raised`` by the next. ``communicates`` is True for a model
         whose own forward or backward calls collectives.
         """
         self._ready = None
         return self._answer(lambda _: self._prepare(request))
 
     def measure(self, request: StepsMeasurement) -> dict[str, Any] | RankFailure:
-        """Measure what was prepared, with these of its batches. All ranks must call it.
+        """Measure the prepared model with these batches. All ranks must call it.
 
-        Sends each block as a Progress event, and gives ``{"finished": bool, "blocks": how many}``.
+        Sends each block as a Progress event; returns ``{"finished": bool, "blocks": how many}``.
         """
 
         def work(stopped: Callable[[], bool]) -> dict[str, Any] | RankFailure:
@@ -76,7 +76,7 @@ class StepsBench:
         return self._answer(work)
 
     def forget(self, _: Nothing) -> None:
-        """Let go of what was prepared."""
+        """Release the prepared model."""
         self._ready = None
 
     def _prepare(self, request: StepsRequest) -> dict[str, Any] | RankFailure:
@@ -114,7 +114,7 @@ class StepsBench:
         }
 
     def _collectives(self) -> int:
-        """How many this rank has issued in its run, as far as they are observed."""
+        """The number of observed collectives that this rank has issued in its run."""
         log = self._observer.log
         return log.written if log is not None else 0
 
@@ -140,10 +140,10 @@ class StepsBench:
     def _answer(
         self, work: Callable[[Callable[[], bool]], dict[str, Any] | RankFailure]
     ) -> dict[str, Any] | RankFailure:
-        """What `work` gives; what it raises is an answer too, or the session would wait for one.
+        """The result of `work`, or its exception as a failure: the session waits for an answer.
 
-        An interrupt is noted and not raised: ranks that stop at different places would wait for
-        each other. `work` gets what tells whether there was one.
+        An interrupt is only noted: ranks that stopped at different points would wait for each
+        other. `work` gets a function that tells whether there was one.
         """
         with self._busy() as stopped:
             try:
@@ -156,7 +156,7 @@ class StepsBench:
 
     @contextlib.contextmanager
     def _busy(self) -> Iterator[Callable[[], bool]]:
-        """Meanwhile the board shows what the rank does; the value tells of an interrupt."""
+        """Within, the board shows what the rank does; the value tells of an interrupt."""
         received: list[int] = []
         sender = self._sender
         pulse = sender.pulse
@@ -180,7 +180,7 @@ def _notes(value: Any, name: str) -> list[str]:
 
 @contextlib.contextmanager
 def _random_kept() -> Iterator[None]:
-    """The random numbers that the user gets afterwards are those that would have come."""
+    """Within, random numbers may be drawn; the random state is restored afterwards."""
     numpy: Any = sys.modules.get("numpy")
     before = random.getstate(), numpy.random.get_state() if numpy is not None else None
     devices = [torch.cuda.current_device()] if torch_private.uses_cuda() else []

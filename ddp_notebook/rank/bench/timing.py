@@ -14,9 +14,9 @@ from ddp_notebook.rank.bench.operations import Call
 def time_each(calls: Sequence[Call], iterations: int, device: torch.device) -> list[int]:
     """The time of each of `iterations` collectives, in nanoseconds.
 
-    With one call each is waited for before the next. With several they are under way at the
-    same time, and an iteration is all of them, divided by their number. On a GPU times are by
-    its own clock, of what is queued on its stream.
+    With one call, each is waited for before the next. With several, they are in flight at the same
+    time, and an iteration is the time of all of them divided by their number. On a GPU times are
+    those of its own clock, for the work queued on its stream.
     """
     if device.type == "cuda":
         return _on_gpu(calls, iterations, device)
@@ -42,7 +42,7 @@ def _pipelined(calls: Sequence[Call], iterations: int) -> list[int]:
 
 
 def _on_gpu(calls: Sequence[Call], iterations: int, device: torch.device) -> list[int]:
-    """The host only queues the work and runs ahead of the GPU."""
+    """Timed by the GPU's clock: the host only queues the work and runs ahead."""
     stream = torch.cuda.current_stream(device)
     stamps = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]  # type: ignore[no-untyped-call]
     stamps[0].record(stream)
@@ -59,10 +59,10 @@ def _on_gpu(calls: Sequence[Call], iterations: int, device: torch.device) -> lis
 
 
 def time_issue(call: Call, iterations: int) -> list[int]:
-    """How long this rank takes to bring its part of each collective, in nanoseconds.
+    """How long this rank takes to issue its part of each collective, in nanoseconds.
 
-    A collective takes equally long on every rank, whichever is late. What differs is the issue
-    time: the late rank has not begun while the others already wait.
+    A collective ends at the same time on every rank, whichever is late. The time to issue it is the
+    difference: while the late rank has not begun, the others already wait.
     """
     clock = time.perf_counter_ns
     took = []

@@ -1,7 +1,7 @@
 """In which library a thread of this process waits for a lock, as the system sees it.
 
-Python's frames end where C++ begins. The innermost return addresses on the thread's own stack
-tell who waits: torch, or Python for a lock of the user's.
+Python's frames end where C++ begins. The innermost return addresses on the thread's stack tell
+whether torch waits, or Python for a lock of the user's.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from pathlib import Path
 
 _FUTEX_OF = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 FUTEX = _FUTEX_OF.get(platform.machine(), -1)
-"""The number of the system call in which a thread waits for a lock; -1 where it is not known."""
+"""The number of the system call in which a thread waits for a lock; -1 if not known."""
 _PRIVATE = 128
-"""Of a futex: only threads of the same process can wake who waits for it."""
+"""The flag of a futex that only threads of the same process can wake."""
 _NO_LIMIT = 0
 _LOOK_AT_BYTES = 1024
-"""Of its stack: what stands between the system call and who waits takes some 300."""
+"""Bytes of its stack to read: the frames between the system call and its caller take some 300."""
 _LOOK_AT_CALLERS = 3
 _BETWEEN = ("libc.", "libc-", "libpthread", "libstdc++", "libc++", "ld-", "[vdso]")
-"""Libraries through which others wait."""
+"""Libraries through which others wait: not the ones that wait."""
 _TORCHS = ("libtorch", "libc10", "libgloo")
 
 
 def in_torch(native_id: int) -> bool | None:
-    """True of a thread that waits for a lock in torch's C++, False of one that waits elsewhere.
+    """True if a thread waits for a lock in torch's C++, False if it waits elsewhere.
 
-    None of one that runs, or where the system does not tell.
+    None if it runs, or if it is not known.
     """
     names = _callers(native_id)
     return sum(name.startswith(_TORCHS) for name in names) * 2 > len(names) if names else None
 
 
 def for_ever(native_id: int) -> bool:
-    """True of a thread that waits without a limit for a lock that a thread of ours must release."""
+    """True if a thread waits without a limit for a lock that this process must release."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return waits_for_ever(Path(f"/proc/self/task/{native_id}"))
     return False
@@ -52,10 +52,10 @@ def waits_for_ever(task: Path) -> bool:
 
 
 def _callers(native_id: int) -> list[str]:
-    """The libraries of the innermost functions that wait; none where they are not known.
+    """The libraries of the innermost waiting functions; empty if not known.
 
-    What was left on the stack by calls that are over may look like one: so there are some. The
-    system call itself is one of libc's, and so is the first address.
+    Values left on the stack by earlier calls may look like return addresses, so several are read.
+    The system call itself is in libc, and so is the first address.
     """
     names: list[str] = []
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -87,7 +87,7 @@ def _words(stack_pointer: int) -> tuple[int, ...]:
 
 
 def _code() -> tuple[list[int], list[int], list[str]]:
-    """Where code is in memory: begins and ends, in order, and the names of the files."""
+    """Where code is in memory: the start and end addresses in order, and the files' names."""
     begins, ends, names = [], [], []
     for line in Path("/proc/self/maps").read_text().splitlines():
         fields = line.split(None, 5)

@@ -1,7 +1,7 @@
 """What this rank knows about itself and its set-up, gathered when it is asked.
 
 Called on the thread that answers questions, also while the main thread is blocked: nothing here may
-wait long, or for the main thread.
+take long or wait for the main thread.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from ddp_notebook.rank.training.parallel import fsdp_private
 
 _KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")
 _DEFAULT_GROUP = re.compile(rb"default_pg/\d+//[a-z]+//")
-"""Keys of the default group itself; those of a further group have its number there."""
+"""The keys of the default group; those of other groups have their number here."""
 
 
 class Reporter:
@@ -146,7 +146,7 @@ class Reporter:
         return probe, self._resolver.resolved(arguments.master_addr)
 
     def _listens(self, inside: str, arguments: InitArguments) -> tuple[str, ...]:
-        """Where the group that is being made listens; a store that this rank hosts left out."""
+        """Where the group under construction listens, without a store that this rank hosts."""
         if inside != "process-group":
             return ()
         store = f":{arguments.master_port}"

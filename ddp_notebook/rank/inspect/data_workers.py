@@ -1,7 +1,7 @@
 """The workers of the DataLoader in which the main thread waits for a batch: do they make progress?
 
-Reading /proc costs a worker nothing. Only one whose threads all wait for ever is sent a signal,
-to which Python's faulthandler answers with its stack.
+Reading /proc costs a worker nothing. Only a worker whose threads all wait without a limit is sent a
+signal, to which Python's faulthandler responds with its stack.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ddp_notebook.rank.torch_private import Loading
 
 _ACCEPT_OF = {"x86_64": (43, 288), "aarch64": (202, 242), "riscv64": (202, 242)}
 _ACCEPT = _ACCEPT_OF.get(platform.machine(), ())
-"""The numbers of the system calls in which a thread waits to be connected to."""
+"""The numbers of the system calls in which a thread waits for incoming connections."""
 _STACK_AFTER_S = 1.0
 _WRITTEN_WITHIN_S, _LOOK_EVERY_S = 0.2, 0.005
 _LINE = re.compile(r'^ +File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
@@ -36,20 +36,20 @@ _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 7
 
 
 class DataWorkers(Component):
-    """Since when each worker has not run, and where: kept from report to report."""
+    """Since when each worker has not run, and where; kept between reports."""
 
     def __init__(self, process: RankProcess, user_code: UserCode) -> None:
         self._folder = process.folder
         self._is_users = user_code.is_users
         self._stacks = -1
-        """The file to which forked children write their stacks; -1 where they cannot."""
+        """The file to which forked children write their stacks; -1 if they cannot."""
         self._batch: object = None
         self._ran: dict[int, tuple[int, float]] = {}
         """By pid, for how long (ns) its threads have run, and since when (s) that is so."""
         self._places: dict[int, Place | None] = {}
 
     def attach(self) -> None:
-        """Have processes that are forked from this one tell their stack when they are asked."""
+        """Let processes forked from this one write their stack on a signal."""
         if not FUTEX > 0 or not hasattr(faulthandler, "register"):
             return
         path = self._folder / f"stacks-{os.getpid()}"
@@ -58,7 +58,7 @@ class DataWorkers(Component):
         faulthandler.register(_SIGNAL, file=self._stacks, all_threads=True, chain=False)
 
     def owing(self, frames: Iterable[FrameType]) -> tuple[Worker, ...]:
-        """The workers that owe the batch in which these frames of the main thread wait."""
+        """The workers that must deliver the batch for which these frames wait."""
         loading = torch_private.loading(frames, awaited=True)
         if loading is None or not loading.due:
             return ()
@@ -69,9 +69,9 @@ class DataWorkers(Component):
         return tuple(self._worker(loading, pid) for pid in loading.owing)
 
     def started(self, frames: Iterable[FrameType]) -> tuple[Child, ...]:
-        """The processes that the user started, for whose end these frames of the main thread wait.
+        """The processes started by the user for whose end these frames of the main thread wait.
 
-        None for those of the user's own subprocess: only what multiprocessing or torch spawned.
+        Only those that multiprocessing or torch started, not those of `subprocess`.
         """
         return tuple(
             Child(pid, _STATES.get(_state(pid), "gone"), round(self._still_s(pid), 1))
@@ -115,7 +115,7 @@ class DataWorkers(Component):
         return None
 
     def _written_stacks(self) -> str:
-        """What a worker has written, once it writes no more."""
+        """The stack that a worker has written, once it is complete."""
         deadline, text = time.monotonic() + _WRITTEN_WITHIN_S, b""
         while time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY_S)
@@ -138,9 +138,9 @@ class DataWorkers(Component):
 
 
 def end(frames: Iterable[FrameType]) -> int:
-    """End the workers of the DataLoader that these frames are in; how many there were.
+    """End the workers of the DataLoader that these frames are in; returns their number.
 
-    A rank that is aborted would else wait some seconds for each that makes no progress.
+    An aborted rank would otherwise wait several seconds for each worker without progress.
     """
     loading = torch_private.loading(frames)
     ended = 0
@@ -179,7 +179,7 @@ _STATES = {
 
 
 def _ran_ns(pid: int) -> int:
-    """For how long all threads of a process have run; -1 where that is not told."""
+    """The CPU time of all threads of a process; -1 if not known."""
     total = 0
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -190,9 +190,9 @@ def _ran_ns(pid: int) -> int:
 
 
 def _waits_for_ever(pid: int) -> bool:
-    """True when the threads of a process wait, without a limit, for what only they can release.
+    """True if the threads of a process wait, without a limit, for locks that only they can release.
 
-    Not counted are those that wait to be connected to: multiprocessing has one, to hand out files.
+    Threads that wait for connections are ignored: multiprocessing has one, to share files.
     """
     locked = 0
     try:
@@ -223,7 +223,7 @@ def _parent(pid: int) -> int:
 
 
 def _catches_signal(pid: int) -> bool:
-    """True of a process that will tell its stack: the signal would end any other."""
+    """True if a process will write its stack: the signal would end any other process."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):

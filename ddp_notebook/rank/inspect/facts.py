@@ -1,7 +1,7 @@
 """What `%ddp_doctor` asks a rank, or a fresh Python: versions, backends, the environment.
 
-It never raises for what it cannot find out, and on a rank it does not touch CUDA: a driver
-that is initialised here would be of no use in the processes that the rank forks.
+It never raises for facts that it cannot find out. On a rank it does not initialise CUDA: forked
+processes of the rank could not use it then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VARIABLES = (
     *("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "NODE_RANK"),
     *("TORCH", "NCCL_", "GLOO_", "TP_SOCKET", "CUDA_", "OMP_", "KMP_", "GOMP_", "MKL_"),
 )
-"""How the names begin of the variables that distributed training reads."""
+"""The prefixes of the variables that distributed training reads."""
 
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _LONGEST_ERROR = 300
@@ -28,10 +28,9 @@ _LONGEST_ERROR = 300
 def gather(probe_cuda: bool = False) -> dict[str, Any]:
     """Facts about this process, as a dict that JSON can hold.
 
-    Versions are text, empty when the thing is not there. `distributed`, `gloo` and `nccl`
-    say whether this torch has them. `torch_error` is why torch cannot be imported.
-    `devices` is how many GPUs torch can use, None when that was not asked (`probe_cuda`),
-    and `cuda_error` why it can use none of them.
+    Versions are text, empty if a package is missing. `distributed`, `gloo` and `nccl` say whether
+    this torch has them. `torch_error` says why torch cannot be imported. `devices` is the number of
+    GPUs that torch can use, None without `probe_cuda`; `cuda_error` says why it can use none.
     """
     facts: dict[str, Any] = {
         "host": socket.gethostname(),
@@ -52,7 +51,7 @@ def excerpt(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def driver_version(path: Path) -> str:
-    """The NVIDIA driver's version as its file in /proc tells it, empty where there is none.
+    """The NVIDIA driver's version by its file in /proc; empty without one.
 
     The file's first line: ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue …``.
     """
@@ -109,7 +108,7 @@ def _nccl_version() -> str:
 
 
 def _usable_gpus() -> tuple[int, str]:
-    """How many GPUs torch can use here, and why none if none. Initialises CUDA."""
+    """How many GPUs torch can use here, and why if it can use none. Initialises CUDA."""
     cuda: Any = import_module("torch.cuda")
     try:
         cuda.init()

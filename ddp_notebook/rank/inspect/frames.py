@@ -41,7 +41,7 @@ _OBSERVING = tuple(
         "cells/keyboard.py",
     )
 )
-"""Files of ours that a frame of the user's may call without knowing: left out of its stack."""
+"""Files of this package that user code may call unknowingly: left out of stacks."""
 WAITING_IN = (
     "all_reduce",
     "all_reduce_coalesced",
@@ -75,11 +75,11 @@ WAITING_IN = (
 )
 """torch's functions in which a rank waits for others."""
 STORE_FUNCTIONS = ("_create_c10d_store", "_tcp_rendezvous_handler", "_env_rendezvous_handler")
-"""Functions of `torch.distributed.rendezvous` that a rank is in while it reaches the store."""
+"""Functions of `torch.distributed.rendezvous` that a rank is in while it connects to the store."""
 GROUP_FUNCTIONS = ("_new_process_group_helper", "_store_based_barrier", "new_group")
 """Functions of `torch.distributed.distributed_c10d` that it is in while the ranks connect.
 
-Read off the stack only. Without them a rank in set-up is taken for busy.
+Only looked for on the stack. If torch renames them, a rank in set-up is taken for busy.
 """
 
 
@@ -89,12 +89,12 @@ def cell_file(number: int) -> str:
 
 
 def main_frame() -> FrameType | None:
-    """The innermost frame of the main thread, as it is now."""
+    """The present innermost frame of the main thread."""
     return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def task_frames(task: asyncio.Task[None] | None) -> Iterator[FrameType]:
-    """The frames of a task that waits, outermost first."""
+    """The frames of a waiting task, outermost first."""
     awaited: Any = task.get_coro() if task is not None and not task.done() else None
     while (frame := getattr(awaited, "cr_frame", None)) is not None:
         yield frame
@@ -114,7 +114,7 @@ def frames_of(frame: FrameType | None) -> list[FrameType]:
 
 
 def raised_in(trace: TracebackType | None, is_users: IsUsers) -> list[tuple[FrameType, int]]:
-    """The user's frames that an error has left, each with its line, the innermost first."""
+    """The user's frames in the traceback of an error, each with its line, the innermost first."""
     lines: dict[FrameType, int] = {}
     while trace is not None:
         if is_users(trace.tb_frame.f_code.co_filename):
@@ -131,14 +131,14 @@ def _line_of(filename: str, line: int) -> str:
 
 
 class UserCode:
-    """Tells the user's code from that of libraries, and describes frames by the user's lines."""
+    """Distinguishes the user's code from libraries, and describes frames by the user's lines."""
 
     def __init__(self) -> None:
         self._scripts: set[str] = set()
-        """Files that were run as scripts: the user's, also in a folder of libraries."""
+        """Files that were run as scripts: the user's even in a folder of libraries."""
 
     def add_script(self, filename: str) -> None:
-        """From now on `filename` is the user's, wherever it lies."""
+        """Treat `filename` as the user's, in whatever folder it is."""
         self._scripts.add(filename)
 
     def is_users(self, filename: str) -> bool:
@@ -148,11 +148,11 @@ class UserCode:
         return not filename.startswith("<") and not any(part in filename for part in _LIBRARY)
 
     def describe_main_thread(self) -> str:
-        """What the main thread does now, empty when it runs none of the user's code."""
+        """What the main thread does now; empty if it runs none of the user's code."""
         return self.describe(main_frame())
 
     def describe_task(self, task: asyncio.Task[None] | None) -> str:
-        """Where a cell with top-level `await` waits: none of it is on the main thread's stack."""
+        """Where a cell with top-level `await` waits: it is not on the main thread's stack."""
         text = ""
         for frame in task_frames(task):
             if self.is_users(frame.f_code.co_filename):

@@ -1,4 +1,4 @@
-"""On which host, and in which network, this rank is: the fault lab may have put it elsewhere."""
+"""On which host, and in which network, this rank is: the fault lab may have moved it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def network() -> str:
-    """This process's network; the same text in all that share a loopback.
+    """This process's network; the same text in all processes that share a loopback interface.
 
-    Empty where it cannot be told.
+    Empty if not known.
     """
     with contextlib.suppress(OSError):
         booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

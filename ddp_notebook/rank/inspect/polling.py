@@ -1,7 +1,7 @@
 """What the user's code waits for in a loop: a file, a key of a store, a collective.
 
-``while not done.exists(): sleep(1)``, ``while not work.is_completed(): pass``. Read off the source
-of the loop; nothing of the user's is called.
+``while not done.exists(): sleep(1)``, ``while not work.is_completed(): pass``. From the source of
+the loop; none of the user's code is called.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MAGIC = re.compile(r"^[ \t]*[%!].*$", re.MULTILINE)
 
 
 class Polled(NamedTuple):
-    """What a loop that does nothing else asks again and again; nothing for no such loop."""
+    """What a loop that does nothing else asks repeatedly; empty for other loops."""
 
     key: str = ""
     """The key of a store."""
     test: str = ""
-    """What is asked of it, as it stands in the code; empty for whether it is there."""
+    """What is asked about it, as in the source; empty if only whether it exists."""
     collective: bool = False
 
 
@@ -50,7 +50,7 @@ def polled(frame: FrameType | None, user_code: UserCode) -> Polled:
 
 
 def polled_file(frame: FrameType | None, user_code: UserCode) -> str:
-    """The file that does not exist and that the user's innermost loop tests for; "" for none."""
+    """The missing file that the user's innermost loop tests for; "" for none."""
     frame = _users(frame, user_code)
     loop = _loop(frame) if frame is not None else None
     if frame is not None and loop is not None:
@@ -87,7 +87,7 @@ def _loops(source: str) -> tuple[ast.While, ...]:
 # -- loops that only ask -----------------------------------------------------------------
 
 _PASTIME = ("sleep", "print", "flush", "debug", "info", "warning", "write")
-"""What a loop may call between two questions."""
+"""Functions that a loop may call between two questions."""
 _AROUND = ("all", "any", "len", "int", "bool", "str", "decode")
 _OF_STORES = ("check", "get", "add", "num_keys")
 
@@ -99,7 +99,7 @@ class _Poll(ast.Call):
 
 
 def _tests(loop: ast.While) -> Iterator[ast.expr]:
-    """What decides whether the loop ends; nothing of one that does more, or ends by itself."""
+    """The condition that ends the loop; nothing if the loop does more, or ends by itself."""
     ends: list[ast.expr] = []
     if not (isinstance(loop.test, ast.Constant) and loop.test.value):
         ends.append(loop.test)
@@ -126,7 +126,7 @@ def _passes_time(statement: ast.stmt) -> bool:
 
 
 def _calls(test: ast.AST) -> Iterator[_Poll]:
-    """The calls in a test that say something of the world."""
+    """The calls in a condition whose answer depends on others."""
     for node in ast.walk(test):
         if isinstance(node, ast.Call) and _name(node.func) not in _AROUND:
             yield node  # type: ignore[misc]
@@ -146,14 +146,14 @@ def _is_poll(call: ast.Call, frame: FrameType) -> bool:
 
 
 def _is_wanted(loop: ast.While, test: ast.expr, call: ast.Call) -> bool:
-    """True where the loop ends once what `call` asks is so, and not once it is not."""
+    """True if the loop ends when `call` returns true, not when it returns false."""
     if test is loop.test:
         return isinstance(test, ast.UnaryOp) and test.operand is call
     return test is call
 
 
 def _key(call: _Poll, frame: FrameType) -> str:
-    """The keys that are asked for; as they stand in the code where they are not plain to see."""
+    """The keys that are asked for; as in the source if their values are not known."""
     if not call.args:
         return ast.unparse(call)
     first = call.args[0]
@@ -176,7 +176,7 @@ def _text(node: ast.expr, frame: FrameType) -> str:
 
 
 def _object(node: ast.expr, frame: FrameType) -> Any:
-    """What a name, or an attribute of one, stands for in `frame`; None for all else."""
+    """The value of a name, or of an attribute of one, in `frame`; None for other expressions."""
     if isinstance(node, ast.Name):
         return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
     if isinstance(node, ast.Attribute):
@@ -202,7 +202,7 @@ def _tested_paths(test: ast.expr, frame: FrameType) -> list[str]:
 
 
 def _value(node: ast.expr | None, frame: FrameType) -> str:
-    """The value of a name or a text in `frame`; nothing is called or computed."""
+    """The value of a name or a literal text in `frame`; nothing is called or computed."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.Name):

@@ -1,4 +1,4 @@
-"""This process as the system sees it: what it runs on, whether its main thread wants a CPU."""
+"""This process as the system sees it: what it runs on, whether its main thread is runnable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOOKS, _BETWEEN_LOOKS_S = 4, 0.004
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on all ranks."""
+    """Facts that must be the same on all ranks."""
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         versions["ddp_notebook"] = importlib.metadata.version("ddp_notebook")
@@ -24,10 +24,10 @@ def versions() -> dict[str, str]:
 
 
 def is_runnable() -> bool:
-    """True when main, or a thread that Python does not know (one of torch's), wants a CPU.
+    """True if the main thread, or one that Python does not know (one of torch's), is runnable.
 
-    A thread that polls, or answers a connection to the store, is runnable for a moment; one that
-    lacks a CPU is so at every look.
+    A thread that polls, or serves a connection to the store, is runnable only for a moment; one
+    that computes, or waits for a core, is so in every sample.
     """
     main = threading.main_thread().native_id
     ours = {str(thread.native_id) for thread in threading.enumerate()} - {str(main)}
@@ -52,7 +52,7 @@ def _threads_that_run() -> set[str]:
 
 
 def main_cpu_s() -> float:
-    """CPU time of the main thread; where it cannot be had, of the process."""
+    """CPU time of the main thread; if not known, of the process."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         stat = Path(f"/proc/self/task/{os.getpid()}/stat").read_text()
         user, system = stat.rpartition(")")[2].split()[11:13]

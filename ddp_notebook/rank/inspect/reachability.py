@@ -18,11 +18,11 @@ from ddp_notebook.rank.setup.sockets import TorchSockets
 PROBE_TIMEOUT_S = 0.3
 RESOLVE_TIMEOUT_S = 0.3
 _MOST_TARGETS = 64
-"""Addresses that are tried: a firewall shows at the first."""
+"""The most addresses to try: a firewall is seen at the first."""
 
 
 class Resolver:
-    """What names resolve to. A lookup goes on in a thread of its own, as long as it takes."""
+    """What names resolve to. Each lookup runs in a thread of its own, as long as it takes."""
 
     def __init__(self) -> None:
         self._names: dict[str, tuple[str, ...] | str] = {}
@@ -30,10 +30,10 @@ class Resolver:
         self._threads: dict[str, threading.Thread] = {}
 
     def lookup(self, host: str) -> tuple[str, ...] | str:
-        """The addresses of a name, or why it has none; "" while the resolver has not answered.
+        """The addresses of a name, or why it has none; "" until the resolver answers.
 
-        A resolver may block for many seconds and cannot be interrupted: no caller waits for it
-        longer than `RESOLVE_TIMEOUT_S`.
+        A resolver may block for many seconds and cannot be interrupted: callers wait at most
+        `RESOLVE_TIMEOUT_S`.
         """
         with contextlib.suppress(ValueError):
             return (str(ipaddress.ip_address(host)),)
@@ -55,7 +55,7 @@ class Resolver:
             self._names[host] = getattr(error, "strerror", None) or str(error)
 
     def resolved(self, host: str) -> dict[str, tuple[str, ...]]:
-        """What a name resolves to, by name; nothing while that is not known."""
+        """What a name resolves to, by name; empty while not known."""
         addresses = self.lookup(host) if host else ""
         if isinstance(addresses, str):
             return {host: ()} if addresses else {}
@@ -63,14 +63,14 @@ class Resolver:
 
 
 class Reachability:
-    """Connections that this rank tries on behalf of the session, in place of the main thread."""
+    """Connections that this rank tries for the session, as its main thread would."""
 
     def __init__(self, resolver: Resolver, sockets: TorchSockets) -> None:
         self._resolver = resolver
         self._sockets = sockets
 
     def store(self, host: str, port: int | None) -> Probe:
-        """Try to connect to the store as this rank would. A store that listens does not mind."""
+        """Try to connect to the store as this rank would. It does not disturb the store."""
         if not host or port is None or not 0 < port < 65536:
             return Probe()
         target = f"{host}:{port}"
@@ -86,7 +86,7 @@ class Reachability:
             return Probe(target, "refused", error.strerror or str(error))
 
     def of_others(self, targets: Sequence[str]) -> tuple[Probe, ...]:
-        """Try to connect to where other ranks listen, but not to where this one does."""
+        """Try to connect to the addresses of other ranks."""
         own = set(self._sockets.listening())
         others = [target for target in targets if target not in own][:_MOST_TARGETS]
         return tuple(reach(others))
@@ -120,7 +120,7 @@ def _await_answers(waiting: dict[int, tuple[socket.socket, str]]) -> dict[str, P
     deadline = time.monotonic() + PROBE_TIMEOUT_S
     over = False
     while len(probes) < len(waiting) and not over:
-        # Looked at once more after the deadline: this thread may have lacked a CPU until then.
+        # Checked once more after the deadline: this thread may have had no core until then.
         over = time.monotonic() > deadline
         for fd, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             poll.unregister(fd)

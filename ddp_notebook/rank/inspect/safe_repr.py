@@ -1,8 +1,8 @@
-"""Values as short texts, made while the main thread goes on: nothing of theirs is run.
+"""Values as short texts, made while the main thread runs: none of their code is run.
 
-A `__repr__` of the user's may block, raise, or start a copy from a GPU. So only values of
-Python's own types are written out; of a tensor its shape, type and device, or its number if it
-has no dimensions and is in this host's memory; of all else the name of its class.
+A user's `__repr__` may block, raise, or start a copy from a GPU. So only values of Python's own
+types are written out; of a tensor its shape, type and device, or its number if it has no dimensions
+and is in this host's memory; of other objects the name of their class.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 import torch
 
 LONGEST = 120
-"""Characters of one text."""
+"""The most characters of a text."""
 _LONGEST_STRING = 60
 _MOST_SORTED = 1000
-"""Of a set: more are shown as Python has them."""
+"""Items of a set that are sorted; larger sets are shown in Python's order."""
 _MOST_ITEMS = 6
 _DEEPEST = 2
 _MOST_BITS = 128
 _NAME_OF = type.__dict__["__name__"].__get__
-"""A class's name; a metaclass has no say in it."""
+"""A class's name, without calling its metaclass."""
 _MRO_OF = type.__dict__["__mro__"].__get__
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -35,7 +35,7 @@ _PATHS = (type(Path()), type(PurePath()))
 
 
 def of(value: Any, depth: int = 0) -> str:
-    """`value` as a text of at most `LONGEST` characters. Raises nothing."""
+    """`value` as a text of at most `LONGEST` characters. Never raises."""
     try:
         text = _text(value, depth)
     except Exception:  # noqa: BLE001  # it may change while it is looked at
@@ -49,7 +49,7 @@ def class_name(value: Any) -> str:
 
 
 def inherits(value: Any, base: type) -> bool:
-    """Whether its class is `base` or below; what its class or metaclass says does not count."""
+    """Whether its class is `base` or a subclass, without calling the class or metaclass."""
     return base in _MRO_OF(type(value))
 
 
@@ -76,7 +76,7 @@ def _text(value: Any, depth: int) -> str:
 
 
 def _by_class(value: Any, kind: type) -> str:
-    """What is not written out, by the name of its class."""
+    """Values of other classes, by the name of the class."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and kind is getattr(numpy, "ndarray", None):
         return _array("array", value)
@@ -91,7 +91,7 @@ def _by_class(value: Any, kind: type) -> str:
 
 
 def _array(word: str, value: Any, device: object = "") -> str:
-    """Shape and type, and the device, and nothing of what is in it."""
+    """Shape, type and device, without values."""
     shape = ", ".join(str(size) for size in tuple(value.shape)[:8])
     kind = str(value.dtype).removeprefix("torch.")
     return " ".join(f"{word}({shape}) {kind} {device}".split())
@@ -128,7 +128,7 @@ def _folded(value: Any, kind: type, depth: int) -> str:
 
 
 def _in_order(items: Iterable[Any]) -> Iterable[Any]:
-    """A set of numbers or of texts in their order: Python's own is another one on each rank."""
+    """A sorted set of numbers or texts: Python's order differs between ranks."""
     some = list(itertools.islice(items, _MOST_SORTED + 1))
     plain = len(some) <= _MOST_SORTED and {type(item) for item in some} in ({int}, {str})
     return sorted(some) if plain else items

@@ -37,13 +37,13 @@ _LONGEST_TEXT = 300
 _ASIDE, _PER_FRAME, _PER_LOCAL = 1000, 70, 24
 """Bytes for what stands beside the frames, beside the locals of each, and around a local."""
 _FRAME_AND_HERE = 3
-"""References to a dict that only its frame has beside the function that looks at it."""
+"""The reference count of a dict that only its frame and the function that looks at it have."""
 NOT_SHOWN = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType)
-"""What a module's own names are mostly bound to: imports and definitions."""
+"""Types of most names in a module: imports and definitions."""
 
 
 class Stacks:
-    """Makes this rank's stack, while its main thread goes on."""
+    """Makes this rank's stack while its main thread runs."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Stacks:
         left_out = len(shown) - _MOST_FRAMES
         if left_out > 0:
             shown = [*shown[:_HALF], *shown[-_HALF:]]
-        # The main thread goes on: first its lines, then its variables, and only then the files.
+        # The main thread runs: first its lines, then its variables, and only then the files.
         lines = [frame.f_lineno or 0 for frame in shown]
         values: list[tuple[Local, ...]] = [()] * len(shown)
         if request.with_locals:
@@ -83,20 +83,20 @@ class Stacks:
         return RankStack(self._rank, doing, _fit(frames, values))
 
     def _error(self, doing: Doing, frames: Sequence[Frame]) -> Failure | None:
-        """The error whose frames are shown: the rank has failed, or is paused where it did."""
+        """The error whose frames are shown: the rank failed with it, or is paused at it."""
         failed = doing.activity is Activity.FAILED
         paused = doing.activity is Activity.HELD and not frames
         return self._main_thread.error if failed or paused else None
 
     def _left(self, error: Failure, with_locals: bool) -> list[tuple[Local, ...]]:
-        """The variables in the frames that an error has left, as they were."""
+        """The variables in the frames of an error's traceback."""
         places = stack_frames.raised_in(error.trace, self._user_code.is_users)
         at = {(line, frame.f_code.co_name): frame for frame, line in places if with_locals}
         left = [at.get((each.line, each.function or "<module>")) for each in error.frames]
         return [variables_of(each, keep=True) if each is not None else () for each in left]
 
     def _doing(self, awaited: Awaited, operation: str, runs: bool) -> Doing:
-        """What the main thread is at; `runs` is true when it has frames to show."""
+        """What the main thread does; `runs` is true if it has frames to show."""
         inside = self._waiting.wait(awaited, is_runnable()).inside
         activity = self._waiting.activity(inside)
         text = self._main_thread.doing
@@ -212,7 +212,7 @@ def _of_function(frame: FrameType, keep: bool) -> list[tuple[str, Any]]:
 
 
 def _fit(frames: Sequence[Frame], values: Sequence[Sequence[Local]]) -> tuple[Frame, ...]:
-    """The frames with as many of their variables as there is room for, the innermost first."""
+    """The frames with as many of their variables as fit, the innermost first."""
     fitting = list(frames)
     allowed = MOST_BYTES - _ASIDE - _PER_FRAME * len(frames)
     for number, frame in enumerate(frames):

@@ -15,14 +15,14 @@ from ddp_notebook.rank.component import Component
 _METHODS = ("get", "wait", "multi_get")
 """Methods of a store that wait until the key is set."""
 _GIVES_UP_WITHIN = timedelta(minutes=1)
-"""A caller with a shorter limit expects that the key may not be set."""
+"""A caller with a shorter timeout expects that the key may be missing."""
 
 
 class StoreKeys(Component):
-    """Has the stack tell which key a call waits for."""
+    """Makes the key for which a call waits visible on the stack."""
 
     def attach(self) -> None:
-        """Once: torch's methods are called through a function of Python's, which has a frame."""
+        """Call torch's methods through a Python function, which has a frame. Done once."""
         for name in _METHODS:
             method = getattr(dist.Store, name, None)
             if method is not None:
@@ -43,7 +43,7 @@ _codes: set[object] = set()
 def awaited(frames: Iterable[FrameType]) -> str:
     """The keys that the innermost of these frames waits for; empty for none.
 
-    Nor for one that gives up soon by itself.
+    Calls that time out soon are ignored.
     """
     for frame in frames:
         if frame.f_code not in _codes:

@@ -25,35 +25,35 @@ from ddp_notebook.rank.main_thread import MainThread
 
 _WAITS_IN_CPP = ("torch.autograd", "torch.nn.parallel", "torch.distributed", "torch._")
 _PYTHONS_THREAD = "_bootstrap"
-"""The function of `threading` that each thread of Python's begins with."""
+"""The function of `threading` at the bottom of every Python thread's stack."""
 _MOST_THREADS = 8
-"""As many are followed, each of which waits for the next."""
+"""The longest chain of threads, each waiting for the next, that is followed."""
 
 
 class Wait(NamedTuple):
-    """What the main thread waits in; empty if it does not wait for others."""
+    """What the main thread waits in; empty if it does not wait for other ranks."""
 
     inside: str = ""
     """As in a report: collective, key, or the part of set-up."""
     record: int | None = None
-    """The number of the collective, where it is known which of several it is."""
+    """The number of the collective, if it is known which of several it is."""
     key: str = ""
     """The key of a store that it waits for."""
     test: str = ""
-    """What a loop asks of the key, where not only whether it is there."""
+    """What a loop asks about the key, if more than whether it exists."""
     polls: bool = False
-    """It asks in a loop of the user's, and may use the CPU for it."""
+    """It asks in a loop of the user's, which may use the CPU."""
 
 
 @dataclass(frozen=True)
 class Awaited:
-    """The thread that holds the rank up: the main thread, or one that it waits for."""
+    """The thread that determines what the rank waits for: the main thread, or one it waits for."""
 
     thread: threading.Thread
     frame: FrameType | None
     """Its innermost frame."""
     instruction: int = -1
-    """Where it was in that."""
+    """Its position (bytecode offset) in that frame."""
 
     @property
     def is_main(self) -> bool:
@@ -62,13 +62,13 @@ class Awaited:
 
     @property
     def has_moved(self) -> bool:
-        """True when it has gone on since; what was seen of it meanwhile is of another moment."""
+        """True if it has moved since; then what was seen of it is outdated."""
         frame = sys._current_frames().get(self.thread.ident or 0)
         return frame is not self.frame or _instruction(frame) != self.instruction
 
     @property
     def native_id(self) -> int:
-        """As the system has it; of a main thread that was forked Python keeps an old one."""
+        """The system's thread id; after a fork Python keeps the old one of the main thread."""
         return os.getpid() if self.is_main else self.thread.native_id or 0
 
     @property
@@ -90,7 +90,7 @@ class Waiting:
         self._is_users = user_code.is_users
 
     def activity(self, inside: str) -> Activity:
-        """What it is at; `inside` is what it waits in, empty for nothing."""
+        """Its activity; `inside` is what it waits in, empty for nothing."""
         main = self._main_thread
         if main.paused_before or main.paused_at or self._gate.at is not None:
             return Activity.HELD
@@ -117,9 +117,9 @@ class Waiting:
     def _held_up_by(
         self, thread: threading.Thread, current: dict[int, FrameType]
     ) -> threading.Thread | None:
-        """A thread in a collective, where the main one waits without a limit for a lock of its own.
+        """A thread in a collective, if the main thread waits without a limit for a Python lock.
 
-        That is so where all threads that could release it are in collectives themselves.
+        That is so if all threads that could release the lock are in collectives themselves.
         """
         if thread is not threading.main_thread() or not _is_locked(os.getpid()):
             return None
@@ -130,16 +130,16 @@ class Waiting:
         return others[0] if others and stuck else None
 
     def locked(self, awaited: Awaited) -> bool:
-        """True where the main thread waits for ever for a lock that no thread is left to release.
+        """True if the main thread waits without a limit for a lock that no thread can release.
 
-        One in torch does not count: torch's own threads release it.
+        Locks in torch do not count: torch's own threads release them.
         """
         if not awaited.is_main or not _is_locked(awaited.native_id):
             return False
         return not _at_work(sys._current_frames()) and not awaited.has_moved
 
     def wait(self, awaited: Awaited, runnable: bool) -> Wait:
-        """What it waits in; `runnable` when it uses the CPU."""
+        """What it waits in; `runnable` if it uses the CPU."""
         stack = awaited.stack
         inside = self._main_thread.waiting_in or self._inside_torch(frames.chain(awaited.frame))
         if inside:
@@ -163,7 +163,7 @@ class Waiting:
     def _inside_torch(self, stack: Iterable[FrameType]) -> str:
         """The part of set-up that these frames are in, by the names of torch's functions.
 
-        A collective also by the method that observes it: torch adds names for its functions.
+        A collective also by the observing method: torch exports functions under several names.
         """
         collective = ""
         for frame in stack:
@@ -232,7 +232,7 @@ def _record_of_engine(awaited: Awaited) -> int | None:
 def _waits_for_thread(
     stack: Sequence[FrameType], current: dict[int, FrameType]
 ) -> threading.Thread | None:
-    """The thread that these frames wait for, without a limit, to end or to give a result."""
+    """The thread that these frames wait for, without a limit: for its end or its result."""
     for frame in stack[:4]:  # the innermost, down to the function of Python's that is called
         where = frame.f_globals.get("__name__"), frame.f_code.co_name
         if where == ("threading", "join"):
@@ -246,12 +246,12 @@ def _waits_for_thread(
 
 
 def _is_locked(native_id: int) -> bool:
-    """True of a thread that waits without a limit for a lock, and not in torch."""
+    """True if a thread waits without a limit for a lock, and not in torch."""
     return blocked.in_torch(native_id) is False and blocked.for_ever(native_id)
 
 
 def _at_work(current: dict[int, FrameType]) -> list[threading.Thread]:
-    """The threads but the main one that are in more than waiting for work, or for a time."""
+    """The threads besides the main one that do not just wait for work or for a time."""
     return [
         thread
         for thread in threading.enumerate()
@@ -274,7 +274,7 @@ _IDLE = (
 
 
 def _who_computes(future: object, current: dict[int, FrameType]) -> threading.Thread | None:
-    """The thread of a pool that is at what `future` waits for."""
+    """The thread of a pool that computes the result of `future`."""
     for thread in threading.enumerate():
         for frame in frames.chain(current.get(thread.ident or 0)):
             where = frame.f_globals.get("__name__"), frame.f_code.co_name

@@ -23,7 +23,7 @@ from ddp_notebook.rank.setup.listening import explain, listen
 _POLL_S = 0.1
 _CONNECT_TIMEOUT_S = 1.0
 _SLICE_S = 0.25
-"""How long to wait for keys before looking whether the wait was aborted."""
+"""How long to wait for keys before checking whether the wait was aborted."""
 
 
 class StoreClient:
@@ -53,7 +53,7 @@ class StoreClient:
         )
 
     def _host(self, arguments: InitArguments, port: int, plan: SetUpPlan) -> dist.Store:
-        """Host the store here, as rank 0 of a plain script does; on the address asked for alone."""
+        """Host the store here, as rank 0 of a plain script does; only on the requested address."""
         self._await_resolver(arguments.master_addr)
         try:
             listener = listen(arguments.master_addr, port)
@@ -86,7 +86,7 @@ class StoreClient:
         self._main_thread.doing = ""
 
     def _await_resolver(self, host: str) -> None:
-        """Wait until the resolver has answered what `host` is. Raises StageError if aborted."""
+        """Wait until the resolver has answered for `host`. Raises StageError if aborted."""
         while not self._resolver.lookup(host):
             self._main_thread.doing = f"store: the resolver has not answered what {host} is"
             if self._main_thread.abort.is_set():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class StageError(Exception):
-    """A stage failed: why, what to type, and the finding's category where that is certain."""
+    """A stage failed: why, what to type, and the finding's category if it is certain."""
 
     def __init__(self, cause: str, remedy: str, category: str = "") -> None:
         super().__init__(cause)

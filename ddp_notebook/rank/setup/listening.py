@@ -12,7 +12,7 @@ from ddp_notebook.rank.setup.errors import StageError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on `host` alone. Raises OSError."""
+    """A socket that listens on `host` only. Raises OSError."""
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, proto)
     try:
@@ -26,7 +26,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def explain(error: OSError, host: str, port: int) -> StageError:
-    """Why the store cannot listen, and what to type; its category where another process listens."""
+    """Why the store cannot listen, and what to type; a category if another process listens."""
     no_address = "Leave --master-addr out (127.0.0.1 is used), or give an address of this machine."
     if isinstance(error, socket.gaierror):
         return StageError(f"MASTER_ADDR {host!r} does not resolve: {error.strerror}.", no_address)
@@ -50,7 +50,7 @@ def explain(error: OSError, host: str, port: int) -> StageError:
 
 
 def holder(port: int) -> str:
-    """Who listens on `port`, as far as it can be known: `` by pid 123: python train.py``."""
+    """Which process listens on `port`, if known: `` by pid 123: python train.py``."""
     import psutil  # a prepared job needs it only here, and it takes a while
 
     with contextlib.suppress(psutil.Error, OSError):

@@ -1,7 +1,7 @@
-"""Notes each call of `init_process_group` on this rank: with what, and whether it returned.
+"""Records each call of `init_process_group` on this rank: its arguments, and whether it returned.
 
-The call itself is torch's own, but for the wait for a MASTER_ADDR that does not resolve yet:
-torch could not be brought out of it. A note that fails is left out; the user's call goes on.
+The call itself is torch's own, except for the wait for a MASTER_ADDR that does not resolve yet,
+which could not be aborted in torch. If recording fails, the user's call proceeds.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class Calls:
     entered: int = 0
     returned: int = 0
     arguments: InitArguments = field(default_factory=InitArguments)
-    """Of the last one."""
+    """Of the last call."""
     inside: bool = False
     host: str = ""
-    """The name of the host it was made on, and its network (see `inspect.host`)."""
+    """The name and the network (see `inspect.host`) of the host of the call."""
     network: str = ""
 
 
 class InitCalls(Component):
-    """Watches `init_process_group`. `calls` are those of the run that goes on, or was last."""
+    """Watches `init_process_group`. `calls` are those of the current or last run."""
 
     def __init__(self, main_thread: MainThread, sockets: TorchSockets, resolver: Resolver) -> None:
         self._main_thread = main_thread
@@ -57,18 +57,18 @@ class InitCalls(Component):
         self.calls = Calls()
 
     def attach(self) -> None:
-        """Have torch's `init_process_group` noted, under both names it is called by."""
+        """Record torch's `init_process_group`, under both of its names."""
         if not hasattr(distributed_c10d.init_process_group, _MARK):
             noted = self._noted(distributed_c10d.init_process_group)
             distributed_c10d.init_process_group = noted
             dist.init_process_group = noted
 
     def setup_begins(self) -> None:
-        """What was noted before does not count."""
+        """Forget earlier calls."""
         self.calls = Calls()
 
     def run_begins(self, run: Run) -> None:
-        """The same, unless a set-up that is stepped through goes on after this run."""
+        """The same, unless a set-up that is being stepped through continues after this run."""
         if not self._main_thread.paused_before:
             self.calls = Calls()
 
@@ -112,8 +112,8 @@ class InitCalls(Component):
     def _await_name(self, arguments: InitArguments) -> None:
         """Wait here until MASTER_ADDR resolves: torch's client waits for that too, in C++.
 
-        Raises Aborted, and DistNetworkError after the call's time-out, as torch does. A call
-        that torch will refuse anyway goes on at once.
+        Raises Aborted, and DistNetworkError after the call's timeout, as torch does. A call that
+        torch will refuse anyway proceeds at once.
         """
         numbers = (arguments.rank, arguments.world_size, arguments.master_port)
         if None in numbers or not arguments.master_addr:
@@ -133,14 +133,14 @@ class InitCalls(Component):
 
 
 def original() -> Callable[..., None]:
-    """torch's own `init_process_group`, not noted."""
+    """torch's own `init_process_group`, not recorded."""
     call: Any = distributed_c10d.init_process_group
     torchs: Callable[..., None] = call.__wrapped__ if hasattr(call, _MARK) else call
     return torchs
 
 
 def arguments_of(call: Mapping[str, Any]) -> InitArguments:
-    """What a call of `init_process_group` will use, found as torch finds it."""
+    """What a call of `init_process_group` will use, determined as torch does it."""
     timeout = call.get("timeout")
     backend = str(call.get("backend") or "")
     timeout_s = timeout.total_seconds() if timeout is not None else None
@@ -184,7 +184,7 @@ def arguments_of(call: Mapping[str, Any]) -> InitArguments:
 
 
 def _was_here(path: str, rank: int | None) -> bool:
-    """True when a file that this rank has not written to yet has its address: an earlier run's."""
+    """True if a file that this rank has not written to has its address, from an earlier run."""
     try:
         data = Path(path).read_bytes()[: 1 << 20]
     except OSError:
@@ -193,12 +193,12 @@ def _was_here(path: str, rank: int | None) -> bool:
 
 
 def uses_agent_store() -> bool:
-    """True when torch takes the store for hosted by another process."""
+    """True if torch assumes that another process hosts the store."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
 def number(text: str | None) -> int | None:
-    """The number that `text` writes; None where it writes none."""
+    """`text` as a number; None if it is none."""
     with contextlib.suppress(TypeError, ValueError):
         return int(text or "")
     return None

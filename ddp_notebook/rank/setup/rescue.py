@@ -1,8 +1,8 @@
 """Unblocks the main thread when it hangs inside torch's set-up or a gloo collective.
 
-gloo and TCPStore end a blocked call with an exception when a connection of theirs is shut
-down; aborting the group, time-outs and signals have no effect. Without a connection to shut down,
-torch waits for one, or for a rendezvous file: it gets a connection that ends, or cannot open the
+gloo and TCPStore end a blocked call with an exception when one of their connections is shut down;
+aborting the group, timeouts and signals have no effect. Without a connection to shut down, torch
+waits for one, or for a rendezvous file: then it gets a connection that ends, or cannot open the
 file.
 """
 
@@ -29,7 +29,7 @@ from ddp_notebook.rank.setup.rendezvous import Calls, InitCalls
 from ddp_notebook.rank.setup.sockets import TorchSockets
 
 _MOST_PAIRS = 64
-"""Of gloo's connections to peers, as many are ended as a group of so many ranks has."""
+"""The most of gloo's connections to end: those of a group of this many ranks."""
 _CONNECT_WITHIN_S = 0.2
 _POLLS_WITHIN_S = 0.05
 """torch's FileStore opens its file every 10 ms."""
@@ -51,17 +51,17 @@ class Rescue(Component):
         self._resolver = resolver
         self._stand_ins: list[TCPStore] = []
         self._file_withheld: Calls | None = None
-        """The calls in which the rendezvous file could not be opened for a moment."""
+        """The calls for which the rendezvous file was briefly made impossible to open."""
 
     def setup_begins(self) -> None:
-        """Take away the stores that `_stand_in_for_the_store` opened."""
+        """Close the stores that `_stand_in_for_the_store` opened."""
         self._stand_ins.clear()
 
     def free(self) -> Freed:
-        """Shut down torch's connections; how many, and whether a stand-in store was needed.
+        """Shut down torch's connections; returns how many, and whether a stand-in store was needed.
 
-        Harmless when nothing is blocked, but for the process group: it is broken after it.
-        Workers of the DataLoader in which the main thread is are ended.
+        It breaks the process group, and is harmless otherwise if nothing is blocked. Workers of the
+        DataLoader in which the main thread waits are ended.
         """
         self._main_thread.abort.set()
         data_workers.end(frames.frames_of(frames.main_frame()))
@@ -80,9 +80,9 @@ class Rescue(Component):
         return self._stand_in_for_peers() or self._stand_in_for_the_store()
 
     def _stand_in_for_peers(self) -> bool:
-        """Let gloo have the connections that it waits for, and end them.
+        """Make the connections that gloo waits for, and end them.
 
-        A peer that connects first sends the number of the connection.
+        A peer that connects sends the number of the connection first.
         """
         listening = self._sockets.listening()
         port = self._init_calls.calls.arguments.master_port
@@ -96,7 +96,7 @@ class Rescue(Component):
     def _stand_in_for_the_store(self) -> bool:
         """Open a store for a main thread that polls a port where no process listens.
 
-        It connects, goes on to wait on that connection, and the next `free` ends that.
+        It connects and waits on that connection, which the next `free` ends.
         """
         calls = self._init_calls.calls
         arguments = calls.arguments
@@ -127,9 +127,9 @@ def _connected(host: str, port: int) -> socket.socket:
 
 
 def _let_no_file_be_opened() -> None:
-    """For a moment: torch polls a rendezvous file, and an error when it opens it ends that.
+    """Briefly: torch polls a rendezvous file, and an error when it opens the file ends that.
 
-    All numbers of files are taken. A limit of 0 would do it too, but `poll` fails below it.
+    All file descriptors are used up. A limit of 0 would do the same, but makes `poll` fail.
     """
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = [os.open(os.devnull, os.O_RDONLY)]

@@ -12,9 +12,9 @@ from ddp_notebook.rank.setup import rendezvous
 from ddp_notebook.rank.setup.errors import StageError
 
 BACKEND = "BACKEND"
-"""Not a variable of torch's: which backend the rank asks for, to set it on one rank."""
+"""Not a variable of torch's: the backend that the rank requests, to set it on one rank."""
 TIMEOUT = "TIMEOUT"
-"""Not a variable of torch's: the rank's own time-out in seconds."""
+"""Not a variable of torch's: the rank's own timeout in seconds."""
 
 
 class Settings:
@@ -22,10 +22,10 @@ class Settings:
 
     def __init__(self) -> None:
         self._before: dict[str, str | None] = {}
-        """What earlier settings replaced, to be put back."""
+        """The values that earlier settings replaced, to be restored."""
 
     def apply(self, plan: SetUpPlan) -> None:
-        """Put back what an earlier set-up changed, set torchrun's, then `plan.settings`."""
+        """Restore what an earlier set-up changed, set torchrun's, then `plan.settings`."""
         for name, value in self._before.items():
             _set(name, value)
         self._before.clear()

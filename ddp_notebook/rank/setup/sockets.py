@@ -12,39 +12,39 @@ from ddp_notebook.rank.component import Component
 
 
 class TorchSockets(Component):
-    """torch does not expose its sockets, so they are identified by when they were opened."""
+    """torch does not expose its sockets, so they are identified by the time of their opening."""
 
     def __init__(self) -> None:
         self._torchs: set[int] = set()
         self._before_setup: set[int] | None = None
-        """What was open when set-up began, while it goes on."""
+        """The sockets that were open when set-up began, during set-up."""
         self._before_group: set[int] | None = None
-        """What was open when torch began to make a group, while it does."""
+        """The sockets that were open when torch began to make a group, while it does."""
         self._before_call: set[int] = set()
 
     def setup_begins(self) -> None:
-        """What is open now is not torch's; what is opened from now on is."""
+        """Sockets open now are not torch's; those opened from now on are."""
         self._torchs.clear()
         self._before_setup, self._before_group = set(_inodes()), None
 
     def setup_ended(self) -> None:
-        """What is opened from now on is not of this set-up."""
+        """Sockets opened from now on do not belong to this set-up."""
         if self._before_setup is not None:
             self._torchs.update(_inodes().keys() - self._before_setup)
             self._before_setup = None
 
     def group_begins(self) -> None:
-        """What is opened from now on belongs to a group that torch makes."""
+        """Sockets opened from now on belong to a group that torch makes."""
         self._before_group = set(_inodes())
 
     def group_ended(self) -> None:
-        """What is opened from now on does not belong to that group."""
+        """Sockets opened from now on do not belong to that group."""
         if self._before_group is not None:
             self._torchs.update(_inodes().keys() - self._before_group)
             self._before_group = None
 
     def call_begins(self) -> None:
-        """What listens from now on, until the call of `init_process_group` returns, is torch's."""
+        """Listeners from now on, until `init_process_group` returns, are torch's."""
         self._before_call.clear()
         self._before_call.update(_inodes())
 
@@ -57,7 +57,7 @@ class TorchSockets(Component):
         return addresses
 
     def shut_down(self) -> int:
-        """End the connections of torch's groups and of a set-up that goes on; how many."""
+        """End the connections of torch's groups and of a set-up in progress; returns how many."""
         befores = [each for each in (self._before_setup, self._before_group) if each is not None]
         closed = 0
         for inode, fd in sorted(_inodes().items()):
@@ -66,9 +66,9 @@ class TorchSockets(Component):
         return closed
 
     def end(self, *, groups: bool) -> None:
-        """Have no TCP any more, as when the process had ended; but for that of groups, if not.
+        """End all TCP connections, as if the process had ended; optionally not those of groups.
 
-        A listener is replaced: a store's thread that fails to accept aborts the process.
+        Listeners are replaced: a store's thread that fails to accept aborts the process.
         """
         null = os.open(os.devnull, os.O_RDWR)
         for inode, fd in sorted(_inodes().items()):
@@ -80,7 +80,7 @@ class TorchSockets(Component):
 
 
 def _inodes() -> dict[int, int]:
-    """The sockets of this process, inode to fd; empty where /proc is missing."""
+    """The sockets of this process, inode to fd; empty without /proc."""
     found = {}
     with contextlib.suppress(OSError):
         for entry in Path("/proc/self/fd").iterdir():
@@ -92,7 +92,7 @@ def _inodes() -> dict[int, int]:
 
 
 def _listening_at(fd: int) -> str:
-    """Where the TCP socket behind `fd` listens; empty when it does not."""
+    """Where the TCP socket `fd` listens; empty if it does not."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as listener:
         inet = listener.family in (socket.AF_INET, socket.AF_INET6)
         if inet and listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -102,7 +102,7 @@ def _listening_at(fd: int) -> str:
 
 
 def _shut_down(fd: int) -> bool:
-    """End the TCP connection behind `fd`, also one that is only being made. Never a listener."""
+    """End the TCP connection `fd`, also one that is still connecting. Never a listener."""
     try:
         connection = socket.socket(fileno=os.dup(fd))
     except OSError:

@@ -1,8 +1,8 @@
 """Brings torch.distributed up on this rank, one visible stage at a time.
 
-A stage reads the rank's own environment when it begins, as torch does, so that what is
-wrong there goes wrong here: see `settings.py`. Between two calls of `advance` the rank
-runs nothing and can be looked at.
+A stage reads the rank's own environment when it begins, as torch does, so that mistakes there have
+the same effect: see `settings.py`. Between two calls of `advance` the rank is idle and can be
+inspected.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.setup.subgroups import Subgroups
 
 STAGES = tuple(Stage)[1:]
-"""Those that a rank goes through itself; it is launched."""
+"""The stages after the launch, which a rank passes itself."""
 
 
 class SetUp:
@@ -70,7 +70,7 @@ class SetUp:
         self._bring_up: BringUp | None = None
 
     def bring_up(self, plan: SetUpPlan) -> bool:
-        """Go through the stages after the launch; False when one failed (the session was told)."""
+        """Pass the stages after the launch; False if one failed (the session was told)."""
         self._begin(plan)
         return self.advance(Stage.VERIFIED)
 
@@ -80,10 +80,10 @@ class SetUp:
         self._pause_before(STAGES[0])
 
     def _begin(self, plan: SetUpPlan) -> None:
-        """Begin a set-up: nothing of an earlier one is left."""
+        """Begin a set-up, after removing everything of an earlier one."""
         self._life.setup_begins()
-        # A traceback and the frames it shows hold each other, and the group in them its sockets
-        # and threads: without this each `%ddp_abort` left some until Python happened to look.
+        # A traceback and its frames refer to each other, and the group in them has sockets and
+        # threads: without this, each `%ddp_abort` left some until Python's next collection.
         with torch_private.impatient_loaders():
             gc.collect()
         self._bring_up = BringUp(
@@ -97,7 +97,7 @@ class SetUp:
         )
 
     def advance(self, to: Stage) -> bool:
-        """Go on through stage `to`; False when one failed (the session was told)."""
+        """Continue through stage `to`; False if one failed (the session was told)."""
         bring_up = self._bring_up
         if bring_up is None:
             raise RuntimeError("set-up was not prepared")
@@ -127,7 +127,7 @@ class SetUp:
         except StageError as error:
             failed = error
         except (RuntimeError, ValueError, OSError, KeyboardInterrupt) as error:
-            # torch's own errors are RuntimeErrors; what they say goes to the user as it is.
+            # torch's own errors are RuntimeErrors; their text is shown to the user unchanged.
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
             remedy = f"More in the rank's log: %ddp_output --ranks {plan.rank} --log"
             failed = StageError(text[:500], remedy)
@@ -159,7 +159,7 @@ class BringUp:
     ) -> None:
         self.plan = plan
         self.left = list(STAGES)
-        """The stages that were not passed yet."""
+        """The stages not passed yet."""
         self._main_thread = main_thread
         self._init_calls = init_calls
         self._store_client = store_client
@@ -168,10 +168,10 @@ class BringUp:
         self._settings = own_settings
         self._store: dist.Store | None = None
         self._arguments = InitArguments()
-        """The init arguments of this rank, as its environment has them."""
+        """The init arguments of this rank, by its environment."""
 
     def of(self, stage: Stage) -> Callable[[], str]:
-        """What passes `stage`."""
+        """The method that passes `stage`."""
         return {
             Stage.ENVIRONMENT: self.check_environment,
             Stage.STORE: self.reach_store,
@@ -181,7 +181,7 @@ class BringUp:
         }[stage]
 
     def waiting_for(self, stage: Stage) -> str:
-        """On what a rank may have to wait in `stage`."""
+        """What a rank may have to wait for in `stage`."""
         return {
             Stage.STORE: self.store_address,
             Stage.RENDEZVOUS: "the other ranks to join",
@@ -191,7 +191,7 @@ class BringUp:
 
     @property
     def store_address(self) -> str:
-        """Where the store is, as far as this rank knows."""
+        """Where the store is, by this rank's arguments."""
         if self.plan.init_method == "file":
             return self._arguments.path or self.plan.store_path
         port = self._arguments.master_port or self.plan.master_port
@@ -199,7 +199,7 @@ class BringUp:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks that this rank believes in."""
+        """The world size, by this rank's arguments."""
         return self._arguments.world_size or self.plan.world_size
 
     def check_environment(self) -> str:
@@ -231,7 +231,7 @@ class BringUp:
         torch.cuda.set_device(torch.device(self.plan.device))
 
     def reach_store(self) -> str:
-        """The store answers. Its address is read again: it may have been corrected meanwhile."""
+        """The store answers. Its address is read again: it may have been corrected."""
         plan = self.plan
         self._read_arguments(self._arguments.backend)
         store = self._store_client.open_store(self._arguments, plan)
@@ -264,7 +264,7 @@ class BringUp:
         return dist.get_backend()
 
     def verify(self) -> str:
-        """One all_reduce gives, on this rank, the sum it must give."""
+        """One all_reduce gives the right sum on this rank."""
         self._main_thread.waiting_in = "collective"
         value = torch.full((1024,), float(dist.get_rank() + 1), device=self.plan.device)
         dist.all_reduce(value)

@@ -1,7 +1,7 @@
 """A benchmark in the forms that other tools read: rows, CSV, nccl-tests.
 
-nccl-tests' own time is the mean over iterations, so their forms have the mean, and bandwidths by
-it; our headline is the median, and is in `rows`.
+nccl-tests report the mean over iterations, so their formats have the mean, and bandwidths computed
+from it; `rows` has the median, which the other views show.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ddp_notebook.bench.results import BenchPoint, BenchRun, Curve
 _NCCL_JSON_VERSION = 2
 _NCCL_TYPES = {"float32": "float", "float64": "double", "float16": "half"}
 _BODY_WIDTH = 33
-"""Of nccl-tests' columns for one placement."""
+"""nccl-tests' columns for one placement (in-place or out-of-place)."""
 
 
 def rows(run: BenchRun) -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ def _row(curve: Curve, point: BenchPoint) -> dict[str, Any]:
 
 
 def nccl_text(run: BenchRun) -> str:
-    """nccl-tests' table, one for each curve: tools find its columns by their place."""
+    """nccl-tests' table, one for each curve: tools find its columns by position."""
     return "\n".join(line for curve in run.curves for line in _nccl_table(run, curve))
 
 
@@ -118,7 +118,7 @@ def _nccl_line(curve: Curve, point: BenchPoint) -> str:
 
 
 def _width(value: float, width: int) -> str:
-    """A number with as many decimals, two at most, as there is room for."""
+    """A number with as many decimals as fit, at most two."""
     text = next((t for d in (2, 1, 0) if len(t := f"{value:.{d}f}") <= width), f"{value:.1e}")
     return f"{text:>{width}}"
 
@@ -149,7 +149,7 @@ def _by_mean(point: BenchPoint) -> dict[str, Any]:
 
 
 def nccl_json(run: BenchRun) -> dict[str, Any]:
-    """nccl-tests' JSON. Several curves are one list of results, told apart by their names."""
+    """nccl-tests' JSON. Several curves are one list of results with different names."""
     results = [_nccl_result(curve, p) for curve in run.curves for p in curve.points]
     wrong = sum(p.wrong for curve in run.curves for p in curve.points)
     rates = [_by_mean(p)["bus_bw"] for curve in run.curves for p in curve.points]

@@ -1,8 +1,8 @@
 """A benchmark while it runs: a progress bar, and the points so far.
 
-Drawn as SVG by hand: a figure of matplotlib takes a core for a fifth of a second, and the ranks
-that are measured need it. Lines and words have the page's own colour, so that it is read on a
-light page and on a dark one.
+Drawn as SVG without matplotlib, which would take a core for a fifth of a second while the ranks
+are measured. Lines and text have the page's own colour, so that they are readable on light and dark
+pages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddp_notebook.views.bench.steps_text import ms
 from ddp_notebook.views.bench.table import title
 
 _COLOURS = ("#2E8FCF", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's, for common kinds of colour blindness; the blue is lighter, for dark pages."""
+"""Okabe and Ito's palette for the colour-blind, with a lighter blue for dark pages."""
 _WIDTH, _HEIGHT = 640, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 30, 12, 34
 _BAR = 30
@@ -29,17 +29,17 @@ _PARTS = (
     ("optimizer_us", "optimizer", "#009E73"),
     ("exposed_us", "exposed communication", "#D55E00"),
 )
-"""Of a training step, from the bottom."""
+"""The parts of a training step, from the bottom of a bar."""
 _STEPS_LEFT, _STEPS_RIGHT, _STEPS_TOP, _STEPS_BOTTOM = 12, 200, 22, 48
 _MOST_BARS = 16
 _BAR_SHARE = 0.66
-"""Of the place that a bar has."""
+"""The width of a bar, as a share of its slot."""
 
 
 def live_steps(
     what: str, result: StepBenchResult | None, done: float, elapsed_s: float
 ) -> dict[str, str]:
-    """What to show now of the training steps of the model `what`. `done` is 0 to 1."""
+    """A benchmark of training steps of the model `what` so far. `done` is 0 to 1."""
     left_s = elapsed_s * (1 - done) / done if done else None
     points = result.points if result is not None else ()
     plot = _bars(points[-_MOST_BARS:]) if points else ""
@@ -50,14 +50,14 @@ def live_steps(
 
 
 def live_bundle(run: BenchRun | None, done: float, left_s: float | None) -> dict[str, str]:
-    """What to show of collectives now. `done` is 0 to 1, `left_s` None when it is not known."""
+    """A benchmark of collectives so far. `done` is 0 to 1, `left_s` None if not known."""
     what = title(run) if run is not None else "the benchmark begins"
     plot = _lines(run) if run is not None and any(c.points for c in run.curves) else ""
     return _bundle(what, done, left_s, plot)
 
 
 def _bundle(what: str, done: float, left_s: float | None, plot: str) -> dict[str, str]:
-    """A progress bar, and under it `plot`, which is SVG or empty."""
+    """A progress bar, and below it `plot`, which is SVG or empty."""
     filled = round(_BAR * done)
     left = f", about {left_s:.0f} s left" if left_s is not None else ""
     bar = f"[{'█' * filled}{'·' * (_BAR - filled)}] {done:.0%}{left}"
@@ -115,13 +115,13 @@ class _Axis:
         self._base, self._start, self._end = base, start, end
 
     def at(self, value: float) -> float:
-        """The pixel of a value; of one beyond the ends, the end."""
+        """The pixel of a value, limited to the ends of the axis."""
         place = math.log(max(value, 1e-9), self._base) - self.first
         share = min(max(place / (self.last - self.first), 0.0), 1.0)
         return self._start + (self._end - self._start) * share
 
     def ticks(self, most: int) -> list[float]:
-        """Powers of the base, `most` of them at most."""
+        """Powers of the base, at most `most` of them."""
         every = -(-(self.last - self.first + 1) // most)
         return [self._base**n for n in range(self.first, self.last + 1, every)]
 
@@ -169,7 +169,7 @@ def _bars(points: Sequence[StepPoint]) -> str:
 
 
 def _bar(point: StepPoint, x: float, width: float, scale: float) -> list[str]:
-    """The parts of one step on each other, and how long it takes above them."""
+    """The stacked parts of one step, and its time above them."""
     drawn, y = [], float(_HEIGHT - _STEPS_BOTTOM)
     for name, _, colour in _PARTS:
         height = max(0.0, getattr(point, name)) * scale
@@ -200,7 +200,7 @@ def _svg(parts: Sequence[str], label: str) -> str:
 
 
 def format_us(value: float, _position: float = 0) -> str:
-    """A time in microseconds as an axis says it: ``50 µs``, ``10 ms``, ``2 s``."""
+    """A time in microseconds as an axis label: ``50 µs``, ``10 ms``, ``2 s``."""
     for unit, worth in (("s", 1e6), ("ms", 1e3)):
         if value >= worth:
             return f"{value / worth:g} {unit}"

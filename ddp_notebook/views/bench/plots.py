@@ -32,13 +32,14 @@ if TYPE_CHECKING:
 _INCHES = (10.0, 4.4)
 
 _LEAST_US = 1e-3
-"""A nanosecond: a time of 0, from a clock too coarse, has no place on a log axis."""
+"""A nanosecond: a log axis cannot show the time 0 of a clock that is too coarse."""
 _SIZE_LABELS = 7
-"""How many sizes are written under a panel; more would run into each other."""
+"""How many sizes are labelled under a panel; more would overlap."""
 _CEILING_WITHIN = 3.0
-"""A ceiling higher than this times what was reached is named, not drawn: it would flatten all."""
+"""A ceiling higher than this times the measured maximum is named and not drawn: it would flatten
+the curves."""
 _DISTRIBUTIONS = 5
-"""Sizes whose iterations are drawn."""
+"""The number of sizes whose iterations are drawn."""
 
 
 def figure(run: BenchRun, kind: str = "size", baseline: BenchRun | None = None) -> Figure:
@@ -130,7 +131,7 @@ def _draw_bandwidth(axes: Axes, curve: Curve, style: tuple[str, str]) -> None:
 
 
 def _draw_baseline(left: Axes, right: Axes, curve: Curve, style: tuple[str, str]) -> None:
-    """The run it is compared with: hollow and grey."""
+    """The baseline: hollow and grey."""
     sizes = [p.size_bytes for p in curve.points]
     look: dict[str, Any] = {
         "color": QUIET,
@@ -174,7 +175,7 @@ def _explain(axes: Axes, curve: Curve) -> None:
 
 
 def _ceilings(axes: Axes, floors: Sequence[Floor], reached: float) -> None:
-    """What the machine itself carries, with where the number is from."""
+    """The machine's own limits, with the source of each."""
     beyond = []
     for floor in floors:
         rate = floor.bandwidth_gb_per_s
@@ -200,7 +201,7 @@ def _ceilings(axes: Axes, floors: Sequence[Floor], reached: float) -> None:
 
 
 def _buckets(axes: Axes, buckets: Sequence[int], points: Sequence[BenchPoint]) -> None:
-    """The sizes of the user's own buckets, where the curve shows what they get."""
+    """The sizes of the user's own buckets, marked on the curve."""
     low, high = min(p.size_bytes for p in points), max(p.size_bytes for p in points)
     inside = [size for size in dict.fromkeys(buckets) if low <= size <= high]
     for number, size in enumerate(inside):
@@ -212,7 +213,7 @@ def _buckets(axes: Axes, buckets: Sequence[int], points: Sequence[BenchPoint]) -
 
 
 def _iterations(left: Axes, right: Axes, run: BenchRun, _: BenchRun | None) -> None:
-    """All iterations of some sizes on the left; on the right when each rank brings its part."""
+    """All iterations of some sizes on the left; on the right when each rank issues its part."""
     curve = next((c for c in run.curves if c.points), None)
     arrival = "How long each rank takes to bring its part"
     left.set_title("Every iteration, on its slowest rank")
@@ -244,7 +245,7 @@ def _iterations(left: Axes, right: Axes, run: BenchRun, _: BenchRun | None) -> N
 
 
 def _distributions(axes: Axes, curve: Curve) -> None:
-    """The share of iterations that took at most so long, for a few sizes."""
+    """The share of iterations that took at most a given time, for a few sizes."""
     sampled = [p for p in curve.points if p.samples is not None]
     step = max(1, -(-len(sampled) // _DISTRIBUTIONS))
     for number, point in enumerate(sampled[::step]):

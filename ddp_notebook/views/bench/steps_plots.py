@@ -36,7 +36,7 @@ Panel = Callable[["Axes", StepBenchResult], None]
 _WIDTH_IN, _ROW_IN = 9.6, 3.5
 _COLUMNS = 2
 _DARK_CELL = 0.45
-"""Of the darkest cell of the heat map on, text is light."""
+"""Cells of the heat map that are darker than this have light text."""
 _FLOAT_BYTES = 4
 _MOST_DOTS = 200
 _MOST_LINES = 6
@@ -69,7 +69,7 @@ def _folded(heading: str) -> str:
 
 
 def panels(result: StepBenchResult) -> list[Panel]:
-    """The panels for which there are numbers, in the order in which they teach."""
+    """The panels for which there are numbers, in the order of explanation."""
     seen = any(point.arrivals for point in result.points)
     prediction = result.prediction
     return [
@@ -88,7 +88,7 @@ def panels(result: StepBenchResult) -> list[Panel]:
 
 
 def draw_steps(axes: Axes, result: StepBenchResult) -> None:
-    """The step at each batch, stacked of its parts, with what overlaps beside it."""
+    """The step at each batch size as stacked parts, with the overlapped communication beside it."""
     points = result.main_points
     below = [0.0] * len(points)
     for name, label, colour, hatch in (
@@ -134,7 +134,7 @@ def _draw_overlapped(axes: Axes, result: StepBenchResult) -> None:
     for place, point in enumerate(result.main_points):
         if not point.overlapped_us:
             continue
-        # It runs while the backward does, and ends with it.
+        # It runs during the backward and ends with it.
         top = (point.forward_us + point.backward_us) / 1e3
         low = max(point.forward_us / 1e3, top - point.overlapped_us / 1e3)
         axes.plot(
@@ -149,7 +149,7 @@ def _draw_overlapped(axes: Axes, result: StepBenchResult) -> None:
 
 
 def draw_efficiency(axes: Axes, result: StepBenchResult) -> None:
-    """Efficiency against one rank alone, and where all ranks together begin to pay."""
+    """Efficiency relative to one rank, and the break-even batch size."""
     points = result.main_points
     batches = [point.batch for point in points]
     told = [point for point in points if point.efficiency <= PERFECT]
@@ -261,13 +261,13 @@ def draw_reduces(axes: Axes, result: StepBenchResult) -> None:
 
 
 def _bucket_sizes(result: StepBenchResult) -> list[int]:
-    """The sizes of the buckets that DDP makes, each once."""
+    """The distinct sizes of the buckets that DDP makes."""
     points = [p for p in result.main_points if p.arrivals]
     return sorted({arrival.size_bytes for arrival in points[0].arrivals}) if points else []
 
 
 def draw_distribution(axes: Axes, result: StepBenchResult) -> None:
-    """Every timed step: a dot each, with the median and the tenth and ninetieth of a hundred."""
+    """A dot for every timed step, with the median and the 10th and 90th percentiles."""
     points = result.main_points
     for place, point in enumerate(points):
         times = sorted(time / 1e3 for time in point.times_us)
@@ -300,7 +300,7 @@ def draw_distribution(axes: Axes, result: StepBenchResult) -> None:
 
 
 def _draw_skew(axes: Axes, points: tuple[StepPoint, ...]) -> None:
-    """Beside the steps, how far apart the ranks came to the last bucket in each."""
+    """How far apart the ranks reached the last bucket of each step."""
     first = True
     for place, point in enumerate(points):
         skew = [max(time, 1.0) / 1e3 for time in point.skew_us][:_MOST_DOTS]
@@ -320,7 +320,7 @@ def _draw_skew(axes: Axes, points: tuple[StepPoint, ...]) -> None:
 
 
 def draw_arrivals(axes: Axes, result: StepBenchResult) -> None:
-    """How late each rank comes to each bucket; a rank that the others wait for stands out."""
+    """How late each rank is at each bucket; a rank that the others wait for is highlighted."""
     points = [p for p in result.main_points if p.arrivals] or [
         p for p in result.points if p.arrivals
     ]
@@ -355,7 +355,7 @@ def draw_arrivals(axes: Axes, result: StepBenchResult) -> None:
 
 
 def draw_prediction(axes: Axes, result: StepBenchResult) -> None:
-    """The model against what was measured, and what it says of other ranks."""
+    """The model against the measurements, and its prediction for another number of ranks."""
     prediction = result.prediction
     assert prediction is not None
     bucket = result.main_bucket

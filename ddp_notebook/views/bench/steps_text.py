@@ -16,7 +16,7 @@ from ddp_notebook.views.board import WIDTH
 from ddp_notebook.views.table import Table
 
 _MANY_RANKS = 8
-"""More ranks than this have no column each in the table of arrivals."""
+"""The most ranks that have a column each in the table of arrivals."""
 
 _TITLE = "padding: 8px 0 2px 0; font-weight: 600"
 _LINE = "margin: 2px 0; max-width: 70em"
@@ -71,7 +71,7 @@ def html(result: StepBenchResult) -> str:
 
 
 def title(result: StepBenchResult) -> str:
-    """The model and the ranks, on one line."""
+    """The model and the ranks on one line."""
     ranks = "1 rank" if result.world_size == 1 else f"{result.world_size} ranks"
     return (
         f"Training steps of {result.model}: {result.parameters:,} parameters, "
@@ -81,7 +81,7 @@ def title(result: StepBenchResult) -> str:
 
 
 def sentences(result: StepBenchResult) -> list[str]:
-    """What the numbers say, most important first."""
+    """What the numbers mean, most important first."""
     return list(_sentences(result))
 
 
@@ -106,7 +106,7 @@ def _sentences(result: StepBenchResult) -> Iterator[str]:
 
 
 def _adds(point: StepPoint) -> str:
-    """What communication adds to a step, as far as that can be told."""
+    """What communication adds to a step, as far as that is known."""
     step = f"a step of {ms(point.step_us)} ms"
     if point.exposed_interval_us[0] <= 0:
         return f"what communication adds to {step} cannot be told from noise"
@@ -147,7 +147,7 @@ def _best_bucket(result: StepBenchResult) -> Iterator[str]:
 
 
 def notes(result: StepBenchResult) -> list[str]:
-    """What to know before believing the numbers."""
+    """What to know about the numbers."""
     sentences = [
         f"Fed with {result.inputs}. The optimizer is SGD with a learning rate of 0. "
         f"{result.threads} {'thread' if result.threads == 1 else 'threads'} per rank, "
@@ -166,7 +166,7 @@ def notes(result: StepBenchResult) -> list[str]:
 
 
 def sections(result: StepBenchResult) -> list[Section]:
-    """The steps, three ways of looking, arrivals, the prediction: as far as there are any."""
+    """The tables for which there are numbers: steps, three estimates, arrivals, the prediction."""
     shown = [_steps(result)]
     shown += list(_ways(result))
     shown += list(_arrivals(result))
@@ -201,7 +201,7 @@ def _steps(result: StepBenchResult) -> Section:
 
 
 def _ways(result: StepBenchResult) -> Iterator[Section]:
-    """What three ways of looking take for exposed communication."""
+    """Three estimates of the exposed communication."""
     points = [p for p in result.points if p.hook_exposed_us or p.logger_exposed_us]
     if not points:
         return
@@ -243,7 +243,7 @@ def _arrivals(result: StepBenchResult) -> Iterator[Section]:
 
 
 def _latest(point: StepPoint) -> list[int]:
-    """Of many ranks, those that come last to the last bucket."""
+    """With many ranks, those that reach the last bucket last."""
     late = point.arrivals[-1].late_us
     return sorted(sorted(range(len(late)), key=lambda rank: -late[rank])[:_MANY_RANKS])
 

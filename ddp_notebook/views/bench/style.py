@@ -1,7 +1,7 @@
 """How the plots of benchmarks look: figures, colours, axes, units.
 
 Figures are made without pyplot: nothing global changes, no window opens, nothing is left over.
-They have a white ground of their own, so that they look the same on any page, and in print.
+They have a white background, so that they look the same on any page and in print.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: told apart in all common kinds of colour blindness. Hatches and
-# markers say the same again, for print without colour.
+# Okabe and Ito's palette for the colour-blind. Hatches and markers repeat what colours say, for
+# print without colour.
 BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"
 VERMILLION, ORANGE, PURPLE = "#D55E00", "#E69F00", "#CC79A7"
 INK, QUIET, FAINT = "#333333", "#707070", "#D9D9D9"
 _CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 TEXT, LABEL = 8.5, 9.5
-"""Sizes of type, in points: of what stands in a plot, and beside its axes."""
+"""Font sizes in points: of text in a plot, and of the labels of its axes."""
 _DPI = 100
 
 
@@ -63,26 +63,26 @@ def dress(axes: Axes, title: str, x: str, y: str) -> None:
 
 
 def say(axes: Axes, text: str) -> None:
-    """A sentence in place of what cannot be drawn."""
+    """A sentence instead of a panel that cannot be drawn."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=INK)
 
 
 def categories(axes: Axes, names: Sequence[str]) -> None:
-    """One place on the x axis for each name; the grid is of the y axis alone."""
+    """One position on the x axis for each name; grid lines for the y axis only."""
     axes.set_xticks(range(len(names)), names)
     axes.set_xlim(-0.6, len(names) - 0.4)
     axes.grid(axis="x", visible=False)
 
 
 def legend(axes: Axes, **options: object) -> None:
-    """The legend, without a frame, where there is something to explain."""
+    """The legend, without a frame, if there is something to explain."""
     if axes.get_legend_handles_labels()[0]:
         chosen = {"loc": "best", "frameon": False, "fontsize": TEXT, "labelcolor": INK}
         axes.legend(**{**chosen, **options})
 
 
 def log_times(axis: Axis, unit_us: float = 1) -> None:
-    """Have a logarithmic axis of times in `unit_us` microseconds written with their units."""
+    """Label a logarithmic axis of times, in units of `unit_us` microseconds, with units."""
     axis.set_major_formatter(lambda value, _position: format_us(value * unit_us))
     axis.set_minor_formatter(lambda *_: "")
 

@@ -33,16 +33,16 @@ _HEADERS = (
 )
 
 _MOST_DECIMALS = 9
-"""Of a bandwidth in GB/s: one byte per second."""
+"""One byte per second, in GB/s."""
 
 _DIGIT_SPACE = "\N{FIGURE SPACE}"
-"""As wide as a digit, and kept by a page."""
+"""A space as wide as a digit, which HTML keeps."""
 _BADGES = {
     Trust.GOOD: ("✔", "#00695c"),
     Trust.FAIR: ("~", "#8a5a00"),
     Trust.NOISY: ("✘", "#b3261e"),
 }
-"""A sign and a background on which white is read; the words say the same."""
+"""A symbol, and a background on which white is readable; the words say the same."""
 _BADGE_STYLE = "color: #fff; border-radius: 4px; padding: 1px 8px; font-weight: bold"
 _MEANINGS = {
     Trust.GOOD: "the medians hold within their intervals",
@@ -106,7 +106,7 @@ def _html_table(run: BenchRun, curve: Curve) -> str:
 
 
 def _table(curve: Curve) -> Table:
-    """A row for each size; a number of wrong elements stands out."""
+    """A row for each size; a number of wrong elements is highlighted."""
     rows = [
         Row([*map(Cell, cells), Cell(count, colour=markup.BAD if point.wrong else "")])
         for point, (*cells, count) in zip(curve.points, _rows(curve.points), strict=True)
@@ -163,7 +163,7 @@ def _compared(change: CurveChange) -> str:
 
 
 def _foot(run: BenchRun) -> list[str]:
-    """Where the numbers are from."""
+    """The sources of the numbers."""
     lines = []
     floors = [
         f"{floor.what} "
@@ -213,7 +213,7 @@ def _three_digits(value: float) -> str:
 
 
 def _on_the_point(numbers: Sequence[str]) -> list[str]:
-    """The numbers with spaces behind them, so that aligned right their points are in line."""
+    """The numbers padded with spaces, so that right-aligned their decimal points line up."""
     behind = [len(number) - len(number.partition(".")[0]) for number in numbers]
     most = max(behind, default=0)
     return [number + _DIGIT_SPACE * (most - n) for number, n in zip(numbers, behind, strict=True)]
