@@ -39,7 +39,7 @@ Found = list[tuple[Category, tuple[int, ...]]]
 
 
 def found(facts: list[RunFacts], records: tuple[Collective, ...] = ()) -> Found:
-    of = {rank: records for rank in BOTH} if records else {}
+    of = dict.fromkeys(BOTH, records) if records else {}
     collectives = Collectives(of, {"default": BOTH} if of else {})
     diagnosis = diagnose_training({each.rank: each for each in facts}, collectives, {})
     assert not diagnosis.notes, diagnosis.notes
@@ -96,7 +96,8 @@ def test_experts_of_each_rank_are_no_copies() -> None:
     assert found(facts)
     assert not found(facts, exchange)
     declared = [
-        SplitFacts(copies=copy(begin, end, declared=True)) for begin, end in ((1.0, 2.0), (3.0, 4.0))
+        SplitFacts(copies=copy(begin, end, declared=True))
+        for begin, end in ((1.0, 2.0), (3.0, 4.0))
     ]
     assert found(ranks(*declared), exchange)
 

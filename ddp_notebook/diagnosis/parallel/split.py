@@ -6,13 +6,22 @@ samples, have the same of what is not split, and come to the same loss.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
-from ddp_notebook.diagnosis.training.replicas import AVERAGING, differ, some
-from ddp_notebook.model import Category, Finding, Part, Place, Ranks, RunFacts, name_ranks
-from ddp_notebook.model.parallel.split import Claim, Copy, Input
+from ddp_notebook.diagnosis.training.replicas import differ, some
+from ddp_notebook.model import (
+    Category,
+    Collective,
+    Finding,
+    Part,
+    Place,
+    Ranks,
+    RunFacts,
+    name_ranks,
+)
+from ddp_notebook.model.parallel.split import Copy, Input
 
 _FEWEST_INPUTS, _FEWEST_LOSSES = 2, 3
 _APART = 1e-4
@@ -24,6 +33,7 @@ _ELSEWISE = frozenset(
     }
 )
 """With these ranks share a batch, a sequence or experts: each may have a loss of its own."""
+_SUMS = ("all_reduce", "all_reduce_coalesced", "reduce")
 
 _Facts = Mapping[int, RunFacts]
 
@@ -36,7 +46,7 @@ def other_inputs(context: Context) -> Iterator[Finding]:
     for ranks in _claimed(context.facts):
         of = {rank: context.facts[rank] for rank in ranks}
         inputs = _unlike_inputs(of)
-        if inputs and any(_untrue(of, ranks)):
+        if inputs and _untrue(of, ranks):
             yield _fed_apart(of, inputs, "DTensor was told that a tensor is the same there")
     for ranks in summed(context):
         of = {rank: context.facts[rank] for rank in ranks}
@@ -98,21 +108,24 @@ def _claimed(facts: _Facts) -> list[Ranks]:
     return sorted(ranks for ranks in found if set(ranks) <= set(facts))
 
 
-def _untrue(of: _Facts, ranks: Ranks) -> Iterator[tuple[Claim, ...]]:
-    """Tensors that were said to be the same on these ranks, and are not."""
+def _untrue(of: _Facts, ranks: Ranks) -> bool:
+    """True when a tensor that was said to be the same on these ranks is not."""
     steps = {e.backwards for facts in of.values() for e in facts.split.claims}
-    for step in sorted(steps):
-        rows = [
-            [e for e in facts.split.claims if e.backwards == step and e.ranks == ranks]
-            for facts in of.values()
-        ]
-        if len({len(row) for row in rows}) != 1:
-            continue
-        for claims in zip(*rows, strict=True):
-            first = claims[0]
-            one = all(e.place == first.place for e in claims)
-            if one and any(differ(first.tensor, e.tensor) for e in claims[1:]):
-                yield claims
+    return any(_is_untrue(of, ranks, step) for step in steps)
+
+
+def _is_untrue(of: _Facts, ranks: Ranks, step: int) -> bool:
+    rows = [
+        [e for e in facts.split.claims if e.backwards == step and e.ranks == ranks]
+        for facts in of.values()
+    ]
+    if len({len(row) for row in rows}) != 1:
+        return False
+    return any(
+        len({e.place for e in claims}) == 1
+        and any(differ(claims[0].tensor, e.tensor) for e in claims[1:])
+        for claims in zip(*rows, strict=True)
+    )
 
 
 # -- what all have -----------------------------------------------------------------------
@@ -225,22 +238,14 @@ def parted_losses(context: Context) -> Iterator[Finding]:
         yield _parted(of, step, (forward, backward))
 
 
-def _parted(of: _Facts, step: int, places: tuple[object, object]) -> Finding:
-    forward, backward = places
-    if step and backward is None:
-        why = "no backward adds up the gradients of their parts"
-    elif not step and forward is None:
-        why = "no forward adds up their parts"
-    elif step:
-        why = "what all ranks have got the gradient of one rank's part"
-    else:
-        why = "an output that is not added up, or a parameter that began with other values"
+def _parted(of: _Facts, step: int, places: tuple[Place | None, Place | None]) -> Finding:
     first = f"the same at first, other ones from step {step + 1} on" if step else "from step 1 on"
+    sums = zip(("forward", "backward"), places, strict=True)
     return Finding(
         Category.REPLICA_DIVERGENCE,
         tuple(of),
-        f"ranks that hold parts of one model get the same samples and come to other losses "
-        f"({first}): {why}",
+        "ranks that hold parts of one model get the same samples and come to other losses "
+        f"({first}): {_why_parted(step, *places)}",
         "Each layer that is split needs two sums over its group: of the outputs in forward, of the "
         "gradients of its input in backward. What is not split must begin alike on every rank.",
         evidence=(
@@ -248,10 +253,18 @@ def _parted(of: _Facts, step: int, places: tuple[object, object]) -> Finding:
                 f"rank {rank}: losses {', '.join(f'{e:.6g}' for e in facts.split.losses[:4])}"
                 for rank, facts in of.items()
             ),
-            *(f"sums in forward at {forward}" for _ in range(1) if forward is not None),
-            *(f"sums in backward at {backward}" for _ in range(1) if backward is not None),
+            *(f"sums in {what} at {place}" for what, place in sums if place is not None),
         ),
     )
+
+
+def _why_parted(step: int, forward: Place | None, backward: Place | None) -> str:
+    if step:
+        what = "what all ranks have gets the gradient of one rank's part"
+        return what if backward else f"no backward adds up the gradients of their parts, so {what}"
+    if forward is None:
+        return "no forward adds up their parts"
+    return "an output is not added up, or a parameter that all have began with other values"
 
 
 def _same_inputs(of: _Facts) -> bool:
@@ -288,22 +301,19 @@ def summed(context: Context) -> list[Ranks]:
 def _shares_batches(context: Context, ranks: Ranks) -> bool:
     """True where these ranks also average gradients, or have parts of a batch or a sequence."""
     collectives = context.collectives
-    sizes = {
-        numel
+    optimizers = [each for rank in ranks for each in context.facts[rank].optimizers]
+    sizes = {numel for each in optimizers for numel in (*each.numels, sum(each.numels))}
+    return any(
+        collectives.groups.get(record.group, ranks) == ranks and _is_of_batch(record, sizes)
         for rank in ranks
-        for each in context.facts[rank].optimizers
-        for numel in (*each.numels, sum(each.numels))
-    }
-    for record in (r for rank in ranks for r in collectives.of.get(rank, ())):
-        if collectives.groups.get(record.group, ranks) != ranks:
-            continue
-        averages = record.operation in AVERAGING and (record.numel in sizes or record.tensors > 1)
-        if record.operation in _ELSEWISE or record.part is Part.BACKWARD:
-            return True
-        if averages and record.numel > 1 and not _in_function(record.path):
-            return True
-    return False
+        for record in collectives.of.get(rank, ())
+    )
 
 
-def _in_function(path: tuple[Place, ...]) -> bool:
-    return bool(path) and path[-1].function in ("forward", "backward")
+def _is_of_batch(record: Collective, sizes: Container[int]) -> bool:
+    """True of a collective by which ranks with samples of their own know of each other."""
+    if record.part is not None:
+        return record.part is Part.BACKWARD
+    averages = record.operation in _SUMS and (record.numel in sizes or record.tensors > 1)
+    in_function = bool(record.path) and record.path[-1].function in ("forward", "backward")
+    return record.operation in _ELSEWISE or (averages and record.numel > 1 and not in_function)

@@ -44,16 +44,20 @@ def kept_back(context: Context) -> Iterator[Finding]:
 
 def local_factors(context: Context) -> Iterator[Finding]:
     """Gradients of one model in parts are multiplied by another factor on each rank."""
+    by_hand = summed(context)
     for of in optimizers(context.facts).values():
         meshes = {each.mesh for each in of.values() if each.mesh}
-        for mesh in sorted(meshes.union(summed(context))):
-            own = mesh if mesh in meshes else ()
-            group = {rank: e for rank, e in of.items() if rank in mesh and e.mesh == own}
-            if len(group) != len(mesh) or len(group) < 2:
-                continue
-            steps = [i for i in _common_steps(group) if _differ(_factors_at(group, i))]
-            if len(steps) >= _FEWEST_STEPS:
-                yield _local(group, steps[0], len(steps))
+        for mesh in sorted(meshes.union(by_hand)):
+            group = {rank: e for rank, e in of.items() if rank in mesh}
+            own = {each.mesh for each in group.values()}
+            if len(group) == len(mesh) > 1 and own == {mesh if mesh in meshes else ()}:
+                yield from _multiplied_apart(group)
+
+
+def _multiplied_apart(of: _Of) -> Iterator[Finding]:
+    steps = [i for i in _common_steps(of) if _differ(_factors_at(of, i))]
+    if len(steps) >= _FEWEST_STEPS:
+        yield _local(of, steps[0], len(steps))
 
 
 def _local(of: _Of, step: int, steps: int) -> Finding:

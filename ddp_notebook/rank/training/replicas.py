@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.training.evaluations import Evaluation
+from ddp_notebook.rank.training.gradients import Gradients
 from ddp_notebook.rank.training.parallel.split import Split
 from ddp_notebook.rank.training.tracked import Replica, TrackedOptimizer
 
@@ -108,9 +109,8 @@ class Tracker:
         self.backwards = number + 1
         self.evaluation = None
         self._small_buckets = 0
-        for optimizer in self.optimizers.values():
-            if optimizer.gradients is not None and optimizer.gradients.watched:
-                optimizer.gradients.backward_begins()
+        for gradients in self._watched_gradients():
+            gradients.backward_begins()
         for replica in self.replicas.values():
             replica.backward()
         # To read a value from a device would wait for it.
@@ -122,9 +122,12 @@ class Tracker:
 
     def backward_over(self) -> None:
         """A backward has ended well."""
-        for optimizer in self.optimizers.values():
-            if optimizer.gradients is not None and optimizer.gradients.watched:
-                optimizer.gradients.backward_ends()
+        for gradients in self._watched_gradients():
+            gradients.backward_ends()
+
+    def _watched_gradients(self) -> list[Gradients]:
+        of = [optimizer.gradients for optimizer in self.optimizers.values()]
+        return [gradients for gradients in of if gradients is not None and gradients.watched]
 
     def bucket(self, gradients: torch.Tensor) -> None:
         """A bucket of this rank's own gradients is about to be reduced."""

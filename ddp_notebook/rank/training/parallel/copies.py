@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -62,15 +63,13 @@ class Copies:
         at = {each.address: each for each in reduced}
         if optimizer is None or not self.split or not at:
             return
-        for name, parameter in _named(optimizer, names):
-            local = fsdp_private.local_part(parameter.grad) if meshes.is_placed(parameter) else None
-            found = at.get(local.data_ptr()) if local is not None and local.numel() else None
-            if found is None or len(self.shard_sums) >= _MOST_SUMS:
-                continue
-            for row in meshes.rows(parameter):
-                if row.sharded and set(row.ranks) <= set(found.ranks):
-                    place = Place(*found.line) if found.line else None
-                    self.shard_sums.append(ShardSum(name, found.ranks, row.dimension, place))
+        found = (
+            each
+            for name, parameter in _named(optimizer, names)
+            if meshes.is_placed(parameter)
+            for each in _sums_of(name, parameter, at)
+        )
+        self.shard_sums = list(islice(found, _MOST_SUMS))
 
     def stepped(self) -> None:
         """A step is over."""
@@ -92,6 +91,17 @@ class Copies:
             each.end = _digest(each.name, each.tensor()) or each.end
 
 
+def _sums_of(name: str, parameter: Any, at: Mapping[int, Reduced]) -> Iterable[ShardSum]:
+    """What of the all_reduces, by address, added up its gradient and that of other parts."""
+    local = fsdp_private.local_part(parameter.grad)
+    found = at.get(local.data_ptr()) if local is not None and local.numel() else None
+    if found is not None:
+        place = Place(*found.line) if found.line else None
+        for row in meshes.rows(parameter):
+            if row.sharded and set(row.ranks) <= set(found.ranks):
+                yield ShardSum(name, found.ranks, row.dimension, place)
+
+
 def _named(
     optimizer: torch.optim.Optimizer, names: Mapping[int, str]
 ) -> Iterable[tuple[str, torch.Tensor]]:
@@ -102,20 +112,30 @@ def _named(
 
 def _copies(named: list[tuple[str, torch.Tensor]]) -> Iterable[_Copy]:
     placed = {id(each): list(meshes.rows(each)) for _, each in named if meshes.is_placed(each)}
-    managed = {id(e.tensor): e.group for e in fsdp_private.held_by_units().values()}
-    split = {
-        row.ranks: row
-        for number, of in placed.items()
-        for row in of
-        if row.sharded and row.ranks != managed.get(number)
-    }
+    split = _split_rows(placed)
     for name, each in named:
-        own = placed.get(id(each), [])
-        covered = [set(row.ranks) for row in own]
-        by_plan = [row for ranks, row in split.items() if not any(c >= set(ranks) for c in covered)]
         digest = _digest(name, each) if each.grad is not None else None
-        for row in [*(row for row in own if not row.sharded), *by_plan] if digest else ():
-            yield _Copy(name, weakref.ref(each), row, row in own, digest, digest)
+        if digest is not None:
+            own = placed.get(id(each), [])
+            for row in own:
+                if not row.sharded:
+                    yield _Copy(name, weakref.ref(each), row, True, digest, digest)
+            for row in split:
+                if not any(set(row.ranks) <= set(other.ranks) for other in own):
+                    yield _Copy(name, weakref.ref(each), row, False, digest, digest)
+
+
+def _split_rows(placed: Mapping[int, list[meshes.Row]]) -> list[meshes.Row]:
+    """The rows along which these parameters are in parts by a plan: not what FSDP2 does."""
+    managed = {id(e.tensor): e.group for e in fsdp_private.held_by_units().values()}
+    return list(
+        {
+            row.ranks: row
+            for number, rows in placed.items()
+            for row in rows
+            if row.sharded and row.ranks != managed.get(number)
+        }.values()
+    )
 
 
 def _digest(name: str, tensor: Any) -> TensorDigest | None:

@@ -104,18 +104,14 @@ class Split:
     def _see(self, stack: list[FrameType], method: str, args: Sequence[Any], ranks: Ranks) -> None:
         modules = [str(each.f_globals.get("__name__", "")) for each in stack]
         placed = any(each.startswith(_TENSOR) for each in modules)
-        sharded = any(each.startswith(_SHARDED) for each in modules)
-        if _SAVER in modules:
-            self._saving(stack, modules, ranks)
-        if method == "allreduce" and not placed and not sharded:
+        saver = _outermost(stack, modules, _SAVER, "save")
+        if saver is not None:
+            self._saving(saver, ranks)
+        if method == "allreduce" and not any(e.startswith((_TENSOR, _SHARDED)) for e in modules):
             self._summed(stack, args[0], ranks)
-        calls = [
-            each
-            for each, module in zip(stack, modules, strict=True)
-            if module == _MODULE and each.f_code.co_name == "_call_impl"
-        ]
-        if calls:
-            self._root(calls[-1].f_locals["self"], placed, calls[-1].f_back)
+        call = _outermost(stack, modules, _MODULE, "_call_impl")
+        if call is not None:
+            self._root(call.f_locals["self"], placed, call.f_back)
 
     def _summed(self, stack: list[FrameType], tensors: Sequence[Any], ranks: Ranks) -> None:
         function = next((each for each in stack if _is_of_function(each)), None)
@@ -129,21 +125,14 @@ class Split:
                 Reduced(self.backwards, each.data_ptr(), ranks, line) for each in tensors
             ]
 
-    def _saving(self, stack: list[FrameType], modules: list[str], ranks: Ranks) -> None:
-        calls = [
-            each
-            for each, module in zip(stack, modules, strict=True)
-            if module == _SAVER and each.f_code.co_name == "save"
-        ]
-        path = calls[0].f_locals.get("checkpoint_id") if calls else None
+    def _saving(self, call: FrameType, ranks: Ranks) -> None:
+        path = call.f_locals.get("checkpoint_id")
         known = any(each.path == str(path) for each in self._saves)
         if path is not None and not known and len(self._saves) < _MOST_SAVES:
             line = self._call_sites.users_line()
             self._saves.append(CheckpointCall(str(path), ranks, Place(*line) if line else None))
 
-    def _root(
-        self, module: torch.nn.Module, placed: bool, caller: FrameType | None = None
-    ) -> None:
+    def _root(self, module: torch.nn.Module, placed: bool, caller: FrameType | None = None) -> None:
         if any(_is_compiled(each) for each in module.modules()):
             return  # a hook would have it compiled again
         if placed:
@@ -283,6 +272,20 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
             return
         yield frame
         frame = frame.f_back
+
+
+def _outermost(
+    stack: list[FrameType], modules: list[str], module: str, function: str
+) -> FrameType | None:
+    """The outermost of these frames, innermost first, that is in a function of a module."""
+    return next(
+        (
+            frame
+            for frame, name in zip(reversed(stack), reversed(modules), strict=True)
+            if name == module and frame.f_code.co_name == function
+        ),
+        None,
+    )
 
 
 def _is_of_function(frame: FrameType) -> bool:
