@@ -157,6 +157,69 @@ WRONG = {
             opt.step()
         """,
     ),
+    "other samples on each rank of a tensor-parallel group": (
+        "replica-input-mismatch",
+        BOTH,
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+        from torch.distributed.tensor.parallel import parallelize_module
+        tp = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        parallelize_module(model, tp, {"1": ColwiseParallel(), "3": RowwiseParallel()})
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.manual_seed(rank)
+        for _ in range(4):
+            step(model, opt)
+        """,
+    ),
+    "a model split by hand, whose parts are not added up in backward": (
+        "replica-divergence",
+        BOTH,
+        """
+        class Sum(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                x = x.clone()
+                dist.all_reduce(x)
+                return x
+            @staticmethod
+            def backward(ctx, grad):
+                return grad
+        class Split(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = nn.LayerNorm(4)
+                self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 2, bias=False)
+            def forward(self, x):
+                x = self.norm(x)
+                return x[:, :2] + Sum.apply(self.down(self.up(x).relu()))
+        torch.manual_seed(rank)
+        model = Split()
+        opt = torch.optim.SGD(model.parameters(), lr=0.5)
+        torch.manual_seed(7)
+        for _ in range(5):
+            step(model, opt)
+        """,
+    ),
+    "a sharded model that one rank saves": (
+        "checkpoint-misuse",
+        (0,),
+        """
+        import os, tempfile
+        from torch.distributed.fsdp import fully_shard
+        model = fully_shard(nn.Linear(4, 8))
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            step(model, opt)
+        state = model.state_dict()
+        if rank == 0:
+            path = os.path.join(tempfile.mkdtemp(), "all.pt")
+            torch.save({"model": state}, path)
+            os.remove(path), os.rmdir(os.path.dirname(path))
+        """,
+    ),
     "gradients divided by the world size again": (
         "loss-scaling",
         BOTH,

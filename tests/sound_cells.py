@@ -30,6 +30,54 @@ RIGHT = {
         raw, name = torch.ops._c10d_functional, dist.group.WORLD.group_name
         raw.wait_tensor(raw.all_reduce(torch.ones(4), "sum", name)).add_(1)
         """,
+    "models split over the ranks, by torch and by hand": """
+        import os, shutil, tempfile
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Shard
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+        from torch.distributed.tensor.parallel import parallelize_module
+        class Sum(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, back):
+                ctx.back = back
+                x = x.clone()
+                if not back:
+                    dist.all_reduce(x)
+                return x
+            @staticmethod
+            def backward(ctx, grad):
+                grad = grad.clone()
+                if ctx.back:
+                    dist.all_reduce(grad)
+                return grad, None
+        class Split(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = nn.LayerNorm(4)
+                self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 2, bias=False)
+            def forward(self, x):
+                return Sum.apply(self.down(self.up(Sum.apply(self.norm(x), True)).relu()), False)
+        tp = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        plan = {"1": ColwiseParallel(), "3": RowwiseParallel()}
+        parts = {"0": ColwiseParallel(input_layouts=Shard(0))}  # rows of its own for each rank
+        torch.manual_seed(0)
+        layers = nn.LayerNorm(4), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)
+        models = [parallelize_module(nn.Sequential(*layers), tp, plan)]
+        torch.manual_seed(rank)
+        models += [Split(), parallelize_module(nn.Sequential(nn.Linear(4, 8)), tp, parts)]
+        for number, model in enumerate(models):
+            opt = torch.optim.SGD(model.parameters(), lr=0.1)
+            torch.manual_seed(7 + rank * (number == 2))
+            for _ in range(4):
+                step(model, opt)
+        folder = tempfile.mkdtemp()
+        torch.save(models[0].state_dict(), os.path.join(folder, f"part-{rank}.pt"))
+        dcp.save({"model": models[2].state_dict()}, checkpoint_id=f"{tempfile.gettempdir()}/both")
+        dist.barrier()
+        shutil.rmtree(folder)
+        shutil.rmtree(f"{tempfile.gettempdir()}/both", ignore_errors=True)
+        """,
     "two networks that train each other": """
         other = DDP(nn.Linear(2, 4))
         both = [torch.optim.Adam(each.parameters()) for each in (net, other)]

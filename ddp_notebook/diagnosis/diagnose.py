@@ -22,7 +22,7 @@ from ddp_notebook.diagnosis.collectives.source_code import Sources
 from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
-from ddp_notebook.diagnosis.parallel import groups, schedules, sharding, splits
+from ddp_notebook.diagnosis.parallel import groups, saved, schedules, sharding, split, splits
 from ddp_notebook.diagnosis.parallel.meshes import mesh_of
 from ddp_notebook.diagnosis.parallel.purposes import with_purposes
 from ddp_notebook.diagnosis.progress import doing, left_alone
@@ -158,9 +158,13 @@ RULES: tuple[Rule, ...] = (
     Rule(rules.unwrapped_parameters, When.TRAINED, Explains.DRIFT),
     Rule(rules.first_nan, When.TRAINED, Explains.DRIFT),
     Rule(rules.learning_rates, When.TRAINED, Explains.DRIFT),
+    Rule(split.summed_shards, When.TRAINED, Explains.DRIFT),
+    Rule(split.other_inputs, When.TRAINED, Explains.DRIFT),
     Rule(gradients.kept_back, When.TRAINED, Explains.DRIFT),
     Rule(gradients.local_factors, When.TRAINED, Explains.DRIFT),
     Rule(gradients.other_beginnings, When.TRAINED, Explains.DRIFT),
+    Rule(split.parted_losses, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
+    Rule(split.unlike_copies, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
     Rule(gradients.averaged_twice, When.TRAINED, Explains.NOTHING),
     Rule(gradients.leftovers, When.TRAINED, Explains.NOTHING),
     Rule(settings.other_precision, When.TRAINED, Explains.NOTHING),
@@ -171,6 +175,8 @@ RULES: tuple[Rule, ...] = (
     Rule(samplers.sampler_misuse, When.TRAINED, Explains.NOTHING),
     Rule(randomness.same_draws, When.TRAINED, Explains.NOTHING),
     Rule(checkpoints.untied, When.TRAINED, Explains.NOTHING),
+    Rule(saved.lost_shards, When.TRAINED, Explains.NOTHING),
+    Rule(saved.apart_checkpoints, When.TRAINED, Explains.NOTHING),
     Rule(files.saved_by_several, When.TRAINED, Explains.NOTHING),
     Rule(checkpoints.loaded_on_some, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
     Rule(rules.diverged_replicas, When.TRAINED, Explains.NOTHING, unless=Explains.DRIFT),

@@ -137,7 +137,7 @@ def saved_by_several(context: Context) -> Iterator[Finding]:
         return
     writers: dict[tuple[str, str], dict[int, SaveFacts]] = {}
     for rank, facts in sorted(context.facts.items()):
-        for each in facts.saves:
+        for each in (each for each in facts.saves if each.shards is None):
             writers.setdefault((facts.host, each.path), {})[rank] = each
     for (_, path), of in writers.items():
         racing = _at_one_moment(of)

@@ -189,9 +189,22 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.MESH_MISMATCH: Page(
         "Nothing: a hang while the mesh is made or used, or sums over the wrong ranks.",
-        "Ranks make a DeviceMesh of other ranks, of another shape or in another order.",
-        "A mesh makes groups: their lists are compared call by call.",
-        "Give init_device_mesh or DeviceMesh the same arguments on every rank.",
+        "Ranks make a DeviceMesh of other ranks, of another shape or in another order; or "
+        "gradients are reduced along the dimension over which parameters are sharded.",
+        "A mesh makes groups: their lists are compared call by call. The tensors that all_reduce "
+        "got before the first step are compared with the gradients of sharded parameters.",
+        "Give init_device_mesh or DeviceMesh the same arguments on every rank. Reduce gradients "
+        "over the dimension whose ranks have the same part: mesh.get_group('dp').",
+    ),
+    Category.REPLICA_INPUT_MISMATCH: Page(
+        _SILENT,
+        "Ranks that hold parts of one model (a tensor-parallel group) are fed other samples each. "
+        "Each layer then adds up parts of the outputs for different samples.",
+        "Hashes of the first inputs of the model on each rank of the group, and that a tensor "
+        "which DTensor was told to be the same there is not, or that the losses differ.",
+        "Divide the data among the ranks of the data-parallel dimension only: "
+        "DistributedSampler(data, num_replicas=mesh['dp'].size(), "
+        "rank=mesh['dp'].get_local_rank()); seed by that number too.",
     ),
     Category.SHARDING_MISMATCH: Page(
         "Nothing: a hang, or an error about shapes.",
@@ -351,10 +364,13 @@ PAGES: Mapping[Category, Page] = {
     Category.CHECKPOINT_MISUSE: Page(
         _SILENT,
         "A state was loaded on some ranks only, after the model was wrapped, or into an optimizer, "
-        "whose state DDP does not send.",
+        "whose state DDP does not send. Or a sharded model was saved such that parts of it are in "
+        "no file: on one rank, over each other, or each rank's into another folder.",
         "How often load_state_dict was called on each rank, and that replicas, or the states of "
-        "optimizers, differ at the end.",
-        "Load the state on every rank, with map_location.",
+        "optimizers, differ at the end. Which parts of DTensors torch.save got on each rank, and "
+        "the paths.",
+        "Load the state on every rank, with map_location. Save a sharded model with "
+        "get_model_state_dict(full_state_dict=True) or torch.distributed.checkpoint, on all ranks.",
     ),
     Category.OPTIMIZER_DETACHED: Page(
         _SILENT,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ddp_notebook.model.ddp import *  # noqa: F403
     from ddp_notebook.model.diagnosis import *  # noqa: F403
     from ddp_notebook.model.events import *  # noqa: F403
+    from ddp_notebook.model.parallel.digests import *  # noqa: F403
     from ddp_notebook.model.ranks import *  # noqa: F403
     from ddp_notebook.model.stacks import *  # noqa: F403
     from ddp_notebook.model.stages import *  # noqa: F403
@@ -51,6 +52,7 @@ _FILES = {
         "OutputKind Progress Pulse RankExited RankSpawned StageFailed StageFinished StagePaused "
         "StageStarted StoreFailed StoreOpened decode_events encode_events"
     ),
+    "parallel.digests": "TensorDigest",
     "ranks": "Ranks cut format_bytes format_ranks name_ranks parse_ranks",
     "stacks": (
         "Branch Doing Frame Local RankStack RankVariables Scope StackTree TensorFacts Unread "
@@ -60,7 +62,7 @@ _FILES = {
     "state": "Loading Moment OutputGroup OutputItem RankState Snapshot Status",
     "training": (
         "EvaluationFacts FunctionalFacts LoaderFacts OptimizerFacts ParallelFacts ReplicaFacts "
-        "RunFacts SamplerFacts SaveFacts StepPart StepStart StepTimes TensorDigest TimedStep "
+        "RunFacts SamplerFacts SaveFacts Shards StepPart StepStart StepTimes TimedStep "
         "WorkFacts"
     ),
 }

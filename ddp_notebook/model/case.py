@@ -129,6 +129,8 @@ class Splits:
     sends: tuple[int, ...]
     receives: tuple[int, ...]
     announced: tuple[int, ...] = ()
+    widths: tuple[int, int] = (1, 1)
+    """Elements of a row that is sent, and of one that is expected."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ class Category(StrEnum):
     SHARDING_MISMATCH = "sharding-mismatch"
     SCHEDULE_MISMATCH = "schedule-mismatch"
     SPLIT_MISMATCH = "split-mismatch"
+    REPLICA_INPUT_MISMATCH = "replica-input-mismatch"
     CHECKPOINT_MISUSE = "checkpoint-misuse"
     OPTIMIZER_DETACHED = "optimizer-detached"
     CHECKPOINT_REENTRANT = "checkpoint-reentrant"

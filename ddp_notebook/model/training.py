@@ -10,23 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ddp_notebook.model.collectives import Place
+from ddp_notebook.model.parallel.digests import TensorDigest
+from ddp_notebook.model.parallel.split import SplitFacts
 from ddp_notebook.model.ranks import Ranks
-
-
-@dataclass(frozen=True, slots=True)
-class TensorDigest:
-    """A digest of a tensor. `hash` is of its bytes in order, "" if it was not computed.
-
-    `norm` is its 2-norm and `sample` a few of its values, evenly spread. None in them means values
-    that are not finite; `finite` is then False.
-    """
-
-    name: str
-    numel: int
-    hash: str = ""
-    norm: float | None = None
-    sample: tuple[float | None, ...] = ()
-    finite: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +50,20 @@ class FunctionalFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Shards:
+    """Parts of tensors (DTensors) that a file has: of `name` and others, sharded over `ranks`.
+
+    `part` is which of `parts` different ones; ranks with the same have copies.
+    """
+
+    name: str
+    count: int
+    ranks: Ranks
+    part: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
 class SaveFacts:
     """A file that torch.save has written in this run.
 
@@ -74,6 +74,8 @@ class SaveFacts:
     moments: tuple[int, ...] = ()
     place: Place | None = None
     """Where it was written first."""
+    shards: Shards | None = None
+    """The parts of tensors in it; None where all are whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +315,7 @@ class RunFacts:
     """Settings of this process that change what is computed, ``name=value``."""
     sharded_without_optimizer: tuple[int, ...] = ()
     """Sizes of the trained parameters that FSDP2 shards, sorted, where no optimizer has any."""
+    split: SplitFacts = field(default_factory=SplitFacts)
     notes: tuple[str, ...] = ()
     """What was omitted, and why."""
 

@@ -336,11 +336,13 @@ def test_ddps_logger_still_tells_of_each_step(tmp_path: Path) -> None:
 
 
 IN_PARTS = """
-import importlib
+import importlib, inspect, sys
 import torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, schedules
-from ddp_notebook.rank.training.parallel import fsdp_private, pipelining_private
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.tensor import DTensor
+from ddp_notebook.rank.training.parallel import fsdp_private, pipelining_private, split
 
 store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
 dist.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -352,7 +354,8 @@ fully_shard(model)
 model(torch.ones(1, 4)).sum().backward()
 units = {unit.name: unit for unit in fsdp_private.units(model._get_fsdp_state()._state_ctx)}
 assert {name: unit.parameters for name, unit in units.items()} == {"0": 10, "": 6}, units
-assert units["0"].syncs and units["0"].mesh == fsdp_private.mesh_of(model.parameters()) == (0,)
+ranks, sharded = fsdp_private.sharded_in(model.parameters(), {})
+assert units["0"].syncs and units["0"].mesh == ranks == (0,) and len(sharded) == 4
 module = importlib.import_module(fsdp_private.PARAM_GROUP_MODULE)
 (group,) = model[0]._get_fsdp_state()._fsdp_param_groups
 assert type(group) is module.FSDPParamGroup and "0 (FSDP2" in fsdp_private._of_unit(group)
@@ -361,6 +364,15 @@ assert held.tensor is model[0].weight and held.gathers == ("forward", "backward"
 assert held.group == (0,) and fsdp_private.spec(held.tensor)[0] == ("Shard(0)",), held
 redistribute = importlib.import_module(fsdp_private._REDISTRIBUTE_MODULE)
 assert {"current_spec", "target_spec"} <= named(redistribute.redistribute_local_tensor)
+
+flat = FSDP(torch.nn.Linear(2, 2), device_id=torch.device("cpu"))
+assert list(fsdp_private.flat([flat]).values()) == [(0,)], fsdp_private.flat([flat])
+assert fsdp_private.sharded_in(flat.parameters(), fsdp_private.flat([flat]))[0] == (0,)
+saver = importlib.import_module(split._SAVER)
+assert "checkpoint_id" in inspect.signature(saver.save).parameters
+given = list(inspect.signature(DTensor.from_local).parameters)[:3]
+assert given == ["local_tensor", "device_mesh", "placements"] and split._TENSOR in sys.modules
+assert torch.nn.Module._call_impl.__module__ == split._MODULE
 
 schedule = ScheduleGPipe(PipelineStage(torch.nn.Linear(2, 2), 0, 1, torch.device("cpu")), 3)
 part = pipelining_private._part(schedule)

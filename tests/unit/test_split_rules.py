@@ -38,6 +38,10 @@ CASES = {
         (0,),
     ),
     "its splits are unlike those of the others": ([EVEN, EVEN, ((2, 3, 2), (2, 2, 2))], (2,)),
+    "as many rows, of which its are longer": (
+        [((1, 1, 1), (1, 1, 1), (), (width, width)) for width in (64, 80, 64)],
+        (1,),
+    ),
     "two ranks, of which either may be right": ([((1, 3), (1, 1)), ((1, 1), (1, 1))], (0, 1)),
 }
 
@@ -61,6 +65,10 @@ def test_who_sends_what_to_whom_is_said() -> None:
 HEALTHY = {
     "uneven and agreed": [((0, 3), (0, 1)), ((1, 5), (3, 5))],
     "the same": [EVEN, EVEN, EVEN],
+    "as many elements in other rows": [
+        ((4, 4), (2, 2), (), (8, 16)),
+        ((2, 2), (2, 2), (), (16, 16)),
+    ],
     "of another size than the group": [((2, 2), (2, 2)), ((1, 1), (1, 1)), EVEN],
 }
 

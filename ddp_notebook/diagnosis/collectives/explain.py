@@ -331,13 +331,14 @@ def _past_the_loop(context: Context, classified: Classified) -> Finding:
             SAME_NAMES,
         )
     way = context.sources.way_around(classified.record)
+    layers = beyond is not None and context.sources.past_layers(beyond, classified.record)
     return _finding(
         context,
         classified,
-        Category.DIVERGENT_CONTROL_FLOW if way else Category.UNEVEN_INPUTS,
-        f"{verb(past.ranks, 'is', 'are')} past the loop{where}, while "
+        Category.DIVERGENT_CONTROL_FLOW if way or layers else Category.UNEVEN_INPUTS,
+        f"{verb(past.ranks, 'is', 'are')} past the loop{' over layers' * layers}{where}, while "
         f"{verb(inside.ranks, 'is', 'are')} in {named(classified.record)}",
-        TOGETHER if way else UNEVEN_REMEDY,
+        TOGETHER if way or layers else UNEVEN_REMEDY,
         (f"{way.place}: {way.place.text}",) if way else (),
     )
 

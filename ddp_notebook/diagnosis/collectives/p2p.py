@@ -13,7 +13,7 @@ from ddp_notebook.diagnosis.collectives.describe import named, verb
 from ddp_notebook.diagnosis.collectives.exits import unwinding
 from ddp_notebook.diagnosis.collectives.stopped_short import LEAVE_TOGETHER
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import alike
+from ddp_notebook.diagnosis.majority import alike, minority
 from ddp_notebook.model import (
     Category,
     Collective,
@@ -80,6 +80,10 @@ def _mistake(context: Context, ring: Ranks) -> tuple[str, str, Ranks]:
     from_any = next((r for r in records.values() if r.operation == "recv" and r.peer is None), None)
     if from_any is not None:
         return _unsent(context, from_any)
+    against = _against_the_ring(context, records)
+    if against:
+        cause = "a rank exchanges with others than its neighbours do, at the same line"
+        return cause, "Compute the peers of a ring on every rank in the same way.", against
     if any(record.api in _ASYNC for record in records.values()):
         return "no send meets a recv", "Pair every isend with an irecv on its peer.", ring
     blamed = (
@@ -155,6 +159,22 @@ def _unpaired(context: Context) -> tuple[Counter[_Way], Counter[_Way]]:
 def _ends(ways: Counter[_Way], end: int) -> Counter[tuple[object, ...]]:
     """How often each rank is the sender (0) or the receiver (1)."""
     return Counter((way[end], *way[2:]) for way in ways.elements())
+
+
+def _against_the_ring(context: Context, records: Mapping[int, Collective]) -> Ranks:
+    """The ranks that send and receive round a ring in another direction than most; () for none."""
+    place = next(iter(records.values())).place
+    around: dict[int, frozenset[tuple[str, int]]] = {}
+    size = context.case.world_size
+    for rank, issued in context.collectives.of.items():
+        here = [e for e in issued if e.is_point_to_point and e.place == place][-2:]
+        around[rank] = frozenset(
+            (each.operation, (each.peer - rank) % size) for each in here if each.peer is not None
+        )
+    sides = sorted(alike(around), key=lambda side: -len(side[0]))
+    whole = all({kind for kind, _ in way} == {"send", "recv"} for _, way in sides)
+    most = sides[0][0] if sides else ()
+    return minority(around) if whole and 2 * len(most) > len(around) > len(most) else ()
 
 
 def _astray(records: Mapping[int, Collective]) -> tuple[str, str, Ranks] | None:

@@ -288,6 +288,21 @@ class Sources:
             return None if self.alternatives(one, other) else False
         return None if loop is None else True
 
+    def past_layers(self, one: Collective, other: Collective) -> bool:
+        """True when the loop of `other` that `one` is past goes over layers: it is in a forward.
+
+        Both are then in one turn of the loop over batches.
+        """
+        mine, theirs = _parting(one, other)
+        if mine is None or theirs is None or mine.file != theirs.file:
+            return False
+        loop = self._loop(theirs)
+        if loop is not None and not loop.lineno <= mine.line <= _end(loop):
+            return False
+        below = other.path[other.path.index(theirs) + 1 :]
+        inner = next((place for place in below if self._loop(place) is not None), None)
+        return inner is not None and inner.function == "forward"
+
     def alternatives(self, one: Collective, other: Collective) -> bool:
         """True when the two lines stand in the two branches of one `if`."""
         return self._branches(one, other) is not None

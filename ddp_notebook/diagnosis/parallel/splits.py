@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.describe import side
@@ -36,10 +36,27 @@ def split_mismatch(context: Context) -> Iterator[Finding]:
             of_calls.setdefault(key, {})[report.rank] = report.splits
     for (group, slot), there in of_calls.items():
         members = wait_graph.members(context.case, group)
+        there = _in_one_unit(there)
         wrong = _disagreements(there, members)
         if wrong:
             yield _finding(context, wrong, there, members, _record(context, group, slot))
             return
+
+
+def _in_one_unit(there: Mapping[int, Splits]) -> Mapping[int, Splits]:
+    """In rows where those are as long on all ranks; in elements where they are not."""
+    if len({width for splits in there.values() for width in splits.widths}) == 1:
+        return there
+    return {
+        rank: replace(
+            splits,
+            sends=tuple(rows * splits.widths[0] for rows in splits.sends),
+            receives=tuple(rows * splits.widths[1] for rows in splits.receives),
+            announced=(),
+            widths=(1, 1),
+        )
+        for rank, splits in there.items()
+    }
 
 
 def _disagreements(there: Mapping[int, Splits], members: Ranks) -> list[_Disagreement]:

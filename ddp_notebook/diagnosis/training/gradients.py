@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
+from ddp_notebook.diagnosis.parallel.split import summed
 from ddp_notebook.diagnosis.training.replicas import AVERAGING, Model
 from ddp_notebook.diagnosis.training.rules import optimizers
 from ddp_notebook.model import Category, Finding, OptimizerFacts, Ranks
@@ -42,15 +43,21 @@ def kept_back(context: Context) -> Iterator[Finding]:
 
 
 def local_factors(context: Context) -> Iterator[Finding]:
-    """Gradients of one sharded model are multiplied by another factor on each rank."""
+    """Gradients of one model in parts are multiplied by another factor on each rank."""
+    by_hand = summed(context)
     for of in optimizers(context.facts).values():
-        for mesh in sorted({each.mesh for each in of.values() if each.mesh}):
-            group = {rank: each for rank, each in of.items() if each.mesh == mesh}
-            if len(group) != len(mesh) or len(group) < 2:
-                continue
-            steps = [i for i in _common_steps(group) if _differ(_factors_at(group, i))]
-            if len(steps) >= _FEWEST_STEPS:
-                yield _local(group, steps[0], len(steps))
+        meshes = {each.mesh for each in of.values() if each.mesh}
+        for mesh in sorted(meshes.union(by_hand)):
+            group = {rank: e for rank, e in of.items() if rank in mesh}
+            own = {each.mesh for each in group.values()}
+            if len(group) == len(mesh) > 1 and own == {mesh if mesh in meshes else ()}:
+                yield from _multiplied_apart(group)
+
+
+def _multiplied_apart(of: _Of) -> Iterator[Finding]:
+    steps = [i for i in _common_steps(of) if _differ(_factors_at(of, i))]
+    if len(steps) >= _FEWEST_STEPS:
+        yield _local(of, steps[0], len(steps))
 
 
 def _local(of: _Of, step: int, steps: int) -> Finding:

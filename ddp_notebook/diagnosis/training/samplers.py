@@ -35,6 +35,7 @@ def sampler_misuse(context: Context) -> Iterator[Finding]:
 def _group_size(facts: Mapping[int, RunFacts]) -> int:
     """Among how many ranks the data are to be divided, 0 when that is not known."""
     sizes = {each.group_size for one in facts.values() for each in one.replicas}
+    sizes = sizes or {len(one.split.data_ranks) for one in facts.values()}
     return sizes.pop() if len(sizes) == 1 else 0
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ddp_notebook import model
-from ddp_notebook.model import DEFAULT_GROUP, Part, Phase
+from ddp_notebook.model import DEFAULT_GROUP, Part, Phase, Ranks
 from ddp_notebook.model.collective_log import DIMENSIONS, NOBODY, PARTS, PHASES, REST
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives import guard, operations
@@ -157,6 +157,20 @@ class Observer(Component):
             yield
         finally:
             self.log = None if self.broken else log
+
+    def see(
+        self,
+        frame: FrameType | None,
+        method: str,
+        args: Sequence[Any],
+        members: Ranks,
+        site: CallSite,
+    ) -> None:
+        """A collective of a new kind is called on these frames: what model is it of?"""
+        self.sharded.see(frame)
+        self.pipelines.see(frame)
+        if site.part is None:
+            self.tracker.split.see(frame, method, args, members)
 
     def settle(self) -> None:
         """Mark completed collectives. Thread-safe; a concurrent call returns at once."""
@@ -489,8 +503,7 @@ def _recorder(
             ready = log.prepared[key]  # a subscript is quicker than a call of `get`
         except KeyError:
             ready = _prepare(group, log, operation, operation.facts(args, named), key)
-            observer.sharded.see(frame)
-            observer.pipelines.see(frame)
+            observer.see(frame, name, args, group.members, site)
         rest, alike, waited, facts, started_at = ready
         if site.part is _BACKWARD:
             observer.on_bucket(args)

@@ -73,18 +73,22 @@ class Exchanges:
         sizes = _of_lists(args) if lists else _of_parts(args, size)
         if sizes is None:
             return
-        self.latest = model.Splits(self._group, seq_id, *sizes, self._announced)
+        widths = (1, 1) if lists else _widths(args)
+        self.latest = model.Splits(self._group, seq_id, *sizes, self._announced, widths)
         if not lists:
             self._announced = _counts(args, size) or self._announced
         if size > _MOST_RANKS or not self._begin(size):
             return
         assert self._own is not None
-        sends, receives = sizes
+        sends, receives = (
+            tuple(rows * width for rows in of) for of, width in zip(sizes, widths, strict=True)
+        )
         self._own.write(seq_id, sends, receives)
         for peer, file in self._peers.items():
             theirs = file.read(seq_id, self._rank)
             if theirs is not None and theirs != (receives[peer], sends[peer]):
-                raise Mismatch(self._explain(seq_id, peer, sizes, theirs))
+                own = sends[peer], receives[peer]
+                raise Mismatch(self._explain(seq_id, peer, own, theirs, widths))
 
     def _begin(self, size: int) -> bool:
         """Make this rank's file, and look for those of the others; False where it cannot be."""
@@ -111,14 +115,18 @@ class Exchanges:
         self,
         seq_id: int,
         peer: int,
-        sizes: tuple[tuple[int, ...], tuple[int, ...]],
+        own: tuple[int, int],
         theirs: tuple[int, int],
+        widths: tuple[int, int],
     ) -> str:
         me, other = self._members[self._rank], self._members[peer]
-        sends, receives = sizes[0][peer], sizes[1][peer]
-        what = f"rank {me} sends {sends} to rank {other}, which expects {theirs[1]}"
-        if sends == theirs[1]:
-            what = f"rank {other} sends {theirs[0]} to rank {me}, which expects {receives}"
+        in_rows = widths[0] == widths[1] and not any(n % widths[0] for n in (*own, *theirs))
+        row = widths[0] if in_rows else 1
+        what = f"rank {me} sends {own[0] // row} to rank {other}, which expects {theirs[1] // row}"
+        if own[0] == theirs[1]:
+            what = (
+                f"rank {other} sends {theirs[0] // row} to rank {me}, which expects {own[1] // row}"
+            )
         return (
             f"in the all_to_all that is collective {seq_id} of the group {what}. Which rank is "
             "wrong: %ddp_why. It was not sent: torch would abort the process."
@@ -147,6 +155,16 @@ def _of_parts(args: Sequence[Any], size: int) -> tuple[tuple[int, ...], tuple[in
         tuple(map(int, sends)) or (rows[0] // size,) * size,
         tuple(map(int, receives)) or (rows[1] // size,) * size,
     )
+
+
+def _widths(args: Sequence[Any]) -> tuple[int, int]:
+    """The elements of a row of what is sent, and of what is received; at least one."""
+    output, source = args[:2]
+    sent, received = (
+        max(1, tensor.numel() // max(1, int(tensor.shape[0]) if tensor.dim() else 1))
+        for tensor in (source, output)
+    )
+    return sent, received
 
 
 def _counts(args: Sequence[Any], size: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook import model
-from ddp_notebook.model import Place
+from ddp_notebook.model import Place, Ranks
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import Line
 from ddp_notebook.rank.collectives.observer import Observer
@@ -81,6 +81,7 @@ class RunSummary:
             collectives=self._observer.issued(),
             precision=_precision(),
             sharded_without_optimizer=self._without_optimizer(),
+            split=replace(tracker.split.facts(), data_ranks=self._data_ranks()),
         )
         broken = [f"counting stopped: {tracker.broken}"] if tracker.broken else []
         return replace(facts, notes=(*digester.notes, *broken))
@@ -90,6 +91,10 @@ class RunSummary:
         groups = [group for each in optimizers if each is not None for group in each.param_groups]
         held = {id(parameter) for group in groups for parameter in group["params"]}
         return fsdp_private.without(held)[:_MOST_NUMELS]
+
+    def _data_ranks(self) -> Ranks:
+        meshes = {unit.mesh for unit in self._observer.sharded.units()}
+        return tuple(sorted(meshes.pop())) if len(meshes) == 1 else ()
 
     def counts(self) -> tuple[model.ReplicaFacts, ...]:
         """What was counted of each DDP object, without tensors: safe whatever main does."""

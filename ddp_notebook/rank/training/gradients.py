@@ -8,11 +8,12 @@ they were, when the next backward began.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from ddp_notebook.model import Ranks
 from ddp_notebook.rank.training.parallel import fsdp_private
 
 WATCHED_STEPS = 8
@@ -26,10 +27,10 @@ _FEWEST = 4
 class Gradients:
     """Those of one optimizer."""
 
-    def __init__(self, groups: Iterable[Any]) -> None:
+    def __init__(self, groups: Iterable[Any], flat: Mapping[int, Ranks]) -> None:
         parameters = [each for group in groups for each in group["params"]]
-        self._some = [weakref.ref(each) for each in _spread(parameters, _PARAMETERS)]
-        self.mesh = fsdp_private.mesh_of(parameters)
+        self.mesh, sharded = fsdp_private.sharded_in(parameters, flat)
+        self._some = [weakref.ref(each) for each in _spread(sharded or parameters, _PARAMETERS)]
         self._pending = (
             fsdp_private.Pending({id(each) for each in parameters}) if self.mesh else None
         )

@@ -29,6 +29,7 @@ from ddp_notebook.rank.setup.subgroups import Subgroups
 from ddp_notebook.rank.training import ddp, step_marks
 from ddp_notebook.rank.training.data_parallel import DataParallelTracking
 from ddp_notebook.rank.training.facts import RunSummary
+from ddp_notebook.rank.training.parallel.module_hook import ModuleHook
 from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.samplers import Samplers
 from ddp_notebook.rank.training.saves import Saves
@@ -70,18 +71,20 @@ class TrainingHooks(Component):
         self._tell_before(DataLoader, "__iter__", self._samplers.loaded)
         self._mark_loading()
         self._saves.attach(self._off)
+        self._tracker.split.trains = self._fed
         self._tell_before(DataParallel, "forward", self._data_parallel.forward)
         self._tell_before(torch.nn.Module, "load_state_dict", self._tracker.module_loads)
         self._tell_before(torch.optim.Optimizer, "load_state_dict", self._tracker.optimizer_loads)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
-        torch_private.without_hooks_while_scripting(lambda hook: isinstance(hook, _BypassHook))
+        torch_private.without_hooks_while_scripting(lambda hook: isinstance(hook, ModuleHook))
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._leave_child_alone)
 
     def run_ends(self) -> None:
         """An evaluation at the end of the run is over."""
         with self._contained:
+            self._tracker.split.take_out()
             for replica in self._tracker.replicas.values():
                 replica.moments.backward()
 
@@ -243,9 +246,14 @@ class TrainingHooks(Component):
             return
         module = self._tracker.replica(wrapped).module()
         if module is not None and not any(
-            isinstance(hook, _BypassHook) for hook in module._forward_pre_hooks.values()
+            isinstance(hook, ModuleHook) for hook in module._forward_pre_hooks.values()
         ):
-            module.register_forward_pre_hook(_BypassHook(self._bypassed))
+            module.register_forward_pre_hook(ModuleHook(self._bypassed))
+
+    def _fed(self, inputs: Any) -> None:
+        """A model whose forward communicates, and that no DDP object has, gets `inputs`."""
+        if self._samplers.current is not None:
+            self._samplers.forward(inputs)
 
     def _bypassed(self, module: torch.nn.Module, inputs: Any) -> None:
         if self._off():
@@ -343,28 +351,3 @@ class _Contained(contextlib.AbstractContextManager[None]):
             return False
         self._failed(error)
         return True
-
-
-class _BypassHook:
-    """On the module inside a DDP object: sees forwards that do not come through the wrapper.
-
-    In a copy it does nothing, and in a pickle it is a function of the standard library's that
-    does nothing: files must not need us.
-    """
-
-    __slots__ = ("_bypassed",)
-
-    def __init__(self, bypassed: Callable[[torch.nn.Module, Any], None]) -> None:
-        self._bypassed = bypassed
-
-    def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
-        self._bypassed(module, inputs)
-
-    def __reduce__(self) -> Any:
-        return getattr, (contextlib.nullcontext(), "__exit__")
-
-    def __copy__(self) -> _BypassHook:
-        return self
-
-    def __deepcopy__(self, _memo: Any) -> _BypassHook:
-        return self

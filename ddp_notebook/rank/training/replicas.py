@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.training.evaluations import Evaluation
+from ddp_notebook.rank.training.gradients import Gradients
+from ddp_notebook.rank.training.parallel.split import Split
 from ddp_notebook.rank.training.tracked import Replica, TrackedOptimizer
 
 _SMALL_BUCKET = 4096
@@ -39,6 +41,8 @@ class Tracker:
         """Objects of this run that are gone, with what was known of them at their end."""
         self.optimizers: dict[int, TrackedOptimizer] = {}
         self.backwards = 0
+        self.split = Split(call_sites)
+        """What is known of models that are split over ranks."""
         self.evaluation: Evaluation | None = None
         """The forwards without gradients since the last backward."""
         self._small_buckets = 0
@@ -59,6 +63,7 @@ class Tracker:
             stepped.begin()
         self.backwards, self.nan_backward, self.nan_what = 0, None, ""
         self.nan_place = self.evaluation = None
+        self.split.begin()
 
     def disable(self, error: BaseException) -> None:
         """Count no more in this process."""
@@ -104,22 +109,25 @@ class Tracker:
         self.backwards = number + 1
         self.evaluation = None
         self._small_buckets = 0
-        for optimizer in self.optimizers.values():
-            if optimizer.gradients is not None and optimizer.gradients.watched:
-                optimizer.gradients.backward_begins()
+        for gradients in self._watched_gradients():
+            gradients.backward_begins()
         for replica in self.replicas.values():
             replica.backward()
-        if self.nan_backward is not None or not isinstance(loss, torch.Tensor):
-            return
         # To read a value from a device would wait for it.
-        if loss.is_cpu and loss.numel() == 1 and not math.isfinite(loss.item()):
+        known = isinstance(loss, torch.Tensor) and loss.is_cpu and loss.numel() == 1
+        value = float(loss.item()) if known else None
+        self.split.backward(number, value)
+        if value is not None and self.nan_backward is None and not math.isfinite(value):
             self._is_bad(number, "the loss")
 
     def backward_over(self) -> None:
         """A backward has ended well."""
-        for optimizer in self.optimizers.values():
-            if optimizer.gradients is not None and optimizer.gradients.watched:
-                optimizer.gradients.backward_ends()
+        for gradients in self._watched_gradients():
+            gradients.backward_ends()
+
+    def _watched_gradients(self) -> list[Gradients]:
+        of = [optimizer.gradients for optimizer in self.optimizers.values()]
+        return [gradients for gradients in of if gradients is not None and gradients.watched]
 
     def bucket(self, gradients: torch.Tensor) -> None:
         """A bucket of this rank's own gradients is about to be reduced."""
@@ -141,7 +149,8 @@ class Tracker:
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to make a step."""
-        self._optimizer(optimizer).step_begins(optimizer)
+        self._optimizer(optimizer).step_begins(optimizer, self.split.flat)
+        self.split.step_begins(optimizer)
 
     def module_loads(self, module: torch.nn.Module) -> None:
         """`load_state_dict` of a module is called; nothing to us unless it is a DDP object's."""
@@ -156,6 +165,7 @@ class Tracker:
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step."""
         self._optimizer(optimizer).step(optimizer, self.replicas, self.made, self.optimizers)
+        self.split.stepped(optimizer)
 
     def _optimizer(self, optimizer: torch.optim.Optimizer) -> TrackedOptimizer:
         found = self.optimizers.get(id(optimizer))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ import torch
 from ddp_notebook import model
 from ddp_notebook.model import Place
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
+from ddp_notebook.rank.training.parallel import meshes
 
 _MOST_PATHS, _MOST_MOMENTS = 64, 16
+_MOST_LEAVES, _DEEPEST = 4000, 6
 
 
 class Saves:
@@ -29,6 +33,7 @@ class Saves:
         """A run begins."""
         self._moments: dict[str, list[int]] = {}
         self._lines: dict[str, Line | None] = {}
+        self._shards: dict[str, model.Shards | None] = {}
 
     def attach(self, off: Callable[[], bool]) -> None:
         """Have every file noted from now on."""
@@ -40,12 +45,12 @@ class Saves:
             moment = 0 if off() else self._issued()
             result = original(obj, f, *args, **named)
             if moment and not off():
-                self._saved(f, moment)
+                self._saved(obj, f, moment)
             return result
 
         torch.save = save
 
-    def _saved(self, target: Any, moment: int) -> None:
+    def _saved(self, obj: Any, target: Any, moment: int) -> None:
         name = getattr(target, "name", target)
         if not isinstance(name, str | os.PathLike):
             return
@@ -54,6 +59,8 @@ class Saves:
         if full or not Path(path).is_file():
             return
         self._lines.setdefault(path, self._call_sites.users_line())
+        with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
+            self._shards.setdefault(path, meshes.shards_in(islice(_leaves(obj), _MOST_LEAVES)))
         moments = self._moments.setdefault(path, [])
         if len(moments) < _MOST_MOMENTS:
             moments.append(moment)
@@ -62,7 +69,22 @@ class Saves:
         """The files, in the order in which they were first written."""
         return tuple(
             model.SaveFacts(
-                path, tuple(moments), Place(*line) if (line := self._lines[path]) else None
+                path,
+                tuple(moments),
+                Place(*line) if (line := self._lines[path]) else None,
+                self._shards.get(path),
             )
             for path, moments in self._moments.items()
         )
+
+
+def _leaves(value: Any, name: str = "", depth: int = _DEEPEST) -> Iterator[tuple[str, Any]]:
+    """What dictionaries and lists in each other have at their ends, with their last names."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif depth and isinstance(value, Mapping):
+        for key, each in list(value.items()):
+            yield from _leaves(each, str(key), depth - 1)
+    elif depth and isinstance(value, tuple | list):
+        for each in value:
+            yield from _leaves(each, name, depth - 1)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_notebook.model import Ranks
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.training import ddp
@@ -207,12 +208,14 @@ class TrackedOptimizer:
         if self.gradients is not None:
             self.gradients.begin()
 
-    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """It is about to make a step."""
+    def step_begins(
+        self, optimizer: torch.optim.Optimizer, flat: Callable[[], Mapping[int, Ranks]]
+    ) -> None:
+        """It is about to make a step; `flat` says what FSDP1 shards, and over which ranks."""
         groups = optimizer.param_groups
         self.idle_steps += all(p.grad is None for group in groups for p in group["params"])
         if self.gradients is None:
-            self.gradients = Gradients(optimizer.param_groups)
+            self.gradients = Gradients(optimizer.param_groups, flat())
         if self.gradients.step_begins() and self.pending_place is None:
             self.pending_place = self._users_line()
 

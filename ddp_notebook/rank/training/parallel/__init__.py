@@ -1,8 +1,12 @@
 """Records sharded and split models on a rank: FSDP2, DTensor, pipelines.
 
+copies.py              The parameters of one optimizer that ranks have alike.
 fsdp_private.py        The one place for the private API of FSDP2 and DTensor.
 held.py                What this rank holds of the parameters of every model.
+meshes.py              Which ranks of a mesh have the same of a tensor, and which other parts.
+module_hook.py         A forward pre-hook of ours, which no copy and no file takes along.
 pipelines.py           The pipelines in which this rank has stages.
 pipelining_private.py  The one place for the private API of torch's pipelining.
 sharded.py             The models that FSDP2 shards on this rank, and their units.
+split.py               What this rank has of a model that is split, in its first steps.
 """

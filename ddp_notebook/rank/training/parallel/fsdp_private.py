@@ -130,16 +130,42 @@ def local_part(tensor: Any) -> torch.Tensor | None:
     return local.detach() if plain and local.is_cpu else None
 
 
-def mesh_of(parameters: Iterable[Any]) -> Ranks:
-    """The ranks among which these parameters are sharded; none unless all are, in one mesh."""
-    found: set[Ranks] = set()
-    for parameter in parameters:
-        mesh = getattr(parameter, "device_mesh", None)
-        placements = getattr(parameter, "placements", ())
-        if mesh is None or not any(each.is_shard() for each in placements):
-            return ()
-        found.add(tuple(sorted(mesh.mesh.flatten().tolist())))
-    return found.pop() if len(found) == 1 else ()
+def sharded_in(
+    parameters: Iterable[Any], flat_over: Mapping[int, Ranks]
+) -> tuple[Ranks, list[Any]]:
+    """The ranks among which some of these parameters are sharded, and which; () for none.
+
+    Of meshes within each other the largest; none where there are others beside each other.
+    `flat_over` is what `flat` gave.
+    """
+    found = [(each, flat_over.get(id(each)) or _placed_over(each)) for each in parameters]
+    meshes = {ranks for _, ranks in found if ranks}
+    largest = max(meshes, key=len, default=())
+    if any(not set(ranks) <= set(largest) for ranks in meshes):
+        return (), []
+    return largest, [each for each, ranks in found if ranks]
+
+
+def _placed_over(parameter: Any) -> Ranks:
+    mesh = getattr(parameter, "device_mesh", None)
+    placements = getattr(parameter, "placements", ())
+    if mesh is None or not any(each.is_shard() for each in placements):
+        return ()
+    return tuple(sorted(mesh.mesh.flatten().tolist()))
+
+
+def flat(roots: Iterable[torch.nn.Module]) -> dict[int, Ranks]:
+    """By the id of each parameter in these models that FSDP1 (FullyShardedDataParallel) shards:
+    the ranks over which it does."""
+    found: dict[int, Ranks] = {}
+    for module in (module for root in roots for module in root.modules()):
+        with contextlib.suppress(*_CHANGED):
+            handle = getattr(module, "_handle", None)
+            whole = getattr(handle, "flat_param", None)
+            if handle is not None and whole is not None:
+                ranks = tuple(sorted(_members(handle.process_group)))
+                found |= {id(each): ranks for each in (whole, *(whole._params or ()))}
+    return found
 
 
 class Pending:

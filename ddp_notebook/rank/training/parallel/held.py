@@ -36,7 +36,7 @@ class Held:
 
     def parameters(self) -> HeldParameters:
         """The parameters of all models, those of one model one after another."""
-        found = [held for root in _roots() for held in self._of(root)]
+        found = [held for root in roots() for held in self._of(root)]
         return HeldParameters(tuple(found[:_MOST_PARAMETERS]), len(found[_MOST_PARAMETERS:]))
 
     def _of(self, root: torch.nn.Module) -> Iterator[HeldParameter]:
@@ -98,7 +98,7 @@ def _locals() -> Iterator[Mapping[str, Any]]:
             yield dict(each.f_locals)
 
 
-def _roots() -> list[torch.nn.Module]:
+def roots() -> list[torch.nn.Module]:
     """Modules that are in no other, and have parameters."""
     modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
     children = {id(part) for module in modules for part in _parts(module)}

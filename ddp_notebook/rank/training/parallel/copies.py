@@ -1,0 +1,146 @@
+"""The parameters of one optimizer that ranks have alike, beside others of which each has a part.
+
+Digests of some are made before the first step and after a few of the next ones.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+
+from ddp_notebook.model import Place, Ranks, TensorDigest
+from ddp_notebook.model.parallel.split import Copy, ShardSum
+from ddp_notebook.rank.collectives.call_sites import Line
+from ddp_notebook.rank.training import digests
+from ddp_notebook.rank.training.parallel import fsdp_private, meshes
+
+_MOST, _MOST_VALUES = 24, 2**14
+_MOST_SUMS = 8
+_LOOKED_AT = (1, 2, 4, 8)
+"""The steps after which digests are made."""
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """An all_reduce of `ranks` on a tensor at `address`, after so many backwards."""
+
+    backwards: int
+    address: int
+    ranks: Ranks
+    line: Line | None
+
+
+@dataclass
+class _Copy:
+    name: str
+    tensor: weakref.ref[Any]
+    row: meshes.Row
+    declared: bool
+    begin: TensorDigest
+    end: TensorDigest
+
+
+class Copies:
+    """Those of one optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
+        self.ref = weakref.ref(optimizer)
+        self._steps = 0
+        self.shard_sums: list[ShardSum] = []
+        named = list(_named(optimizer, names))
+        self.split = any(meshes.is_placed(each) for _, each in named)
+        """Some of its parameters are DTensors."""
+        self._copies = list(_copies(named))[:_MOST] if self.split else []
+
+    def compare(self, reduced: Iterable[Reduced], names: Mapping[int, str]) -> None:
+        """The first step begins: which of these were on gradients of this optimizer's shards?"""
+        optimizer = self.ref()
+        at = {each.address: each for each in reduced}
+        if optimizer is None or not self.split or not at:
+            return
+        found = (
+            each
+            for name, parameter in _named(optimizer, names)
+            if meshes.is_placed(parameter)
+            for each in _sums_of(name, parameter, at)
+        )
+        self.shard_sums = list(islice(found, _MOST_SUMS))
+
+    def stepped(self) -> None:
+        """A step is over."""
+        self._steps += 1
+        if self._copies and self._steps in _LOOKED_AT:
+            self._look()
+
+    def facts(self) -> tuple[Copy, ...]:
+        """As they are now, or were last."""
+        self._look()
+        return tuple(
+            Copy(e.name, e.row.ranks, e.declared, e.begin, e.end, e.row.dimension)
+            for e in self._copies
+            if self._steps
+        )
+
+    def _look(self) -> None:
+        for each in self._copies:
+            each.end = _digest(each.name, each.tensor()) or each.end
+
+
+def _sums_of(name: str, parameter: Any, at: Mapping[int, Reduced]) -> Iterable[ShardSum]:
+    """What of the all_reduces, by address, added up its gradient and that of other parts."""
+    local = fsdp_private.local_part(parameter.grad)
+    found = at.get(local.data_ptr()) if local is not None and local.numel() else None
+    if found is not None:
+        place = Place(*found.line) if found.line else None
+        for row in meshes.rows(parameter):
+            if row.sharded and set(row.ranks) <= set(found.ranks):
+                yield ShardSum(name, found.ranks, row.dimension, place)
+
+
+def _named(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str]
+) -> Iterable[tuple[str, torch.Tensor]]:
+    for g, group in enumerate(optimizer.param_groups):
+        for i, parameter in enumerate(group["params"]):
+            yield names.get(id(parameter), f"param_groups[{g}]['params'][{i}]"), parameter
+
+
+def _copies(named: list[tuple[str, torch.Tensor]]) -> Iterable[_Copy]:
+    placed = {id(each): list(meshes.rows(each)) for _, each in named if meshes.is_placed(each)}
+    split = _split_rows(placed)
+    for name, each in named:
+        digest = _digest(name, each) if each.grad is not None else None
+        if digest is not None:
+            own = placed.get(id(each), [])
+            for row in own:
+                if not row.sharded:
+                    yield _Copy(name, weakref.ref(each), row, True, digest, digest)
+            for row in split:
+                if not any(set(row.ranks) <= set(other.ranks) for other in own):
+                    yield _Copy(name, weakref.ref(each), row, False, digest, digest)
+
+
+def _split_rows(placed: Mapping[int, list[meshes.Row]]) -> list[meshes.Row]:
+    """The rows along which these parameters are in parts by a plan: not what FSDP2 does."""
+    managed = {id(e.tensor): e.group for e in fsdp_private.held_by_units().values()}
+    return list(
+        {
+            row.ranks: row
+            for number, rows in placed.items()
+            for row in rows
+            if row.sharded and row.ranks != managed.get(number)
+        }.values()
+    )
+
+
+def _digest(name: str, tensor: Any) -> TensorDigest | None:
+    """Of the first values of what this rank has; None for what cannot be read without waiting."""
+    local = fsdp_private.local_part(tensor) if tensor is not None else None
+    if local is None or not local.is_contiguous():
+        return None
+    return digests.digest(name, local.view(-1)[:_MOST_VALUES])

@@ -1,0 +1,302 @@
+"""What this rank has of a model that is split over ranks, in its first training steps.
+
+A model whose own forward communicates is known by its frames at a collective of a new kind; from
+then on a hook sees a few of its inputs, and DTensor.from_local says what is to be the same on all
+ranks of a mesh. Afterwards both are taken out again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ddp_notebook.model import Place, Ranks
+from ddp_notebook.model.parallel.split import (
+    CheckpointCall,
+    Claim,
+    Forwards,
+    Input,
+    PartialSum,
+    SplitFacts,
+)
+from ddp_notebook.rank.collectives.call_sites import CallSites, Line
+from ddp_notebook.rank.training import digests
+from ddp_notebook.rank.training.parallel import fsdp_private, held, meshes
+from ddp_notebook.rank.training.parallel.copies import Copies, Reduced
+from ddp_notebook.rank.training.parallel.module_hook import ModuleHook
+from ddp_notebook.rank.training.samplers import hash_of
+
+_MODULE, _TENSOR = torch.nn.Module.__module__, "torch.distributed.tensor"
+_SAVER = "torch.distributed.checkpoint.state_dict_saver"
+_SHARDED = "torch.distributed.fsdp"
+_MOST_FRAMES, _MOST_SEEN = 200, 2000
+_MOST_ROOTS, _MOST_INPUTS, _MOST_CLAIMS, _MOST_LOSSES = 4, 8, 64, 8
+_MOST_SUMS, _MOST_REDUCED, _MOST_SAVES = 16, 512, 16
+_MOST_OPTIMIZERS = 8
+_VALUES = 2**16
+_CHANGED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError)
+
+
+class _Root:
+    """A model whose forward communicates."""
+
+    def __init__(self, module: torch.nn.Module, key: str, line: Line | None) -> None:
+        self.ref = weakref.ref(module)
+        self.key = key
+        self.line = line
+        self.inputs: list[Input] = []
+        self.handle: Any = None
+
+    def take_out(self) -> None:
+        """Look at no more inputs."""
+        if self.handle is not None:
+            self.handle.remove()
+            self.handle = None
+
+
+class Split:
+    """All that is known of such models in this run."""
+
+    def __init__(self, call_sites: CallSites) -> None:
+        self._call_sites = call_sites
+        self._roots: list[_Root] = []
+        self._from_local: Any = None
+        """torch's own, while ours is in its place."""
+        self.trains: Callable[[Any], None] = lambda _inputs: None
+        """Called with what such a model gets in its first training forwards."""
+        self.begin()
+
+    def begin(self) -> None:
+        """A run begins."""
+        self.take_out()
+        self._roots = []
+        self._claims: list[Claim] = []
+        self._sums: dict[tuple[Ranks, bool], Line | None] = {}
+        self._reduced: list[Reduced] = []
+        self._saves: list[CheckpointCall] = []
+        self._optimizers: dict[int, Copies] = {}
+        self.losses: list[float] = []
+        self.backwards = self._seen = 0
+
+    def take_out(self) -> None:
+        """Leave models and DTensor as they were: the run is over."""
+        for root in self._roots:
+            root.take_out()
+        self._let_be()
+
+    # -- what is seen of collectives -------------------------------------------------------
+
+    def see(self, frame: FrameType | None, method: str, args: Sequence[Any], ranks: Ranks) -> None:
+        """A collective of a new kind is called, on these frames."""
+        self._seen += 1
+        if self._seen > _MOST_SEEN:
+            return  # no kind of these calls is known: they come here each time
+        with contextlib.suppress(*_CHANGED):
+            self._see(list(_frames(frame)), method, args, ranks)
+
+    def _see(self, stack: list[FrameType], method: str, args: Sequence[Any], ranks: Ranks) -> None:
+        modules = [str(each.f_globals.get("__name__", "")) for each in stack]
+        placed = any(each.startswith(_TENSOR) for each in modules)
+        saver = _outermost(stack, modules, _SAVER, "save")
+        if saver is not None:
+            self._saving(saver, ranks)
+        if method == "allreduce" and not any(e.startswith((_TENSOR, _SHARDED)) for e in modules):
+            self._summed(stack, args[0], ranks)
+        call = _outermost(stack, modules, _MODULE, "_call_impl")
+        if call is not None:
+            self._root(call.f_locals["self"], placed, call.f_back)
+
+    def _summed(self, stack: list[FrameType], tensors: Sequence[Any], ranks: Ranks) -> None:
+        function = next((each for each in stack if _is_of_function(each)), None)
+        if function is not None:
+            key = ranks, function.f_code.co_name == "backward"
+            if tensors[0].dim() > 1 and len(self._sums) < _MOST_SUMS:
+                self._sums.setdefault(key, self._call_sites.users_line())
+        elif len(self._reduced) < _MOST_REDUCED:
+            line = self._call_sites.users_line()
+            self._reduced += [
+                Reduced(self.backwards, each.data_ptr(), ranks, line) for each in tensors
+            ]
+
+    def _saving(self, call: FrameType, ranks: Ranks) -> None:
+        path = call.f_locals.get("checkpoint_id")
+        known = any(each.path == str(path) for each in self._saves)
+        if path is not None and not known and len(self._saves) < _MOST_SAVES:
+            line = self._call_sites.users_line()
+            self._saves.append(CheckpointCall(str(path), ranks, Place(*line) if line else None))
+
+    def _root(self, module: torch.nn.Module, placed: bool, caller: FrameType | None = None) -> None:
+        if any(_is_compiled(each) for each in module.modules()):
+            return  # a hook would have it compiled again
+        if placed:
+            self._hear_claims()
+        if len(self._roots) >= _MOST_ROOTS or any(each.ref() is module for each in self._roots):
+            return
+        name = type(module).__name__
+        number = Counter(each.key.partition(" ")[0] for each in self._roots)[name]
+        path = self._call_sites.users_path(caller)
+        root = _Root(module, f"{name} {number}", path[-1] if path else None)
+        self._roots.append(root)
+        hook = ModuleHook(lambda of, args, named: self._forward(root, of, (args, named)))
+        root.handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+
+    def _forward(self, root: _Root, module: torch.nn.Module, inputs: Any) -> None:
+        if root.ref() is not module or not torch.is_grad_enabled():
+            return
+        with contextlib.suppress(*_CHANGED):
+            root.inputs.append(Input(self.backwards, hash_of(inputs)))
+            self.trains(inputs)
+            if len(root.inputs) >= _MOST_INPUTS:
+                root.take_out()
+
+    # -- what DTensor is told --------------------------------------------------------------
+
+    def _hear_claims(self) -> None:
+        owner = getattr(sys.modules.get(_TENSOR), "DTensor", None)
+        original = getattr(owner, "from_local", None)
+        if original is None or self._from_local is not None or len(self._claims) >= _MOST_CLAIMS:
+            return
+
+        def from_local(
+            local_tensor: Any, device_mesh: Any = None, placements: Any = None, **named: Any
+        ) -> Any:
+            __tracebackhide__ = True
+            with contextlib.suppress(*_CHANGED):
+                self._claimed(local_tensor, device_mesh, placements)
+            return original(local_tensor, device_mesh, placements, **named)
+
+        self._from_local = original
+        owner.from_local = staticmethod(from_local)  # type: ignore[union-attr]
+
+    def _let_be(self) -> None:
+        owner = getattr(sys.modules.get(_TENSOR), "DTensor", None)
+        if self._from_local is not None and owner is not None:
+            owner.from_local = staticmethod(self._from_local)
+        self._from_local = None
+
+    def _claimed(self, tensor: Any, mesh: Any, placements: Any) -> None:
+        if mesh is None or placements is None or not torch.is_grad_enabled():
+            return
+        ranks = meshes.replicated_over(mesh, placements)
+        local = fsdp_private.local_part(tensor)
+        if len(ranks) < 2 or local is None or isinstance(tensor, torch.nn.Parameter):
+            return
+        digest = digests.digest("", local.reshape(-1)[:_VALUES])
+        line = self._call_sites.users_line()
+        if digest is not None:
+            place = Place(*line) if line else None
+            self._claims.append(Claim(self.backwards, ranks, digest, place))
+        if len(self._claims) >= _MOST_CLAIMS:
+            self._let_be()
+
+    # -- what is seen of training ----------------------------------------------------------
+
+    def backward(self, number: int, loss: float | None) -> None:
+        """The backward of this number begins, of a loss that is known where it is on a CPU."""
+        self.backwards = number + 1
+        if loss is not None and len(self.losses) < _MOST_LOSSES:
+            self.losses.append(loss)
+
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to make a step."""
+        known = self._optimizers.get(id(optimizer))
+        if known is not None and known.ref() is optimizer:
+            return
+        if len(self._optimizers) < _MOST_OPTIMIZERS:
+            with contextlib.suppress(*_CHANGED):
+                if self._sums and not self._roots:
+                    self._find_roots(optimizer)
+                names = self._names()
+                copies = Copies(optimizer, names)
+                now = [each for each in self._reduced if each.backwards == self.backwards]
+                copies.compare(now, names)
+                self._optimizers[id(optimizer)] = copies
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """It has made it."""
+        known = self._optimizers.get(id(optimizer))
+        if known is not None and known.split:
+            known.stepped()
+
+    def _find_roots(self, optimizer: torch.optim.Optimizer) -> None:
+        """Only a backward has communicated: no frame has told what model it is of."""
+        trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        for module in held.roots():
+            if any(id(each) in trained for each in module.parameters()):
+                self._root(module, placed=False)
+
+    def flat(self) -> dict[int, Ranks]:
+        """What FSDP1 shards, by the ids of parameters, and over which ranks."""
+        return fsdp_private.flat(module for e in self._roots if (module := e.ref()) is not None)
+
+    def _names(self) -> dict[int, str]:
+        return {
+            id(parameter): name
+            for root in self._roots
+            if (module := root.ref()) is not None
+            for name, parameter in module.named_parameters()
+        }
+
+    # -- what is told ----------------------------------------------------------------------
+
+    def facts(self) -> SplitFacts:
+        """All of it."""
+        optimizers = list(self._optimizers.values())
+        return SplitFacts(
+            tuple(self._claims),
+            tuple(copy for each in optimizers for copy in each.facts()),
+            tuple(
+                Forwards(each.key, tuple(each.inputs), Place(*each.line) if each.line else None)
+                for each in self._roots
+            ),
+            tuple(
+                PartialSum(ranks, backward, Place(*line) if line else None)
+                for (ranks, backward), line in self._sums.items()
+            ),
+            tuple(found for each in optimizers for found in each.shard_sums),
+            tuple(self._saves),
+            tuple(self.losses) if self._sums else (),
+        )
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
+
+
+def _outermost(
+    stack: list[FrameType], modules: list[str], module: str, function: str
+) -> FrameType | None:
+    """The outermost of these frames, innermost first, that is in a function of a module."""
+    return next(
+        (
+            frame
+            for frame, name in zip(reversed(stack), reversed(modules), strict=True)
+            if name == module and frame.f_code.co_name == function
+        ),
+        None,
+    )
+
+
+def _is_of_function(frame: FrameType) -> bool:
+    """True of the forward or backward of a torch.autograd.Function."""
+    code = frame.f_code
+    if code.co_name not in ("forward", "backward") or not code.co_argcount:
+        return False
+    first = frame.f_locals.get(code.co_varnames[0])
+    return isinstance(first, torch.autograd.function.FunctionCtx)
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    compiled = getattr(module, "_compiled_call_impl", None) is not None
+    return compiled or type(module).__name__ == "OptimizedModule"
