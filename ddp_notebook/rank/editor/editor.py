@@ -57,7 +57,11 @@ class Editor(Component):
         """Threads that stand and are the editor's, or were until it left. The value is what waits
         in pydevd, where it was pydevd that stopped it."""
         self._pid = os.getpid()
-        self._untrace = _PENDING_CALL(lambda _: self._debugpy.untrace() or 0)
+        self._untrace = _PENDING_CALL(self._untrace_here)
+
+    def _untrace_here(self, _: object) -> int:
+        self._debugpy.untrace()
+        return 0
 
     # -- moments of the rank ---------------------------------------------------------------
 

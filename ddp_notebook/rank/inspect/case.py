@@ -28,7 +28,7 @@ from ddp_notebook.rank.cells.raised import place_of
 from ddp_notebook.rank.cells.threads import ThreadErrors
 from ddp_notebook.rank.collectives.call_sites import CallSites
 from ddp_notebook.rank.collectives.observer import Observer
-from ddp_notebook.rank.inspect import host
+from ddp_notebook.rank.inspect import process as own
 from ddp_notebook.rank.inspect.data_workers import DataWorkers
 from ddp_notebook.rank.inspect.frames import UserCode
 from ddp_notebook.rank.inspect.polling import polled_file
@@ -117,8 +117,8 @@ class Reporter:
             locked=not inside and self._waiting.locked(awaited),
             probe=probe,
             file=_store_file(arguments.path, dist.is_initialized()),
-            host=calls.host or host.host(),
-            network=calls.network or host.network(),
+            host=calls.host or own.host(),
+            network=calls.network or own.network(),
             versions=versions(),
             addresses=addresses,
             listens=self._listens(inside, arguments),

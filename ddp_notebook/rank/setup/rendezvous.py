@@ -23,7 +23,7 @@ from torch.distributed import distributed_c10d
 
 from ddp_notebook.model import InitArguments
 from ddp_notebook.rank.component import Component, Run
-from ddp_notebook.rank.inspect import host as lab_host
+from ddp_notebook.rank.inspect import process
 from ddp_notebook.rank.inspect.reachability import Resolver
 from ddp_notebook.rank.main_thread import Aborted, MainThread
 from ddp_notebook.rank.setup.sockets import TorchSockets
@@ -43,7 +43,7 @@ class Calls:
     """Of the last call."""
     inside: bool = False
     host: str = ""
-    """The name and the network (see `inspect.host`) of the host of the call."""
+    """The name and the network (see `inspect.process`) of the host of the call."""
     network: str = ""
 
 
@@ -78,7 +78,7 @@ class InitCalls(Component):
         calls.entered += 1
         calls.arguments = arguments
         calls.inside = True
-        calls.host, calls.network = lab_host.host(), lab_host.network()
+        calls.host, calls.network = process.host(), process.network()
         self._sockets.call_begins()
 
     def leave(self) -> None:
