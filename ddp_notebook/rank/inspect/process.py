@@ -1,4 +1,4 @@
-"""This process as the system sees it: its network, whether its main thread is runnable."""
+"""What the system says of this process: its network, whether its main thread is runnable."""
 
 from __future__ import annotations
 
