@@ -161,6 +161,7 @@ RULES: tuple[Rule, ...] = (
     Rule(gradients.kept_back, When.TRAINED, Explains.DRIFT),
     Rule(gradients.local_factors, When.TRAINED, Explains.DRIFT),
     Rule(gradients.other_beginnings, When.TRAINED, Explains.DRIFT),
+    Rule(gradients.scaled_apart, When.TRAINED, Explains.DRIFT),
     Rule(gradients.averaged_twice, When.TRAINED, Explains.NOTHING),
     Rule(gradients.leftovers, When.TRAINED, Explains.NOTHING),
     Rule(settings.other_precision, When.TRAINED, Explains.NOTHING),
