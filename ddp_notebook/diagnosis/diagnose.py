@@ -163,6 +163,7 @@ RULES: tuple[Rule, ...] = (
     Rule(gradients.kept_back, When.TRAINED, Explains.DRIFT),
     Rule(gradients.local_factors, When.TRAINED, Explains.DRIFT),
     Rule(gradients.other_beginnings, When.TRAINED, Explains.DRIFT),
+    Rule(gradients.scaled_apart, When.TRAINED, Explains.DRIFT),
     Rule(split.parted_losses, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
     Rule(split.unlike_copies, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
     Rule(gradients.averaged_twice, When.TRAINED, Explains.NOTHING),

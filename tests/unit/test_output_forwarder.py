@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from ddp_notebook.model import OutputKind
+from ddp_notebook.rank.cells import scripts
 from ddp_notebook.rank.cells.output import (
     FAST_PATH_POLL_S,
     FAST_PATH_WRITES,
@@ -202,3 +204,14 @@ def test_writers_in_two_threads_lose_nothing_in_a_flood(
 def test_only_text_can_be_written(forwarder: OutputForwarder) -> None:
     with pytest.raises(TypeError, match="must be str, not bytes"):
         stream(forwarder).write(b"x")  # type: ignore[arg-type]
+
+
+def test_what_a_script_prints_is_counted_also_before_the_end_of_its_line(tmp_path: Path) -> None:
+    """A rule of evaluations asks whether a rank printed something after one."""
+    fd = os.open(tmp_path / "log", os.O_CREAT | os.O_WRONLY)
+    stream = scripts._Stream(fd)
+    before = stream.printed()
+    assert stream.printed() == before, "nothing was printed"
+    print("accuracy 0.5", end="", file=stream)
+    assert stream.printed() > before and (tmp_path / "log").read_text() == "accuracy 0.5"
+    os.close(fd)

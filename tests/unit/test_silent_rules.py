@@ -228,6 +228,29 @@ def test_models_that_begin_apart_and_step_with_the_same_gradients(
 
 
 @pytest.mark.parametrize(
+    ("own", "weights", "numel", "wrong"),
+    [
+        (tuple(0.25 * g for g in ALIKE), (1.0, 2.0), 4, True),
+        (ALIKE, (1.0, 2.0), 4, False),
+        ((ALIKE[0], *(0.5 * g for g in ALIKE[1:])), (1.0, 2.0), 4, False),  # no one factor
+        (tuple(0.25 * g for g in ALIKE), (1.5, 2.0), 4, False),  # another model
+        (tuple(0.25 * g for g in ALIKE), (1.0, 2.0), 3, False),  # nobody sent them
+    ],
+)
+def test_averaged_gradients_that_one_rank_alone_scales(
+    own: tuple[float, ...], weights: tuple[float, ...], numel: int, wrong: bool
+) -> None:
+    def of(gradients: tuple[float, ...], begin: tuple[float, ...]) -> OptimizerFacts:
+        fields: dict[str, Any] = {"replicas": (), "numels": (2, 4)}
+        return optimizer(**fields, first_gradients=gradients, first_weights=begin)
+
+    every = [run(rank, optimizers=(of(ALIKE, (1.0, 2.0)),)) for rank in (0, 1)]
+    every.append(run(2, optimizers=(of(own, weights),)))
+    sent = (Collective(0, 0, "all_reduce", numel=numel),)
+    assert kinds(*every, records=sent) == [(Category.REPLICA_DIVERGENCE, (2,))] * wrong
+
+
+@pytest.mark.parametrize(
     ("sharded", "steps", "wrong"),
     [((2, 6), 8, True), ((2, 5), 8, False), ((), 8, False), ((2, 6), 1, False)],
 )

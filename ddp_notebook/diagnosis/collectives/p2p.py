@@ -34,12 +34,13 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
     wrong: dict[tuple[str, str, frozenset[str]], Ranks] = {}
     alike: dict[tuple[str, str, frozenset[str]], Ranks] = {}
     raised = {rank for finding in unwinding(context) for rank in finding.ranks}
+    misdirected = _misdirected(context) if graph.cycles else None
     for ring in graph.cycles:
         if not raised.isdisjoint(ring):
             continue  # while an error unwinds them, they match no rank
         if any(rank in at and at[rank].is_point_to_point for rank in ring):
             in_rings.update(ring)
-            cause, remedy, culprits = _mistake(context, ring)
+            cause, remedy, culprits = _mistake(context, ring, misdirected)
             lines = frozenset(str(at[rank].place) for rank in ring if rank in at)
             key = cause, remedy, lines
             known = alike.get(key)
@@ -68,13 +69,17 @@ def _ring(context: Context, ring: Ranks, culprits: Ranks, cause: str, remedy: st
     )
 
 
-def _mistake(context: Context, ring: Ranks) -> tuple[str, str, Ranks]:
+def _mistake(
+    context: Context, ring: Ranks, misdirected: tuple[str, str, Ranks] | None
+) -> tuple[str, str, Ranks]:
     """Why ranks wait for each other, the remedy, and the culprits."""
     records = {rank: at for rank, at in context.graph.at.items() if rank in ring}
     operations = {record.operation for record in records.values()}
     if _tags_differ(records):
         return "the tags differ", "Use one tag= on both sides.", ring
-    astray = _misdirected(context) or _astray(records)
+    if misdirected is not None and set(misdirected[2]) <= set(ring):
+        return misdirected
+    astray = _astray(records)
     if astray is not None:
         return astray
     from_any = next((r for r in records.values() if r.operation == "recv" and r.peer is None), None)

@@ -114,6 +114,49 @@ def _unlike_from_the_start(
     )
 
 
+def scaled_apart(context: Context) -> Iterator[Finding]:
+    """Gradients that ranks have averaged by hand, and that a few of them multiply by a factor.
+
+    All ranks began with the same parameters, and most step with the same gradients.
+    """
+    for of in optimizers(context.facts).values():
+        plain = not any(each.replicas or each.mesh for each in of.values())
+        if not plain or set(of) != set(context.facts):
+            continue
+        if not _all_close([each.first_weights for each in of.values()]):
+            continue
+        gradients = {rank: each.first_gradients for rank, each in of.items()}
+        right = max(
+            (
+                tuple(r for r, g in gradients.items() if _all_close([g, own]))
+                for own in gradients.values()
+            ),
+            key=len,
+        )
+        others = {r: _ratio(gradients[right[0]], g) for r, g in gradients.items() if r not in right}
+        if others and len(others) < len(right) and all(others.values()) and _exchanged(context, of):
+            each = next(iter(of.values()))
+            yield Finding(
+                Category.REPLICA_DIVERGENCE,
+                tuple(others),
+                "the gradients are those of the other ranks, times a factor: they are clipped or "
+                f"scaled there alone, and the parameters drift apart{_at(each.place)}",
+                "Do the same with the averaged gradients on every rank: clip on all or on none.",
+                evidence=tuple(
+                    f"rank {rank}: times {factor:.4g} in the first step"
+                    for rank, factor in others.items()
+                ),
+            )
+
+
+def _ratio(one: Sequence[float], other: Sequence[float]) -> float:
+    """By what `other` is `one` times; 0 where it is no one factor."""
+    ratios = [b / a for a, b in zip(one, other, strict=False) if a]
+    if len(one) != len(other) or len(ratios) < _FEWEST_VALUES:
+        return 0.0
+    return ratios[0] if max(ratios) - min(ratios) <= _APART * abs(ratios[0]) else 0.0
+
+
 def _exchanged(context: Context, of: _Of) -> bool:
     """The ranks sent what has the size of the tensors that these optimizers hold.
 

@@ -196,14 +196,22 @@ def _as_main(script: Script) -> types.ModuleType:
     sys.modules["__main__"] = main
     sys.argv[:] = [script.path, *script.arguments]
     sys.path.insert(0, folder)
-    sys.stdout, sys.stderr = _stream(1), _stream(2)
+    sys.stdout, sys.stderr = _Stream(1), _Stream(2)
     return main
 
 
-def _stream(fd: int) -> io.TextIOWrapper:
+class _Stream(io.TextIOWrapper):
     """What the script prints to: seen as it is written, as in a terminal."""
-    raw = io.BufferedWriter(_OutputFile(fd, "wb", closefd=False))
-    return io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True)
+
+    def __init__(self, fd: int) -> None:
+        self._file = _OutputFile(fd, "wb", closefd=False)
+        raw = io.BufferedWriter(self._file)
+        super().__init__(raw, "utf-8", "backslashreplace", line_buffering=True)
+
+    def printed(self) -> int:
+        """Grows with whatever the script prints, as that of a cell's stream does."""
+        self.flush()
+        return self._file.written
 
 
 class _OutputFile(io.FileIO):
@@ -213,8 +221,11 @@ class _OutputFile(io.FileIO):
     """
 
     why_lost = ""
+    written = 0
+    """Times that something was written."""
 
     def write(self, data: Any) -> int:
+        self.written += 1
         try:
             return super().write(data)
         except OSError as error:
