@@ -59,6 +59,30 @@ def test_jobs_that_one_shell_started_one_after_the_other_are_told_apart() -> Non
     assert [len(job.processes) for job in prepared.jobs()] == [1, 1]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 0, 1, 2), (0, 2, 1, 3)])
+def test_jobs_that_one_shell_started_at_the_same_time_are_told_apart(
+    order: tuple[int, ...],
+) -> None:
+    """By where their ranks meet; not where that makes no whole job: then one was told wrongly."""
+    told = [(0, "1000"), (1, "1000"), (0, "2000"), (1, "2000")]
+    ranks = [
+        dataclasses.replace(
+            about(told[at][0], pid=2**22 + at, wall_s=float(when)),
+            told={"MASTER_ADDR": "here", "MASTER_PORT": told[at][1]},
+        )
+        for when, at in enumerate(order)
+    ]
+
+    jobs = job_folder.by_job(ranks)
+    strayed = job_folder.by_job([ranks[order.index(0)], ranks[order.index(3)]])
+
+    assert sorted(sorted(each.pid - 2**22 for each in of.values()) for of in jobs) == [
+        [0, 1],
+        [2, 3],
+    ]
+    assert [sorted(of) for of in strayed] == [[0, 1]]
+
+
 def test_the_newest_jobs_are_kept() -> None:
     for number in range(job_folder.KEPT_JOBS + 3):
         job_folder.make(about(0, pid=2**22 + number, wall_s=float(number), parent=number))

@@ -36,6 +36,8 @@ BETWEEN_S = 1.5
 _IDLE_SHARE = 0.02
 """A process that uses a smaller share of a core than this only polls its clock."""
 _MOST_RANKS = 4096
+_CLOCK_S = 1.0
+"""The system tells to the second when it was booted, and processes began in relation to that."""
 _LAUNCHER = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _WATCHES = "_invoke_run"
 _ENDS_RANKS = frozenset({"_stop_workers", "_restart_workers", "close", "_close", "_exit_barrier"})
@@ -174,7 +176,7 @@ def _is_torchrun(pid: int) -> bool:
 def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
     """The result of two observations of the same ranks."""
     told = next(iter(ranks.values())).told
-    sources = Sources(min(each.began_s for each in ranks.values()))
+    sources = Sources(min(each.began_s for each in ranks.values()) + _CLOCK_S)
     still = tuple(rank for rank in ranks if _is_still(rank, first, second))
     size = max(*ranks, *(each.world_size - 1 for each in ranks.values())) + 1
     ended_well = _watches(first, second) and told.get("GROUP_WORLD_SIZE") == "1"

@@ -45,7 +45,8 @@ ATTACH = Verb(
     "mean that job, until %ddp_detach. Nothing changes what it does: it is not paused, gets no "
     "signal, and goes on when the notebook ends. Without an argument: which jobs there are. No "
     "ranks of this session are needed. A job on another host is looked at in a shell there: "
-    "ddp-notebook why PID.",
+    "ddp-notebook why PID; one of Slurm's, too (on its host, by srun --overlap), for its number is "
+    "not understood. Nothing here steps or aborts a job that is attached: who started it ends it.",
     examples=(
         ("%ddp_attach", "your jobs on this host: which run, which are stuck"),
         ("%ddp_attach 12345", "one of them, by the pid of a rank or of torchrun"),

@@ -75,6 +75,10 @@ class Process(Protocol):
         """Its rank."""
 
     @property
+    def world_size(self) -> int | None:
+        """How many there are, if it was told."""
+
+    @property
     def launched(self) -> tuple[object, ...]:
         """What it has in common with the ranks of its job."""
 
@@ -91,19 +95,32 @@ def by_job(found: Iterable[P]) -> list[dict[int, P]]:
 
     From one shell several jobs may be started, each with a rank 0, also at the same time.
     """
-    jobs: list[dict[int, P]] = []
-    started: dict[tuple[object, ...], list[dict[int, P]]] = {}
+    groups: list[dict[int, P]] = []
     for each in found:
-        of = started.setdefault(each.launched, [])
-        free = [job for job in of if each.rank not in job]
-        same = [job for job in free if next(iter(job.values())).meets == each.meets]
-        job = next(iter((same or free)[::-1]), None)
-        if job is None:
-            job = {}
-            of.append(job)
-            jobs.append(job)
-        job[each.rank] = each
+        near = (g for g in groups if each.rank not in g and _alike(g, each))
+        group = next((g for g in near if next(iter(g.values())).meets == each.meets), None)
+        if group is None:
+            groups.append(group := {})
+        group[each.rank] = each
+    jobs: list[dict[int, P]] = []
+    for group in groups:  # a rank that was told another address is in the job that lacks it
+        parts = (job for job in jobs if _lacks(job, group))
+        other = next((job for job in parts if _alike(job, next(iter(group.values())))), None)
+        if other is None:
+            jobs.append(group)
+        else:
+            other.update(group)
     return jobs
+
+
+def _alike(group: Mapping[int, P], process: P) -> bool:
+    return next(iter(group.values())).launched == process.launched
+
+
+def _lacks(job: Mapping[int, P], group: Mapping[int, P]) -> bool:
+    """True where neither has all of its ranks, and none is in both."""
+    whole = any(len(of) >= (next(iter(of.values())).world_size or 0) for of in (job, group))
+    return not whole and not job.keys() & group.keys()
 
 
 def meeting_point(told: Mapping[str, str]) -> str:
