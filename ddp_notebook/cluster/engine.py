@@ -80,4 +80,4 @@ def ignore_the_wall_clock() -> None:
     By default tornado's do so by the wall clock: once that is set back, the heart monitor stands
     still until it is as late again, and no new engine is registered meanwhile.
     """
-    IOLoop.time = lambda _: time.monotonic()  # type: ignore[method-assign]
+    IOLoop.time = lambda _: time.monotonic()
