@@ -96,8 +96,9 @@ def test_a_board_comes_back_in_mid_run_in_two_tabs_and_says_when_the_kernel_is_g
         notebook.run(0)
         board = Board(notebook.run(1))
         board.await_roles("ready", "ready")
-        notebook.start(2)
+        running = notebook.start(2)
         expect(board.timeline).to_be_visible()
+        expect(running.locator(".ddpl")).to_be_visible()  # and so it is in what is saved
         page = notebook.page
         page.keyboard.press("Control+s")
         saved = lab.root / "ranks.ipynb"
