@@ -106,7 +106,7 @@ class LiveRun:
             bundle = live_bundle(run.live_groups(), "")
             return {**bundle, "text/html": self._words + bundle["text/html"]}
         stop = " · stop it: interrupt the kernel (I, I)" if self._has_line is False else ""
-        return live_bundle(run.live_groups(), _standing(run, f"running since {_since(run)}") + stop)
+        return live_bundle(run.live_groups(), _standing(run, f"began at {_since(run)}") + stop)
 
     def _begin_line(self) -> None:
         run = self._run

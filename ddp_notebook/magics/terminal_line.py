@@ -28,7 +28,8 @@ def progress_line(state: Callable[[], Snapshot], terminal: TextIO) -> Iterator[N
         while not over.wait(_AGAIN_AFTER_S):
             snapshot = state()
             seconds = f" · {time.monotonic() - began_s:.0f} s"
-            text = loading_text(snapshot) or headline(snapshot) + seconds
+            doing = headline(snapshot) if snapshot.ranks else "starting"
+            text = loading_text(snapshot) or doing + seconds
             terminal.write(_CLEAR + text[: shutil.get_terminal_size().columns - 1])
             terminal.flush()
 

@@ -82,7 +82,10 @@ class Values:
                     f"{error}. Make it there instead: %%ddp, then {name} = ..."
                 ) from None
         try:
-            cluster.push(members, values, _TIMEOUT_S)
+            own_first = {n: v for n, v in values.items() if isinstance(v, type | FunctionType)}
+            rest = {name: value for name, value in values.items() if name not in own_first}
+            for part in filter(None, (own_first, rest)):  # what the rest may be made of, first
+                cluster.push(members, part, _TIMEOUT_S)
         except UsageMistake as refused:
             own = [name for name in _made_of(values) if name not in values]
             if not own:
@@ -240,8 +243,9 @@ def _unpickled(name: str, data: bytes) -> Any:
     try:
         return pickle.loads(data)  # noqa: S301  # of a process of our own
     except Exception as error:  # noqa: BLE001  # its own code may raise anything
+        why = str(error).rstrip(".")
         raise UsageMistake(
-            f"{name} cannot be made in the notebook: {type(error).__name__}: {error} Classes of "
+            f"{name} cannot be made in the notebook: {type(error).__name__}: {why}. Classes of "
             "the ranks' own are not known here, nor is a group. Pull what it is made of, such as a "
             f"model's: %%ddp, then weights = {name}.state_dict(), and %ddp_pull weights"
         ) from None
