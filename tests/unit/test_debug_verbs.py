@@ -10,6 +10,7 @@ from IPython.core.error import UsageError
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.verbs.debug import BREAK, PRINT, source_of
+from ddp_notebook.session.tools import values
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,24 @@ def test_a_mistyped_option_before_python_text_is_told() -> None:
     with pytest.raises(UsageError, match="Did you mean: %ddp_print --ranks"):
         PRINT.parser.read("--rnaks 1 loss")
     assert PRINT.parser.read("--rank 1 loss").expression == "loss"
+
+
+@pytest.mark.parametrize(
+    ("source", "assign", "said"),
+    [
+        ("", True, "Nothing is typed behind it. For example: %ddp_set x = 3"),
+        (" ", False, "Nothing is typed behind it. For example: %ddp_print loss.item()"),
+        ("x = 3", False, r"'x = 3' is no expression.* To assign: %ddp_set x = 3"),
+        ("a +", False, r"'a \+' is no expression, such as loss.item\(\) \(invalid syntax\)\.$"),
+        ("a", True, "'a' is no assignment, such as x = 3."),
+        ("3 = 4", True, "'3 = 4' is no assignment"),
+    ],
+)
+def test_what_is_no_expression_is_said_with_what_to_type(
+    source: str, assign: bool, said: str
+) -> None:
+    with pytest.raises(UsageMistake, match=said):
+        values._check_source(source, assign=assign)
 
 
 @pytest.mark.parametrize("line", ['7 --if "f()"', "7 --log '{f()}'"])

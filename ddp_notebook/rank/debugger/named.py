@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
 import functools
 import gc
@@ -34,7 +35,7 @@ def named(name: str, names: Mapping[str, Any], is_users: IsUsers) -> Any:
         if type(each) is FunctionType and _ends(each.__code__.co_qualname, name)
     ]
     users = [each for each in functions if is_users(each.__code__.co_filename)]
-    return next(iter(users or functions), None)
+    return next(iter(users or functions), vars(builtins).get(name))
 
 
 def _ends(qualified: str, name: str) -> bool:
@@ -107,16 +108,18 @@ def _imported_from(tree: ast.AST, spec: ModuleSpec, name: str = "") -> Sequence[
     """The full name of what a module imports under `name`; nothing where it does not."""
     imports = [node for node in ast.iter_child_nodes(tree) if isinstance(node, ast.ImportFrom)]
     named = ((node, each) for node in imports for each in node.names)
-    found = next(((n, each) for n, each in named if (each.asname or each.name) == name), None)
-    if found is None:
-        return ()
-    node, each = found
-    module = [part for part in (node.module or "").split(".") if part]
-    if not node.level:
-        return (*module, each.name)
+    for node, each in named:
+        if (each.asname or each.name) == name:
+            module = node.module.split(".") if node.module else []
+            return (*_above(spec, node.level), *module, each.name)
+    return ()
+
+
+def _above(spec: ModuleSpec, level: int) -> Sequence[str]:
+    """The names of the package from which a module imports with so many dots."""
     package = spec.name if spec.submodule_search_locations else spec.parent or ""
     above = package.split(".")
-    return (*above[: len(above) - node.level + 1], *module, each.name)
+    return above[: len(above) - level + 1] if level else ()
 
 
 def defined_at(tree: ast.AST, name: str) -> int:

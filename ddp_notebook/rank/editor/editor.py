@@ -57,11 +57,7 @@ class Editor(Component):
         """Threads that stand and are the editor's, or were until it left. The value is what waits
         in pydevd, where it was pydevd that stopped it."""
         self._pid = os.getpid()
-        self._untrace = _PENDING_CALL(self._untrace_here)
-
-    def _untrace_here(self, _: object) -> int:
-        self._debugpy.untrace()
-        return 0
+        self._untrace = _PENDING_CALL(self._untraced)
 
     # -- moments of the rank ---------------------------------------------------------------
 
@@ -193,6 +189,11 @@ class Editor(Component):
         self._debugpy.leave()
         self._debugpy.untrace()
         self._untrace_main_thread()
+
+    def _untraced(self, _: object) -> int:
+        """Called by Python in the main thread."""
+        self._debugpy.untrace()
+        return 0
 
     def _untrace_main_thread(self) -> None:
         """It goes on as without a debugger, as soon as Python is between two instructions."""

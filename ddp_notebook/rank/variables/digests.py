@@ -130,10 +130,12 @@ class Digester:
             is_plain = value.dtype.kind in "fiubc" and value.flags.c_contiguous
             self.opaque |= not is_plain
             return self._blocks((memoryview(value).cast("B"),) if is_plain else (), crc)
-        if safe_repr.inherits(value, type):
-            return zlib.crc32(_NAME_OF(value).encode(), crc)
-        if safe_repr.is_whole(value):
-            return zlib.crc32(safe_repr.of(value).encode(), crc)
+        if safe_repr.inherits(value, type) or safe_repr.is_whole(value):
+            return zlib.crc32(_written(value).encode(), crc)
+        return self._object(value, crc, depth)
+
+    def _object(self, value: Any, crc: int, depth: int) -> int:
+        """Of an object: what it has as one of Python's own types, and its attributes."""
         content, own = _content(value), self._attributes(value)
         if content is not None:
             crc = zlib.crc32(self._crc(content, depth + 1).to_bytes(4, "little"), crc)
@@ -205,6 +207,11 @@ def _is_plain(chunk: list[Any]) -> bool:
         lists = (item for item in sized if type(item) in _LISTS)
         level = list(itertools.chain.from_iterable(lists))
     return False
+
+
+def _written(value: Any) -> str:
+    """A class by its name, whatever its metaclass is."""
+    return str(_NAME_OF(value)) if safe_repr.inherits(value, type) else safe_repr.of(value)
 
 
 def _encoded(value: Any) -> Any:

@@ -33,6 +33,8 @@ _TIMEOUT_S = 60.0
 _QUICK_S = 0.3
 """The longest wait after Tab, as it blocks the kernel."""
 _ASK_TIMEOUT_S = 2.0
+_EXPRESSION = "expression, such as loss.item()", "%ddp_print loss.item()"
+_ASSIGNMENT = "assignment, such as x = 3", "%ddp_set x = 3"
 _BUSY = "busy: the values of its tensors are read when it stands"
 
 
@@ -199,7 +201,7 @@ class Values:
         own_text: bool = False,
     ) -> VariableTable:
         """`Session.evaluate`."""
-        cluster = self._pool.need("%ddp_print").cluster
+        cluster = self._pool.need("%ddp_set" if assign else "%ddp_print").cluster
         snapshot = self._record.snapshot
         members = ranks if ranks is not None else tuple(range(snapshot.world_size))
         check_ranks(members, snapshot)
@@ -260,14 +262,25 @@ def _why_none(answer: calls.Evaluated | CannotAnswer | None, *, alive: bool) -> 
 
 def _check_source(source: str, *, assign: bool) -> None:
     """Raises UsageMistake for text that is not an expression, or not an assignment."""
-    what = "assignment, such as x = 3" if assign else "expression, such as loss.item()"
+    what, example = _ASSIGNMENT if assign else _EXPRESSION
+    if not source.strip():
+        raise UsageMistake(f"Nothing is typed behind it. For example: {example}")
     try:
         tree = ast.parse(source, mode="exec" if assign else "eval")
     except (SyntaxError, ValueError) as error:
-        raise UsageMistake(f"{source!r} is no {what} ({getattr(error, 'msg', error)}).") from None
+        why = f"{getattr(error, 'msg', error)}).{_to_assign(source)}"
+        raise UsageMistake(f"{source!r} is no {what} ({why}") from None
     assignments = (ast.Assign, ast.AugAssign, ast.AnnAssign)
     if isinstance(tree, ast.Module) and not all(isinstance(n, assignments) for n in tree.body):
         raise UsageMistake(f"{source!r} is no {what}.")
+
+
+def _to_assign(source: str) -> str:
+    """What to type where an expression is wanted, and this is an assignment."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        if any(isinstance(node, ast.Assign | ast.AugAssign) for node in ast.parse(source).body):
+            return f" To assign: %ddp_set {source}"
+    return ""
 
 
 def _check_known(names: Sequence[str], table: VariableTable, ranks: Ranks) -> None:

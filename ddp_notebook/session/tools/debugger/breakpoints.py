@@ -316,7 +316,7 @@ def _why_never(row: BreakpointRow, where: str) -> str:
         return "No rank answered: %ddp_status says what they are at."
     if all(each.problem for each in bounds):
         problems = "; ".join(sorted({each.problem for each in bounds}))
-        return f"{where}: {problems}."
+        return f"{f'Line {where} of the last cell' if where.isdecimal() else where}: {problems}."
     if row.breakpoint.on or any(each.line or each.problem for each in bounds):
         return ""
     if row.breakpoint.function:
