@@ -252,6 +252,9 @@ def warm_kernels(environment: Mapping[str, str] | None = None) -> Iterator[None]
     """
     with Kernel(environment) as kernel:
         pids = {kernel.pid, kernel.warm()}
+        import_server = "from ddp_notebook.launch import shared_fork_server"
+        folder = kernel.ask("shared_fork_server._folder_with_modules()", import_server)
+        assert not folder, f"its server serves notebooks in {folder} alone"
         support.warm.update(pids)
         try:
             yield

@@ -17,6 +17,7 @@ import pytest
 from kernels import Kernel
 
 from ddp_notebook.board.timeline import PHASES
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Phase
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
@@ -40,7 +41,7 @@ class Page:
 
     def read_until(self, wanted: Callable[[], bool], what: str) -> None:
         """Read what the kernel publishes until `wanted` holds."""
-        deadline = time.monotonic() + WITHIN_S
+        deadline = time.monotonic() + scaled_for_load(WITHIN_S)
         while not wanted():
             left_s = deadline - time.monotonic()
             assert left_s > 0, f"{what}: not within {WITHIN_S:g} s; {self.seen}"
