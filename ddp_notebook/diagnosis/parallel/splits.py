@@ -34,9 +34,9 @@ def split_mismatch(context: Context) -> Iterator[Finding]:
         if report.splits is not None:
             key = report.splits.group, report.splits.slot
             of_calls.setdefault(key, {})[report.rank] = report.splits
-    for (group, slot), there in of_calls.items():
+    for (group, slot), brought in of_calls.items():
         members = wait_graph.members(context.case, group)
-        there = _in_one_unit(there)
+        there = _in_one_unit(brought)
         wrong = _disagreements(there, members)
         if wrong:
             yield _finding(context, wrong, there, members, _record(context, group, slot))
