@@ -189,7 +189,7 @@ def _differ(of: Mapping[int, Copy], when: str) -> bool:
 def _unlike(ranks: Ranks, copies: Mapping[str, Mapping[int, Copy]]) -> Finding:
     names = tuple(copies)
     from_begin = [name for name, of in copies.items() if _differ(of, "begin")]
-    first = copies[(from_begin or names)[0]]
+    first, one = copies[(from_begin or names)[0]], len(names) == 1
     along = first[ranks[0]].dimension
     over = f"the ranks of {along!r}" if along else "ranks that hold parts of one model"
     values = {rank: (e.end.hash, e.end.norm, e.end.sample) for rank, e in first.items()}
@@ -208,8 +208,8 @@ def _unlike(ranks: Ranks, copies: Mapping[str, Mapping[int, Copy]]) -> Finding:
     return Finding(
         Category.REPLICA_DIVERGENCE,
         outvoted(values),
-        f"{some(names)} {'is' if len(names) == 1 else 'are'} not sharded, and must be the same on "
-        f"{over}, but {'differs' if len(names) == 1 else 'differ'}: {why}",
+        f"{some(names)} must be the same on {over}, which all have {'it' if one else 'them'}, but "
+        f"{'differs' if one else 'differ'}: {why}",
         remedy,
         evidence=(
             f"not the same on {name_ranks(ranks)}: {some(names)}",

@@ -22,7 +22,6 @@ from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.training.data_parallel import DataParallelTracking
 from ddp_notebook.rank.training.digests import Digester
-from ddp_notebook.rank.training.parallel import fsdp_private
 from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.samplers import Samplers
 from ddp_notebook.rank.training.saves import Saves
@@ -90,7 +89,7 @@ class RunSummary:
         optimizers = [tracked.ref() for tracked in list(self._tracker.optimizers.values())]
         groups = [group for each in optimizers if each is not None for group in each.param_groups]
         held = {id(parameter) for group in groups for parameter in group["params"]}
-        return fsdp_private.without(held)[:_MOST_NUMELS]
+        return self._observer.sharded.without(held)[:_MOST_NUMELS]
 
     def _data_ranks(self) -> Ranks:
         meshes = {unit.mesh for unit in self._observer.sharded.units()}

@@ -15,7 +15,7 @@ import torch
 from ddp_notebook import model
 from ddp_notebook.model import Place
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
-from ddp_notebook.rank.training.parallel import meshes
+from ddp_notebook.rank.training.parallel import fsdp_private, meshes
 
 _MOST_PATHS, _MOST_MOMENTS = 64, 16
 _MOST_LEAVES, _DEEPEST = 4000, 6
@@ -60,7 +60,9 @@ class Saves:
             return
         self._lines.setdefault(path, self._call_sites.users_line())
         with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
-            self._shards.setdefault(path, meshes.shards_in(islice(_leaves(obj), _MOST_LEAVES)))
+            owners = (each.tensor for each in fsdp_private.held_by_units().values())
+            shards = meshes.shards_in(islice(_leaves(obj), _MOST_LEAVES), owners)
+            self._shards.setdefault(path, shards)
         moments = self._moments.setdefault(path, [])
         if len(moments) < _MOST_MOMENTS:
             moments.append(moment)

@@ -220,12 +220,22 @@ def _members(group: Any) -> Ranks:
     return ()
 
 
-def without(held: set[int]) -> tuple[int, ...]:
-    """The sizes of all sharded parameters, sorted; none where any of them has an id of `held`."""
-    parameters = {id(each.tensor): each.tensor for each in held_by_units().values()}
-    if held.intersection(parameters):
-        return ()
-    return tuple(sorted(int(e.numel()) for e in parameters.values() if e.requires_grad))
+def without(held: set[int], contexts: Iterable[Any]) -> tuple[int, ...]:
+    """The sizes of the sharded parameters of models, sorted; none where one has an id of `held`.
+
+    The models are told by what `root_of` gave.
+    """
+    with contextlib.suppress(*_CHANGED):
+        parameters = [
+            each.sharded_param
+            for context in contexts
+            for state in context.all_states
+            for group in state._fsdp_param_groups
+            for each in group.fsdp_params
+        ]
+        if held.isdisjoint(map(id, parameters)):
+            return tuple(sorted(int(e.numel()) for e in parameters if e.requires_grad))
+    return ()
 
 
 def _becomes_root(group: Any) -> bool:

@@ -58,9 +58,20 @@ def part_of(tensor: Any) -> tuple[int, int]:
     return part, parts
 
 
-def shards_in(named: Iterable[tuple[str, Any]]) -> model.Shards | None:
-    """The parts of tensors among these; None where all are whole."""
-    found = [(name, each) for name, each in named if is_placed(each) and part_of(each)[1] > 1]
+def _memory(tensor: Any) -> int:
+    """Where its values are; the same of a tensor and of a view of it."""
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def shards_in(named: Iterable[tuple[str, Any]], owners: Iterable[Any]) -> model.Shards | None:
+    """The parts of tensors among these; None where all are whole.
+
+    Also those that were taken out of one of `owners`, which are DTensors, with to_local().
+    """
+    placed = [each for each in owners if is_placed(each) and each.to_local().numel()]
+    of_owner = {_memory(each.to_local()): each for each in placed}
+    whole = ((name, e if is_placed(e) else of_owner.get(_memory(e))) for name, e in named)
+    found = [(name, e) for name, e in whole if e is not None and part_of(e)[1] > 1]
     if not found:
         return None
     name, first = found[0]

@@ -35,6 +35,11 @@ class Sharded(Component):
             if root is not None and all(known() is not root for known in self._roots):
                 self._roots.append(weakref.ref(root))
 
+    def without(self, held: set[int]) -> tuple[int, ...]:
+        """The sizes of the parameters of these models; none where one has an id of `held`."""
+        roots = [root for known in self._roots if (root := known()) is not None]
+        return fsdp_private.without(held, roots)
+
     def units(self) -> tuple[model.ShardedUnit, ...]:
         """The units of all models, as they are now."""
         found = [
