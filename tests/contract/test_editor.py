@@ -151,7 +151,7 @@ def test_its_breakpoints_and_ours_stop_in_it_and_a_rank_it_loses_is_ours(
     assert undebugged(ranks2)
 
 
-def test_an_abort_an_interrupt_and_a_restart_free_what_an_editor_holds(ranks2: Session) -> None:
+def test_an_abort_and_off_free_what_an_editor_holds(ranks2: Session) -> None:
     ranks2.run_cell(PAUSED)
     editor = EditorClient(port_of(ranks2.editors.open((1,)))).attach()
     editor.ask("configurationDone")
