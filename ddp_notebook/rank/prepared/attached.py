@@ -1,8 +1,8 @@
 """The runtime in a prepared rank, from its first `init_process_group` on.
 
-It observes and answers. It refuses no collective: what does not match goes to torch as without us.
-What only answers need is loaded when somebody asks, or when the rank has waited for a while: it
-takes as long as all the rest.
+It observes and answers questions. It refuses no collective: mismatched ones go to torch as they
+would without it. The code that only answers need is loaded at the first question, or when the rank
+has waited for a while: loading it takes as long as all the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FACTS = "facts.json"
 
 
 class _Asked:
-    """Answers questions; makes what answers them at the first one."""
+    """Answers questions; creates the handlers at the first one."""
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
@@ -47,7 +47,7 @@ class _Asked:
         return answer
 
     def report(self) -> Any:
-        """What a rank answers that is asked what it does. Raises KeyError where it cannot."""
+        """The answer to the question what the rank does. Raises KeyError if there is none."""
         return self.answer("report", {})["answer"]
 
 
@@ -62,7 +62,7 @@ def attach(rank: int, folder: Path) -> None:
     pid = os.getpid()
 
     def ends() -> None:
-        """What the training came to, for later: nothing runs any more."""
+        """Write the summary of the training, for later: nothing runs any more."""
         if os.getpid() == pid:
             with contextlib.suppress(Exception):
                 watched.observer.settle()

@@ -45,7 +45,7 @@ def begin() -> None:
 
 
 def _is_ranks_own() -> bool:
-    """False of what a rank has started: it inherits RANK."""
+    """False for a process that a rank has started: it inherits RANK."""
     spawned = sys.modules.get("multiprocessing.process")
     if spawned is not None and spawned.parent_process() is not None:
         return False
@@ -63,7 +63,7 @@ class Prepared:
         self._rank = -1
 
     def appear(self, rank: int, world_size: int | None = None) -> None:
-        """Leave word of this process, and answer where its main thread is."""
+        """Register this process, and answer where its main thread is."""
         about = _about(rank, world_size)
         self._rank, self._folder = rank, job_folder.make(about)
         if self._folder is not None:
@@ -73,7 +73,7 @@ class Prepared:
             self._questions.attach()
 
     def watch(self) -> None:
-        """Attach the runtime when init_process_group is called, under any name it was got by."""
+        """Attach the runtime when init_process_group is called, under any name."""
         torchs = distributed_c10d.init_process_group
 
         @functools.wraps(torchs)
@@ -120,7 +120,7 @@ class Prepared:
 
 @contextlib.contextmanager
 def _no_collecting() -> Iterator[None]:
-    """Within, no garbage is looked for: in all that torch has made, that takes 0.1 s."""
+    """Within, no garbage is collected: with all of torch's objects that takes 0.1 s."""
     collecting = gc.isenabled()
     gc.disable()
     try:

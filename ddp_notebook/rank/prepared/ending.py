@@ -1,8 +1,8 @@
-"""How a prepared rank ended, and what it did when it had long waited: written, for later.
+"""Writes how a prepared rank ended, and its state after a long wait, for later.
 
-What ends a process from outside leaves Python no time to write. So a rank that has waited for a
-while writes what it would answer; and when a launcher ends it by SIGTERM, its stacks are written
-by faulthandler, which needs no Python to run, before the signal does what it always does.
+A process that is killed from outside has no time to write. So a rank that has waited for a while
+writes the report it would give; and when a launcher ends it by SIGTERM, faulthandler, which does
+not need Python to run, writes its stacks before the signal takes effect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FIRST_S, _LONGEST_S = 2.0, 60.0
 
 
 def note_the_end(folder: Path) -> None:
-    """When Python ends this process, write so; with the error that ended it."""
+    """When Python ends this process, write that, with the error that ended it."""
     pid, shows = os.getpid(), sys.excepthook
     error: dict[str, object] = {}
 
@@ -50,9 +50,9 @@ def note_the_end(folder: Path) -> None:
 
 
 def write_stacks_when_ended(folder: Path) -> None:
-    """When a SIGTERM comes, write the stacks of all threads before it ends this process.
+    """On SIGTERM, write the stacks of all threads before it ends this process.
 
-    Where the user handles that signal, now or later, nothing is written.
+    If the user handles that signal, now or later, nothing is written.
     """
     if not hasattr(faulthandler, "register") or _is_handled():
         return  # Windows, or the user's own
@@ -66,7 +66,7 @@ def write_stacks_when_ended(folder: Path) -> None:
 
 
 def _write_none_in_a_fork() -> None:
-    """It is another process: what ends it is not what ended this one."""
+    """In a forked child: its end is not that of this process."""
     if not _is_handled():
         faulthandler.unregister(signal.SIGTERM)
 
@@ -81,7 +81,7 @@ STACKS = "stacks.txt"
 def write_when_stuck(
     counts: Callable[[], object], report: Callable[[], object], path: Path
 ) -> None:
-    """From a thread of ours: while `counts` stays the same, write `report` now and then."""
+    """In a thread of its own: while `counts` stays the same, write `report` now and then."""
     pid = os.getpid()
 
     def watch() -> None:

@@ -1,8 +1,8 @@
 """The files of this user's prepared ranks that other processes read: a folder per process.
 
-A process is known by its number and when it began: numbers are used again. Ranks of one job have
-one parent; a launcher that starts them anew counts its attempts, and of a shell that starts them
-one by one, each rank can be in a job but once.
+A process is identified by its pid and its start time: pids are reused. Ranks of one job have the
+same parent; a launcher that starts them again counts its attempts. If a shell starts ranks one by
+one, each rank number occurs only once in a job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ddp_notebook.launch.session_folder import is_private, parents
 
 FOLDER_VARIABLE = "DDP_NOTEBOOK_FOLDER"
 KEPT_JOBS = 5
-"""Of jobs that have ended, the newest."""
+"""How many ended jobs are kept, the newest ones."""
 _ABOUT = "about.json"
 _ABOUT_BYTES = 1 << 16
 _MOST_PROCESSES = 10_000
@@ -29,7 +29,7 @@ _MOST_PROCESSES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a prepared process says of itself when it begins. None: it has no such number."""
+    """What a prepared process says of itself when it begins. None: it does not know that."""
 
     pid: int
     began: int
@@ -58,7 +58,7 @@ class About:
 
     @property
     def meets(self) -> str:
-        """Where it was told to meet the other ranks."""
+        """The address at which it was told to meet the other ranks."""
         return meeting_point(self.told or {})
 
     @property
@@ -80,7 +80,7 @@ class Process(Protocol):
 
     @property
     def launched(self) -> tuple[object, ...]:
-        """What it has in common with the ranks of its job."""
+        """Equal for all ranks of its job."""
 
     @property
     def meets(self) -> str:
@@ -118,7 +118,7 @@ def _alike(group: Mapping[int, P], process: P) -> bool:
 
 
 def _lacks(job: Mapping[int, P], group: Mapping[int, P]) -> bool:
-    """True where neither has all of its ranks, and none is in both."""
+    """True if neither has all of its ranks, and no rank is in both."""
     whole = any(len(of) >= (next(iter(of.values())).world_size or 0) for of in (job, group))
     return not whole and not job.keys() & group.keys()
 
@@ -148,7 +148,7 @@ def make(about: About) -> Path | None:
 
 
 def write(path: Path, content: Mapping[str, object]) -> None:
-    """Write JSON so that who reads has all of it or none."""
+    """Write JSON atomically: readers see all of it or none."""
     beside = path.with_suffix(".new")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
@@ -157,7 +157,7 @@ def write(path: Path, content: Mapping[str, object]) -> None:
 
 
 def read(path: Path, most_bytes: int) -> dict[str, object]:
-    """What `write` wrote; empty where it is not there, or no JSON."""
+    """What `write` wrote; empty if it is missing or no JSON."""
     try:
         with path.open("rb") as stream:
             value = json.loads(stream.read(most_bytes))
@@ -191,7 +191,7 @@ def sweep() -> None:
 
 
 def _about(wire: Mapping[str, object]) -> About | None:
-    """What `About` was written as; None of anything else, and of another version's."""
+    """The `About` in a file; None for anything else, or for another version."""
     names = {field.name for field in fields(About)}
     try:
         about = About(**{name: value for name, value in wire.items() if name in names})  # type: ignore[arg-type]
@@ -217,7 +217,7 @@ def _about(wire: Mapping[str, object]) -> About | None:
 
 
 def began(pid: int) -> int:
-    """When a process began, in ticks since the kernel was booted; 0 where there is none."""
+    """When a process began, in ticks since the kernel was booted; 0 if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -227,7 +227,7 @@ def began(pid: int) -> int:
 
 
 def namespace() -> str:
-    """The namespace of this process's numbers; empty where there are none."""
+    """The pid namespace of this process; empty if there are none."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:

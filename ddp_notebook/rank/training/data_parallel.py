@@ -54,7 +54,7 @@ class DataParallelTracking:
         self.known: dict[int, TrackedDataParallel] = {}
 
     def begin(self) -> None:
-        """A run begins: what trained in the last one does not count."""
+        """A run begins: forget what trained in the last one."""
         self.known.clear()
 
     def forward(self, wrapped: DataParallel[Any]) -> None:
@@ -66,7 +66,8 @@ class DataParallelTracking:
             self.known[id(wrapped)] = TrackedDataParallel(wrapped, self._call_sites.users_line())
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has made a step. What a DistributedDataParallel reduces is left out."""
+        """An optimizer has made a step. Parameters that a DistributedDataParallel reduces do not
+        count."""
         if not self.known:
             return
         reduced = {key for replica in self._tracker.replicas.values() for key in replica.known}
@@ -95,7 +96,7 @@ class DataParallelTracking:
         )
 
     def cause_of(self, error: BaseException) -> tuple[str, str]:
-        """Category and remedy of an error in a run that uses one; empty where it is no matter."""
+        """Category and remedy of an error in a run that uses one; empty if it is unrelated."""
         no_memory = isinstance(error, MemoryError) or _NO_MEMORY.search(str(error))
         if not self.known or not no_memory:
             return "", ""

@@ -52,7 +52,7 @@ def missing() -> list[str]:
 
 
 def _find(path: str) -> Any:
-    """The object written ``module:name``, None when this torch has no such thing."""
+    """The object named ``module:name``; None if this torch does not have it."""
     module, _, names = path.partition(":")
     value: Any = sys.modules.get(module)  # torch imports all of them by itself
     for name in names.split("."):
@@ -80,12 +80,12 @@ def problem_of(module: torch.nn.Module) -> str:
 
 
 def ignored(module: torch.nn.Module) -> set[str]:
-    """Names that the user had DDP leave alone, in DDP's own attribute for them."""
+    """Names that the user excluded from DDP, by DDP's own attribute."""
     return set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
 
 
 def states_of(module: torch.nn.Module) -> tuple[_Named, _Named]:
-    """The parameters and the buffers that DDP cares for, with their names."""
+    """The parameters and the buffers that DDP handles, with their names."""
     left_out = ignored(module)
     return (
         [(name, each) for name, each in module.named_parameters() if name not in left_out],
@@ -132,7 +132,7 @@ def _info(name: str, tensor: torch.Tensor) -> model.TensorInfo:
 
 
 def hash_of(tensor: torch.Tensor) -> str:
-    """A hash of the values; empty where they cannot be read (sparse, quantised, a subclass)."""
+    """A hash of the values; empty if they cannot be read (sparse, quantised, a subclass)."""
     try:
         flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
         return hashlib.blake2b(flat.numpy().data, digest_size=8).hexdigest()
@@ -143,7 +143,7 @@ def hash_of(tensor: torch.Tensor) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True where memory was missing, by the words of torch and of its allocators."""
+    """True if memory was exhausted, by the messages of torch and its allocators."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY)
 
@@ -152,9 +152,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def verify_shapes(module: torch.nn.Module) -> tuple[str, ...]:
-    """torch's own check of the parameters' shapes: a collective, and it does not name a rank.
+    """torch's own check of the parameters' shapes: a collective that does not name a rank.
 
-    Gives what this torch lacks for it.
+    Returns what this torch lacks for it.
     """
     check = _find(VERIFY)
     if check is None:
@@ -164,7 +164,7 @@ def verify_shapes(module: torch.nn.Module) -> tuple[str, ...]:
 
 
 def sync(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
-    """Take rank 0's values, as DDP does; gives what this torch lacks for it."""
+    """Take rank 0's values, as DDP does; returns what this torch lacks for it."""
     sync_states = _find(SYNC)
     if sync_states is None:
         for tensor in tensors:
@@ -210,7 +210,7 @@ def bucket_limits(cap_mb: float | None) -> list[int]:
 def assign(
     parameters: Reduced, limits: Sequence[int], order: Sequence[int] = ()
 ) -> list[model.Bucket]:
-    """Buckets as torch makes them of what `reduced` gave, in `order` (default: as it is)."""
+    """The buckets that torch makes of the result of `reduced`, in `order` (default: unchanged)."""
     _, tensors, sparse = parameters
     ordered = [tensors[i] for i in order] if order else tensors
     indices = [list(order)] if order else []
@@ -237,7 +237,7 @@ def make(
 
 
 def reducer_facts(wrapped: DistributedDataParallel) -> tuple[int, tuple[int, ...]]:
-    """On how many parameters its reducer waits; the sizes of its buckets, in bytes."""
+    """How many parameters its reducer waits for; the sizes of its buckets, in bytes."""
     log = _log_of(wrapped)
     hooks = int(log.get("num_parameter_tensors", len(reduced(wrapped.module)[0])))
     return hooks, tuple(_numbers(log.get("bucket_sizes", ""), sys.maxsize))
@@ -270,7 +270,7 @@ def reduction(wrapped: Any) -> model.Reduction:
 
 
 def _rebuilt(log: dict[str, Any], parameters: Reduced) -> list[model.Bucket] | None:
-    """The rebuilt buckets that DDP's log tells (``7 6 5, 4 3``); None before they are."""
+    """The rebuilt buckets in DDP's log (``7 6 5, 4 3``); None before they are rebuilt."""
     text = str(log.get("rebuilt_per_bucket_param_indices", ""))
     parts = [part.replace(" ", ",") for part in text.split(",") if part.strip()]
     members = [_numbers(part, len(parameters[0])) for part in parts]
@@ -287,8 +287,8 @@ def _limits_of(wrapped: Any) -> list[int]:
 def _log_of(wrapped: Any) -> dict[str, Any]:
     """DDP's own log of `wrapped`, with what a second logger reads from its reducer now.
 
-    DDP writes down a step when the next one begins. A logger of ours looks at the same
-    reducer and leaves DDP's own figures as they are.
+    DDP records a step when the next one begins. A second logger reads the same reducer without
+    changing DDP's own figures.
     """
     log: dict[str, Any] = {}
     with contextlib.suppress(RuntimeError, AttributeError):
@@ -312,9 +312,9 @@ def _numbers(text: Any, below: int) -> list[int]:
 
 
 def unready(wrapped: Any) -> list[int]:
-    """Places, in the reducer's order, of the parameters whose gradients it still waits for.
+    """Indices, in the reducer's order, of the parameters whose gradients it still waits for.
 
-    None when no backward is open. A quarter of a microsecond, when nothing is wrong.
+    None if no backward is open. It takes a quarter of a microsecond if nothing is wrong.
     """
     try:
         wrapped._check_reducer_finalized()
@@ -325,9 +325,9 @@ def unready(wrapped: Any) -> list[int]:
 
 
 def reattach(wrapped: Any, group: Any) -> bool:
-    """Have a DDP object go on with `group`, whatever its last backward was stopped in.
+    """Let a DDP object continue with `group`, wherever its last backward was interrupted.
 
-    False when this torch cannot, or when its group is one of some ranks only.
+    False if this torch cannot do it, or if its group has only some of the ranks.
     """
     same_size = getattr(wrapped.process_group, "size", lambda: 0)() == group.size()
     if missing_in_use() or not same_size:
@@ -340,5 +340,5 @@ def reattach(wrapped: Any, group: Any) -> bool:
 
 
 def missing_in_use() -> list[str]:
-    """What `unready` and `reattach` need and this torch lacks."""
+    """What `unready` and `reattach` need that this torch lacks."""
     return [path for path in IN_USE if _find(path) is None]

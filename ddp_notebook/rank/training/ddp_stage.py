@@ -21,12 +21,12 @@ _Answer = TypeVar("_Answer")
 
 
 class DDPConstruction:
-    """What each stage does on this rank. A failure is an answer too: the session waits for one."""
+    """The stages on this rank. Failures are answers, too, since the session waits for one."""
 
     def __init__(self, events: EventSender) -> None:
         self._events = events
         self._made: dict[str, DistributedDataParallel] = {}
-        """Constructed and not yet given to the user: all ranks get theirs, or none."""
+        """Constructed and not yet assigned to the user's variable: on all ranks or on none."""
 
     def describe(self, request: calls.Model) -> calls.Described:
         """What a variable is."""
@@ -39,7 +39,7 @@ class DDPConstruction:
         return calls.Described(kind, type(value).__name__)
 
     def compare(self, request: calls.ModelToCompare) -> calls.Compared | RankFailure:
-        """What a model is made of, and what is in it."""
+        """The parameters of a model, and their values' hashes."""
 
         def work() -> calls.Compared:
             module = _module(request.name)
@@ -90,7 +90,7 @@ class DDPConstruction:
         return self._in_stage(WrapStage.REDUCER, work)
 
     def assign(self, request: calls.Assignment) -> bool:
-        """Put what was made into a variable, or forget it and its hooks; False: nothing was."""
+        """Assign the DDP object to a variable, or discard it; False if there is none."""
         made = self._made.pop(request.name, None)
         if request.target and made is not None:
             get_ipython().user_ns[request.target] = made
@@ -113,7 +113,7 @@ class DDPConstruction:
 
     @contextlib.contextmanager
     def _busy(self, stage: WrapStage) -> Iterator[None]:
-        """Meanwhile the board shows the rank in `stage`; an interrupt is raised within alone."""
+        """Within, the board shows the rank in `stage`, and an interrupt is raised only here."""
         events = self._events
         pulse = events.pulse
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)

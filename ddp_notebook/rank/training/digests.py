@@ -14,16 +14,16 @@ from ddp_notebook import model
 
 MOST_SECONDS = 0.25
 MOST_TENSORS = 900
-"""Of a rank, in one answer: about 200 bytes each."""
+"""The most digests in a rank's answer, of about 200 bytes each."""
 _HASHED_BYTES = 64 * 2**20
-"""Larger tensors, and those of a device, are told by their norm and a sample alone."""
+"""Larger tensors, and those on a device, are described only by their norm and a sample."""
 _NORMED = 16 * 2**20
-"""Values of one tensor that are looked at on a CPU."""
+"""The most values of a tensor that are read on a CPU."""
 _SAMPLE = 4
 
 
 class Digester:
-    """Digests tensors until its time or its number is used up; `notes` says what was left out."""
+    """Digests tensors until the time or number limit is reached; `notes` says what is left out."""
 
     def __init__(self, seconds: float = MOST_SECONDS, tensors: int = MOST_TENSORS) -> None:
         self._until_s = time.monotonic() + seconds
@@ -31,7 +31,7 @@ class Digester:
         self.notes: list[str] = []
 
     def all(self, what: str, named: Iterable[tuple[str, Any]]) -> tuple[model.TensorDigest, ...]:
-        """The digests of these tensors, the first ones when there are too many."""
+        """The digests of these tensors, or of the first ones if there are too many."""
         found: list[model.TensorDigest] = []
         skipped = 0
         for name, tensor in named:
@@ -50,7 +50,7 @@ class Digester:
 
 
 def digest(name: str, tensor: torch.Tensor) -> model.TensorDigest | None:
-    """One tensor; None for what cannot be read (sparse, quantised, lazy, on the meta device)."""
+    """One tensor; None if it cannot be read (sparse, quantised, lazy, on the meta device)."""
     try:
         return _digest(name, tensor.detach())
     except (RuntimeError, TypeError, NotImplementedError, ValueError):

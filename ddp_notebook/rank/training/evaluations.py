@@ -1,6 +1,6 @@
 """The first evaluations of a replica, and the random numbers drawn before its training forwards.
 
-An evaluation is a row of forwards without gradients, between two backwards.
+An evaluation is a sequence of forwards without gradients, between two backwards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STATISTICS, _STATISTICS_BYTES = 64, 2**20
 
 
 class Evaluation:
-    """One row of forwards without gradients."""
+    """One sequence of forwards without gradients."""
 
     def __init__(self, backwards: int, module: torch.nn.Module, call_sites: CallSites) -> None:
         self._call_sites = call_sites
@@ -40,7 +40,7 @@ class Evaluation:
         self.counted: tuple[Line, ...] = ()
 
     def summed(self, tensors: Any) -> None:
-        """These are about to be summed over the ranks: is the number of padded samples in it?"""
+        """These values are about to be summed over the ranks: is the padded count one of them?"""
         padding = _padding(self.source) if self.source is not None else None
         if padding is not None and any(padding[1] in _few_values(each) for each in tensors):
             self.padded = padding
@@ -63,7 +63,7 @@ class Evaluation:
 
 
 def _padding(source: Source) -> tuple[int, int] | None:
-    """The samples of a data set, and those that each rank gets, where some come twice."""
+    """The size of a data set, and the number of samples of each rank, if some occur twice."""
     seen = source.seen
     length, replicas = seen.get("length", 0), seen.get("num_replicas", 0)
     if source.trained or not replicas or seen["drop_last"] or not length % replicas:
@@ -73,7 +73,7 @@ def _padding(source: Source) -> tuple[int, int] | None:
 
 
 def _few_values(tensor: Any) -> list[float]:
-    """The values of a small tensor on a CPU: sums, counts; none of another."""
+    """The values of a small tensor on a CPU (sums, counts); empty for other tensors."""
     plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
     few = plain and tensor.is_cpu and tensor.numel() <= _FEW_SUMS
     values: list[float] = tensor.reshape(-1).tolist() if few else []
@@ -81,7 +81,7 @@ def _few_values(tensor: Any) -> list[float]:
 
 
 class Moments:
-    """What is seen of one replica at its forwards."""
+    """What is recorded of one replica at its forwards."""
 
     def __init__(self, call_sites: CallSites) -> None:
         self._call_sites = call_sites
@@ -133,9 +133,9 @@ class Moments:
             self._random, self._loads = _random_state(), loads
 
     def backward(self) -> None:
-        """A backward begins, or the run is over: so is an evaluation.
+        """A backward begins, or the run is over: this ends an evaluation.
 
-        The batches that it got may be those that are trained on.
+        Its batches may be those that are trained on.
         """
         current, self._evaluation = self._evaluation, None
         if current is not None:
@@ -148,12 +148,12 @@ class Moments:
             evaluation.source = None
 
     def evaluation_facts(self) -> tuple[model.EvaluationFacts, ...]:
-        """The first evaluations, the last one as it is now."""
+        """The first evaluations, the last one in its present state."""
         return tuple(each.facts() for each in list(self.evaluations))
 
 
 def _printed() -> int | None:
-    """How much was printed so far; None where that is not known."""
+    """How much was printed so far; None if not known."""
     count = getattr(sys.stdout, "printed", None)
     return count() if callable(count) else None
 
@@ -171,7 +171,7 @@ def _random_state() -> str:
 
 
 def _statistics(module: torch.nn.Module) -> str:
-    """A hash of the running statistics of batches; "" where there are none, or too many."""
+    """A hash of the running statistics of batch norms; "" if there are none, or too many."""
     hashed, seen, size = 0, 0, 0
     for part in module.modules():
         for name in ("running_mean", "running_var"):

@@ -1,4 +1,4 @@
-"""The summary of a run: what was trained, on what; `model.training` says what it is made of."""
+"""The summary of a run: what was trained, and on what; see `model.training`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RunSummary:
         self._names = names
 
     def facts(self) -> model.RunFacts:
-        """All of it. Only when nothing runs: it reads what the main thread would change."""
+        """The whole summary. Only if nothing runs: it reads what the main thread would change."""
         tracker, digester = self._tracker, Digester()
         replicas = self._replicas(digester)
         keys = {id(replica): facts.key for replica, facts in replicas}
@@ -96,11 +96,11 @@ class RunSummary:
         return tuple(sorted(meshes.pop())) if len(meshes) == 1 else ()
 
     def counts(self) -> tuple[model.ReplicaFacts, ...]:
-        """What was counted of each DDP object, without tensors: safe whatever main does."""
+        """The counts of each DDP object, without tensors: safe during a run."""
         return tuple(facts for _, facts in self._replicas(None))
 
     def of_dying(self, wrapped: DistributedDataParallel) -> model.ReplicaFacts | None:
-        """The facts of a DDP object that is about to go; its optimizers' tensors are kept too."""
+        """The facts of a DDP object that is being deleted; also of its optimizers' tensors."""
         replica = self._tracker.replicas.get(id(wrapped))
         if replica is None or not (replica.steps or replica.backwards):
             return None
@@ -133,7 +133,7 @@ class RunSummary:
         return used
 
     def _variable(self, wrapped: Any) -> str:
-        """The name of the user's variable for an object; empty where there is none."""
+        """The name of the user's variable for an object; empty if there is none."""
         return _variable(wrapped, self._names.get()) if wrapped is not None else ""
 
     def _facts(self, replica: Replica, wrapped: Any, digester: Digester) -> model.ReplicaFacts:

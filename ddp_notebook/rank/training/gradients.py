@@ -1,8 +1,8 @@
-"""What becomes of an optimizer's gradients between two steps, in the first steps of a run.
+"""What happens to an optimizer's gradients between two steps, in the first steps of a run.
 
-A few values of a few gradients are kept: after the backward, and before the step. By what all of
-them were multiplied meanwhile is seen so, and whether a step's gradients were still there, as
-they were, when the next backward began.
+A few values of a few gradients are recorded after the backward, and before the step. They show by
+which factor all gradients were multiplied in between, and whether a step's gradients were still
+there, unchanged, when the next backward began.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ddp_notebook.rank.training.parallel import fsdp_private
 WATCHED_STEPS = 8
 _PARAMETERS, _VALUES = 4, 8
 _ALIKE = 1e-4
-"""Factors of two values that differ by less, of their size, are one factor."""
+"""Factors of two values with a smaller relative difference count as equal."""
 _FEWEST = 4
-"""Values that must agree on a factor."""
+"""How many values must agree on a factor."""
 
 
 class Gradients:
-    """Those of one optimizer."""
+    """The gradients of one optimizer."""
 
     def __init__(self, groups: Iterable[Any], flat: Mapping[int, Ranks]) -> None:
         parameters = [each for group in groups for each in group["params"]]
@@ -53,7 +53,7 @@ class Gradients:
         return self.watched_steps < WATCHED_STEPS
 
     def backward_begins(self) -> None:
-        """Are the gradients of the last step there, as they were?"""
+        """Record whether the gradients of the last step are still there, unchanged."""
         self._backwards += 1
         left = [
             ref() is grad and any(values) and _values(grad) == values
@@ -66,7 +66,7 @@ class Gradients:
         self._after_backward = [_values(each) for each in self._gradients()]
 
     def step_begins(self) -> bool:
-        """What was done to them since; True when others are still kept back."""
+        """Record what was done to them since; True if others are still not reduced."""
         if self.watched:
             now = [_values(each) for each in self._gradients()]
             self.factors.append(_factor(self._after_backward, now))
@@ -105,7 +105,7 @@ def _spread(items: list[Any], most: int) -> list[Any]:
 
 
 def _values(gradient: Any) -> list[float]:
-    """Some values, evenly spread; none where they cannot be read without waiting."""
+    """Some values, evenly spread; empty if they cannot be read without waiting."""
     local = fsdp_private.local_part(gradient) if gradient is not None else None
     if local is None or local.layout is not torch.strided or not local.is_contiguous():
         return []
@@ -119,7 +119,7 @@ def _joined(values: Iterable[list[float]]) -> tuple[float, ...]:
 
 
 def _factor(before: list[list[float]], after: list[list[float]]) -> float | None:
-    """By what all values were multiplied; None where it is not one factor."""
+    """The factor by which all values were multiplied; None if it is not the same for all."""
     ratios = [
         b / a
         for one, other in zip(before, after, strict=False)

@@ -37,7 +37,7 @@ from ddp_notebook.rank.training.step_marks import StepMarks
 
 
 class TrainingHooks(Component):
-    """The hooks, each put once. What they call is bound when they are: they run in every step."""
+    """The hooks, each installed once. What they call is bound then: they run in every step."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class TrainingHooks(Component):
         self._contained = _Contained(self._disable)
 
     def attach(self) -> None:
-        """Have everything counted from now on."""
+        """Count everything from now on."""
         self._wrap_ddp()
         self._wrap_backward()
         self._tell_after(DistributedSampler, "set_epoch", self._samplers.epoch_set)
@@ -89,7 +89,7 @@ class TrainingHooks(Component):
                 replica.moments.backward()
 
     def run_begins(self, run: Run) -> None:
-        """What was counted in the last run does not count."""
+        """Forget the counts of the last run."""
         with self._contained:
             self._tracker.begin()
             self._marks.begin()
@@ -98,13 +98,13 @@ class TrainingHooks(Component):
             self._saves.begin()
 
     def trained(self) -> bool:
-        """True when an optimizer has made a step in this run, or a handle was not waited for."""
+        """True if an optimizer has made a step in this run, or a handle was not waited for."""
         stepped = any(optimizer.steps for optimizer in self._tracker.optimizers.values())
         return not self._tracker.broken and (stepped or self._observer.works.suspicious)
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """A context in which nothing is counted: our benchmark trains, not the user's job."""
+        """A context in which nothing is counted: the benchmark trains, not the user."""
         before = self._tracker.broken
         self._tracker.broken = before or "suspended"
         try:
@@ -113,9 +113,9 @@ class TrainingHooks(Component):
             self._tracker.broken = before
 
     def reattach(self) -> tuple[str, ...]:
-        """Give DDP objects whose group was destroyed the new default group; which could not be.
+        """Give DDP objects of a destroyed group the new default group; returns which could not.
 
-        Called when every rank has the new group: they go on training in step.
+        Called when every rank has the new group, so that they continue to train together.
         """
         left = []
         world = torch.distributed.group.WORLD
@@ -139,7 +139,7 @@ class TrainingHooks(Component):
         self._observer.on_bucket = lambda args: None
 
     def _off(self) -> bool:
-        # A compiler that traces through must not see our counters: it would compile them in.
+        # A compiler that traces through must not see the counters: it would compile them in.
         return bool(self._tracker.broken) or torch.compiler.is_compiling()
 
     def _leave_child_alone(self) -> None:
@@ -269,7 +269,7 @@ class TrainingHooks(Component):
                 )
 
     def _about_to_go(self, wrapped: DistributedDataParallel) -> None:
-        """A DDP object is finalised, whole yet: a script's own are gone when it is over."""
+        """A DDP object is about to be deleted: a script's objects are gone when it is over."""
         try:
             group = getattr(wrapped, "process_group", None)
             if group is not None and torch_private.is_forgotten(group):
@@ -336,9 +336,9 @@ class TrainingHooks(Component):
 
 
 class _Contained(contextlib.AbstractContextManager[None]):
-    """An error inside is our defect: the user's code continues, and counting stops.
+    """An error inside is a defect of the hooks: the user's code continues, and counting stops.
 
-    One object for all uses: it has no state of its own, and to make one each time costs.
+    One object for all uses: it has no state, and creating one each time would cost.
     """
 
     __slots__ = ("_failed",)

@@ -15,12 +15,12 @@ from ddp_notebook.model.against.trail import Loading
 
 
 class Batches:
-    """What the batch samplers of this process give.
+    """The batches that the batch samplers of this process yield.
 
-    With `feed`, the loadings of several ranks, a batch is the batches of these ranks joined:
-    samplers are taken for the same when they were made in the same order. `turned`: the last
-    rank's come first. Where the ranks had other data than this one, each a part of it, a batch
-    has as many samples as theirs together, by this sampler's own order.
+    With `feed`, the batches of several ranks, each batch is those of the ranks joined; samplers
+    correspond to each other by the order in which they were made. `turned`: the last rank's
+    samples come first. If the ranks had other data than this process, each a part of it, a batch
+    has as many samples as theirs together, in this sampler's own order.
     """
 
     def __init__(self, feed: Sequence[Sequence[Loading]] = (), *, turned: bool = False) -> None:
@@ -32,7 +32,7 @@ class Batches:
         self._given: list[list[list[tuple[int, ...]]]] = []
 
     def attach(self) -> None:
-        """Have each batch sampler that is made from now on kept, or fed."""
+        """Record, or feed, each batch sampler that is made from now on."""
         make, iterate, length = BatchSampler.__init__, BatchSampler.__iter__, BatchSampler.__len__
         batches = self
 
@@ -56,7 +56,7 @@ class Batches:
         BatchSampler.__len__ = counted  # type: ignore[method-assign]
 
     def loadings(self) -> tuple[Loading, ...]:
-        """What was given so far, by the samplers in the order in which they were made."""
+        """The batches so far, by sampler in the order in which they were made."""
         return tuple(
             Loading(tuple(tuple(given) for given in iterations), length, samples)
             for iterations, length, samples in zip(
@@ -106,7 +106,7 @@ class Batches:
             yield batch
 
     def _fed(self, number: int, again: int, own: Iterator[list[int]]) -> Iterator[list[int]]:
-        """What a sampler gives when it is iterated `again`: its own, or the ranks' joined."""
+        """The batches of a sampler's iteration number `again`: its own, or the ranks' joined."""
         ranks = self._of_ranks(number)
         fed = [of.iterations[again] for of in ranks if again < len(of.iterations)]
         if not any(fed):

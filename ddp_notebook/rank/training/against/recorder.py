@@ -1,6 +1,6 @@
 """Keeps what this rank computes in each training step, for a comparison.
 
-Only in a script that is run for one (`--against`): it looks at every parameter in every step.
+Only in a script that is run for a comparison (`--against`): it reads every parameter in every step.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class TrailRecorder(Component):
         self._pid = os.getpid()
 
     def attach(self) -> None:
-        """Put hooks into torch's public classes."""
+        """Install hooks in torch's public classes."""
         self._batches.attach()
         self._wrap_ddp()
         self._wrap_backward()
@@ -88,7 +88,7 @@ class TrailRecorder(Component):
         register_optimizer_step_post_hook(self._after_step)
 
     def run_begins(self, run: Run) -> None:
-        """What draws random numbers without a seed of its own draws the same in each run."""
+        """Code that draws random numbers without a seed draws the same ones in each run."""
         random.seed(0)
         numpy = sys.modules.get("numpy")
         if numpy is not None:
@@ -111,7 +111,7 @@ class TrailRecorder(Component):
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
-        """A defect of ours is told in the trail, and nothing is kept from then on."""
+        """An error in the recorder is noted in the trail, and recording stops."""
         try:
             with torch.no_grad():
                 yield
@@ -156,7 +156,7 @@ class TrailRecorder(Component):
             self._names.setdefault(id(parameter), name)
 
     def _forward(self, module: nn.Module, inputs: Any) -> None:
-        """Any module's forward begins: a model's, around its DDP object, is one of training."""
+        """Any module's forward begins; that of a model around its DDP object counts as training."""
         known = self._models.get(id(module)) is module
         if known and not self._inside and not self._off and torch.is_grad_enabled():
             with self._contained():
@@ -251,7 +251,7 @@ class TrailRecorder(Component):
                 self._rates_given = True
 
     def _take_rates_back(self, optimizer: torch.optim.Optimizer) -> tuple[float, ...]:
-        """What the learning rates of this step were; from now on they are its own again."""
+        """Restore this rank's learning rates after the step; returns those that were used."""
         rates = tuple(float(group.get("lr") or 0.0) for group in optimizer.param_groups)
         for group, own in zip(optimizer.param_groups, self._own_rates, strict=False):
             if isinstance(own, float | int):
