@@ -37,12 +37,19 @@ def _needed() -> None:
     need_lab_hosts()
 
 
-def networks() -> set[Path]:
-    """The networks that threads of this test run are in, and those that they hold open.
+def own_network() -> set[Path]:
+    """The network that this test run is in, once nothing of it is in another one.
 
     A thread that has been joined may be in its own for a moment more: so is the one that tried, for
-    `need_lab_hosts`, just before a test looks what is there.
+    `need_lab_hosts`, just before a test begins. The number of a network that is gone is used again.
     """
+    own = {Path("/proc/self/ns/net").readlink()}
+    eventually(lambda: networks() <= own, 5, "the end of other networks")
+    return own
+
+
+def networks() -> set[Path]:
+    """The networks that threads of this test run are in, and those that they hold open."""
     found = set()
     for pid in (os.getpid(), *(process.pid for process in our_processes())):
         process = Path("/proc", str(pid))
@@ -185,13 +192,13 @@ def test_who_is_not_root_is_told_what_it_takes_before_anything_is_changed() -> N
 
 
 def test_the_trial_leaves_nothing_behind() -> None:
-    before = networks()
+    before = own_network()
     assert network_namespaces.why_not() == ""
     eventually(lambda: networks() <= before, 5, "the end of the trial's thread")
 
 
 def test_hosts_are_gone_when_the_fault_is_repaired_and_when_the_ranks_are_freed() -> None:
-    before = networks()
+    before = own_network()
     session = Session()
     try:
         session.init(InitOptions(world_size=2, device="cpu"))
@@ -212,7 +219,7 @@ def test_hosts_are_gone_when_the_fault_is_repaired_and_when_the_ranks_are_freed(
 @pytest.mark.usefixtures("warm_kernels")
 @pytest.mark.parametrize("victim", ["kernel", "fork server"])
 def test_hosts_do_not_outlive_a_session_that_is_killed(victim: str) -> None:
-    before = networks()
+    before = own_network()
     with Kernel() as kernel:
         kernel.init(2)
         pids = kernel.pids()

@@ -233,7 +233,8 @@ def test_where_nothing_can_stop_is_said(ranks2: Session, tmp_path: Path) -> None
     row = ranks2.breakpoints.add("Data.__getitem__", Breakpoint(0))
     assert "2 worker processes run it too, and do not stop there" in row.text
     result = ranks2.run_cell(
-        "print(whole(torch.ones(1)), model(torch.ones(1)), [int(i) for i in loader])"
+        "done = f'{whole(torch.ones(1))} {model(torch.ones(1))} {[int(i) for i in loader]}'\n"
+        "print(done)"
     )
     assert result.error is None, result.error
     assert "A breakpoint was passed at cell " in texts(result)  # once, or for each rank

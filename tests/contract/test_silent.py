@@ -162,7 +162,10 @@ def test_a_rank_that_does_not_reduce_what_others_reduce_is_told(ranks2: Session,
     try:
         assert isinstance(result.error, Stuck), result.error
         check(result.diagnosis, category, SECOND)
-        assert result.diagnosis is not None and result.diagnosis.findings[0].waiting == (0,)
+        assert result.diagnosis is not None
+        waiting = result.diagnosis.findings[0].waiting
+        # Whichever rank comes second to what does not match is refused it, and does not wait.
+        assert waiting == (0,) or (name.startswith("a thread that raised") and not waiting)
     finally:
         ranks2.abort()
 

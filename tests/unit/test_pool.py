@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 
 from ddp_notebook.session import pool
 from ddp_notebook.session.record import Record
+
+
+@pytest.fixture(autouse=True)
+def raised_as_usual() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, whatever the test runner does with it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def interrupt() -> None:
