@@ -9,6 +9,8 @@ from collective_cases import found, same, the_one
 from traces import BUSY, DONE, all_reduce, barrier, message, play, raised
 
 from ddp_notebook.diagnosis import diagnose_run, failures
+from ddp_notebook.diagnosis.collectives import p2p
+from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.model import (
     DEFAULT_GROUP,
     Activity,
@@ -112,6 +114,36 @@ def test_in_a_ring_who_has_a_peer_that_it_never_had_is_wrong() -> None:
     assert "rank 2 receives from rank 0, as never before, and rank 1 sends to rank 2" in (
         finding.cause
     )
+
+
+def ring(ranks: range, turned: int = -1) -> dict[int, list[Collective]]:
+    """Each sends to the next and receives from the one before, at one line; `turned` does not."""
+    size, first = len(ranks), ranks[0]
+    return {
+        rank: [
+            message("send", first + (rank - first + way) % size, 5),
+            message("recv", first + (rank - first - way) % size, 5),
+        ]
+        for rank in ranks
+        for way in (-1 if rank == turned else 1,)
+    }
+
+
+@pytest.mark.parametrize(
+    ("of", "against"),
+    [
+        (ring(range(6), turned=4), (4,)),
+        (ring(range(6)), ()),
+        ({**ring(range(5)), **ring(range(5, 10))}, ()),
+        ({**ring(range(5), turned=2), **ring(range(5, 10))}, ()),  # which ring is whose?
+        ({**ring(range(5)), 5: []}, ()),
+    ],
+)
+def test_who_runs_against_a_ring_is_not_who_closes_one(
+    of: dict[int, list[Collective]], against: tuple[int, ...]
+) -> None:
+    case = replace(play({rank: [] for rank in of}), collectives=Collectives(of))
+    assert p2p._against_the_ring(Context(case), {0: of[0][0]}) == against
 
 
 def test_in_a_ring_in_which_two_peers_are_new_either_may_be_wrong() -> None:

@@ -155,10 +155,10 @@ def _lacks_refused(context: Context, short: RankSequence, full: RankSequence) ->
 
 
 def came_too_late(context: Context) -> Iterator[Finding]:
-    """Ranks that call a collective after others have given it up: their time was over.
+    """Ranks that call a collective only after it has timed out on others.
 
-    Not where a rank failed for a reason of its own, has called something else, or has left: then
-    time alone is no reason.
+    Not if a rank failed for another reason, called something else, or left: then time alone does
+    not explain it.
     """
     failed = [e for e in context.case.ranks if e.activity is Activity.FAILED]
     if not all(map(torch_errors.is_victim, failed)):
@@ -171,13 +171,13 @@ def came_too_late(context: Context) -> Iterator[Finding]:
     until_ns = first.issued_ns + round(first.limit_s * 1e9) if first.limit_s else first.done_ns
     members = wait_graph.members(context.case, first.group)
     there = {r: wait_graph.at_slot(context.collectives, r, first) for r in members}
-    came = {rank: each for rank, each in there.items() if each is not None}
-    absent = {rank for rank in members if rank not in came}
-    late = tuple(r for r in members if r in absent or came[r].issued_ns > until_ns)
+    records = {rank: each for rank, each in there.items() if each is not None}
+    absent = {rank for rank in members if rank not in records}
+    late = tuple(r for r in members if r in absent or records[r].issued_ns > until_ns)
     busy = {e.rank for e in context.case.ranks if works(e)}
-    alike = {each.operation for each in came.values()} == {first.operation}
-    if alike and late and absent <= busy and until_ns:
-        yield _too_late(context, first, late, came)
+    is_same = {each.operation for each in records.values()} == {first.operation}
+    if is_same and late and absent <= busy and until_ns:
+        yield _too_late(context, first, late, records)
 
 
 def _timed_out(e: RankReport) -> bool:
@@ -185,11 +185,11 @@ def _timed_out(e: RankReport) -> bool:
 
 
 def _too_late(
-    context: Context, first: Collective, late: Ranks, came: Mapping[int, Collective]
+    context: Context, first: Collective, late: Ranks, records: Mapping[int, Collective]
 ) -> Finding:
-    others = tuple(rank for rank in came if rank not in late)
+    others = tuple(rank for rank in records if rank not in late)
     limit = f" of {first.limit_s:g} s" if first.limit_s else ""
-    before = set(late) <= set(came)
+    before = set(late) <= set(records)
     called_it = "called" if before else verb(late, "has not called", "have not called")
     return Finding(
         Category.STRAGGLER,
@@ -199,12 +199,12 @@ def _too_late(
         "Give init_process_group a timeout= longer than the slowest rank needs, or do the slow "
         "part before init_process_group.",
         others,
-        tuple(_came(context, first, rank, came.get(rank)) for rank in late),
+        tuple(_call_of(context, first, rank, records.get(rank)) for rank in late),
     )
 
 
-def _came(context: Context, first: Collective, rank: int, own: Collective | None) -> str:
-    """When a late rank came, and what it had called before; of one that did not, where it is."""
+def _call_of(context: Context, first: Collective, rank: int, own: Collective | None) -> str:
+    """When a late rank called it, after what; where it is if it has not called it."""
     if own is None:
         return f"rank {rank} has not called it yet: it is busy{where_busy(context.reports[rank])}"
     before = [each for each in context.collectives.of[rank] if each.number < own.number]

@@ -13,7 +13,7 @@ from ddp_notebook.diagnosis.collectives.describe import named, verb
 from ddp_notebook.diagnosis.collectives.exits import unwinding
 from ddp_notebook.diagnosis.collectives.stopped_short import LEAVE_TOGETHER
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import alike, minority
+from ddp_notebook.diagnosis.majority import alike, vote
 from ddp_notebook.model import (
     Category,
     Collective,
@@ -32,7 +32,7 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
     at, graph = context.graph.at, context.graph
     in_rings: set[int] = set()
     wrong: dict[tuple[str, str, frozenset[str]], Ranks] = {}
-    alike: dict[tuple[str, str, frozenset[str]], Ranks] = {}
+    stuck: dict[tuple[str, str, frozenset[str]], Ranks] = {}
     raised = {rank for finding in unwinding(context) for rank in finding.ranks}
     misdirected = _misdirected(context) if graph.cycles else None
     for ring in graph.cycles:
@@ -43,10 +43,10 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
             cause, remedy, culprits = _mistake(context, ring, misdirected)
             lines = frozenset(str(at[rank].place) for rank in ring if rank in at)
             key = cause, remedy, lines
-            known = alike.get(key)
-            alike[key] = ring if known is None else tuple(sorted({*known, *ring}))
+            known = stuck.get(key)
+            stuck[key] = ring if known is None else tuple(sorted({*known, *ring}))
             wrong[key] = tuple(sorted({*wrong.get(key, ()), *culprits}))
-    for key, ranks in alike.items():
+    for key, ranks in stuck.items():
         yield _ring(context, ranks, wrong[key], key[0], key[1])
     for rank, record in sorted(at.items()):
         if not record.is_point_to_point or rank in in_rings or rank not in graph.stuck:
@@ -118,8 +118,8 @@ _ASYNC = ("isend", "irecv", "batch_isend_irecv")
 def _misdirected(context: Context) -> tuple[str, str, Ranks] | None:
     """Several ranks whose peers do not address them, while as many others do.
 
-    Messages that nobody receives have the senders for which others wait: the senders named the
-    wrong peers. Where they have the receivers, those did. Where both is so, either may be wrong.
+    If the senders of messages that no rank receives are those that others wait for, they named the
+    wrong peers. If their receivers are, those did. If both are, either may be wrong.
     """
     lost, lacking = _unpaired(context)
     of_senders = _ends(lost, 0) == _ends(lacking, 0)
@@ -144,7 +144,7 @@ def _misdirected(context: Context) -> tuple[str, str, Ranks] | None:
 def _unpaired(context: Context) -> tuple[Counter[_Way], Counter[_Way]]:
     """The messages that are sent and not received, and the reverse.
 
-    None where a rank receives from anybody, or not all that it did is known.
+    Both are empty if a rank receives from any source, or if its records are not complete.
     """
     sent: Counter[_Way] = Counter()
     received: Counter[_Way] = Counter()
@@ -167,19 +167,34 @@ def _ends(ways: Counter[_Way], end: int) -> Counter[tuple[object, ...]]:
 
 
 def _against_the_ring(context: Context, records: Mapping[int, Collective]) -> Ranks:
-    """The ranks that send and receive round a ring in another direction than most; () for none."""
+    """The ranks that send and receive round a ring in another direction than most; () for none.
+
+    Where a ring closes, and in rings of some ranks only, peers are further away: there all answer.
+    """
     place = next(iter(records.values())).place
-    around: dict[int, frozenset[tuple[str, int]]] = {}
     size = context.case.world_size
+    ways: dict[int, frozenset[tuple[str, int]]] = {}
     for rank, issued in context.collectives.of.items():
         here = [e for e in issued if e.is_point_to_point and e.place == place][-2:]
-        around[rank] = frozenset(
-            (each.operation, (each.peer - rank) % size) for each in here if each.peer is not None
-        )
-    sides = sorted(alike(around), key=lambda side: -len(side[0]))
-    whole = all({kind for kind, _ in way} == {"send", "recv"} for _, way in sides)
-    most = sides[0][0] if sides else ()
-    return minority(around) if whole and 2 * len(most) > len(around) > len(most) else ()
+        ways[rank] = frozenset((e.operation, e.peer) for e in here if e.peer is not None)
+    if any({operation for operation, _ in way} != {"send", "recv"} for way in ways.values()):
+        return ()
+    around = vote(
+        {
+            rank: frozenset((operation, (peer - rank) % size) for operation, peer in way)
+            for rank, way in ways.items()
+        }
+    )
+    against = around.minority
+    if 2 * len(around.majority) <= len(ways) or any(_all_answer(ways, rank) for rank in against):
+        return ()
+    return against
+
+
+def _all_answer(ways: Mapping[int, frozenset[tuple[str, int]]], rank: int) -> bool:
+    """True when each peer that a rank addresses addresses it as well."""
+    other = {"send": "recv", "recv": "send"}
+    return all((other[operation], rank) in ways.get(peer, ()) for operation, peer in ways[rank])
 
 
 def _astray(records: Mapping[int, Collective]) -> tuple[str, str, Ranks] | None:
