@@ -72,31 +72,9 @@ class RankCore:
         self._answer_questions()
 
     def lifecycle(self, more: Sequence[Component] = ()) -> Lifecycle:
-        """The order in which components are attached and hear of what begins, with `more`.
-
-        What is read while something runs comes before what can make it run. Sockets come last in
-        a set-up, when everything of the one before is closed; questions when all are attached.
-        """
-        watched = self.watched
-        return Lifecycle(
-            (
-                self.main_thread,
-                watched.thread_errors,
-                *more,
-                self.gate,
-                self.debugger,
-                self.editor,
-                self.init_calls,
-                self.observer,
-                self.hooks,
-                watched.data_workers,
-                watched.store_keys,
-                self.subgroups,
-                self.rescue,
-                self.sockets,
-                self.questions,
-            )
-        )
+        """All components in their order, with `more`; questions come when all are attached."""
+        stops = self.debugger, self.editor, self.rescue
+        return Lifecycle((*self.watched.components(more, stops), self.questions))
 
     def doing(self, *, in_run: bool) -> str:
         """What the main thread does, for a sign of life; `in_run` it is in the user's code."""

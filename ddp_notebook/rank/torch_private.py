@@ -228,6 +228,16 @@ def compiled_whole() -> Iterator[tuple[str, Any]]:
             yield getattr(of, "__qualname__", type(of).__name__), given
 
 
+CALL_OF_MODULE = "_call_impl"
+"""The function of `torch.nn.modules.module` in whose frame a module's forward runs."""
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """True if a module was compiled, by torch.compile() or its own compile()."""
+    compiled = getattr(module, "_compiled_call_impl", None) is not None
+    return compiled or type(module).__name__ == "OptimizedModule"
+
+
 class Loading(NamedTuple):
     """A DataLoader's iterator from which a batch is awaited."""
 

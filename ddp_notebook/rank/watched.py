@@ -7,7 +7,7 @@ what only an answer needs (`inspect/answers.py`) is left out.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.rank.cells.threads import ThreadErrors
@@ -83,12 +83,21 @@ class Watched:
         self.data_workers = DataWorkers(process, user_code)
         self.store_keys = StoreKeys()
 
-    def components(self) -> tuple[Component, ...]:
-        """The order in which they are attached: what is read comes before what can be waited in."""
+    def components(
+        self, early: Sequence[Component] = (), stops: Sequence[Component] = ()
+    ) -> tuple[Component, ...]:
+        """The order in which components are attached and hear of what begins, with other ones.
+
+        What is read while something runs comes before what can make it run: `early` before the
+        gate, `stops` after it. Sockets come last in a set-up, when everything of the one before is
+        closed.
+        """
         return (
             self.main_thread,
             self.thread_errors,
+            *early,
             self.gate,
+            *stops,
             self.init_calls,
             self.observer,
             self.hooks,

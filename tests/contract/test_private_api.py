@@ -342,6 +342,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, schedules
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.tensor import DTensor
+from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.training.parallel import fsdp_private, pipelining_private, split
 
 store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
@@ -372,7 +373,8 @@ saver = importlib.import_module(split._SAVER)
 assert "checkpoint_id" in inspect.signature(saver.save).parameters
 given = list(inspect.signature(DTensor.from_local).parameters)[:3]
 assert given == ["local_tensor", "device_mesh", "placements"] and split._TENSOR in sys.modules
-assert torch.nn.Module._call_impl.__module__ == split._MODULE
+assert getattr(torch.nn.Module, torch_private.CALL_OF_MODULE).__module__ == split._MODULE
+assert hasattr(torch.nn.Module, "_compiled_call_impl")
 
 schedule = ScheduleGPipe(PipelineStage(torch.nn.Linear(2, 2), 0, 1, torch.device("cpu")), 3)
 part = pipelining_private._part(schedule)

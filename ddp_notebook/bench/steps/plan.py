@@ -1,7 +1,7 @@
 """What a benchmark of training steps will run: blocks, batches, buckets, memory.
 
 A *block* is some steps of one kind, back to back. The kinds are compared with each other, so each
-round has all of them, in another order: then a short disturbance hits all kinds alike.
+round has all of them, in another order: then a short disturbance hits all kinds equally.
 """
 
 from __future__ import annotations

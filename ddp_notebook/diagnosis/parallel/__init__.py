@@ -7,6 +7,6 @@ purposes.py   What a collective is for: the unit of FSDP2, the micro-batch of a 
 saved.py      Checkpoints of sharded models: parts of tensors that are in no file.
 schedules.py  Pipelines whose stages, micro-batches or schedules do not fit together.
 sharding.py   Models that FSDP2 shards: wrapped differently, or reduced differently.
-split.py      What ranks with parts of one model must have alike: samples, parameters, losses.
+split.py      What must be the same on ranks with parts of one model: samples, parameters, losses.
 splits.py     Ranks that send other amounts in an all_to_all than their peers expect.
 """

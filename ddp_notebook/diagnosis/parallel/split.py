@@ -1,4 +1,4 @@
-"""Rules for models that are split over ranks, and end well: what those ranks must have alike.
+"""Rules for models that are split over ranks, and end well: what must be the same on those ranks.
 
 Ranks that hold parts of one model compute with each other's parts. So they must get the same
 samples, have the same of what is not split, and come to the same loss.
@@ -103,7 +103,7 @@ def _inputs_of(facts: RunFacts) -> tuple[Input, ...]:
 
 
 def _claimed(facts: _Facts) -> list[Ranks]:
-    """The groups of ranks, all known, that DTensor was told to have a tensor alike."""
+    """The groups of ranks, all known, on which DTensor was told that a tensor is the same."""
     found = {claim.ranks for each in facts.values() for claim in each.split.claims}
     return sorted(ranks for ranks in found if set(ranks) <= set(facts))
 
@@ -200,7 +200,7 @@ def _unlike(ranks: Ranks, copies: Mapping[str, Mapping[int, Copy]]) -> Finding:
             "broadcast what is not sharded from one rank, before the first step."
         )
     else:
-        why = "they began alike, and got other gradients on each rank"
+        why = "they began with the same values, and got different gradients on each rank"
         remedy = (
             "Give these ranks the same samples and the same random numbers, and sum the gradients "
             "of what each computes on a part of (all_reduce over this dimension)."
@@ -247,7 +247,8 @@ def _parted(of: _Facts, step: int, places: tuple[Place | None, Place | None]) ->
         "ranks that hold parts of one model get the same samples and come to other losses "
         f"({first}): {_why_parted(step, *places)}",
         "Each layer that is split needs two sums over its group: of the outputs in forward, of the "
-        "gradients of its input in backward. What is not split must begin alike on every rank.",
+        "gradients of its input in backward. What is not split must begin with the same values on "
+        "every rank.",
         evidence=(
             *(
                 f"rank {rank}: losses {', '.join(f'{e:.6g}' for e in facts.split.losses[:4])}"

@@ -1,4 +1,4 @@
-"""What ranks that share one model must have alike, in its first training steps."""
+"""What must be the same on ranks that share a model, in its first training steps."""
 
 from __future__ import annotations
 

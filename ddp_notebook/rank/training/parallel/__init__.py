@@ -1,6 +1,6 @@
 """Records sharded and split models on a rank: FSDP2, DTensor, pipelines.
 
-copies.py              The parameters of one optimizer that ranks have alike.
+copies.py              The parameters of one optimizer that must be the same on several ranks.
 fsdp_private.py        The one place for the private API of FSDP2 and DTensor.
 held.py                What this rank holds of the parameters of every model.
 meshes.py              Which ranks of a mesh have the same of a tensor, and which other parts.

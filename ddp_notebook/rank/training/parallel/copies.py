@@ -1,4 +1,4 @@
-"""The parameters of one optimizer that ranks have alike, beside others of which each has a part.
+"""The parameters of one optimizer that must be the same on several ranks, beside sharded ones.
 
 Digests of some are made before the first step and after a few of the next ones.
 """

@@ -26,6 +26,7 @@ from ddp_notebook.model.parallel.split import (
     PartialSum,
     SplitFacts,
 )
+from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.training import digests
 from ddp_notebook.rank.training.parallel import fsdp_private, held, meshes
@@ -109,7 +110,7 @@ class Split:
             self._saving(saver, ranks)
         if method == "allreduce" and not any(e.startswith((_TENSOR, _SHARDED)) for e in modules):
             self._summed(stack, args[0], ranks)
-        call = _outermost(stack, modules, _MODULE, "_call_impl")
+        call = _outermost(stack, modules, _MODULE, torch_private.CALL_OF_MODULE)
         if call is not None:
             self._root(call.f_locals["self"], placed, call.f_back)
 
@@ -133,7 +134,7 @@ class Split:
             self._saves.append(CheckpointCall(str(path), ranks, Place(*line) if line else None))
 
     def _root(self, module: torch.nn.Module, placed: bool, caller: FrameType | None = None) -> None:
-        if any(_is_compiled(each) for each in module.modules()):
+        if any(torch_private.is_compiled(each) for each in module.modules()):
             return  # a hook would have it compiled again
         if placed:
             self._hear_claims()
@@ -295,8 +296,3 @@ def _is_of_function(frame: FrameType) -> bool:
         return False
     first = frame.f_locals.get(code.co_varnames[0])
     return isinstance(first, torch.autograd.function.FunctionCtx)
-
-
-def _is_compiled(module: torch.nn.Module) -> bool:
-    compiled = getattr(module, "_compiled_call_impl", None) is not None
-    return compiled or type(module).__name__ == "OptimizedModule"
