@@ -328,8 +328,9 @@ class Session:
 
         As with a cell, an interrupt stops the ranks. After `timeout_s` seconds it returns the
         current state: `pending` are the ranks still in the run, `outputs` is the output since the
-        last call. The same holds for a run whose ranks are paused; `steps` says where. Raises
-        UsageMistake when there is nothing to wait for.
+        last call. The same holds for a run whose ranks are paused; `steps` says where. If the last
+        run was detached and is over, its result once more. Raises UsageMistake when there is
+        nothing to wait for.
         """
         return self._runs.wait(timeout_s, started)
 

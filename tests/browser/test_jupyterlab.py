@@ -56,10 +56,12 @@ def open_notebook(
 def notebook(open_notebook: Notebook, lab: Lab) -> Notebook:
     """The notebook, its four ranks ready, whatever the test before did to them."""
     (lab.root / "go-on").unlink(missing_ok=True)
-    ready = open_notebook.cells.nth(INIT).locator(".ddpb-row").filter(has_text="✓ready")
-    if ready.count() < 4:
+    rows = open_notebook.cells.nth(INIT).locator(".ddpb-row")
+    settled = rows.filter(has_text=re.compile("✓ready|dead"))
+    expect(settled).to_have_count(4)  # what a cell did is shown a moment after its end
+    if rows.filter(has_text="dead").count():
         open_notebook.start(RESTART)
-    expect(ready).to_have_count(4)
+    expect(rows.filter(has_text="✓ready")).to_have_count(4)
     return open_notebook
 
 

@@ -97,6 +97,9 @@ def test_a_detached_cell_leaves_the_caller_free_and_is_waited_for_later(
     gate.touch()
     whole = ranks.wait()
     assert (text_of(whole), whole.error, whole.pending) == ("begun\nafter the gate\n", None, ())
+    again = ranks.wait()
+    assert (text_of(again), again.error) == (text_of(whole), None)
+    ranks.run_cell("pass").raise_for_error()
     with pytest.raises(UsageMistake, match=r"nothing to wait for.*%%ddp --detach"):
         ranks.wait()
 

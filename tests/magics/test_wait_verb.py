@@ -204,6 +204,8 @@ def test_a_script_is_held_stepped_and_detached(
     shown = capsys.readouterr().out
     assert shown.startswith("── ranks 0-1 ──\npast the barrier ['--epochs', '2']\n")
     assert shown.count("past the barrier") == 1
+    assert shell.run_cell("%ddp_wait").success  # as after %ddp_wait --timeout that saw its end
+    assert "job.py is over. Its result once more:\n" in capsys.readouterr().out
     assert shell.run_cell("%%ddp\ndist.barrier()").success
 
 
@@ -221,6 +223,7 @@ def test_a_script_is_held_stepped_and_detached(
 def test_a_wrong_call_says_what_to_type(
     shell: Any, capsys: pytest.CaptureFixture[str], call: str, expected: str
 ) -> None:
+    assert shell.run_cell("%%ddp\npass").success  # the last run is not a detached one
     session = session_of(shell)
     if session.detached is not None:
         session.detached.reported = True

@@ -173,10 +173,13 @@ def _wait(ui: NotebookUi, args: argparse.Namespace) -> CellResult:
     if args.timeout is not None and not args.timeout >= 0:  # NaN is not at least 0 either
         raise UsageMistake("--timeout is in seconds, 0 or more: %ddp_wait --timeout 60")
     runs: list[CellRun] = []
+    known = ui.session.detached
 
     def begin(begun: Callable[[CellRun], None]) -> CellResult:
         def started(run: CellRun) -> None:
             runs.append(run)
+            if known is not None and known.reported and run is known.run:
+                ui.say(f"{run.heading} is over. Its result once more:")
             begun(run)
 
         return ui.session.wait(args.timeout, started)

@@ -252,6 +252,8 @@ class RunRegistry:
             return detached
         if any(controller.state.claimed for controller in self.controllers):
             raise UsageMistake("Another thread waits for it already. Where it is: %ddp_where")
+        if self.detached is not None and self.controllers[-1:] == [self.detached.controller]:
+            return self.detached  # the last run: its result again
         raise UsageMistake(
             "There is nothing to wait for: no rank is in a cell or a script. To have one that "
             "runs while the notebook is free: %%ddp --detach, or %ddp_run --detach train.py"
