@@ -23,6 +23,7 @@ from ddp_notebook.rank.debugger.armed import Armed
 from ddp_notebook.rank.debugger.breakpoints import Breakpoints
 from ddp_notebook.rank.debugger.code_swap import lines_of
 from ddp_notebook.rank.debugger.goals import Goal, has_line
+from ddp_notebook.rank.debugger.instrument import Lines
 from ddp_notebook.rank.debugger.monitoring import Monitoring
 from ddp_notebook.rank.debugger.stops import Places, Stop
 from ddp_notebook.rank.debugger.tracing import Tracing
@@ -42,7 +43,7 @@ _POLL_S = 0.05
 class Backend(Protocol):
     """How lines are seen: `Tracing` on Python 3.11, `Monitoring` from 3.12 on."""
 
-    def watch(self, lines: Mapping[str, frozenset[int]]) -> Mapping[str, str]:
+    def watch(self, lines: Lines) -> Mapping[str, str]:
         """Stop before these lines, and before no others; by file, why one cannot be."""
 
     def unseen(self) -> Mapping[tuple[str, int], str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from ddp_notebook.rank.debugger.code_swap import CodeSwap
 from ddp_notebook.rank.debugger.goals import Goal, can_be_suspended
+from ddp_notebook.rank.debugger.instrument import Lines
 from ddp_notebook.rank.inspect.frames import chain
 
 _FRAME_OF: Mapping[type, str] = {
@@ -40,7 +41,7 @@ class Tracing:
         self._on_line = on_line
         self._canonical = canonical
         self._goals: dict[int, Goal] = {}
-        self._lines: Mapping[str, frozenset[int]] = {}
+        self._lines: Lines = {}
         self._swap = CodeSwap(on_call, canonical)
         self._suspended: list[FrameType] = []
         """Of generators and coroutines that began before their breakpoints were set."""
@@ -52,7 +53,7 @@ class Tracing:
 
     # -- breakpoints ---------------------------------------------------------------------
 
-    def watch(self, lines: Mapping[str, frozenset[int]]) -> Mapping[str, str]:
+    def watch(self, lines: Lines) -> Mapping[str, str]:
         """Stop before these lines, and before no others; by file, why one cannot be."""
         self._lines = lines
         problems = self._swap.apply(lines)
@@ -71,7 +72,7 @@ class Tracing:
             for frame in self._to_follow(innermost) if thread in names else ():
                 file = self._canonical(frame.f_code.co_filename)
                 for _, _, line in frame.f_code.co_lines():
-                    if line in self._lines[file]:
+                    if line and line in self._lines[file]:
                         notes[file, line] = (
                             f"thread {names[thread]} is in this function already, and stops there "
                             "from its next call on"
@@ -168,7 +169,7 @@ class Tracing:
     def _local(self, frame: FrameType, event: str, arg: Any) -> Any:
         thread = threading.get_ident()
         if event == "line":
-            self._on_line(frame, not self._swap.is_ours(frame.f_code))
+            self._on_line(frame, self._swap.lacks_call(frame.f_code, frame.f_lineno))
         elif event == "return":
             self._left(thread, frame, yielded=_yields(frame))
         if thread not in self._goals and thread not in self._followed:
