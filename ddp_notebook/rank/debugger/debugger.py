@@ -380,7 +380,13 @@ class Debugger(Component):
             raised = "it stands where an error was raised, which ends what runs"
             return calls.Moved(0, f"{raised}; it can go on with that: %ddp_step")
         if order.how is How.LINE and not has_line(stop.frame, order.line):
-            return calls.Moved(0, f"line {order.line} is not in {stop.frame.f_code.co_qualname}")
+            function = stop.frame.f_code.co_qualname
+            function = "the code outside functions" if function == "<module>" else function
+            return calls.Moved(
+                0,
+                f"line {order.line} is not in {function}, where it is paused; elsewhere a "
+                "breakpoint stops it: %ddp_break LINE, then %ddp_step --to end",
+            )
         stop.go_on(order)
         return calls.Moved(stop.number)
 
