@@ -107,7 +107,7 @@ IN = {
     "running": (
         "%%ddp --detach\nx = 5\nwhile True:\n    x = 5",
         {
-            "%ddp_step": "is not over on ranks 0-1, and no rank is paused. What they do: %ddp_where",
+            "%ddp_step": "is not over on ranks 0-1, and no rank is paused. What they do: ",
             "%ddp_step --out": NONE_PAUSED,
             "%ddp_frame": NO_CODE,
             "%ddp_print x": RUNS,
