@@ -198,6 +198,18 @@ def a_breakpoint_in_a_function_that_was_defined_before(rank: Rank) -> None:
     assert rank.lines(END, END) == [5, 5, 0]
 
 
+def a_breakpoint_in_a_function_that_the_same_cell_defines_again(rank: Rank) -> None:
+    """Its code is equal to that of the one before, and is another."""
+    source = "def f():\n    a = 1\n    return a\nf()\n"
+    file = rank.cell(source)
+    assert rank.wait(1) is None
+    rank.set(Breakpoint(1, file, 2))
+    rank.cell("f()\n")
+    assert rank.lines(END) == [2, 0]
+    rank.cell(source)
+    assert rank.lines(END) == [2, 0]
+
+
 def a_breakpoint_in_code_that_runs_already(rank: Rank) -> None:
     file = rank.cell("breakpoint()\nfor i in range(3):\n    a = i\n    b = i\nc = 1\n")
     assert rank.lines() == [1]

@@ -216,7 +216,9 @@ def held(session: Session) -> EditorClient:
 
 def test_an_interrupt_frees_what_an_editor_holds(ranks2: Session) -> None:
     """The cell is not over, for rank 0 computes."""
-    busy = "kept = 7\nif rank == 1:\n    breakpoint()\nimport time\nwhile 1:\n    time.sleep(0.01)\n"
+    busy = (
+        "kept = 7\nif rank == 1:\n    breakpoint()\nimport time\nwhile 1:\n    time.sleep(0.01)\n"
+    )
     editors: list[EditorClient] = []
 
     def interrupt_when_held() -> None:

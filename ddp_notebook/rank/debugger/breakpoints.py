@@ -34,7 +34,7 @@ class _Watched:
     passes: int = 0
     done: bool = False
     note: str = ""
-    """Which other processes run it, and do not stop."""
+    """Who runs it and does not stop."""
     told: bool = False
     """That its condition or message raises was said."""
 
@@ -51,7 +51,7 @@ class Breakpoints:
         self.never_runs: Callable[[str, int], str] = lambda file, line: ""
         """Why nothing can stop at a line of a file."""
         self.elsewhere: Callable[[str, int], str] = lambda file, line: ""
-        """Which other processes run it."""
+        """Who runs a line and does not stop there."""
         self._is_users = is_users
         self._names = names
         self._write = write

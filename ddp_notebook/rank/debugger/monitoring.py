@@ -32,8 +32,8 @@ class Monitoring:
         self._goals: dict[int, Goal] = {}
         self._lines: Lines = {}
         self._conditions: dict[str, CodeType] = {}
-        self._armed: set[CodeType] = set()
-        """Code with events of its own."""
+        self._armed: dict[int, CodeType] = {}
+        """Code with events of its own, by its id: equal code of another function has its own."""
         self._tool = -1
         self._monitoring: Any = getattr(sys, "monitoring", None)
 
@@ -119,7 +119,7 @@ class Monitoring:
         """With nothing to stop at, be no tool of Python's: others may need the place."""
         if self._tool < 0 or self._lines or self._goals:
             return
-        for code in self._armed:
+        for code in self._armed.values():
             self._monitoring.set_local_events(self._tool, code, 0)
         self._armed.clear()
         tool, self._tool = self._tool, -1
@@ -151,8 +151,8 @@ class Monitoring:
         self._monitoring.restart_events()
 
     def _arm(self, code: CodeType) -> None:
-        if code not in self._armed:
-            self._armed.add(code)
+        if id(code) not in self._armed:
+            self._armed[id(code)] = code
             events = self._monitoring.events
             wanted = events.LINE | events.PY_RETURN | events.PY_YIELD
             self._monitoring.set_local_events(self._tool, code, wanted)
