@@ -507,14 +507,22 @@ def a_function_compiled_with_calls_is_given_its_own_code_back(rank: Rank) -> Non
 
 
 def what_the_user_traces_with_is_given_back(rank: Rank) -> None:
-    rank.names["sys"] = sys
-    rank.names["theirs"] = lambda frame, event, arg: None
+    """As coverage does: also in the function that was stepped, from where it was let go."""
+    seen: list[int] = []
+
+    def theirs(frame: types.FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code.co_name == "f" and event == "line":
+            seen.append(frame.f_lineno)
+        return theirs
+
+    rank.names.update(sys=sys, theirs=theirs)
     rank.cell(
-        "sys.settrace(theirs)\nbreakpoint()\na = 1\nb = 2\n"
-        "kept = sys.gettrace() is theirs\nsys.settrace(None)\n"
+        "def f():\n    a = 1\n    breakpoint()\n    b = 2\n    c = 3\n    return c\n"
+        "sys.settrace(theirs)\nf()\nkept = sys.gettrace() is theirs\nsys.settrace(None)\n"
     )
-    assert rank.lines(NEXT, END) == [2, 3, 0]
+    assert rank.lines(NEXT, END) == [3, 4, 0]
     assert rank.names["kept"]
+    assert seen[:2] == [2, 3] and seen[-2:] == [5, 6]
 
 
 SCENARIOS: tuple[Callable[[Rank], None], ...] = tuple(
