@@ -198,6 +198,18 @@ def a_breakpoint_in_a_function_that_was_defined_before(rank: Rank) -> None:
     assert rank.lines(END, END) == [5, 5, 0]
 
 
+def a_breakpoint_in_a_function_that_the_same_cell_defines_again(rank: Rank) -> None:
+    """Its code is equal to that of the one before, and is another."""
+    source = "def f():\n    a = 1\n    return a\nf()\n"
+    file = rank.cell(source)
+    assert rank.wait(1) is None
+    rank.set(Breakpoint(1, file, 2))
+    rank.cell("f()\n")
+    assert rank.lines(END) == [2, 0]
+    rank.cell(source)
+    assert rank.lines(END) == [2, 0]
+
+
 def a_breakpoint_in_code_that_runs_already(rank: Rank) -> None:
     file = rank.cell("breakpoint()\nfor i in range(3):\n    a = i\n    b = i\nc = 1\n")
     assert rank.lines() == [1]
@@ -236,6 +248,57 @@ def a_condition_that_raises_stops_once_and_says_so(rank: Rank) -> None:
     rank.cell("f(1)\nf(2)\n")
     assert rank.lines(END) == [2, 0]
     assert "its condition raised NameError" in rank.stops[-1].why
+
+
+def a_false_condition_without_a_call_is_not_brought_to_the_debugger(rank: Rank) -> None:
+    """That is what makes it cheap in a loop. Where it is true, or raises, all is as ever."""
+    file = rank.cell(
+        "def f(n):\n    for i in range(n):\n        a = i\n        b = a\n    return n\n"
+        "class Net:\n    def step(self, i):\n        self.i = i\n        return i\n"
+        "def around(i):\n    limit = 2\n    def inner(i):\n        c = i\n        return c\n"
+        "    return inner(i), limit\n"
+    )
+    assert rank.wait(1) is None
+    looked_at: list[int] = []
+    plain_hit = rank.debugger.breakpoints.hit
+    rank.debugger.breakpoints.hit = (  # type: ignore[method-assign]
+        lambda frame, line: looked_at.append(line) or plain_hit(frame, line)
+    )
+    rank.set(
+        Breakpoint(1, file, 4, condition="i == 7"),
+        Breakpoint(2, file, 4, condition="a > 8 and not n < 3"),
+        Breakpoint(3, file, 9, condition="self.i[0] == 1"),
+        Breakpoint(4, file, 13, condition="i > limit"),
+        Breakpoint(5, file, 14, condition="int(c) > 3"),
+    )
+    rank.cell("Exception = None\nx = f(10)\nNet().step(3)\naround(9)\n")
+    assert rank.lines(END) == [4, 4]
+    assert looked_at == [4, 4]
+    assert rank.lines(END, END) == [4, 9, 13]
+    assert "raised TypeError" in rank.stops[-2].why
+    assert "raised NameError" in rank.stops[-1].why
+    assert rank.lines(END, END) == [13, 14, 0]
+    assert looked_at == [4, 4, 9, 13, 14]
+
+
+def a_condition_that_is_set_anew_holds_in_code_that_runs(rank: Rank) -> None:
+    file = rank.cell(
+        "def f():\n    for i in range(20):\n        a = i\n        b = a\n    return i\n"
+    )
+    assert rank.wait(1) is None
+    rank.set(Breakpoint(1, file, 3, condition="i == 2"))
+    rank.cell("f()\n")
+    assert rank.lines() == [3]
+    stopped = rank.debugger.stopped
+    assert stopped is not None
+    rank.set(Breakpoint(2, file, 3, condition="i == 5"), Breakpoint(3, file, 4, count=6))
+    assert rank.lines(END) == [3, 3]
+    assert stopped.frame.f_locals["i"] == 5
+    assert rank.lines(END) == [3, 4]
+    assert stopped.frame.f_locals["i"] == 7
+    rank.set(Breakpoint(4, file, 3))
+    assert rank.lines(END, END) == [4, 3, 3]
+    assert stopped.frame.f_locals["i"] == 9
 
 
 def a_log_prints_and_does_not_stop(rank: Rank) -> None:
@@ -444,14 +507,22 @@ def a_function_compiled_with_calls_is_given_its_own_code_back(rank: Rank) -> Non
 
 
 def what_the_user_traces_with_is_given_back(rank: Rank) -> None:
-    rank.names["sys"] = sys
-    rank.names["theirs"] = lambda frame, event, arg: None
+    """As coverage does: also in the function that was stepped, from where it was let go."""
+    seen: list[int] = []
+
+    def theirs(frame: types.FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code.co_name == "f" and event == "line":
+            seen.append(frame.f_lineno)
+        return theirs
+
+    rank.names.update(sys=sys, theirs=theirs)
     rank.cell(
-        "sys.settrace(theirs)\nbreakpoint()\na = 1\nb = 2\n"
-        "kept = sys.gettrace() is theirs\nsys.settrace(None)\n"
+        "def f():\n    a = 1\n    breakpoint()\n    b = 2\n    c = 3\n    return c\n"
+        "sys.settrace(theirs)\nf()\nkept = sys.gettrace() is theirs\nsys.settrace(None)\n"
     )
-    assert rank.lines(NEXT, END) == [2, 3, 0]
+    assert rank.lines(NEXT, END) == [3, 4, 0]
     assert rank.names["kept"]
+    assert seen[:2] == [2, 3] and seen[-2:] == [5, 6]
 
 
 SCENARIOS: tuple[Callable[[Rank], None], ...] = tuple(

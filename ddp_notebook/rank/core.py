@@ -56,7 +56,7 @@ class RankCore:
         names_of = watched.names.get
         self.debugger = Debugger(main_thread, gate, self.user_code, self.events, names_of)
         self.debugger.breakpoints.never_runs = elsewhere.never_runs
-        self.debugger.breakpoints.elsewhere = elsewhere.run_by_workers
+        self.debugger.breakpoints.elsewhere = elsewhere.not_stopped
         self.debugger.armed.tell = self.observer.limits.lift
         self.debugger.watch_values = NotFinite(self.debugger.occurred).watch
         self.editor = Editor(self.debugger, gate, main_thread)

@@ -209,10 +209,10 @@ def keep_from_compiler(function: Any) -> bool:
     return True
 
 
-def compiled_whole() -> Iterator[tuple[str, Any]]:
-    """What `torch.compile(fullgraph=True)` was given: by name; nothing where torch does not tell.
+def compiled() -> Iterator[tuple[str, Any, bool]]:
+    """What `torch.compile` was given, and with `fullgraph`; nothing where torch does not tell.
 
-    A function, a method, or a model with all of its parts.
+    By name: a function, a method, or a model with all of its parts.
     """
     for each in gc.get_objects():
         if type(each) is FunctionType and "_dynamo" in each.__code__.co_filename:
@@ -223,9 +223,9 @@ def compiled_whole() -> Iterator[tuple[str, Any]]:
             context, given = vars(each).get("dynamo_ctx"), each._modules.get("_orig_mod")
         else:
             continue
-        if given is not None and getattr(context, "fullgraph", False):
-            of = getattr(given, "__self__", given)
-            yield getattr(of, "__qualname__", type(of).__name__), given
+        if given is not None:
+            of, whole = getattr(given, "__self__", given), getattr(context, "fullgraph", False)
+            yield getattr(of, "__qualname__", type(of).__name__), given, whole
 
 
 CALL_OF_MODULE = "_call_impl"

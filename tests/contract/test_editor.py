@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from editors import EditorClient
-from support import eventually
+from kernels import Kernel
+from support import GONE_WITHIN_S, eventually, is_alive
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import StepTable, VariableTable
 from ddp_notebook.rank.calls import Breakpoint
-from ddp_notebook.session import Session
+from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.session.runs.run import CellResult
 
 
@@ -199,3 +203,90 @@ def test_a_script_has_editors_too_and_what_cannot_be_is_said(
     eventually(lambda: "the editor has left it here" in shown(ranks2))
     ranks2.step(to="end")
     assert texts(ranks2.wait(20)) == "x 1\nx 2\n"
+
+
+def held(session: Session) -> EditorClient:
+    """An editor that has rank 1 at the line of its `breakpoint()`."""
+    editor = EditorClient(port_of(session.editors.open((1,)))).attach()
+    editor.ask("configurationDone")
+    editor.stopped()
+    eventually(lambda: "in the editor" in shown(session))
+    return editor
+
+
+def test_an_interrupt_frees_what_an_editor_holds(ranks2: Session) -> None:
+    """The cell is not over, for rank 0 computes."""
+    busy = (
+        "kept = 7\nif rank == 1:\n    breakpoint()\nimport time\nwhile 1:\n    time.sleep(0.01)\n"
+    )
+    editors: list[EditorClient] = []
+
+    def interrupt_when_held() -> None:
+        eventually(lambda: bool(ranks2.runs[-1].run.stops))
+        editors.append(held(ranks2))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt_when_held)
+    result = ranks2.run_cell(busy, started=lambda _: interrupting.start())
+    interrupting.join()
+    assert "interrupted" in str(result.error)
+    assert result.pending == ()
+    editors[0].close()
+    eventually(lambda: "had no port open" in ranks2.editors.close(None))
+    assert texts(ranks2.run_cell("dist.barrier()\nprint(kept)")) == "7\n"
+    assert undebugged(ranks2)
+
+
+def test_a_restart_ends_a_rank_that_an_editor_holds_and_a_new_one_has_no_editor() -> None:
+    session = Session()
+    try:
+        session.init(InitOptions(world_size=2, device="cpu"))
+        session.run_cell(PAUSED)
+        editor = held(session)
+        pid = session.record.snapshot.ranks[1].pid
+        session.restart()
+        assert not is_alive(pid)
+        editor.close()
+        assert undebugged(session)
+        assert session.run_cell("dist.barrier()").error is None
+    finally:
+        session.shutdown()
+
+
+def test_nothing_outlives_a_kernel_whose_rank_an_editor_holds() -> None:
+    with Kernel() as kernel:
+        kernel.init(2)
+        kernel.run_well(f"%%ddp\n{PAUSED}")
+        port = port_of(kernel.run_well("%ddp_attach_editor --ranks 1").text)
+        editor = EditorClient(port).attach()
+        editor.ask("configurationDone")
+        editor.stopped()
+        left = kernel.pids().all
+        kernel.kill()
+        eventually(lambda: not any(map(is_alive, left)), GONE_WITHIN_S)
+        editor.close()
+
+
+WITHOUT = (
+    "from ddp_notebook.rank.editor import debugpy_private\n"
+    "there = debugpy_private.is_installed\ndebugpy_private.is_installed = lambda: rank == 0\n"
+)
+LACKING = (
+    "needed = debugpy_private._NEEDED\nhad = needed['pydevd']\n"
+    "needed['pydevd'] = (*had, 'PyDB.of_a_release_to_come')\n"
+    "print(debugpy_private.Debugpy(print, print).load())\nneeded['pydevd'] = had\n"
+)
+
+
+def test_a_rank_without_debugpy_says_what_to_install(ranks2: Session) -> None:
+    ranks2.run_cell(WITHOUT).raise_for_error()
+    with pytest.raises(UsageMistake) as caught:
+        ranks2.editors.open((0, 1))
+    assert str(caught.value) == (
+        "No editor can be let in (rank 1: it needs debugpy 1.8.2 or later in the Python of the "
+        'ranks, and it is not there). Type: %pip install "ddp-notebook[editor]", or %pip install '
+        "debugpy; then %ddp_attach_editor again. Without it: %ddp_step, %ddp_print and %ddp_where"
+    )
+    assert "had no port open" in ranks2.editors.close(None)
+    lacks = ranks2.run_cell(f"debugpy_private.is_installed = there\n{LACKING}")
+    assert texts(lacks) == "pydevd.PyDB.of_a_release_to_come\n"

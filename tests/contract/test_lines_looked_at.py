@@ -10,6 +10,7 @@ import pytest
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import StepTable, VariableTable
 from ddp_notebook.rank.calls import Breakpoint
+from ddp_notebook.rank.debugger import monitoring
 from ddp_notebook.session import Session
 from ddp_notebook.session.runs.run import CellResult
 
@@ -228,7 +229,9 @@ def test_where_nothing_can_stop_is_said(ranks2: Session, tmp_path: Path) -> None
     for name in ("whole", "inner", "Part.forward"):
         with pytest.raises(UsageMistake, match=r"fullgraph=True.*Stop in what calls it"):
             ranks2.breakpoints.add(name, Breakpoint(0))
-    assert "Not reached yet" in ranks2.breakpoints.add("breaks", Breakpoint(0)).text
+    row = ranks2.breakpoints.add("breaks", Breakpoint(0))
+    assert "Not reached yet" in row.text
+    assert ("torch.compile has breaks compiled" in row.text) == monitoring.is_there()
     ranks2.breakpoints.clear()
     row = ranks2.breakpoints.add("Data.__getitem__", Breakpoint(0))
     assert "2 worker processes run it too, and do not stop there" in row.text

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import shared_shell
+from support import eventually, session_of, shared_shell
 
 Capture = pytest.CaptureFixture[str]
 
@@ -62,3 +62,110 @@ def test_a_rank_that_raises_in_a_step_is_not_called_done(ranks_up: Any, capsys: 
     assert "The cell has ended: rank 1 failed." in table
     assert "1 0 issued ✗ failed raised ValueError: broken" in table
     assert "0 0 issued ✓ done" in table
+
+
+WRONG = {
+    "%ddp_break nowhere.py:3": "There is no file nowhere.py",
+    "%ddp_break no_function": "The ranks know no function no_function",
+    "%ddp_break torch.relu": "torch.relu is C code",
+    "%ddp_break 999": "no code from line 999 on",
+    '%ddp_break 2 --if "x ="': "'x =' is no Python expression",
+    "%ddp_break 2 --count 0": "--count is 1 or more",
+    "%ddp_break 2 --ranks 9": "Rank 9 does not exist",
+    "%ddp_break --on nothing": "--on is one of exception, nan, collective",
+    "%ddp_break --clear 77": "There is no breakpoint 77; there are: none",
+    "%ddp_step --ranks 9": "Rank 9 does not exist",
+    "%ddp_step --to nonsense": "there is no such goal",
+    "%ddp_print": "The expression is missing. For example: %ddp_print",
+    "%ddp_print x =": "'x =' is no expression",
+    "%ddp_print x --up -1": "--up is 0 or more",
+    "%ddp_print --ranks 9 x": "Rank 9 does not exist",
+    "%ddp_set": "The assignment is missing. For example: %ddp_set",
+    "%ddp_set x": "'x' is no assignment",
+    "%ddp_frame sideways": "'sideways' is no frame. Type %ddp_frame up",
+    "%ddp_frame --ranks 9": "Rank 9 does not exist",
+    "%ddp_where --ranks 9": "Rank 9 does not exist",
+    "%ddp_attach_editor": "An editor has one rank",
+    "%ddp_attach_editor --ranks 9": "Rank 9 does not exist",
+    "%ddp_attach_editor --off": "Ranks 0-1 had no port open",
+}
+NONE_PAUSED = "No rank is paused at a line. Write breakpoint() in a %%ddp cell"
+NO_CODE = "No rank stands in code of yours. It does at a breakpoint"
+RUNS = "it runs and is not paused, so its variables change meanwhile. Stop it: %ddp_break LINE"
+IN = {
+    "idle": (
+        "%%ddp\nx = 5",
+        {
+            "%ddp_step": "There is nothing to step: no rank is paused at a line, no cell runs",
+            "%ddp_step --into": NONE_PAUSED,
+            "%ddp_frame": NO_CODE,
+            "%ddp_print nope": "raised NameError: name 'nope' is not defined",
+            "%ddp_print x --up 3": "it has no frames of yours, none 3 up. Show them: %ddp_frame",
+            "%ddp_set x = nope": "raised NameError",
+        },
+    ),
+    "running": (
+        "%%ddp --detach\nx = 5\nwhile True:\n    x = 5",
+        {
+            "%ddp_step": "is not over on ranks 0-1, and no rank is paused. What they do: ",
+            "%ddp_step --out": NONE_PAUSED,
+            "%ddp_frame": NO_CODE,
+            "%ddp_print x": RUNS,
+            "%ddp_set x = 6": RUNS,
+        },
+    ),
+    "paused": (
+        "%%ddp\nx = 5\ndef f(n):\n    breakpoint()\n    return n\nf(3)",
+        {
+            "%ddp_step --to 57": "line 57 is not in f, where it is paused; elsewhere a breakpoint",
+            "%ddp_frame 9": "There is no frame 9: they are 0 (innermost) to 1",
+            "%ddp_frame down": "There is no frame below 0",
+            "%ddp_print nope": "raised NameError: name 'nope' is not defined",
+            "%ddp_print n --up 1": "raised NameError: name 'n' is not defined",
+            "%ddp_set nope = 1": "f has no variable nope",
+            "%%ddp\ny = 1": "paused",
+        },
+    ),
+    "blocked": (
+        "%%ddp\nx = 5\nif rank:\n    dist.barrier()",
+        {
+            "%ddp_step": "is not over on rank 1, and no rank is paused. What they do: %ddp_where",
+            "%ddp_step --to 3": NONE_PAUSED,
+            "%ddp_frame up": "There is no frame 1: there is only 0",
+            "%ddp_print x --up 3": "rank 1: it has 1 frame of yours, none 3 up",
+            "%ddp_print dist.barrier()": "not evaluated: it may issue a collective (barrier)",
+        },
+    ),
+    "post-mortem": (
+        "%%ddp\nx = 5\ndef f(n):\n    return n / 0\nf(3)",
+        {
+            "%ddp_step": "There is nothing to step: no rank is paused at a line, no cell runs",
+            "%ddp_step --into": NONE_PAUSED,
+            "%ddp_frame 2": "There is no frame 2: they are 0 (innermost) to 1",
+            "%ddp_print m": "raised NameError: name 'm' is not defined",
+            "%ddp_print n --up 5": "ranks 0-1: it has 2 frames of yours, none 5 up",
+        },
+    ),
+}
+"""By what the ranks are at: the cell that brings them there, and what is said of wrong input."""
+
+
+@pytest.mark.parametrize("state", IN)
+def test_wrong_input_is_answered_with_what_to_type_and_nothing_moves(
+    ranks_up: Any, capsys: Capture, state: str
+) -> None:
+    shown(ranks_up, capsys, "%ddp_abort")
+    shown(ranks_up, capsys, "%ddp_break --clear")
+    cell, wrong = IN[state]
+    shown(ranks_up, capsys, cell)
+    run = session_of(ranks_up).runs[-1].run
+    eventually(lambda: run.started >= {0, 1})
+    stops = dict(run.stops)
+    for line, expected in {**WRONG, **wrong}.items():
+        text = shown(ranks_up, capsys, line)
+        assert expected in text, f"{state}, {line}: {text}"
+        assert "Traceback" not in text, f"{state}, {line}: {text}"
+    assert "There are no breakpoints" in shown(ranks_up, capsys, "%ddp_break")
+    assert (run.stops, session_of(ranks_up).runs[-1].run) == (stops, run)
+    assert "5" in shown(ranks_up, capsys, "%ddp_print x") or state == "running"
+    shown(ranks_up, capsys, "%ddp_abort")

@@ -85,6 +85,12 @@ def test_a_wrong_call_without_ranks_says_what_to_type(
     assert said(shell, capsys, call).startswith(expected)
 
 
+def test_ranks_at_lines_need_ranks(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for call in ("break 3", "step", "print x", "set x = 1", "frame", "where", "attach_editor"):
+        none = f"UsageError: %ddp_{call.split()[0]} needs ranks, and there are none. Start them"
+        assert said(shell, capsys, f"%ddp_{call}").startswith(none)
+
+
 def test_nccl_without_a_gpu_says_what_can_be_done(
     shell: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

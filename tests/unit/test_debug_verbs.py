@@ -63,8 +63,8 @@ def test_a_mistyped_option_before_python_text_is_told() -> None:
 @pytest.mark.parametrize(
     ("source", "assign", "said"),
     [
-        ("", True, "Nothing is typed behind it. For example: %ddp_set x = 3"),
-        (" ", False, "Nothing is typed behind it. For example: %ddp_print loss.item()"),
+        ("", True, "The assignment is missing. For example: %ddp_set x = 3"),
+        (" ", False, "The expression is missing. For example: %ddp_print loss.item()"),
         ("x = 3", False, r"'x = 3' is no expression.* To assign: %ddp_set x = 3"),
         ("a +", False, r"'a \+' is no expression, such as loss.item\(\) \(invalid syntax\)\.$"),
         ("a", True, "'a' is no assignment, such as x = 3."),

@@ -68,7 +68,7 @@ def _set_breakpoint(ui: CallerUi, args: argparse.Namespace, ranks: Ranks | None)
 
 
 _BEHIND = re.compile(
-    r"(?P<source>.*\S)\s+(?:--ranks[ =](?P<ranks>[\w=,-]+)|--up[ =](?P<up>\d+)"
+    r"(?P<source>.*\S)\s+(?:--ranks[ =](?P<ranks>[\w=,-]+)|--up[ =](?P<up>-?\d+)"
     r"|--(?P<flag>each|watch|unwatch))",
     re.S,
 )

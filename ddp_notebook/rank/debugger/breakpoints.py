@@ -13,7 +13,7 @@ from typing import Any
 
 from ddp_notebook.rank.calls import Bound, Breakpoint
 from ddp_notebook.rank.debugger.code_swap import source_of
-from ddp_notebook.rank.debugger.instrument import line_with_code
+from ddp_notebook.rank.debugger.instrument import Lines, line_with_code, plain
 from ddp_notebook.rank.debugger.named import code_of, defined_at, first_line, named, to_come
 from ddp_notebook.rank.inspect.frames import CELL_NAME, IsUsers
 
@@ -25,6 +25,8 @@ class _Watched:
     spec: Breakpoint
     bound: Bound
     condition: CodeType | None = None
+    plain: str = ""
+    """The condition, where it is a plain one."""
     message: CodeType | None = None
     text: str = ""
     """Of the cell that it is in: another one with the same text has it too."""
@@ -32,7 +34,7 @@ class _Watched:
     passes: int = 0
     done: bool = False
     note: str = ""
-    """Which other processes run it, and do not stop."""
+    """Who runs it and does not stop."""
     told: bool = False
     """That its condition or message raises was said."""
 
@@ -49,7 +51,7 @@ class Breakpoints:
         self.never_runs: Callable[[str, int], str] = lambda file, line: ""
         """Why nothing can stop at a line of a file."""
         self.elsewhere: Callable[[str, int], str] = lambda file, line: ""
-        """Which other processes run it."""
+        """Who runs a line and does not stop there."""
         self._is_users = is_users
         self._names = names
         self._write = write
@@ -60,12 +62,13 @@ class Breakpoints:
         """Cells and scripts that ran."""
 
     @property
-    def lines(self) -> Mapping[str, frozenset[int]]:
+    def lines(self) -> Lines:
         """By file, the lines to stop at."""
-        lines: dict[str, set[int]] = {}
-        for file, line in self._at:
-            lines.setdefault(file, set()).add(line)
-        return {file: frozenset(each) for file, each in lines.items()}
+        lines: dict[str, dict[int, str]] = {}
+        for (file, line), watched in self._at.items():
+            conditions = [each.plain and f"({each.plain})" for each in watched]
+            lines.setdefault(file, {})[line] = " or ".join(conditions) if all(conditions) else ""
+        return lines
 
     def replace(self, specs: Iterable[Breakpoint]) -> None:
         """Have these and no others; those that stay go on counting."""
@@ -84,6 +87,7 @@ class Breakpoints:
             watched.note = self.elsewhere(watched.bound.file, watched.bound.line)
         if spec.condition:
             watched.condition = compile(spec.condition, "<condition>", "eval")
+            watched.plain = plain(spec.condition)
         if spec.log:
             watched.message = compile(message_source(spec.log), "<log>", "eval")
         if CELL_NAME.fullmatch(spec.file):

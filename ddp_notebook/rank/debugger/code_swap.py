@@ -22,7 +22,14 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from ddp_notebook.rank.debugger.instrument import BEFORE_LOOP, HOOK, instrument
+from ddp_notebook.rank.debugger.instrument import (
+    BEFORE_LOOP,
+    ERROR,
+    HOOK,
+    CallOf,
+    Lines,
+    instrument,
+)
 from ddp_notebook.rank.inspect.frames import chain
 
 _FUTURE = 0
@@ -33,6 +40,8 @@ OnCall = Callable[[FrameType, int], None]
 """Called by the code: with its frame, and the line of the breakpoint."""
 Key = tuple[str, int]
 """What tells the functions of a file apart: qualified name and first line."""
+Spot = tuple[int, str]
+"""A line, and the plain condition of its breakpoints."""
 
 
 @dataclass
@@ -50,14 +59,15 @@ class CodeSwap:
     def __init__(self, on_call: OnCall, canonical: Callable[[str], str]) -> None:
         self._on_call = on_call
         self._canonical = canonical
-        self._lines: Mapping[str, frozenset[int]] = {}
-        self._places: dict[int, tuple[str, int]] = {}
-        self._numbers: dict[tuple[str, int], int] = {}
+        self._lines: Lines = {}
+        self._places: dict[int, tuple[str, int, str]] = {}
+        """By the number of a call: its file, line and plain condition."""
+        self._numbers: dict[tuple[str, int, str], int] = {}
         self._count = itertools.count(1)
         self._swapped: dict[int, _Swapped] = {}
         """By the function's id."""
-        self._ours: dict[CodeType, frozenset[int]] = {}
-        """Code with our calls, also of cells and modules; the lines that they are in."""
+        self._ours: dict[CodeType, frozenset[Spot]] = {}
+        """Code with our calls, also of cells and modules; where they are."""
         self._trees: dict[str, ast.Module] = {}
         """By file, what was compiled with our calls last, without them."""
         self._begun: dict[int, tuple[int, int]] = {}
@@ -66,12 +76,13 @@ class CodeSwap:
 
     # -- which lines ---------------------------------------------------------------------
 
-    def apply(self, lines: Mapping[str, frozenset[int]]) -> Mapping[str, str]:
+    def apply(self, lines: Lines) -> Mapping[str, str]:
         """Have calls in these lines and in no others; by file, why there can be none."""
         self._lines = lines
         self._hook_imports(bool(lines))
         if lines:
             setattr(builtins, HOOK, self._hook)
+            setattr(builtins, ERROR, Exception)
         self._give_back()
         had = {self._canonical(code.co_filename) for code in self._ours}
         if not lines and not had:
@@ -104,15 +115,20 @@ class CodeSwap:
 
     def is_ours(self, code: CodeType) -> bool:
         """Whether our calls are in this code, in each line that they belong in."""
-        wanted = self._lines.get(self._canonical(code.co_filename), frozenset())
-        return self._ours.get(code, frozenset()) >= wanted
+        wanted = self._lines.get(self._canonical(code.co_filename), {})
+        return wanted.items() <= self._ours.get(code, frozenset())
+
+    def lacks_call(self, code: CodeType, line: int) -> bool:
+        """Whether a breakpoint is in this line, and no call of ours for it."""
+        wanted = self._lines.get(self._canonical(code.co_filename), {})
+        return line in wanted and (line, wanted[line]) not in self._ours.get(code, ())
 
     def instrumented(self, tree: Any, file: str) -> Any:
         """`tree`, a module that is about to be compiled as `file`, with our calls."""
         canonical = self._canonical(file)
         if canonical in self._lines:
             self._trees[canonical] = copy.deepcopy(tree)
-            instrument(tree, lambda line: self._number(canonical, line))
+            instrument(tree, self._calls(canonical, self._lines[canonical]))
         return tree
 
     def compiled(self, code: CodeType) -> None:
@@ -120,20 +136,25 @@ class CodeSwap:
         lines = self._lines.get(self._canonical(code.co_filename))
         if lines:
             for each in _all_code(code):
-                self._ours[each] = lines
+                self._ours[each] = frozenset(lines.items())
 
-    def _number(self, file: str, line: int) -> int | None:
-        if line not in self._lines[file]:
-            return None
-        number = self._numbers.get((file, line))
-        if number is None:
-            number = self._numbers[file, line] = next(self._count)
-            self._places[number] = file, line
-        return number
+    def _calls(self, file: str, lines: Mapping[int, str]) -> CallOf:
+        def call_of(line: int) -> tuple[int, str] | None:
+            if line not in lines:
+                return None
+            place = file, line, lines[line]
+            number = self._numbers.get(place)
+            if number is None:
+                number = self._numbers[place] = next(self._count)
+                self._places[number] = place
+            return number, lines[line]
+
+        return call_of
 
     def _hook(self, number: int, where: int = 0) -> None:
-        file, line = self._places[number]
-        if line not in self._lines.get(file, ()):  # code that ran may keep a call of no use
+        file, line, condition = self._places[number]
+        # Code that ran may keep a call of no use, or with the condition that was.
+        if self._lines.get(file, {}).get(line) != condition:
             return
         frame = sys._getframe(1)
         thread = threading.get_ident() if where else 0
@@ -153,7 +174,7 @@ class CodeSwap:
             plain, ours = ast.parse(text), ast.parse(text)
         except SyntaxError:
             return "its source cannot be read as Python"
-        instrument(ours, lambda line: self._number(file, line))
+        instrument(ours, self._calls(file, self._lines[file]))
         failed = set()
         by_flags: dict[int, tuple[dict[Key, CodeType], dict[Key, CodeType]]] = {}
         for function in functions:
@@ -179,10 +200,11 @@ class CodeSwap:
     def _take_out(self, functions: list[FunctionType]) -> str:
         """Functions that were compiled with our calls run what they would without."""
         name = functions[0].__code__.co_filename
-        tree = self._trees.get(self._canonical(name))
+        file = self._canonical(name)
+        tree = self._trees.get(file)
         if tree is None:
             return ""
-        made: dict[tuple[int, frozenset[int]], tuple[dict[Key, CodeType], ...]] = {}
+        made: dict[tuple[int, frozenset[Spot]], tuple[dict[Key, CodeType], ...]] = {}
         for function in functions:
             ours = function.__code__
             if ours not in self._ours:
@@ -190,7 +212,7 @@ class CodeSwap:
             how = ours.co_flags & _FUTURE, self._ours[ours]
             if how not in made:
                 again = copy.deepcopy(tree)
-                instrument(again, lambda line, at=how[1]: int(line in at) or None)  # type: ignore[misc]
+                instrument(again, self._calls(file, dict(how[1])))
                 made[how] = _compiled(tree, name, how[0]), _compiled(again, name, how[0])
             before, after = (codes.get(_key(ours)) for codes in made[how])
             if before is not None and after is not None and _alike(after, ours):
@@ -202,7 +224,7 @@ class CodeSwap:
         function.__code__ = after
         self._swapped[id(function)] = _Swapped(function, before, after)
         for each in _all_code(after):
-            self._ours[each] = self._lines[self._canonical(after.co_filename)]
+            self._ours[each] = frozenset(self._lines[self._canonical(after.co_filename)].items())
 
     # -- modules that are imported later ---------------------------------------------------
 

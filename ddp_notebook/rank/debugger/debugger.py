@@ -23,6 +23,7 @@ from ddp_notebook.rank.debugger.armed import Armed
 from ddp_notebook.rank.debugger.breakpoints import Breakpoints
 from ddp_notebook.rank.debugger.code_swap import lines_of
 from ddp_notebook.rank.debugger.goals import Goal, has_line
+from ddp_notebook.rank.debugger.instrument import Lines
 from ddp_notebook.rank.debugger.monitoring import Monitoring
 from ddp_notebook.rank.debugger.stops import Places, Stop
 from ddp_notebook.rank.debugger.tracing import Tracing
@@ -42,7 +43,7 @@ _POLL_S = 0.05
 class Backend(Protocol):
     """How lines are seen: `Tracing` on Python 3.11, `Monitoring` from 3.12 on."""
 
-    def watch(self, lines: Mapping[str, frozenset[int]]) -> Mapping[str, str]:
+    def watch(self, lines: Lines) -> Mapping[str, str]:
         """Stop before these lines, and before no others; by file, why one cannot be."""
 
     def unseen(self) -> Mapping[tuple[str, int], str]:
@@ -379,7 +380,13 @@ class Debugger(Component):
             raised = "it stands where an error was raised, which ends what runs"
             return calls.Moved(0, f"{raised}; it can go on with that: %ddp_step")
         if order.how is How.LINE and not has_line(stop.frame, order.line):
-            return calls.Moved(0, f"line {order.line} is not in {stop.frame.f_code.co_qualname}")
+            function = stop.frame.f_code.co_qualname
+            function = "the code outside functions" if function == "<module>" else function
+            return calls.Moved(
+                0,
+                f"line {order.line} is not in {function}, where it is paused; elsewhere a "
+                "breakpoint stops it: %ddp_break LINE, then %ddp_step --to end",
+            )
         stop.go_on(order)
         return calls.Moved(stop.number)
 

@@ -138,7 +138,8 @@ class Expressions:
     def _guarded(self, wanted: Expression, places: Places) -> Evaluated:
         """The value in one of these frames, the innermost first; without any, in a cell's."""
         if wanted.up and wanted.up >= len(places):
-            return Evaluated(problem=f"it has {len(places)} frames of yours, none {wanted.up} up")
+            known = f"{len(places) or 'no'} frame{'s' * (len(places) != 1)} of yours"
+            return Evaluated(problem=f"it has {known}, none {wanted.up} up. Show them: %ddp_frame")
         frame = _frame(places, wanted.up)
         try:
             return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 HOOK = "__ddp_line__"
 """The built-in function that such a call calls: with a number, and of a `for` loop where it is.
@@ -11,13 +11,34 @@ HOOK = "__ddp_line__"
 A breakpoint at the head of a loop stops in every round, as Python's own tracing does: `for` calls
 before the loop and as each round begins, `while` in its test.
 """
+ERROR = "__ddp_error__"
+"""The built-in name for `Exception`, which the user's code may have for something else."""
 BEFORE_LOOP, IN_ROUND = 1, 2
 _BODIES = ("body", "orelse", "finalbody")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_PLAIN = (
+    *(ast.Expression, ast.Name, ast.Constant, ast.Attribute, ast.Subscript, ast.Compare),
+    *(ast.BoolOp, ast.UnaryOp, ast.BinOp),
+    *(ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
+)
+
+Lines = Mapping[str, Mapping[int, str]]
+"""By file, the lines of breakpoints, each with its plain condition: a thread for which that is
+false need not be brought to the debugger. Empty where each pass is to be looked at."""
+CallOf = Callable[[int], tuple[int, str] | None]
+"""The number and the plain condition of the call in a line; None where there is none."""
 
 
-def instrument(tree: ast.AST, number_of: Callable[[int], int | None]) -> bool:
-    """Put calls into `tree`, with the number that `number_of` has for a line; True for any."""
-    return _Instrument(number_of).into(tree)
+def instrument(tree: ast.AST, call_of: CallOf) -> None:
+    """Put the calls of lines into `tree`."""
+    _Instrument(call_of).into(tree)
+
+
+def plain(condition: str) -> str:
+    """The condition in one line; empty where it calls something, or makes variables."""
+    tree = ast.parse(condition.strip(), mode="eval")
+    is_plain = "__" not in condition and all(isinstance(each, _PLAIN) for each in ast.walk(tree))
+    return ast.unparse(tree) if is_plain else ""
 
 
 def line_with_code(tree: ast.AST, wanted: int) -> int | None:
@@ -42,54 +63,59 @@ def _span(node: ast.stmt | ast.expr) -> tuple[int, int]:
 
 
 class _Instrument:
-    def __init__(self, number_of: Callable[[int], int | None]) -> None:
-        self._number_of = number_of
-        self._any = False
+    def __init__(self, call_of: CallOf) -> None:
+        self._call_of = call_of
 
-    def into(self, tree: ast.AST) -> bool:
-        for node in list(ast.walk(tree)):
+    def into(self, tree: ast.AST) -> None:
+        nodes = [(tree, 0)]
+        for node, depth in nodes:
+            depth += isinstance(node, _FUNCTIONS) or bool(depth and isinstance(node, ast.ClassDef))
+            nodes.extend((child, depth) for child in ast.iter_child_nodes(node))
+        for node, depth in nodes:
             for name in _BODIES:
                 body = getattr(node, name, None)
                 if isinstance(body, list) and body and isinstance(body[0], ast.stmt):
-                    setattr(node, name, self._with_calls(node, name, body))
+                    # A condition in a function in a function would make a closure of variables
+                    # that were none, and neither could have the other's code.
+                    nested = depth + isinstance(node, _FUNCTIONS) > 1
+                    setattr(node, name, self._with_calls(node, name, body, nested))
             if isinstance(node, ast.Lambda):
                 self._lambda(node)
             elif isinstance(node, ast.For | ast.AsyncFor | ast.While):
                 self._each_round(node)
-        return self._any
 
-    def _with_calls(self, owner: ast.AST, name: str, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    def _with_calls(
+        self, owner: ast.AST, name: str, body: Sequence[ast.stmt], nested: bool
+    ) -> list[ast.stmt]:
         begin = _after_what_must_be_first(owner, body) if name == "body" else 0
         made = list(body[:begin])
         placed: set[int] = set()
         for statement in body[begin:]:
             line = _first_line(statement)
-            number = self._number_of(line)
+            found = self._call_of(line)
             in_test = isinstance(statement, ast.While)
-            if number is not None and line not in placed and not in_test:
+            if found is not None and line not in placed and not in_test:
                 placed.add(line)
+                number, condition = found
                 loops = isinstance(statement, ast.For | ast.AsyncFor)
-                call = _call(number, *([BEFORE_LOOP] if loops else []))
-                made.append(_at(ast.Expr(call), statement, line))
-                self._any = True
+                call: ast.stmt = ast.Expr(_call(number, *([BEFORE_LOOP] if loops else [])))
+                if condition and not loops and not nested:
+                    call = _unless_false(condition, call)
+                made.append(_at(call, statement, line))
             made.append(statement)
         return made
 
     def _lambda(self, node: ast.Lambda) -> None:
-        number = self._number_of(node.body.lineno)
-        if number is not None:
-            node.body = _after_call(number, node.body)
-            self._any = True
+        found = self._call_of(node.body.lineno)
+        if found is not None:
+            node.body = _after_call(found[0], node.body)
 
     def _each_round(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
-        number = self._number_of(node.lineno)
-        if number is None:
-            return
-        self._any = True
-        if isinstance(node, ast.While):
-            node.test = _after_call(number, node.test)
-        else:
-            node.body.insert(0, _at(ast.Expr(_call(number, IN_ROUND)), node, node.lineno))
+        found = self._call_of(node.lineno)
+        if found is not None and isinstance(node, ast.While):
+            node.test = _after_call(found[0], node.test)
+        elif found is not None:
+            node.body.insert(0, _at(ast.Expr(_call(found[0], IN_ROUND)), node, node.lineno))
 
 
 def _after_what_must_be_first(owner: ast.AST, body: Sequence[ast.stmt]) -> int:
@@ -118,6 +144,19 @@ def _call(*arguments: int) -> ast.Call:
     return ast.Call(ast.Name(HOOK, ast.Load()), [ast.Constant(each) for each in arguments], [])
 
 
+def _unless_false(condition: str, call: ast.stmt) -> ast.stmt:
+    """`call` where the condition is true, or raises: the debugger then says that it does.
+
+    A loop of one round at most, which makes no variable and raises nothing of the condition's.
+    """
+    (made,) = ast.parse(
+        f"while True:\n try:\n  if not ({condition}): break\n except {ERROR}: pass\n break"
+    ).body
+    assert isinstance(made, ast.While)
+    made.body.insert(1, call)
+    return made
+
+
 def _after_call(number: int, value: ast.expr) -> ast.expr:
     """``(call, value)[1]``: an expression that calls first."""
     both = ast.Tuple([_call(number), value], ast.Load())
@@ -127,7 +166,7 @@ def _after_call(number: int, value: ast.expr) -> ast.expr:
 
 def _at(made: ast.stmt, other: ast.stmt, line: int) -> ast.stmt:
     for node in ast.walk(made):
-        if isinstance(node, ast.stmt | ast.expr):
+        if isinstance(node, ast.stmt | ast.expr | ast.excepthandler):
             ast.copy_location(node, other)
             node.lineno, node.end_lineno = line, line
             node.end_col_offset = node.col_offset

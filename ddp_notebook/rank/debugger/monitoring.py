@@ -13,6 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from ddp_notebook.rank.debugger.goals import Goal
+from ddp_notebook.rank.debugger.instrument import Lines
 from ddp_notebook.rank.inspect.frames import chain
 
 _NAME = "ddp-notebook"
@@ -29,16 +30,19 @@ class Monitoring:
         self._on_line = on_line
         self._canonical = canonical
         self._goals: dict[int, Goal] = {}
-        self._lines: Mapping[str, frozenset[int]] = {}
-        self._armed: set[CodeType] = set()
-        """Code with events of its own."""
+        self._lines: Lines = {}
+        self._conditions: dict[str, CodeType] = {}
+        self._armed: dict[int, CodeType] = {}
+        """Code with events of its own, by its id: equal code of another function has its own."""
         self._tool = -1
         self._monitoring: Any = getattr(sys, "monitoring", None)
 
     # -- breakpoints ---------------------------------------------------------------------
 
-    def watch(self, lines: Mapping[str, frozenset[int]]) -> Mapping[str, str]:
+    def watch(self, lines: Lines) -> Mapping[str, str]:
         """Stop before these lines, and before no others; by file, why one cannot be."""
+        conditions = {each for of_file in lines.values() for each in of_file.values() if each}
+        self._conditions = {each: compile(each, "<condition>", "eval") for each in conditions}
         self._lines = lines
         if lines:
             self._begin()
@@ -115,7 +119,7 @@ class Monitoring:
         """With nothing to stop at, be no tool of Python's: others may need the place."""
         if self._tool < 0 or self._lines or self._goals:
             return
-        for code in self._armed:
+        for code in self._armed.values():
             self._monitoring.set_local_events(self._tool, code, 0)
         self._armed.clear()
         tool, self._tool = self._tool, -1
@@ -147,8 +151,8 @@ class Monitoring:
         self._monitoring.restart_events()
 
     def _arm(self, code: CodeType) -> None:
-        if code not in self._armed:
-            self._armed.add(code)
+        if id(code) not in self._armed:
+            self._armed[id(code)] = code
             events = self._monitoring.events
             wanted = events.LINE | events.PY_RETURN | events.PY_YIELD
             self._monitoring.set_local_events(self._tool, code, wanted)
@@ -167,11 +171,21 @@ class Monitoring:
         return None if into else self._monitoring.DISABLE
 
     def _line(self, code: CodeType, line: int) -> Any:
-        watched = line in self._lines.get(self._canonical(code.co_filename), ())
-        if watched or threading.get_ident() in self._goals:
-            self._on_line(sys._getframe(1), watched)
-            return None
-        return None if self._goals else self._monitoring.DISABLE
+        condition = self._lines.get(self._canonical(code.co_filename), {}).get(line)
+        stepped = threading.get_ident() in self._goals
+        if condition is None and not stepped:
+            return None if self._goals else self._monitoring.DISABLE
+        frame = sys._getframe(1)
+        if stepped or not condition or self._may_hold(condition, frame):
+            self._on_line(frame, condition is not None)
+        return None
+
+    def _may_hold(self, condition: str, frame: FrameType) -> bool:
+        """False where the debugger need not look at this pass."""
+        try:
+            return bool(eval(self._conditions[condition], frame.f_globals, frame.f_locals))  # noqa: S307
+        except Exception:  # noqa: BLE001  # the user's condition: the debugger says that it raises
+            return True
 
     def _return(self, code: CodeType, offset: int, value: Any) -> Any:
         return self._left(sys._getframe(1), yielded=False)

@@ -17,6 +17,7 @@ from typing import Any
 
 from ddp_notebook.rank.debugger.code_swap import CodeSwap
 from ddp_notebook.rank.debugger.goals import Goal, can_be_suspended
+from ddp_notebook.rank.debugger.instrument import Lines
 from ddp_notebook.rank.inspect.frames import chain
 
 _FRAME_OF: Mapping[type, str] = {
@@ -40,19 +41,19 @@ class Tracing:
         self._on_line = on_line
         self._canonical = canonical
         self._goals: dict[int, Goal] = {}
-        self._lines: Mapping[str, frozenset[int]] = {}
+        self._lines: Lines = {}
         self._swap = CodeSwap(on_call, canonical)
         self._suspended: list[FrameType] = []
         """Of generators and coroutines that began before their breakpoints were set."""
         self._followed: dict[int, set[FrameType]] = {}
         """By thread: frames with breakpoints that ran already when these were set."""
-        self._theirs: dict[int, Any] = {}
-        """By thread: what the user traces it with, and gets back."""
+        self._theirs: dict[int, tuple[Any, dict[FrameType, Any]]] = {}
+        """By thread: what the user traces it and frames of it with, and gets back."""
         self._pending = _PENDING_CALL(self._arm_main_thread)
 
     # -- breakpoints ---------------------------------------------------------------------
 
-    def watch(self, lines: Mapping[str, frozenset[int]]) -> Mapping[str, str]:
+    def watch(self, lines: Lines) -> Mapping[str, str]:
         """Stop before these lines, and before no others; by file, why one cannot be."""
         self._lines = lines
         problems = self._swap.apply(lines)
@@ -71,7 +72,7 @@ class Tracing:
             for frame in self._to_follow(innermost) if thread in names else ():
                 file = self._canonical(frame.f_code.co_filename)
                 for _, _, line in frame.f_code.co_lines():
-                    if line in self._lines[file]:
+                    if line and line in self._lines[file]:
                         notes[file, line] = (
                             f"thread {names[thread]} is in this function already, and stops there "
                             "from its next call on"
@@ -106,11 +107,9 @@ class Tracing:
     def _follow(self, thread: int, frame: FrameType | None) -> None:
         """Trace the frames that have breakpoints and ran before these were set."""
         frames = {*self._to_follow(frame), *self._suspended}
-        for each in frames:
-            each.f_trace = self._local
         if frames:
             self._followed[thread] = frames
-            self._trace(thread)
+            self._trace(thread, frames)
         elif self._followed.pop(thread, None) is not None and thread not in self._goals:
             self._untrace()
 
@@ -122,23 +121,31 @@ class Tracing:
         self._goals.pop(thread, None)
         if goal is not None:
             self._goals[thread] = goal
-            for each in goal.frames:
-                each.f_trace = self._local
-            self._trace(thread)
+            self._trace(thread, goal.frames)
         self._follow(thread, frame)
         if goal is None and thread not in self._followed:
             self._untrace()
 
-    def _trace(self, thread: int) -> None:
+    def _trace(self, thread: int, frames: Iterable[FrameType]) -> None:
+        """Trace these frames of this thread. What the user traces it with sees nothing meanwhile:
+        it cannot be called from here, as coverage's would then take our place."""
         before = sys.gettrace()
         if before != self._global:
-            self._theirs[thread] = before
+            self._theirs[thread] = before, {}
             sys.settrace(self._global)
+        theirs, own = self._theirs[thread]
+        for frame in frames:
+            if theirs is not None:
+                own.setdefault(frame, frame.f_trace)
+            frame.f_trace = self._local
 
     def _untrace(self) -> None:
         """Trace this thread no more."""
         if sys.gettrace() == self._global:
-            sys.settrace(self._theirs.pop(threading.get_ident(), None))
+            theirs, own = self._theirs.pop(threading.get_ident(), (None, {}))
+            for frame, trace in own.items():
+                frame.f_trace = trace
+            sys.settrace(theirs)
 
     def goal(self) -> Goal | None:
         """This thread's goal."""
@@ -168,7 +175,7 @@ class Tracing:
     def _local(self, frame: FrameType, event: str, arg: Any) -> Any:
         thread = threading.get_ident()
         if event == "line":
-            self._on_line(frame, not self._swap.is_ours(frame.f_code))
+            self._on_line(frame, self._swap.lacks_call(frame.f_code, frame.f_lineno))
         elif event == "return":
             self._left(thread, frame, yielded=_yields(frame))
         if thread not in self._goals and thread not in self._followed:
@@ -179,17 +186,19 @@ class Tracing:
     def _left(self, thread: int, frame: FrameType, *, yielded: bool) -> None:
         goal = self._goals.get(thread)
         if goal is not None and goal.left(frame, yielded=yielded):
-            for each in goal.frames:
-                each.f_trace = self._local
+            self._trace(thread, goal.frames)
             if not goal.frames:
                 self._goals.pop(thread, None)
-        if not yielded and frame in self._suspended:
+        if yielded:
+            return
+        if thread in self._theirs:
+            self._theirs[thread][1].pop(frame, None)
+        if frame in self._suspended:
             self._suspended.remove(frame)
-        followed = self._followed.get(thread)
-        if followed is not None and not yielded:
-            followed.discard(frame)
-            if not followed:
-                del self._followed[thread]
+        followed = self._followed.get(thread, set())
+        followed.discard(frame)
+        if not followed:
+            self._followed.pop(thread, None)
 
 
 def _suspended() -> Iterator[FrameType]:

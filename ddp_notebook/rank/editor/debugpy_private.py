@@ -19,6 +19,7 @@ from typing import Any
 
 from ddp_notebook.rank.calls import How
 
+_MONITORING = "_pydevd_sys_monitoring.pydevd_sys_monitoring"
 _NEEDED = {
     "debugpy": ("connect", "configure", "debug_this_thread"),
     "pydevd": (
@@ -41,6 +42,8 @@ _NEEDED = {
     ),
 }
 """By module, what is used of it. All but debugpy's own are private."""
+if hasattr(sys, "monitoring"):  # from Python 3.12 on
+    _NEEDED[_MONITORING] = ("stop_monitoring", "start_monitoring")
 _STEPS = {How.NEXT: "CMD_STEP_OVER", How.INTO: "CMD_STEP_INTO", How.OUT: "CMD_STEP_RETURN"}
 _OURS = str(Path(__file__).parents[2])
 _NO_CHECK = "PYDEVD_DISABLE_FILE_VALIDATION"
@@ -167,13 +170,19 @@ class Debugpy:
         """Stop this thread at `frame`, which it is in, until the editor resumes it."""
         self.trace()
         thread, constants = threading.current_thread(), "_pydevd_bundle.pydevd_comm_constants"
-        info = self._info(thread)
-        info.is_tracing += 1  # what the editor evaluates meanwhile is not stopped
+        info, monitoring = self._info(thread), self._parts.get(_MONITORING)
+        # What pydevd runs here, and what the editor evaluates, is not stopped.
+        info.is_tracing += 1
+        if monitoring is not None:
+            monitoring.start_monitoring()  # first: else it may not know this thread
+            monitoring.stop_monitoring()
         try:
             self._db.set_suspend(thread, self._parts[constants].CMD_SET_BREAK)
             self._plain(self._db, thread, frame, "line", None)
         finally:
             info.is_tracing -= 1
+            if monitoring is not None:
+                monitoring.start_monitoring()
 
     def _info(self, thread: threading.Thread) -> Any:
         part = self._parts["_pydevd_bundle.pydevd_additional_thread_info"]

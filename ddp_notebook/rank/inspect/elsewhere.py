@@ -1,10 +1,11 @@
-"""Code that this process does not run as Python: compiled whole, or run by data workers."""
+"""Code that this process does not run as Python: compiled, or run by data workers."""
 
 from __future__ import annotations
 
 import gc
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -20,6 +21,10 @@ _WHOLE = (
     "torch.compile(fullgraph=True) has {name} compiled as a whole, with what it calls: no Python "
     "line of it runs. Stop in what calls it, or leave fullgraph out while you look"
 )
+_COMPILED = (
+    "torch.compile has {name} compiled, with what it calls, and from Python 3.12 on nothing stops "
+    "in that. Stop in what calls it, or leave torch.compile out while you look"
+)
 _WORKERS = (
     "a DataLoader's {count} worker processes run it too, and do not stop there: "
     "DataLoader(num_workers=0)"
@@ -28,14 +33,24 @@ _WORKERS = (
 
 def never_runs(file: str, line: int) -> str:
     """Why nothing can stop at a line, empty when something can. `file` is its real path."""
-    for name, compiled in torch_private.compiled_whole():
-        if _has(_reached(_roots(compiled)), file, line):
-            return _WHOLE.format(name=name)
+    name = _compiled(file, line, whole=True)
+    return _WHOLE.format(name=name) if name else ""
+
+
+def _compiled(file: str, line: int, *, whole: bool) -> str:
+    """What has a line compiled, with `fullgraph` or without; empty for nothing."""
+    for name, compiled, is_whole in torch_private.compiled():
+        if is_whole == whole and _has(_reached(_roots(compiled)), file, line):
+            return name
     return ""
 
 
-def run_by_workers(file: str, line: int) -> str:
-    """That processes of DataLoaders run a line as well, empty when none does."""
+def not_stopped(file: str, line: int) -> str:
+    """Who runs a line and does not stop there: compiled code, or processes of DataLoaders."""
+    # Before Python 3.12 a call of ours is in the line, and the compiler leaves that out.
+    name = _compiled(file, line, whole=False) if hasattr(sys, "monitoring") else ""
+    if name:
+        return _COMPILED.format(name=name)
     for loader in _loaders():
         given = (loader.collate_fn, loader.worker_init_fn, loader.dataset)
         held = vars(loader.dataset).values() if hasattr(loader.dataset, "__dict__") else ()

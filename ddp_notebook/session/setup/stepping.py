@@ -57,9 +57,10 @@ class Stepping:
             return _step_stage(bring_up, ranks, to)
         if current is not None and current.run.pending:
             raise UsageMistake(
-                f"{current.run.heading} runs freely on {name_ranks(current.run.pending)}: no rank "
-                "is paused. To stop it: %ddp_break train.py:42. From its beginning it can pause "
-                "before each collective: %%ddp --step collective"
+                f"{current.run.heading} is not over on {name_ranks(current.run.pending)}, and no "
+                "rank is paused. What they do: %ddp_where. To stop at a line that they come to: "
+                "%ddp_break 7, %ddp_break train.py:42. To pause before each collective, run it "
+                "again: %%ddp --step collective"
             )
         if self._construction.latest is not None:
             return _step_construction(self._construction.latest, ranks, to)

@@ -206,6 +206,8 @@ class Values:
         members = ranks if ranks is not None else tuple(range(snapshot.world_size))
         check_ranks(members, snapshot)
         _check_source(source, assign=assign)
+        if up is not None and up < 0:
+            raise UsageMistake("--up is 0 or more; 0 is the innermost. %ddp_frame shows all frames")
         alive = tuple(r for r in members if snapshot.ranks[r].status is not Status.DEAD)
         paused = {rank for controller in self._runs.controllers for rank in controller.run.stops}
         everywhere = paused >= set(range(snapshot.world_size)) == set(members)
@@ -264,7 +266,7 @@ def _check_source(source: str, *, assign: bool) -> None:
     """Raises UsageMistake for text that is not an expression, or not an assignment."""
     what, example = _ASSIGNMENT if assign else _EXPRESSION
     if not source.strip():
-        raise UsageMistake(f"Nothing is typed behind it. For example: {example}")
+        raise UsageMistake(f"The {what.partition(',')[0]} is missing. For example: {example}")
     try:
         tree = ast.parse(source, mode="exec" if assign else "eval")
     except (SyntaxError, ValueError) as error:

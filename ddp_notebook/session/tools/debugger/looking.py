@@ -85,7 +85,8 @@ class Looking:
                 "collective, and after a cell that raised."
             )
         if not 0 <= up < deepest:
-            raise UsageMistake(f"There is no frame {up}: they are 0 (innermost) to {deepest - 1}.")
+            known = f"they are 0 (innermost) to {deepest - 1}" if deepest > 1 else "there is only 0"
+            raise UsageMistake(f"There is no frame {up if up > 0 else 'below 0'}: {known}.")
         self._chosen = (self._moment(), up)
         return stands
 
