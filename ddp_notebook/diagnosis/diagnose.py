@@ -106,6 +106,7 @@ RULES: tuple[Rule, ...] = (
     # Ranks that ended, or were stopped, before anything else went wrong.
     Rule(missing_ranks.raised, When.SETUP),
     Rule(missing_ranks.dead_ranks, When.SETUP),
+    Rule(missing_ranks.came_too_late, When.SETUP),
     Rule(missing_ranks.stopped_ranks, When.SETUP | When.RUN),
     # Collectives that met and do not match are proof, whether ranks are stuck or not.
     Rule(hang.unreduced_gradients, When.RUN),

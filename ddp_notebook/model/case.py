@@ -191,6 +191,8 @@ class RankReport:
     entered: int = 0
     left: int = 0
     """How many of these calls returned."""
+    called_ns: int = 0
+    """When the last of these calls began, by CLOCK_MONOTONIC of its host; 0 if unknown."""
     initialized: bool = False
     arguments: InitArguments = field(default_factory=InitArguments)
     error_type: str = ""

@@ -8,7 +8,7 @@ import pytest
 from collective_cases import DDP, SKIP, found, refuse, refused, same, the_one
 from traces import all_reduce, backward, barrier, died, forward, op, places, play, raised
 
-from ddp_notebook.model import Case, Category, ThreadError
+from ddp_notebook.model import Case, Category, Collective, ReplicaFacts, ThreadError
 
 # -- collectives that only some ranks issue ------------------------------------------------
 
@@ -180,6 +180,20 @@ def test_a_way_around_the_line_in_the_loop_tells_a_skipped_step_from_a_missing_b
     assert found(case, {"train.py": code}) == [(category, (1,))]
 
 
+@pytest.mark.parametrize("rest", [[], [barrier(9)]])
+@pytest.mark.parametrize(("forwards", "category"), [(5, "divergent-control-flow"), (4, None)])
+def test_who_ran_as_many_forwards_had_as_many_batches(
+    rest: list[Collective], forwards: int, category: str | None
+) -> None:
+    step = [backward(4)]
+    case = play(same(3, [*DDP, *step * 5, *rest], r1=[*DDP, *step * 4, *rest]))
+    counts = {0: (5, 5), 1: (forwards, 4), 2: (5, 5)}
+    facts = {r: ReplicaFacts("m", forwards=f, backwards=b) for r, (f, b) in counts.items()}
+    reports = tuple(replace(e, replicas=(facts[e.rank],)) for e in case.ranks)
+    told = found(replace(case, ranks=reports), {"train.py": LOOP})
+    assert told == [(category or "uneven-inputs", (1,))]
+
+
 def test_a_step_left_out_in_a_loop_of_several_collectives() -> None:
     step = [all_reduce(5), op("all_gather", 6)]
     case = play(same(3, step * 4, r1=[*step, *step, step[0], *step]))
@@ -338,6 +352,23 @@ def test_a_rank_that_raised_and_waits_in_its_finally() -> None:
         _handles(case, 1, kind="RuntimeError", text="Connection closed by peer"),
     ):
         assert found(other) != [("exception-on-one-rank", (1,))]
+
+
+def test_a_rank_that_raised_and_runs_its_step_again_is_told_by_the_second_try() -> None:
+    step = (forward(11), backward(12))
+    case = play(same(2, [*step] * 3, r1=[*step, forward(11), forward(15), step[1]]))
+    finding = the_one(_handles(case, 1))
+    assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
+    assert "its `except` tries again: it calls" in finding.cause
+    error = ThreadError("main", "OSError", "stale", places((3, "<module>"), (9, "load")))
+    for lines, category in (
+        (((5, "<module>"), (8, "load")), Category.DIVERGENT_CONTROL_FLOW),
+        (((5, "<module>"), (30, "report")), Category.EXCEPTION_ON_ONE_RANK),
+        (((3, "<module>"), (10, "load")), Category.EXCEPTION_ON_ONE_RANK),
+    ):
+        case = play(same(2, [all_reduce(40)], r1=[barrier(*lines)]))
+        reports = (case.ranks[0], replace(case.ranks[1], handles=error))
+        assert found(replace(case, ranks=reports)) == [(category, (1,))]
 
 
 def test_a_collective_in_a_finally_that_met_what_the_others_called() -> None:

@@ -116,6 +116,12 @@ def test_of_two_processes_with_one_rank_the_one_that_was_launched_as_another_is_
     assert "rank 2 is missing" in found.findings[0].cause
 
 
+def test_ranks_that_are_counted_from_one_leave_the_last_beyond_the_world() -> None:
+    found = diagnose(*(waiting(rank, "store", came={"rank": rank + 1}) for rank in range(3)))
+    assert blamed(found) == [(Category.ENV_INVALID, (2,))]
+    assert "no process has RANK=0" in found.findings[0].remedy
+
+
 def test_a_second_rank_zero_that_cannot_have_the_port_is_a_duplicate() -> None:
     second = failed(1, "EADDRINUSE: address already in use", came={"rank": 0})
     assert blamed(diagnose(waiting(0), second, waiting(2)))[0] == (Category.DUPLICATE_RANK, (1,))
@@ -231,3 +237,31 @@ def test_evidence_and_diagnosis_survive_being_written_as_json() -> None:
     assert codec.decode(RankReport, codec.encode(evidence)) == evidence
     found = diagnose(waiting(0, "store"), RankReport(1, Activity.IDLE))
     assert codec.decode(Diagnosis, found.to_json()) == found
+
+
+GAVE_UP = "Timed out after 5 seconds waiting for clients. 1/2 clients joined."
+REFUSED = "The client socket has timed out after 4000ms while trying to connect to (a, 1)."
+
+
+def test_who_calls_only_when_the_others_timeout_is_over_came_too_late() -> None:
+    short = {"timeout_s": 4.0}
+    first = failed(0, GAVE_UP, came=short, called_ns=1_000_000_000)
+    late = failed(1, REFUSED, came=short, called_ns=10_000_000_000)
+    found = diagnose(first, late)
+    assert blamed(found) == [(Category.STRAGGLER, (1,))]
+    assert "the timeout of 4 s was over" in found.findings[0].cause
+    busy = RankReport(1, Activity.BUSY, doing="train.py:12")
+    assert blamed(diagnose(first, busy)) == [(Category.STRAGGLER, (1,))]
+
+
+def test_no_rank_came_too_late_where_time_does_not_explain_all() -> None:
+    short = {"timeout_s": 4.0}
+    first = failed(0, GAVE_UP, came=short, called_ns=1_000_000_000)
+    in_time = failed(1, REFUSED, came=short, called_ns=1_500_000_000)
+    assert blamed(diagnose(first, in_time)) == []
+    late = replace(in_time, called_ns=10_000_000_000)
+    assert Category.STRAGGLER not in dict(
+        blamed(diagnose(first, late, RankReport(2, Activity.IDLE)))
+    )
+    elsewhere = replace(late, host="node1")
+    assert blamed(diagnose(replace(first, host="node0"), elsewhere)) == []

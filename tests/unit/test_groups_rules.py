@@ -57,6 +57,31 @@ def test_a_rank_that_raised_is_told_by_its_error_and_not_by_what_it_did_not_call
     assert found(case) == [("exception-on-one-rank", (3,))]
 
 
+def blocks(own: int) -> Case:
+    """Ranks in rows and columns: rank 3 uses its column in the third block, or once too often."""
+    groups = {"r0": (0, 1), "r1": (2, 3), "c0": (0, 2), "c1": (1, 3)}
+    programs = {}
+    for rank in range(4):
+        row, column = (
+            all_reduce(n, group=g) for n, g in ((5, f"r{rank // 2}"), (9, f"c{rank % 2}"))
+        )
+        programs[rank] = [row, row, row, column]
+        if rank == 3:
+            other = all_reduce(7, group="c1")
+            programs[rank] = [row, row, *[other] * own, *[row] * (own > 1), column]
+    return play(programs, groups=groups)
+
+
+def test_a_call_in_another_group_than_its_peers_wait_in_is_the_wrong_group() -> None:
+    finding = the_one(blocks(1))
+    assert (finding.category, finding.ranks) == ("subgroup-misuse", (3,))
+    assert "in the group of ranks 1,3, where rank 2 waits for it in the group of" in finding.cause
+
+
+def test_a_call_too_many_in_another_group_is_no_wrong_group() -> None:
+    assert all(category != "subgroup-misuse" for category, _ in found(blocks(3)))
+
+
 SAVES = """\
 def save():
     if mesh.get_local_rank("replicate") == 0:

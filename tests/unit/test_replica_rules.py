@@ -25,6 +25,7 @@ from ddp_notebook.model import (
     LoaderFacts,
     OptimizerFacts,
     Part,
+    Phase,
     Place,
     RankReport,
     ReplicaFacts,
@@ -353,6 +354,28 @@ def test_who_does_not_reduce_what_others_reduce(fields: dict[str, Any], category
     found = tuple(hang.unreduced_gradients(Context(hung(replica(**fields), replica()))))
     assert only(found) == (category, (1,))
     assert found[0].waiting == (0,)
+
+
+def test_who_reduces_where_most_ranks_are_under_no_sync_is_the_culprit() -> None:
+    two = hung(replica(forwards=8, no_sync_forwards=6), replica(forwards=5, no_sync_forwards=2))
+    assert only(tuple(hang.unreduced_gradients(Context(two)))) == (Category.NO_SYNC_MISUSE, (1,))
+    most = replace(two, ranks=(*two.ranks, replace(two.ranks[1], rank=2)))
+    found = tuple(hang.unreduced_gradients(Context(most)))
+    assert only(found) == (Category.NO_SYNC_MISUSE, (0,))
+    assert "that ranks 1-2 ran under no_sync" in found[0].cause
+
+
+def test_ranks_that_were_refused_in_their_backward_tell_as_much_as_those_that_wait() -> None:
+    two = hung(replica(no_sync_forwards=1), replica())
+    refused = replace(two.collectives.of[0][0], phase=Phase.REFUSED)
+    ranks = (
+        replace(two.ranks[0], activity=Activity.FAILED, inside="", error_type="Mismatch"),
+        replace(two.ranks[1], activity=Activity.WAITING, inside="collective"),
+    )
+    own = Collective(1, 0, "barrier")
+    there = Collectives({0: (refused,), 1: (own,)})
+    found = tuple(hang.unreduced_gradients(Context(Case(ranks, collectives=there))))
+    assert only(found) == (Category.NO_SYNC_MISUSE, (1,))
 
 
 def test_a_rank_that_only_made_fewer_steps_is_not_blamed_here() -> None:

@@ -50,6 +50,19 @@ def test_a_rank_that_wraps_fewer_modules_or_frees_none_is_told() -> None:
     assert "reshard_after_forward" in finding.cause
 
 
+def test_tensors_that_one_rank_places_in_another_way_are_told() -> None:
+    def place(operation: str) -> Collective:
+        return op(operation, 14, api="parallelize_module", root=0)
+
+    up, down = [place("scatter"), place("scatter")], [place("scatter"), place("broadcast")]
+    last = op("barrier", 30)
+    finding = first_of(play(same(3, [*up, *down, last], r1=[*up, last])))
+    assert (finding.category, finding.ranks) == ("sharding-mismatch", (1,))
+    assert "same plan" in finding.remedy
+    alone = play(same(3, [*up, *down, last], r1=[last]))
+    assert "sharding-mismatch" not in [c for c, _ in found(alone)], "it does not call it at all"
+
+
 def test_gradients_that_one_rank_reduces_and_another_gathers_on_are_told() -> None:
     off = units("", "blocks.0", "blocks.1", syncs=False)
     finding = first_of(sharded(stuck(), WHOLE, WHOLE, off))

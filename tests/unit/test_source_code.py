@@ -152,6 +152,27 @@ def test_a_condition_on_the_loops_own_variable_is_the_same_on_all_ranks() -> Non
     assert found.place.text == "if bad(i):"
 
 
+@pytest.mark.parametrize(
+    ("test", "found"),
+    [
+        ("len(batch) < 4: return", True),
+        ("loss.item() > 3 * mean: return", True),
+        ("scaler is not None: return", False),
+        ("isinstance(batch, tuple): return", False),
+        ("self.training: return", False),
+        ("dist.get_world_size() == 1: return", False),
+    ],
+)
+def test_what_a_function_asks_of_its_data_is_a_way_around_for_the_loop_that_calls_it(
+    test: str, found: bool
+) -> None:
+    step = f"def step(batch):\n    if {test}\n    dist.barrier()\n"
+    code = step + "for batch in data:\n    step(batch)\n"
+    way = known(code).way_around(barrier(5, (3, "step")))
+    assert (way is not None) is found
+    assert known(code.replace("for batch in data", "if True")).way_around(barrier(5)) is None
+
+
 def test_branches_of_one_condition() -> None:
     assert known().alternatives(barrier(13, (6, "save")), all_reduce(15))
     assert not known().alternatives(all_reduce(11), all_reduce(15))

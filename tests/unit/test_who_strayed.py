@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from collective_cases import found, same, the_one
-from traces import BUSY, DONE, all_reduce, barrier, message, play, raised
+from traces import BUSY, DONE, all_reduce, barrier, message, op, play, raised
 
 from ddp_notebook.diagnosis import diagnose_run, failures
 from ddp_notebook.diagnosis.collectives import p2p
@@ -143,7 +143,25 @@ def test_who_runs_against_a_ring_is_not_who_closes_one(
     of: dict[int, list[Collective]], against: tuple[int, ...]
 ) -> None:
     case = replace(play({rank: [] for rank in of}), collectives=Collectives(of))
-    assert p2p._against_the_ring(Context(case), {0: of[0][0]}) == against
+    mistake = p2p._against_the_ring(Context(case), {0: of[0][0]})
+    assert (mistake[2] if mistake is not None else ()) == against
+
+
+def test_who_left_a_ring_early_is_told_also_where_messages_are_asynchronous() -> None:
+    code = (
+        "for hop in range(4):\n  if done():\n    break\n  dist.batch_isend_irecv(ops)\nbarrier()\n"
+    )
+    turns = {}
+    for rank in range(4):
+        to, by = (
+            message(what, (rank + way) % 4, 4, api="batch_isend_irecv")
+            for what, way in (("send", 1), ("recv", -1))
+        )
+        turn = [to, by][:: -1 if rank % 2 else 1]
+        turns[rank] = [*turn * (1 if rank == 1 else 3), barrier(5)]
+    finding = the_one(play(turns), {"train.py": code})
+    assert (finding.category, finding.ranks) == ("p2p-mismatch", (1,))
+    assert "rank 1 is past the loop in which ranks 0,2 wait for it" in finding.cause
 
 
 def test_in_a_ring_in_which_two_peers_are_new_either_may_be_wrong() -> None:
@@ -209,6 +227,9 @@ def test_a_store_that_left_with_the_only_rank_that_finished_is_that_ranks() -> N
     assert finding.waiting == (1, 2)
     (several,) = failures.raised([end(0, "ok"), end(1, "ok"), end(2)], (0, 1, 2))
     assert (several.category, several.ranks) == (Category.UNDECIDED, ())
+    broken = replace(end(1), evalue="Broken pipe")
+    (wrote,) = failures.raised([end(0, "ok"), broken], (0, 1))
+    assert (wrote.category, wrote.ranks) == (Category.STORE_GONE, (0,))
     (own,) = failures.raised([end(0, "ok"), end(1, error="ValueError")], (0, 1))
     assert (own.category, own.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1,))
 
@@ -283,9 +304,11 @@ GAVE_UP = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms f
 CLOSED = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:917"
 
 
-def given_up(came_s: float | None, last: RankReport, limit_s: float = 10.0) -> Case:
+def given_up(
+    came_s: float | None, last: RankReport, limit_s: float = 10.0, what: str = "barrier"
+) -> Case:
     """Ranks 0 and 1 wait from second 1 on until they give up; rank 2 comes at `came_s`."""
-    there = barrier(9, phase=Phase.FAILED, limit_s=limit_s, issued_ns=10**9, done_ns=11 * 10**9)
+    there = op(what, 9, phase=Phase.FAILED, limit_s=limit_s, issued_ns=10**9, done_ns=11 * 10**9)
     at = {rank: (replace(there, rank=rank),) for rank in (0, 1)}
     if came_s is not None:
         at[2] = (replace(there, rank=2, issued_ns=round(came_s * 1e9)),)
@@ -299,6 +322,10 @@ def given_up(came_s: float | None, last: RankReport, limit_s: float = 10.0) -> C
     [
         (given_up(41.0, raised(CLOSED, "RuntimeError")), "called barrier"),
         (given_up(41.0, raised(CLOSED, "RuntimeError"), 0.0), "called barrier"),
+        (
+            given_up(41.0, raised(CLOSED, "RuntimeError"), 1800.0, "monitored_barrier"),
+            "called monitored_barrier",
+        ),
         (given_up(None, replace(BUSY, doing="train.py:7 in tokenise")), "has not called barrier"),
     ],
 )

@@ -10,6 +10,7 @@ from functools import partial
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.describe import called, fact, named, numbered, verb
+from ddp_notebook.diagnosis.collectives.explain import TRY_AGAIN_TOGETHER
 from ddp_notebook.diagnosis.collectives.out_of_step import ended_by_conflicts
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
@@ -21,6 +22,7 @@ from ddp_notebook.model import (
     Category,
     Collective,
     Finding,
+    Part,
     Phase,
     RankReport,
     Ranks,
@@ -89,19 +91,30 @@ def _unwinding(
     others: Ranks,
     there: Mapping[int, Collective],
 ) -> Finding:
+    words = raised_words(error.type, error.text, error.path, _LONGEST_ERROR)
+    call, again = named(there[ranks[0]]), _tries_again(error, there[ranks[0]])
     return Finding(
-        Category.EXCEPTION_ON_ONE_RANK,
+        Category.DIVERGENT_CONTROL_FLOW if again else Category.EXCEPTION_ON_ONE_RANK,
         ranks,
-        f"raised {raised_words(error.type, error.text, error.path, _LONGEST_ERROR)}, and its "
-        f"`except` or `finally` then calls {named(there[ranks[0]])}; "
-        f"{context.standing(others)}",
-        _ON_THE_WAY_OUT,
+        f"raised {words}, and its `except` {'tries again: it' if again else 'or `finally` then'} "
+        f"calls {call}; {context.standing(others)}",
+        TRY_AGAIN_TOGETHER if again else _ON_THE_WAY_OUT,
         context.victims,
         (
             f"{name_ranks(ranks)}: {way_to_error(error.path)}",
             *(fact((rank,), record) for rank, record in sorted(there.items())),
         ),
     )
+
+
+def _tries_again(error: ThreadError, record: Collective) -> bool:
+    """True when `record` is of another pass of the model, or in a function that had raised."""
+    if record.part in (Part.FORWARD, Part.BACKWARD):
+        return True
+    raised = {(each.file, each.function) for each in error.path}
+    pairs = zip(error.path, record.path, strict=False)
+    apart = next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
+    return any((each.file, each.function) in raised for each in record.path[apart + 1 :])
 
 
 def _own_error(context: Context, rank: int) -> ThreadError | None:

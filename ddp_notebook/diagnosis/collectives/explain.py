@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives import threads
 from ddp_notebook.diagnosis.collectives.alignment import call_site
@@ -21,7 +22,7 @@ from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Ki
 from ddp_notebook.diagnosis.collectives.source_code import Condition
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.names import Varies
-from ddp_notebook.model import Category, Collective, Finding, Part, Ranks
+from ddp_notebook.model import Category, Collective, Finding, Part, Ranks, name_ranks
 
 UNEVEN_REMEDY = (
     "Give every rank the same number of batches (DistributedSampler, drop_last=True), or use Join."
@@ -29,6 +30,10 @@ UNEVEN_REMEDY = (
 SAME_NAMES = (
     "Loop over the same names on all ranks: sort the union of their keys (all_gather_object), "
     "with a zero for what a rank does not have."
+)
+TRY_AGAIN_TOGETHER = (
+    "Leave the collective out of what is tried again, or let all ranks decide together whether to "
+    "try again: all_reduce a flag."
 )
 TOGETHER = (
     "Let all ranks decide together whether to skip a step: all_reduce a flag, then branch on it."
@@ -38,7 +43,75 @@ TOGETHER = (
 def explain(context: Context, classified: Classified) -> Finding:
     """The finding of a divergence of a known kind."""
     finding = EXPLANATIONS[classified.kind](context, classified)
+    finding = _placed(classified, finding) or _astray(context, classified, finding) or finding
     return threads.or_raised(context, classified, finding)
+
+
+_PLACING = ("distribute_module", "distribute_tensor", "parallelize_module")
+"""What communicates once for each tensor, as its plan or its placements say."""
+
+
+def _placed(classified: Classified, finding: Finding) -> Finding | None:
+    """Ranks in one call that places tensors, which communicates otherwise on some of them."""
+    places = (each for each in (classified.full.here, classified.short.here) if each is not None)
+    record = next((each for each in places if each.api in _PLACING), None)
+    sides = [branch.sequence.records for branch in classified.sides]
+    if record is None or not all(_was_at(record, records) for records in sides):
+        return None
+    return replace(
+        finding,
+        category=Category.SHARDING_MISMATCH,
+        cause=f"{verb(finding.ranks, 'places', 'place')} tensors in another way in {record.api}: "
+        f"{_side_by_side(classified)}",
+        remedy=f"Give {record.api} the same plan or placements on every rank.",
+    )
+
+
+def _was_at(record: Collective, records: tuple[Collective, ...]) -> bool:
+    return any((each.api, each.path) == (record.api, record.path) for each in records)
+
+
+def _astray(context: Context, classified: Classified, finding: Finding) -> Finding | None:
+    """A rank that called in one group what its peers in another wait for it to call there."""
+    if classified.kind is not Kind.ONE_BRANCH_ONLY or classified.culprits != classified.full.ranks:
+        return None
+    record = classified.record
+    issued = context.collectives.of[record.rank]
+    if issued[-1].number == record.number:
+        return None  # it may be a call too many: what the others wait for may come after it
+    for rank in context.graph.stuck:
+        there = context.graph.at.get(rank)
+        if there is None or not _is_alike(record, there):
+            continue
+        before = sum(e.group == there.group and e.number < record.number for e in issued)
+        if record.rank in context.graph.waits[rank] and before == there.slot:
+            mesh = _is_of_mesh(context, record.called)
+            return replace(
+                finding,
+                category=Category.MESH_MISMATCH if mesh else Category.SUBGROUP_MISUSE,
+                cause=f"{classified.full.named} calls {named(record)} in "
+                f"{_group_words(context, record)}, where rank {rank} waits for it in "
+                f"{_group_words(context, there)}: {named(there)}",
+                remedy="Use the group of the same "
+                f"{'mesh dimension' if mesh else 'kind'} on every rank.",
+            )
+    return None
+
+
+def _is_alike(record: Collective, there: Collective) -> bool:
+    """True of the same collective of another group."""
+    same = (there.operation, there.dtype, there.shape, there.reduce_op)
+    return record.group != there.group and same == (
+        record.operation,
+        record.dtype,
+        record.shape,
+        record.reduce_op,
+    )
+
+
+def _group_words(context: Context, record: Collective) -> str:
+    members = context.collectives.groups.get(record.group)
+    return f"the group of {name_ranks(members)}" if members else f"group {record.group}"
 
 
 def _finding(
@@ -332,15 +405,37 @@ def _past_the_loop(context: Context, classified: Classified) -> Finding:
         )
     way = context.sources.way_around(classified.record)
     layers = beyond is not None and context.sources.past_layers(beyond, classified.record)
+    skipped = skipped_backward(context, past, inside, classified.record)
+    another_way = way or layers or skipped
     return _finding(
         context,
         classified,
-        Category.DIVERGENT_CONTROL_FLOW if way or layers else Category.UNEVEN_INPUTS,
+        Category.DIVERGENT_CONTROL_FLOW if another_way else Category.UNEVEN_INPUTS,
         f"{verb(past.ranks, 'is', 'are')} past the loop{' over layers' * layers}{where}, while "
         f"{verb(inside.ranks, 'is', 'are')} in {named(classified.record)}",
-        TOGETHER if way or layers else UNEVEN_REMEDY,
-        (f"{way.place}: {way.place.text}",) if way else (),
+        TOGETHER if another_way else UNEVEN_REMEDY,
+        (*((f"{way.place}: {way.place.text}",) if way else ()), *skipped),
     )
+
+
+def skipped_backward(
+    context: Context, short: Branch, full: Branch, record: Collective
+) -> tuple[str, ...]:
+    """That `short` ran as many forwards as `full`, and fewer backwards: it had all its batches."""
+    if record.part is not Part.BACKWARD:
+        return ()
+    mine, theirs = (
+        {each.key: each for each in report.replicas} if (report := context.reports.get(r)) else {}
+        for r in (short.ranks[0], full.ranks[0])
+    )
+    for key in mine.keys() & theirs.keys():
+        one, other = mine[key], theirs[key]
+        if 0 < one.forwards >= other.forwards and one.backwards < other.backwards:
+            return (
+                f"{short.named}: {one.forwards} forwards, {one.backwards} backwards; "
+                f"{full.named}: {other.forwards} forwards, {other.backwards} backwards",
+            )
+    return ()
 
 
 def _parting(context: Context, own: Collective | None, other: Collective | None) -> list[Condition]:
@@ -395,8 +490,7 @@ def _tried_again(context: Context, classified: Classified) -> Finding:
         Category.DIVERGENT_CONTROL_FLOW,
         f"{verb(classified.culprits, 'has', 'have')} called {named(classified.record)} once more "
         f"than {classified.short.named}: the code calls it again after an error ({again.quoted})",
-        "Leave the collective out of what is tried again, or let all ranks decide together "
-        "whether to try again: all_reduce a flag.",
+        TRY_AGAIN_TOGETHER,
         (f"{again.place}: {again.place.text}",),
     )
 

@@ -1,10 +1,12 @@
-"""The rule for ranks that wait for gradients which another rank does not reduce."""
+"""The rule for gradients that some ranks reduce and another rank does not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TypeAlias
 
+from ddp_notebook.diagnosis.collectives.describe import verb
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.training.replicas import some
 from ddp_notebook.model import (
@@ -12,33 +14,52 @@ from ddp_notebook.model import (
     Category,
     Finding,
     Part,
+    Phase,
     Place,
     RankReport,
     Ranks,
     ReplicaFacts,
+    name_ranks,
 )
 
 
 def unreduced_gradients(context: Context) -> Iterator[Finding]:
-    """A rank skips the reduction of a backward in which the others wait.
+    """A rank skips the reduction of a backward in which the others wait, or were refused.
 
     The counters of its DistributedDataParallel objects tell why.
     """
-    waiting = [
-        e
-        for e in context.case.ranks
-        if e.activity is Activity.WAITING
-        and any(
-            record.part in (Part.BACKWARD, Part.FORWARD)
-            for record in context.collectives.pending(e.rank)
-        )
-    ]
+    waiting = [e for e in context.case.ranks if _is_in_a_pass(context, e)]
     if not waiting:
         return
     ranks = tuple(e.rank for e in waiting)
-    for e in context.case.ranks:
-        if e not in waiting:
-            yield from _why_not(e, waiting[0], ranks)
+    others = [e for e in context.case.ranks if e not in waiting]
+    found = [finding for e in others for finding in _why_not(e, waiting[0], ranks)]
+    under = [finding for finding in found if finding.category is Category.NO_SYNC_MISUSE]
+    if len(under) > len(ranks):
+        yield _reduces_too_soon(waiting[0], ranks, under)
+        return
+    yield from found
+
+
+def _is_in_a_pass(context: Context, e: RankReport) -> bool:
+    """True of a rank that waits in a forward or backward pass of DDP, or was refused there."""
+    records = context.collectives.pending(e.rank) if e.activity is Activity.WAITING else ()
+    if e.activity is Activity.FAILED:
+        records = context.collectives.of.get(e.rank, ())[-1:]
+        records = tuple(each for each in records if each.phase is Phase.REFUSED)
+    return any(record.part in (Part.BACKWARD, Part.FORWARD) for record in records)
+
+
+def _reduces_too_soon(e: RankReport, waiting: Ranks, under: list[Finding]) -> Finding:
+    """Most ranks are under no_sync there: those that wait reduce in other steps than most."""
+    others = tuple(finding.ranks[0] for finding in under)
+    at = f" at {e.path[-1]}" if e.path else ""
+    return replace(
+        under[0],
+        ranks=waiting,
+        cause=f"{verb(waiting, 'reduces', 'reduce')} gradients in a backward{at} that "
+        f"{name_ranks(others)} ran under no_sync",
+    )
 
 
 def _why_not(e: RankReport, other: RankReport, waiting: Ranks) -> Iterator[Finding]:

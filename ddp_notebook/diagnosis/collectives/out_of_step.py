@@ -168,7 +168,9 @@ def came_too_late(context: Context) -> Iterator[Finding]:
     if not waited:
         return
     first = min(waited, key=lambda each: each.issued_ns)
-    until_ns = first.issued_ns + round(first.limit_s * 1e9) if first.limit_s else first.done_ns
+    # A monitored_barrier has a timeout of its own, which may be shorter than its group's.
+    ends_ns = (first.done_ns, first.issued_ns + round(first.limit_s * 1e9) * bool(first.limit_s))
+    until_ns = min((ns for ns in ends_ns if ns > first.issued_ns), default=0)
     members = wait_graph.members(context.case, first.group)
     there = {r: wait_graph.at_slot(context.collectives, r, first) for r in members}
     records = {rank: each for rank, each in there.items() if each is not None}
@@ -188,7 +190,8 @@ def _too_late(
     context: Context, first: Collective, late: Ranks, records: Mapping[int, Collective]
 ) -> Finding:
     others = tuple(rank for rank in records if rank not in late)
-    limit = f" of {first.limit_s:g} s" if first.limit_s else ""
+    own = first.operation == "monitored_barrier"
+    limit = f" of {first.limit_s:g} s" if first.limit_s and not own else ""
     before = set(late) <= set(records)
     called_it = "called" if before else verb(late, "has not called", "have not called")
     return Finding(
@@ -196,8 +199,8 @@ def _too_late(
         late,
         f"{called_it} {named(first)} {'only after' if before else 'before'} {name_ranks(others)} "
         f"gave it up: the timeout{limit} was over",
-        "Give init_process_group a timeout= longer than the slowest rank needs, or do the slow "
-        "part before init_process_group.",
+        f"Give {'monitored_barrier' if own else 'init_process_group'} a timeout= longer than the "
+        f"slowest rank needs{'' if own else ', or do the slow part before init_process_group'}.",
         others,
         tuple(_call_of(context, first, rank, records.get(rank)) for rank in late),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -74,33 +74,27 @@ def _mistake(
 ) -> tuple[str, str, Ranks]:
     """Why ranks wait for each other, the remedy, and the culprits."""
     records = {rank: at for rank, at in context.graph.at.items() if rank in ring}
-    operations = {record.operation for record in records.values()}
     if _tags_differ(records):
         return "the tags differ", "Use one tag= on both sides.", ring
     if misdirected is not None and set(misdirected[2]) <= set(ring):
         return misdirected
-    astray = _astray(records)
-    if astray is not None:
-        return astray
-    from_any = next((r for r in records.values() if r.operation == "recv" and r.peer is None), None)
-    if from_any is not None:
-        return _unsent(context, from_any)
-    against = _against_the_ring(context, records)
-    if against:
-        cause = "a rank exchanges with others than its neighbours do, at the same line"
-        return cause, "Compute the peers of a ring on every rank in the same way.", against
+    known = _first(_CERTAIN, context, records)
+    if known is not None:
+        return known
     if any(record.api in _ASYNC for record in records.values()):
         return "no send meets a recv", "Pair every isend with an irecv on its peer.", ring
-    blamed = (
-        _strayed(context, records)
-        or _out_of_habit(context, records)
-        or _left_loop(context, records)
-        or _unequal_sender(context, records)
-        or _one_more(context, records, ring)
-        or _skipped_a_send(context, records)
-    )
-    if blamed is not None:
-        return blamed
+    return _first(_LIKELY, context, records) or _all_alike(records, ring)
+
+
+def _first(
+    rules: Sequence[_Rule], context: Context, records: Mapping[int, Collective]
+) -> tuple[str, str, Ranks] | None:
+    return next((found for rule in rules if (found := rule(context, records))), None)
+
+
+def _all_alike(records: Mapping[int, Collective], ring: Ranks) -> tuple[str, str, Ranks]:
+    """What a ring is of which no rank can be blamed more than the others."""
+    operations = {record.operation for record in records.values()}
     both = ", or use dist.batch_isend_irecv (isend and irecv)."
     if operations == {"send"}:
         cause = "each sends first and waits for the other's recv"
@@ -166,8 +160,10 @@ def _ends(ways: Counter[_Way], end: int) -> Counter[tuple[object, ...]]:
     return Counter((way[end], *way[2:]) for way in ways.elements())
 
 
-def _against_the_ring(context: Context, records: Mapping[int, Collective]) -> Ranks:
-    """The ranks that send and receive round a ring in another direction than most; () for none.
+def _against_the_ring(
+    context: Context, records: Mapping[int, Collective]
+) -> tuple[str, str, Ranks] | None:
+    """The ranks that send and receive round a ring in another direction than most.
 
     Where a ring closes, and in rings of some ranks only, peers are further away: there all answer.
     """
@@ -178,7 +174,7 @@ def _against_the_ring(context: Context, records: Mapping[int, Collective]) -> Ra
         here = [e for e in issued if e.is_point_to_point and e.place == place][-2:]
         ways[rank] = frozenset((e.operation, e.peer) for e in here if e.peer is not None)
     if any({operation for operation, _ in way} != {"send", "recv"} for way in ways.values()):
-        return ()
+        return None
     around = vote(
         {
             rank: frozenset((operation, (peer - rank) % size) for operation, peer in way)
@@ -186,9 +182,15 @@ def _against_the_ring(context: Context, records: Mapping[int, Collective]) -> Ra
         }
     )
     against = around.minority
-    if 2 * len(around.majority) <= len(ways) or any(_all_answer(ways, rank) for rank in against):
-        return ()
-    return against
+    if not against or 2 * len(around.majority) <= len(ways):
+        return None
+    if any(_all_answer(ways, rank) for rank in against):
+        return None
+    return (
+        "a rank exchanges with others than its neighbours do, at the same line",
+        "Compute the peers of a ring on every rank in the same way.",
+        against,
+    )
 
 
 def _all_answer(ways: Mapping[int, frozenset[tuple[str, int]]], rank: int) -> bool:
@@ -197,7 +199,7 @@ def _all_answer(ways: Mapping[int, frozenset[tuple[str, int]]], rank: int) -> bo
     return all((other[operation], rank) in ways.get(peer, ()) for operation, peer in ways[rank])
 
 
-def _astray(records: Mapping[int, Collective]) -> tuple[str, str, Ranks] | None:
+def _astray(_: Context, records: Mapping[int, Collective]) -> tuple[str, str, Ranks] | None:
     """A rank whose peer does not address it, while another rank does."""
     for rank, record in records.items():
         if not record.is_point_to_point or record.peer is None:
@@ -291,8 +293,8 @@ def _left_loop(
             those = tuple(others)
             return (
                 f"rank {rank} is past the loop in which {name_ranks(those)} wait for it once more",
-                "Send and receive as many messages on every rank: take the number of "
-                "micro-batches from one place.",
+                "Send and receive as many messages on every rank: let all ranks leave the loop "
+                "after the same turn, and take the number of micro-batches from one place.",
                 (rank,),
             )
     return None
@@ -324,9 +326,7 @@ def _unequal_sender(
     return None
 
 
-def _one_more(
-    context: Context, records: Mapping[int, Collective], ring: Ranks
-) -> tuple[str, str, Ranks] | None:
+def _one_more(context: Context, records: Mapping[int, Collective]) -> tuple[str, str, Ranks] | None:
     """A rank that receives once more than its peer, which went on, has sent: either may err."""
     for rank, record in records.items():
         peer = record.peer if record.peer is not None else -1
@@ -340,7 +340,7 @@ def _one_more(
                 f"rank {rank} waits for message {received} of rank {peer}, which has sent {sent}",
                 "Send and receive as many messages on both sides: take the number of "
                 "micro-batches from one place.",
-                ring,
+                tuple(records),
             )
     return None
 
@@ -386,6 +386,13 @@ def _rounds(records: Sequence[Collective], now: Collective) -> list[list[Collect
         if rounds:
             rounds[-1].append(record)
     return rounds or [[]]
+
+
+def _from_any(context: Context, records: Mapping[int, Collective]) -> tuple[str, str, Ranks] | None:
+    """A recv from any rank, to which no rank sends any more."""
+    of_any = (r for r in records.values() if r.operation == "recv" and r.peer is None)
+    record = next(of_any, None)
+    return _unsent(context, record) if record is not None else None
 
 
 def _unsent(context: Context, record: Collective) -> tuple[str, str, Ranks]:
@@ -504,3 +511,16 @@ def _unequal(context: Context, sent: Collective, received: Collective) -> Findin
 
 def _size(record: Collective) -> str:
     return f"{record.dtype} {list(record.shape)}"
+
+
+_Rule: TypeAlias = Callable[[Context, Mapping[int, Collective]], tuple[str, str, Ranks] | None]
+_CERTAIN: tuple[_Rule, ...] = (_astray, _from_any, _against_the_ring, _left_loop)
+"""Of a ring, by what its ranks wait in: the cause, the remedy and the culprits, if they tell."""
+_LIKELY: tuple[_Rule, ...] = (
+    _strayed,
+    _out_of_habit,
+    _unequal_sender,
+    _one_more,
+    _skipped_a_send,
+)
+"""The same for messages that are waited for at once."""

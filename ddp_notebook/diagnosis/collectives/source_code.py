@@ -8,6 +8,7 @@ nothing.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -172,7 +173,8 @@ class Sources:
 
         A `continue`, a `break` or an `if` in the loop, or a comprehension's filter by rank; not
         one that only asks for the loop's own variable: that is the same on all ranks. Of a loop
-        around it, what leaves it; that may be a loop around the call of its function.
+        around it, what leaves it; that may be a loop around the call of its function. Where none
+        of these is there, a test of data in a function that the loop calls.
         """
         for place, each in self._tests(record):
             varies = self._names[place.file].varies(each.test)
@@ -192,6 +194,16 @@ class Sources:
                 test, line, leaves = way
                 return replace(self._as_condition(place, test, line), leaves=leaves)
             innermost = False
+        return None if innermost else self._skipped_in_calls(record)
+
+    def _skipped_in_calls(self, record: Collective) -> Condition | None:
+        """The nearest test of data before `record` in functions that its innermost loop calls."""
+        inside = itertools.takewhile(lambda place: not self._loops(place), reversed(record.path))
+        functions = {(place.file, place.function) for place in inside}
+        for place, each in self._tests(record):
+            here = (place.file, place.function) in functions and _asks_data(each.test)
+            if here and self._differs(place, each.test, set()):
+                return self._as_condition(place, each.test, each.line, each.shown)
         return None
 
     def hangs_on(self, record: Collective, path: Sequence[Place]) -> bool:
@@ -430,6 +442,19 @@ class Sources:
             return True  # whether a parameter got a gradient is each rank's own
         names = {node.id for node in nodes if isinstance(node, ast.Name)}
         return not all(name in same or name.isupper() for name in names)
+
+
+def _asks_data(test: ast.expr) -> bool:
+    """True of a comparison or a call; that something is there, or is on, is set for all ranks."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.Call) and last_name(node.func) not in _ASK_KIND:
+            return True
+        if isinstance(node, ast.Compare) and not isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+            return True
+    return False
+
+
+_ASK_KIND = ("callable", "getattr", "hasattr", "isinstance", "issubclass")
 
 
 def _end(node: _Statement | ast.expr) -> int:

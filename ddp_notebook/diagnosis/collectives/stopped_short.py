@@ -15,6 +15,7 @@ from ddp_notebook.diagnosis.collectives.explain import (
     UNEVEN_REMEDY,
     explain,
     has_more_names,
+    skipped_backward,
 )
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
@@ -136,7 +137,8 @@ def _one_step_less(
     way = again or context.sources.way_around(record)
     are, have = verb(full.ranks, "is", "are"), verb(short.ranks, "has", "have")
     names = has_more_names(full, short, record)
-    if way is None or names:
+    skipped = skipped_backward(context, short, full, record)
+    if names or not (way or skipped):
         cause = f"{have} left the loop; {are} once more in {named(record)}"
         if names:
             lack = verb(short.ranks, "does not have", "do not have")
@@ -150,16 +152,14 @@ def _one_step_less(
             facts,
             sides=sides,
         )
-    cause = (
-        f"{have} skipped {named(record)} in some iteration ({way.quoted}) and finished, "
-        f"while {are} there"
-    )
-    if way.leaves:
-        cause = f"{have} left the loop ({way.quoted}) and finished, while {are} in {named(record)}"
+    why = f" ({way.quoted})" if way else ""
+    cause = f"{have} skipped {named(record)} in some iteration{why} and finished, while {are} there"
+    if way and way.leaves and not skipped:
+        cause = f"{have} left the loop{why} and finished, while {are} in {named(record)}"
     if culprits == full.ranks:
         cause = (
             f"{are} once more in {named(record)} than the others, who have finished: it was "
-            f"called again in some iteration ({way.quoted})"
+            f"called again in some iteration{why}"
         )
     return Finding(
         Category.DIVERGENT_CONTROL_FLOW,
@@ -167,7 +167,7 @@ def _one_step_less(
         cause,
         TOGETHER,
         context.victims,
-        (*facts, f"{way.place}: {way.place.text}"),
+        (*facts, *skipped, *((f"{way.place}: {way.place.text}",) if way else ())),
         sides=sides,
     )
 

@@ -13,6 +13,7 @@ from ddp_notebook.diagnosis.majority import alike, vote
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.diagnosis.training.models import compare
 from ddp_notebook.model import (
+    Activity,
     Case,
     Category,
     Finding,
@@ -26,6 +27,29 @@ def invalid_values(context: Context) -> Iterator[Finding]:
     """A value that cannot work anywhere."""
     if _wrong_size(context.case) is None:
         yield from torch_errors.of_category(context.case, Category.ENV_INVALID)
+        yield from _beyond_the_last(context.case)
+
+
+def _beyond_the_last(case: Case) -> Iterator[Finding]:
+    """Ranks whose RANK is not below WORLD_SIZE, and that wait: torch refuses it only at the end."""
+    values = {e.rank: e.arguments for e in case.callers if e.activity is not Activity.FAILED}
+    wrong = {
+        rank: f"RANK={each.rank}, WORLD_SIZE={each.world_size}"
+        for rank, each in values.items()
+        if each.rank is not None and each.world_size and each.rank >= each.world_size
+    }
+    if wrong:
+        ranks = tuple(sorted(wrong))
+        values_of = "; ".join(f"{name_ranks(those)} {text}" for those, text in alike(wrong))
+        shifted = all(each.rank for each in values.values())
+        yield Finding(
+            Category.ENV_INVALID,
+            ranks,
+            f"RANK is not below WORLD_SIZE: {values_of}",
+            f"Count ranks from 0 to WORLD_SIZE - 1{': here no process has RANK=0' * shifted}.",
+            case.waiting,
+            tuple(f"the process launched as rank {r} has RANK={a.rank}" for r, a in values.items()),
+        )
 
 
 def _wrong_size(case: Case) -> int | None:

@@ -24,6 +24,7 @@ from ddp_notebook.model import (
     RankReport,
     Ranks,
     format_ranks,
+    name_ranks,
 )
 
 
@@ -103,6 +104,52 @@ def early_exits(context: Context) -> Iterator[Finding]:
             "Every rank must take part in every collective: see where the others wait.",
             case.waiting,
         )
+
+
+def came_too_late(context: Context) -> Iterator[Finding]:
+    """Ranks that call init_process_group, if ever, only after others gave up waiting for them.
+
+    Only where each rank has called it or is busy, and time alone explains all errors.
+    """
+    case = context.case
+    failed = [e for e in case.ranks if e.activity is Activity.FAILED]
+    hosts = {e.host for e in case.ranks if e.entered}
+    if not failed or not all(map(torch_errors.is_victim, failed)) or len(hosts) > 1:
+        return
+    ends = [
+        (e.called_ns + round(e.arguments.timeout_s * 1e9), e.arguments.timeout_s)
+        for e in failed
+        if e.called_ns and e.arguments.timeout_s and torch_errors.TIMED_OUT.search(e.error_text)
+    ]
+    until_ns, limit_s = min(ends, default=(0, 0.0))
+    absent = tuple(e for e in case.ranks if not e.entered)
+    late = tuple(e.rank for e in case.ranks if e in absent or e.called_ns > until_ns)
+    if until_ns and late and all(map(works, absent)):
+        yield _too_late(context, late, limit_s)
+
+
+def _too_late(context: Context, late: Ranks, limit_s: float) -> Finding:
+    first_ns = min(e.called_ns for e in context.case.callers if e.rank not in late)
+    others = tuple(e.rank for e in context.case.callers if e.rank not in late)
+    facts = [
+        f"rank {e.rank} called it {(e.called_ns - first_ns) / 1e9:.1f} s after the first rank"
+        if e.entered
+        else f"rank {e.rank} has not called it yet: it is busy{where_busy(e)}"
+        for e in context.case.ranks
+        if e.rank in late
+    ]
+    before = all(e.entered for e in context.case.ranks)
+    return Finding(
+        Category.STRAGGLER,
+        late,
+        f"{'called' if before else verb(late, 'has not called', 'have not called')} "
+        f"init_process_group {'only after' if before else 'before'} {name_ranks(others)} gave it "
+        f"up: the timeout of {limit_s:g} s was over",
+        "Give init_process_group a timeout= longer than the slowest rank needs, or do the slow "
+        "part after it.",
+        others,
+        tuple(facts),
+    )
 
 
 def polling_ranks(context: Context) -> Iterator[Finding]:

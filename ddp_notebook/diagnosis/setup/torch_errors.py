@@ -150,7 +150,9 @@ WENT_AWAY = re.compile(
     r"gloo.*Connection (closed|reset) by peer|remote process exited", re.IGNORECASE | re.DOTALL
 )
 """Of these, errors of a backend about a rank that was there and is gone."""
-STORE_WENT_AWAY = re.compile(r"Connection was likely closed|recvVector failed|sendBytes failed")
+STORE_WENT_AWAY = re.compile(
+    r"Connection was likely closed|recvVector failed|sendBytes failed|Broken pipe"
+)
 """Of a store's client: the process that hosts the store is gone."""
 TIMED_OUT = re.compile(r"timed? ?out|did not join within|did not answer within", re.IGNORECASE)
 

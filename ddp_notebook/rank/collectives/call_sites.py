@@ -119,6 +119,8 @@ def _api(module: str, name: str) -> str:
         return "backward"
     if module.startswith("torch.distributed") and name in frames.WAITING_IN:
         return name
+    if module.startswith("torch.distributed.tensor") and name in frames.PLACING:
+        return name
     if module == "torch.distributed.algorithms.join":
         return "Join"
     return ""

@@ -100,6 +100,7 @@ class Reporter:
             doing=self._main_thread.doing or self._user_code.describe(frame),
             entered=calls.entered,
             left=calls.returned,
+            called_ns=calls.called_ns,
             initialized=dist.is_initialized(),
             arguments=arguments,
             error_type=error.type if error else "",

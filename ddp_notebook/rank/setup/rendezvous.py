@@ -42,6 +42,8 @@ class Calls:
     arguments: InitArguments = field(default_factory=InitArguments)
     """Of the last call."""
     inside: bool = False
+    called_ns: int = 0
+    """When the last call began, by CLOCK_MONOTONIC."""
     host: str = ""
     """The name and the network (see `inspect.process`) of the host of the call."""
     network: str = ""
@@ -78,6 +80,7 @@ class InitCalls(Component):
         calls.entered += 1
         calls.arguments = arguments
         calls.inside = True
+        calls.called_ns = time.monotonic_ns()
         calls.host, calls.network = process.host(), process.network()
         self._sockets.call_begins()
 
