@@ -22,9 +22,11 @@ from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
 from ddp_notebook.model import (
     Activity,
     Case,
+    Collective,
     Collectives,
     Diagnosis,
     Finding,
+    Phase,
     Place,
     RankReport,
     codec,
@@ -167,6 +169,7 @@ _WAS_SET = (
 
 def why(job: Job) -> Verdict:
     """What is wrong with a job. Of one that runs, what is so in two looks at it."""
+    alive = job.alive
     case = case_of(job)
     found = _diagnosed(job, case)
     if job.alive and found.wrong:
@@ -176,6 +179,8 @@ def why(job: Job) -> Verdict:
         same = {(finding.category, finding.ranks) for finding in found.findings}
         both = tuple(f for f in again.findings if (f.category, f.ranks) in same)
         found = replace(again, findings=both)
+    if job.alive != alive:  # who ended meanwhile may have written how
+        return why(job)
     return for_others(found, _basis(job))
 
 
@@ -233,16 +238,21 @@ _LOST = re.compile("Connection (closed|reset)|Broken pipe|Socket closed|remote p
 def _ended_by_others(reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
     """Of a job that is over, processes that wrote no end as ended by others.
 
-    A launcher ends the rest when one has failed; then no connection is lost before.
+    A launcher ends the rest when one has failed. Only where a connection was lost before, and no
+    rank has left it by ending normally, the process may have been the first to end.
     """
-    if any(_LOST.search(report.error_text) for report in reports):
-        return reports
+    lost = any(map(_lost_connection, reports))
+    first = lost and not any(report.activity is Activity.IDLE for report in reports)
     return tuple(
         RankReport(report.rank, doing=_ended_at(report.path), path=report.path)
-        if report.activity is Activity.DEAD
+        if report.activity is Activity.DEAD and not (first and report.exit_code is None)
         else report
         for report in reports
     )
+
+
+def _lost_connection(report: RankReport) -> bool:
+    return report.activity is Activity.FAILED and bool(_LOST.search(report.error_text))
 
 
 def _ended_at(path: Sequence[Place]) -> str:
@@ -274,6 +284,9 @@ def _diagnosed(job: Job, case: Case) -> Diagnosis:
     found = diagnose_run(case)
     if found.wrong:
         return found
+    before = diagnose_run(_before_ends(case))
+    if before.wrong:
+        return replace(before, doing=found.doing)
     more: tuple[Finding, ...] = own_errors(case)
     if not more and (finding := failures.unexplained(case, _waited_s(job, case))):
         more = (finding,)
@@ -282,6 +295,37 @@ def _diagnosed(job: Job, case: Case) -> Diagnosis:
     if more:
         return replace(found, findings=(*more, *found.findings), unsure="")
     return replace(found, unsure=_unsure(job, case, found.unsure))
+
+
+def _before_ends(case: Case) -> Case:
+    """With ranks in the collectives in which they lost connections to ranks that ended normally.
+
+    torch raises an error there as soon as a process of the group is gone; until then they waited.
+    """
+    if not any(report.activity is Activity.IDLE for report in case.ranks):
+        return case
+    of = dict(case.collectives.of)
+    ranks = []
+    for report in case.ranks:
+        records = of.get(report.rank, ())
+        if _lost_connection(report) and _raised_in_last(report, records):
+            of[report.rank] = (*records[:-1], replace(records[-1], phase=Phase.ISSUED))
+            report = replace(
+                report,
+                activity=Activity.WAITING,
+                inside="collective",
+                entered=1,
+                left=1,
+                initialized=True,
+            )
+        ranks.append(report)
+    return replace(case, ranks=tuple(ranks), collectives=replace(case.collectives, of=of))
+
+
+def _raised_in_last(report: RankReport, records: Sequence[Collective]) -> bool:
+    """True where the line of the last collective raised the error; gloo's is done even then."""
+    last, line = (records[-1].place if records else None), report.error_at[-1:]
+    return last is not None and (last.file, last.line) in [(at.file, at.line) for at in line]
 
 
 def _trained(job: Job, case: Case, found: Diagnosis) -> Diagnosis:
@@ -314,14 +358,27 @@ def _unsure(job: Job, case: Case, why: str) -> str:
     """Why the absence of findings proves nothing; `why` is the rules' own reason."""
     silent = case.where(Activity.SILENT)
     if not job.alive:
-        were = "was" if len(silent) == 1 else "were"
-        by_whom = "by whom and why is not recorded"
-        ended = f"{name_ranks(silent)} {were} ended from outside, by a signal; {by_whom}."
-        return f"No problem is seen; {ended}" if silent else why
-    if silent and not case.waiting:
+        return _unsure_of_ended(case) or why
+    if silent:
+        waiting = case.waiting
+        waits = f"{name_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'}; "
         do = "does" if len(silent) == 1 else "do"
-        return f"No problem found so far: {name_ranks(silent)} {do} not answer."
+        known = waits if waiting else ""
+        return f"No problem found so far: {known}{name_ranks(silent)} {do} not answer."
     return why or f"No problem found so far: {name_ranks(job.alive)} still run."
+
+
+def _unsure_of_ended(case: Case) -> str:
+    """The same of a job of which no rank runs; empty where all ended by themselves."""
+    failed, waited = case.where(Activity.FAILED), case.where(Activity.WAITING)
+    parts = [f"{name_ranks(failed).capitalize()} failed, and the cause is not known"]
+    if not failed:
+        parts = ["No problem is seen"]
+    for ranks, then in ((case.where(Activity.SILENT), ""), (waited, " while waiting")):
+        if ranks:
+            were = "was" if len(ranks) == 1 else "were"
+            parts.append(f"{name_ranks(ranks)} {were} ended from outside, by a signal{then}")
+    return f"{'; '.join(parts)}; by whom and why is not recorded." if len(parts) > 1 else ""
 
 
 def _basis(job: Job) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,7 +75,8 @@ class Process:
         path = self._path_when_ended()
         if last.activity is Activity.WAITING and (path or not others_run):
             return last  # a launcher's SIGTERM has ended it, or no rank is left
-        return RankReport(rank, Activity.DEAD, path=path or last.path)
+        code = None if path is None else -signal.SIGTERM
+        return RankReport(rank, Activity.DEAD, path=path or last.path, exit_code=code)
 
     def _written(self, rank: int) -> RankReport:
         """What it wrote when it had long waited, if it issued nothing after; else nothing."""
@@ -93,18 +95,25 @@ class Process:
         wire = codec.readable(job_folder.read(self.folder / name, most_bytes))
         return cast("dict[str, Any]", wire)
 
-    def _path_when_ended(self) -> tuple[Place, ...]:
-        """Where its main thread was when a SIGTERM ended it, the outermost line first."""
+    def _path_when_ended(self) -> tuple[Place, ...] | None:
+        """Where its main thread was when a SIGTERM ended it, the outermost line first.
+
+        None where no SIGTERM did, as far as is known.
+        """
         try:
             with (self.folder / STACKS).open("rb") as stream:
                 text = stream.read(_MOST_BYTES).decode(errors="replace")
         except OSError:
-            return ()
-        return Sources(self.about.wall_s).path(_frames_of_main(text))
+            return None
+        frames = _frames_of_main(text)
+        return None if frames is None else Sources(self.about.wall_s).path(frames)
 
 
-def _frames_of_main(text: str) -> tuple[Frame, ...]:
-    """The frames of the main thread, which the first line names; the innermost first."""
+def _frames_of_main(text: str) -> tuple[Frame, ...] | None:
+    """The frames of the main thread, which the first line names; the innermost first.
+
+    None where only that line was written.
+    """
     main, thread = "", ""
     frames: dict[str, list[Frame]] = {}
     for line in text.splitlines():
@@ -114,7 +123,7 @@ def _frames_of_main(text: str) -> tuple[Frame, ...]:
             frames[thread] = []
         elif frame := _FRAME.fullmatch(line):
             frames.get(thread, []).append(Frame(cut(frame[1], 1000), int(frame[2]), frame[3]))
-    return tuple(frames.get(main, ()))
+    return tuple(frames.get(main, ())) if len(frames) > 1 or any(frames.values()) else None
 
 
 def _raised(error: Mapping[str, Any], before_s: float) -> dict[str, Any]:

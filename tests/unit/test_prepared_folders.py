@@ -20,7 +20,16 @@ from ddp_notebook import __main__
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import listing, prepared, targets
 from ddp_notebook.jobs.verdict import Outcome
-from ddp_notebook.model import Activity, Place, RankReport, codec
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Collective,
+    Collectives,
+    Phase,
+    Place,
+    RankReport,
+    codec,
+)
 from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.rank.prepared.job_folder import About
 
@@ -266,6 +275,112 @@ def test_a_rank_that_was_killed_while_it_was_busy_is_not_said_to_be_busy() -> No
     verdict = prepared.why(job)
     assert verdict.outcome is Outcome.UNDECIDED
     assert "rank 1 was ended from outside, by a signal" in verdict.diagnosis.unsure
+
+
+LOST = "[…/pair.cc:553] Connection closed by peer [127.0.0.1]:31377."
+ENDED_BY_SIGTERM = """\
+main thread 0x1
+Current thread 0x1 (most recent call first):
+  File "/a.py", line 3 in f
+"""
+
+
+def left(rank: int, error: str | None, steps: int) -> tuple[Collective, ...]:
+    """A rank that ended by itself, after so many all_reduces; in the last came the error, if any.
+
+    gloo's collectives are done even then.
+    """
+    folder = job_folder.make(about(rank, pid=2**22 + rank))
+    assert folder is not None
+    frames = [("/home/me/train.py", 9, "<module>", "dist.all_reduce(total)")]
+    told = None if error is None else {"type": "RuntimeError", "text": error, "frames": frames}
+    job_folder.write(folder / "end.json", {"error": told})
+    path = (Place("train.py", 9, "", "dist.all_reduce(total)"),)
+    return tuple(
+        Collective(rank, n, "all_reduce", n, api="all_reduce", path=path, phase=Phase.DONE)
+        for n in range(steps)
+    )
+
+
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_who_left_the_loop_early_is_named_though_the_others_lost_their_connections(
+    fewer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it had called as many as they did, it is not known why they failed."""
+    records = {0: left(0, None, 3 - fewer), 1: left(1, LOST, 3)}
+    monkeypatch.setattr(prepared, "_collectives", lambda job: Collectives(records))
+    (job,) = prepared.jobs()
+
+    diagnosis = prepared.why(job).diagnosis
+
+    assert [(f.ranks, f.waiting) for f in diagnosis.findings] == [((0,), (1,))] * fewer
+    assert diagnosis.doing[1].startswith("failed: RuntimeError")
+    if not fewer:
+        assert diagnosis.unsure == "Rank 1 failed, and the cause is not known."
+
+
+@pytest.mark.parametrize("first_ended", [True, False], ids=["a rank had ended", "none had"])
+def test_a_rank_that_the_launcher_ended_did_not_die_first(first_ended: bool) -> None:
+    """The connections that others lost were those to a rank that ended; or nobody knows whose."""
+    left(0, LOST, 0)
+    if first_ended:
+        left(1, None, 0)
+    written(2, Activity.SILENT, ENDED_BY_SIGTERM)
+    (job,) = prepared.jobs()
+
+    verdict = prepared.why(job)
+
+    assert verdict.outcome is Outcome.UNDECIDED, verdict
+    assert "Rank 0 failed, and the cause is not known; rank" in verdict.diagnosis.unsure
+
+
+def test_of_an_ended_job_nothing_is_said_to_wait_still() -> None:
+    for rank in (0, 1):
+        written(rank, Activity.WAITING)
+
+    unsure = prepared.why(prepared.jobs()[0]).diagnosis.unsure
+
+    assert unsure.startswith("No problem is seen; ranks 0-1 were ended from outside"), unsure
+    assert "so far" not in unsure
+
+
+def test_a_job_that_ends_while_it_is_looked_at_is_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for rank in (0, 1):
+        left(rank, None, 0)
+    (job,) = prepared.jobs()
+    alive = [True]
+    monkeypatch.setattr(About, "alive", property(lambda about: alive[0]))
+    looked_at = prepared.case_of
+
+    def case_of(job: prepared.Job) -> Case:
+        case = looked_at(job)
+        alive[0] = False
+        return case
+
+    monkeypatch.setattr(prepared, "case_of", case_of)
+
+    verdict = prepared.why(job)
+
+    assert verdict.outcome is Outcome.NO_PROBLEM, verdict
+
+
+def test_an_error_is_written_when_it_is_raised_and_not_only_when_python_ends(
+    tmp_path: Path,
+) -> None:
+    """A launcher that sees another rank fail may end this one in between."""
+    code = (
+        "import atexit, os, pathlib\n"
+        "from ddp_notebook.rank.prepared.ending import note_the_end\n"
+        f"note_the_end(pathlib.Path({str(tmp_path)!r}))\n"
+        "atexit.register(os._exit, 9)\n"
+        "raise ValueError('no good')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+
+    assert done.returncode == 9
+    assert json.loads((tmp_path / "end.json").read_text())["error"]["text"] == "no good"
 
 
 def stranger(*, variable: str = "0") -> subprocess.Popen[bytes]:

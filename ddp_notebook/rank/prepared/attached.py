@@ -1,8 +1,8 @@
 """The runtime in a prepared rank, from its first `init_process_group` on.
 
 It observes and answers questions. It refuses no collective: mismatched ones go to torch as they
-would without it. The code that only answers need is loaded at the first question, or when the rank
-has waited for a while: loading it takes as long as all the rest.
+would without it. The code that only answers need is loaded in a thread of its own: it takes as long
+as all the rest, and beside a main thread that never pauses longer than who asks waits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FACTS = "facts.json"
 
 
 class _Asked:
-    """Answers questions; creates the handlers at the first one."""
+    """Answers questions; creates the handlers once."""
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
@@ -39,12 +39,16 @@ class _Asked:
 
     def answer(self, question: str, about: Mapping[str, Any]) -> dict[str, Any]:
         """As `Handlers.answer`."""
+        self.get_ready()
+        answer: dict[str, Any] = self._handlers.answer(question, about)
+        return answer
+
+    def get_ready(self) -> None:
+        """Load what answers."""
         with self._turn:
             if self._handlers is None:
                 answers = load("ddp_notebook.rank.inspect.answers")
                 self._handlers = answers.handlers_of(self._watched)
-        answer: dict[str, Any] = self._handlers.answer(question, about)
-        return answer
 
     def report(self) -> Any:
         """The answer to the question what the rank does. Raises KeyError if there is none."""
@@ -76,3 +80,4 @@ def attach(rank: int, folder: Path) -> None:
         return (log.written if log is not None else -1), watched.init_calls.calls.returned
 
     write_when_stuck(counts, asked.report, folder / "report.json")
+    threading.Thread(target=asked.get_ready, name="ddp-answers", daemon=True).start()

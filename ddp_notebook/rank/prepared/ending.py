@@ -38,6 +38,7 @@ def note_the_end(folder: Path) -> None:
                 error["frames"] = [
                     (f.filename, f.lineno or 0, f.name, f.line or "") for f in frames
                 ]
+        ends()  # a launcher that sees another rank fail may end this one before Python does
         shows(kind, value, trace)
 
     def ends() -> None:
