@@ -21,7 +21,6 @@ What follows is loaded when it is first used: with all that it needs, it is a fi
 `%load_ext` would otherwise wait for, and most notebooks look at no other job.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,4 +31,4 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in ("listing", "targets"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module(f"{__name__}.{name}")
+    return __import__(f"{__name__}.{name}", fromlist=[name])

@@ -19,7 +19,7 @@ def changed_ns() -> int:
     """When a file of the package was changed last; 0 where that is not known."""
     try:
         return max(
-            os.stat(os.path.join(folder, name)).st_mtime_ns
+            Path(folder, name).stat().st_mtime_ns
             for folder, _, names in os.walk(_PACKAGE)
             for name in names
             if name.endswith(".py")
