@@ -1,5 +1,6 @@
 """Finds and diagnoses jobs that no notebook started, running or ended; also the commands for it.
 
+attachment.py       Which job the verbs mean that look at ranks.
 commandline.py      `ddp-notebook jobs | why | where | save | run | mcp`: arguments, texts, JSON.
 dead.py             Diagnoses an ended job from the files that it left.
 listing.py          A user's jobs on this host, as a table and as JSON.
@@ -15,4 +16,19 @@ unprepared.py       Ranks that were started without DDP_NOTEBOOK=1, seen from ou
 verdict.py          The diagnosis of such a job with its basis, as text and as JSON.
 schema.json         The form of the JSON that `why --json` prints; `schema_jobs.json` and
                     `schema_where.json` those of `jobs` and `where`.
+
+What follows is loaded when it is first used: with all that it needs, it is a fifth of the code that
+`%load_ext` would otherwise wait for, and most notebooks look at no other job.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddp_notebook.jobs import listing as listing
+    from ddp_notebook.jobs import targets as targets
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("listing", "targets"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return __import__(f"{__name__}.{name}", fromlist=[name])

@@ -14,6 +14,7 @@ from ddp_notebook.magics.ui import NotebookUi
 from ddp_notebook.magics.verbs import VERBS
 from ddp_notebook.model import Status
 from ddp_notebook.rank.calls import Named
+from ddp_notebook.session.guards import CODE_FROM_SET_UP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,9 +106,10 @@ class Hints:
         name = error.name if isinstance(error, NameError) else None
         told = self._ui.session.describe(Named(name)) if name else None
         if told is not None and told.bundle:
+            pull = "" if name in CODE_FROM_SET_UP else f", or get it: %ddp_pull {name}"
             self._ui.say(
                 f"{name} is a variable of the ranks, not of the notebook. Write %%ddp on the first "
-                f"line of the cell, or get it: %ddp_pull {name}"
+                f"line of the cell{pull}"
             )
 
     def _on_usage_error(self, error: Any) -> None:

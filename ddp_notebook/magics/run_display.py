@@ -216,9 +216,9 @@ class RunDisplay:
     def announce_end(self) -> None:
         """Print once that a detached run has ended, where no region can show it."""
         detached = self._session.detached
-        if self._output.is_live or detached is None or detached.reported:
+        if self._output.is_live or detached is None or detached.reported or not detached.by_user:
             return
-        if detached.ended.done() and detached is not self._announced and not detached.run.pausing:
+        if detached.ended.done() and detached is not self._announced:
             self._announced = detached
             sentence = _end_sentence(detached.run, detached.ended, ", which was detached,")
             self._output.say(f"{sentence} {_SHOW_ALL}")

@@ -13,7 +13,13 @@ from ddp_notebook.model import Snapshot
 from ddp_notebook.state.descriptions import headline, loading_text
 
 _AGAIN_AFTER_S = 0.2
-_CLEAR = "\r\x1b[2K"
+
+
+def _show(text: str, terminal: TextIO) -> None:
+    """Make `text` the last line. Not by an escape code: not every terminal knows those."""
+    columns = shutil.get_terminal_size().columns - 1
+    terminal.write("\r" + text[:columns].ljust(columns) + ("" if text else "\r"))
+    terminal.flush()
 
 
 @contextmanager
@@ -30,8 +36,7 @@ def progress_line(state: Callable[[], Snapshot], terminal: TextIO) -> Iterator[N
             seconds = f" · {time.monotonic() - began_s:.0f} s"
             doing = headline(snapshot) if snapshot.ranks else "starting"
             text = loading_text(snapshot) or doing + seconds
-            terminal.write(_CLEAR + text[: shutil.get_terminal_size().columns - 1])
-            terminal.flush()
+            _show(text, terminal)
 
     writer = threading.Thread(target=write, name="ddp-progress", daemon=True)
     writer.start()
@@ -40,5 +45,4 @@ def progress_line(state: Callable[[], Snapshot], terminal: TextIO) -> Iterator[N
     finally:
         over.set()
         writer.join()
-        terminal.write(_CLEAR)
-        terminal.flush()
+        _show("", terminal)

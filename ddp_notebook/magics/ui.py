@@ -9,9 +9,9 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
+from ddp_notebook import jobs
 from ddp_notebook.board.buttons import Button
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs.targets import Target
 from ddp_notebook.magics.cell_output import CellOutput
 from ddp_notebook.magics.live_board import NotebookBoard, Place
 from ddp_notebook.magics.live_run import Lines
@@ -30,7 +30,7 @@ class CallerUi(Protocol):
     session: Session
 
     @property
-    def attached(self) -> Target | None:
+    def attached(self) -> jobs.targets.Target | None:
         """The job of others that the verbs mean which look at ranks; None: the session's ranks."""
 
     def say(self, text: str) -> None:
@@ -55,7 +55,7 @@ class NotebookUi:
         self.board = NotebookBoard(shell, session, buttons)
 
     @property
-    def attached(self) -> Target | None:
+    def attached(self) -> jobs.targets.Target | None:
         """The job of the last `%ddp_attach`, until `%ddp_detach`."""
         return self.session.attachment.current
 

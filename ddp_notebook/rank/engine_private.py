@@ -6,11 +6,15 @@ Without it an interrupted cell takes longer to end, and a rank takes more memory
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
 from ipykernel import ipkernel
 from IPython.core import guarded_eval
+
+INPUTS = 100
+"""Sources of cells that a rank keeps, of cells that define nothing: the notebook has them all."""
 
 
 def list_no_modules() -> bool:
@@ -42,6 +46,30 @@ def keep_no_tracebacks(shell: Any) -> bool:
 
     shell._format_exception_for_storage = nothing
     return True
+
+
+def keep_no_output(shell: Any) -> bool:
+    """Have `shell` not keep what cells print, which it does without bound; False if it does not.
+
+    That is for `%notebook`, too.
+    """
+    if not hasattr(shell, "_tee"):
+        return False
+    shell._tee = lambda channel: nullcontext()
+    return True
+
+
+def forget_inputs(shell: Any) -> None:
+    """Keep the newest `INPUTS` sources of cells, in what `shell` has them: `In`, `_i7` and more."""
+    manager = shell.history_manager
+    if len(manager.input_hist_raw) < 2 * INPUTS:
+        return
+    for inputs in (manager.input_hist_raw, manager.input_hist_parsed, manager.db_input_cache):
+        del inputs[:-INPUTS]
+    numbered = [name for name in shell.user_ns if name[:2] == "_i" and name[2:].isdigit()]
+    for name in numbered[:-INPUTS]:
+        del shell.user_ns[name]
+        shell.user_ns_hidden.pop(name, None)
 
 
 def complete_inside(kind: type) -> bool:

@@ -102,6 +102,22 @@ def doings(
     return by_doing
 
 
+CODE_FROM_SET_UP = ("torch", "dist", "DDP")
+FROM_SET_UP = ("rank", "world_size", "device", *CODE_FROM_SET_UP)
+"""The names that a rank's set-up gives to its cells."""
+
+
+def check_sendable(name: str) -> None:
+    """Raises UsageMistake when no variable `name` of the notebook can be set on ranks."""
+    check_name(name)
+    if name in FROM_SET_UP:
+        raise UsageMistake(
+            f"{name} is the rank's own, from its set-up: cells that use it would be wrong with the "
+            f"notebook's. Send that under another name: my_{name} = {name}, then "
+            f"%ddp_push my_{name}"
+        )
+
+
 def check_name(name: str) -> None:
     """Raises UsageMistake when `name` cannot be a variable."""
     if not name.isidentifier() or keyword.iskeyword(name):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.archive.replay import Replay
-from ddp_notebook.jobs.targets import Attachment
+from ddp_notebook.jobs.attachment import Attachment
 from ddp_notebook.rank.calls import How
 from ddp_notebook.session.findings import LastFindings
 from ddp_notebook.session.pool import RankPool

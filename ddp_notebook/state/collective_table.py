@@ -46,12 +46,12 @@ def step_table(
     pending: Ranks,
     now_ns: int = 0,
     *,
-    what: str = "the cell",
+    what: str = "The cell",
     failures: Mapping[int, str] = MappingProxyType({}),
 ) -> StepTable:
-    """The step table of the run `what`. `pending` are the ranks that have not left it.
+    """The step table of the run `what`, as it begins a sentence.
 
-    `failures` says how ranks left it that did not finish it.
+    `pending` are the ranks that have not left it. `failures` says how ranks left it that did not finish it.
     """
     latest = {rank: collectives.of[rank][-1] for rank in members if collectives.of.get(rank)}
     missing = MissingRanks(collectives)
@@ -209,7 +209,7 @@ def _title(rows: Sequence[StepRow], pending: Ranks, what: str) -> str:
     if not pending:
         failed = sorted(rank for row in rows if row.state == "failed" for rank in row.ranks)
         end = f"ended: {name_ranks(failed)} failed" if failed else "finished on every rank"
-        return f"{what[:1].upper()}{what[1:]} has {end}."
+        return f"{what} has {end}."
     if any(row.state == "paused" for row in rows):
         return "Ranks are paused before their next collective."
     return "No rank is paused; ranks that wait need other ranks."

@@ -210,6 +210,33 @@ def test_too_much_output_is_cut_and_can_be_had(ranks4: Session) -> None:
     assert len(whole.splitlines()) == 60_000
 
 
+def test_what_a_rank_keeps_of_earlier_cells_has_bounds(ranks4: Session) -> None:
+    ranks4.run_cell(
+        "from ddp_notebook.rank import engine_private\n"
+        "from ddp_notebook.rank.collectives import call_sites\n"
+        "kept, engine_private.INPUTS = engine_private.INPUTS, 3\n"
+        "call_sites._MOST_BETWEEN_RUNS = 3"
+    ).raise_for_error()
+    ranks4.run_cell("def one():\n    return 1").raise_for_error()
+    for _ in range(16):
+        ranks4.run_cell("print(one())\ndist.all_reduce(torch.ones(1))").raise_for_error()
+    ranks4.run_cell(
+        "import gc, inspect, linecache\n"
+        "shell = get_ipython()\n"
+        "sources = [name for name in linecache.cache if name.startswith('<ddp cell')]\n"
+        "inputs = [name for name in globals() if name.startswith('_i') and name[2:].isdigit()]\n"
+        "(sites,) = (o for o in gc.get_objects() if type(o).__name__ == 'CallSites')\n"
+        "counts = [len(shell.history_manager.input_hist_raw), len(inputs), len(sites._codes)]\n"
+        "texts = sum(map(len, shell.history_manager.outputs.values()))\n"
+        "here = inspect.getsource(one)\n"
+        "engine_private.INPUTS, call_sites._MOST_BETWEEN_RUNS = kept, 100"
+    ).raise_for_error()
+    assert max(ranks4.pull("counts")[0]) <= 8
+    assert len(ranks4.pull("sources")[0]) <= 8, "and those that define functions"
+    assert ranks4.pull("texts")[0] == 0, "what was printed is the notebook's to keep"
+    assert ranks4.pull("here")[0] == "def one():\n    return 1\n"
+
+
 def test_values_are_pushed_and_pulled(ranks4: Session) -> None:
     ranks4.push({"table": {"a": [1, 2]}}, ranks=(0, 1))
     assert outputs(ranks4, "table['a'][1] + rank", ranks=(0, 1)) == {(0,): ["2"], (1,): ["3"]}

@@ -255,6 +255,11 @@ def test_a_restart_under_a_detached_script_ends_it_and_sets_the_ranks_up_once(
     assert ranks.restart().snapshot.ready
     ranks.run_cell(ALL_REDUCE).raise_for_error()
     assert "killed by SIGKILL" in str(ranks.wait().error)
+    ranks.run_script(script(tmp_path, gate), detach=True)
+    begun(ranks)
+    board = ranks.init(InitOptions(world_size=2, device="cpu"), replace=True)
+    assert "job.py ran, and was ended by this." in board.snapshot.notes
+    ranks.run_cell(ALL_REDUCE).raise_for_error()
 
 
 def test_a_script_is_stepped_collective_by_collective(
@@ -271,8 +276,10 @@ def test_a_script_is_stepped_collective_by_collective(
     assert (waiting.ranks, waiting.waits_for) == ((1,), (0,))
     (row,) = ranks.step().rows
     assert (row.state, row.text[:10]) == ("paused", "all_reduce")
-    (row,) = ranks.step().rows
+    table = ranks.step()
+    (row,) = table.rows
     assert (row.ranks, row.state) == ((0, 1), "done")
+    assert table.title == "job.py has finished on every rank."
     # The step that ended it also gave the ranks their group back.
     ranks.run_cell(ALL_REDUCE).raise_for_error()
     assert text_of(ranks.wait()) == "begun\nsum 2.0\n"

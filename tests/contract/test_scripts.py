@@ -244,6 +244,16 @@ def test_a_script_is_a_process_of_its_own_again_and_again(ranks2: Session, tmp_p
     assert len(ranks2.run_cell("print('heard')").outputs) == 1
 
 
+def test_a_script_that_python_cannot_read_is_shown_as_python_shows_it(
+    ranks2: Session, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("for x in range(3)\n    pass\n")
+    (traceback,) = ranks2.run_script(str(path)).tracebacks
+    shown = "".join(item.text for item in traceback.items)
+    assert shown.lstrip().startswith(f'File "{path}", line 1'), shown
+
+
 def test_a_script_that_is_stuck_is_looked_at_and_does_not_hold_the_sessions_ranks(
     ranks2: Session, tmp_path: Path
 ) -> None:

@@ -48,6 +48,8 @@ def test_a_cell_that_lacks_a_variable_of_the_ranks_is_told_where_it_is(
         _, shown = run(ranks_up, capsys, f"print({name})")
         assert f"{name} is a variable of the ranks, not of the notebook. Write %%ddp on" in shown
         assert f"%ddp_pull {name}" in shown
+    shown = run(ranks_up, capsys, "dist.barrier()")[1]
+    assert "Write %%ddp on" in shown and "%ddp_pull" not in shown, "a module cannot be pulled"
     assert "of the ranks" not in run(ranks_up, capsys, "print(wieghts)")[1]
     assert "of the ranks" not in run(ranks_up, capsys, "%%ddp\nwieghts")[1]
 

@@ -57,8 +57,13 @@ def test_neither_the_notebook_kernel_nor_the_controller_loads_torch(
     assert module not in loaded_torch
 
 
-def test_loading_the_extension_does_not_wait_for_ipyparallel() -> None:
-    assert "ipyparallel" not in imported_by("import ddp_notebook.magics")
+NOT_YET = {"ipyparallel", "matplotlib", "ddp_notebook.diagnosis.diagnose", "ddp_notebook.evidence"}
+
+
+def test_loading_the_extension_waits_for_nothing_that_only_some_notebooks_need() -> None:
+    loaded = imported_by("import ddp_notebook.magics")
+    assert not loaded & NOT_YET
+    assert not loaded & {"ddp_notebook.jobs.targets", "ddp_notebook.jobs.dead"}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import pytest
 from hostile import HOSTILE, as_json, changed, changes, often, sendable
 from hypothesis import given
 from hypothesis import strategies as st
-from test_dead_jobs import dump, raised
+from test_dead_jobs import MARKS, dump, raised
 
 from ddp_notebook.cluster.questions import ask
 from ddp_notebook.errors import UsageMistake
@@ -86,16 +86,29 @@ def test_a_dump_is_judged_or_refused_in_words(
     read(folder)
 
 
-LOG = raised(0, 5, "RuntimeError: Connection closed by peer [127.0.0.1]:9") + raised(1, 8, "V: no")
-TEXTS = [text for text in HOSTILE if isinstance(text, str)]
+WRITTEN = [
+    (rank, line.removeprefix(f"[rank{rank}]: "))
+    for rank, text in (
+        (0, raised(0, 5, "RuntimeError: Connection closed by peer [127.0.0.1]:9")),
+        (1, raised(1, 8, "V: no")),
+    )
+    for line in text.splitlines()
+]
+LOGS = ["".join(mark.format(*line) + "\n" for line in WRITTEN) for mark in MARKS.values()]
+TEXTS = [
+    *(text for text in HOSTILE if isinstance(text, str)),
+    *("[default99999999]:", "[rank-1]: ", "[1,1]<stderr>:", "9" * 7 + ": ", "(A pid=1) " * 9, "| "),
+]
+PUT = st.tuples(st.integers(0, 400), st.sampled_from(TEXTS))
 
 
-@given(st.lists(st.tuples(st.integers(0, len(LOG)), st.sampled_from(TEXTS)), max_size=3))
+@given(st.sampled_from(LOGS), st.lists(PUT, max_size=3))
 @often
-def test_a_log_is_judged_or_refused_in_words(tmp_path: Path, put: list[tuple[int, str]]) -> None:
+def test_a_log_is_judged_or_refused_in_words(
+    tmp_path: Path, text: str, put: list[tuple[int, str]]
+) -> None:
     folder = tmp_path / str(next(_numbers))
     folder.mkdir()
-    text = LOG
     for at, piece in put:
         text = text[:at] + piece + text[at:]
     (folder / "job.log").write_bytes(text.encode("utf-8", "surrogatepass"))

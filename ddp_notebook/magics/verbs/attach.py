@@ -7,9 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ddp_notebook import jobs
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import listing
-from ddp_notebook.jobs.targets import Target
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.tab.completers import files
 from ddp_notebook.magics.ui import CallerUi, NotebookUi
@@ -21,7 +20,7 @@ _VERBS = "%ddp_why, %ddp_where and %ddp_board"
 
 def _attach(ui: NotebookUi, args: argparse.Namespace) -> None:
     if not args.job:
-        ui.say(listing.text(listing.listed()))
+        ui.say(jobs.listing.text(jobs.listing.listed()))
         _say_which(ui)
         return
     job = ui.session.attachment.attach(args.job)
@@ -86,7 +85,7 @@ DETACH = Verb(
 # -- what the verbs that look do meanwhile ---------------------------------------------------
 
 
-def why(ui: CallerUi, args: argparse.Namespace, job: Target) -> Diagnosis | None:
+def why(ui: CallerUi, args: argparse.Namespace, job: jobs.targets.Target) -> Diagnosis | None:
     """`%ddp_why` of an attached job."""
     verdict = job.why()
     if args.json:
@@ -97,7 +96,7 @@ def why(ui: CallerUi, args: argparse.Namespace, job: Target) -> Diagnosis | None
     return verdict.diagnosis
 
 
-def where(ui: CallerUi, args: argparse.Namespace, job: Target) -> StackTree | None:
+def where(ui: CallerUi, args: argparse.Namespace, job: jobs.targets.Target) -> StackTree | None:
     """`%ddp_where` of an attached job."""
     try:
         ranks = None if args.ranks is None else parse_ranks(args.ranks, job.world_size)
@@ -111,14 +110,14 @@ def where(ui: CallerUi, args: argparse.Namespace, job: Target) -> StackTree | No
     return tree
 
 
-def only_looked_at(job: Target | None) -> str:
+def only_looked_at(job: jobs.targets.Target | None) -> str:
     """A hint for verbs that find no ranks: they do not act on an attached job's."""
     return "" if job is None else f" Only {_VERBS} look at {job.name}, which is attached."
 
 
-def _first_line(job: Target) -> str:
+def _first_line(job: jobs.targets.Target) -> str:
     return f"{job.name}: {job.about}."
 
 
-def _say_json(ui: CallerUi, job: Target, content: Mapping[str, Any]) -> None:
+def _say_json(ui: CallerUi, job: jobs.targets.Target, content: Mapping[str, Any]) -> None:
     ui.say(json.dumps({"job": job.name, **content}, indent=2))

@@ -165,7 +165,8 @@ class ScriptProcess:
         if hook is not sys.__excepthook__ and not torchs:
             hook(type(error), error, error.__traceback__)
             return
-        trace = raised.without_ours(error.__traceback__, self._core.user_code)
+        began = raised.line_of(error, self._script.path)  # else its code could not be compiled
+        trace = raised.without_ours(error.__traceback__, self._core.user_code) if began else None
         self._show("".join(traceback.format_exception(type(error), error, trace)).rstrip())
 
     def _show(self, text: str) -> bool:

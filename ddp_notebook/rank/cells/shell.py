@@ -11,7 +11,9 @@ import ast
 import inspect
 import linecache
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -46,6 +48,8 @@ class RankShell(Component):
         self.interrupted_early = False
         """An interrupt came before the cell's own code began."""
         self._name_pending = False
+        self._bare: deque[str] = deque()
+        """The newest cells that define no function: nothing of these can run once they are over."""
         self._blank = 0
         """Empty lines that the cell begins with, and that IPython leaves out."""
 
@@ -58,6 +62,7 @@ class RankShell(Component):
         self._refuse_windows()
         progress_bars.prefer_text()
         engine_private.keep_no_tracebacks(self.shell)
+        engine_private.keep_no_output(self.shell)
         for name, function in self._helpers():
             self.shell.user_ns_hidden[name] = None
             self.shell.user_ns[name] = function
@@ -69,6 +74,7 @@ class RankShell(Component):
         self._name_pending = True
         self.shell.execution_count = number
         self.interrupted_early = False
+        engine_private.forget_inputs(self.shell)
         for name, function in self._helpers():  # the user may have deleted everything
             self.shell.user_ns.setdefault(name, function)
 
@@ -211,6 +217,10 @@ class RankShell(Component):
             self.shell.showsyntaxerror()
             return True
         self.debugger.was_compiled(code)
+        if not any(isinstance(value, CodeType) for value in code.co_consts):
+            self._bare.append(self.file_name)
+        while len(self._bare) > engine_private.INPUTS:
+            linecache.cache.pop(self._bare.popleft(), None)
         is_async = bool(code.co_flags & inspect.CO_COROUTINE)
         raised: bool = await self.shell.run_code(code, result, async_=is_async)
         return raised

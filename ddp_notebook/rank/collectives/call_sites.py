@@ -27,7 +27,7 @@ _MOST_VARIABLES = 12
 _TRIES = 3
 """How often a variable is read before it counts as no text."""
 _MOST_KNOWN = 20_000
-_MOST_BETWEEN_RUNS = 1_000
+_MOST_BETWEEN_RUNS = 100
 """Each cell is code of its own, which is kept alive by being known here."""
 _NEAR = 5
 """Frames from `site` out to the user's line, in most calls: the observer's two, torch's function,

@@ -230,9 +230,11 @@ class Breakpoints:
 
     def canonical(self, file: str) -> str:
         """One name for a file, however it was imported."""
+        if file.startswith("<"):
+            return file
         path = self._paths.get(file)
         if path is None:
-            path = self._paths[file] = file if file.startswith("<") else os.path.realpath(file)
+            path = self._paths[file] = os.path.realpath(file)
         return path
 
     def _bind(self, spec: Breakpoint) -> Bound:

@@ -103,7 +103,7 @@ def table(run: CellRun, logs: CollectiveLogs) -> StepTable:
         run.ranks,
         run.pending,
         time.monotonic_ns(),
-        what=run.script or "the cell",
+        what=run.script or "The cell",
         failures=run.failures,
     )
     return line_table(stops, made, _partings(run, stops)) if stops else made

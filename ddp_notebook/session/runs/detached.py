@@ -12,8 +12,10 @@ from ddp_notebook.session.runs.run import CellResult, CellRun
 class Detached:
     """A run with its own waiting thread."""
 
-    def __init__(self, controller: RunController) -> None:
+    def __init__(self, controller: RunController, *, by_user: bool = False) -> None:
         self.controller = controller
+        self.by_user = by_user
+        """The user asked for it; otherwise it paused, or had been left."""
         self.ended: Future[CellResult] = Future()
         """The result; also with ranks still in the run if they cannot make progress."""
         self.reported = False

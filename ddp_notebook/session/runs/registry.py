@@ -221,7 +221,7 @@ class RunRegistry:
             if result.steps is not None:  # from now on a thread waits for the outcome of its steps
                 self.detached = Detached(controller)
             return result
-        detached = self.detached = Detached(controller)
+        detached = self.detached = Detached(controller, by_user=detach)
         if not detach:
             return self._follow(detached, None, interrupted)
         if interrupted():

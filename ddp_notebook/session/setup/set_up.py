@@ -132,6 +132,7 @@ class SetUp:
             if states[rank].status is not Status.DEAD and device_of[rank] == environment
         }
         ended = tuple(state.rank for state in states if state.rank not in kept)
+        under_way = [c.run.heading for c in self._runs.controllers if c.state.claimed]
         processes.end_script()
         with self._unless_lost("%ddp_init"), self._record.restarting(ended):
             processes.stop(ended)
@@ -142,7 +143,7 @@ class SetUp:
             processes.resize(tuple(kept), devices)
         fate = _kept(kept - set(blocked), {*ended, *blocked}, options.world_size)
         self._record.note(notes=(*devices.notes, *options.notes()))
-        self._note_replaced((fate,))
+        self._note_replaced((*(f"{run} ran, and was ended by this." for run in under_way), fate))
         return self._set_up(options)
 
     def _start(self, options: InitOptions, devices: DevicePlan, more: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Ranks, Status, Unread, VariableTable, name_ranks
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer
-from ddp_notebook.session.guards import check_name, check_ranks
+from ddp_notebook.session.guards import check_name, check_ranks, check_sendable
 from ddp_notebook.session.tools import differences
 from ddp_notebook.state import variable_table
 from ddp_notebook.views.ansi import strip_ansi
@@ -75,7 +75,7 @@ class Values:
         cluster = self._pool.need("%ddp_push").cluster
         members = self._runs.idle(ranks, "%ddp_push")
         for name, value in values.items():
-            check_name(name)
+            check_sendable(name)
             try:
                 pickle.dumps(value)
             except Exception as error:  # noqa: BLE001  # its own code may raise anything
