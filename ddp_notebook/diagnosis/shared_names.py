@@ -102,7 +102,7 @@ def tried_before(tree: ast.AST | None, lines: Collection[int]) -> Iterator[ast.A
             yield from node.body
 
 
-def divisors_in(trees: Iterable[ast.Module]) -> Iterator[ast.AST]:
+def divisors_in(trees: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """What anything is divided by."""
     for node in (node for tree in trees for node in ast.walk(tree)):
         match node:
@@ -112,6 +112,24 @@ def divisors_in(trees: Iterable[ast.Module]) -> Iterator[ast.AST]:
                 yield divisor
             case ast.Call(func=func, args=[*_, divisor]) if last_name(func) in _DIVIDING:
                 yield divisor
+
+
+def divisors_of_loss(tree: ast.Module | None, line: int) -> Iterator[ast.AST]:
+    """What the loss of the backward in a line was divided by, there or before it.
+
+    Not afterwards: what is logged is divided, too.
+    """
+    plain = list(_plain_at(tree, line))
+    calls = [node for each in plain for node in ast.walk(each) if isinstance(node, ast.Call)]
+    names = {name for call in calls if last_name(call.func) == "backward" for name in _names(call)}
+    function = next(functions_around(tree, line), tree)
+    before = [
+        node
+        for node in (ast.walk(function) if function is not None and names else ())
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) and node.lineno <= line
+    ]
+    given = [node for node in before if not names.isdisjoint(name for name, _ in _given_in(node))]
+    yield from divisors_in([*given, *(plain if names else ())])
 
 
 def reduced_at(tree: ast.AST | None, line: int) -> set[str]:

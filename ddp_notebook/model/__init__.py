@@ -61,9 +61,9 @@ _FILES = {
     "stages": "InitArguments Stage StepRow StepTable",
     "state": "Loading Moment OutputGroup OutputItem RankState Snapshot Status",
     "training": (
-        "EvaluationFacts FunctionalFacts LoaderFacts OptimizerFacts ParallelFacts ReplicaFacts "
-        "RunFacts SamplerFacts SaveFacts Shards StepPart StepStart StepTimes TimedStep "
-        "WorkFacts"
+        "EvaluationFacts FunctionalFacts GradientSample LoaderFacts LossFacts OptimizerFacts "
+        "ParallelFacts ReplicaFacts RunFacts SamplerFacts SaveFacts Shards StepPart StepStart "
+        "StepTimes TimedStep WorkFacts"
     ),
 }
 _FILE_OF = {name: file for file, names in _FILES.items() for name in names.split()}

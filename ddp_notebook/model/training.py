@@ -106,6 +106,33 @@ class EvaluationFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class GradientSample:
+    """Some values of a few gradients in one training step, and of their parameters before it.
+
+    A row for each of these parameters: `own` has what the last backward left, `used` what the
+    optimizer's step used.
+    """
+
+    own: tuple[tuple[float, ...], ...]
+    used: tuple[tuple[float, ...], ...]
+    weights: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LossFacts:
+    """How the value was computed that a backward began with; only what its graph says.
+
+    It is `factor` times a mean over `count` values, or over what a loss function counts (targets
+    that are not ignored). `mean` is False where that is not known.
+    """
+
+    factor: float = 1.0
+    mean: bool = False
+    count: float = 0.0
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StepStart:
     """The moment of a training forward, before it. `random` is a hash of torch's generator.
 
@@ -116,6 +143,8 @@ class StepStart:
     drew: bool = False
     input: str = ""
     """A hash of what the model got."""
+    training: bool = True
+    """The module was in training mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +207,11 @@ class ReplicaFacts:
     """Where the first of them was called."""
     twins: tuple[tuple[str, str], ...] = ()
     """Parameters of one shape in unlike places that had the same values when it was wrapped."""
+    unheld: tuple[str, ...] = ()
+    """Parameters that get gradients, that no optimizer holds, and that have not changed: a few,
+    behind others that an optimizer holds."""
+    varies: bool = False
+    """It has layers that do something else in training mode: dropout, statistics of batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +251,18 @@ class OptimizerFacts:
     first_gradients: tuple[float, ...] = ()
     """Some values of gradients before its first step; of the parameters: `first_weights`."""
     first_weights: tuple[float, ...] = ()
+    samples: tuple[GradientSample, ...] = ()
+    """Of its next steps, where no DDP object has its parameters."""
+    sampled: tuple[str, ...] = ()
+    """Names of the parameters in `samples`."""
+    last_weights: tuple[float, ...] = ()
+    """As `first_weights`, after `watched_steps` steps."""
+    since: int = 0
+    """How many backwards the rank had begun before its first step of this run."""
+    moved_steps: int = 0
+    """Of `watched_steps`, those before which its parameters had changed since the last step."""
+    begins: tuple[TensorDigest, ...] = ()
+    """Of parameters without DDP, before its first step in this process."""
     loads: int = 0
     """How often its load_state_dict was called."""
     load_place: Place | None = None
@@ -301,6 +347,8 @@ class RunFacts:
     nan_backward: int | None = None
     nan_what: str = ""
     nan_place: Place | None = None
+    losses: tuple[LossFacts, ...] = ()
+    """Of the first backwards."""
     replicas: tuple[ReplicaFacts, ...] = ()
     optimizers: tuple[OptimizerFacts, ...] = ()
     samplers: tuple[SamplerFacts, ...] = ()

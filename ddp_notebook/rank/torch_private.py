@@ -455,3 +455,47 @@ def _reduces(hook: Any, state: Any, size: int) -> bool:
         return False
     group = getattr(state, "process_group", state)
     return group is None or (isinstance(group, dist.ProcessGroup) and group.size() == size)
+
+
+_MEAN = 1
+"""What a loss function's `reduction="mean"` is in the graph."""
+
+
+def multiplied_by(node: Any) -> float | None:
+    """By which number a step of autograd's graph multiplies; None for any other step."""
+    name = node.name() if node is not None else ""
+    if name not in ("DivBackward0", "MulBackward0") or node.next_functions[1][0] is not None:
+        return None
+    value = _number(node, "other")
+    if name == "MulBackward0" or not value:
+        return value
+    return 1 / value
+
+
+def averaged_over(node: Any) -> float | None:
+    """Over how many values a step of the graph takes a mean, 0 where unknown; None if it does not.
+
+    A cross entropy counts the targets that it does not ignore.
+    """
+    name = node.name() if node is not None else ""
+    if name == "MeanBackward0":
+        return float(node._saved_self_sym_numel)
+    if getattr(node, "_saved_reduction", None) != _MEAN:
+        return None
+    if not name.startswith("NllLoss"):
+        values = _saved(node, "self")
+        return float(values.numel()) if values is not None else 0.0
+    return (_number(node, "total_weight") or 0.0) if node._saved_weight is None else 0.0
+
+
+def _number(node: Any, name: str) -> float | None:
+    saved = _saved(node, name)
+    return float(saved) if saved is not None and saved.numel() == 1 and saved.is_cpu else None
+
+
+def _saved(node: Any, name: str) -> torch.Tensor | None:
+    """What a step of the graph has kept, unless it was packed: to unpack it may compute again."""
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    if raw is None or getattr(raw, "unpack_hook", True) is not None:
+        return None
+    return raw.data if isinstance(raw.data, torch.Tensor) else None

@@ -16,6 +16,7 @@ from ddp_notebook.model import (
     Finding,
     FunctionalFacts,
     LoaderFacts,
+    LossFacts,
     OptimizerFacts,
     Part,
     Place,
@@ -579,3 +580,105 @@ def test_a_count_by_which_nothing_is_divided_is_no_part_of_a_result(told: str) -
 )
 def test_a_division_by_the_count_may_be_written_in_many_ways(told: str) -> None:
     assert evaluated(*[(10, 4)] * 3, source=DIVIDES.replace("print(right / total)", told))
+
+
+# -- losses ------------------------------------------------------------------------------
+
+_DIVIDED = "\n" * 5 + "loss = loss / dist.get_world_size()\nloss.backward()\n"
+
+
+@pytest.mark.parametrize(
+    ("factor", "mean", "source", "backwards", "wrong"),
+    [
+        (0.5, True, _DIVIDED, 8, True),
+        (0.5, True, "\n" * 6 + "(loss / world_size).backward()\n", 8, True),
+        (0.5, True, _DIVIDED, 16, False),  # over two micro-batches, on two ranks
+        (1.0, True, _DIVIDED, 8, False),
+        (0.5, False, _DIVIDED, 8, False),  # a sum of two losses, halved
+        # Half of a square, by custom; what is logged is divided afterwards.
+        (0.5, True, "\n" * 6 + "loss.backward()\nloss /= dist.get_world_size()\n", 8, False),
+        (0.5, True, "\n" * 5 + "mean = loss / world_size\nloss.backward()\n", 8, False),
+        (0.5, True, "", 8, False),
+    ],
+)
+def test_a_loss_that_is_divided_by_the_world_size(
+    factor: float, mean: bool, source: str, backwards: int, wrong: bool
+) -> None:
+    losses = (LossFacts(factor, mean, 8.0, HERE),) * 8
+    replica = model(backwards=backwards)
+    every = [run(rank, losses=losses, replicas=(replica,)) for rank in (0, 1)]
+    assert kinds(*every, source=source) == [(Category.LOSS_SCALING, (0, 1))] * wrong
+
+
+@pytest.mark.parametrize(
+    ("counts", "fields", "wrong"),
+    [
+        (((20, 18, 21, 19), (3, 4, 3, 5)), {}, True),
+        (((20, 18, 21, 19), (12, 11, 13, 12)), {}, False),  # not twice as many
+        (((20, 3, 21, 19), (3, 20, 3, 5)), {}, False),  # now here, now there
+        (((20, 18, 21), (3, 4, 3)), {}, False),  # too few to say
+        (((20, 18, 21, 19), (0, 4, 3, 5)), {}, False),  # not known
+        (((20, 18, 21, 19), (3, 4, 3, 5)), {"hook": "mine"}, False),
+        (((20, 18, 21, 19), (3, 4, 3, 5)), {"factors": (1.6, 0.3)}, False),  # weighted by them
+        (((20, 18, 21, 19), (3, 4, 3, 5)), {"mean": False}, False),
+    ],
+)
+def test_means_over_far_fewer_values_on_one_rank(
+    counts: tuple[tuple[int, ...], ...], fields: dict[str, Any], wrong: bool
+) -> None:
+    factors, mean = fields.get("factors", (1.0, 1.0)), fields.get("mean", True)
+    every = [
+        run(
+            rank,
+            losses=tuple(LossFacts(factors[rank], mean, float(c), HERE) for c in counts[rank]),
+            replicas=(model(hook=fields.get("hook", "")),),
+        )
+        for rank in (0, 1)
+    ]
+    assert kinds(*every) == [(Category.LOSS_SCALING, (0, 1))] * wrong
+
+
+# -- modes, and parameters that nobody updates -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("modes", "varies", "ranks"),
+    [
+        (((True, True, False, False), (True,) * 4), True, (0,)),
+        (((True, True, False, False), (True,) * 4), False, ()),  # nothing that could differ
+        (((True, True, False, True), (True,) * 4), True, ()),  # one step alone
+        (((False,) * 4, (False,) * 4), True, ()),  # frozen statistics, on all
+    ],
+)
+def test_a_rank_that_trains_in_evaluation_mode(
+    modes: tuple[tuple[bool, ...], ...], varies: bool, ranks: tuple[int, ...]
+) -> None:
+    every = [
+        run(r, replicas=(model(starts=tuple(StepStart("", training=t) for t in m), varies=varies),))
+        for r, m in enumerate(modes)
+    ]
+    assert kinds(*every) == ([(Category.NUMERICS_MISMATCH, ranks)] if ranks else [])
+
+
+def test_a_layer_between_others_that_no_optimizer_holds() -> None:
+    forgotten = model(unheld=("adapter.weight", "adapter.bias"))
+    found_there = kinds(*[run(rank, replicas=(forgotten,)) for rank in (0, 1)])
+    assert found_there == [(Category.OPTIMIZER_DETACHED, (0, 1))]
+    assert not kinds(run(0, replicas=(forgotten,)), run(1, replicas=(model(),)))
+
+
+@pytest.mark.parametrize(("begins", "wrong"), [((1.0, 1.0), True), ((1.0, 2.0), False)])
+def test_what_each_rank_began_with_values_of_its_own_is_its_own(
+    begins: tuple[float, ...], wrong: bool
+) -> None:
+    """A client's head; one expert of many."""
+    name = "param_groups[1]['params'][0]"
+
+    def owns(rank: int) -> OptimizerFacts:
+        return optimizer(
+            unwrapped=(TensorDigest(name, 4, norm=3.0 + rank),),
+            begins=(TensorDigest(name, 4, norm=begins[rank]),),
+        )
+
+    every = [run(rank, replicas=(model(),), optimizers=(owns(rank),)) for rank in (0, 1)]
+    assert kinds(*every) == [(Category.PARAMS_OUTSIDE_DDP, (0, 1))] * wrong

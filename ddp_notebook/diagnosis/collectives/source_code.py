@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -25,6 +25,7 @@ from ddp_notebook.diagnosis.names import Names, Varies
 from ddp_notebook.diagnosis.shared_names import (
     SharedNames,
     divisors_in,
+    divisors_of_loss,
     functions_around,
     is_argument,
     reduced_at,
@@ -37,6 +38,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _EXITS = ("exit", "_exit", "quit")
+_OF_WORLD = frozenset({"get_world_size", "world_size", "WORLD_SIZE"})
 _MAGIC = re.compile(r"^\s*[%!].*$", re.MULTILINE)
 
 
@@ -230,6 +232,20 @@ class Sources:
             if function is None or not is_argument(function, given):
                 return not divisors.isdisjoint(given)
         return False
+
+    def divides_loss_by_world(self, place: Place) -> bool:
+        """True when what is given a backward at `place` was divided by the number of ranks."""
+        return self._hang_on_world(divisors_of_loss(self.tree(place), place.line))
+
+    def chooses_rate_by_world(self) -> bool:
+        """True when a learning rate comes of the number of ranks."""
+        nodes = (node for tree in self._known() for node in ast.walk(tree))
+        return self._hang_on_world(
+            node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "lr"
+        )
+
+    def _hang_on_world(self, nodes: Iterable[ast.AST]) -> bool:
+        return not _OF_WORLD.isdisjoint(SharedNames(self._known()).read(nodes))
 
     def _known(self) -> list[ast.Module]:
         trees = (self.tree(Place(file, 0)) for file in self._texts)

@@ -1,9 +1,9 @@
 """Rules for training that ends without an error and is wrong.
 
+by_hand.py           Rules about gradients and parameters that ranks average without DDP.
 checkpoints.py       The rule for a state that is loaded on some ranks only.
-data_parallel.py     The rule for ranks that use torch.nn.DataParallel in place of DDP.
 ddp_construction.py  The steps of DDP's constructor for showing: rows, broadcast, buckets.
-devices.py           Rules about devices: two ranks on one GPU, a backend for another device.
+devices.py           Rules about devices: GPUs shared, another backend's; DataParallel for DDP.
 evaluations.py       Rules about evaluations: different statistics, results that are never combined.
 gradients.py         Rules about gradients between the backward and the optimizer's step.
 models.py            Models compared across ranks, and what failed while DDP was constructed.
@@ -13,6 +13,6 @@ reported.py          Whether a program prints a result of its evaluation.
 rules.py             Rules about gradients, values and buffers of a run that ended without an error.
 samplers.py          Rules about DistributedSampler: wrong shards, different seeds or epochs, or
 none.
-settings.py          The rule for settings that change what a process computes, and differ.
+settings.py          Rules for settings that change what a rank computes, and differ.
 works.py             Rules about collectives that were started and not waited for.
 """

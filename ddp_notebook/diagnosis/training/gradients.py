@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import by_ranks, outvoted
+from ddp_notebook.diagnosis.majority import by_ranks
 from ddp_notebook.diagnosis.parallel.split import summed
-from ddp_notebook.diagnosis.training.replicas import AVERAGING, Model
+from ddp_notebook.diagnosis.training.replicas import Model
 from ddp_notebook.diagnosis.training.rules import optimizers
-from ddp_notebook.model import Category, Finding, OptimizerFacts, Ranks
+from ddp_notebook.model import Category, Finding, LossFacts, OptimizerFacts, Ranks
 
 _APART = 1e-3
 """Factors that differ by less, of their size, are the same."""
-_ROUNDING = 1e-5
-_FEWEST_VALUES = 4
-"""Values of gradients, not zero, that must be the same on all ranks."""
 _FEWEST_STEPS = 2
 _FEWEST_LEFTOVERS = 3
+_FEWEST_LOSSES = 4
+_UNEQUAL = 2.0
+"""Ranks that average over so many times as many values as others, in each step."""
 
 _Of = Mapping[int, OptimizerFacts]
 
@@ -77,118 +77,6 @@ def _local(of: _Of, step: int, steps: int) -> Finding:
     )
 
 
-def other_beginnings(context: Context) -> Iterator[Finding]:
-    """Models that were not alike when training began, whose gradients are averaged by hand.
-
-    All ranks step with the same gradients, which they exchanged; that the parameters differ
-    before the first step is then no intention.
-    """
-    for of in optimizers(context.facts).values():
-        plain = not any(each.replicas or each.mesh for each in of.values())
-        if not plain or len(of) < 2 or set(of) != set(context.facts):
-            continue
-        gradients = [each.first_gradients for each in of.values()]
-        weights = {rank: each.first_weights for rank, each in of.items()}
-        if not _all_close(gradients) or sum(map(bool, gradients[0])) < _FEWEST_VALUES:
-            continue
-        if _all_close(list(weights.values())) or not _exchanged(context, of):
-            continue
-        yield _unlike_from_the_start(of, gradients[0], weights)
-
-
-def _unlike_from_the_start(
-    of: _Of, gradients: Sequence[float], weights: Mapping[int, tuple[float, ...]]
-) -> Finding:
-    each = next(iter(of.values()))
-    return Finding(
-        Category.REPLICA_DIVERGENCE,
-        outvoted(weights),
-        f"the parameters differ between the ranks before the first step of {each.type}, though "
-        f"its gradients are the same on all: the models were not made alike{_at(each.place)}",
-        "Have every rank begin with the same parameters: torch.manual_seed(seed), the same on "
-        "all, before the model is made; or dist.broadcast(p.data, src=0) for each.",
-        evidence=(
-            *by_ranks({r: f"parameters begin with {_few(w)}" for r, w in weights.items()}),
-            f"gradients of the first step on all ranks: {_few(gradients)}",
-        ),
-    )
-
-
-def scaled_apart(context: Context) -> Iterator[Finding]:
-    """Gradients that ranks have averaged by hand, and that a few of them multiply by a factor.
-
-    All ranks began with the same parameters, and most step with the same gradients.
-    """
-    for of in optimizers(context.facts).values():
-        plain = not any(each.replicas or each.mesh for each in of.values())
-        if not plain or set(of) != set(context.facts):
-            continue
-        if not _all_close([each.first_weights for each in of.values()]):
-            continue
-        gradients = {rank: each.first_gradients for rank, each in of.items()}
-        right = max(
-            (
-                tuple(r for r, g in gradients.items() if _all_close([g, own]))
-                for own in gradients.values()
-            ),
-            key=len,
-        )
-        others = {r: _ratio(gradients[right[0]], g) for r, g in gradients.items() if r not in right}
-        if others and len(others) < len(right) and all(others.values()) and _exchanged(context, of):
-            each = next(iter(of.values()))
-            yield Finding(
-                Category.REPLICA_DIVERGENCE,
-                tuple(others),
-                "the gradients are those of the other ranks, times a factor: they are clipped or "
-                f"scaled there alone, and the parameters drift apart{_at(each.place)}",
-                "Do the same with the averaged gradients on every rank: clip on all or on none.",
-                evidence=tuple(
-                    f"rank {rank}: times {factor:.4g} in the first step"
-                    for rank, factor in others.items()
-                ),
-            )
-
-
-def _ratio(one: Sequence[float], other: Sequence[float]) -> float:
-    """By what `other` is `one` times; 0 where it is no one factor."""
-    ratios = [b / a for a, b in zip(one, other, strict=False) if a]
-    if len(one) != len(other) or len(ratios) < _FEWEST_VALUES:
-        return 0.0
-    return ratios[0] if max(ratios) - min(ratios) <= _APART * abs(ratios[0]) else 0.0
-
-
-def _exchanged(context: Context, of: _Of) -> bool:
-    """The ranks sent what has the size of the tensors that these optimizers hold.
-
-    Or nothing is known of what they sent: then the answer is asked for again when it is.
-    """
-    if not context.collectives.of:
-        return True
-    sizes = {numel for each in of.values() for numel in (*each.numels, sum(each.numels))} - {1}
-    return all(
-        any(
-            r.part is None and r.operation in AVERAGING and (r.numel in sizes or r.tensors > 1)
-            for r in context.collectives.of.get(rank, ())
-        )
-        for rank in of
-    )
-
-
-def _all_close(rows: Sequence[Sequence[float]]) -> bool:
-    first = rows[0]
-    return all(
-        len(row) == len(first)
-        and all(
-            abs(a - b) <= _ROUNDING * max(abs(a), abs(b)) for a, b in zip(row, first, strict=True)
-        )
-        for row in rows
-    )
-
-
-def _few(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.4g}" for value in values[:3])
-
-
 def averaged_twice(context: Context) -> Iterator[Finding]:
     """Gradients that DDP has averaged are divided by the world size once more."""
     for of in optimizers(context.facts).values():
@@ -211,6 +99,76 @@ def averaged_twice(context: Context) -> Iterator[Finding]:
             "Leave the division out: DistributedDataParallel averages over the ranks.",
             evidence=(f"times {1 / size:g} between backward and step, in {len(wrong)} steps",),
         )
+
+
+def divided_losses(context: Context) -> Iterator[Finding]:
+    """A loss is divided by the world size, and DDP averages the gradients all the same.
+
+    That the number is the world size may be chance: the code must say so too.
+    """
+    for model, rows in _losses(context):
+        size, place = len(rows), rows[0][0].place
+        divided = all(each.mean and _is(each.factor, 1 / size) for row in rows for each in row)
+        single = all(each.backwards == each.steps for each in model.of.values())
+        if divided and single and place and context.sources.divides_loss_by_world(place):
+            yield Finding(
+                Category.LOSS_SCALING,
+                tuple(model.of),
+                f"the loss of {model.title} is divided by the world size, {size}, though "
+                "DistributedDataParallel averages the gradients: each step is "
+                f"{size} times too small{_at(place)}",
+                "Leave the division out: DistributedDataParallel averages over the ranks.",
+                evidence=(
+                    f"the first {len(rows[0])} losses on every rank are a mean, times {1 / size:g}",
+                ),
+            )
+
+
+def unequal_means(context: Context) -> Iterator[Finding]:
+    """Some ranks' losses are means over far fewer values, in step after step; DDP averages them."""
+    for model, rows in _losses(context):
+        factors = {each.factor if each.mean else 0.0 for row in rows for each in row}
+        times, few, many = _lopsided(rows)
+        if len(factors) > 1 or 0.0 in factors or times < _UNEQUAL:
+            continue
+        few, many = (tuple(model.of)[place] for place in (few, many))
+        yield Finding(
+            Category.LOSS_SCALING,
+            tuple(model.of),
+            f"the loss is a mean over far fewer values on rank {few} than on rank {many} in every "
+            "step, and DistributedDataParallel averages the ranks' means: a value counts at least "
+            f"{times:.3g} times as much there{_at(rows[0][0].place)}",
+            "Divide the sum of the loss by what all ranks count: all_reduce the number of values "
+            '(tokens), use reduction="sum", and multiply loss / number by the world size, by which '
+            "DistributedDataParallel divides.",
+            evidence=tuple(
+                f"rank {rank}: means over {', '.join(f'{e.count:g}' for e in row[:6])} values"
+                for rank, row in zip(model.of, rows, strict=True)
+            ),
+        )
+
+
+def _lopsided(rows: list[tuple[LossFacts, ...]]) -> tuple[float, int, int]:
+    """How many times as many values the same rank averages over as another one, in each step.
+
+    With their positions; 0 where it is not the same ones in all steps.
+    """
+    steps = [tuple(each.count for each in step) for step in zip(*rows, strict=True)]
+    ends = {(step.index(min(step)), step.index(max(step))) for step in steps}
+    times = min(max(step) / min(step) if min(step) else 0.0 for step in steps)
+    return (times if len(ends) == 1 else 0.0, *ends.pop())
+
+
+def _losses(context: Context) -> Iterator[tuple[Model, list[tuple[LossFacts, ...]]]]:
+    """The one model of a run, with DDP on all ranks, and the first losses of each of them."""
+    models = [model for model in context.models.values() if model.first.steps]
+    if len(models) != 1 or not models[0].whole or set(models[0].of) != set(context.facts):
+        return
+    rows = [context.facts[rank].losses for rank in models[0].of]
+    least = min(len(row) for row in rows)
+    hooks = any(each.hook for each in models[0].of.values())
+    if len(rows) > 1 and least >= _FEWEST_LOSSES and not hooks:
+        yield models[0], [row[:least] for row in rows]
 
 
 def _only_model(context: Context, of: _Of) -> Model | None:

@@ -232,7 +232,10 @@ def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:
             continue
         if not all(key in each.replicas[:1] for each in of.values()):
             continue
-        names = differing({rank: each.unwrapped for rank, each in of.items()})
+        # What began with other values on each rank is meant to be its own: experts, clients.
+        own = differing({rank: each.begins for rank, each in of.items()})
+        unlike = differing({rank: each.unwrapped for rank, each in of.items()})
+        names = tuple(name for name in unlike if name not in own)
         if names:
             yield Finding(
                 Category.PARAMS_OUTSIDE_DDP,
@@ -334,6 +337,28 @@ def _detached_in_part(of: Mapping[int, OptimizerFacts]) -> Finding:
             }
         ),
     )
+
+
+def unheld_parameters(context: Context) -> Iterator[Finding]:
+    """A few parameters get gradients, and no optimizer has them: a layer was forgotten."""
+    for model in context.models.values():
+        names = model.first.unheld
+        if not names or any(each.unheld != names for each in model.of.values()):
+            continue
+        one = len(names) == 1
+        yield Finding(
+            Category.OPTIMIZER_DETACHED,
+            tuple(model.of),
+            f"no optimizer holds {some(names)} of {model.title}, which {'gets' if one else 'get'} "
+            f"gradients: {'it is' if one else 'they are'} never updated, though what is before "
+            "and after is",
+            "Give the optimizer all parameters that are to be trained; call requires_grad_(False) "
+            "on those that are not, before DistributedDataParallel(model).",
+            evidence=(
+                f"on {name_ranks(model.of)}: a gradient in each step, in no optimizer, the same "
+                f"values after {model.first.steps} steps: {some(names)}",
+            ),
+        )
 
 
 def optimizers(facts: Mapping[int, RunFacts]) -> dict[str, dict[int, OptimizerFacts]]:

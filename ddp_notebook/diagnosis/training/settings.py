@@ -1,4 +1,4 @@
-"""The rule for settings of a process that change what it computes, and that differ."""
+"""Rules about settings that change what a rank computes, and that differ."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import minority
-from ddp_notebook.model import Category, Finding
+from ddp_notebook.model import Category, Finding, name_ranks
+
+_FEWEST_FORWARDS = 2
 
 
 def other_precision(context: Context) -> Iterator[Finding]:
@@ -36,3 +38,28 @@ def _differs(of: dict[int, str]) -> Finding:
         f"Make the same setting on every rank: {name}.",
         evidence=tuple(f"rank {rank}: {text}" for rank, text in of.items()),
     )
+
+
+def other_mode(context: Context) -> Iterator[Finding]:
+    """Some ranks train a model in evaluation mode: without dropout, with other statistics."""
+    for model in context.models.values():
+        starts = {rank: each.starts for rank, each in model.of.items()}
+        rows = list(zip(*starts.values(), strict=False))
+        apart = [i for i, row in enumerate(rows) if len({each.training for each in row}) > 1]
+        if len(apart) < _FEWEST_FORWARDS or not all(e.varies for e in model.of.values()):
+            continue
+        ranks = tuple(rank for rank, of in starts.items() if not of[apart[0]].training)
+        place = model.of[ranks[0]].start_place
+        at = f" ({place})" if place is not None else ""
+        yield Finding(
+            Category.NUMERICS_MISMATCH,
+            ranks,
+            f"{model.title} is trained in evaluation mode there, in training mode on the other "
+            f"ranks: its dropout and batch norm do something else{at}",
+            "Call model.train() on every rank before the training forward; after model.eval() for "
+            "an evaluation on one rank, too.",
+            evidence=(
+                f"in evaluation mode on {name_ranks(ranks)} in {len(apart)} of the first "
+                f"{len(rows)} training forwards, first in forward {apart[0] + 1}",
+            ),
+        )

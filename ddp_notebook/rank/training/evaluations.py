@@ -115,7 +115,7 @@ class Moments:
             current.inputs.append(hash_of(inputs))
         return current
 
-    def trains(self, inputs: Any, loads: int) -> None:
+    def trains(self, module: torch.nn.Module, inputs: Any, loads: int) -> None:
         """A forward with gradients begins; this many loaders have been iterated so far."""
         if len(self.starts) >= _STARTS:
             return
@@ -124,7 +124,7 @@ class Moments:
             self.autocast = _autocast()
         random = _random_state()
         drew = bool(self._random) and random != self._random and loads == self._loads
-        self.starts.append(model.StepStart(random, drew, hash_of(inputs)))
+        self.starts.append(model.StepStart(random, drew, hash_of(inputs), module.training))
         self._random = ""
 
     def stepped(self, loads: int) -> None:

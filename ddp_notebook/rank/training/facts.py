@@ -22,6 +22,7 @@ from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.training.data_parallel import DataParallelTracking
 from ddp_notebook.rank.training.digests import Digester
+from ddp_notebook.rank.training.gradients import Gradients
 from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.samplers import Samplers
 from ddp_notebook.rank.training.saves import Saves
@@ -69,6 +70,7 @@ class RunSummary:
             nan_backward=tracker.nan_backward,
             nan_what=tracker.nan_what,
             nan_place=_place(tracker.nan_place),
+            losses=tuple(tracker.losses),
             replicas=tuple(facts for _, facts in replicas),
             optimizers=tuple(self._optimizers(keys, digester)),
             samplers=self._samplers.sampler_facts(),
@@ -209,9 +211,24 @@ class RunSummary:
                 idle_tensors=len(optimizer.idle) if optimizer.unheld else 0,
                 first_gradients=gradients.first[0] if gradients else (),
                 first_weights=gradients.first[1] if gradients else (),
+                begins=optimizer.begins,
+                **_sampled(optimizer, gradients),
                 watched_steps=gradients.watched_steps if gradients else 0,
                 leftover_steps=gradients.leftover_steps if gradients else 0,
             )
+
+
+def _sampled(optimizer: TrackedOptimizer, gradients: Gradients | None) -> dict[str, Any]:
+    """What became of its gradients, where no DDP object reduces them."""
+    if gradients is None or optimizer.replicas or gradients.mesh:
+        return {}
+    return {
+        "samples": tuple(gradients.samples),
+        "sampled": gradients.sampled,
+        "last_weights": tuple(value for row in gradients.last_weights for value in row),
+        "since": optimizer.since,
+        "moved_steps": gradients.moved_steps,
+    }
 
 
 def _place(line: Line | None) -> Place | None:
@@ -242,6 +259,8 @@ def _counts(replica: Replica, name: str) -> model.ReplicaFacts:
         autocast=replica.moments.autocast,
         start_place=_place(replica.moments.start_line),
         twins=replica.twins,
+        unheld=replica.unheld[:_MOST_NAMES],
+        varies=replica.varies,
     )
 
 

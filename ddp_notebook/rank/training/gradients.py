@@ -1,8 +1,9 @@
 """What happens to an optimizer's gradients between two steps, in the first steps of a run.
 
 A few values of a few gradients are recorded after the backward, and before the step. They show by
-which factor all gradients were multiplied in between, and whether a step's gradients were still
-there, unchanged, when the next backward began.
+which factor all gradients were multiplied in between, what ranks made of each other's, and whether
+a step's gradients were still there, unchanged, when the next backward began. The graph of the first
+losses says by what they were divided.
 """
 
 from __future__ import annotations
@@ -13,24 +14,61 @@ from typing import Any
 
 import torch
 
-from ddp_notebook.model import Ranks
+from ddp_notebook.model import GradientSample, LossFacts, Place, Ranks
+from ddp_notebook.rank import torch_private
+from ddp_notebook.rank.collectives.call_sites import Line
 from ddp_notebook.rank.training.parallel import fsdp_private
 
 WATCHED_STEPS = 8
-_PARAMETERS, _VALUES = 4, 8
+_PARAMETERS, _VALUES = 6, 8
+_SAMPLED_STEPS = 3
 _ALIKE = 1e-4
 """Factors of two values with a smaller relative difference count as equal."""
 _FEWEST = 4
 """How many values must agree on a factor."""
+_MOST_FACTORS = 4
+
+
+def read_loss(loss: torch.Tensor, line: Line | None) -> LossFacts:
+    """What the graph of a loss says about the way it was computed."""
+    node, factor = _constants(loss.grad_fn)
+    count = torch_private.averaged_over(node)
+    if node is not None and count is not None:
+        factor *= _constants(node.next_functions[0][0])[1]
+    return LossFacts(factor, count is not None, count or 0.0, Place(*line) if line else None)
+
+
+def _constants(node: Any) -> tuple[Any, float]:
+    """The step of a graph before those that multiply by numbers, and the product of these."""
+    factor = 1.0
+    for _ in range(_MOST_FACTORS):
+        by = torch_private.multiplied_by(node)
+        if by is None:
+            break
+        factor *= by
+        node = node.next_functions[0][0]
+    return node, factor
+
+
+def named(groups: Iterable[Any]) -> list[tuple[str, torch.Tensor]]:
+    """The parameters in an optimizer's groups, as its user finds them."""
+    return [
+        (f"param_groups[{g}]['params'][{i}]", parameter)
+        for g, group in enumerate(groups)
+        for i, parameter in enumerate(group["params"])
+    ]
 
 
 class Gradients:
     """The gradients of one optimizer."""
 
     def __init__(self, groups: Iterable[Any], flat: Mapping[int, Ranks]) -> None:
-        parameters = [each for group in groups for each in group["params"]]
+        everything = named(groups)
+        parameters = [each for _, each in everything]
         self.mesh, sharded = fsdp_private.sharded_in(parameters, flat)
         self._some = [weakref.ref(each) for each in _spread(sharded or parameters, _PARAMETERS)]
+        self.sampled = tuple(name for name, _ in _spread(everything, _PARAMETERS))
+        """Names of the parameters that values are taken of, where none is sharded."""
         self._pending = (
             fsdp_private.Pending({id(each) for each in parameters}) if self.mesh else None
         )
@@ -43,6 +81,10 @@ class Gradients:
         self.watched_steps = self.leftover_steps = 0
         self.first: tuple[tuple[float, ...], tuple[float, ...]] = (), ()
         """Some gradients of the first step, and the parameters that they were for, before it."""
+        self.samples: list[GradientSample] = []
+        """Of the next ones."""
+        self.moved_steps = 0
+        self.last_weights: tuple[tuple[float, ...], ...] = ()
         self._after_backward: list[list[float]] = []
         self._after_step: list[tuple[Any, list[float]]] = []
         self._backwards = self._leftover_backwards = 0
@@ -69,10 +111,16 @@ class Gradients:
         """Record what was done to them since; True if others are still not reduced."""
         if self.watched:
             now = [_values(each) for each in self._gradients()]
+            weights = self._weights()
             self.factors.append(_factor(self._after_backward, now))
-            self._after_backward = []
             if not self.watched_steps:
-                self.first = _joined(now), _joined(_values(ref()) for ref in self._some)
+                self.first = _joined(now), _joined(weights)
+            elif len(self.samples) < _SAMPLED_STEPS:
+                self.samples.append(
+                    GradientSample(_rows(self._after_backward), _rows(now), weights)
+                )
+            self.moved_steps += bool(self.last_weights) and weights != self.last_weights
+            self._after_backward = []
         pending = bool(self._pending)
         self.pending_steps += pending
         return pending
@@ -82,6 +130,7 @@ class Gradients:
         if not self.watched:
             return
         self.watched_steps += 1
+        self.last_weights = self._weights()
         if self._backwards:
             self.leftover_steps += self._leftover_backwards == self._backwards
         self._backwards = self._leftover_backwards = 0
@@ -89,6 +138,9 @@ class Gradients:
             (weakref.ref(each) if each is not None else _nothing, _values(each))
             for each in self._gradients()
         ]
+
+    def _weights(self) -> tuple[tuple[float, ...], ...]:
+        return _rows(_values(ref()) for ref in self._some)
 
     def _gradients(self) -> Iterator[torch.Tensor | None]:
         for ref in self._some:
@@ -101,7 +153,8 @@ def _nothing() -> None:
 
 
 def _spread(items: list[Any], most: int) -> list[Any]:
-    return items[:: max(1, len(items) // most)][:most]
+    # By an odd number: every second one may be a bias.
+    return items[:: max(1, len(items) // most) | 1][:most]
 
 
 def _values(gradient: Any) -> list[float]:
@@ -114,7 +167,11 @@ def _values(gradient: Any) -> list[float]:
     return values
 
 
-def _joined(values: Iterable[list[float]]) -> tuple[float, ...]:
+def _rows(values: Iterable[Iterable[float]]) -> tuple[tuple[float, ...], ...]:
+    return tuple(map(tuple, values))
+
+
+def _joined(values: Iterable[Iterable[float]]) -> tuple[float, ...]:
     return tuple(value for some in values for value in some)
 
 

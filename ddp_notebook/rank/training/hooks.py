@@ -220,7 +220,7 @@ class TrainingHooks(Component):
                     )
                 else:
                     replica.enter(self.require_backward_grad_sync)
-                    replica.moments.trains((inputs, named), samplers.iterations)
+                    replica.moments.trains(self.module, (inputs, named), samplers.iterations)
                     if samplers.current is not None:
                         samplers.forward((inputs, named))
                     mark(step_marks.FORWARD)

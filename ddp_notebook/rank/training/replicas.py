@@ -7,15 +7,17 @@ some microseconds a training step, waits for no device, and keeps nothing of the
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_notebook.model import LossFacts
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.training.evaluations import Evaluation
-from ddp_notebook.rank.training.gradients import Gradients
+from ddp_notebook.rank.training.gradients import Gradients, read_loss
 from ddp_notebook.rank.training.parallel.split import Split
 from ddp_notebook.rank.training.tracked import Replica, TrackedOptimizer
 
@@ -25,6 +27,7 @@ _FIRST_BUCKETS, _EVERY_BUCKET = 4, 16
 """Of the small buckets of a backward, the first are looked at, and some of the others."""
 _MOST = 32
 """DDP objects, and optimizers, that are kept track of at a time."""
+_LOSSES = 8
 
 
 class Tracker:
@@ -50,6 +53,8 @@ class Tracker:
         self.nan_backward: int | None = None
         self.nan_what = ""
         self.nan_place: Line | None = None
+        self.losses: list[LossFacts] = []
+        """Of the first backwards of the run."""
 
     def begin(self) -> None:
         """A cell or a script begins: what is gone is forgotten, the rest counted anew."""
@@ -63,6 +68,7 @@ class Tracker:
             stepped.begin()
         self.backwards, self.nan_backward, self.nan_what = 0, None, ""
         self.nan_place = self.evaluation = None
+        self.losses.clear()
         self.split.begin()
 
     def disable(self, error: BaseException) -> None:
@@ -117,7 +123,14 @@ class Tracker:
         known = isinstance(loss, torch.Tensor) and loss.is_cpu and loss.numel() == 1
         value = float(loss.item()) if known else None
         self.split.backward(number, value)
-        if value is not None and self.nan_backward is None and not math.isfinite(value):
+        if value is not None:
+            self._look_at(loss, value, number)
+
+    def _look_at(self, loss: torch.Tensor, value: float, number: int) -> None:
+        if number < _LOSSES:
+            with contextlib.suppress(AttributeError, RuntimeError, TypeError, IndexError):
+                self.losses.append(read_loss(loss, self._call_sites.users_line()))
+        if self.nan_backward is None and not math.isfinite(value):
             self._is_bad(number, "the loss")
 
     def backward_over(self) -> None:
@@ -149,7 +162,9 @@ class Tracker:
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to make a step."""
-        self._optimizer(optimizer).step_begins(optimizer, self.split.flat)
+        self._optimizer(optimizer).step_begins(
+            optimizer, self.split.flat, self.replicas, self.backwards
+        )
         self.split.step_begins(optimizer)
 
     def module_loads(self, module: torch.nn.Module) -> None:

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.model import Ranks
+from ddp_notebook.model import Ranks, TensorDigest
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
-from ddp_notebook.rank.training import ddp
+from ddp_notebook.rank.training import ddp, digests
 from ddp_notebook.rank.training.evaluations import Moments
-from ddp_notebook.rank.training.gradients import Gradients
+from ddp_notebook.rank.training.gradients import Gradients, named
 
 NONE, BYPASSED, LOCAL, REDUCED = range(4)
 """How a backward's gradients come about; of several forwards the greatest counts."""
+_DROPOUTS = (torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)
 _STEPS_TO_BE_IDLE = 3
 """Without a gradient in so many steps, a tensor is in no forward."""
 _MOST_COMPARED, _COMPARED, _MOST_TWINS = 2000, 16, 8
+_MOST_BEGINS, _BEGIN_VALUES = 100, 2**14
 
 
 def _twins(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
     """Parameters of one shape and equal values; not those of layers that are copies of another."""
     alike: dict[tuple[object, ...], list[tuple[str, torch.Tensor]]] = {}
     for name, each in islice(module.named_parameters(), _MOST_COMPARED):
-        values = _some_values(each)
+        values = _some_values(each) if each.dim() > 1 else ()
         if len(set(values)) > 1:
             alike.setdefault((tuple(each.shape), values), []).append((name, each))
     found = (
@@ -41,10 +44,34 @@ def _twins(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
     return tuple(islice(found, _MOST_TWINS))
 
 
-def _some_values(parameter: torch.Tensor) -> tuple[float, ...]:
-    """A few values of a matrix, evenly spread; none of what cannot be read."""
+def _all_optimizers() -> list[torch.optim.Optimizer]:
+    return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
+
+
+def _held_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    return {id(parameter) for group in groups for parameter in group["params"]}
+
+
+def _are_few(some: Sequence[tuple[str, Any]], of: Sequence[tuple[str, Any]]) -> bool:
+    """Less than half of these parameters, and of their values."""
+    values = [sum(each.numel() for _, each in those) for those in (some, of)]
+    return 2 * len(some) < len(of) and 2 * values[0] < values[1]
+
+
+def _varies(layer: torch.nn.Module) -> bool:
+    """True of a layer that does something else in training mode: dropout, a batch's statistics."""
+    dropout = layer.p if isinstance(layer, _DROPOUTS) else getattr(layer, "dropout", 0)
+    dropped = isinstance(dropout, int | float) and dropout > 0
+    return dropped or hasattr(layer, "running_mean")
+
+
+def _some_values(parameter: torch.Tensor | None) -> tuple[float, ...]:
+    """A few values, evenly spread; none of what cannot be read."""
+    if parameter is None:
+        return ()
     readable = not parameter.is_meta and type(parameter.data) is torch.Tensor
-    if parameter.dim() < 2 or not readable or not parameter.is_contiguous():
+    if not readable or not parameter.is_contiguous():
         return ()
     flat = parameter.detach().view(-1)
     return tuple(flat[:: max(1, flat.numel() // _COMPARED)][:_COMPARED].tolist())
@@ -86,6 +113,7 @@ class Replica:
         self.ends = tuple(weakref.ref(each) for each in (parameters[:1] + parameters[-1:]))
         self.moments = Moments(call_sites)
         self.twins = _twins(module)
+        self.varies = any(map(_varies, module.modules()))
         self.inside = 0
         """Its own forward is on the stack."""
         self.last_facts: Any = None
@@ -102,6 +130,7 @@ class Replica:
         self.bad_place: Line | None = None
         self.local_place: Line | None = None
         self.unready: tuple[str, ...] = ()
+        self._unheld: list[tuple[str, weakref.ref[torch.Tensor], tuple[float, ...]]] = []
         self.loads = Loads(self._users_line)
 
     @property
@@ -148,6 +177,31 @@ class Replica:
             self.last, self.pending = self.pending, NONE
             self.backwards += 1
 
+    def look_for_unheld(self, held: Container[int]) -> None:
+        """Record which parameters get gradients, though no optimizer has them.
+
+        Only a few, behind others that one has: what is in front may be a part that is not trained.
+        """
+        module = self.module()
+        named = module.named_parameters() if module is not None else ()
+        trained = [(name, each) for name, each in named if each.grad is not None]
+        lacking = [(name, each) for name, each in trained if id(each) not in held]
+        if not lacking or lacking[0] is trained[0] or not _are_few(lacking, trained):
+            return
+        # One that makes no step now, and will, is in no table yet.
+        later = _held_by(_all_optimizers())
+        self._unheld = [
+            (name, weakref.ref(each), _some_values(each))
+            for name, each in lacking
+            if id(each) not in later and any(_some_values(each.grad))
+        ]
+
+    @property
+    def unheld(self) -> tuple[str, ...]:
+        """Those that have not changed since."""
+        known = ((name, ref(), values) for name, ref, values in self._unheld)
+        return tuple(n for n, each, v in known if each is not None and _some_values(each) == v)
+
     def step(self) -> None:
         """An optimizer has updated its parameters."""
         self.steps += 1
@@ -187,6 +241,8 @@ class TrackedOptimizer:
         self.replicas: list[Replica] = []
         self.unwrapped: list[tuple[str, weakref.ref[torch.Tensor]]] = []
         self.gradients: Gradients | None = None
+        self.begins: tuple[TensorDigest, ...] = ()
+        """Of parameters without a DDP object, before the first step of all."""
         self.idle: list[weakref.ref[torch.Tensor]] = []
         """Tensors in no model with a DDP object, that had no gradient in any step."""
         self.unheld: tuple[str, ...] = ()
@@ -198,7 +254,7 @@ class TrackedOptimizer:
 
     def begin(self) -> None:
         """A run begins."""
-        self.steps = self.idle_steps = 0
+        self.steps = self.idle_steps = self.since = 0
         self.lrs: tuple[Any, ...] = ()
         self.place: Line | None = None
         self.pending_place: Line | None = None
@@ -209,12 +265,20 @@ class TrackedOptimizer:
             self.gradients.begin()
 
     def step_begins(
-        self, optimizer: torch.optim.Optimizer, flat: Callable[[], Mapping[int, Ranks]]
+        self,
+        optimizer: torch.optim.Optimizer,
+        flat: Callable[[], Mapping[int, Ranks]],
+        replicas: Mapping[int, Replica],
+        backwards: int,
     ) -> None:
         """It is about to make a step; `flat` says what FSDP1 shards, and over which ranks."""
+        if not self.steps:
+            self.since = backwards
         groups = optimizer.param_groups
         self.idle_steps += all(p.grad is None for group in groups for p in group["params"])
         if self.gradients is None:
+            if self.shape is None:
+                self._begin_with(groups, list(replicas.values()))
             self.gradients = Gradients(optimizer.param_groups, flat())
         if self.gradients.step_begins() and self.pending_place is None:
             self.pending_place = self._users_line()
@@ -240,21 +304,35 @@ class TrackedOptimizer:
             self.place = self._users_line()
         self.steps += 1
         self.lrs = tuple([group.get("lr") for group in groups])
-        if self.idle and self.steps <= _STEPS_TO_BE_IDLE:
-            self.idle = [ref for ref in self.idle if _is_idle(ref())]
-            if self.steps == _STEPS_TO_BE_IDLE:
-                self.unheld = self._held_by_none(others)
+        if self.replicas and self.steps <= _STEPS_TO_BE_IDLE:
+            self._look_for_idle(others)
         # Within a backward the reducer is not done yet, and the step is one of many.
         if self.replicas and not torch_private.in_backward():
             for replica in self.replicas:
                 replica.step()
 
+    def _look_for_idle(self, others: Mapping[int, TrackedOptimizer]) -> None:
+        """Which tensors are in no forward; after a few steps, which parameters nobody holds."""
+        self.idle = [ref for ref in self.idle if _is_idle(ref())]
+        if self.steps < _STEPS_TO_BE_IDLE:
+            return
+        held = set().union(*(tracked.holds() for tracked in others.values()))
+        self.unheld = self._held_by_none(held)
+        for replica in self.replicas:
+            replica.look_for_unheld(held)
+
+    def _begin_with(self, groups: Any, replicas: Sequence[Replica]) -> None:
+        without = [(n, p) for n, p in named(groups) if not any(r.knows(p) for r in replicas)]
+        self.begins = tuple(
+            digest
+            for name, each in without[:_MOST_BEGINS]
+            if each.is_cpu
+            and each.is_contiguous()
+            and (digest := digests.digest(name, each.detach().view(-1)[:_BEGIN_VALUES]))
+        )
+
     def _find_models(self, groups: Any, replicas: Mapping[int, Replica]) -> None:
-        parameters = {
-            id(parameter): (f"param_groups[{g}]['params'][{i}]", parameter)
-            for g, group in enumerate(groups)
-            for i, parameter in enumerate(group["params"])
-        }
+        parameters = {id(parameter): (name, parameter) for name, parameter in named(groups)}
         tensors = [parameter for _, parameter in parameters.values()]
         shapes = [tuple(each.shape) for each in tensors]
         self.numels = tuple(sorted(each.numel() for each in tensors))
@@ -280,17 +358,15 @@ class TrackedOptimizer:
     def holds(self) -> set[int]:
         """The ids of its parameters."""
         optimizer = self.ref()
-        groups = optimizer.param_groups if optimizer is not None else ()
-        return {id(parameter) for group in groups for parameter in group["params"]}
+        return _held_by([optimizer] if optimizer is not None else [])
 
-    def _held_by_none(self, others: Mapping[int, TrackedOptimizer]) -> tuple[str, ...]:
+    def _held_by_none(self, held: Container[int]) -> tuple[str, ...]:
         """Parameters with a gradient that no optimizer holds, alike in dimensions to idle ones.
 
         A layer that was replaced after the optimizer was made leaves just that.
         """
         if not self.idle:
             return ()
-        held = set().union(*(tracked.holds() for tracked in others.values()))
         lacking = [
             (name, each.dim())
             for replica in self.replicas

@@ -1,0 +1,464 @@
+"""Rules about models without DDP, whose gradients or parameters ranks exchange by hand.
+
+What the ranks made of each other's gradients shows in a few values: those that the optimizer used
+are a sum of what the ranks' own backwards left, each times a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.least_squares import solved
+from ddp_notebook.diagnosis.majority import by_ranks, outvoted
+from ddp_notebook.diagnosis.training.replicas import AVERAGING, Model, differing, some
+from ddp_notebook.diagnosis.training.rules import optimizers
+from ddp_notebook.model import Category, Finding, OptimizerFacts, Place, Ranks
+
+_ROUNDING = 1e-5
+_APART = 1e-3
+"""Factors of one step that differ by less are one factor."""
+_WEIGHT = 1e-2
+"""How exact a weight in a sum is."""
+_FEWEST_STEPS, _FEWEST_EACH, _FEWEST_CHANGES, _FEWEST_BESIDE = 2, 2, 2, 3
+_MOST_RANKS = 16
+_EARLY = 4
+"""Backwards before the first step of what is trained from the begin."""
+_ADAPTIVE = ("Ada", "NAdam", "RAdam", "RMSprop", "Rprop", "Lion", "SparseAdam")
+"""Their steps hardly depend on the size of all gradients."""
+_MEANS = frozenset({"all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor"})
+_PARTING = frozenset({"all_to_all", "all_to_all_single"})
+_FEWEST_VALUES = 4
+"""Values of gradients, not zero, that must be the same on all ranks."""
+
+_Of = Mapping[int, OptimizerFacts]
+
+
+def other_beginnings(context: Context) -> Iterator[Finding]:
+    """Models that were not alike when training began, whose gradients are averaged by hand.
+
+    All ranks step with the same gradients, which they exchanged; that the parameters differ
+    before the first step is then no intention.
+    """
+    for of in _plain(context):
+        gradients = [each.first_gradients for each in of.values()]
+        weights = {rank: each.first_weights for rank, each in of.items()}
+        if not _all_close(gradients) or sum(map(bool, gradients[0])) < _FEWEST_VALUES:
+            continue
+        if _all_close(list(weights.values())) or not _exchanged(context, of):
+            continue
+        yield _unlike_from_the_start(of, gradients[0], weights)
+
+
+def _unlike_from_the_start(
+    of: _Of, gradients: Sequence[float], weights: Mapping[int, tuple[float, ...]]
+) -> Finding:
+    each = next(iter(of.values()))
+    return Finding(
+        Category.REPLICA_DIVERGENCE,
+        outvoted(weights),
+        f"the parameters differ between the ranks before the first step of {each.type}, though "
+        f"its gradients are the same on all: the models were not made alike{_at(each.place)}",
+        "Have every rank begin with the same parameters: torch.manual_seed(seed), the same on "
+        "all, before the model is made; or dist.broadcast(p.data, src=0) for each.",
+        evidence=(
+            *by_ranks({r: f"parameters begin with {_few(w)}" for r, w in weights.items()}),
+            f"gradients of the first step on all ranks: {_few(gradients)}",
+        ),
+    )
+
+
+def scaled_apart(context: Context) -> Iterator[Finding]:
+    """Gradients that ranks have averaged by hand, and that a few of them multiply by a factor.
+
+    All ranks began with the same parameters, and most step with the same gradients.
+    """
+    for of in _plain(context):
+        gradients = {rank: each.first_gradients for rank, each in of.items()}
+        right = max((_alike(gradients, own) for own in gradients.values()), key=len)
+        others = {r: _ratio(gradients[right[0]], g) for r, g in gradients.items() if r not in right}
+        if not _all_close([each.first_weights for each in of.values()]):
+            continue
+        if others and len(others) < len(right) and all(others.values()) and _exchanged(context, of):
+            each = next(iter(of.values()))
+            yield Finding(
+                Category.REPLICA_DIVERGENCE,
+                tuple(others),
+                "the gradients are those of the other ranks, times a factor: they are clipped or "
+                f"scaled there alone, and the parameters drift apart{_at(each.place)}",
+                "Do the same with the averaged gradients on every rank: clip on all or on none.",
+                evidence=tuple(
+                    f"rank {rank}: times {factor:.4g} in the first step"
+                    for rank, factor in others.items()
+                ),
+            )
+
+
+def _plain(context: Context) -> Iterator[_Of]:
+    """The optimizers that all ranks have, without DDP and of nothing that is sharded."""
+    for of in optimizers(context.facts).values():
+        plain = not any(each.replicas or each.mesh for each in of.values())
+        if plain and len(of) > 1 and set(of) == set(context.facts):
+            yield of
+
+
+def _alike(gradients: Mapping[int, tuple[float, ...]], own: tuple[float, ...]) -> Ranks:
+    return tuple(rank for rank, each in gradients.items() if _all_close([each, own]))
+
+
+def _ratio(one: Sequence[float], other: Sequence[float]) -> float:
+    """By what `other` is `one` times; 0 where it is no one factor."""
+    ratios = [b / a for a, b in zip(one, other, strict=False) if a]
+    if len(one) != len(other) or len(ratios) < _FEWEST_VALUES:
+        return 0.0
+    return ratios[0] if max(ratios) - min(ratios) <= _APART * abs(ratios[0]) else 0.0
+
+
+def _exchanged(context: Context, of: _Of) -> bool:
+    """The ranks sent what has the size of the tensors that these optimizers hold.
+
+    Or nothing is known of what they sent: then the answer is asked for again when it is.
+    """
+    if not context.collectives.of:
+        return True
+    sizes = {numel for each in of.values() for numel in (*each.numels, sum(each.numels))} - {1}
+    return all(
+        any(
+            r.part is None and r.operation in AVERAGING and (r.numel in sizes or r.tensors > 1)
+            for r in context.collectives.of.get(rank, ())
+        )
+        for rank in of
+    )
+
+
+def _all_close(rows: Sequence[Sequence[float]]) -> bool:
+    first = rows[0]
+    return all(
+        len(row) == len(first)
+        and all(
+            abs(a - b) <= _ROUNDING * max(abs(a), abs(b)) for a, b in zip(row, first, strict=True)
+        )
+        for row in rows
+    )
+
+
+def _at(place: Place | None) -> str:
+    return f" ({place})" if place is not None else ""
+
+
+def _few(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.4g}" for value in values[:3])
+
+
+# -- what ranks made of each other's gradients -------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """An optimizer without DDP, on all ranks; enough of its steps was seen."""
+
+    context: Context
+    of: _Of
+
+    @property
+    def ranks(self) -> Ranks:
+        return tuple(self.of)
+
+    @property
+    def each(self) -> OptimizerFacts:
+        """That of the lowest rank."""
+        return next(iter(self.of.values()))
+
+    @property
+    def at(self) -> str:
+        """The line of its first step."""
+        return f" ({self.each.place})" if self.each.place is not None else ""
+
+    @property
+    def began_alike(self) -> bool:
+        """Its parameters were the same on all ranks, and not all of them zero."""
+        begins = {rank: each.begins for rank, each in self.of.items()}
+        return any(digest.norm for digest in self.each.begins) and not differing(begins)
+
+    @property
+    def alone(self) -> bool:
+        """Each rank stepped with its own gradients, and nothing else changed the parameters.
+
+        They began alike, and are not the same any more.
+        """
+        kinds = {kind for row in self.kinds() for kind in row}
+        if "kept" not in kinds or kinds - {"kept", ""}:
+            return False
+        moved = any(each.moved_steps for each in self.of.values())
+        apart = not _all_close([each.last_weights for each in self.of.values()])
+        return self.began_alike and apart and not moved
+
+    @property
+    def split(self) -> bool:
+        """True where ranks may have parts of one model: they communicate within a forward."""
+        return any(self.context.facts[rank].split.forwards for rank in self.of) or any(
+            r.is_point_to_point or r.operation in _PARTING
+            for records in self.context.collectives.of.values()
+            for r in records
+        )
+
+    def kinds(self) -> list[tuple[str, ...]]:
+        """For each step seen, what became of each parameter's gradients.
+
+        ``averaged``: the same on all ranks; ``kept``: each rank used its own; "" for unknown.
+        """
+        return [
+            tuple(map(_kind, self._by_parameter(step, "own"), self._by_parameter(step, "used")))
+            for step in range(len(self.each.samples))
+        ]
+
+    def _by_parameter(self, step: int, which: str) -> list[tuple[tuple[float, ...], ...]]:
+        rows = [getattr(each.samples[step], which) for each in self.of.values()]
+        return list(zip(*rows, strict=False))
+
+    def weights(self, at: int = 0) -> list[tuple[float, ...] | None]:
+        """The weights of the ranks' own gradients in what the `at`-th rank used, in each step."""
+        return [self._weights(step, at) for step in range(len(self.each.samples))]
+
+    def _weights(self, step: int, at: int) -> tuple[float, ...] | None:
+        samples = [each.samples[step] for each in self.of.values()]
+        own = [_flat(sample.own) for sample in samples]
+        used = _flat(samples[at].used)
+        if {len(row) for row in own} != {len(used)} or len(used) < _FEWEST_EACH * len(own):
+            return None
+        return solved(own, used)
+
+    def used_alike(self) -> bool:
+        """All ranks stepped with the same gradients, as far as was seen."""
+        rows = [tuple(_flat(e.used) for e in each.samples) for each in self.of.values()]
+        return all(_all_close(step) for step in zip(*rows, strict=True))
+
+    def sent(self, operations: Container[str], backwards: Container[int]) -> list[set[int]]:
+        """The sizes of what each rank exchanged by hand, after so many backwards."""
+        of = self.context.collectives.of
+        return [
+            {
+                r.numel
+                for r in of.get(rank, ())
+                if r.part is None and r.operation in operations and r.backwards in backwards
+            }
+            for rank in self.of
+        ]
+
+    def finding(
+        self, category: Category, cause: str, remedy: str, evidence: tuple[str, ...]
+    ) -> Finding:
+        return Finding(category, self.ranks, f"{cause}{self.at}", remedy, evidence=evidence)
+
+
+def _trained(context: Context) -> Iterator[_Trained]:
+    for of in _plain(context):
+        alike = len({(each.numels, each.steps, len(each.samples)) for each in of.values()}) == 1
+        trained = _Trained(context, of)
+        if alike and len(of) <= _MOST_RANKS and len(trained.each.samples) >= _FEWEST_STEPS:
+            yield trained
+
+
+def summed_gradients(context: Context) -> Iterator[Finding]:
+    """Gradients are added up over the ranks, and nobody divides: neither them nor the loss."""
+    losses = [loss for facts in context.facts.values() for loss in facts.losses]
+    whole = bool(losses) and all(e.mean and _is(e.factor, 1.0) for e in losses)
+    for trained in _trained(context) if whole else ():
+        size, each = len(trained.of), trained.each
+        summed = trained.used_alike() and all(_are(1.0, w) for w in trained.weights())
+        scaled = each.type.startswith(_ADAPTIVE) or context.sources.chooses_rate_by_world()
+        if summed and not scaled and not trained.split:
+            yield trained.finding(
+                Category.LOSS_SCALING,
+                f"the gradients are added up over {size} ranks, and each rank's loss is a mean: "
+                f"each step of {each.type} is {size} times as large as with the mean over all "
+                "samples",
+                f"Divide after all_reduce: p.grad /= dist.get_world_size(), here {size}.",
+                (
+                    f"what {each.type} used is the sum of what the ranks' backwards left, in "
+                    f"{len(each.samples)} steps looked at",
+                    "the first losses on every rank are means, and not divided",
+                ),
+            )
+
+
+def scaled_before_averaged(context: Context) -> Iterator[Finding]:
+    """Each rank multiplies its gradients by a factor of its own, then they are averaged.
+
+    Weights by numbers of samples add up to one; those of clipping are all at most one's share.
+    """
+    for trained in _trained(context):
+        size = len(trained.of)
+        weights = [w for w in trained.weights() if w is not None and _are_clipped(w)]
+        if len(weights) < len(trained.each.samples) or not trained.used_alike():
+            continue
+        yield trained.finding(
+            Category.LOCAL_STATISTIC,
+            "each rank makes its own gradients smaller by another factor before they are "
+            "averaged, as clipping by the rank's own norm does",
+            "Average first, then clip: torch.nn.utils.clip_grad_norm_ after the all_reduce.",
+            tuple(
+                f"rank {rank}: times {', '.join(f'{w[i] * size:.3g}' for w in weights)} before "
+                "the average"
+                for i, rank in enumerate(trained.of)
+            ),
+        )
+
+
+def averaged_in_part(context: Context) -> Iterator[Finding]:
+    """Some parameters' gradients are averaged, and those of others between them are not."""
+    for trained in _trained(context):
+        rows = trained.kinds()
+        named = list(zip(trained.each.sampled, rows[0], strict=False))
+        kept = [name for name, kind in named if kind == "kept"]
+        averaged = [name for name, kind in named if kind == "averaged"]
+        changes = sum(a != b for a, b in pairwise(kind for kind in rows[0] if kind))
+        # A part of its own may be meant to be each rank's: a head, an embedding.
+        between = bool(kept and averaged) and changes >= _FEWEST_CHANGES
+        if len(set(rows)) > 1 or not between or trained.split or not trained.began_alike:
+            continue
+        yield trained.finding(
+            Category.REPLICA_DIVERGENCE,
+            f"the gradients of {some(averaged)} are averaged over the ranks, those of "
+            f"{some(kept)} are not: every rank steps with its own, and they drift apart",
+            "Average the gradients of every parameter that all ranks train: for p in "
+            "model.parameters(): dist.all_reduce(p.grad); p.grad /= world_size.",
+            (
+                f"in {len(rows)} steps the same on all ranks: {some(averaged)}; what each rank's "
+                f"own backward left: {some(kept)}",
+                "all began with the same values",
+            ),
+        )
+
+
+def reduced_to_one(context: Context) -> Iterator[Finding]:
+    """The ranks send their gradients to one of them, and all of them step."""
+    for trained in _trained(context):
+        even = [all(map(_is_even, trained.weights(i))) for i in range(len(trained.of))]
+        moved = any(each.moved_steps for each in trained.of.values())
+        if sum(even) != 1 or moved or trained.used_alike():
+            continue
+        root = trained.ranks[even.index(True)]
+        if _reduces_to(context, root):
+            yield trained.finding(
+                Category.REPLICA_DIVERGENCE,
+                f"dist.reduce gives the sum of the gradients to rank {root} alone, and every rank "
+                "steps with what it has: the parameters drift apart",
+                "Use dist.all_reduce for gradients that every rank's optimizer uses.",
+                (
+                    f"rank {root} used a sum of all ranks' gradients, the others did not, in "
+                    f"{len(trained.each.samples)} steps",
+                ),
+            )
+
+
+def unused_averages(context: Context) -> Iterator[Finding]:
+    """Ranks exchange what has the sizes of their parameters; neither these nor gradients change."""
+    for trained in _trained(context):
+        each = trained.each
+        sizes = set(each.numels) - {1}
+        sent = trained.sent(_MEANS, range(1, each.watched_steps))
+        all_of_it = all(sizes <= own or sum(each.numels) in own for own in sent)
+        unknown = not context.collectives.of
+        if trained.alone and not trained.split and (unknown or (sizes and all_of_it)):
+            yield trained.finding(
+                Category.REPLICA_DIVERGENCE,
+                "the ranks exchange tensors of the parameters' sizes, and what comes of it goes "
+                "into no parameter and no gradient: each rank trains alone",
+                "Reduce the tensor itself, or copy the result back: p.data.copy_(mean).",
+                (
+                    f"in {each.watched_steps} steps nothing but {each.type} changed the "
+                    "parameters, with what each rank's own backward left",
+                    "the same on all ranks at first, and not afterwards",
+                ),
+            )
+
+
+def beside_ddp(context: Context) -> Iterator[Finding]:
+    """A model that began alike on all ranks is trained in no DDP, beside one that is in it.
+
+    From the begin: what is made for a while, and thrown away, may be a rank's own.
+    """
+    models = [each for each in context.models.values() if _is_trained_by_all(context, each)]
+    for model in models[:1]:
+        for trained in _trained(context):
+            if _from_the_begin_alone(trained):
+                yield _beside(trained, model)
+
+
+def _is_trained_by_all(context: Context, model: Model) -> bool:
+    everywhere = model.whole and set(model.of) == set(context.facts)
+    return bool(everywhere and model.first.forwards and model.first.steps >= _FEWEST_BESIDE)
+
+
+def _from_the_begin_alone(trained: _Trained) -> bool:
+    late = any(each.since > _EARLY for each in trained.of.values())
+    sizes = {*trained.each.numels, sum(trained.each.numels)} - {1}
+    exchanged = any(own & sizes for own in trained.sent(AVERAGING, _Later()))
+    return trained.alone and not (late or exchanged or trained.split)
+
+
+def _beside(trained: _Trained, model: Model) -> Finding:
+    each = trained.each
+    return trained.finding(
+        Category.PARAMS_OUTSIDE_DDP,
+        f"{each.type} trains {len(each.numels)} parameters in no DistributedDataParallel, "
+        f"beside {model.title}: they began the same on all ranks, nothing averages their "
+        "gradients, and every rank has its own values by now",
+        "Wrap that model in DistributedDataParallel as well.",
+        (
+            f"in {each.watched_steps} steps nothing but {each.type} changed them, with what "
+            "each rank's own backward left",
+            "the same on all ranks at first, and not afterwards",
+        ),
+    )
+
+
+class _Later:
+    """After any backward."""
+
+    def __contains__(self, backwards: object) -> bool:
+        return bool(backwards)
+
+
+def _kind(own: Sequence[Sequence[float]], used: Sequence[Sequence[float]]) -> str:
+    if not all(own) or _all_close(own):
+        return ""
+    if _all_close(used):
+        return "averaged"
+    return "kept" if all(map(_all_close, zip(own, used, strict=True))) else "other"
+
+
+def _flat(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [value for row in rows for value in row]
+
+
+def _are_clipped(weights: tuple[float, ...]) -> bool:
+    """No rank's gradients count more than in an average, and some count less than others."""
+    share = 1 / len(weights)
+    low, high = min(weights), max(weights)
+    return 0 < low < (1 - 10 * _WEIGHT) * high and high <= (1 + _WEIGHT) * share
+
+
+def _is_even(weights: tuple[float, ...] | None) -> bool:
+    """True of a sum or a mean over all ranks."""
+    return weights is not None and (_are(1.0, weights) or _are(1 / len(weights), weights))
+
+
+def _are(wanted: float, weights: tuple[float, ...] | None) -> bool:
+    return weights is not None and all(_is(each, wanted) for each in weights)
+
+
+def _is(value: float, wanted: float) -> bool:
+    return abs(value - wanted) <= _WEIGHT * wanted
+
+
+def _reduces_to(context: Context, root: int) -> bool:
+    """Every rank called reduce to this one; or it is not known yet what they called."""
+    sent = context.collectives.of
+    return not sent or all(
+        any(r.operation == "reduce" and r.root == root and r.part is None for r in records)
+        for records in sent.values()
+    )
