@@ -7,7 +7,19 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Ranks, Snapshot, Status, format_ranks, name_ranks
+from ddp_notebook.model import Ranks, Snapshot, Status, alike, format_ranks, name_ranks
+
+
+def existing(ranks: Ranks | None, snapshot: Snapshot) -> Ranks:
+    """The ranks a verb is about, all by default. Raises UsageMistake when one does not exist."""
+    members = ranks if ranks is not None else tuple(range(snapshot.world_size))
+    check_ranks(members, snapshot)
+    return members
+
+
+def living(members: Ranks, snapshot: Snapshot) -> Ranks:
+    """Those of `members` that have a process."""
+    return tuple(rank for rank in members if snapshot.ranks[rank].status is not Status.DEAD)
 
 
 def check_ranks(ranks: Ranks, snapshot: Snapshot) -> None:
@@ -33,13 +45,12 @@ def idle_ranks(
     `claimed` maps each claimed rank to the run that it is in or is about to begin. Raises
     UsageMistake when one of the ranks is dead or still in an earlier cell.
     """
-    members = ranks if ranks is not None else tuple(range(snapshot.world_size))
-    check_ranks(members, snapshot)
+    members = existing(ranks, snapshot)
     check_alive(members, verb, snapshot)
     states = snapshot.ranks
     busy = tuple(r for r in members if states[r].status is Status.RUNNING or r in claimed)
     if busy:
-        doing = next(iter(doings(busy, snapshot, claimed)))
+        _, doing = doings(busy, snapshot, claimed)[0]
         raise UsageMistake(_why_busy(busy, doing, tuple(r for r in paused() if r in busy)))
     in_set_up = tuple(
         rank
@@ -56,10 +67,10 @@ def idle_ranks(
 
 def check_alive(members: Ranks, verb: str, snapshot: Snapshot) -> None:
     """Raises UsageMistake when one of `members` is dead."""
-    dead = tuple(r for r in members if snapshot.ranks[r].status is Status.DEAD)
+    live = living(members, snapshot)
+    dead = tuple(rank for rank in members if rank not in live)
     if not dead:
         return
-    live = tuple(rank for rank in members if rank not in dead)
     without = f", or leave {_it(dead)} out: {verb} --ranks {format_ranks(live)}" if live else ""
     raise UsageMistake(
         f"{name_ranks(dead).capitalize()} {_are(dead)} dead. Bring {_it(dead)} back: "
@@ -91,15 +102,15 @@ def _it(ranks: Ranks) -> str:
 
 def doings(
     ranks: Ranks, snapshot: Snapshot, claimed: Mapping[int, str] = MappingProxyType({})
-) -> Mapping[str, list[int]]:
-    """What the busy ranks are doing, and which ranks they are."""
-    by_doing: dict[str, list[int]] = {}
-    for rank in ranks:
+) -> list[tuple[Ranks, str]]:
+    """The busy ranks that do the same, and what that is."""
+
+    def doing(rank: int) -> str:
         state = snapshot.ranks[rank]
         cell = f"cell {state.cell}" if state.cell else "the benchmark"
-        doing = state.doing or claimed.get(rank) or cell
-        by_doing.setdefault(doing, []).append(rank)
-    return by_doing
+        return state.doing or claimed.get(rank) or cell
+
+    return alike({rank: doing(rank) for rank in ranks})
 
 
 def check_name(name: str) -> None:

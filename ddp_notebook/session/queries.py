@@ -45,6 +45,11 @@ class Answers(Generic[Answer]):
     interrupted: bool = False
 
     @property
+    def texts(self) -> dict[int, str]:
+        """How the ranks failed that did, in words."""
+        return {rank: failure.text for rank, failure in self.failed.items()}
+
+    @property
     def complete(self) -> bool:
         """True when every rank answered without an error."""
         return not (self.pending or self.failed or self.dead or self.interrupted)

@@ -18,7 +18,7 @@ from ddp_notebook.model import (
     Status,
 )
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.calls import CannotAnswer
+from ddp_notebook.rank.calls import CannotAnswer, answered
 from ddp_notebook.session.processes.unresponsive import silent
 
 if TYPE_CHECKING:
@@ -124,5 +124,5 @@ def _with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[Rank
     )
     asked = tuple(report.rank for report in connecting)
     answers = cluster.ask(asked, calls.REACH, targets, _ASK_TIMEOUT_S)
-    reached = {r: a.probes for r, a in answers.items() if not isinstance(a, CannotAnswer)}
+    reached = {rank: answer.probes for rank, answer in answered(answers).items()}
     return tuple(replace(report, reach=reached.get(report.rank, ())) for report in ranks)

@@ -19,8 +19,7 @@ def _who_does_what(run: CellRun, snapshot: Snapshot) -> str:
     begun = tuple(rank for rank in run.pending if rank in run.started)
     late = tuple(rank for rank in run.pending if rank not in run.started)
     lines = _who_left(run)
-    for doing, ranks in doings(begun, snapshot).items():
-        lines.append(f"{name_ranks(ranks)} still in {doing}")
+    lines += [f"{name_ranks(r)} still in {doing}" for r, doing in doings(begun, snapshot)]
     if begun:
         it = "it" if len(begun) == 1 else "them"
         lines.append(

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_notebook.diagnosis.majority import alike
 from ddp_notebook.diagnosis.training import ddp_construction
 from ddp_notebook.diagnosis.training import models as params
 from ddp_notebook.errors import CellInterrupted, UsageMistake
@@ -21,9 +20,12 @@ from ddp_notebook.model import (
     Status,
     StepRow,
     StepTable,
+    alike,
+    counted,
     format_bytes,
     format_ranks,
     name_ranks,
+    said_by,
 )
 from ddp_notebook.model.ddp import Fingerprint, RankFailure, WrapStage
 from ddp_notebook.rank import calls
@@ -176,16 +178,14 @@ class Wrap:
             self.done, self.stage = True, None
             self._show_reduction()
             return False
-        problems: dict[str, list[int]] = {}
-        for rank, each in kinds.items():
-            why = ddp_construction.why_not(each.kind, each.type, each.problem, self.name)
-            problems.setdefault(why, []).append(rank)
-        problems.pop("", None)
-        if problems:
-            why = "; ".join(f"{name_ranks(r)}: {text}" for text, r in problems.items())
+        why_not = {
+            rank: ddp_construction.why_not(each.kind, each.type, each.problem, self.name)
+            for rank, each in kinds.items()
+        }
+        if problems := {rank: why for rank, why in why_not.items() if why}:
             raise UsageMistake(
-                f"{self.name} cannot be wrapped ({why}). Make it on all ranks: %%ddp, then "
-                f"{self.name} = ..., then %ddp_wrap {self.name}"
+                f"{self.name} cannot be wrapped ({said_by(problems)}). Make it on all ranks: "
+                f"%%ddp, then {self.name} = ..., then %ddp_wrap {self.name}"
             )
         if self.options.buckets:
             raise UsageMistake(
@@ -327,7 +327,7 @@ class Wrap:
         texts = ddp_construction.what_changed(synced, self._model)
         first = synced[self.ranks[0]]
         self._details.append(
-            f"{params.counted(len(first.after), 'tensor')}, {format_bytes(first.size_bytes)}, "
+            f"{counted(len(first.after), 'tensor')}, {format_bytes(first.size_bytes)}, "
             f"from rank 0: {ddp_construction.size(self._model)}"
         )
         self._details += [f"{name_ranks(r)} {text}" for r, text in alike(texts)]
@@ -356,7 +356,7 @@ class Wrap:
             )
         plan = plans[self.ranks[0]]
         self._details += ddp_construction.plan_lines(plan)
-        text = f"{params.counted(len(plan.first or ()), 'bucket')} in the first step"
+        text = f"{counted(len(plan.first or ()), 'bucket')} in the first step"
         text += f", {len(plan.later)} expected after it" if plan.later is not None else ""
         return dict.fromkeys(self.ranks, text if plan.first is not None else "")
 
