@@ -310,11 +310,6 @@ class Processes:
         if lab is not None:
             lab.close()
 
-    @property
-    def lab_pid(self) -> int:
-        """The process that holds the lab's hosts, 0 when there are none."""
-        return self._lab.pid if self._lab is not None else 0
-
     # -- what serves the ranks ---------------------------------------------------------
 
     def _serving(self) -> dict[int, str]:
