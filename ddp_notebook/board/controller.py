@@ -252,8 +252,8 @@ class LiveBoard:
         """Send what is new in the timeline; a sign of life to a page that got nothing for long."""
         message = timeline.news()
         now_s = time.monotonic()
-        heard = self.cell_runs or now_s < self._watched_until_s
-        if message is None and heard and self._sent_s + _BEAT_S < now_s:
+        watched = self.cell_runs or now_s < self._watched_until_s
+        if message is None and watched and self._sent_s + _BEAT_S < now_s:
             message = {"kind": "beat"}
         if message is not None:
             self._sent_s = now_s

@@ -103,8 +103,8 @@ class Hints:
         """Say so if a cell uses a variable that only the ranks have."""
         error = result.error_in_exec
         name = error.name if isinstance(error, NameError) else None
-        told = self._ui.session.describe(Named(name)) if name else None
-        if told is not None and told.bundle:
+        inspection = self._ui.session.describe(Named(name)) if name else None
+        if inspection is not None and inspection.bundle:
             self._ui.say(
                 f"{name} is a variable of the ranks, not of the notebook. Write %%ddp on the first "
                 f"line of the cell, or get it: %ddp_pull {name}"

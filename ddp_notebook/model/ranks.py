@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import TypeAlias, TypeVar
 
 Ranks: TypeAlias = tuple[int, ...]
@@ -54,6 +54,16 @@ def name_ranks(ranks: Iterable[int]) -> str:
     """A rank set in a sentence: ``rank 1``, ``ranks 0,2-3``."""
     members = tuple(ranks)
     return f"{'rank' if len(members) == 1 else 'ranks'} {format_ranks(members)}"
+
+
+def are(ranks: Collection[int]) -> str:
+    """``is`` of one rank, ``are`` of several."""
+    return "is" if len(ranks) == 1 else "are"
+
+
+def them(ranks: Collection[int]) -> str:
+    """``it`` for one rank, ``them`` for several."""
+    return "it" if len(ranks) == 1 else "them"
 
 
 def alike(values: Mapping[int, T]) -> list[tuple[Ranks, T]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Ranks, Snapshot, Status, alike, format_ranks, name_ranks
+from ddp_notebook.model import Ranks, Snapshot, Status, alike, are, format_ranks, name_ranks, them
 
 
 def existing(ranks: Ranks | None, snapshot: Snapshot) -> Ranks:
@@ -59,7 +59,7 @@ def idle_ranks(
     )
     if in_set_up:
         raise UsageMistake(
-            f"{name_ranks(in_set_up).capitalize()} {_are(in_set_up)} still in set-up. "
+            f"{name_ranks(in_set_up).capitalize()} {are(in_set_up)} still in set-up. "
             "Why: %ddp_why. Abort it: %ddp_abort. Begin again: %ddp_init"
         )
     return members
@@ -71,9 +71,9 @@ def check_alive(members: Ranks, verb: str, snapshot: Snapshot) -> None:
     dead = tuple(rank for rank in members if rank not in live)
     if not dead:
         return
-    without = f", or leave {_it(dead)} out: {verb} --ranks {format_ranks(live)}" if live else ""
+    without = f", or leave {them(dead)} out: {verb} --ranks {format_ranks(live)}" if live else ""
     raise UsageMistake(
-        f"{name_ranks(dead).capitalize()} {_are(dead)} dead. Bring {_it(dead)} back: "
+        f"{name_ranks(dead).capitalize()} {are(dead)} dead. Bring {them(dead)} back: "
         f"%ddp_restart --ranks {format_ranks(dead)}{without}"
     )
 
@@ -81,23 +81,15 @@ def check_alive(members: Ranks, verb: str, snapshot: Snapshot) -> None:
 def _why_busy(busy: Ranks, doing: str, paused: Ranks) -> str:
     if paused:
         return (
-            f"{name_ranks(paused).capitalize()} {_are(paused)} still in an earlier cell, paused "
-            f"before a collective ({doing}). Let {_it(paused)} go on to the end: "
+            f"{name_ranks(paused).capitalize()} {are(paused)} still in an earlier cell, paused "
+            f"before a collective ({doing}). Let {them(paused)} go on to the end: "
             "%ddp_step --to end. Or abort the cell: %ddp_abort"
         )
     return (
-        f"{name_ranks(busy).capitalize()} {_are(busy)} still in an earlier cell ({doing}). "
-        f"Wait for it: %ddp_wait. Get {_it(busy)} back: %ddp_abort, or with new processes: "
+        f"{name_ranks(busy).capitalize()} {are(busy)} still in an earlier cell ({doing}). "
+        f"Wait for it: %ddp_wait. Get {them(busy)} back: %ddp_abort, or with new processes: "
         f"%ddp_restart --ranks {format_ranks(busy)}"
     )
-
-
-def _are(ranks: Ranks) -> str:
-    return "is" if len(ranks) == 1 else "are"
-
-
-def _it(ranks: Ranks) -> str:
-    return "it" if len(ranks) == 1 else "them"
 
 
 def doings(

@@ -21,7 +21,7 @@ _MOST_TEXTS = 1000
 """Sources of earlier cells, to show the lines of their functions."""
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.runs.registry import RunRegistry
 

@@ -27,7 +27,7 @@ from ddp_notebook.state import collective_table
 from ddp_notebook.state.line_table import line_table, places_of
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.record import Record
 

@@ -12,7 +12,7 @@ from ddp_notebook.rank.calls import answered
 from ddp_notebook.session.runs.run import CellRun
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
 
 ASK_TIMEOUT_S = 2.0

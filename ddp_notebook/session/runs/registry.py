@@ -22,7 +22,7 @@ from ddp_notebook.session.runs.past import PastRuns
 from ddp_notebook.session.runs.run import CellResult, CellRun, RunOptions
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.session.findings import LastFindings
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs

@@ -22,7 +22,7 @@ from ddp_notebook.state import variable_table
 from ddp_notebook.views.ansi import strip_ansi
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
@@ -172,15 +172,15 @@ class Values:
         alive = living(members, snapshot)
         request = calls.VariablesRequest(tuple(names))
         answers = cluster.ask(alive, calls.VARIABLES, request, _ASK_TIMEOUT_S)
-        told = answered(answers)
+        variables = answered(answers)
         reasons = {
             "dead": set(members) - set(alive),
-            "does not answer": set(alive) - told.keys(),
-            _BUSY: {rank for rank, each in told.items() if each.busy},
+            "does not answer": set(alive) - variables.keys(),
+            _BUSY: {rank for rank, each in variables.items() if each.busy},
         }
         unread = [Unread(tuple(sorted(of)), why) for why, of in reasons.items() if of]
-        table = variable_table.fold(told.values(), unread, snapshot.world_size)
-        _check_known(names, table, tuple(told))
+        table = variable_table.fold(variables.values(), unread, snapshot.world_size)
+        _check_known(names, table, tuple(variables))
         return table
 
     def evaluate(

@@ -237,17 +237,17 @@ class Breakpoints:
         return self._record.snapshot.ranks[rank].pid
 
     def _of_rank(self, rank: int) -> calls.Breakpoints:
-        mine = (b for b in self._all.values() if b.ranks is None or rank in b.ranks)
+        own = (b for b in self._all.values() if b.ranks is None or rank in b.ranks)
         may_stop = any(not breakpoint.log for breakpoint in self._all.values())
-        return calls.Breakpoints(tuple(mine), self.enabled, may_stop)
+        return calls.Breakpoints(tuple(own), self.enabled, may_stop)
 
     def _send(self) -> tuple[BreakpointRow, ...]:
         """Send every rank its breakpoints; returns their locations."""
         cluster = self._pool.need("%ddp_break").cluster
         answers: dict[int, calls.Bounds | CannotAnswer] = {}
         for ranks, request in alike({rank: self._of_rank(rank) for rank in self._alive()}):
-            told = cluster.ask(ranks, calls.SET_BREAKPOINTS, request, _ASK_TIMEOUT_S)
-            answers |= told
+            replies = cluster.ask(ranks, calls.SET_BREAKPOINTS, request, _ASK_TIMEOUT_S)
+            answers |= replies
         for rank in answers:
             self._sent[rank] = self._pid(rank)
         return self._rows(answers)

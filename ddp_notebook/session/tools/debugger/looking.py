@@ -31,7 +31,7 @@ class Stand:
     why: str = ""
 
 
-def _told(answer: object) -> tuple[tuple[Frame, ...], str]:
+def _frames_or_why(answer: object) -> tuple[tuple[Frame, ...], str]:
     """The frames that a rank reported, or why there are none."""
     if not isinstance(answer, Standing):
         return (), "does not answer"
@@ -64,8 +64,8 @@ class Looking:
         members = existing(ranks, snapshot)
         alive = living(members, snapshot)
         answers = cluster.ask(alive, calls.STANDING, calls.Nothing(), _ASK_TIMEOUT_S)
-        told = {rank: _told(answers.get(rank)) for rank in members}
-        return tuple(Stand(of, *frames_or_why) for of, frames_or_why in alike(told))
+        found = {rank: _frames_or_why(answers.get(rank)) for rank in members}
+        return tuple(Stand(of, *each) for of, each in alike(found))
 
     def choose(self, frame: str, ranks: Ranks | None) -> tuple[Stand, ...]:
         """Select this frame: ``up``, ``down``, a number, or empty for the selected one.
