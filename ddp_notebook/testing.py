@@ -18,7 +18,7 @@ from ddp_notebook.session.processes.processes import Processes
 from ddp_notebook.session.setup.bring_up import BringUp
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.session.record import Record
 
 

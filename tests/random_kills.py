@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import sys
-import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import random_rounds
 import support
-from kernels import Kernel, Reply, warm_kernels
-from support import SEED, Pids
+from kernels import Reply
+from random_rounds import OURS, SESSION
+from support import Pids
 
-from ddp_notebook import errors
 from ddp_notebook.launch.timeouts import scaled_for_load
 
 ANSWERS_WITHIN_S = 5.0
@@ -57,14 +55,12 @@ BEFORE = {
 """What has to be done first, so that there is something to do."""
 NEXT = ("%ddp_restart", "%ddp_restart --ranks 1", "%ddp_shutdown", "%ddp_why")
 NOBODY = Pids(0, 0, 0, (), "")
-SESSION = "get_ipython()._ddp_notebook_magics.session"
 RUNNING = f"{SESSION}.running and not {SESSION}.pool.lost_reason"
 SCRIPT = f"""import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 {TRAIN}
 dist.destroy_process_group()
 """
-OURS = {"", "UsageError", *(name for name, kind in vars(errors).items() if isinstance(kind, type))}
 
 
 @dataclass
@@ -120,22 +116,19 @@ class Blow:
                 os.kill(self.struck, signal.SIGCONT)
 
 
-class Rounds:
-    """Rounds in one kernel after the other, with what each took."""
+class Kills(random_rounds.Rounds):
+    """Rounds in which a process is struck, with what each answer took."""
 
-    def __init__(self, script: Path, seed: int = SEED) -> None:
-        self.choose = random.Random(seed)
-        self.script = script
+    def __init__(self, script: Path) -> None:
+        super().__init__(script)
         script.write_text(SCRIPT)
-        self.kernel = Kernel()
         self.took: list[tuple[float, float, str]] = []
         """How many seconds an answer took, the tasks per core then, and to what."""
 
-    def __enter__(self) -> Rounds:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kernel.close()
+    def summary(self) -> None:
+        """Print the answers that took longest."""
+        for took_s, load, what in sorted(self.took, reverse=True)[:10]:
+            print(f"{took_s:.1f} s at {load:.1f} tasks a core: {what}")
 
     def answer(self, what: str, code: str, blow: Blow | None = None) -> Reply:
         """How a cell ended. Fails where it is late, or raises what is not for a user to read."""
@@ -219,31 +212,5 @@ def _among(pids: Pids, target: str) -> Sequence[int]:
     return pids.ranks if target == "rank" else (one.get(target, 0),)
 
 
-def main(rounds: int) -> int:
-    """Play `rounds`, those that fail too; the exit status."""
-    os.environ[support.RUN_TAG] = uuid.uuid4().hex
-    print(f"DDP_NOTEBOOK_SEED={SEED}", flush=True)
-    failed = 0
-    with tempfile.TemporaryDirectory(prefix="dk-") as folder:
-        os.environ["TMPDIR"] = tempfile.tempdir = folder
-        with warm_kernels():
-            tests = Rounds(Path(folder, "train.py"))
-            for number in range(rounds):
-                tests.choose = random.Random(f"{SEED}/{number}")
-                try:
-                    print(number, tests.play(), flush=True)
-                except Exception as error:  # noqa: BLE001  # any failure is this round's alone
-                    failed += 1
-                    print(f"{number} FAILED {type(error).__name__}: {error}", flush=True)
-                    tests.kernel.close(now=True)
-                    support.clear_away(support.leftovers())
-                    tests.kernel.start()
-            tests.kernel.close()
-    for took_s, load, what in sorted(tests.took, reverse=True)[:10]:
-        print(f"{took_s:.1f} s at {load:.1f} tasks a core: {what}")
-    print(f"{rounds - failed} of {rounds} rounds, seed {SEED}")
-    return min(failed, 1)
-
-
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 60))
+    sys.exit(random_rounds.main(Kills, 60))

@@ -7,22 +7,16 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
-import tempfile
 import threading
-import uuid
-from pathlib import Path
 
+import random_rounds
 import support
-from kernels import Kernel, Reply, warm_kernels
-from support import SEED
+from kernels import Reply
+from random_rounds import OURS, SESSION
 
-from ddp_notebook import errors
 from ddp_notebook.launch.timeouts import scaled_for_load
 
-SESSION = "get_ipython()._ddp_notebook_magics.session"
-OURS = {"", "UsageError", *(name for name, kind in vars(errors).items() if isinstance(kind, type))}
 ENDS_WITHIN_S = 10.0
 LATEST_S = 0.4
 """A signal comes so long after what is typed, at most."""
@@ -62,22 +56,11 @@ ENDS = ("kernel killed", "kernel terminated", "kernel restarted", "kernel shut d
 LEAVINGS = (*KEEPS, *FRESH, *ENDS)
 
 
-class Leavings:
-    """Rounds in one kernel after the other: paused, then left."""
-
-    def __init__(self, script: Path) -> None:
-        self.choose = random.Random(SEED)
-        self.script = script
-        self.kernel = Kernel()
-
-    def __enter__(self) -> Leavings:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kernel.close()
+class Leavings(random_rounds.Rounds):
+    """Rounds in which ranks are paused, and the pause is left."""
 
     def play(self, leavings: tuple[str, ...] = LEAVINGS) -> str:
-        """One round; what was done in it. Fails where anything stays, or what follows fails."""
+        """One round, left in one of these ways."""
         leaving, stop = self.choose.choice(leavings), self.choose.choice(list(STOPS))
         as_script = self.choose.random() < 0.3
         moves = [self.choose.choice(MOVES) for _ in range(self.choose.randrange(3))]
@@ -181,28 +164,5 @@ class Leavings:
         assert reply.status == "ok", f"the next cell after {what}: {reply.evalue}\n{reply.text}"
 
 
-def main(rounds: int) -> int:
-    """Play `rounds`, those that fail too; the exit status."""
-    os.environ[support.RUN_TAG] = uuid.uuid4().hex
-    print(f"DDP_NOTEBOOK_SEED={SEED}", flush=True)
-    failed = 0
-    with tempfile.TemporaryDirectory(prefix="dl-") as folder:
-        os.environ["TMPDIR"] = tempfile.tempdir = folder
-        with warm_kernels():
-            leavings = Leavings(Path(folder, "train.py"))
-            for number in range(rounds):
-                leavings.choose = random.Random(f"{SEED}/{number}")
-                try:
-                    print(number, leavings.play(), flush=True)
-                except Exception as error:  # noqa: BLE001  # any failure is this round's alone
-                    failed += 1
-                    print(f"{number} FAILED {type(error).__name__}: {error}", flush=True)
-                    leavings.kernel.close(now=True)
-                    support.clear_away(support.leftovers())
-            leavings.kernel.close()
-    print(f"{rounds - failed} of {rounds} leavings, seed {SEED}")
-    return min(failed, 1)
-
-
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 50))
+    sys.exit(random_rounds.main(Leavings, 50))

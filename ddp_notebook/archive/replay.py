@@ -21,6 +21,7 @@ from ddp_notebook.model import (
     Diagnosis,
     Place,
     codec,
+    counted,
     format_bytes,
     name_ranks,
 )
@@ -143,7 +144,7 @@ class Replay:
         saved = self.saved
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(saved.wall_ns / 1e9))
         with_ = ", ".join(f"{name} {text}" for name, text in saved.versions.items() if text)
-        ranks = f"{saved.world_size} rank{'' if saved.world_size == 1 else 's'}"
+        ranks = counted(saved.world_size, "rank")
         about = f"{self.name}: {ranks}, {saved.duration_s:.1f} s, saved {when} with {with_}"
         lines = [plain(about)]  # it goes to a terminal as it is
         return "\n".join([*lines, *what_is_missing(saved)])

@@ -60,10 +60,10 @@ def _line(sums: Floats) -> Floats:
     """The latency and the time per byte of the least relative error; neither is negative."""
     _, a, b, aa, ab, bb = sums
     determinant = aa * bb - ab * ab
-    told = determinant > 1e-12 * aa * bb
-    safe = np.where(told, determinant, 1)
+    solvable = determinant > 1e-12 * aa * bb
+    safe = np.where(solvable, determinant, 1)
     alpha, beta = (a * bb - b * ab) / safe, (b * aa - a * ab) / safe
-    inside = told & (alpha >= 0) & (beta >= 0)
+    inside = solvable & (alpha >= 0) & (beta >= 0)
     # On one of the two edges: the one that explains more.
     latency_alone = a * a * bb > b * b * aa
     alpha = np.where(inside, alpha, np.where(latency_alone, a / aa, 0))

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from ddp_notebook.bench.ops import Op, op_named
+from ddp_notebook.model import counted
 
 Interval = tuple[float, float]
 """The ends of a 95 % interval, lower one first. An end may be infinite."""
@@ -155,8 +156,8 @@ class Curve:
     @property
     def name(self) -> str:
         """The curve on one line: ``all_reduce of float32, 4 ranks, pipelined``."""
-        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
-        parts = [f"{self.op} of {self.dtype}" if self.operation.sized else self.op, ranks]
+        what = f"{self.op} of {self.dtype}" if self.operation.sized else self.op
+        parts = [what, counted(self.world_size, "rank")]
         if self.mode != "blocking":
             parts.append(self.mode)
         if self.tuned:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from ddp_notebook.bench.results import BenchPoint, Conditions, Curve, Trust
-from ddp_notebook.model import format_bytes
+from ddp_notebook.model import counted, format_bytes
 
 TAILED = 2.0
 """A size has a long tail when its mean is more than this times its median."""
@@ -51,7 +51,7 @@ def from_load(
     if cores and ranks > 1 and cores < _CORES_PER_RANK * ranks:
         yield (
             Trust.FAIR,
-            f"{ranks} ranks on {_counted(cores, 'core')}: with fewer than {_CORES_PER_RANK} cores "
+            f"{ranks} ranks on {counted(cores, 'core')}: with fewer than {_CORES_PER_RANK} cores "
             "per rank the ranks wait for each other's turn on a core, and small sizes say more "
             "about the machine's scheduler than about communication",
         )
@@ -60,8 +60,7 @@ def from_load(
         if share >= _OTHERS_FAIR:
             yield (
                 Trust.NOISY if share >= _OTHERS_NOISY else Trust.FAIR,
-                f"other processes kept {others_cpu:.1f} of {_counted(cores, 'core')} "
-                "busy meanwhile",
+                f"other processes kept {others_cpu:.1f} of {counted(cores, 'core')} busy meanwhile",
             )
 
 
@@ -103,7 +102,3 @@ def sizes(points: Sequence[BenchPoint]) -> str:
     if len(most) >= _SIZES_NAMED:
         return f"{len(named)} sizes from {most[0]} to {last}"
     return f"{', '.join(most)} and {last}" if most else last
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -1,8 +1,7 @@
 """The live board under a cell: its model, its widget, its buttons.
 
 buttons.py          The live board's buttons: each runs a verb's own code, on a thread of its own.
-controller.py       The live board in a notebook: a widget, and static HTML for pages without
-scripts.
+controller.py       The live board in a notebook: a widget, and HTML for pages without scripts.
 kernel_messages.py  Every use of ipykernel's private API: a page's messages while a cell runs.
 line/               The line above a running cell's output.
 model.py            What the live board draws, as JSON: compact, and equal for equal content.

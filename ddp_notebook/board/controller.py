@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddp_notebook.board.widget import BoardWidget
 
 _PICTURE_INTERVAL_S = 1.0
-"""Below a widget the picture is for later: it need not be painted as often."""
+"""Below a widget the picture is for later: it need not be drawn as often."""
 _QUIET_S = 1.0
 _CAPTION = (
     '<div style="margin-top: 6px; font-size: 0.88em; opacity: 0.8">As it was when this cell ended. '
@@ -56,7 +56,7 @@ def open_board(
 
 
 class StillBoard:
-    """The board without a script: text and HTML, painted again until its cell has ended."""
+    """The board without a script: text and HTML, drawn again until its cell has ended."""
 
     def __init__(self, session: Session, shell: Any) -> None:
         self._region = LiveRegion(
@@ -70,7 +70,7 @@ class StillBoard:
         self._kept = False
 
     def open(self, delay_s: float, show: object) -> None:
-        """Show it in the cell that runs, and begin painting after `delay_s`."""
+        """Show it in the cell that runs, and begin drawing after `delay_s`."""
         self._region.open(delay_s)
 
     def cell_begins(self) -> None:
@@ -81,12 +81,12 @@ class StillBoard:
         self.close(self._session.status())
 
     def close(self, final: Board | None = None) -> None:
-        """Stop painting, once; show `final` in its place if it is given."""
+        """Stop drawing, once; show `final` in its place if it is given."""
         if self._kept:
             return
         self._kept = True
         if not self._region.shown:
-            self._region.paint()
+            self._region.draw()
         bundle = _still(final) if final is not None else None
         self._region.close(bundle and {**bundle, "text/html": bundle["text/html"] + _CAPTION})
 
@@ -94,7 +94,7 @@ class StillBoard:
 class LiveBoard:
     """A board that changes by itself, from `open` to `close`.
 
-    Painted on a thread of its own, at most ten times a second; questions of pages are answered
+    Drawn on a thread of its own, at most ten times a second; questions of pages are answered
     there too. After `close` it stays as it is, and still answers a page that is opened later.
     """
 
@@ -128,14 +128,14 @@ class LiveBoard:
         )
 
     def open(self, delay_s: float, show: Callable[[Mapping[str, Any]], None]) -> None:
-        """Begin painting after `delay_s`. `show` displays the widget, the cell has its picture."""
+        """Begin drawing after `delay_s`. `show` displays the widget, the cell has its picture."""
         show(self._widget.bundle())
         self._picture.open(delay_s)
         # ipykernel sends a message for the cell in whose context it is sent: with this cell's
         # context, the answers of pages go to the main thread, where they are read.
         context = contextvars.copy_context()
         threading.Thread(
-            target=context.run, args=(self._paint_loop, delay_s), name="ddp-painter", daemon=True
+            target=context.run, args=(self._draw_loop, delay_s), name="ddp-drawing", daemon=True
         ).start()
 
     def nudge(self) -> None:
@@ -151,12 +151,12 @@ class LiveBoard:
         """The cell has ended. If it was the board's own, the notebook keeps what is known now."""
         self.cell_runs = False
         if not self._kept:
-            self._paint()
+            self._draw()
             self._keep()
 
     def close(self, final: Board | None = None) -> None:
-        """Stop painting: what is shown then stays, or else `final`."""
-        self._paint()
+        """Stop drawing: what is shown then stays, or else `final`."""
+        self._draw()
         self._closed = True
         self._wake.set()
         with self._lock:
@@ -175,12 +175,12 @@ class LiveBoard:
         self._kept = True
         picture = self._still(final, _CAPTION)
         if not self._picture.shown:
-            self._picture.paint()
+            self._picture.draw()
         self._picture.close(picture)
         with self._lock:
             self._widget.keep()
 
-    # -- painting ----------------------------------------------------------------------
+    # -- drawing ----------------------------------------------------------------------
 
     @property
     def _in_run(self) -> bool:
@@ -197,16 +197,16 @@ class LiveBoard:
             bundle = _still(board, found=self._found, sides=sides, timeline=self._timeline)
         return self._widget.picture(bundle, below)
 
-    def _paint_loop(self, delay_s: float) -> None:
+    def _draw_loop(self, delay_s: float) -> None:
         time.sleep(delay_s)
         while not self._closed:
             self._wake.clear()
-            self._paint()
+            self._draw()
             time.sleep(BOARD_INTERVAL_S)
             if not self._closed and not self._in_run:
                 self._wake.wait(_QUIET_S)
 
-    def _paint(self) -> None:
+    def _draw(self) -> None:
         """Bring the widget up to date; what did not change is not sent."""
         with self._lock:
             if self._closed:
@@ -220,12 +220,12 @@ class LiveBoard:
             self._timeline.end(died_ns(facts.snapshot))
             self._timeline.end(self._source.left_ns, FREED)
             self._found = facts.diagnosis
-            self._draw(board, facts)
+            self._show(board, facts)
             self._send_slices(self._timeline)
             self._answer()
         self._tabs.turn(self._source.key())
 
-    def _draw(self, board: Board, facts: BoardFacts) -> None:
+    def _show(self, board: Board, facts: BoardFacts) -> None:
         """Set what the widget shows."""
         widget, session = self._widget, self._session
         benchmark = session.measuring
@@ -252,8 +252,8 @@ class LiveBoard:
         """Send what is new in the timeline; a sign of life to a page that got nothing for long."""
         message = timeline.news()
         now_s = time.monotonic()
-        heard = self.cell_runs or now_s < self._watched_until_s
-        if message is None and heard and self._sent_s + _BEAT_S < now_s:
+        watched = self.cell_runs or now_s < self._watched_until_s
+        if message is None and watched and self._sent_s + _BEAT_S < now_s:
             message = {"kind": "beat"}
         if message is not None:
             self._sent_s = now_s

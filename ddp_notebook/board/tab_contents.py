@@ -28,6 +28,7 @@ from ddp_notebook.model import (
 from ddp_notebook.session.runs.past import PastRun
 from ddp_notebook.session.tools.debugger.breakpoints import BreakpointRow
 from ddp_notebook.state.line_table import StoppedFile, stop_text, stopped_files
+from ddp_notebook.state.output import of_any_rank
 from ddp_notebook.views import output, stacks
 from ddp_notebook.views.ansi import plain, preformatted, strip_ansi
 from ddp_notebook.views.variables import unread_words
@@ -55,7 +56,7 @@ def stack_json(tree: StackTree, sources: Mapping[str, str]) -> dict[str, Any]:
     alike: dict[tuple[tuple[Frame, ...], str], list[tuple[Ranks, str]]] = {}
     for frames, leaf in _leaves(tree.branches, ()):
         state = plain(stacks.state_words(leaf.doing, frames)) if leaf.doing else ""
-        alike.setdefault((frames, _of_any_rank(state, leaf.ranks)), []).append((leaf.ranks, state))
+        alike.setdefault((frames, of_any_rank(state, leaf.ranks)), []).append((leaf.ranks, state))
     classes = [
         {
             "ranks": format_ranks(rank for ranks, _ in parts for rank in ranks),
@@ -65,11 +66,6 @@ def stack_json(tree: StackTree, sources: Mapping[str, str]) -> dict[str, Any]:
         for (frames, state), parts in alike.items()
     ]
     return {"classes": classes[:_MOST_CLASSES]}
-
-
-def _of_any_rank(text: str, ranks: Ranks) -> str:
-    """What one rank says without its own number, in which alone the texts of several may differ."""
-    return re.sub(rf"\b([Rr]ank) {ranks[0]}\b", r"\1 N", text) if len(ranks) == 1 else text
 
 
 def _leaves(

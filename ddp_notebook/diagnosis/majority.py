@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ddp_notebook.model import Ranks, name_ranks
+from ddp_notebook.model import alike as alike  # its callers in this room have it from here
 
 T = TypeVar("T", bound=Hashable)
 
@@ -23,14 +24,6 @@ class Vote(Generic[T]):
     def minority(self) -> Ranks:
         """Every rank with another value."""
         return tuple(sorted(rank for ranks in self.others for rank in ranks))
-
-
-def alike(values: Mapping[int, T]) -> list[tuple[Ranks, T]]:
-    """The ranks that have the same value, and that value; the set of the lowest rank first."""
-    groups: dict[T, list[int]] = {}
-    for rank in sorted(values):
-        groups.setdefault(values[rank], []).append(rank)
-    return [(tuple(ranks), value) for value, ranks in groups.items()]
 
 
 def vote(values: Mapping[int, T], expected: T | None = None, first: int | None = None) -> Vote[T]:

@@ -214,7 +214,7 @@ _FAULTS = (
     ),
     _script(
         name="short-timeout",
-        title="one rank has a shorter time-out",
+        title="one rank has a shorter timeout",
         lesson="Rank 1 calls init_process_group after five seconds, and rank 0 stops waiting after "
         "three. The timeouts differ, so the shortest decides.",
         category=Category.ENV_MISMATCH,

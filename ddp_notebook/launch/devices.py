@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model import counted
 
 Answer = TypeVar("Answer")
 
@@ -172,7 +173,7 @@ def _on_gpus(backend: str, pins: Sequence[str], notes: tuple[str, ...]) -> Devic
 def _too_few_gpus(
     world_size: int, pool: Sequence[str], wants_cuda: bool, backend: str
 ) -> DevicePlan:
-    have = f"{len(pool)} GPU{'s' if len(pool) > 1 else ''}"
+    have = counted(len(pool), "GPU")
     if not wants_cuda:
         return _on_cpus(
             world_size,

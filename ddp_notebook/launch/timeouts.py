@@ -7,7 +7,7 @@ from datetime import timedelta
 
 _MAX_FACTOR = 8.0
 GROUP_TIMEOUT = timedelta(hours=24)
-"""Time-out of collectives: long, because when torch's time-out fires the group is dead, and a
+"""Timeout of collectives: long, because when torch's timeout fires the group is dead, and a
 blocked cell can be interrupted instead."""
 
 

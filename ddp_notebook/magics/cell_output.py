@@ -1,4 +1,4 @@
-"""The output of the notebook cell that runs: text, MIME bundles, regions that are painted again."""
+"""The output of the notebook cell that runs: text, MIME bundles, regions that are drawn again."""
 
 from __future__ import annotations
 

@@ -104,8 +104,8 @@ class Hints:
         """Say so if a cell uses a variable that only the ranks have."""
         error = result.error_in_exec
         name = error.name if isinstance(error, NameError) else None
-        told = self._ui.session.describe(Named(name)) if name else None
-        if told is not None and told.bundle:
+        inspection = self._ui.session.describe(Named(name)) if name else None
+        if inspection is not None and inspection.bundle:
             pull = "" if name in CODE_FROM_SET_UP else f", or get it: %ddp_pull {name}"
             self._ui.say(
                 f"{name} is a variable of the ranks, not of the notebook. Write %%ddp on the first "

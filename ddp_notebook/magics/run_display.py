@@ -202,7 +202,7 @@ class RunDisplay:
 
     def _follow(self, region: LiveRegion) -> None:
         """Draw `region` at once, so that it belongs to this cell, and continue to update it."""
-        region.paint()
+        region.draw()
 
         def changed(events: Sequence[Event]) -> None:
             if region.closed:

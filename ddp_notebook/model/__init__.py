@@ -53,7 +53,9 @@ _FILES = {
         "StageStarted StoreFailed StoreOpened decode_events encode_events"
     ),
     "parallel.digests": "TensorDigest",
-    "ranks": "Ranks cut format_bytes format_ranks name_ranks parse_ranks",
+    "ranks": (
+        "Ranks alike are counted cut format_bytes format_ranks name_ranks parse_ranks said_by them"
+    ),
     "stacks": (
         "Branch Doing Frame Local RankStack RankVariables Scope StackTree TensorFacts Unread "
         "Variable VariableCell VariableRow VariableSection VariableTable"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import TypeAlias
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from typing import TypeAlias, TypeVar
 
 Ranks: TypeAlias = tuple[int, ...]
 """A rank set: sorted, without repeats. Written ``0``, ``0,2``, ``1-3`` or ``all``."""
 
+T = TypeVar("T", bound=Hashable)
 _RANK_PART = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -53,6 +54,34 @@ def name_ranks(ranks: Iterable[int]) -> str:
     """A rank set in a sentence: ``rank 1``, ``ranks 0,2-3``."""
     members = tuple(ranks)
     return f"{'rank' if len(members) == 1 else 'ranks'} {format_ranks(members)}"
+
+
+def are(ranks: Collection[int]) -> str:
+    """``is`` of one rank, ``are`` of several."""
+    return "is" if len(ranks) == 1 else "are"
+
+
+def them(ranks: Collection[int]) -> str:
+    """``it`` for one rank, ``them`` for several."""
+    return "it" if len(ranks) == 1 else "them"
+
+
+def alike(values: Mapping[int, T]) -> list[tuple[Ranks, T]]:
+    """The ranks that have the same value, and that value; the set of the lowest rank first."""
+    groups: dict[T, list[int]] = {}
+    for rank in sorted(values):
+        groups.setdefault(values[rank], []).append(rank)
+    return [(tuple(ranks), value) for value, ranks in groups.items()]
+
+
+def said_by(texts: Mapping[int, str], joint: str = ": ") -> str:
+    """What ranks say, equal texts once: ``rank 0: no memory; ranks 1-3: no answer``."""
+    return "; ".join(f"{name_ranks(ranks)}{joint}{text}" for ranks, text in alike(texts))
+
+
+def counted(count: int, thing: str) -> str:
+    """``1 bucket``, ``1,200 buckets``."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def cut(text: str, most: int) -> str:

@@ -65,6 +65,11 @@ class CannotAnswer:
     why: str
 
 
+def answered(answers: Mapping[int, Answer | CannotAnswer]) -> dict[int, Answer]:
+    """The answers of the ranks that could give one."""
+    return {r: answer for r, answer in answers.items() if not isinstance(answer, CannotAnswer)}
+
+
 @dataclass(frozen=True, slots=True)
 class Nothing:
     """A question that needs no more than its name."""

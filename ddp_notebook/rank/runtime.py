@@ -29,7 +29,7 @@ from ddp_notebook.rank.cells.terminal import Terminal
 from ddp_notebook.rank.core import RankCore
 from ddp_notebook.rank.orders import Orders
 from ddp_notebook.rank.setup.connecting import StoreClient
-from ddp_notebook.rank.setup.stages import SetUp
+from ddp_notebook.rank.setup.stages import Parts, SetUp
 from ddp_notebook.rank.training.ddp_stage import DDPConstruction
 from ddp_notebook.rank.variables.global_names import GlobalNames
 
@@ -62,28 +62,17 @@ class RankRuntime:
                 Orders(engine.orders, core.handlers.carry_out),
             )
         )
-        self.runner = CellRunner(
-            self.life,
-            self.shell,
-            events,
-            core.main_thread,
-            Ending(core, events, forwarder),
-        )
+        ending = Ending(core, events, forwarder)
+        self.runner = CellRunner(self.life, self.shell, events, core.main_thread, ending)
         self.set_up = self._make_set_up()
         self._answer_calls()
         self._take_orders()
 
     def _make_set_up(self) -> SetUp:
-        return SetUp(
-            self.life,
-            self.events,
-            self.core.main_thread,
-            self.core.init_calls,
-            StoreClient(self.core.main_thread, self.core.resolver),
-            self.core.sockets,
-            self.core.subgroups,
-            self._verified,
-        )
+        core = self.core
+        store_client = StoreClient(core.main_thread, core.resolver)
+        parts = Parts(core.main_thread, core.init_calls, store_client, core.sockets, core.subgroups)
+        return SetUp(self.life, self.events, parts, self._verified)
 
     def attach(self) -> None:
         """Put everything where it belongs in IPython, torch and the event sender. Once."""

@@ -7,7 +7,19 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Ranks, Snapshot, Status, format_ranks, name_ranks
+from ddp_notebook.model import Ranks, Snapshot, Status, alike, are, format_ranks, name_ranks, them
+
+
+def existing(ranks: Ranks | None, snapshot: Snapshot) -> Ranks:
+    """The ranks a verb is about, all by default. Raises UsageMistake when one does not exist."""
+    members = ranks if ranks is not None else tuple(range(snapshot.world_size))
+    check_ranks(members, snapshot)
+    return members
+
+
+def living(members: Ranks, snapshot: Snapshot) -> Ranks:
+    """Those of `members` that have a process."""
+    return tuple(rank for rank in members if snapshot.ranks[rank].status is not Status.DEAD)
 
 
 def check_ranks(ranks: Ranks, snapshot: Snapshot) -> None:
@@ -33,13 +45,12 @@ def idle_ranks(
     `claimed` maps each claimed rank to the run that it is in or is about to begin. Raises
     UsageMistake when one of the ranks is dead or still in an earlier cell.
     """
-    members = ranks if ranks is not None else tuple(range(snapshot.world_size))
-    check_ranks(members, snapshot)
+    members = existing(ranks, snapshot)
     check_alive(members, verb, snapshot)
     states = snapshot.ranks
     busy = tuple(r for r in members if states[r].status is Status.RUNNING or r in claimed)
     if busy:
-        doing = next(iter(doings(busy, snapshot, claimed)))
+        _, doing = doings(busy, snapshot, claimed)[0]
         raise UsageMistake(_why_busy(busy, doing, tuple(r for r in paused() if r in busy)))
     in_set_up = tuple(
         rank
@@ -48,7 +59,7 @@ def idle_ranks(
     )
     if in_set_up:
         raise UsageMistake(
-            f"{name_ranks(in_set_up).capitalize()} {_are(in_set_up)} still in set-up. "
+            f"{name_ranks(in_set_up).capitalize()} {are(in_set_up)} still in set-up. "
             "Why: %ddp_why. Abort it: %ddp_abort. Begin again: %ddp_init"
         )
     return members
@@ -56,13 +67,13 @@ def idle_ranks(
 
 def check_alive(members: Ranks, verb: str, snapshot: Snapshot) -> None:
     """Raises UsageMistake when one of `members` is dead."""
-    dead = tuple(r for r in members if snapshot.ranks[r].status is Status.DEAD)
+    live = living(members, snapshot)
+    dead = tuple(rank for rank in members if rank not in live)
     if not dead:
         return
-    live = tuple(rank for rank in members if rank not in dead)
-    without = f", or leave {_it(dead)} out: {verb} --ranks {format_ranks(live)}" if live else ""
+    without = f", or leave {them(dead)} out: {verb} --ranks {format_ranks(live)}" if live else ""
     raise UsageMistake(
-        f"{name_ranks(dead).capitalize()} {_are(dead)} dead. Bring {_it(dead)} back: "
+        f"{name_ranks(dead).capitalize()} {are(dead)} dead. Bring {them(dead)} back: "
         f"%ddp_restart --ranks {format_ranks(dead)}{without}"
     )
 
@@ -70,36 +81,28 @@ def check_alive(members: Ranks, verb: str, snapshot: Snapshot) -> None:
 def _why_busy(busy: Ranks, doing: str, paused: Ranks) -> str:
     if paused:
         return (
-            f"{name_ranks(paused).capitalize()} {_are(paused)} still in an earlier cell, paused "
-            f"before a collective ({doing}). Let {_it(paused)} go on to the end: "
+            f"{name_ranks(paused).capitalize()} {are(paused)} still in an earlier cell, paused "
+            f"before a collective ({doing}). Let {them(paused)} go on to the end: "
             "%ddp_step --to end. Or abort the cell: %ddp_abort"
         )
     return (
-        f"{name_ranks(busy).capitalize()} {_are(busy)} still in an earlier cell ({doing}). "
-        f"Wait for it: %ddp_wait. Get {_it(busy)} back: %ddp_abort, or with new processes: "
+        f"{name_ranks(busy).capitalize()} {are(busy)} still in an earlier cell ({doing}). "
+        f"Wait for it: %ddp_wait. Get {them(busy)} back: %ddp_abort, or with new processes: "
         f"%ddp_restart --ranks {format_ranks(busy)}"
     )
 
 
-def _are(ranks: Ranks) -> str:
-    return "is" if len(ranks) == 1 else "are"
-
-
-def _it(ranks: Ranks) -> str:
-    return "it" if len(ranks) == 1 else "them"
-
-
 def doings(
     ranks: Ranks, snapshot: Snapshot, claimed: Mapping[int, str] = MappingProxyType({})
-) -> Mapping[str, list[int]]:
-    """What the busy ranks are doing, and which ranks they are."""
-    by_doing: dict[str, list[int]] = {}
-    for rank in ranks:
+) -> list[tuple[Ranks, str]]:
+    """The busy ranks that do the same, and what that is."""
+
+    def doing(rank: int) -> str:
         state = snapshot.ranks[rank]
         cell = f"cell {state.cell}" if state.cell else "the benchmark"
-        doing = state.doing or claimed.get(rank) or cell
-        by_doing.setdefault(doing, []).append(rank)
-    return by_doing
+        return state.doing or claimed.get(rank) or cell
+
+    return alike({rank: doing(rank) for rank in ranks})
 
 
 CODE_FROM_SET_UP = ("torch", "dist", "DDP")

@@ -22,7 +22,7 @@ from ddp_notebook.session.interrupts import noted, quick_switches
 from ddp_notebook.session.record import Record
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.cluster.rank_cluster import RankCluster
 
 OTHERS_GRACE_S = 2.0
 """How long the other ranks have to answer once a rank died or failed."""
@@ -45,6 +45,11 @@ class Answers(Generic[Answer]):
     interrupted: bool = False
 
     @property
+    def texts(self) -> dict[int, str]:
+        """How the ranks failed that did, in words."""
+        return {rank: failure.text for rank, failure in self.failed.items()}
+
+    @property
     def complete(self) -> bool:
         """True when every rank answered without an error."""
         return not (self.pending or self.failed or self.dead or self.interrupted)
@@ -56,21 +61,20 @@ def ask(
     ranks: Ranks,
     call: Call[Request, Answer | RankFailure],
     request: Request,
-    give_up: Callable[[], bool] = lambda: False,
     cancelled: Callable[[], bool] = lambda: False,
     interrupt_grace_s: float = _STOP_WITHIN_S,
 ) -> Answers[Answer]:
     """Call ranks, all with the same request.
 
-    Returns when all have answered; `OTHERS_GRACE_S` after one died or failed; when `give_up`
-    returns True; or when the user interrupts or `cancelled` returns True: then the ranks are
-    interrupted and have `interrupt_grace_s` to answer. Raises SessionLost.
+    Returns when all have answered; `OTHERS_GRACE_S` after one died or failed; or when the
+    user interrupts or `cancelled` returns True: then the ranks are interrupted and have
+    `interrupt_grace_s` to answer. Raises SessionLost.
     """
     with quick_switches(), noted() as interrupted:
         sent = cluster.call(ranks, call, lambda _: request)
         gathering = _Gathering(cluster, record, sent)
         answers = gathering.answers
-        gathering.wait(lambda: give_up() or interrupted() or cancelled())
+        gathering.wait(lambda: interrupted() or cancelled())
         if interrupted() or cancelled():
             answers.interrupted = True
             gathering.interrupt(interrupt_grace_s)

@@ -15,6 +15,7 @@ from ddp_notebook.session.record import Record
 from ddp_notebook.session.runs.cells import Cells
 from ddp_notebook.session.runs.collective_steps import Step
 from ddp_notebook.session.runs.registry import RunRegistry
+from ddp_notebook.session.runs.run import RunOptions
 from ddp_notebook.session.runs.scripts import Scripts
 from ddp_notebook.session.setup.set_up import SetUp
 from ddp_notebook.session.setup.stepping import Stepping
@@ -264,17 +265,8 @@ class Session:
         comes first (default: magics and shell escapes). Raises CellSyntaxError and UsageMistake
         before any rank runs; what goes wrong on ranks, or an interrupt, is the result's `error`.
         """
-        return self._cells.run(
-            source,
-            ranks,
-            number=number,
-            magic_line=magic_line,
-            wait=wait,
-            hold=hold,
-            detach=detach,
-            transform=transform,
-            started=started,
-        )
+        options = RunOptions(number or 0, wait, hold, detach, started)
+        return self._cells.run(source, ranks, options, magic_line=magic_line, transform=transform)
 
     def run_script(
         self,
@@ -309,13 +301,9 @@ class Session:
             path,
             arguments,
             ranks,
+            RunOptions(number, wait, hold, detach, started),
             store=store,
             settings=settings,
-            wait=wait,
-            hold=hold,
-            detach=detach,
-            number=number,
-            started=started,
             placed=placed,
             as_module=as_module,
             trails=trails,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 
-from ddp_notebook.model import Ranks, RankState, Snapshot, Status, format_ranks, name_ranks
+from ddp_notebook.model import Ranks, RankState, Snapshot, Status, counted, format_ranks, name_ranks
 
 
 def headline(snapshot: Snapshot, paused: Ranks = ()) -> str:
@@ -14,7 +14,7 @@ def headline(snapshot: Snapshot, paused: Ranks = ()) -> str:
         return f"Session ended: {snapshot.ended}"
     if not snapshot.ranks:
         return "No ranks. Start them: %ddp_init --world-size 4"
-    count = f"{snapshot.world_size} rank{'s' if snapshot.world_size > 1 else ''}"
+    count = counted(snapshot.world_size, "rank")
     if snapshot.loading is not None:
         return f"{count}, {snapshot.backend or 'no backend'}: torch is being loaded"
     words: dict[str, list[int]] = {}

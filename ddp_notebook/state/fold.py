@@ -104,8 +104,8 @@ def fold_rank(state: RankState, event: Event) -> RankState:
         return replace(state, lost_events=state.lost_events + event.count)
     if state.status is Status.DEAD:
         return state  # a last message overtaken by the news of its death
-    heard = max(state.heard_ns, event.heard_ns)
-    return replace(_living(state, event), heard_ns=heard)
+    heard_ns = max(state.heard_ns, event.heard_ns)
+    return replace(_living(state, event), heard_ns=heard_ns)
 
 
 def _idle(state: RankState) -> Status:

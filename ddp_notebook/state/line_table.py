@@ -13,6 +13,7 @@ from ddp_notebook.model import (
     StepRow,
     StepTable,
     VariableTable,
+    alike,
     name_ranks,
 )
 
@@ -47,15 +48,11 @@ def line_table(
 
     `partings` says by file and line why its ranks are not where most ranks are.
     """
-    groups: dict[tuple[str, int, str, str, str], list[int]] = {}
-    for rank, stop in sorted(stops.items()):
-        key = (stop.file, stop.line, stop.function, stop.why, stop.thread)
-        groups.setdefault(key, []).append(rank)
     issued = {rank: row.passed for row in others.rows for rank in row.ranks}
     rows = []
-    for ranks in groups.values():
-        for passed in dict.fromkeys(issued.get(rank, "") for rank in ranks):
-            same = tuple(rank for rank in ranks if issued.get(rank, "") == passed)
+    at = {r: (s.file, s.line, s.function, s.why, s.thread) for r, s in stops.items()}
+    for ranks, _ in alike(at):
+        for same, passed in alike({rank: issued.get(rank, "") for rank in ranks}):
             rows.append(StepRow(same, passed, "paused", stop_text(stops[same[0]])))
     for row in others.rows:
         left = tuple(rank for rank in row.ranks if rank not in stops)
@@ -72,7 +69,7 @@ def _limit(row: StepRow) -> str:
     left_s = max(0.0, row.limit_s - row.since_s)
     left = f"{left_s / 60:.0f} min" if left_s >= 120 else f"{left_s:.0f} s"
     limit = f"{row.limit_s / 60:g} min" if row.limit_s >= 120 else f"{row.limit_s:g} s"
-    return f"; its group's time-out ({limit}) ends it in {left}"
+    return f"; its group's timeout ({limit}) ends it in {left}"
 
 
 def place(file: str, line: int) -> str:
@@ -107,11 +104,8 @@ def frames_text(
 
 def places_of(stops: Mapping[int, LineStopped]) -> dict[tuple[str, int], Ranks]:
     """The ranks at each line; the line of the most ranks first."""
-    places: dict[tuple[str, int], list[int]] = {}
-    for rank, stop in sorted(stops.items()):
-        places.setdefault((stop.file, stop.line), []).append(rank)
-    in_order = sorted(places.items(), key=lambda item: (-len(item[1]), item[1]))
-    return {key: tuple(ranks) for key, ranks in in_order}
+    places = alike({rank: (stop.file, stop.line) for rank, stop in stops.items()})
+    return {place: ranks for ranks, place in sorted(places, key=lambda each: (-len(each[0]), each))}
 
 
 def _is_cell(file: str) -> bool:

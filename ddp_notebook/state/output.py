@@ -266,7 +266,7 @@ def split_errors(
     for each in groups:
         for item in each.items:
             if item.what is OutputKind.ERROR:
-                same = errors.setdefault(_of_any_rank(item.text, each.ranks), {})
+                same = errors.setdefault(of_any_rank(item.text, each.ranks), {})
                 same.setdefault(item.text, []).extend(each.ranks)
         others = tuple(item for item in each.items if item.what is not OutputKind.ERROR)
         if others:
@@ -279,8 +279,8 @@ def split_errors(
     return tuple(tracebacks), _merge(rest)
 
 
-def _of_any_rank(text: str, ranks: Ranks) -> str:
-    """A rank's error without its own number; unchanged if several ranks have the same."""
+def of_any_rank(text: str, ranks: Ranks) -> str:
+    """A rank's text without its own number; unchanged if several ranks have the same."""
     return re.sub(rf"\b([Rr]ank) {ranks[0]}\b", r"\1 N", text) if len(ranks) == 1 else text
 
 

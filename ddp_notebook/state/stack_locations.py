@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddp_notebook.model import Place, Ranks, StackLocation
+from ddp_notebook.model import Place, Ranks, StackLocation, alike
 from ddp_notebook.state.board_rows import BoardFacts
 
 _AROUND = 2
@@ -32,10 +32,8 @@ def locations(
     paths: Mapping[int, Sequence[Place]], sources: Mapping[str, str]
 ) -> tuple[StackLocation, ...]:
     """Where ranks with known calls are, the innermost last; locations with the most ranks first."""
-    ranks_at: dict[tuple[Place, ...], list[int]] = {}
-    for rank, path in sorted(paths.items()):
-        ranks_at.setdefault(tuple(path), []).append(rank)
-    made = [_location(tuple(ranks), path, sources) for path, ranks in ranks_at.items()]
+    calls = {rank: tuple(path) for rank, path in paths.items()}
+    made = [_location(ranks, path, sources) for ranks, path in alike(calls)]
     return tuple(sorted(made, key=lambda location: -len(location.ranks))[:_MOST_LOCATIONS])
 
 

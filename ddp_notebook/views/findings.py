@@ -14,6 +14,8 @@ from ddp_notebook.model import (
     Ranks,
     Remark,
     Traceback,
+    alike,
+    counted,
     format_ranks,
     name_ranks,
 )
@@ -145,10 +147,8 @@ def _is_over(d: Diagnosis) -> bool:
 
 def folded_doing(doing: Mapping[int, str] | None) -> list[tuple[str, str]]:
     """Who did what; ranks that did the same are named together, the lowest rank first."""
-    ranks_by_text: dict[str, list[int]] = {}
-    for rank, text in sorted((doing or {}).items()):
-        ranks_by_text.setdefault(plain(text), []).append(rank)
-    return [(name_ranks(ranks), text or "nothing known") for text, ranks in ranks_by_text.items()]
+    texts = {rank: plain(text) for rank, text in (doing or {}).items()}
+    return [(name_ranks(ranks), text or "nothing known") for ranks, text in alike(texts)]
 
 
 # -- text --------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def _evidence(evidence: Sequence[str]) -> str:
     facts = "".join(
         f'<li style="margin: 0; {markup.BREAKABLE}">{markup.words(fact)}</li>' for fact in evidence
     )
-    count = f"{len(evidence)} fact{'' if len(evidence) == 1 else 's'}"
+    count = counted(len(evidence), "fact")
     return (
         f'<details style="{_BELOW}"><summary style="{_SUMMARY}">{EVIDENCE}'
         f' <span style="{markup.MUTED}">({count})</span></summary>'

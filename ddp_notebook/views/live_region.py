@@ -1,4 +1,4 @@
-"""A region of a cell's output that is painted again when something changes.
+"""A region of a cell's output that is drawn again when something changes.
 
 It is drawn by a thread of its own, so that it changes while a cell blocks the kernel, and after the
 cell has ended. Nothing is sent if nothing has changed.
@@ -82,8 +82,8 @@ class LiveRegion:
         """Start drawing, after `delay_s`, on a thread of its own."""
         self._thread = threading.Thread(
             target=self._context.run,
-            args=(self._paint_loop, delay_s),
-            name="ddp-painter",
+            args=(self._draw_loop, delay_s),
+            name="ddp-drawing",
             daemon=True,
         )
         self._thread.start()
@@ -100,7 +100,7 @@ class LiveRegion:
             if final is not None and self._shown is not None:
                 self._publish(final)
 
-    def paint(self) -> None:
+    def draw(self) -> None:
         """Draw the present state, if it differs from what is shown."""
         with self._lock:
             if self._closed:
@@ -130,13 +130,13 @@ class LiveRegion:
             data=dict(bundle), metadata={}, transient={"display_id": place}, update=update
         )
 
-    def _paint_loop(self, delay_s: float) -> None:
+    def _draw_loop(self, delay_s: float) -> None:
         if delay_s:
             time.sleep(delay_s)
         while not self._closed:
             started = time.monotonic()
             self._wake.clear()
-            self.paint()
+            self.draw()
             cost_s = time.monotonic() - started
             # A quiet region is looked at once a second: silence is news too.
             rest_s = max(self._interval_s - self._settle_s, _COST_FACTOR * cost_s)

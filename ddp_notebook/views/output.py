@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from ddp_notebook.model import OutputGroup, OutputItem, OutputKind, name_ranks
+from ddp_notebook.model import OutputGroup, OutputItem, OutputKind, counted, name_ranks
 from ddp_notebook.state.output import bars_apart
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import after_escape, ansi_to_html, strip_ansi
@@ -104,17 +104,12 @@ class _Tail:
     def left_out(self) -> str:
         """How much is above it, in words; empty for nothing."""
         parts = [
-            _count(self.lines, "line"),
-            _count(self.images, "image"),
+            counted(self.lines, "line") if self.lines else "",
+            counted(self.images, "image") if self.images else "",
             "the beginning of a line" if self.in_line else "",
         ]
         words = ", ".join(filter(None, parts))
         return f"{words} above" if words else ""
-
-
-def _count(number: int, thing: str) -> str:
-    """``1 line``, ``1,204 lines``; empty for none."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}" if number else ""
 
 
 def _tail(items: Sequence[OutputItem], lines: int) -> _Tail:

@@ -11,7 +11,17 @@ from html import escape
 from itertools import groupby
 from textwrap import wrap
 
-from ddp_notebook.model import Activity, Branch, Doing, Frame, Local, StackTree, cut, name_ranks
+from ddp_notebook.model import (
+    Activity,
+    Branch,
+    Doing,
+    Frame,
+    Local,
+    StackTree,
+    counted,
+    cut,
+    name_ranks,
+)
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain
 from ddp_notebook.views.paragraphs import WIDTH
@@ -305,7 +315,7 @@ class _Page:
 
 def _library_words(frames: Sequence[Frame]) -> str:
     """``3 frames of torch``."""
-    count = f"{len(frames)} frame{'' if len(frames) == 1 else 's'}"
+    count = counted(len(frames), "frame")
     libraries = dict.fromkeys(frame.module.partition(".")[0] for frame in frames if frame.module)
     return f"{count} of {', '.join(libraries)}" if libraries else count
 

@@ -28,15 +28,15 @@ RATE = 1_000
 EVERY_S = 30.0
 MOST_GROWTH = 0.1
 """Of the level, in ten minutes."""
-_PAINTED, _ISSUED = "painted.txt", "issued.txt"
+_DRAWN, _ISSUED = "drawn.txt", "issued.txt"
 _TIMED = f"""import os, time
 from ddp_notebook.board.controller import LiveBoard
-plain, file = LiveBoard._paint, open("{_PAINTED}", "w", buffering=1)
+plain, file = LiveBoard._draw, open("{_DRAWN}", "w", buffering=1)
 def timed(self):
     began_s, busy_s = time.perf_counter(), time.thread_time()
     plain(self)
     print(time.perf_counter() - began_s, time.thread_time() - busy_s, file=file)
-LiveBoard._paint = timed
+LiveBoard._draw = timed
 print("pid", os.getpid())"""
 _RUSH = f"""%%ddp
 import pathlib, time
@@ -87,7 +87,7 @@ def _watch(lab: Lab, notebook: Notebook, minutes: float) -> list[Row]:
     expect(board.timeline).to_be_visible(timeout=SHOWN_WITHIN_MS)
     cdp = notebook.page.context.new_cdp_session(notebook.page)
     cdp.send("Performance.enable")
-    first, painted = _issued(lab), len(_painted(lab))
+    first, drawn = _issued(lab), len(_drawn(lab))
     began_s = time.monotonic()
     samples = [_sample(cdp, kernel)]
     while time.monotonic() - began_s < 60 * minutes:
@@ -95,13 +95,13 @@ def _watch(lab: Lab, notebook: Notebook, minutes: float) -> list[Row]:
         samples.append(_sample(cdp, kernel))
         _say(samples[-1])
     took_s = time.monotonic() - began_s
-    last, costs = _issued(lab), _painted(lab)[painted:]
+    last, costs = _issued(lab), _drawn(lab)[drawn:]
     rate = (last[0] - first[0]) / (last[1] - first[1])
     flat = [_flat(name, unit, samples) for name, unit in _HELD]
     return [
         Row(f"a live board for {minutes:g} min: collectives a second", f"{rate:.0f} on each rank"),
         *flat,
-        *_painting(costs, took_s),
+        *_drawing(costs, took_s),
     ]
 
 
@@ -152,7 +152,7 @@ def _flat(name: str, words: str, samples: Sequence[Sample]) -> Row:
     )
 
 
-def _painting(costs: Sequence[tuple[float, float]], took_s: float) -> list[Row]:
+def _drawing(costs: Sequence[tuple[float, float]], took_s: float) -> list[Row]:
     rate = len(costs) / took_s
     busy = [busy_s for _, busy_s in costs]
     return [
@@ -166,9 +166,9 @@ def _painting(costs: Sequence[tuple[float, float]], took_s: float) -> list[Row]:
     ]
 
 
-def _painted(lab: Lab) -> list[tuple[float, float]]:
-    """Of each painting the seconds it took, and those that its thread worked."""
-    lines = (lab.root / _PAINTED).read_text().splitlines()
+def _drawn(lab: Lab) -> list[tuple[float, float]]:
+    """Of each drawing the seconds it took, and those that its thread worked."""
+    lines = (lab.root / _DRAWN).read_text().splitlines()
     return [(float(took), float(busy)) for took, busy in map(str.split, lines)]
 
 

@@ -120,7 +120,9 @@ def _measure(session: Session, model: str, world_size: int) -> dict[str, float]:
     numbers = {}
     for point in result.points:
         key = f"{model} {world_size} {point.batch}"
-        numbers[f"{key} parts"] = point.parts_us
+        numbers[f"{key} parts"] = sum(
+            (point.forward_us, point.backward_us, point.exposed_us, point.optimizer_us)
+        )
         numbers[f"{key} step"] = point.step_us
         numbers[f"{key} bare"] = median([*before[point.batch], *after[point.batch]])
     prediction = result.prediction

@@ -1,4 +1,4 @@
-"""Time-outs of groups while ranks are paused at lines: none fires, or the table says which will."""
+"""Timeouts of groups while ranks are paused at lines: none fires, or the table says which will."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def outlast(session: Session) -> None:
 def test_a_group_outlives_a_pause_and_has_its_time_out_again_then(
     ranks2: Session, tmp_path: Path
 ) -> None:
-    """Sends and receives, too: gloo's have the time-out with which their group was made."""
+    """Sends and receives, too: gloo's have the timeout with which their group was made."""
     ranks2.run_cell(MAKE)
     ranks2.run_cell(MEET.format(pause="if rank == 0: breakpoint()"))
     outlast(ranks2)
@@ -78,7 +78,7 @@ def test_what_was_issued_before_a_pause_is_told_to_give_up(ranks2: Session, tmp_
     result = ranks2.run_cell(f"{stop}dist.all_reduce(torch.ones(1), group=pg)")
     assert result.steps is not None
     (waiting,) = [row for row in result.steps.rows if row.state == "waiting"]
-    assert "its group's time-out (90 s) ends it in " in waiting.text
+    assert "its group's timeout (90 s) ends it in " in waiting.text
     ranks2.step(to="end")
     assert texts(ranks2.wait()) == ""
 

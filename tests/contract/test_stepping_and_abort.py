@@ -37,7 +37,7 @@ def session(shared: Session) -> Session:
 
 
 def options(**more: object) -> InitOptions:
-    """Three ranks on CPUs, with a time-out that is too short for a person who thinks."""
+    """Three ranks on CPUs, with a timeout that is too short for a person who thinks."""
     return InitOptions(**{"world_size": 3, "device": "cpu", "timeout_s": 3.0, **more})  # type: ignore[arg-type]
 
 
@@ -68,7 +68,7 @@ def test_a_rank_that_is_held_back_is_waited_for_and_nothing_times_out(session: S
     assert "join/1" in table.rows[0].text
     assert table.next_call == "%ddp_step --ranks 1"
     began = time.monotonic()
-    eventually(lambda: time.monotonic() - began > 3.5, 10, "the time-out of a plain set-up")
+    eventually(lambda: time.monotonic() - began > 3.5, 10, "the timeout of a plain set-up")
     assert not session.why().wrong
     session.run_cell("held = 'looked at'", (1,)).raise_for_error()
     table = session.step((1,))

@@ -25,14 +25,14 @@ def kernel() -> Iterator[Kernel]:
 
 
 def told_of_the_board(kernel: Kernel, cell: str) -> list[Mapping[str, Any]]:
-    """What is said of the board for this cell; the painter speaks for the board's own."""
+    """What is said of the board for this cell; the drawing thread speaks for the board's own."""
     messages = list(kernel.listen(kernel.send(cell), timeout_s=60))
     assert messages[-1]["content"] == {"execution_state": "idle"}
     return [m["content"] for m in messages if m["msg_type"] in ("comm_msg", "update_display_data")]
 
 
 def test_a_cell_that_changes_nothing_on_the_board_says_nothing_of_it(kernel: Kernel) -> None:
-    # On a busy machine a painting can fall into a cell that takes its time.
+    # On a busy machine a drawing can fall into a cell that takes its time.
     assert [] in (told_of_the_board(kernel, "%%ddp\nx = 2") for _ in range(5))
     assert [] in (told_of_the_board(kernel, "%%ddp\nprint(x)") for _ in range(5))
 

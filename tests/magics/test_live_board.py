@@ -237,7 +237,7 @@ def test_a_page_that_comes_late_gets_all_slices_and_the_past(page: Page) -> None
     page.run("%%ddp\nfor n in range(5):\n    dist.all_reduce(torch.ones(4))")
 
     def has_all() -> bool:
-        # What a painting under way had not seen yet comes as news after the answer.
+        # What a drawing under way had not seen yet comes as news after the answer.
         told = [each for each in page.told if each["kind"] == "slices"]
         kinds = {
             n: kind for each in told for n, kind in enumerate(each["kinds"], each["first_kind"])

@@ -19,7 +19,7 @@ from ddp_notebook.bench.baseline import compare
 from ddp_notebook.bench.plan import Plan
 from ddp_notebook.bench.results import BenchRun, Trust
 from ddp_notebook.views.bench import table as bench
-from ddp_notebook.views.bench.live import format_us, live_bundle
+from ddp_notebook.views.bench.live import live_bundle
 from ddp_notebook.views.bench.plots import _time_range, figure
 
 RUN = bench_run(floors=[SOCKET], buckets_bytes=(2**20, 4 * 2**20), noise=0.05)
@@ -248,11 +248,6 @@ def test_the_live_plot_has_the_pages_own_ink_and_stays_inside_its_box() -> None:
         assert 0 <= float(x) <= 640
     for y in re.findall(r'c?y="(-?[0-9.]+)"', shown):
         assert 0 <= float(y) <= 250
-
-
-@pytest.mark.parametrize(("time_us", "text"), [(50, "50 µs"), (1e4, "10 ms"), (2e6, "2 s")])
-def test_times_are_written_in_the_unit_that_suits(time_us: float, text: str) -> None:
-    assert format_us(time_us) == text
 
 
 # -- what it costs -----------------------------------------------------------------------

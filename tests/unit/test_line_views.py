@@ -51,9 +51,9 @@ def test_what_gives_up_although_others_are_paused_says_when() -> None:
         return line_table({0: stop}, StepTable("", (row,)), {}).rows[-1].text
 
     assert told(0.0, 3.0) == "barrier"
-    assert told(5.0, 3.0) == "barrier; its group's time-out (5 s) ends it in 2 s"
-    assert told(1800.0, 60.0) == "barrier; its group's time-out (30 min) ends it in 29 min"
-    assert told(5.0, 8.0) == "barrier; its group's time-out (5 s) ends it in 0 s"
+    assert told(5.0, 3.0) == "barrier; its group's timeout (5 s) ends it in 2 s"
+    assert told(1800.0, 60.0) == "barrier; its group's timeout (30 min) ends it in 29 min"
+    assert told(5.0, 8.0) == "barrier; its group's timeout (5 s) ends it in 0 s"
 
 
 def test_a_bar_for_each_number_and_a_dot_for_what_is_none() -> None:

@@ -1,4 +1,4 @@
-"""A region of a cell's output that is painted when something changes."""
+"""A region of a cell's output that is drawn when something changes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Publisher:
         return [message["data"]["text/plain"] for message in self.published]
 
 
-def test_the_first_painting_makes_the_region_and_the_others_update_it() -> None:
+def test_the_first_drawing_makes_the_region_and_the_others_update_it() -> None:
     publisher, value = Publisher(), ["a"]
     region = LiveRegion(publisher, lambda: {"text/plain": value[0]}, 0.001)
-    region.paint()
+    region.draw()
     value[0] = "b"
-    region.paint()
+    region.draw()
     assert publisher.texts == ["a", "b"]
     assert [message["update"] for message in publisher.published] == [False, True]
     assert len({message["transient"]["display_id"] for message in publisher.published}) == 1
@@ -41,11 +41,11 @@ def test_nothing_is_sent_when_nothing_changed() -> None:
     publisher = Publisher()
     region = LiveRegion(publisher, lambda: {"text/plain": "same"}, 0.001)
     for _ in range(5):
-        region.paint()
+        region.draw()
     assert publisher.texts == ["same"]
 
 
-def test_a_nudge_paints_from_another_thread_and_closing_shows_the_end() -> None:
+def test_a_nudge_draws_from_another_thread_and_closing_shows_the_end() -> None:
     publisher, value = Publisher(), ["a"]
     region = LiveRegion(publisher, lambda: {"text/plain": value[0]}, 0.001)
     region.open()
@@ -66,13 +66,13 @@ def test_a_cell_that_is_over_before_the_delay_shows_no_region() -> None:
     assert publisher.texts == []
 
 
-def test_paintings_keep_their_distance_however_often_something_changes() -> None:
+def test_drawings_keep_their_distance_however_often_something_changes() -> None:
     publisher, count = Publisher(), [0]
-    painted = threading.Event()
+    drawn = threading.Event()
 
     def render() -> dict[str, str]:
         count[0] += 1
-        painted.set()
+        drawn.set()
         return {"text/plain": str(count[0])}
 
     region = LiveRegion(publisher, render, 0.2)
@@ -95,8 +95,8 @@ def test_a_region_gives_up_its_place_and_goes_on_below() -> None:
         return {"text/plain": f"output {len(publisher.published)}"}
 
     region = LiveRegion(publisher, render, 0.001)
-    region.paint()
-    region.paint()
+    region.draw()
+    region.draw()
     places[0]({"text/plain": "the end"})
     region.close({"text/plain": "all"})
     assert publisher.texts == ["output 0", "a line", "output 2", "the end", "all"]
@@ -111,7 +111,7 @@ def test_a_region_gives_up_its_place_and_goes_on_below() -> None:
     ]
 
 
-def test_the_painting_after_it_is_over_is_the_last() -> None:
+def test_the_drawing_after_it_is_over_is_the_last() -> None:
     publisher, over = Publisher(), [False]
     region = LiveRegion(
         publisher,
@@ -119,9 +119,9 @@ def test_the_painting_after_it_is_over_is_the_last() -> None:
         0.001,
         over=lambda: over[0],
     )
-    region.paint()
+    region.draw()
     over[0] = True
-    region.paint()
+    region.draw()
     over[0] = False
-    region.paint()
+    region.draw()
     assert region.closed and publisher.texts == ["goes on", "end"]

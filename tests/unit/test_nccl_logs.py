@@ -37,7 +37,7 @@ def reached(rank: int, issued: int, done: int, group: str = PG) -> str:
 
 
 def told(rank: int, issued: int, done: int) -> str:
-    """What a rank writes that another one has told of its time-out."""
+    """What a rank writes that another one has told of its timeout."""
     return (
         f"[rank{rank}]:{BEGAN} [{PG} Rank {rank}] Received a dump signal due to a collective "
         f"timeout from  rank 3 and we will try our best to dump the debug info. "

@@ -20,7 +20,7 @@ from ddp_notebook.session.runs.controller import RunController, RunState
 from ddp_notebook.session.runs.detached import Detached
 from ddp_notebook.session.runs.gather import LaunchParameters
 from ddp_notebook.session.runs.registry import RunRegistry
-from ddp_notebook.session.runs.run import CellResult
+from ddp_notebook.session.runs.run import CellResult, RunOptions
 from ddp_notebook.testing import FakeCluster
 
 
@@ -53,9 +53,8 @@ class Runs:
 
     def claim(self, *ranks: int, script: str = "", detach: bool = False) -> RunController:
         """Claim ranks, which stay claimed."""
-        claim = self.registry.claim(
-            ranks, "%%ddp", self.cluster, self.logs, script=script, detach=detach
-        )
+        options = RunOptions(detach=detach)
+        claim = self.registry.claim(ranks, "%%ddp", self.cluster, self.logs, options, script)
         return self.open.enter_context(claim)
 
     def finish(self, controller: RunController, *ranks: int) -> None:
@@ -104,7 +103,9 @@ def test_a_claim_that_comes_to_nothing_is_given_back(runs: Runs) -> None:
     before = runs.registry.current
     with (
         pytest.raises(OSError, match="no file"),
-        runs.registry.claim((0, 1), "%ddp_run", runs.cluster, runs.logs) as controller,
+        runs.registry.claim(
+            (0, 1), "%ddp_run", runs.cluster, runs.logs, RunOptions()
+        ) as controller,
     ):
         raise OSError("no file")
     assert controller.state is RunState.ENDED

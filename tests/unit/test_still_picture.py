@@ -60,7 +60,7 @@ def test_who_came_first_waits_until_the_last_comes() -> None:
     assert spans(late, AMBER) == []
 
 
-def test_held_time_is_not_painted_as_communication_and_a_freed_one_does_not_squeeze() -> None:
+def test_held_time_is_not_drawn_as_communication_and_a_freed_one_does_not_squeeze() -> None:
     timeline = Timeline(0, 2)
     held = replace(collective(1, 0, 900, 1000), held_ns=800 * MS)
     freed = replace(collective(0, 1, 1000, 90_000), phase=Phase.FAILED, freed=True)

@@ -91,7 +91,7 @@ def test_what_a_rank_was_in_when_it_died_failed_then_and_waits_no_longer() -> No
 
 
 def test_a_board_that_is_opened_while_ranks_wait_shows_them_waiting() -> None:
-    """What began before the board is at negative times: it was painted as failed."""
+    """What began before the board is at negative times: it was drawn as failed."""
     timeline = Timeline(60_000_000, 2)
     timeline.take(1, [collective(rank, 0, 3, None) for rank in (0, 1)])
     timeline.end({})

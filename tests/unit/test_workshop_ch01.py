@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from ddp_notebook.workshop import check
+from answers import assert_right, assert_wrong
 
 LOSSES = {0: [2.3, 0.1], 1: [2.5, 0.2], 2: [2.1, 9.0], 3: [2.2]}
 
@@ -26,9 +25,7 @@ def everywhere(value: Any) -> dict[int, Any]:
     ],
 )
 def test_the_right_answer_passes(name: str, answer: Any) -> None:
-    verdict = check(name, answer)
-    assert verdict.passed, verdict.text
-    assert verdict.text.startswith("right")
+    assert_right(name, answer)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +47,4 @@ def test_the_right_answer_passes(name: str, answer: Any) -> None:
     ],
 )
 def test_a_wrong_answer_is_told_what_is_wrong(name: str, answer: Any, said: str) -> None:
-    verdict = check(name, answer)
-    assert not verdict.passed
-    assert said in verdict.text, verdict.text
+    assert_wrong(name, answer, said)

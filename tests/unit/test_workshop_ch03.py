@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from answers import assert_right, assert_wrong
 
 from ddp_notebook.model import Category, Diagnosis, Finding
-from ddp_notebook.workshop import check
 
 
 def found(category: Category, ranks: tuple[int, ...], *, passing: bool = False) -> Diagnosis:
@@ -43,8 +43,7 @@ DUPLICATE = Category.DUPLICATE_RANK
     ],
 )
 def test_a_right_answer_passes(name: str, answer: Any) -> None:
-    verdict = check(name, answer)
-    assert verdict.passed, verdict
+    assert_right(name, answer)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +80,4 @@ def test_a_right_answer_passes(name: str, answer: Any) -> None:
     ],
 )
 def test_a_wrong_answer_is_told_what_is_wrong_with_it(name: str, answer: Any, said: str) -> None:
-    verdict = check(name, answer)
-    assert not verdict.passed
-    assert said in verdict.text
+    assert_wrong(name, answer, said)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from ddp_notebook.workshop import check
+from answers import assert_right, assert_wrong
 
 OWN = {"ddp": 0.7, "total": 0.8, "own": 0.0}
 MEAN = {"ddp": 1e-7, "total": 0.75, "own": 0.7}
@@ -46,9 +45,7 @@ def norms(own: float, after: float) -> dict[int, list[float]]:
     ],
 )
 def test_the_right_answer_passes(name: str, answer: Any) -> None:
-    verdict = check(name, answer)
-    assert verdict.passed, verdict.text
-    assert verdict.text.startswith("right")
+    assert_right(name, answer)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +97,4 @@ def test_the_right_answer_passes(name: str, answer: Any) -> None:
     ],
 )
 def test_a_wrong_answer_is_told_what_is_wrong(name: str, answer: Any, said: str) -> None:
-    verdict = check(name, answer)
-    assert not verdict.passed
-    assert said in verdict.text, verdict.text
+    assert_wrong(name, answer, said)

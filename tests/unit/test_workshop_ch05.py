@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from ddp_notebook.workshop import check
+from answers import assert_right, assert_wrong
 
 STUCK = {"A": "slow", "B": "stuck", "C": "stuck"}
 RING = {rank: float((rank - 1) % 4) for rank in range(4)}
@@ -40,9 +39,7 @@ def without(answer: tuple[dict[int, int], dict[int, list[int]]], rank: int, **ch
     ],
 )
 def test_the_right_answer_passes(exercise: str, answer: Any) -> None:
-    verdict = check(exercise, answer)
-    assert verdict.passed, verdict
-    assert verdict.text.startswith("right")
+    assert_right(exercise, answer)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +71,4 @@ def test_the_right_answer_passes(exercise: str, answer: Any) -> None:
     ],
 )
 def test_a_wrong_answer_is_told_what_is_wrong(exercise: str, answer: Any, said: str) -> None:
-    verdict = check(exercise, answer)
-    assert not verdict.passed
-    assert said in verdict.text, verdict
+    assert_wrong(exercise, answer, said)

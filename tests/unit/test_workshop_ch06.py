@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from ddp_notebook.workshop import check
+from answers import assert_right, assert_wrong
 
 ALIKE = {rank: {"one": True, "two": False} for rank in range(4)}
 ODD = dict.fromkeys(range(4), 2)
@@ -21,9 +20,7 @@ SEEN = {rank: FIRST[rank] + SECOND[rank] for rank in range(4)}
     [("6.1", (288, 0.25)), ("6.2", (ALIKE, ODD)), ("6.3", (MARK, SEEN)), ("6.4", "C")],
 )
 def test_the_right_answer_passes(exercise: str, answer: Any) -> None:
-    verdict = check(exercise, answer)
-    assert verdict.passed, verdict
-    assert verdict.text.startswith("right")
+    assert_right(exercise, answer)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +51,4 @@ def test_the_right_answer_passes(exercise: str, answer: Any) -> None:
     ],
 )
 def test_a_wrong_answer_is_told_what_is_wrong(exercise: str, answer: Any, said: str) -> None:
-    verdict = check(exercise, answer)
-    assert not verdict.passed
-    assert said in verdict.text, verdict
+    assert_wrong(exercise, answer, said)

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from answers import assert_right, assert_wrong
 
 from ddp_notebook.bench.fit import fit
 from ddp_notebook.bench.results import BenchPoint, Curve
-from ddp_notebook.workshop import check
 
 ALPHA_US, GB_PER_S = 300.0, 2.0
 SIZES = tuple(4**power for power in range(1, 13))
@@ -56,9 +56,7 @@ SHORT = replace(BARE, points=BARE.points[:5])
     ],
 )
 def test_right_answers_pass_and_say_why(name: str, answer: Any, says: str) -> None:
-    verdict = check(name, answer)
-    assert verdict.passed, verdict
-    assert says in verdict.text
+    assert_right(name, answer, says)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +97,4 @@ def test_right_answers_pass_and_say_why(name: str, answer: Any, says: str) -> No
     ],
 )
 def test_each_wrong_answer_is_told_what_is_wrong(name: str, answer: Any, says: str) -> None:
-    verdict = check(name, answer)
-    assert not verdict.passed, verdict
-    assert says in verdict.text
+    assert_wrong(name, answer, says)

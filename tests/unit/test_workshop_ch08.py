@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from answers import assert_right, assert_wrong
 
 from ddp_notebook.archive.format import SavedRun
 from ddp_notebook.model import Case, Snapshot
 from ddp_notebook.model.collectives import Collective, Collectives, Part, Phase
-from ddp_notebook.workshop import check
 
 
 def record() -> SavedRun:
@@ -45,9 +45,7 @@ LOT = (2, "too few images")
     ],
 )
 def test_right_answers_pass_and_say_why(name: str, answer: Any, says: str) -> None:
-    verdict = check(name, answer)
-    assert verdict.passed, verdict
-    assert says in verdict.text
+    assert_right(name, answer, says)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +84,4 @@ def test_right_answers_pass_and_say_why(name: str, answer: Any, says: str) -> No
     ],
 )
 def test_each_wrong_answer_is_told_what_is_wrong(name: str, answer: Any, says: str) -> None:
-    verdict = check(name, answer)
-    assert not verdict.passed, verdict
-    assert says in verdict.text
+    assert_wrong(name, answer, says)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from answers import assert_right, assert_wrong
 
 from ddp_notebook.workshop import check
 
@@ -81,8 +82,7 @@ def formula(slurm: Slurm) -> str:
     ],
 )
 def test_a_right_answer_passes(name: str, answer: Any) -> None:
-    verdict = check(name, answer)
-    assert verdict.passed, verdict
+    assert_right(name, answer)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +147,4 @@ def test_what_is_wrong_with_a_function_for_slurm(
     ],
 )
 def test_a_wrong_answer_is_told_what_is_wrong_with_it(name: str, answer: Any, said: str) -> None:
-    verdict = check(name, answer)
-    assert not verdict.passed
-    assert said in verdict.text
+    assert_wrong(name, answer, said)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +19,9 @@ from ddp_notebook.model.ddp import (
 )
 from ddp_notebook.rank import calls
 from ddp_notebook.session import queries
+from ddp_notebook.session.findings import LastFindings
 from ddp_notebook.session.record import Record
-from ddp_notebook.session.tools.ddp_construction import Wrap, WrapOptions, wrap
+from ddp_notebook.session.tools.ddp_construction import DdpConstruction, Wrap, WrapOptions
 from ddp_notebook.testing import FakeCluster
 
 # -- waiting ---------------------------------------------------------------------------
@@ -43,9 +43,7 @@ def record_of(world_size: int) -> Record:
     return record
 
 
-def scripted(
-    world_size: int, record: Record, give_up: Callable[[], bool] = lambda: False, **answers: Any
-) -> tuple[Wrap, FakeCluster]:
+def scripted(world_size: int, record: Record, **answers: Any) -> tuple[Wrap, FakeCluster]:
     everyone = range(world_size)
     usual = {
         "describe": dict.fromkeys(everyone, MODULE),
@@ -55,7 +53,7 @@ def scripted(
     }
     cluster = FakeCluster(record, {**usual, **answers})
     ranks = tuple(everyone)
-    return Wrap(cluster, record, ranks, "net", WrapOptions(step=True), give_up), cluster
+    return Wrap(cluster, record, ranks, "net", WrapOptions(step=True), lambda found: None), cluster
 
 
 @pytest.fixture
@@ -120,18 +118,6 @@ def test_a_rank_that_dies_in_a_stage_ends_the_wait_for_the_others() -> None:
     assert (finding.category, finding.ranks, finding.waiting) == (Category.RANK_DIED, (1,), (0,))
 
 
-def test_a_stage_can_be_given_up() -> None:
-    began = time.monotonic()
-    made, _ = scripted(
-        2, record_of(2), lambda: time.monotonic() - began > 0.1, broadcast={0: BROADCASTED}
-    )
-    made.step()
-    made.step()
-    assert made.diagnosis is not None
-    (finding,) = made.diagnosis.findings
-    assert (finding.category, finding.ranks, finding.waiting) == (Category.UNDECIDED, (), (1,))
-
-
 def test_a_stage_that_is_passed_cannot_be_stepped_to() -> None:
     made, _ = scripted(2, record_of(2))
     made.step(WrapStage.BROADCAST)
@@ -167,12 +153,12 @@ def test_a_group_built_anew_ends_what_was_begun() -> None:
 
 
 def test_a_wrap_needs_a_name_unless_it_asks_for_the_last_ones_buckets() -> None:
-    record = record_of(1)
-    cluster = FakeCluster({})
-    with pytest.raises(UsageMistake, match="%ddp_wrap model"):
-        wrap(cluster, record, None, "", WrapOptions())
-    with pytest.raises(UsageMistake, match="%ddp_wrap model"):
-        wrap(cluster, record, None, "", WrapOptions(buckets=True))
+    pool: Any = SimpleNamespace(need=lambda verb: SimpleNamespace(cluster=None))
+    runs: Any = SimpleNamespace(idle=lambda ranks, verb: (0,))
+    construction = DdpConstruction(record_of(1), pool, runs, LastFindings())
+    for options in (WrapOptions(), WrapOptions(buckets=True)):
+        with pytest.raises(UsageMistake, match="%ddp_wrap model"):
+            construction.wrap("", options)
 
 
 def test_what_cannot_be_wrapped_is_said_with_its_ranks() -> None:

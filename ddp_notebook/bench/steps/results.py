@@ -85,11 +85,6 @@ class StepPoint:
     """For each step, its time on the slowest rank."""
 
     @property
-    def parts_us(self) -> float:
-        """Forward, backward, exposed communication and optimizer together."""
-        return self.forward_us + self.backward_us + self.exposed_us + self.optimizer_us
-
-    @property
     def samples_per_s(self) -> float:
         """Samples that all ranks together process in a second."""
         return self.world_size * self.batch / self.step_us * 1e6

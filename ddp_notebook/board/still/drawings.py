@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from ddp_notebook.bench.notes import duration
 from ddp_notebook.board.timeline import (
     DONE,
     FREED,
@@ -22,8 +23,7 @@ from ddp_notebook.board.timeline import (
     Slice,
     Timeline,
 )
-from ddp_notebook.model import Phase, Ranks, name_ranks
-from ddp_notebook.views.bench.live import format_us
+from ddp_notebook.model import Phase, Ranks, counted, name_ranks
 
 MOST_ROWS = 12
 _LAST = 24
@@ -75,7 +75,7 @@ def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:
     ]
     left = [rank for ranks in rows[MOST_ROWS:] for rank in ranks]
     more = f" Not drawn: {name_ranks(tuple(left))}." if left else ""
-    span = format_us(float(f"{scale.done_us - scale.first_us:.3g}"))
+    span = duration((scale.done_us - scale.first_us) / 1e6)
     return Drawings(
         [*drawn, *[""] * (len(rows) - len(drawn))],
         f"The last collectives, {span}: {_LEGEND}.{more}",
@@ -111,7 +111,7 @@ class _Scale:
 def _drawing(ranks: Ranks, slices: Sequence[Slice], drawn: Bars, timeline: Timeline) -> str:
     if slices:
         operation, phase = timeline.operation(slices[-1]), PHASES[slices[-1][PHASE]]
-        count = f"{len(slices)} collective{'s' * (len(slices) > 1)}"
+        count = counted(len(slices), "collective")
         about = f"{count}, the last: {operation} #{slices[-1][NUMBER]}, {phase}"
     else:
         about = "no collective"

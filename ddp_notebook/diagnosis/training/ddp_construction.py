@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ddp_notebook.diagnosis.majority import alike, vote
-from ddp_notebook.diagnosis.training.models import counted, some
-from ddp_notebook.model import Finding, Ranks, StepRow, format_bytes, name_ranks
+from ddp_notebook.diagnosis.training.models import some
+from ddp_notebook.model import Finding, Ranks, StepRow, counted, format_bytes, name_ranks
 from ddp_notebook.model.ddp import (
     Bucket,
     BucketPlan,

@@ -11,7 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_notebook.diagnosis.majority import alike, vote
-from ddp_notebook.model import Category, Finding, Ranks, format_bytes, format_ranks, name_ranks
+from ddp_notebook.model import (
+    Category,
+    Finding,
+    Ranks,
+    counted,
+    format_bytes,
+    format_ranks,
+    name_ranks,
+)
 from ddp_notebook.model.ddp import (
     BucketPlan,
     Fingerprint,
@@ -263,11 +271,6 @@ def _raised(
 
 def _has(ranks: Ranks) -> str:
     return f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'}"
-
-
-def counted(count: int, thing: str) -> str:
-    """``1 bucket``, ``2 buckets``."""
-    return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
 def some(names: Sequence[str]) -> str:

@@ -86,10 +86,10 @@ class RankNames:
         if first is None:
             return self._inspect_elsewhere(code, cursor_pos, detail_level, omit_sections)
         name = token_at_cursor(code[first.end() :], cursor_pos - first.end())
-        told = self._ui.session.describe(
+        inspection = self._ui.session.describe(
             Named(name, detail_level, tuple(omit_sections)), self._ranks(first["options"])
         )
-        bundle = dict(told.bundle) if told is not None else {}
+        bundle = dict(inspection.bundle) if inspection is not None else {}
         if not getattr(self._ui.shell, "enable_html_pager", False):
             bundle.pop("text/html", None)
         return {"status": "ok", "data": bundle, "metadata": {}, "found": bool(bundle)}

@@ -10,7 +10,7 @@ from ddp_notebook.magics import options
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import Verb, VerbButton
-from ddp_notebook.model import Ranks, VariableTable, name_ranks
+from ddp_notebook.model import Ranks, VariableTable, counted, name_ranks
 from ddp_notebook.rank.calls import ON, Breakpoint
 from ddp_notebook.state.line_table import frames_text
 
@@ -46,7 +46,7 @@ def _clear(ui: CallerUi, which: str) -> None:
     if which and not which.isdecimal():
         raise UsageMistake("--clear takes the number of a breakpoint, or none for all.")
     count = ui.session.breakpoints.clear(int(which) if which else None)
-    ui.say(f"{count} breakpoint{'' if count == 1 else 's'} cleared.")
+    ui.say(f"{counted(count, 'breakpoint')} cleared.")
 
 
 def _set_breakpoint(ui: CallerUi, args: argparse.Namespace, ranks: Ranks | None) -> None:
@@ -189,7 +189,7 @@ BREAK = Verb(
     about="Stop ranks at a line, from the next time that they come to it, also in code that runs "
     "already. The cell ends when they are paused there; %ddp_step moves them on. While a "
     "breakpoint is set, or what runs says breakpoint(), collectives do not time out; those issued "
-    "before do, and the table says when, and so do new_group and a wait with a time-out of its "
+    "before do, and the table says when, and so do new_group and a wait with a timeout of its "
     "own. Without a place: list the breakpoints.",
     examples=(
         ("%ddp_break train.py:42", "line 42 of a file, imported or not"),

@@ -97,9 +97,9 @@ def _warn(ui: NotebookUi, wanted: InitOptions) -> None:
         return
     shares = wanted.device == "cuda" and wanted.backend != "nccl"  # which is refused
     gpus = (wanted.gpus or visible_gpus()) if shares else ()
-    said = limits.warning(wanted.world_size, cores(), out_of_memory.bytes_left(), gpus)
-    if said:
-        ui.say(said)
+    warning = limits.warning(wanted.world_size, cores(), out_of_memory.bytes_left(), gpus)
+    if warning:
+        ui.say(warning)
 
 
 def _stepped(ui: NotebookUi) -> StepTable:

@@ -105,8 +105,8 @@ class ScriptProcess:
         self._life.run_begins(Run(script.cell, script.paused))
         error = self._end_as_python_does(self._execute(main))
         if why := _OutputFile.why_lost:
-            told = f"[... printed text was lost in {self._folder}: {why} ...]\n"
-            self._forwarder.show(what=OutputKind.STDERR, text=told)
+            note = f"[... printed text was lost in {self._folder}: {why} ...]\n"
+            self._forwarder.show(what=OutputKind.STDERR, text=note)
         with contextlib.suppress(KeyboardInterrupt):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         _be_mute()

@@ -41,8 +41,8 @@ class ThreadErrors(Component):
             if not self._show(f"Exception in thread {name}:\n{''.join(lines)}"):
                 otherwise(error)
             if error.exc_value is not None and len(self.of_run) < _MOST:
-                told = in_thread(name, error.exc_value, self._user_code)
-                self.of_run = (*self.of_run, told)
+                raised = in_thread(name, error.exc_value, self._user_code)
+                self.of_run = (*self.of_run, raised)
 
         threading.excepthook = take
 
@@ -56,5 +56,5 @@ class ThreadErrors(Component):
         error = error[1] if isinstance(error, tuple) else error  # before Python 3.12
         if not isinstance(error, Exception):
             return None
-        told = in_thread("main", error, self._user_code)
-        return told if told.path else None
+        raised = in_thread("main", error, self._user_code)
+        return raised if raised.path else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,6 +42,17 @@ STAGES = tuple(Stage)[1:]
 """The stages after the launch, which a rank passes itself."""
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What stages work with on this rank."""
+
+    main_thread: MainThread
+    init_calls: InitCalls
+    store_client: StoreClient
+    sockets: TorchSockets
+    subgroups: Subgroups
+
+
 class SetUp:
     """The set-ups of this rank, one after the other.
 
@@ -51,20 +63,13 @@ class SetUp:
         self,
         life: Lifecycle,
         events: EventSender,
-        main_thread: MainThread,
-        init_calls: InitCalls,
-        store_client: StoreClient,
-        sockets: TorchSockets,
-        subgroups: Subgroups,
+        parts: Parts,
         verified: Callable[[dict[str, Any]], None],
     ) -> None:
         self._life = life
         self._events = events
-        self._main_thread = main_thread
-        self._init_calls = init_calls
-        self._store_client = store_client
-        self._sockets = sockets
-        self._subgroups = subgroups
+        self._parts = parts
+        self._main_thread = parts.main_thread
         self._verified = verified
         self._settings = Settings()
         self._bring_up: BringUp | None = None
@@ -86,15 +91,7 @@ class SetUp:
         # threads: without this, each `%ddp_abort` left some until Python's next collection.
         with torch_private.impatient_loaders():
             gc.collect()
-        self._bring_up = BringUp(
-            plan,
-            self._main_thread,
-            self._init_calls,
-            self._store_client,
-            self._sockets,
-            self._subgroups,
-            self._settings,
-        )
+        self._bring_up = BringUp(plan, self._parts, self._settings)
 
     def advance(self, to: Stage) -> bool:
         """Continue through stage `to`; False if one failed (the session was told)."""
@@ -104,7 +101,7 @@ class SetUp:
         self._main_thread.paused_before = ""
         while bring_up.left and bring_up.left[0].number <= to.number:
             if not self._run_stage(bring_up.left[0], bring_up):
-                self._init_calls.calls.inside = False
+                self._parts.init_calls.calls.inside = False
                 return False
             bring_up.left.pop(0)
         if bring_up.left:
@@ -147,24 +144,11 @@ class SetUp:
 class BringUp:
     """The stages of one set-up. Each method passes one stage and returns what it found."""
 
-    def __init__(
-        self,
-        plan: SetUpPlan,
-        main_thread: MainThread,
-        init_calls: InitCalls,
-        store_client: StoreClient,
-        sockets: TorchSockets,
-        subgroups: Subgroups,
-        own_settings: Settings,
-    ) -> None:
+    def __init__(self, plan: SetUpPlan, parts: Parts, own_settings: Settings) -> None:
         self.plan = plan
         self.left = list(STAGES)
         """The stages not passed yet."""
-        self._main_thread = main_thread
-        self._init_calls = init_calls
-        self._store_client = store_client
-        self._sockets = sockets
-        self._subgroups = subgroups
+        self._parts = parts
         self._settings = own_settings
         self._store: dist.Store | None = None
         self._arguments = InitArguments()
@@ -217,7 +201,7 @@ class BringUp:
     def _read_arguments(self, backend: str) -> None:
         self._arguments = settings.read(self.plan, backend)
         settings.check(self._arguments, self.plan)
-        self._init_calls.enter(self._arguments)
+        self._parts.init_calls.enter(self._arguments)
 
     def _claim_device(self) -> None:
         if not self.plan.device.startswith("cuda"):
@@ -234,7 +218,7 @@ class BringUp:
         """The store answers. Its address is read again: it may have been corrected."""
         plan = self.plan
         self._read_arguments(self._arguments.backend)
-        store = self._store_client.open_store(self._arguments, plan)
+        store = self._parts.store_client.open_store(self._arguments, plan)
         store.set_timeout(plan.timeout)
         self._store = dist.PrefixStore(f"ddp_notebook/{plan.generation}", store)
         return self.store_address
@@ -245,13 +229,13 @@ class BringUp:
         size = self.world_size
         self._store.set(f"join/{self._arguments.rank}", f"{os.getpid()}")
         keys = [f"join/{rank}" for rank in range(size)]
-        self._store_client.await_keys(self._store, keys, self.plan)
+        self._parts.store_client.await_keys(self._store, keys, self.plan)
         return f"{size} of {size} ranks"
 
     def make_group(self) -> str:
         """torch's default process group exists on this rank."""
         assert self._store is not None
-        self._main_thread.waiting_in = "process-group"
+        self._parts.main_thread.waiting_in = "process-group"
         rendezvous.original()(
             backend=self._arguments.backend,
             store=self._store,
@@ -259,13 +243,13 @@ class BringUp:
             world_size=self.world_size,
             timeout=self.plan.timeout,
         )
-        self._init_calls.leave()
-        self._sockets.setup_ended()
+        self._parts.init_calls.leave()
+        self._parts.sockets.setup_ended()
         return dist.get_backend()
 
     def verify(self) -> str:
         """One all_reduce gives the right sum on this rank."""
-        self._main_thread.waiting_in = "collective"
+        self._parts.main_thread.waiting_in = "collective"
         value = torch.full((1024,), float(dist.get_rank() + 1), device=self.plan.device)
         dist.all_reduce(value)
         expected = self.world_size * (self.world_size + 1) / 2
@@ -276,7 +260,7 @@ class BringUp:
             )
         wait_long(dist.group.WORLD)
         assert self._store is not None
-        again = self._subgroups.make_again(self._store, dist.get_rank(), self.world_size)
+        again = self._parts.subgroups.make_again(self._store, dist.get_rank(), self.world_size)
         return " · ".join(filter(None, (f"all_reduce gave {expected:g}", again)))
 
     def names(self) -> dict[str, Any]:

@@ -38,15 +38,13 @@ _PARTS = 256
 class TensorReader:
     """Reads tensors until its time is up; of those after that it tells what they are."""
 
-    def __init__(
-        self, values: bool = True, seconds: float = SECONDS, *, full: bool = False
-    ) -> None:
+    def __init__(self, values: bool = True, *, full: bool = False) -> None:
         """Without `values` nothing is read: the main thread may change or free them meanwhile.
 
         `full`: there is time to tell more, and to compare large ones: it is one value alone.
         """
         self._full = full
-        seconds = _FULL_SECONDS if full else seconds
+        seconds = _FULL_SECONDS if full else SECONDS
         self._seconds = seconds if values else 0.0
         self._began_s = time.thread_time()
 

@@ -10,13 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ddp_notebook.cluster.cluster import (
-    CONTROLLER,
-    IPyParallelCluster,
-    RankCluster,
-)
+from ddp_notebook.cluster.cluster import CONTROLLER, IPyParallelCluster
 from ddp_notebook.cluster.event_receiver import EventReceiver
 from ddp_notebook.cluster.order_sender import OrderSender
+from ddp_notebook.cluster.rank_cluster import RankCluster
 from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.client import ForkServerClient
@@ -309,11 +306,6 @@ class Processes:
         lab, self._lab = self._lab, None
         if lab is not None:
             lab.close()
-
-    @property
-    def lab_pid(self) -> int:
-        """The process that holds the lab's hosts, 0 when there are none."""
-        return self._lab.pid if self._lab is not None else 0
 
     # -- what serves the ranks ---------------------------------------------------------
 

@@ -20,8 +20,8 @@ from ddp_notebook.rank.calls import Script
 from ddp_notebook.rank.rank_process import questions_of, streams_of
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.cluster import RankCluster
     from ddp_notebook.cluster.event_receiver import EventReceiver
+    from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.launch.client import ForkServerClient
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.record import Record

@@ -23,8 +23,8 @@ def silent(state: RankState) -> RankReport:
 def last_known(state: RankState, process: str) -> str:
     """What the rank last reported, and whether its process is stopped."""
     stopped = f"its process {state.pid} is stopped" if process == "stopped" else ""
-    heard = describe(state)
-    return "; ".join(filter(None, (stopped, f"when last heard: {heard}" if heard else "")))
+    known = describe(state)
+    return "; ".join(filter(None, (stopped, f"when last heard: {known}" if known else "")))
 
 
 def process_of(pid: int | None) -> tuple[str, float]:

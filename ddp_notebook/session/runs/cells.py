@@ -15,13 +15,13 @@ from ddp_notebook.session.runs import post_run
 from ddp_notebook.session.runs.cell_syntax import check_cell, ipython_syntax
 from ddp_notebook.session.runs.controller import RunController
 from ddp_notebook.session.runs.gather import LaunchParameters
-from ddp_notebook.session.runs.run import CellResult, CellRun
+from ddp_notebook.session.runs.run import CellResult, CellRun, RunOptions
 
 _MOST_TEXTS = 1000
 """Sources of earlier cells, to show the lines of their functions."""
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.runs.registry import RunRegistry
 
@@ -37,28 +37,16 @@ class Cells:
     def run(
         self,
         source: str,
-        ranks: Ranks | None = None,
+        ranks: Ranks | None,
+        options: RunOptions,
         *,
-        number: int | None = None,
         magic_line: str = "%%ddp",
-        wait: str = "progress",
-        hold: bool = False,
-        detach: bool = False,
         transform: Callable[[str], str] | None = None,
-        started: Callable[[CellRun], None] | None = None,
     ) -> CellResult:
         """`Session.run_cell`."""
         processes = self._pool.need("%%ddp")
         is_async = check_cell(source, transform or ipython_syntax)
-        claim = self._runs.claim(
-            ranks,
-            "%%ddp",
-            processes.cluster,
-            processes.logs,
-            number=number or 0,
-            hold=hold,
-            detach=detach,
-        )
+        claim = self._runs.claim(ranks, "%%ddp", processes.cluster, processes.logs, options)
         with noted() as interrupted, claim as controller:
             run = controller.run
             run.sources = {run.title: f"{magic_line}\n{source}"}
@@ -67,14 +55,8 @@ class Cells:
                 del self._texts[old]
             run.earlier = self._texts
             processes.begin_last_words(run.ranks)
-            return self._runs.carry_out(
-                controller,
-                CellWork(run, processes.cluster, source, magic_line, is_async=is_async),
-                interrupted,
-                patient=hold or wait == "forever",
-                detach=detach,
-                started=started,
-            )
+            work = CellWork(run, processes.cluster, source, magic_line, is_async=is_async)
+            return self._runs.carry_out(controller, work, interrupted, options)
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,14 @@ from ddp_notebook.model import (
     name_ranks,
 )
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.calls import CannotAnswer, How
+from ddp_notebook.rank.calls import How, answered
 from ddp_notebook.session.processes.collective_logs import READ_LAST
 from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.state import collective_table
 from ddp_notebook.state.line_table import line_table, places_of
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.record import Record
 
@@ -77,7 +77,7 @@ class Settling:
             return False
         self._since_s = time.monotonic()
         answers = self._cluster.ask(free, calls.REPORT, calls.Nothing(), _ASK_TIMEOUT_S)
-        reports = [a for a in answers.values() if not isinstance(a, CannotAnswer)]
+        reports = answered(answers).values()
         # A rank that does not answer in time, or waits only briefly, may be making progress.
         waiting = len(reports) == len(free) and all(
             report.activity is Activity.WAITING for report in reports
@@ -205,18 +205,14 @@ def _let_go(
         _release(run, cluster, tuple(rank for rank in run.pending if rank not in ranks))
     question = calls.RESUME if wanted.to == END else calls.STEP
     asked = cluster.ask(others, question, calls.Nothing(), _ASK_TIMEOUT_S) if others else {}
-    for rank, paused in asked.items():
-        if not isinstance(paused, CannotAnswer):
-            left[rank] = paused.collective
-    return left
+    return left | {rank: paused.collective for rank, paused in answered(asked).items()}
 
 
 def _release(run: CellRun, cluster: RankCluster, ranks: Ranks) -> None:
     """Cancel unfinished steps, such as of ranks in a collective that waits for others."""
     moved = cluster.ask(ranks, calls.MOVE, calls.Move(How.END), _ASK_TIMEOUT_S) if ranks else {}
-    for rank, answer in moved.items():
-        if not isinstance(answer, CannotAnswer):
-            run.left(rank, answer.stop)
+    for rank, answer in answered(moved).items():
+        run.left(rank, answer.stop)
 
 
 def _move(
@@ -224,7 +220,7 @@ def _move(
 ) -> dict[int, int | None]:
     """Resume ranks paused at lines; returns the collective before which each was paused."""
     moved = cluster.ask(ranks, calls.MOVE, move, _ASK_TIMEOUT_S)
-    answers = {r: each for r, each in moved.items() if not isinstance(each, CannotAnswer)}
+    answers = answered(moved)
     problems = {each.problem for each in answers.values()}
     if problems and all(problems):
         raise UsageMistake(f"{'; '.join(sorted(problems))}. The ranks did not move.")

@@ -22,7 +22,7 @@ from ddp_notebook.session.runs.run import CellResult, CellRun
 from ddp_notebook.session.runs.stall_detector import StallDetector
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.record import Record
 

@@ -18,11 +18,11 @@ from ddp_notebook.model import (
     Status,
 )
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.calls import CannotAnswer
+from ddp_notebook.rank.calls import CannotAnswer, answered
 from ddp_notebook.session.processes.unresponsive import silent
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.cluster.rank_cluster import RankCluster
 
 _ASK_TIMEOUT_S = 1.0
 
@@ -77,8 +77,8 @@ def with_sources_in_use(case: Case, earlier: Mapping[str, str]) -> Case:
     Others may have functions of the same names that are no longer used.
     """
     paths = {id(e.path): e.path for issued in case.collectives.of.values() for e in issued}
-    told = [path for report in case.ranks for path in (report.path, report.error_at)]
-    seen = {place.file for path in (*paths.values(), *told) for place in path}
+    reported = [path for report in case.ranks for path in (report.path, report.error_at)]
+    seen = {place.file for path in (*paths.values(), *reported) for place in path}
     used = {name: text for name, text in earlier.items() if name in seen}
     return replace(case, sources={**used, **case.sources}) if used else case
 
@@ -124,5 +124,5 @@ def _with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[Rank
     )
     asked = tuple(report.rank for report in connecting)
     answers = cluster.ask(asked, calls.REACH, targets, _ASK_TIMEOUT_S)
-    reached = {r: a.probes for r, a in answers.items() if not isinstance(a, CannotAnswer)}
+    reached = {rank: answer.probes for rank, answer in answered(answers).items()}
     return tuple(replace(report, reach=reached.get(report.rank, ())) for report in ranks)

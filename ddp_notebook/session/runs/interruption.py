@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_notebook.errors import CellInterrupted
-from ddp_notebook.model import Snapshot, format_ranks, name_ranks
+from ddp_notebook.model import Snapshot, format_ranks, name_ranks, them
 from ddp_notebook.session.guards import doings
 from ddp_notebook.session.runs.run import CellRun
 
@@ -19,12 +19,10 @@ def _who_does_what(run: CellRun, snapshot: Snapshot) -> str:
     begun = tuple(rank for rank in run.pending if rank in run.started)
     late = tuple(rank for rank in run.pending if rank not in run.started)
     lines = _who_left(run)
-    for doing, ranks in doings(begun, snapshot).items():
-        lines.append(f"{name_ranks(ranks)} still in {doing}")
+    lines += [f"{name_ranks(r)} still in {doing}" for r, doing in doings(begun, snapshot)]
     if begun:
-        it = "it" if len(begun) == 1 else "them"
         lines.append(
-            f"get {it} back with %ddp_abort, or with new processes: %ddp_restart --ranks "
+            f"get {them(begun)} back with %ddp_abort, or with new processes: %ddp_restart --ranks "
             f"{format_ranks(begun)}"
         )
     if late:

@@ -8,11 +8,11 @@ from ddp_notebook.diagnosis import diagnose_training
 from ddp_notebook.diagnosis.steps.slow import slow_ranks
 from ddp_notebook.model import Collectives, Diagnosis, Ranks, Remark, RunFacts
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.calls import CannotAnswer
+from ddp_notebook.rank.calls import answered
 from ddp_notebook.session.runs.run import CellRun
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
 
 ASK_TIMEOUT_S = 2.0
@@ -41,19 +41,11 @@ def examine(run: CellRun, cluster: RankCluster, logs: CollectiveLogs) -> Diagnos
 def gather_facts(cluster: RankCluster, ranks: Ranks, run: int) -> dict[int, RunFacts]:
     """The ranks' training reports of `run`, from those that answer and took part."""
     answers = cluster.ask(ranks, calls.RUN_FACTS, calls.Nothing(), ASK_TIMEOUT_S)
-    return {
-        rank: facts
-        for rank, facts in answers.items()
-        if not isinstance(facts, CannotAnswer) and facts.run == run
-    }
+    return {rank: facts for rank, facts in answered(answers).items() if facts.run == run}
 
 
 def remarks(cluster: RankCluster, ranks: Ranks, run: int) -> tuple[Remark, ...]:
     """Remarks on a run without a problem: whether a rank is slow."""
     answers = cluster.ask(ranks, calls.STEP_TIMES, calls.Nothing(), ASK_TIMEOUT_S)
-    times = {
-        rank: times
-        for rank, times in answers.items()
-        if not isinstance(times, CannotAnswer) and times.run == run
-    }
+    times = {rank: times for rank, times in answered(answers).items() if times.run == run}
     return slow_ranks(times) if set(times) == set(ranks) else ()

@@ -19,10 +19,10 @@ from ddp_notebook.session.runs.collective_steps import Settling, paused_ranks, t
 from ddp_notebook.session.runs.controller import RunController, RunState, Work
 from ddp_notebook.session.runs.detached import Detached
 from ddp_notebook.session.runs.past import PastRuns
-from ddp_notebook.session.runs.run import CellResult, CellRun
+from ddp_notebook.session.runs.run import CellResult, CellRun, RunOptions
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.session.findings import LastFindings
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
@@ -126,11 +126,8 @@ class RunRegistry:
         verb: str,
         cluster: RankCluster,
         logs: CollectiveLogs,
-        *,
+        options: RunOptions,
         script: str = "",
-        number: int = 0,
-        hold: bool = False,
-        detach: bool = False,
     ) -> Iterator[RunController]:
         """A context that claims ranks for a run. Raises UsageMistake.
 
@@ -138,11 +135,11 @@ class RunRegistry:
         """
         with self._lock:
             members = self.idle(ranks, verb)
-            run = CellRun(next(self._numbers), members, script, number)
-            run.pausing = hold
+            run = CellRun(next(self._numbers), members, script, options.number)
+            run.pausing = options.hold
             for other in self.controllers:
                 if other.state.claimed:
-                    self._check_beside(run, other, detach=detach or hold)
+                    self._check_beside(run, other, detach=options.detach or options.hold)
             controller = RunController(run, cluster, logs, self._record)
             self._add(controller)
         try:
@@ -203,26 +200,23 @@ class RunRegistry:
         controller: RunController,
         work: Work,
         interrupted: Callable[[], bool],
-        *,
-        patient: bool,
-        detach: bool,
-        started: Callable[[CellRun], None] | None,
+        options: RunOptions,
     ) -> CellResult:
         """Run `work`; its result, or the current state of a run that is detached or pauses."""
         self.before_run(controller.run)
-        controller.carry_out(work, patient=patient)
+        controller.carry_out(work, patient=options.patient)
         self._findings.begin(controller.run.found)
         self.past.begin(controller.run)
-        if started is not None:
-            started(controller.run)
-        if not detach and not controller.run.pausing:
+        if options.started is not None:
+            options.started(controller.run)
+        if not options.detach and not controller.run.pausing:
             controller.watch()
             result = controller.see_through(interrupted, until_paused=True)
             if result.steps is not None:  # from now on a thread waits for the outcome of its steps
                 self.detached = Detached(controller)
             return result
-        detached = self.detached = Detached(controller, by_user=detach)
-        if not detach:
+        detached = self.detached = Detached(controller, by_user=options.detach)
+        if not options.detach:
             return self._follow(detached, None, interrupted)
         if interrupted():
             detached.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from ddp_notebook.model import (
     RankSpawned,
     StepTable,
     Traceback,
+    alike,
     cut,
     format_ranks,
     name_ranks,
@@ -61,6 +62,24 @@ class CellResult:
         """Raise `error`, if there is one."""
         if self.error is not None:
             raise self.error
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a cell or a script is run and waited for: see `Session.run_cell`."""
+
+    number: int = 0
+    """The notebook's prompt number; 0: the run's own."""
+    wait: str = "progress"
+    hold: bool = False
+    detach: bool = False
+    started: Callable[[CellRun], None] | None = None
+    """Called once the run has begun."""
+
+    @property
+    def patient(self) -> bool:
+        """It goes on also when no rank makes progress."""
+        return self.hold or self.wait == "forever"
 
 
 _EXITS = {"ok": "finished", "error": "raised", "interrupted": "interrupted"}
@@ -189,17 +208,10 @@ class CellRun:
     @property
     def exits(self) -> Mapping[str, Ranks]:
         """How each rank that has left the run did so, in a word: finished, raised, ..."""
-        words: dict[str, list[int]] = {}
         with self._lock:
-            for rank in self.ranks:
-                end = self.finished.get(rank)
-                if end is not None:
-                    words.setdefault(_EXITS.get(end.outcome, end.outcome), []).append(rank)
-                elif rank in self.died:
-                    words.setdefault("died", []).append(rank)
-                elif rank in self.lost:
-                    words.setdefault("never began", []).append(rank)
-        return {word: tuple(ranks) for word, ranks in words.items()}
+            ends = {r: _EXITS.get(end.outcome, end.outcome) for r, end in self.finished.items()}
+            words = dict.fromkeys(self.lost, "never began") | dict.fromkeys(self.died, "died")
+        return {word: ranks for ranks, word in alike(words | ends)}
 
     @property
     def failures(self) -> Mapping[int, str]:
@@ -330,16 +342,13 @@ class CellRun:
         return lines
 
     def _exceptions(self) -> list[str]:
-        same: dict[str, list[int]] = {}
-        for rank, finished in self.finished.items():
-            if finished.outcome == "interrupted":
-                same.setdefault("interrupted", []).append(rank)
-            elif finished.outcome == "error":
-                same.setdefault(self._raised(finished), []).append(rank)
-        if "interrupted" in same:
-            were = "were" if len(same["interrupted"]) > 1 else "was"
-            same[f"{were} interrupted"] = same.pop("interrupted")
-        return [f"{name_ranks(ranks)} {what}" for what, ranks in same.items()]
+        ends = self.finished.values()
+        raised = {end.rank: self._raised(end) for end in ends if end.outcome == "error"}
+        lines = [f"{name_ranks(ranks)} {what}" for ranks, what in alike(raised)]
+        if stopped := [end.rank for end in ends if end.outcome == "interrupted"]:
+            were = "were" if len(stopped) > 1 else "was"
+            lines.append(f"{name_ranks(stopped)} {were} interrupted")
+        return lines
 
     def _raised(self, finished: CellFinished) -> str:
         first = finished.evalue.strip().splitlines()[0] if finished.evalue.strip() else ""

@@ -25,7 +25,7 @@ from ddp_notebook.session.options import Settings
 from ddp_notebook.session.runs import post_run
 from ddp_notebook.session.runs.controller import RunController
 from ddp_notebook.session.runs.gather import LaunchParameters
-from ddp_notebook.session.runs.run import CellResult, CellRun
+from ddp_notebook.session.runs.run import CellResult, CellRun, RunOptions
 
 if TYPE_CHECKING:
     from ddp_notebook.model.against.trail import TrailOrder
@@ -47,16 +47,12 @@ class Scripts:
     def run(
         self,
         path: str,
-        arguments: Sequence[str] = (),
-        ranks: Ranks | None = None,
+        arguments: Sequence[str],
+        ranks: Ranks | None,
+        options: RunOptions,
         *,
         store: str = "session",
         settings: Settings | None = None,
-        wait: str = "progress",
-        hold: bool = False,
-        detach: bool = False,
-        number: int = 0,
-        started: Callable[[CellRun], None] | None = None,
         placed: Placed | None = None,
         as_module: bool = False,
         trails: Mapping[int, TrailOrder] | None = None,
@@ -65,14 +61,7 @@ class Scripts:
         processes = self._pool.need("%ddp_run")
         script, package = find_module(path) if as_module else (find_script(path), None)
         claim = self._runs.claim(
-            ranks,
-            "%ddp_run",
-            processes.cluster,
-            processes.logs,
-            script=script.name,
-            number=number,
-            hold=hold,
-            detach=detach,
+            ranks, "%ddp_run", processes.cluster, processes.logs, options, script.name
         )
         with noted() as interrupted, claim as controller:
             controller.run.sources = files.sources(script)
@@ -89,16 +78,9 @@ class Scripts:
                 self._runs.breakpoints_of,
                 package,
                 trails,
-                leaves=wait == "forever" and not hold,
+                leaves=options.wait == "forever" and not options.hold,
             )
-            return self._runs.carry_out(
-                controller,
-                work,
-                interrupted,
-                patient=hold or wait == "forever",
-                detach=detach,
-                started=started,
-            )
+            return self._runs.carry_out(controller, work, interrupted, options)
 
     def _ended(self, controller: RunController) -> None:
         """No rank is in a script any more."""
@@ -123,10 +105,10 @@ class ScriptWork:
         placed: Placed | None,
         ended: Callable[[RunController], None],
         breakpoints_of: Callable[[int], calls.Breakpoints],
-        package: str | None = None,
-        trails: Mapping[int, TrailOrder] | None = None,
+        package: str | None,
+        trails: Mapping[int, TrailOrder] | None,
         *,
-        leaves: bool = False,
+        leaves: bool,
     ) -> None:
         self._run = run
         self._leaves = leaves

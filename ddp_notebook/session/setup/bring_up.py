@@ -54,18 +54,13 @@ class BringUp:
 
     # -- all at once -------------------------------------------------------------------
 
-    def run(
-        self,
-        settings: Settings | None = None,
-        store: str = "session",
-        interrupted: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def run(self, settings: Settings, store: str, interrupted: Callable[[], bool]) -> None:
         """Take all ranks through all stages, under a fresh prefix of the store.
 
         Returns when every rank has verified its all_reduce. Raises SetupFailed, with the diagnosis,
         once that is impossible; the ranks stay as they are.
         """
-        plans = self._plans(settings or {}, store, patient=False)
+        plans = self._plans(settings, store, patient=False)
         self._answers = self.processes.cluster.call(
             self.everyone, calls.BRING_UP, plans.__getitem__
         )
@@ -192,9 +187,9 @@ class BringUp:
 
     # -- step by step ------------------------------------------------------------------
 
-    def prepare(self, settings: Settings | None = None, store: str = "session") -> None:
+    def prepare(self, settings: Settings, store: str) -> None:
         """Stop all ranks before the first stage. Raises SetupFailed."""
-        plans = self._plans(settings or {}, store, patient=True)
+        plans = self._plans(settings, store, patient=True)
         self._answers = self.processes.cluster.call(self.everyone, calls.PREPARE, plans.__getitem__)
 
         def paused() -> bool:
@@ -240,7 +235,7 @@ class BringUp:
 
     def free(self, ranks: Ranks) -> Ranks:
         """Unblock ranks; returns those that can only be unblocked by ending their process."""
-        began_s, heard = time.monotonic(), set[int]()
+        began_s, answering = time.monotonic(), set[int]()
         # Only their current set-up: one that begins meanwhile must not be aborted.
         sent = {rank: self._answers[rank] for rank in ranks if rank in self._answers}
 
@@ -256,8 +251,8 @@ class BringUp:
         # A rank's event that it is done arrives before its call returns.
         if self.record.wait_for(lambda: not stuck(), _FREE_AGAIN_S):
             return ()
-        while (left := stuck()) and time.monotonic() - began_s < self._patience_s(left, heard):
-            heard.update(self.processes.cluster.ask(left, calls.FREE, calls.Nothing(), 0.5))
+        while (left := stuck()) and time.monotonic() - began_s < self._patience_s(left, answering):
+            answering.update(self.processes.cluster.ask(left, calls.FREE, calls.Nothing(), 0.5))
             self.record.wait_for(lambda: not stuck(), _FREE_AGAIN_S)
         left = stuck()
         # A call can return before the rank's own event has arrived.

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from ddp_notebook.model import format_bytes
+from ddp_notebook.model import counted, format_bytes
 
 if sys.platform != "win32":
     import resource
@@ -51,7 +51,7 @@ def warning(world_size: int, cores: int, left_bytes: int | None, gpus: Collectio
     if world_size > RANKS_PER_CORE * cores:
         fits.append(RANKS_PER_CORE * cores)
         why.append(
-            f"{world_size} ranks take turns on {cores} CPU core{'s' * (cores > 1)}: starting them "
+            f"{world_size} ranks take turns on {counted(cores, 'CPU core')}: starting them "
             "takes long, and so does each cell."
         )
     if left_bytes is not None and left_bytes < world_size * RANK_BYTES:
@@ -63,7 +63,7 @@ def warning(world_size: int, cores: int, left_bytes: int | None, gpus: Collectio
     if gpus and world_size > len(gpus):
         fits.append(len(gpus))
         why.append(
-            f"{world_size} ranks share {len(gpus)} GPU{'s' * (len(gpus) > 1)} and the memory "
+            f"{world_size} ranks share {counted(len(gpus), 'GPU')} and the memory "
             "there, by gloo: NCCL needs one GPU per rank."
         )
     if not why:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddp_notebook.errors import DDPError, SessionLost, SetupFailed, UsageMistake
+from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.timeouts import scaled_for_load
-from ddp_notebook.model import Board, Category, Ranks, Stage, Status, format_ranks, name_ranks
+from ddp_notebook.model import Board, Category, Ranks, Stage, Status
 from ddp_notebook.session.findings import SET_UP, Found
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.pool import launch_mode
-from ddp_notebook.session.setup import limits, package_changes
+from ddp_notebook.session.setup import limits, messages, package_changes
 from ddp_notebook.session.setup.bring_up import BringUp
-from ddp_notebook.session.setup.shadowing import why_not_loaded
 from ddp_notebook.state.board_rows import board
 from ddp_notebook.state.descriptions import exit_text
 
@@ -80,28 +78,13 @@ class SetUp:
 
     # -- starting ------------------------------------------------------------------------
 
-    def _are_running(self, options: InitOptions) -> str:
-        known = self._record.snapshot
-        size, busy = known.world_size, known.with_status(Status.RUNNING)
-        other = (
-            ". Another number of ranks, of which those that stay keep their variables: "
-            f"%ddp_init --world-size {options.world_size} --replace"
-        )
-        other = other if options.world_size != size else ""
-        if dead := known.with_status(Status.DEAD):
-            verb = "is" if len(dead) == 1 else "are"
-            back = f"%ddp_restart --ranks {format_ranks(dead)}"
-            return f"{name_ranks(dead).capitalize()} {verb} dead. To bring back: {back}{other}"
-        where = f", and {name_ranks(busy)} still in a cell (to free: %ddp_abort)" if busy else ""
-        return f"{size} ranks are running already{where}. Fresh ranks: %ddp_restart{other}"
-
     def init(self, options: InitOptions, *, replace: bool) -> Board:
         """`Session.init`."""
         processes = self._pool.processes
         if processes is not None and not self._pool.lost_reason and not replace:
             dead = self._record.snapshot.with_status(Status.DEAD)
             if not self.half_way and len(dead) < self._record.snapshot.world_size:
-                raise UsageMistake(self._are_running(options))
+                raise UsageMistake(messages.running_already(options, self._record.snapshot))
             if options.same_processes(processes.options):
                 self._findings.begin(Found(SET_UP))
                 return self._set_up_in_place(processes, options)
@@ -141,9 +124,9 @@ class SetUp:
             self._runs.reset()
             processes.adopt(options)
             processes.resize(tuple(kept), devices)
-        fate = _kept(kept - set(blocked), {*ended, *blocked}, options.world_size)
+        note = messages.kept(kept - set(blocked), {*ended, *blocked}, options.world_size)
         self._record.note(notes=(*devices.notes, *options.notes()))
-        self._note_replaced((*(f"{run} ran, and was ended by this." for run in under_way), fate))
+        self._note_replaced((*(f"{run} ran, and was ended by this." for run in under_way), note))
         return self._set_up(options)
 
     def _start(self, options: InitOptions, devices: DevicePlan, more: tuple[str, ...]) -> None:
@@ -164,7 +147,7 @@ class SetUp:
                 self._record.note(ended="set-up did not finish.", loading=None)
                 if mode == "fork":
                     self._pool.warm_fork_server(mode)  # for the next try
-                why = _why_not_started(SessionLost(lost) if lost else error)
+                why = messages.why_not_started(SessionLost(lost) if lost else error)
             raise SetupFailed(why, failed) from None
 
     def _set_up_in_place(self, processes: Processes, options: InitOptions) -> Board:
@@ -187,7 +170,7 @@ class SetUp:
         bring_up.processes.end_script()
         blocked = self.free(bring_up.everyone)
         self._runs.await_released()
-        unblocked = [_not_unblocked(blocked)] if blocked else []
+        unblocked = [messages.not_unblocked(blocked)] if blocked else []
         self._note_replaced((*unblocked, *self._replace_dead(bring_up.everyone)))
 
     def as_before(self) -> InitOptions:
@@ -207,9 +190,9 @@ class SetUp:
         except KeyboardInterrupt:
             self._keep_interrupted(bring_up)
             replaced = self.free(bring_up.everyone)
-            fate = _not_unblocked(replaced) if replaced else "They keep their variables."
+            note = messages.not_unblocked(replaced) if replaced else "They keep their variables."
             raise SetupFailed(
-                f"Set-up was interrupted. The ranks are idle. {fate} Try again with %ddp_init.",
+                f"Set-up was interrupted. The ranks are idle. {note} Try again with %ddp_init.",
                 self.status(),
             ) from None
         except SetupFailed as failure:
@@ -307,7 +290,7 @@ class SetUp:
         stopped = bring_up.stopped(members)
         bring_up.processes.replace(stopped)
         replaced = tuple(sorted({*blocked, *stopped}))
-        return [_not_unblocked(replaced)] if replaced else []
+        return [messages.not_unblocked(replaced)] if replaced else []
 
     def _note_replaced(self, replaced: tuple[str, ...]) -> None:
         """Note on the board which processes were replaced, in place of the previous notes."""
@@ -357,10 +340,7 @@ class SetUp:
         """Within, an error of a session that is lost meanwhile becomes the reason for that."""
         try:
             yield
-        except (
-            OSError,
-            SessionLost,
-        ):  # its folder or a connection is gone
+        except (OSError, SessionLost):  # its folder or a connection is gone
             self._pool.need(verb)
             raise
 
@@ -390,54 +370,4 @@ class SetUp:
         dead = self._record.snapshot.with_status(Status.DEAD)
         others = tuple(rank for rank in dead if rank not in stopped)
         if left or others:
-            raise UsageMistake(_why_not_restarted(stopped, left, others))
-
-
-def _kept(kept: Collection[int], gone: Collection[int], world_size: int) -> str:
-    """Which ranks were kept when some were replaced, and what happened to the others."""
-    ended = tuple(sorted(rank for rank in gone if rank >= world_size))
-    new = tuple(rank for rank in range(world_size) if rank not in kept)
-    parts = []
-    if kept:
-        their = "its variables" if len(kept) == 1 else "their variables"
-        parts.append(f"{name_ranks(tuple(sorted(kept)))} stayed, with {their}")
-    if ended:
-        parts.append(f"{name_ranks(ended)} {'has' if len(ended) == 1 else 'have'} ended")
-    if new:
-        parts.append(f"{name_ranks(new)} {'is' if len(new) == 1 else 'are'} new")
-    text = "; ".join(parts)
-    return f"{text[:1].upper()}{text[1:]}. Fresh processes for all: %ddp_restart"
-
-
-def _why_not_restarted(stopped: Ranks, busy: Ranks, dead: Ranks) -> str:
-    """That a group needs every rank, and which are missing: those in a cell, else the dead."""
-    missing = busy or dead
-    verb = "is" if len(missing) == 1 else "are"
-    where = "still in a cell" if busy else "dead"
-    free = "Free them with their variables: %ddp_abort. Or restart" if busy else "Restart"
-    return (
-        f"The group needs every rank, and {name_ranks(missing)} {verb} {where}. "
-        f"{free} them together: %ddp_restart --ranks {format_ranks((*stopped, *busy, *dead))}"
-    )
-
-
-def _why_not_started(error: BaseException) -> str:
-    """What went wrong in set-up, and how to retry."""
-    what = str(error)
-    if isinstance(error, KeyboardInterrupt):
-        what = "Set-up was interrupted."
-    elif too_few := limits.why_too_few_files(error):
-        what = too_few
-    elif not isinstance(error, DDPError):
-        what = f"The ranks could not be started: {type(error).__name__}: {error}."
-    if shadowed := why_not_loaded(sys.path):
-        what = f"{what}\n{shadowed}"
-    return f"{what}\nNothing is left running. Try again with %ddp_init."
-
-
-def _not_unblocked(ranks: Ranks) -> str:
-    """That `ranks` have new processes because nothing else could unblock them."""
-    who = name_ranks(ranks).capitalize()
-    if len(ranks) == 1:
-        return f"{who} could not be unblocked. Its process was replaced; its variables are lost."
-    return f"{who} could not be unblocked. Their processes were replaced; their variables are lost."
+            raise UsageMistake(messages.why_not_restarted(stopped, left, others))

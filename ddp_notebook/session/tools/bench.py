@@ -12,7 +12,16 @@ from ddp_notebook.bench.plan import Plan
 from ddp_notebook.bench.results import BenchRun
 from ddp_notebook.bench.summary import Setting, summarise
 from ddp_notebook.errors import DDPError, UsageMistake
-from ddp_notebook.model import Event, Progress, Ranks, codec, format_bytes, format_ranks, name_ranks
+from ddp_notebook.model import (
+    Event,
+    Progress,
+    Ranks,
+    codec,
+    format_bytes,
+    format_ranks,
+    name_ranks,
+    said_by,
+)
 from ddp_notebook.rank import calls
 from ddp_notebook.session.options import BACKENDS, DEVICES, cores
 from ddp_notebook.session.queries import Answers, ask
@@ -200,14 +209,12 @@ def _nothing(answers: Answers[Any], ended: str) -> DDPError:
 
 def _why(answers: Answers[Any], record: Record) -> str:
     """Why a run was cut short, and what to do about it."""
-    parts = []
-    for rank, code in answers.dead.items():
-        parts.append(f"rank {rank} died (exit code {code}): %ddp_restart --ranks {rank}")
-    texts: dict[str, list[int]] = {}
-    for rank, failure in answers.failed.items():
-        texts.setdefault(failure.text, []).append(rank)
-    if not answers.dead:  # else the others only report that their peer is gone
-        parts += [f"{name_ranks(ranks)}: {text}" for text, ranks in texts.items()]
+    parts = [
+        f"rank {rank} died (exit code {code}): %ddp_restart --ranks {rank}"
+        for rank, code in answers.dead.items()
+    ]
+    if answers.failed and not answers.dead:  # else the others only report that their peer is gone
+        parts.append(said_by(answers.texts))
     if answers.interrupted:
         parts.append("it was interrupted")
     if answers.pending:

@@ -13,7 +13,16 @@ from ddp_notebook.bench.steps.results import Prediction, StepBenchResult
 from ddp_notebook.diagnosis.training import models as params
 from ddp_notebook.errors import CellInterrupted, DDPError, UsageMistake
 from ddp_notebook.launch.timeouts import scaled_for_load
-from ddp_notebook.model import Event, Progress, Ranks, Status, codec, format_ranks, name_ranks
+from ddp_notebook.model import (
+    Event,
+    Progress,
+    Ranks,
+    Status,
+    codec,
+    format_ranks,
+    name_ranks,
+    said_by,
+)
 from ddp_notebook.model.ddp import RankFailure
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import Answer, Call, Request
@@ -116,13 +125,8 @@ class StepBench:
             self._set_up.abort(answers.pending)
         if answers.interrupted:
             raise CellInterrupted("The benchmark was interrupted; nothing was measured.", ())
-        texts: dict[str, list[int]] = {}
-        for rank, failure in answers.failed.items():
-            texts.setdefault(failure.text, []).append(rank)
-        for rank, code in answers.dead.items():
-            texts.setdefault(f"died, {exit_text(code)}", []).append(rank)
-        why = "; ".join(f"{name_ranks(ranks)}: {text}" for text, ranks in texts.items())
-        raise UsageMistake(f"{plan.model} cannot be measured ({why}).")
+        dead = {rank: f"died, {exit_text(code)}" for rank, code in answers.dead.items()}
+        raise UsageMistake(f"{plan.model} cannot be measured ({said_by(answers.texts | dead)}).")
 
     def _ask(
         self,
@@ -261,26 +265,18 @@ def _communicates(prepared: Mapping[int, Mapping[str, Any]]) -> bool:
 
 
 def _raised(prepared: Mapping[int, Mapping[str, Any]]) -> str:
-    texts: dict[str, list[int]] = {}
-    for rank, facts in prepared.items():
-        if facts["raised"]:
-            texts.setdefault(facts["raised"], []).append(rank)
-    return "; ".join(f"{name_ranks(ranks)} raised {text}" for text, ranks in texts.items())
+    texts = {rank: facts["raised"] for rank, facts in prepared.items() if facts["raised"]}
+    return said_by(texts, " raised ")
 
 
 def _how(answers: Answers[Any]) -> str:
     """Why not all ranks finished, in words."""
     if answers.interrupted:
         return "The benchmark was interrupted."
-    causes = [f"rank {rank} died, {exit_text(code)}" for rank, code in answers.dead.items()]
-    if not causes:
-        texts: dict[str, list[int]] = {}
-        for rank, failure in answers.failed.items():
-            texts.setdefault(failure.text, []).append(rank)
-        causes = [f"{name_ranks(ranks)} raised {text}" for text, ranks in texts.items()]
-    if not causes:
-        return f"The benchmark ended early: {name_ranks(answers.pending)} did not answer."
-    return f"The benchmark ended early: {'; '.join(causes)}."
+    died = [f"rank {rank} died, {exit_text(code)}" for rank, code in answers.dead.items()]
+    why = "; ".join(died) or said_by(answers.texts, " raised ")
+    why = why or f"{name_ranks(answers.pending)} did not answer"
+    return f"The benchmark ended early: {why}."
 
 
 def predicted(result: StepBenchResult, world_size: int) -> Prediction:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_notebook.diagnosis.majority import alike
 from ddp_notebook.diagnosis.training import ddp_construction
 from ddp_notebook.diagnosis.training import models as params
 from ddp_notebook.errors import CellInterrupted, UsageMistake
@@ -21,9 +20,13 @@ from ddp_notebook.model import (
     Status,
     StepRow,
     StepTable,
+    alike,
+    counted,
     format_bytes,
     format_ranks,
     name_ranks,
+    said_by,
+    them,
 )
 from ddp_notebook.model.ddp import Fingerprint, RankFailure, WrapStage
 from ddp_notebook.rank import calls
@@ -35,7 +38,7 @@ from ddp_notebook.session.queries import ask
 from ddp_notebook.session.record import Record
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.session.findings import LastFindings
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.runs.registry import RunRegistry
@@ -83,11 +86,16 @@ class DdpConstruction:
     def wrap(self, name: str, options: WrapOptions) -> Wrap:
         """`Session.wrap`."""
         cluster = self._pool.need("%ddp_wrap").cluster
-        self._runs.idle(None, "%ddp_wrap")
-        self.latest = wrap(
-            cluster, self._record, None, name, options, self.latest, keep=self._findings.begin
-        )
-        return self.latest
+        members = self._runs.idle(None, "%ddp_wrap")
+        if not name and options.buckets and self.latest is not None:
+            name = self.latest.target
+        if not name:
+            raise UsageMistake("%ddp_wrap needs the name of a model on the ranks: %ddp_wrap model")
+        made = Wrap(cluster, self._record, members, name, options, self._findings.begin)
+        if made.begin() and not options.step:
+            made.step(WrapStage.REDUCER)
+        self.latest = made
+        return made
 
 
 class _Stopped(Exception):
@@ -99,34 +107,6 @@ class _Stopped(Exception):
         self.rows = rows
 
 
-def wrap(
-    cluster: RankCluster,
-    record: Record,
-    ranks: Ranks | None,
-    name: str,
-    options: WrapOptions,
-    before: Wrap | None = None,
-    give_up: Callable[[], bool] = lambda: False,
-    keep: Callable[[Found], None] = lambda found: None,
-) -> Wrap:
-    """What `%ddp_wrap` does: wrap `name` to the end, or with `options.step` only begin.
-
-    For a model that is already wrapped it shows the buckets. With `options.buckets` `name` may be
-    empty: then the model is that of `before`, the last wrap. `table` is what is shown. `give_up`
-    may end the wait for a stage; `keep` gets the reason why a stage failed. Raises UsageMistake
-    before anything is done and CellInterrupted.
-    """
-    if not name and options.buckets and before is not None:
-        name = before.target
-    if not name:
-        raise UsageMistake("%ddp_wrap needs the name of a model on the ranks: %ddp_wrap model")
-    members = idle_ranks(ranks, "%ddp_wrap", record.snapshot)
-    made = Wrap(cluster, record, members, name, options, give_up, keep)
-    if made.begin() and not options.step:
-        made.step(WrapStage.REDUCER)
-    return made
-
-
 class Wrap:
     """The construction of one DDP object. `table` is the latest one to show."""
 
@@ -136,14 +116,14 @@ class Wrap:
         record: Record,
         ranks: Ranks,
         name: str,
-        options: WrapOptions | None = None,
-        give_up: Callable[[], bool] = lambda: False,
-        keep: Callable[[Found], None] = lambda found: None,
+        options: WrapOptions,
+        keep: Callable[[Found], None],
     ) -> None:
+        """`keep` gets the reason why a stage failed."""
         check_name(name)
         self.name = name
-        self.options = options or WrapOptions()
-        self.target = self.options.target or name
+        self.options = options
+        self.target = options.target or name
         self.ranks = ranks
         self.stage: WrapStage | None = WrapStage.PARAMETERS_VERIFIED
         """The next stage; None at the end, or after a failed stage."""
@@ -152,7 +132,6 @@ class Wrap:
         self.diagnosis: Diagnosis | None = None
         """Why a stage failed; None if none did."""
         self.table = StepTable(title=name, rows=())
-        self._give_up = give_up
         self._keep = keep
         self._cluster = cluster
         self._record = record
@@ -161,7 +140,7 @@ class Wrap:
         self._details: list[str] = []
         self._request = calls.Model(name)
         self._ddp_options = calls.DDPOptions(
-            name, self.options.bucket_cap_mb, self.options.find_unused_parameters
+            name, options.bucket_cap_mb, options.find_unused_parameters
         )
 
     # -- going on ----------------------------------------------------------------------
@@ -176,16 +155,14 @@ class Wrap:
             self.done, self.stage = True, None
             self._show_reduction()
             return False
-        problems: dict[str, list[int]] = {}
-        for rank, each in kinds.items():
-            why = ddp_construction.why_not(each.kind, each.type, each.problem, self.name)
-            problems.setdefault(why, []).append(rank)
-        problems.pop("", None)
-        if problems:
-            why = "; ".join(f"{name_ranks(r)}: {text}" for text, r in problems.items())
+        why_not = {
+            rank: ddp_construction.why_not(each.kind, each.type, each.problem, self.name)
+            for rank, each in kinds.items()
+        }
+        if problems := {rank: why for rank, why in why_not.items() if why}:
             raise UsageMistake(
-                f"{self.name} cannot be wrapped ({why}). Make it on all ranks: %%ddp, then "
-                f"{self.name} = ..., then %ddp_wrap {self.name}"
+                f"{self.name} cannot be wrapped ({said_by(problems)}). Make it on all ranks: "
+                f"%%ddp, then {self.name} = ..., then %ddp_wrap {self.name}"
             )
         if self.options.buckets:
             raise UsageMistake(
@@ -327,7 +304,7 @@ class Wrap:
         texts = ddp_construction.what_changed(synced, self._model)
         first = synced[self.ranks[0]]
         self._details.append(
-            f"{params.counted(len(first.after), 'tensor')}, {format_bytes(first.size_bytes)}, "
+            f"{counted(len(first.after), 'tensor')}, {format_bytes(first.size_bytes)}, "
             f"from rank 0: {ddp_construction.size(self._model)}"
         )
         self._details += [f"{name_ranks(r)} {text}" for r, text in alike(texts)]
@@ -356,7 +333,7 @@ class Wrap:
             )
         plan = plans[self.ranks[0]]
         self._details += ddp_construction.plan_lines(plan)
-        text = f"{params.counted(len(plan.first or ()), 'bucket')} in the first step"
+        text = f"{counted(len(plan.first or ()), 'bucket')} in the first step"
         text += f", {len(plan.later)} expected after it" if plan.later is not None else ""
         return dict.fromkeys(self.ranks, text if plan.first is not None else "")
 
@@ -416,7 +393,7 @@ class Wrap:
 
         Raises CellInterrupted and SessionLost in any case.
         """
-        answers = ask(self._cluster, self._record, self.ranks, call, request, self._give_up)
+        answers = ask(self._cluster, self._record, self.ranks, call, request)
         if answers.complete:
             return answers.values
         if answers.interrupted:
@@ -435,7 +412,6 @@ class Wrap:
     def _interrupted(self, stage: WrapStage | None, pending: Ranks) -> str:
         text = f"%ddp_wrap {self.name} was interrupted{f' in stage {stage}' if stage else ''}"
         if pending:
-            it = "it" if len(pending) == 1 else "them"
-            text += f"; {name_ranks(pending)} still in it, get {it} back with "
+            text += f"; {name_ranks(pending)} still in it, get {them(pending)} back with "
             text += f"%ddp_restart --ranks {format_ranks(pending)}"
         return f"{text}. {self.target} is as it was. Begin again: %ddp_wrap {self.name}"

@@ -11,7 +11,7 @@ from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import MOST_VALUES
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.cluster.rank_cluster import RankCluster
 
 _ASK_TIMEOUT_S = 1.0
 _MOST_CELLS = 3
@@ -86,10 +86,10 @@ def _first(
     while True:
         request = calls.Part(begin, end)
         answers = cluster.ask(ranks, calls.CHECKSUMS, request, _ASK_TIMEOUT_S)
-        told = [each for each in answers.values() if isinstance(each, calls.Checksums)]
-        if len(told) < len(ranks) or not all(each.step for each in told):
+        checksums = [each for each in answers.values() if isinstance(each, calls.Checksums)]
+        if len(checksums) < len(ranks) or not all(each.step for each in checksums):
             return None, far
-        one, other = told
+        one, other = checksums
         pairs = zip(one.of, other.of, strict=False)
         number = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
         if number is None:

@@ -15,11 +15,13 @@ from ddp_notebook.faults import FAULTS, Fault, Kind, TwoHosts
 from ddp_notebook.launch import network_namespaces
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.model import Diagnosis
-from ddp_notebook.session.runs.run import CellRun
+from ddp_notebook.session.runs.run import CellResult, CellRun, RunOptions
 from ddp_notebook.session.tools.ddp_construction import WrapOptions
 
 if TYPE_CHECKING:
+    from ddp_notebook.session.options import Settings
     from ddp_notebook.session.pool import RankPool
+    from ddp_notebook.session.processes.lab_hosts import Placed
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.cells import Cells
     from ddp_notebook.session.runs.scripts import Scripts
@@ -45,7 +47,7 @@ class FaultResult:
     replaced: tuple[str, ...] = ()
 
 
-Started = Callable[[CellRun], None]
+Started = Callable[[CellRun], None] | None
 """Called with a run once it has begun."""
 
 
@@ -69,7 +71,7 @@ class FaultLab:
         self._construction = construction
         self._last: Fault | None = None
 
-    def fault(self, name: str, started: Started | None = None) -> FaultResult:
+    def fault(self, name: str, started: Started = None) -> FaultResult:
         """`Session.fault`."""
         self._pool.need("%ddp_fault")
         fault = find(name)
@@ -85,7 +87,7 @@ class FaultLab:
         self._last = fault
         return result
 
-    def repair(self, started: Started | None = None) -> FaultResult:
+    def repair(self, started: Started = None) -> FaultResult:
         """`Session.repair`."""
         self._pool.need("%ddp_fault")
         if self._last is None:
@@ -97,7 +99,7 @@ class FaultLab:
     def _world_size(self) -> int:
         return self._record.snapshot.world_size
 
-    def _run(self, fault: Fault, faulty: bool, started: Started | None) -> FaultResult:
+    def _run(self, fault: Fault, faulty: bool, started: Started) -> FaultResult:
         """Run set-up, a script or a cell with the fault in it, or without it."""
         run = {
             Kind.SETTINGS: self._settings,
@@ -112,7 +114,7 @@ class FaultLab:
             diagnosis, failed = error.diagnosis, str(error)
         return FaultResult(fault, diagnosis, failed, not faulty, replaced)
 
-    def _settings(self, fault: Fault, faulty: bool, started: Started | None) -> Diagnosis | None:
+    def _settings(self, fault: Fault, faulty: bool, started: Started) -> Diagnosis | None:
         options = self._set_up.as_before()
         if not faulty:
             self._set_up.set_up(options)
@@ -138,21 +140,14 @@ class FaultLab:
                     made.setdefault(rank, {}).update(filled)
             yield made
 
-    def _script(self, fault: Fault, faulty: bool, started: Started | None) -> Diagnosis | None:
-        result = self._scripts.run(
-            str(fault.script),
-            store=fault.store,
-            settings={rank: {"DDP_FAULT": str(int(faulty))} for rank in range(self._world_size)},
-            started=started,
-        )
-        result.raise_for_error()
+    def _script(self, fault: Fault, faulty: bool, started: Started) -> Diagnosis | None:
+        settings = {rank: {"DDP_FAULT": str(int(faulty))} for rank in range(self._world_size)}
+        result = self._run_script(fault, settings, started)
         if result.diagnosis is not None:
             return result.diagnosis
         return self._scripts.seen_late if faulty and fault.passes else None
 
-    def _on_two_hosts(
-        self, fault: Fault, faulty: bool, started: Started | None
-    ) -> Diagnosis | None:
+    def _on_two_hosts(self, fault: Fault, faulty: bool, started: Started) -> Diagnosis | None:
         processes = self._pool.need("%ddp_fault")
         hosts = fault.hosts if faulty else TwoHosts()
         port = free_port(processes.options.master_addr)
@@ -163,20 +158,30 @@ class FaultLab:
         for index, values in fault.settings.items() if faulty else ():
             for rank in placed.hosts if index < 0 else (index,):
                 settings[rank].update(values)
+        return self._run_script(fault, settings, started, placed).diagnosis
+
+    def _run_script(
+        self, fault: Fault, settings: Settings, started: Started, placed: Placed | None = None
+    ) -> CellResult:
+        """The result of the fault's script. Raises its error."""
+        options = RunOptions(started=started)
         result = self._scripts.run(
             str(fault.script),
+            (),
+            None,
+            options,
             store=fault.store,
             settings=settings,
-            started=started,
             placed=placed,
         )
         result.raise_for_error()
-        return result.diagnosis
+        return result
 
-    def _model(self, fault: Fault, faulty: bool, started: Started | None) -> Diagnosis | None:
+    def _model(self, fault: Fault, faulty: bool, started: Started) -> Diagnosis | None:
         if self._set_up.half_way:
             self._set_up.set_up(self._set_up.as_before())
-        self._cells.run(fault.model_source(faulty=faulty), started=started).raise_for_error()
+        made = fault.model_source(faulty=faulty)
+        self._cells.run(made, None, RunOptions(started=started)).raise_for_error()
         wrapping = self._construction.wrap("model", WrapOptions())
         if wrapping.diagnosis is not None and wrapping.diagnosis.findings:
             if not faulty:

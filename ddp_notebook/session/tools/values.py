@@ -13,16 +13,22 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Ranks, Status, Unread, VariableTable, name_ranks
+from ddp_notebook.model import Ranks, Unread, VariableTable, alike, name_ranks, said_by
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.calls import CannotAnswer
-from ddp_notebook.session.guards import check_name, check_ranks, check_sendable
+from ddp_notebook.rank.calls import CannotAnswer, answered
+from ddp_notebook.session.guards import (
+    check_name,
+    check_ranks,
+    check_sendable,
+    existing,
+    living,
+)
 from ddp_notebook.session.tools import differences
 from ddp_notebook.state import variable_table
 from ddp_notebook.views.ansi import strip_ansi
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.cluster import RankCluster
+    from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
@@ -100,18 +106,11 @@ class Values:
 
     def pull(self, name: str, ranks: Ranks | None = None, *, keep_tensors: bool = False) -> Any:
         """`Session.pull`."""
-        request = calls.Variable(name, keep_tensors)
-        values: dict[int, Any] = {}
-        problems: dict[str, list[int]] = {}
-        for rank, reply in self._values(request, ranks).items():
-            if reply.error:
-                problems.setdefault(reply.error, []).append(rank)
-            else:
-                values[rank] = _unpickled(name, reply.pickle)
+        replies = self._values(calls.Variable(name, keep_tensors), ranks)
+        problems = {rank: reply.error for rank, reply in replies.items() if reply.error}
         if problems:
-            why = "; ".join(f"{name_ranks(r)}: {text}" for text, r in problems.items())
-            raise UsageMistake(f"{name} cannot be pulled ({why}).")
-        return values
+            raise UsageMistake(f"{name} cannot be pulled ({said_by(problems)}).")
+        return {rank: _unpickled(name, reply.pickle) for rank, reply in replies.items()}
 
     def _values(self, request: calls.Variable, ranks: Ranks | None) -> dict[int, calls.Value]:
         """The values on `ranks`: those of the last script while its processes stay."""
@@ -175,20 +174,19 @@ class Values:
         """`Session.variables`."""
         cluster = self._pool.need("%ddp_vars").cluster
         snapshot = self._record.snapshot
-        members = ranks if ranks is not None else tuple(range(snapshot.world_size))
-        check_ranks(members, snapshot)
-        alive = tuple(r for r in members if snapshot.ranks[r].status is not Status.DEAD)
+        members = existing(ranks, snapshot)
+        alive = living(members, snapshot)
         request = calls.VariablesRequest(tuple(names))
         answers = cluster.ask(alive, calls.VARIABLES, request, _ASK_TIMEOUT_S)
-        told = {r: each for r, each in answers.items() if not isinstance(each, CannotAnswer)}
+        variables = answered(answers)
         reasons = {
             "dead": set(members) - set(alive),
-            "does not answer": set(alive) - told.keys(),
-            _BUSY: {rank for rank, each in told.items() if each.busy},
+            "does not answer": set(alive) - variables.keys(),
+            _BUSY: {rank for rank, each in variables.items() if each.busy},
         }
         unread = [Unread(tuple(sorted(of)), why) for why, of in reasons.items() if of]
-        table = variable_table.fold(told.values(), unread, snapshot.world_size)
-        _check_known(names, table, tuple(told))
+        table = variable_table.fold(variables.values(), unread, snapshot.world_size)
+        _check_known(names, table, tuple(variables))
         return table
 
     def evaluate(
@@ -203,26 +201,20 @@ class Values:
         """`Session.evaluate`."""
         cluster = self._pool.need("%ddp_set" if assign else "%ddp_print").cluster
         snapshot = self._record.snapshot
-        members = ranks if ranks is not None else tuple(range(snapshot.world_size))
-        check_ranks(members, snapshot)
+        members = existing(ranks, snapshot)
         _check_source(source, assign=assign)
         if up is not None and up < 0:
             raise UsageMistake("--up is 0 or more; 0 is the innermost. %ddp_frame shows all frames")
-        alive = tuple(r for r in members if snapshot.ranks[r].status is not Status.DEAD)
+        alive = living(members, snapshot)
         paused = {rank for controller in self._runs.controllers for rank in controller.run.stops}
         everywhere = paused >= set(range(snapshot.world_size)) == set(members)
         up = self._looking.up if up is None else up
         request = calls.Expression(source, up, assign, own_text, everywhere)
         answers = cluster.ask(alive, calls.EVALUATE, request, _ASK_TIMEOUT_S)
-        values = []
-        reasons: dict[str, list[int]] = {}
-        for rank in members:
-            answer = answers.get(rank)
-            if isinstance(answer, calls.Evaluated) and answer.value is not None:
-                values.append(answer.value)
-            elif why := _why_none(answer, alive=rank in alive):
-                reasons.setdefault(why, []).append(rank)
-        unread = [Unread(tuple(of), why) for why, of in reasons.items()]
+        evaluated = answered(answers)
+        values = [each.value for each in evaluated.values() if each.value is not None]
+        reasons = {rank: _why_none(answers.get(rank), alive=rank in alive) for rank in members}
+        unread = [Unread(of, why) for of, why in alike(reasons) if why]
         table = variable_table.fold(values, unread, snapshot.world_size, evaluated=True)
         return differences.placed(table, values, cluster)
 

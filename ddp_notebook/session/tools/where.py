@@ -17,8 +17,8 @@ from ddp_notebook.model import (
     name_ranks,
 )
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.calls import CannotAnswer
-from ddp_notebook.session.guards import check_ranks
+from ddp_notebook.rank.calls import CannotAnswer, answered
+from ddp_notebook.session.guards import existing, living
 from ddp_notebook.session.processes.unresponsive import last_known, process_of
 from ddp_notebook.state import stack_tree
 from ddp_notebook.state.descriptions import describe
@@ -45,13 +45,10 @@ class Where:
         """`Session.where`."""
         cluster = self._pool.need("%ddp_where").cluster
         snapshot = self._record.snapshot
-        members = ranks if ranks is not None else tuple(range(snapshot.world_size))
-        check_ranks(members, snapshot)
-        states = [snapshot.ranks[rank] for rank in sorted(set(members))]
-        alive = tuple(state.rank for state in states if state.status is not Status.DEAD)
+        members = tuple(sorted(set(existing(ranks, snapshot))))
         request = calls.StackRequest(with_locals=locals)
-        answers = cluster.ask(alive, calls.STACK, request, _ASK_TIMEOUT_S)
-        stacks = (_stack(state, answers.get(state.rank)) for state in states)
+        answers = cluster.ask(living(members, snapshot), calls.STACK, request, _ASK_TIMEOUT_S)
+        stacks = (_stack(snapshot.ranks[rank], answers.get(rank)) for rank in members)
         return stack_tree.merge(stacks, snapshot.world_size)
 
     def mesh_of_models(self) -> Mesh | None:
@@ -59,18 +56,16 @@ class Where:
         cluster = self._pool.need("--ranks").cluster
         everyone = tuple(range(self._record.snapshot.world_size))
         answers = cluster.ask(everyone, calls.HELD, calls.Nothing(), _ASK_TIMEOUT_S)
-        held = {r: e.parameters for r, e in answers.items() if not isinstance(e, CannotAnswer)}
-        return mesh_of_parameters(held)
+        return mesh_of_parameters({r: e.parameters for r, e in answered(answers).items()})
 
     def layout(self, mesh: Mesh | None, ranks: Ranks | None = None) -> MeshLayout:
         """`Session.layout`; `mesh` is the one that the ranks made."""
         cluster = self._pool.need("%ddp_mesh").cluster
         snapshot = self._record.snapshot
-        members = ranks if ranks is not None else tuple(range(snapshot.world_size))
-        check_ranks(members, snapshot)
-        alive = tuple(r for r in members if snapshot.ranks[r].status is not Status.DEAD)
+        members = existing(ranks, snapshot)
+        alive = living(members, snapshot)
         answers = cluster.ask(alive, calls.HELD, calls.Nothing(), _FACTS_TIMEOUT_S)
-        held = {r: e for r, e in answers.items() if not isinstance(e, CannotAnswer)}
+        held = answered(answers)
         silent = [rank for rank in members if rank not in held]
         if mesh is None and not any(each.parameters for each in held.values()) and not silent:
             raise UsageMistake(
@@ -85,11 +80,7 @@ class Where:
         cluster = self._pool.need("%ddp_doctor").cluster
         everyone = tuple(range(self._record.snapshot.world_size))
         answers = cluster.ask(everyone, calls.SOFTWARE, calls.Nothing(), _FACTS_TIMEOUT_S)
-        return {
-            rank: dict(answer.facts)
-            for rank, answer in answers.items()
-            if not isinstance(answer, CannotAnswer)
-        }
+        return {rank: dict(answer.facts) for rank, answer in answered(answers).items()}
 
 
 def _stack(state: RankState, answer: RankStack | CannotAnswer | None) -> RankStack:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from ddp_notebook.bench.notes import duration
 from ddp_notebook.bench.results import BenchPoint, BenchRun
 from ddp_notebook.bench.steps.results import StepBenchResult, StepPoint
 from ddp_notebook.model import format_bytes
@@ -138,7 +139,7 @@ def _grid(x: _Axis, y: _Axis) -> str:
     for time_us in y.ticks(6):
         at = round(y.at(time_us))
         parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{at}" y2="{at}" {line}/>')
-        parts.append(_text(_LEFT - 6, at + 4, "end", format_us(time_us)))
+        parts.append(_text(_LEFT - 6, at + 4, "end", duration(time_us / 1e6)))
     about = "tensor size; time of the slowest rank"
     return "".join([*parts, _text((_LEFT + right) // 2, _HEIGHT - 4, "middle", about)])
 
@@ -197,11 +198,3 @@ def _svg(parts: Sequence[str], label: str) -> str:
         f'style="display: block; max-width: 100%" role="img" aria-label="{label}">'
         f"{''.join(parts)}</svg>"
     )
-
-
-def format_us(value: float, _position: float = 0) -> str:
-    """A time in microseconds as an axis label: ``50 µs``, ``10 ms``, ``2 s``."""
-    for unit, worth in (("s", 1e6), ("ms", 1e3)):
-        if value >= worth:
-            return f"{value / worth:g} {unit}"
-    return f"{value:g} µs"

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddp_notebook.bench.notes import duration
 from ddp_notebook.bench.results import BenchPoint, BenchRun, Curve, Floor
 from ddp_notebook.model import format_bytes
-from ddp_notebook.views.bench.live import format_us
 from ddp_notebook.views.bench.style import (
     INK,
     PURPLE,
@@ -151,7 +151,7 @@ def _explain(axes: Axes, curve: Curve) -> None:
     floor_us = fit.latency_s * 1e6
     axes.axhline(floor_us, color=QUIET, lw=0.9, ls=(0, (1, 2)))
     axes.annotate(
-        f"latency {format_us(float(f'{floor_us:.3g}'))}",
+        f"latency {duration(fit.latency_s)}",
         (0.01, floor_us),
         xycoords=("axes fraction", "data"),
         xytext=(0, -14),

@@ -152,11 +152,11 @@ def draw_efficiency(axes: Axes, result: StepBenchResult) -> None:
     """Efficiency relative to one rank, and the break-even batch size."""
     points = result.main_points
     batches = [point.batch for point in points]
-    told = [point for point in points if point.efficiency <= PERFECT]
+    possible = [point for point in points if point.efficiency <= PERFECT]
     noise = [point for point in points if point.efficiency > PERFECT]
     axes.plot(
-        [point.batch for point in told],
-        [100 * point.efficiency for point in told],
+        [point.batch for point in possible],
+        [100 * point.efficiency for point in possible],
         color=BLUE,
         marker="o",
         label=f"{result.world_size} ranks",

@@ -10,7 +10,7 @@ from textwrap import wrap
 
 from ddp_notebook.bench.steps import trust
 from ddp_notebook.bench.steps.results import StepBenchResult, StepPoint, name_bucket
-from ddp_notebook.model import format_bytes
+from ddp_notebook.model import counted, format_bytes
 from ddp_notebook.views.bench.table import number_table, trust_text
 from ddp_notebook.views.board import WIDTH
 from ddp_notebook.views.table import Table
@@ -72,20 +72,15 @@ def html(result: StepBenchResult) -> str:
 
 def title(result: StepBenchResult) -> str:
     """The model and the ranks on one line."""
-    ranks = "1 rank" if result.world_size == 1 else f"{result.world_size} ranks"
     return (
         f"Training steps of {result.model}: {result.parameters:,} parameters, "
-        f"{format_bytes(result.gradient_bytes)} of gradients, {ranks}, "
-        f"{result.backend} on {result.device}"
+        f"{format_bytes(result.gradient_bytes)} of gradients, "
+        f"{counted(result.world_size, 'rank')}, {result.backend} on {result.device}"
     )
 
 
-def sentences(result: StepBenchResult) -> list[str]:
+def sentences(result: StepBenchResult) -> Iterator[str]:
     """What the numbers mean, most important first."""
-    return list(_sentences(result))
-
-
-def _sentences(result: StepBenchResult) -> Iterator[str]:
     if result.problem:
         yield f"{result.problem} What was measured until then:"
     late = result.straggler
@@ -150,7 +145,7 @@ def notes(result: StepBenchResult) -> list[str]:
     """What to know about the numbers."""
     sentences = [
         f"Fed with {result.inputs}. The optimizer is SGD with a learning rate of 0. "
-        f"{result.threads} {'thread' if result.threads == 1 else 'threads'} per rank, "
+        f"{counted(result.threads, 'thread')} per rank, "
         f"{result.cores} cores. Times are medians over steps of the slowest rank; exposed is a "
         "DDP step minus the same step under no_sync, with its 95 % interval.",
         *result.notes,

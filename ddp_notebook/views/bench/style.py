@@ -11,7 +11,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddp_notebook.views.bench.live import format_us
+from ddp_notebook.bench.notes import duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +83,7 @@ def legend(axes: Axes, **options: object) -> None:
 
 def log_times(axis: Axis, unit_us: float = 1) -> None:
     """Label a logarithmic axis of times, in units of `unit_us` microseconds, with units."""
-    axis.set_major_formatter(lambda value, _position: format_us(value * unit_us))
+    axis.set_major_formatter(lambda value, _position: duration(value * unit_us / 1e6))
     axis.set_minor_formatter(lambda *_: "")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
 
-from ddp_notebook.model import format_bytes, format_ranks, name_ranks
+from ddp_notebook.model import counted, format_bytes, format_ranks, name_ranks
 from ddp_notebook.model.parallel.layout import MeshLayout, ModelLayout, Placed
 from ddp_notebook.views import markup
 from ddp_notebook.views.paragraphs import WIDTH, indented, view
@@ -117,8 +117,8 @@ def _drawn(cell: str, layout: MeshLayout, most: int) -> str:
 
 def _about(model: ModelLayout) -> str:
     whole = {each.name: each.whole_bytes for each in model.parameters}
-    count = f"{len(whole)} parameters" if len(whole) != 1 else "1 parameter"
-    return f"{model.name}: {count}, {format_bytes(sum(whole.values()))} in all."
+    count, size = counted(len(whole), "parameter"), format_bytes(sum(whole.values()))
+    return f"{model.name}: {count}, {size} in all."
 
 
 def _table(model: ModelLayout) -> Table:

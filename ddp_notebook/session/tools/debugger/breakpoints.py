@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook import files
 from ddp_notebook.errors import UsageMistake, named_file
-from ddp_notebook.model import Ranks, Status, name_ranks
+from ddp_notebook.model import Ranks, Status, alike, name_ranks, said_by
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import ON, Bound, Breakpoint, CannotAnswer
 from ddp_notebook.session.guards import check_ranks
@@ -78,12 +78,8 @@ class BreakpointRow:
         return where if line == spec.line else f"{where} (line {spec.line} is in that statement)"
 
     def _state(self) -> str:
-        states: dict[str, list[int]] = {}
-        for rank, bound in self.bounds.items():
-            states.setdefault(_state_of(bound, self.breakpoint), []).append(rank)
-        if len(states) == 1:
-            return f"{next(iter(states))[:1].upper()}{next(iter(states))[1:]}"
-        text = "; ".join(f"{name_ranks(tuple(ranks))}: {s}" for s, ranks in states.items())
+        states = {rank: _state_of(bound, self.breakpoint) for rank, bound in self.bounds.items()}
+        text = said_by(states) if len(set(states.values())) > 1 else next(iter(states.values()), "")
         return f"{text[:1].upper()}{text[1:]}"
 
 
@@ -241,21 +237,17 @@ class Breakpoints:
         return self._record.snapshot.ranks[rank].pid
 
     def _of_rank(self, rank: int) -> calls.Breakpoints:
-        mine = (b for b in self._all.values() if b.ranks is None or rank in b.ranks)
+        own = (b for b in self._all.values() if b.ranks is None or rank in b.ranks)
         may_stop = any(not breakpoint.log for breakpoint in self._all.values())
-        return calls.Breakpoints(tuple(mine), self.enabled, may_stop)
+        return calls.Breakpoints(tuple(own), self.enabled, may_stop)
 
     def _send(self) -> tuple[BreakpointRow, ...]:
         """Send every rank its breakpoints; returns their locations."""
         cluster = self._pool.need("%ddp_break").cluster
         answers: dict[int, calls.Bounds | CannotAnswer] = {}
-        own: dict[calls.Breakpoints, list[int]] = {}
-        for rank in self._alive():
-            own.setdefault(self._of_rank(rank), []).append(rank)
-        for request, ranks in own.items():
-            members = tuple(ranks)
-            told = cluster.ask(members, calls.SET_BREAKPOINTS, request, _ASK_TIMEOUT_S)
-            answers.update(told)
+        for ranks, request in alike({rank: self._of_rank(rank) for rank in self._alive()}):
+            replies = cluster.ask(ranks, calls.SET_BREAKPOINTS, request, _ASK_TIMEOUT_S)
+            answers |= replies
         for rank in answers:
             self._sent[rank] = self._pid(rank)
         return self._rows(answers)

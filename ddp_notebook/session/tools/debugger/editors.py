@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Ranks, Status, format_ranks, name_ranks
+from ddp_notebook.model import Ranks, format_ranks, name_ranks, said_by
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.calls import CannotAnswer, EditorPort
-from ddp_notebook.session.guards import check_alive, check_ranks
+from ddp_notebook.rank.calls import CannotAnswer, EditorPort, answered
+from ddp_notebook.rank.editor.port import LOOPBACK
+from ddp_notebook.session.guards import check_alive, check_ranks, existing, living
 
 if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool
@@ -23,7 +24,6 @@ _INSTALL = (
     'Type: %pip install "ddp-notebook[editor]", or %pip install debugpy; then '
     f"{_VERB} again. Without it: %ddp_step, %ddp_print and %ddp_where"
 )
-_ONE_HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class OpenPort:
             "name": f"rank {self.rank}",
             "type": "debugpy",
             "request": "attach",
-            "connect": {"host": _ONE_HOST, "port": self.port.port},
+            "connect": {"host": LOOPBACK, "port": self.port.port},
             "justMyCode": False,
         }
         return json.dumps(wanted, indent=4)
@@ -56,12 +56,12 @@ class OpenPort:
         number = self.port.port
         return "\n".join(
             (
-                f"Rank {self.rank} waits for an editor at {_ONE_HOST}:{number}, for 10 minutes. "
+                f"Rank {self.rank} waits for an editor at {LOOPBACK}:{number}, for 10 minutes. "
                 f"{self._who()} In VS Code, with its extension Python Debugger, put this among "
                 '"configurations" in .vscode/launch.json and start it (F5):',
                 self.launch,
                 "An editor on another computer needs the port there: ssh -L "
-                f"{number}:{_ONE_HOST}:{number} HOST; if its folder is another one than "
+                f"{number}:{LOOPBACK}:{number} HOST; if its folder is another one than "
                 f'here, it needs "pathMappings": [{{"localRoot": "${{workspaceFolder}}", '
                 f'"remoteRoot": {json.dumps(self.port.folder)}}}] too.',
             )
@@ -98,17 +98,12 @@ class Editors:
     def open(self, ranks: Ranks | None) -> str:
         """Open a port for an editor at each of `ranks`; what to do with it. Raises UsageMistake."""
         answers = self._ask(ranks, open=True)
-        problems: dict[str, list[int]] = {}
-        for rank, answer in answers.items():
-            if answer.problem:
-                problems.setdefault(answer.problem, []).append(rank)
+        problems = {rank: answer.problem for rank, answer in answers.items() if answer.problem}
         if problems:
             self._ask(tuple(answers), open=False)
-            why = "; ".join(f"{name_ranks(tuple(r))}: {text}" for text, r in problems.items())
-            lacks = any(text.startswith(calls.NEEDS_DEBUGPY) for text in problems)
-            raise UsageMistake(
-                f"No editor can be let in ({why}). {_INSTALL if lacks else ''}".rstrip()
-            )
+            lacks = any(text.startswith(calls.NEEDS_DEBUGPY) for text in problems.values())
+            install = _INSTALL if lacks else ""
+            raise UsageMistake(f"No editor can be let in ({said_by(problems)}). {install}".rstrip())
         texts = [OpenPort(rank, answer).text for rank, answer in answers.items()]
         return "\n\n".join((*texts, _MEANWHILE))
 
@@ -131,8 +126,8 @@ class Editors:
 
     def _alive(self) -> Ranks:
         self._pool.need(_VERB)
-        states = self._record.snapshot.ranks
-        return tuple(state.rank for state in states if state.status is not Status.DEAD)
+        snapshot = self._record.snapshot
+        return living(existing(None, snapshot), snapshot)
 
     def _ask(self, ranks: Ranks | None, *, open: bool) -> dict[int, EditorPort]:
         cluster = self._pool.need(_VERB).cluster
@@ -152,4 +147,4 @@ class Editors:
                 f"{name_ranks(silent).capitalize()} did not answer: %ddp_why says what it is at. "
                 f"Then: {_VERB} --ranks {format_ranks(silent)}"
             )
-        return {r: a for r, a in answers.items() if not isinstance(a, CannotAnswer)}
+        return answered(answers)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Frame, Ranks, Status, StepTable, VariableTable
+from ddp_notebook.model import Frame, Ranks, StepTable, VariableTable, alike
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import Standing
-from ddp_notebook.session.guards import check_ranks
+from ddp_notebook.session.guards import existing, living
 from ddp_notebook.state import line_table
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Stand:
     why: str = ""
 
 
-def _told(answer: object) -> tuple[tuple[Frame, ...], str]:
+def _frames_or_why(answer: object) -> tuple[tuple[Frame, ...], str]:
     """The frames that a rank reported, or why there are none."""
     if not isinstance(answer, Standing):
         return (), "does not answer"
@@ -60,15 +60,12 @@ class Looking:
     def stands(self, ranks: Ranks | None) -> tuple[Stand, ...]:
         """The frames of `ranks` (all by default). Raises UsageMistake for an unknown rank."""
         cluster = self._pool.need("%ddp_frame").cluster
-        states = self._record.snapshot.ranks
-        members = ranks if ranks is not None else tuple(range(len(states)))
-        check_ranks(members, self._record.snapshot)
-        alive = tuple(rank for rank in members if states[rank].status is not Status.DEAD)
+        snapshot = self._record.snapshot
+        members = existing(ranks, snapshot)
+        alive = living(members, snapshot)
         answers = cluster.ask(alive, calls.STANDING, calls.Nothing(), _ASK_TIMEOUT_S)
-        groups: dict[tuple[tuple[Frame, ...], str], list[int]] = {}
-        for rank in members:
-            groups.setdefault(_told(answers.get(rank)), []).append(rank)
-        return tuple(Stand(tuple(of), *key) for key, of in groups.items())
+        found = {rank: _frames_or_why(answers.get(rank)) for rank in members}
+        return tuple(Stand(of, *each) for of, each in alike(found))
 
     def choose(self, frame: str, ranks: Ranks | None) -> tuple[Stand, ...]:
         """Select this frame: ``up``, ``down``, a number, or empty for the selected one.

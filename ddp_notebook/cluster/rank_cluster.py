@@ -1,0 +1,65 @@
+"""The interface of a session to the processes of its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol
+
+from ddp_notebook.model import Ranks
+from ddp_notebook.rank.calls import Answer, Call, CannotAnswer, Order, Question, Request
+
+
+class RankCluster(Protocol):
+    """Calls, asks, signals and ends ranks. For tests there is `testing.FakeCluster`."""
+
+    def start(self) -> None:
+        """Start what the ranks connect to."""
+
+    def launch(self, rank: int, environment: Mapping[str, str], first_calls: Sequence[Any]) -> int:
+        """Start the process of `rank`; its pid. `first_calls` as in `launch.child`."""
+
+    def wait_for(self, ranks: Ranks, timeout_s: float, give_up: Callable[[], bool]) -> Ranks:
+        """Wait until `ranks` accept calls; returns those that do not in time."""
+
+    def call(
+        self, ranks: Ranks, call: Call[Request, Answer], request: Callable[[int], Request]
+    ) -> dict[int, Future[Answer]]:
+        """Call ranks, each with a request of its own."""
+
+    def tell(self, ranks: Ranks, order: Order[Request], request: Request) -> Ranks:
+        """Send ranks one order; returns the unreachable ones. Events report its outcome."""
+
+    def ask(
+        self, ranks: Ranks, question: Question[Request, Answer], request: Request, timeout_s: float
+    ) -> dict[int, Answer | CannotAnswer]:
+        """Ask ranks a question that they answer even while their main thread is blocked.
+
+        A rank that does not answer within `timeout_s` is left out.
+        """
+
+    def value_of(self, answer: Future[Answer], timeout_s: float) -> Answer:
+        """What a call gave. Raises UsageMistake when the rank raised or did not answer in time."""
+
+    def push(self, ranks: Ranks, values: Mapping[str, Any], timeout_s: float) -> None:
+        """Set variables on ranks."""
+
+    def signal(self, rank: int, number: int) -> None:
+        """Signal the process of `rank`."""
+
+    def lend(self, rank: int, pid: int, questions: Path) -> None:
+        """Ask and signal a script's process in place of `rank`'s own."""
+
+    def take_back(self) -> None:
+        """Ask and signal the ranks' own processes again."""
+
+    def stop(self, rank: int) -> None:
+        """End the process of `rank`, and unregister it."""
+
+    @property
+    def controller_pid(self) -> int:
+        """The process that ranks and session connect to, 0 while there is none."""
+
+    def close(self) -> None:
+        """End everything."""

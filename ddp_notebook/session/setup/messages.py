@@ -1,0 +1,77 @@
+"""What set-up says of ranks that run already, were replaced, or could not be started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+
+from ddp_notebook.errors import DDPError
+from ddp_notebook.model import Ranks, Snapshot, Status, are, format_ranks, name_ranks
+from ddp_notebook.session.options import InitOptions
+from ddp_notebook.session.setup import limits
+from ddp_notebook.session.setup.shadowing import why_not_loaded
+
+
+def running_already(options: InitOptions, known: Snapshot) -> str:
+    """That `%ddp_init` has nothing to start, and how to have what `options` ask for."""
+    size, busy = known.world_size, known.with_status(Status.RUNNING)
+    other = ""
+    if options.world_size != size:
+        other = (
+            ". Another number of ranks, of which those that stay keep their variables: "
+            f"%ddp_init --world-size {options.world_size} --replace"
+        )
+    if dead := known.with_status(Status.DEAD):
+        back = f"%ddp_restart --ranks {format_ranks(dead)}"
+        return f"{name_ranks(dead).capitalize()} {are(dead)} dead. To bring back: {back}{other}"
+    where = f", and {name_ranks(busy)} still in a cell (to free: %ddp_abort)" if busy else ""
+    return f"{size} ranks are running already{where}. Fresh ranks: %ddp_restart{other}"
+
+
+def kept(kept: Collection[int], gone: Collection[int], world_size: int) -> str:
+    """Which ranks were kept when some were replaced, and what happened to the others."""
+    ended = tuple(sorted(rank for rank in gone if rank >= world_size))
+    new = tuple(rank for rank in range(world_size) if rank not in kept)
+    parts = []
+    if kept:
+        their = "its variables" if len(kept) == 1 else "their variables"
+        parts.append(f"{name_ranks(tuple(sorted(kept)))} stayed, with {their}")
+    if ended:
+        parts.append(f"{name_ranks(ended)} {'has' if len(ended) == 1 else 'have'} ended")
+    if new:
+        parts.append(f"{name_ranks(new)} {are(new)} new")
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}. Fresh processes for all: %ddp_restart"
+
+
+def why_not_restarted(stopped: Ranks, busy: Ranks, dead: Ranks) -> str:
+    """That a group needs every rank, and which are missing: those in a cell, else the dead."""
+    missing = busy or dead
+    where = "still in a cell" if busy else "dead"
+    free = "Free them with their variables: %ddp_abort. Or restart" if busy else "Restart"
+    return (
+        f"The group needs every rank, and {name_ranks(missing)} {are(missing)} {where}. "
+        f"{free} them together: %ddp_restart --ranks {format_ranks((*stopped, *busy, *dead))}"
+    )
+
+
+def why_not_started(error: BaseException) -> str:
+    """What went wrong in set-up, and how to retry."""
+    what = str(error)
+    if isinstance(error, KeyboardInterrupt):
+        what = "Set-up was interrupted."
+    elif too_few := limits.why_too_few_files(error):
+        what = too_few
+    elif not isinstance(error, DDPError):
+        what = f"The ranks could not be started: {type(error).__name__}: {error}."
+    if shadowed := why_not_loaded(sys.path):
+        what = f"{what}\n{shadowed}"
+    return f"{what}\nNothing is left running. Try again with %ddp_init."
+
+
+def not_unblocked(ranks: Ranks) -> str:
+    """That `ranks` have new processes because nothing else could unblock them."""
+    who = name_ranks(ranks).capitalize()
+    if len(ranks) == 1:
+        return f"{who} could not be unblocked. Its process was replaced; its variables are lost."
+    return f"{who} could not be unblocked. Their processes were replaced; their variables are lost."
