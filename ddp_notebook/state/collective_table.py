@@ -209,7 +209,7 @@ def _title(rows: Sequence[StepRow], pending: Ranks, what: str) -> str:
     if not pending:
         failed = sorted(rank for row in rows if row.state == "failed" for rank in row.ranks)
         end = f"ended: {name_ranks(failed)} failed" if failed else "finished on every rank"
-        return f"{what[:1].upper()}{what[1:]} has {end}."
+        return f"{'The cell' if what == 'the cell' else what} has {end}."
     if any(row.state == "paused" for row in rows):
         return "Ranks are paused before their next collective."
     return "No rank is paused; ranks that wait need other ranks."
