@@ -281,6 +281,30 @@ def a_false_condition_without_a_call_is_not_brought_to_the_debugger(rank: Rank) 
     assert looked_at == [4, 4, 9, 13, 14]
 
 
+def a_condition_on_what_a_function_declares_global_does_not_break_it(rank: Rank) -> None:
+    """A name must not be used before that; and other places where a call must be compiled."""
+    source = (
+        "v = 1\ndef f():\n    global v\n    v = 2\n"
+        "def g(i):\n    try:\n        raise ExceptionGroup('', [OSError()])\n"
+        "    except* OSError:\n        a = i\n    finally:\n        b = i\n"
+        "    match i:\n        case 1:\n            c = i\n    return i\n"
+        "class A:\n    d = v\n"
+        "async def h(i):\n    e = i\ndef k():\n    a = 1\n    global v\n    v = 3\n"
+    )
+    file = rank.cell(source)
+    assert rank.wait(1) is None
+    wanted = {3: "v", 9: "i", 11: "i", 14: "i", 17: "v", 19: "i", 21: "v"}
+    at = enumerate(wanted.items(), 1)
+    bounds = rank.set(
+        *(Breakpoint(n, file, line, condition=f"{name} < 2") for n, (line, name) in at)
+    )
+    assert [each.line for each in bounds] == [4, 9, 11, 14, 17, 19, 21]
+    rank.cell("k()\nv = 1\nf()\ng(1)\nlist(h(1).__await__())\n")
+    assert rank.lines(END, END, END, END, END, END) == [21, 4, 9, 11, 14, 19, 0]
+    rank.cell(source)
+    assert rank.lines(END) == [17, 0]
+
+
 def a_condition_that_is_set_anew_holds_in_code_that_runs(rank: Rank) -> None:
     file = rank.cell(
         "def f():\n    for i in range(20):\n        a = i\n        b = a\n    return i\n"

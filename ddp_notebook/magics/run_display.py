@@ -157,7 +157,7 @@ class RunDisplay:
                 self._lines,
                 run,
                 over=detached.ended.done,
-                final=lambda: _end_bundle(run, detached.ended, ", which was detached,", _SHOW_ALL),
+                final=lambda: _end_bundle(run, detached.ended, _SHOW_ALL),
                 line_after_s=0,  # a front end takes nothing new for a cell that has ended
             )
             self._follow(live.region)
@@ -220,8 +220,7 @@ class RunDisplay:
             return
         if detached.ended.done() and detached is not self._announced:
             self._announced = detached
-            sentence = _end_sentence(detached.run, detached.ended, ", which was detached,")
-            self._output.say(f"{sentence} {_SHOW_ALL}")
+            self._output.say(f"{_end_sentence(detached.run, detached.ended)} {_SHOW_ALL}")
 
 
 _SHOW_ALL = "Show all of it: %ddp_wait"
@@ -260,14 +259,14 @@ def _timeless(table: StepTable) -> StepTable:
     return replace(table, rows=tuple(replace(row, since_s=float("nan")) for row in table.rows))
 
 
-def _end_bundle(run: CellRun, ended: Future[CellResult], which: str = "", more: str = "") -> Bundle:
+def _end_bundle(run: CellRun, ended: Future[CellResult], more: str = "") -> Bundle:
     """How a run ended after its cell, shown in the place of its live display."""
     tracebacks, outputs = split_errors(run.live_groups())
     diagnosis = ended.result().diagnosis if ended.exception() is None else None
     bundles = [whole((*tracebacks, *outputs))] if tracebacks or outputs else []
     if diagnosis is not None and diagnosis.findings:
         bundles.insert(0, mime_bundle(diagnosis))
-    sentence = f"{_end_sentence(run, ended, which)} {more}".rstrip()
+    sentence = f"{_end_sentence(run, ended)} {more}".rstrip()
     bundles.append(live_bundle((), sentence))
     return {
         kind: separator.join(bundle[kind] for bundle in bundles)
@@ -275,8 +274,8 @@ def _end_bundle(run: CellRun, ended: Future[CellResult], which: str = "", more: 
     }
 
 
-def _end_sentence(run: CellRun, ended: Future[CellResult], which: str) -> str:
+def _end_sentence(run: CellRun, ended: Future[CellResult]) -> str:
     error = ended.exception() or ended.result().error
     if error is None:
-        return f"{run.heading}{which} has finished."
-    return f"{run.heading}{which} did not finish. {str(error).splitlines()[0]}"
+        return f"{run.heading} has finished."
+    return f"{run.heading} did not finish. {str(error).splitlines()[0]}"

@@ -78,12 +78,12 @@ def place(file: str, line: int) -> str:
 
 
 def watched(name: str, table: VariableTable) -> str:
-    """``loss = 0.5 (ranks 0, 2-3), nan (rank 1)``: a line of a step table."""
+    """``loss: 0.5 (ranks 0, 2-3), nan (rank 1)``: a line of a step table."""
     rows = [row for section in table.sections for row in section.rows]
     values = [f"{cell.text} ({name_ranks(cell.ranks)})" for row in rows for cell in row.cells]
     values += [f"{name_ranks(unread.ranks)}: {unread.why}" for unread in table.unread]
     summary = next((f"; {row.summary}" for row in rows if row.summary), "")
-    return f"{name} = {', '.join(values)}{summary}"
+    return f"{name}: {', '.join(values)}{summary}"
 
 
 def frames_text(

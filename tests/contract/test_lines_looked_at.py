@@ -164,6 +164,7 @@ def test_values_are_compared_and_watched(ranks2: Session) -> None:
     assert values(ranks2.evaluate("odd")) == {(0, 1): "<Odd>"}
     assert values(ranks2.evaluate("len(odd.calls)")) == {(0, 1): "0"}
     assert values(ranks2.evaluate("odd", own_text=True)) == {(0,): "odd 0", (1,): "odd 1"}
+    assert values(ranks2.evaluate("object()", own_text=True)) == {(0, 1): "<object object at 0x…>"}
     assert values(ranks2.evaluate("broken")) == {(0, 1): "<Broken>"}
     assert values(ranks2.evaluate("broken", own_text=True)) == {(0, 1): "raised OSError: no"}
     assert values(ranks2.evaluate("odd.costly")) == {(0, 1): "raised RuntimeError: no"}
@@ -173,8 +174,8 @@ def test_values_are_compared_and_watched(ranks2: Session) -> None:
     ranks2.step()
     ranks2.step()
     table = ranks2.step()
-    assert table.details[-2].startswith("j = 0 (")
-    assert table.details[-1].startswith("i = 1 (")
+    assert table.details[-2].startswith("j: 0 (")
+    assert table.details[-1].startswith("i: 1 (")
     ranks2.looking.unwatch("j")
     with pytest.raises(UsageMistake, match="watched: i"):
         ranks2.looking.unwatch("k")

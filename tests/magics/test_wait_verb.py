@@ -175,9 +175,9 @@ def test_the_next_verb_tells_of_the_end_where_no_notebook_shows_it(
     capsys.readouterr()
     shell.run_cell("board = %ddp_status")
     first = capsys.readouterr().out.splitlines()[0]
-    assert "which was detached" in first and "%ddp_wait" in first
+    assert "Cell 1 did not finish." in first and "%ddp_wait" in first
     shell.run_cell("board = %ddp_status")
-    assert "which was detached" not in capsys.readouterr().out
+    assert "did not finish" not in capsys.readouterr().out
     result = shell.run_cell("%ddp_wait")
     assert type(result.error_in_exec).__name__ == "Stuck"
 

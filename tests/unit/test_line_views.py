@@ -39,7 +39,7 @@ def test_a_watched_expression_is_one_line_with_who_has_what() -> None:
         for rank in range(3)
     ]
     line = watched("j", fold(answers, [Unread((3,), "dead")], 4, evaluated=True))
-    assert line.startswith("j = 0 (rank 0), 1 (rank 1), 2 (rank 2), rank 3: dead; min 0, ")
+    assert line.startswith("j: 0 (rank 0), 1 (rank 1), 2 (rank 2), rank 3: dead; min 0, ")
     assert line.endswith("▁▅█")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 HOOK = "__ddp_line__"
@@ -14,6 +15,8 @@ before the loop and as each round begins, `while` in its test.
 ERROR = "__ddp_error__"
 """The built-in name for `Exception`, which the user's code may have for something else."""
 BEFORE_LOOP, IN_ROUND = 1, 2
+_WITHOUT_CODE = (ast.Global, ast.Nonlocal)
+_WORD = re.compile(r"\w+")
 _BODIES = ("body", "orelse", "finalbody")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _PLAIN = (
@@ -43,7 +46,8 @@ def plain(condition: str) -> str:
 
 def line_with_code(tree: ast.AST, wanted: int) -> int | None:
     """The line to stop at for a `wanted` one: of the statement that it is in, or the next one."""
-    spans = [_span(node) for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    statements = (node for node in ast.walk(tree) if isinstance(node, ast.stmt))
+    spans = [_span(node) for node in statements if not isinstance(node, _WITHOUT_CODE)]
     spans += [_span(node.body) for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(tree):
@@ -65,12 +69,15 @@ def _span(node: ast.stmt | ast.expr) -> tuple[int, int]:
 class _Instrument:
     def __init__(self, call_of: CallOf) -> None:
         self._call_of = call_of
+        self._global: set[str] = set()
+        """Names that functions declare: none may be used before that, in a condition neither."""
 
     def into(self, tree: ast.AST) -> None:
         nodes = [(tree, 0)]
         for node, depth in nodes:
             depth += isinstance(node, _FUNCTIONS) or bool(depth and isinstance(node, ast.ClassDef))
             nodes.extend((child, depth) for child in ast.iter_child_nodes(node))
+            self._global.update(node.names if isinstance(node, ast.Global) else ())
         for node, depth in nodes:
             for name in _BODIES:
                 body = getattr(node, name, None)
@@ -99,7 +106,8 @@ class _Instrument:
                 number, condition = found
                 loops = isinstance(statement, ast.For | ast.AsyncFor)
                 call: ast.stmt = ast.Expr(_call(number, *([BEFORE_LOOP] if loops else [])))
-                if condition and not loops and not nested:
+                is_free = self._global.isdisjoint(_WORD.findall(condition)) and not nested
+                if condition and is_free and not loops:
                     call = _unless_false(condition, call)
                 made.append(_at(call, statement, line))
             made.append(statement)
