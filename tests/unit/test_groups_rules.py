@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from collective_cases import found, the_one
-from traces import all_reduce, barrier, play, raised
+from traces import all_reduce, barrier, places, play, raised
 
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.model import Case, Collective
@@ -80,6 +82,21 @@ def test_a_call_in_another_group_than_its_peers_wait_in_is_the_wrong_group() -> 
 
 def test_a_call_too_many_in_another_group_is_no_wrong_group() -> None:
     assert all(category != "subgroup-misuse" for category, _ in found(blocks(3)))
+
+
+def test_the_name_of_another_group_is_another_group_and_no_order_of_names() -> None:
+    groups = grid(2, 2)
+    programs = {}
+    for rank in range(4):
+        tp, dp = (
+            all_reduce((9, "<module>"), (5, "sync"), group=group, called=called, label=called)
+            for called, group in (("tp", f"t{rank // 2}"), ("dp", f"d{rank % 2}"))
+        )
+        wide = replace(tp if rank == 2 else dp, path=places((10, "<module>"), (5, "sync")))
+        programs[rank] = [tp, replace(dp, path=wide.path), tp, wide, tp, dp]
+    finding = the_one(play(programs, groups=groups))
+    assert (finding.category, finding.ranks) == ("subgroup-misuse", (2,))
+    assert "rank 2 has group tp" in finding.cause
 
 
 SAVES = """\

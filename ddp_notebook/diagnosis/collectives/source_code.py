@@ -322,12 +322,15 @@ class Sources:
         Both are then in one turn of the loop over batches.
         """
         mine, theirs = _parting(one, other)
-        if mine is None or theirs is None or mine.file != theirs.file:
+        if mine is None or theirs is None:  # one line leads to both, as model(x).backward() does
+            below = other.path[len(one.path) :]
+        elif mine.file != theirs.file:
             return False
-        loop = self._loop(theirs)
-        if loop is not None and not loop.lineno <= mine.line <= _end(loop):
-            return False
-        below = other.path[other.path.index(theirs) + 1 :]
+        else:
+            loop = self._loop(theirs)
+            if loop is not None and not loop.lineno <= mine.line <= _end(loop):
+                return False
+            below = other.path[other.path.index(theirs) + 1 :]
         inner = next((place for place in below if self._loop(place) is not None), None)
         return inner is not None and inner.function == "forward"
 
