@@ -270,6 +270,8 @@ class TrainingHooks(Component):
 
     def _about_to_go(self, wrapped: DistributedDataParallel) -> None:
         """A DDP object is about to be deleted: a script's objects are gone when it is over."""
+        if sys.is_finalizing():
+            return  # Python clears its tensors: torch aborts the process if they are used meanwhile
         try:
             group = getattr(wrapped, "process_group", None)
             if group is not None and torch_private.is_forgotten(group):
