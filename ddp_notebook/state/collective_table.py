@@ -51,7 +51,8 @@ def step_table(
 ) -> StepTable:
     """The step table of the run `what`, as it begins a sentence.
 
-    `pending` are the ranks that have not left it. `failures` says how ranks left it that did not finish it.
+    `pending` are the ranks that have not left it. `failures` says how ranks left it that did
+    not finish it.
     """
     latest = {rank: collectives.of[rank][-1] for rank in members if collectives.of.get(rank)}
     missing = MissingRanks(collectives)
