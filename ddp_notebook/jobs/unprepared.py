@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -76,7 +77,8 @@ def _only_ranks(seen: Sequence[Seen], prepared: frozenset[int]) -> Iterator[Seen
         above = None if each.parent in around else of.get(each.parent)
         inherits = above is not None and above.rank == each.rank
         if not inherits and not {each.pid, each.parent} & prepared and each.pid not in around:
-            yield replace(each, parent=processes.launcher(each.pid))
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                yield replace(each, parent=processes.launcher(each.pid))
 
 
 def _around(seen: Sequence[Seen], of: Mapping[int, Seen]) -> frozenset[int]:

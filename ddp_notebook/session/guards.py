@@ -38,11 +38,12 @@ def idle_ranks(
     verb: str,
     snapshot: Snapshot,
     claimed: Mapping[int, str] = MappingProxyType({}),
-    paused: Callable[[], Ranks] = tuple,
+    paused: Callable[[], Mapping[int, str]] = dict,
 ) -> Ranks:
-    """The ranks a verb acts on, all by default. `paused` gives those paused before a collective.
+    """The ranks a verb acts on, all by default.
 
-    `claimed` maps each claimed rank to the run that it is in or is about to begin. Raises
+    `paused` gives those that are paused, and before what: a line, a collective. `claimed` maps
+    each claimed rank to the run that it is in or is about to begin. Raises
     UsageMistake when one of the ranks is dead or still in an earlier cell.
     """
     members = existing(ranks, snapshot)
@@ -51,7 +52,8 @@ def idle_ranks(
     busy = tuple(r for r in members if states[r].status is Status.RUNNING or r in claimed)
     if busy:
         _, doing = doings(busy, snapshot, claimed)[0]
-        raise UsageMistake(_why_busy(busy, doing, tuple(r for r in paused() if r in busy)))
+        before = {rank: what for rank, what in paused().items() if rank in busy}
+        raise UsageMistake(_why_busy(busy, doing, before))
     in_set_up = tuple(
         rank
         for rank in members
@@ -78,11 +80,11 @@ def check_alive(members: Ranks, verb: str, snapshot: Snapshot) -> None:
     )
 
 
-def _why_busy(busy: Ranks, doing: str, paused: Ranks) -> str:
-    if paused:
+def _why_busy(busy: Ranks, doing: str, before: Mapping[int, str]) -> str:
+    if paused := tuple(before):
         return (
             f"{name_ranks(paused).capitalize()} {are(paused)} still in an earlier cell, paused "
-            f"before a collective ({doing}). Let {them(paused)} go on to the end: "
+            f"before {before[paused[0]]} ({doing}). Let {them(paused)} go on to the end: "
             "%ddp_step --to end. Or abort the cell: %ddp_abort"
         )
     return (

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import socket
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddp_notebook.archive.format import SavedRun
+from ddp_notebook.archive.save import write
 from ddp_notebook.launch import shared_fork_server
 from ddp_notebook.launch.session_folder import FOLDER_PREFIX, sweep_stale_folders
+from ddp_notebook.model import Snapshot
 from ddp_notebook.rank.collectives import mapped_file
+from ddp_notebook.rank.control_socket import ControlSocket, framed
+from ddp_notebook.rank.prepared import job_folder
+from ddp_notebook.rank.prepared.job_folder import About
 from ddp_notebook.session import Session
 from ddp_notebook.testing import pids_of
 
@@ -98,3 +107,71 @@ def test_what_another_user_made_is_neither_opened_nor_removed(
     assert (theirs / "lock").exists()
     with pytest.raises((OSError, ValueError)):
         mapped_file.open_other(tmp_path, "ring-1", 4096)
+
+
+@pytest.fixture
+def public(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in which everybody may write, as /tmp is, and where jobs leave their records."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # others get there
+        folder = Path(name)
+        folder.chmod(0o777)
+        monkeypatch.setenv(job_folder.FOLDER_VARIABLE, str(folder / "jobs"))
+        yield folder
+
+
+def about() -> About:
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    return About(os.getpid(), 5, 1, 3, 0, 2, 0, "train.py", "/", "h", "p", 1.0, False, told)
+
+
+def test_a_prepared_job_and_a_saved_run_are_closed_to_another_user(public: Path) -> None:
+    own = job_folder.make(about())
+    assert own is not None
+    answered: list[str] = []
+    questions = ControlSocket(own / "ask", lambda name, _: {"answer": answered.append(name)})
+    questions.listen()
+    write(public / "run.json", SavedRun(Snapshot(), Snapshot(), 0), force=False)
+
+    def attack() -> dict[str, str]:
+        return {
+            "list": refused(lambda: list((public / "jobs").iterdir())),
+            "record": refused((own / "about.json").read_bytes),
+            "socket": refused(lambda: connect(str(own / "ask"))),
+            "run": refused((public / "run.json").read_bytes),
+            "all else is open to them": str((public / "theirs").mkdir()),
+        }
+
+    def ask_all_the_same() -> list[int]:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(10)
+            sock.connect(str(own / "ask"))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                sock.sendall(framed({"question": "report"}))
+                return list(sock.recv(100))
+        return []
+
+    try:
+        answers = as_nobody(attack)
+        assert all(answers.values()), answers
+        for path, mode in ((own.parent, 0o755), (own, 0o755), (own / "ask", 0o666)):
+            path.chmod(mode)  # as if the folder's protection were gone
+        assert as_nobody(ask_all_the_same) == [] and answered == []
+    finally:
+        questions.close()
+
+
+def test_a_job_that_another_user_pretends_to_have_is_not_looked_at(public: Path) -> None:
+    root = public / "jobs"
+
+    def pretend() -> bool:
+        own = root / f"{os.getppid()}-5"
+        own.mkdir(parents=True)
+        (own / "about.json").write_text(json.dumps(dataclasses.asdict(about())))
+        return True
+
+    assert as_nobody(pretend) and list(root.iterdir())
+    assert job_folder.processes() == [] and job_folder.make(about()) is None
+    root.rename(public / "theirs")
+    assert job_folder.make(about()) is not None
+    (public / "theirs" / f"{os.getpid()}-5").rename(root / "1-5")
+    assert len(job_folder.processes()) == 1, "and none of a folder of theirs in ours"

@@ -57,6 +57,8 @@ def test_python_text_reaches_the_ranks_as_it_was_typed(ranks_up: Any, capsys: Ca
 def test_a_rank_that_raises_in_a_step_is_not_called_done(ranks_up: Any, capsys: Capture) -> None:
     shown(ranks_up, capsys, "%ddp_abort")
     shown(ranks_up, capsys, "%%ddp\nbreakpoint()\nif rank == 1:\n    raise ValueError('broken')\n")
+    refused = shown(ranks_up, capsys, "%%ddp\nrank")
+    assert "still in an earlier cell, paused before a line (cell" in refused, refused
     for _ in range(3):
         table = shown(ranks_up, capsys, "%ddp_step")
     assert "The cell has ended: rank 1 failed." in table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from ddp_notebook.evidence.frames import Frame
+from ddp_notebook.jobs import unprepared
 from ddp_notebook.jobs.outside import job, pyspy, system
 from ddp_notebook.jobs.outside.job import Look, Outside
 from ddp_notebook.jobs.outside.pyspy import Thread
@@ -278,3 +280,15 @@ def test_without_py_spy_a_line_says_what_would_give_the_stacks(
     assert not nothing.of and "pip install" in nothing.why_not[0]
     verdict = job.look({0: Seen(1 << 30, 1, 0, 1, "train.py", 0.0)}).verdict()
     assert verdict.outcome is Outcome.UNDECIDED and verdict.unread == nothing.why_not
+
+
+def test_a_rank_that_ends_while_jobs_are_listed_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its parent is asked for last, of the system: there is none any more."""
+    pid, gone = os.getpid(), 1 << 30
+    pids = enumerate((pid, gone))
+    ranks = [Seen(each, 1, rank, 2, "train.py", 0.0, torch=True) for rank, each in pids]
+    monkeypatch.setattr(unprepared, "_told", lambda: iter(ranks))
+    (job,) = unprepared.jobs(frozenset())
+    assert [each.pid for each in job.values()] == [pid]

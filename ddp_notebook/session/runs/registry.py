@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -114,10 +114,14 @@ class RunRegistry:
         if processes is not None and processes.script is not None and self.script_left:
             processes.end_script()
 
-    def _paused(self) -> Ranks:
-        """The ranks that are paused in the run that ranks are in."""
+    def _paused(self) -> Mapping[int, str]:
+        """The ranks that are paused in the run that ranks are in, and before what."""
         current = self.current
-        return paused_ranks(current.run, current.logs) if current and current.run.paused else ()
+        if current is None or not current.run.paused:
+            return {}
+        stops = current.run.stops
+        ranks = paused_ranks(current.run, current.logs)
+        return {rank: "a line" if rank in stops else "a collective" for rank in ranks}
 
     @contextmanager
     def claim(
