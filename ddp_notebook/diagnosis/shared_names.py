@@ -8,12 +8,13 @@ that they may well belong together; that they have none shows that they do not.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 
 from ddp_notebook.diagnosis.conditions import last_name
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _DIVIDING = ("div", "div_", "divide", "true_divide", "floor_divide")
+_OF_WORLD = frozenset({"get_world_size", "world_size", "WORLD_SIZE"})
 _CHANGES = (ast.Store, ast.Del)
 
 
@@ -60,6 +61,18 @@ class SharedNames:
             for node in (*self._given.get(name, ()), *self._functions.get(name, ())):
                 ahead.extend(_names(node))
         return found
+
+    def is_world_size(self, node: ast.AST) -> bool:
+        """True of the number of ranks, or a name that was given it."""
+        names = set(_names(node))
+        if names & _OF_WORLD or not isinstance(node, (ast.Name, ast.Attribute)):
+            return bool(names & _OF_WORLD)
+        given = self._given.get(last_name(node), ())
+        return any(not _OF_WORLD.isdisjoint(_names(value)) for value in given)
+
+    def are_imported(self, names: Collection[str]) -> set[str]:
+        """Those of these names that an import gives."""
+        return self._imported & set(names)
 
     def _called(self, code: Iterable[ast.AST]) -> list[ast.AST]:
         """These functions, and those of the user's that they call."""
@@ -112,6 +125,15 @@ def divisors_in(trees: Iterable[ast.AST]) -> Iterator[ast.AST]:
                 yield divisor
             case ast.Call(func=func, args=[*_, divisor]) if last_name(func) in _DIVIDING:
                 yield divisor
+
+
+def divided_in(function: ast.AST | None, names: Container[str]) -> Iterator[ast.AST]:
+    """By what these names are divided in a function, or what they are made of is."""
+    for node in ast.walk(function) if function is not None else ():
+        if isinstance(node, ast.stmt) and not hasattr(node, "body"):
+            named = [*(name for name, _ in _given_in(node)), *_names(node)]
+            if any(name in names for name in named):
+                yield from divisors_in([node])
 
 
 def divisors_of_loss(tree: ast.Module | None, line: int) -> Iterator[ast.AST]:

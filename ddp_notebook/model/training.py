@@ -103,6 +103,10 @@ class EvaluationFacts:
     samples of the data set, and those that this rank got."""
     counted: tuple[Place, ...] = ()
     """The user's lines that led to that all_reduce, the outermost first."""
+    samples: int = 0
+    """How many samples the rank evaluated, by the first dimension of what the model got."""
+    summed: tuple[tuple[Place, ...], ...] = ()
+    """The same of the first all_reduces of a few values after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +275,8 @@ class OptimizerFacts:
     leftover_steps: int = 0
     """Of those, made with gradients to which those of the step before were added: never
     cleared, nor changed, in between."""
+    options: tuple[str, ...] = ()
+    """What else its groups were given, in the first step: ``weight_decay=0.1``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -24,6 +24,7 @@ from ddp_notebook.diagnosis.conditions import (
 from ddp_notebook.diagnosis.names import Names, Varies
 from ddp_notebook.diagnosis.shared_names import (
     SharedNames,
+    divided_in,
     divisors_in,
     divisors_of_loss,
     functions_around,
@@ -38,7 +39,6 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _EXITS = ("exit", "_exit", "quit")
-_OF_WORLD = frozenset({"get_world_size", "world_size", "WORLD_SIZE"})
 _MAGIC = re.compile(r"^\s*[%!].*$", re.MULTILINE)
 
 
@@ -235,17 +235,29 @@ class Sources:
 
     def divides_loss_by_world(self, place: Place) -> bool:
         """True when what is given a backward at `place` was divided by the number of ranks."""
-        return self._hang_on_world(divisors_of_loss(self.tree(place), place.line))
+        names = SharedNames(self._known())
+        return any(map(names.is_world_size, divisors_of_loss(self.tree(place), place.line)))
+
+    def is_mean_of_ratios(self, path: Sequence[Place]) -> bool:
+        """True when what `path` sums up over the ranks is divided by their number, and was before.
+
+        By something else then: what each rank has counted.
+        """
+        names = SharedNames(self._known())
+        of_world: list[bool] = []
+        for place in path:
+            tree = self.tree(place)
+            given = reduced_at(tree, place.line)
+            function = next(functions_around(tree, place.line), tree)
+            divisors = divided_in(function, given - names.are_imported(given))
+            of_world += map(names.is_world_size, divisors)
+        return any(of_world) and not all(of_world)
 
     def chooses_rate_by_world(self) -> bool:
         """True when a learning rate comes of the number of ranks."""
         nodes = (node for tree in self._known() for node in ast.walk(tree))
-        return self._hang_on_world(
-            node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "lr"
-        )
-
-    def _hang_on_world(self, nodes: Iterable[ast.AST]) -> bool:
-        return not _OF_WORLD.isdisjoint(SharedNames(self._known()).read(nodes))
+        rates = (n.value for n in nodes if isinstance(n, ast.keyword) and n.arg == "lr")
+        return "get_world_size" in SharedNames(self._known()).read(rates)
 
     def _known(self) -> list[ast.Module]:
         trees = (self.tree(Place(file, 0)) for file in self._texts)

@@ -13,7 +13,13 @@ from itertools import pairwise
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.least_squares import solved
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
-from ddp_notebook.diagnosis.training.replicas import AVERAGING, Model, differing, some
+from ddp_notebook.diagnosis.training.replicas import (
+    AVERAGING,
+    Model,
+    differing,
+    exchanged,
+    some,
+)
 from ddp_notebook.diagnosis.training.rules import optimizers
 from ddp_notebook.model import Category, Finding, OptimizerFacts, Place, Ranks
 
@@ -29,6 +35,11 @@ _EARLY = 4
 _ADAPTIVE = ("Ada", "NAdam", "RAdam", "RMSprop", "Rprop", "Lion", "SparseAdam")
 """Their steps hardly depend on the size of all gradients."""
 _MEANS = frozenset({"all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor"})
+_GATHERING = frozenset(
+    {"all_gather", "all_gather_into_tensor", "scatter", "barrier"}
+    | {"reduce_scatter", "reduce_scatter_tensor"}
+)
+"""By these ranks see each other's parts: forward, and backward (gloo scatters)."""
 _PARTING = frozenset({"all_to_all", "all_to_all_single"})
 _FEWEST_VALUES = 4
 """Values of gradients, not zero, that must be the same on all ranks."""
@@ -47,7 +58,7 @@ def other_beginnings(context: Context) -> Iterator[Finding]:
         weights = {rank: each.first_weights for rank, each in of.items()}
         if not _all_close(gradients) or sum(map(bool, gradients[0])) < _FEWEST_VALUES:
             continue
-        if _all_close(list(weights.values())) or not _exchanged(context, of):
+        if _all_close(list(weights.values())) or not exchanged(context.collectives, of):
             continue
         yield _unlike_from_the_start(of, gradients[0], weights)
 
@@ -81,7 +92,12 @@ def scaled_apart(context: Context) -> Iterator[Finding]:
         others = {r: _ratio(gradients[right[0]], g) for r, g in gradients.items() if r not in right}
         if not _all_close([each.first_weights for each in of.values()]):
             continue
-        if others and len(others) < len(right) and all(others.values()) and _exchanged(context, of):
+        if (
+            others
+            and len(others) < len(right)
+            and all(others.values())
+            and exchanged(context.collectives, of)
+        ):
             each = next(iter(of.values()))
             yield Finding(
                 Category.REPLICA_DIVERGENCE,
@@ -114,23 +130,6 @@ def _ratio(one: Sequence[float], other: Sequence[float]) -> float:
     if len(one) != len(other) or len(ratios) < _FEWEST_VALUES:
         return 0.0
     return ratios[0] if max(ratios) - min(ratios) <= _APART * abs(ratios[0]) else 0.0
-
-
-def _exchanged(context: Context, of: _Of) -> bool:
-    """The ranks sent what has the size of the tensors that these optimizers hold.
-
-    Or nothing is known of what they sent: then the answer is asked for again when it is.
-    """
-    if not context.collectives.of:
-        return True
-    sizes = {numel for each in of.values() for numel in (*each.numels, sum(each.numels))} - {1}
-    return all(
-        any(
-            r.part is None and r.operation in AVERAGING and (r.numel in sizes or r.tensors > 1)
-            for r in context.collectives.of.get(rank, ())
-        )
-        for rank in of
-    )
 
 
 def _all_close(rows: Sequence[Sequence[float]]) -> bool:
@@ -414,6 +413,37 @@ def _beside(trained: _Trained, model: Model) -> Finding:
             "the same on all ranks at first, and not afterwards",
         ),
     )
+
+
+def unsummed_parts(context: Context) -> Iterator[Finding]:
+    """Ranks have parts of a sequence or a batch, gather each other's, and step with their own.
+
+    Their samples differ, and the parameters began alike: these are not split, the samples are.
+    """
+    for trained in _trained(context):
+        of = {rank: context.facts[rank].split.forwards for rank in trained.of}
+        rows = [tuple(e.hash for each in those for e in each.inputs) for those in of.values()]
+        known = all(row and "" not in row for row in rows)
+        calls = {
+            r.operation
+            for records in context.collectives.of.values()
+            for r in records
+            if r.part is None and r.numel > 1 and r.backwards
+        }
+        if known and len(set(rows)) == len(rows) and calls <= _GATHERING and trained.alone:
+            place = next((e.place for those in of.values() for e in those if e.place), None)
+            yield trained.finding(
+                Category.REPLICA_DIVERGENCE,
+                "each rank computes on a part of its own and gathers what the others have"
+                f"{_at(place)}, but the gradients of the parameters, which all of them have, are "
+                "summed by nobody: every rank steps with those of its part",
+                "all_reduce every parameter's gradient over the ranks that share the samples, and "
+                "divide as your loss needs it; or wrap the model in DistributedDataParallel.",
+                (
+                    "the model got other inputs on each rank, and gathered in its forward",
+                    "the parameters were the same on all ranks at first, and are not any more",
+                ),
+            )
 
 
 class _Later:

@@ -9,6 +9,8 @@ from ddp_notebook.diagnosis.training.replicas import Model
 from ddp_notebook.diagnosis.training.reported import is_reported
 from ddp_notebook.model import Category, EvaluationFacts, Finding, name_ranks
 
+_UNEVEN = 1.25
+"""One rank has so many times as many samples as another one."""
 _SILENT = ("barrier", "monitored_barrier")
 
 _Of = Mapping[int, EvaluationFacts]
@@ -93,6 +95,42 @@ def padded_counts(context: Context) -> Iterator[Finding]:
                 f"{length} samples in the data set, {len(of)} ranks, drop_last=False",
             ),
         )
+
+
+def unweighted_means(context: Context) -> Iterator[Finding]:
+    """Each rank divides by what it has counted, and the mean of the ranks' results is taken.
+
+    Ranks with fewer samples count as much as those with more.
+    """
+    for model in context.models.values():
+        wrong = [
+            of
+            for of in _together(model)
+            if _uneven(of)
+            and any(context.sources.is_mean_of_ratios(p) for e in of.values() for p in e.summed)
+        ]
+        if not wrong or not model.whole:
+            continue
+        counts = {rank: each.samples for rank, each in wrong[0].items()}
+        yield Finding(
+            Category.METRIC_MISAGGREGATION,
+            tuple(model.of),
+            f"each rank divides its result of {model.title} by the number of its own samples, and "
+            f"the ranks' results are averaged, though they have {_range(counts)} samples: those "
+            f"of the rank with fewer count more{_at(wrong[0])}",
+            "all_reduce the sum and the number of samples, and divide after that.",
+            evidence=tuple(f"rank {rank}: {n} samples" for rank, n in counts.items()),
+        )
+
+
+def _range(counts: Mapping[int, int]) -> str:
+    """From the fewest to the most: ``10 to 50``."""
+    return f"{min(counts.values())} to {max(counts.values())}"
+
+
+def _uneven(of: _Of) -> bool:
+    counts = [each.samples for each in of.values()]
+    return min(counts) > 0 and max(counts) >= _UNEVEN * min(counts)
 
 
 def _padded(of: _Of) -> tuple[int, int] | None:

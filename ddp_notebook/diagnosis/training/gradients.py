@@ -128,10 +128,10 @@ def unequal_means(context: Context) -> Iterator[Finding]:
     """Some ranks' losses are means over far fewer values, in step after step; DDP averages them."""
     for model, rows in _losses(context):
         factors = {each.factor if each.mean else 0.0 for row in rows for each in row}
-        times, few, many = _lopsided(rows)
-        if len(factors) > 1 or 0.0 in factors or times < _UNEQUAL:
+        times, *places = _lopsided(rows)
+        if len(factors) > 1 or not all(factors) or times < _UNEQUAL:
             continue
-        few, many = (tuple(model.of)[place] for place in (few, many))
+        few, many = (tuple(model.of)[place] for place in places)
         yield Finding(
             Category.LOSS_SCALING,
             tuple(model.of),

@@ -80,7 +80,28 @@ def _draw(tree: ast.Module, line: int) -> ast.Call | None:
             if name in functions and name not in seen and depth < _DEEPEST:
                 seen.add(name)
                 waiting.append((functions[name], depth + 1))
-    return None
+    return next((call for each in _samples_made_in(tree) for call in _calls(each)), None)
+
+
+def _samples_made_in(tree: ast.Module) -> Iterator[ast.AST]:
+    """Where data sets make one sample, on the rank itself: a loader's workers count elsewhere."""
+    for node in ast.walk(tree):
+        if isinstance(node, _FUNCTIONS) and node.name == "__getitem__":
+            yield node
+
+
+def _calls(function: ast.AST) -> Iterator[ast.Call]:
+    """Those that draw numbers from torch's own generator."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and not _has_generator(node):
+            of = node.func.value if isinstance(node.func, ast.Attribute) else None
+            plain = isinstance(of, ast.Name) and of.id == "torch" and _name(node) in _SHAPED
+            if plain or _name(node) in _LIKE or (of is not None and _name(node) in _IN_PLACE):
+                yield node
+
+
+def _has_generator(call: ast.Call) -> bool:
+    return any(keyword.arg == "generator" for keyword in call.keywords)
 
 
 def _innermost(tree: ast.Module, line: int) -> ast.AST | None:
@@ -103,7 +124,7 @@ def _name(call: ast.Call) -> str:
 
 def _is_per_sample(call: ast.Call) -> bool:
     name = _name(call)
-    if any(keyword.arg == "generator" for keyword in call.keywords):
+    if _has_generator(call):
         return False
     if name in _LIKE:
         return True

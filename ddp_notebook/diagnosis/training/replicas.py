@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ddp_notebook.model import (
     Collectives,
+    OptimizerFacts,
     ReplicaFacts,
     RunFacts,
     TensorDigest,
@@ -107,6 +108,23 @@ def by_hand(model: Model, collectives: Collectives) -> bool:
         and each.numel > 1
         for records in collectives.of.values()
         for each in records
+    )
+
+
+def exchanged(collectives: Collectives, of: Mapping[int, OptimizerFacts]) -> bool:
+    """The ranks sent what has the size of the tensors that these optimizers hold.
+
+    Or nothing is known of what they sent: then the answer is asked for again when it is.
+    """
+    if not collectives.of:
+        return True
+    sizes = {numel for each in of.values() for numel in (*each.numels, sum(each.numels))} - {1}
+    return all(
+        any(
+            r.part is None and r.operation in AVERAGING and (r.numel in sizes or r.tensors > 1)
+            for r in collectives.of.get(rank, ())
+        )
+        for rank in of
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, minority, outvoted
-from ddp_notebook.diagnosis.training.replicas import Model, by_hand, differing, some
+from ddp_notebook.diagnosis.training.replicas import Model, by_hand, differing, exchanged, some
 from ddp_notebook.model import (
     Category,
     Finding,
@@ -403,12 +403,38 @@ def first_nan(context: Context) -> Iterator[Finding]:
 
 
 def learning_rates(context: Context) -> Iterator[Finding]:
-    """The same optimizer with other learning rates, after as many steps."""
+    """The same optimizer with other learning rates, or other options, after as many steps.
+
+    Ranks that exchange nothing may try one value each.
+    """
     for of in optimizers(context.facts).values():
-        steps = {each.steps for each in of.values()}
-        lrs = {rank: each.lrs for rank, each in of.items()}
-        if len(of) < 2 or len(steps) > 1 or len(set(lrs.values())) < 2:
-            continue
+        together = all(each.replicas or each.mesh for each in of.values())
+        alike = len(of) > 1 and len({each.steps for each in of.values()}) == 1
+        if alike and (together or exchanged(context.collectives, of)):
+            yield from _other_rates(of)
+            yield from _other_options(of)
+
+
+def _other_options(of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
+    options = {rank: each.options for rank, each in of.items()}
+    if len(set(options.values())) < 2 or len({len(each) for each in options.values()}) > 1:
+        return
+    ranks = minority(options)
+    each, right = of[ranks[0]], next((o for r, o in options.items() if r not in ranks), ())
+    own = tuple(o for o in dict.fromkeys(each.options) if o not in right)
+    yield Finding(
+        Category.REPLICA_DIVERGENCE,
+        ranks,
+        f"{each.type} has {some(own or each.options)}, and something else on the other ranks: "
+        f"replicas drift apart{_at(each.place)}",
+        "Give the optimizer the same options on every rank.",
+        evidence=tuple(f"rank {rank}: {', '.join(o[:8])}" for rank, o in options.items()),
+    )
+
+
+def _other_rates(of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
+    lrs = {rank: each.lrs for rank, each in of.items()}
+    if len(set(lrs.values())) > 1:
         ranks = minority(lrs)
         each = of[ranks[0]]
         right = next((lrs[rank] for rank in sorted(of) if rank not in ranks), ())

@@ -14,10 +14,10 @@ import torch
 from ddp_notebook import model
 from ddp_notebook.model import Place
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
-from ddp_notebook.rank.training.samplers import Source, hash_of
+from ddp_notebook.rank.training.samplers import Source, hash_of, samples_in
 
 _EVALUATIONS, _INPUTS, _STARTS = 8, 2, 8
-_FEW_SUMS, _FEWEST_SAMPLES = 16, 2
+_FEW_SUMS, _FEWEST_SAMPLES, _SUMS = 16, 2, 4
 _STATISTICS, _STATISTICS_BYTES = 64, 2**20
 
 
@@ -38,9 +38,14 @@ class Evaluation:
         self.over = False
         self.padded: tuple[int, int] | None = None
         self.counted: tuple[Line, ...] = ()
+        self.samples = 0
+        self.sums: list[tuple[Line, ...]] = []
 
     def summed(self, tensors: Any) -> None:
         """These values are about to be summed over the ranks: is the padded count one of them?"""
+        few = [each for each in tensors if isinstance(each, torch.Tensor)]
+        if len(self.sums) < _SUMS and sum(each.numel() for each in few) <= _FEW_SUMS:
+            self.sums.append(self._call_sites.users_path(sys._getframe(1)))
         padding = _padding(self.source) if self.source is not None else None
         if padding is not None and any(padding[1] in _few_values(each) for each in tensors):
             self.padded = padding
@@ -59,6 +64,8 @@ class Evaluation:
             Place(*self.line) if self.line else None,
             self.padded,
             tuple(Place(*each) for each in self.counted),
+            self.samples,
+            tuple(tuple(Place(*each) for each in path) for path in self.sums),
         )
 
 
@@ -111,6 +118,7 @@ class Moments:
             self.evaluations.append(current)
         current.forwards += 1
         current.source = source
+        current.samples += samples_in(inputs)
         if len(current.inputs) < _INPUTS:
             current.inputs.append(hash_of(inputs))
         return current

@@ -193,6 +193,7 @@ class RunSummary:
                 type=optimizer.type,
                 steps=optimizer.steps,
                 lrs=tuple(_number(lr) for lr in optimizer.lrs),
+                options=optimizer.options,
                 replicas=models,
                 unwrapped=unwrapped,
                 state=states,

@@ -180,6 +180,12 @@ def hash_of(inputs: Any) -> str:
     return f"{hashed:08x}"
 
 
+def samples_in(inputs: Any) -> int:
+    """The first dimension of the first tensor in what a model gets; 0 where there is none."""
+    first = next(_tensors(inputs), None)
+    return first.shape[0] if first is not None and first.dim() else 0
+
+
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value

@@ -25,7 +25,7 @@ _DROPOUTS = (torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.
 _STEPS_TO_BE_IDLE = 3
 """Without a gradient in so many steps, a tensor is in no forward."""
 _MOST_COMPARED, _COMPARED, _MOST_TWINS = 2000, 16, 8
-_MOST_BEGINS, _BEGIN_VALUES = 100, 2**14
+_MOST_BEGINS, _BEGIN_VALUES, _MOST_GROUPS = 100, 2**14, 8
 
 
 def _twins(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
@@ -186,7 +186,7 @@ class Replica:
         named = module.named_parameters() if module is not None else ()
         trained = [(name, each) for name, each in named if each.grad is not None]
         lacking = [(name, each) for name, each in trained if id(each) not in held]
-        if not lacking or lacking[0] is trained[0] or not _are_few(lacking, trained):
+        if not lacking or lacking[0][0] == trained[0][0] or not _are_few(lacking, trained):
             return
         # One that makes no step now, and will, is in no table yet.
         later = _held_by(_all_optimizers())
@@ -256,6 +256,7 @@ class TrackedOptimizer:
         """A run begins."""
         self.steps = self.idle_steps = self.since = 0
         self.lrs: tuple[Any, ...] = ()
+        self.options: tuple[str, ...] = ()
         self.place: Line | None = None
         self.pending_place: Line | None = None
         self.unheld = ()
@@ -302,6 +303,7 @@ class TrackedOptimizer:
             self._find_models(groups, replicas)
         if not self.steps:
             self.place = self._users_line()
+            self.options = _options(groups)
         self.steps += 1
         self.lrs = tuple([group.get("lr") for group in groups])
         if self.replicas and self.steps <= _STEPS_TO_BE_IDLE:
@@ -377,6 +379,16 @@ class TrackedOptimizer:
         idle = [each.dim() for ref in self.idle if (each := ref()) is not None]
         alike = sorted(idle) == sorted(dimensions for _, dimensions in lacking)
         return tuple(name for name, _ in lacking) if alike else ()
+
+
+def _options(groups: Any) -> tuple[str, ...]:
+    """What its groups were given beside the learning rate: ``weight_decay=0.1``."""
+    return tuple(
+        f"{name}={value:g}"
+        for group in groups[:_MOST_GROUPS]
+        for name, value in sorted(group.items())
+        if isinstance(value, int | float) and "lr" not in name
+    )
 
 
 def _is_idle(parameter: torch.Tensor | None) -> bool:
