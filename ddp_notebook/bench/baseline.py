@@ -101,7 +101,7 @@ def _compare_point(now: BenchPoint, before: BenchPoint) -> PointChange:
 
 
 def _together(compared: CurveChange, busy: bool) -> CurveChange:
-    """`found`, decided by all sizes together where they do not decide one by one."""
+    """`compared`, decided by all sizes together where they do not decide one by one."""
     if compared.change in (Change.SLOWER, Change.FASTER):
         return compared
     sizes = [point.size_bytes for point in compared.points]

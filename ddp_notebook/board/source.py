@@ -14,8 +14,8 @@ from ddp_notebook.board import tab_contents
 from ddp_notebook.board.tails import Tails
 from ddp_notebook.errors import DDPError
 from ddp_notebook.model import Collective, Collectives, Diagnosis, RankState, Snapshot, Status
-from ddp_notebook.session.runs.collective_steps import source_of
 from ddp_notebook.session.runs.registry import stops_in
+from ddp_notebook.session.runs.steps import source_of
 from ddp_notebook.state.board_rows import BoardFacts
 from ddp_notebook.state.fold import state_at
 
@@ -162,7 +162,7 @@ class BoardSource:
         return self._found
 
     def _detector(self) -> StallDetector | None:
-        """Who looks already whether the ranks get on."""
+        """The stall detector of the run that ranks are in; None without one."""
         run = self._session.current
         return run.detector if run is not None else None
 

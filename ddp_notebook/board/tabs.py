@@ -40,8 +40,11 @@ class TabFeed:
         self._tell = tell
         self._lock = threading.Lock()
         self._watching: dict[str, tuple[str, float]] = {}
+        """By page, the tab that it has open, and when it was heard last."""
         self._told: dict[str, object] = {}
+        """By tab, a key of what pages were told last."""
         self._asked: set[str] = set()
+        """Tabs for which the ranks are being asked."""
         self._key: object = None
         self._changed_s = 0.0
         self._looked_s = 0.0

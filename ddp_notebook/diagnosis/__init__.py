@@ -10,7 +10,10 @@ least_squares.py  By what to multiply some rows of numbers so that they add up t
 majority.py   Majority votes: which of several values is right, and which ranks differ.
 names.py      What a test in the code is on each rank: the same on all, of its own, by its number.
 pages.py      A page of help for each category: what torch prints, what it means, how to fix it.
+partings.py   Ranks at different lines of one function: the test in the code that parted them.
 progress.py   What a rank is doing: its current call, and whether it makes progress by itself.
+shared_names.py  Whether what a thread left undone decides a test in other code.
+standing_still.py  Ranks that stand still, by their stacks alone.
 setup/        Rules for set-up.
 collectives/  Rules for collectives: who diverged from the others, and how.
 parallel/     Rules for programs that split a model or its data over ranks.

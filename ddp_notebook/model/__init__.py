@@ -10,6 +10,7 @@ ddp.py             DDP's construction as values: its stages, fingerprints of mod
 diagnosis.py       Findings: what is wrong with a job, the culprits, and the remedy.
 doctor.py          What `%ddp_doctor` found: one line per check, each with a verdict and remedy.
 events.py          Events: facts, each sent once by the rank that it is about; and messages of them.
+parallel/          Models split over ranks, as values: parameters, placements, meshes.
 ranks.py           Rank sets, and how rank sets, sizes and long texts are displayed.
 stacks.py          The ranks' stacks as one tree, and their variables as one table.
 stages.py          The stages of set-up, and the table that a step of the debugger gives.

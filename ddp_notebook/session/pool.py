@@ -150,7 +150,7 @@ def launch_mode(launcher: str) -> str:
 
 
 def _load_processes_class() -> type[Processes]:
-    """The same in a thread: an interrupted import can leave Python's module lock held."""
+    """`_processes_class` in a thread: an interrupted import can leave Python's module lock held."""
     loaded: Future[type[Processes]] = Future()
 
     def load() -> None:

@@ -13,10 +13,10 @@ from ddp_notebook.session.findings import LastFindings
 from ddp_notebook.session.pool import RankPool
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.runs.cells import Cells
-from ddp_notebook.session.runs.collective_steps import Step
 from ddp_notebook.session.runs.registry import RunRegistry
 from ddp_notebook.session.runs.run import RunOptions
 from ddp_notebook.session.runs.scripts import Scripts
+from ddp_notebook.session.runs.steps import Step
 from ddp_notebook.session.setup.set_up import SetUp
 from ddp_notebook.session.setup.stepping import Stepping
 from ddp_notebook.session.tools.against import AgainstOne

@@ -185,13 +185,13 @@ class MissingRanks:
 def collectives_at(collectives: Collectives, at_ns: int) -> Collectives:
     """The collectives called by `at_ns`, in the phase that they were in then."""
     of = {
-        rank: tuple(_at(record, at_ns) for record in issued if came_ns(record) <= at_ns)
+        rank: tuple(_at(record, at_ns) for record in issued if called_ns(record) <= at_ns)
         for rank, issued in collectives.of.items()
     }
     return replace(collectives, of=of)
 
 
-def came_ns(record: Collective) -> int:
+def called_ns(record: Collective) -> int:
     """When the rank called it; it was issued later if the rank was paused."""
     return record.issued_ns - record.held_ns
 
@@ -199,7 +199,7 @@ def came_ns(record: Collective) -> int:
 def _at(record: Collective, at_ns: int) -> Collective:
     """The record as it was at `at_ns`, after the call."""
     if record.issued_ns > at_ns:
-        began_ns = came_ns(record)
+        began_ns = called_ns(record)
         return replace(record, phase=Phase.HELD, issued_ns=began_ns, held_ns=0, done_ns=0)
     if not record.over or record.done_ns <= at_ns:
         return record

@@ -14,6 +14,6 @@ paragraphs.py   The elements of views besides tables: indented text, boxes to co
 stacks.py       Where the ranks are, as a tree: plain text of at most 100 columns, and nested HTML.
 step_table.py   A step table (which ranks arrived where, and what they wait for) as text and HTML.
 table.py        The one table: columns and rows in, text of fixed width and HTML out.
-training/       What is told of training beside findings.
+training/       Results about training besides findings.
 variables.py    The variables of ranks as a table: text, and HTML.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import warnings
@@ -84,6 +85,12 @@ def test_a_folder_is_read_at_a_glance(folder: Path) -> None:
     if str(folder.relative_to(PACKAGE)) not in COURSE:
         files = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
         assert len(files) <= 14, f"{len(files)} files; cut a room out of it, at an idea"
+        if folder != PACKAGE:
+            listed = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+            rooms = [f"{path.parent.name}/" for path in folder.glob("*/__init__.py")]
+            named = {line.partition(" ")[0] for line in listed.splitlines()}
+            missing = {*files, *rooms} - named
+            assert not missing, f"its docstring lists each file and room, and lacks {missing}"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

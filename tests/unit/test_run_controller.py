@@ -56,7 +56,7 @@ class Setting:
         self.controller = RunController(self.run, self.cluster, CollectiveLogs(folder), self.record)
         self.record.subscribe(self.controller.take)
         work = CellWork(self.run, self.cluster, "x = 1", "%%ddp", is_async=False)
-        self.controller.carry_out(work, patient=True)
+        self.controller.assign(work, patient=True)
 
     def ranks_do(self, rank_does: Callable[[int], Iterable[Event]]) -> None:
         self.cluster.tells = lambda rank, _: rank_does(rank)
@@ -152,14 +152,14 @@ def test_a_run_that_is_stuck_is_released_with_its_ranks_and_waited_for_again(
     monkeypatch.setattr(RunController, "_detector", lambda _: Detector())
     setting.ranks_do(lambda rank: (started(rank),))
     assert setting.controller.work is not None
-    setting.controller.carry_out(setting.controller.work, patient=False)
+    setting.controller.assign(setting.controller.work, patient=False)
     result = setting.see_through()
     assert isinstance(result.error, Stuck)
     assert "What to do: Start it." in str(result.error)
     assert (result.diagnosis, result.pending) == (diagnosis, BOTH)
     assert setting.controller.state is RunState.STUCK
 
-    setting.controller.carry_out(setting.controller.work, patient=True)
+    setting.controller.assign(setting.controller.work, patient=True)
     detached = Detached(setting.controller)
     assert setting.controller.state is RunState.RUNNING
     assert len(setting.cluster.sent) == 1, "it is not sent again"

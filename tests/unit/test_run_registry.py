@@ -155,7 +155,7 @@ def test_runs_are_kept_while_ranks_are_in_them_or_while_they_are_the_last(runs: 
 
 
 def detach(runs: Runs, controller: RunController, work: Nothing) -> Detached:
-    controller.carry_out(work, patient=True)
+    controller.assign(work, patient=True)
     runs.registry.detached = Detached(controller)
     return runs.registry.detached
 

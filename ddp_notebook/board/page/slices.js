@@ -65,8 +65,8 @@ export class Store {
     }
     this.join(slice);
     const run = this.kinds[slice[KIND]]?.[RUN];
-    if (slice[ISSUED]) this.begun.set(run, Math.min(this.begun.get(run) ?? Infinity, cameAt(slice)));
-    if (slice[ISSUED]) this.first = Math.min(this.first, cameAt(slice));
+    if (slice[ISSUED]) this.begun.set(run, Math.min(this.begun.get(run) ?? Infinity, calledAt(slice)));
+    if (slice[ISSUED]) this.first = Math.min(this.first, calledAt(slice));
     this.end = Math.max(this.end, slice[ISSUED], slice[DONE]);
     this.last = Math.max(this.last, slice[ISSUED], PHASES[slice[PHASE]] === "freed" ? 0 : slice[DONE]);
   }
@@ -77,7 +77,7 @@ export class Store {
       if (isOpen(gone)) this.pending--;
     }
     this.first = Infinity;
-    for (const { list } of this.rows.values()) this.first = Math.min(this.first, cameAt(list[0]));
+    for (const { list } of this.rows.values()) this.first = Math.min(this.first, calledAt(list[0]));
   }
 
   /** One collective of several ranks: when the last of them issued it, and which that was. */
@@ -120,7 +120,7 @@ export class Store {
     for (const { list } of this.rows.values())
       for (const slice of list) {
         if (this.kinds[slice[KIND]]?.[RUN] !== run) continue;
-        from = Math.min(from, cameAt(slice));
+        from = Math.min(from, calledAt(slice));
         to = Math.max(to, slice[ISSUED], slice[DONE]);
         open ||= isOpen(slice);
       }
@@ -145,7 +145,7 @@ export class Store {
     const list = this.rows.get(rank)?.list ?? [];
     const start = this.startOf(list, from);
     let end = start;
-    while (end < list.length && cameAt(list[end]) <= to) end++;
+    while (end < list.length && calledAt(list[end]) <= to) end++;
     return list.slice(start, end);
   }
 
@@ -176,7 +176,7 @@ export class Store {
 
 const isOpen = (slice) => slice[PHASE] < 2;
 /** When the rank called it; if it was paused, it was issued later. */
-const cameAt = (slice) => slice[ISSUED] - (slice[HELD] || 0);
+const calledAt = (slice) => slice[ISSUED] - (slice[HELD] || 0);
 const endOf = (slice, now) => (isOpen(slice) ? now : slice[DONE] || slice[ISSUED]);
 
 /** Whether a slice was issued well before `until`; the end of the one before is recorded a bit late. */
@@ -205,7 +205,7 @@ export function layOut(slices, x, now, roomForTwo, place) {
     const until = endOf(slice, now);
     const floor = floors > 1 && within(slice, ends[0], now) ? 1 : 0;
     ends[floor] = Math.max(ends[floor], until);
-    const x0 = x(cameAt(slice));
+    const x0 = x(calledAt(slice));
     const bad = ["failed", "refused"].includes(PHASES[slice[PHASE]]);
     const x1 = Math.max(x(until), x0 + (bad ? LEAST_BAD : 1.5));
     if (x1 < covered[floor] + 0.5 && !bad) continue;
@@ -226,7 +226,7 @@ export class Window {
     if (!this.follow || !store.rows.size) return false;
     const newest = [...store.rows.values()].map(({ list }) => store.newest(list, 24));
     const latest = Math.max(...newest.map(([, run]) => run ?? 0));
-    const from = Math.min(...newest.filter(([, run]) => (run ?? 0) === latest).map(([slice]) => cameAt(slice)));
+    const from = Math.min(...newest.filter(([, run]) => (run ?? 0) === latest).map(([slice]) => calledAt(slice)));
     const shown = Math.max(store.last - from, 200);
     // A long wait must not push its history out of sight.
     const to = store.pending ? Math.min(now, store.last + Math.max(0.4 * shown, 2e4)) : store.last + 0.03 * shown;

@@ -173,12 +173,12 @@ class Timeline {
   drawPointed() {
     const slice = this.at;
     const until = slice && endOf(slice, this.now);
-    this.frameAt.hidden = !slice || until < this.window.from || cameAt(slice) > this.window.to;
+    this.frameAt.hidden = !slice || until < this.window.from || calledAt(slice) > this.window.to;
     if (!slice) return;
     let [above, tall] = this.rowOf(slice[RANK]);
     this.layOut(slice[RANK], (each, _, __, top, high) => each === slice && ([above, tall] = [top, high]));
     const inside = (x) => Math.max(this.gutter, Math.min(x, this.width));
-    const [x0, x1] = [inside(this.x(cameAt(slice))), inside(this.x(until))];
+    const [x0, x1] = [inside(this.x(calledAt(slice))), inside(this.x(until))];
     this.frameAt.style.cssText = `left: ${x0}px; top: ${above}px; width: ${Math.max(x1 - x0, 3)}px; height: ${Math.max(tall, 3)}px`;
     this.tip.style.cssText = `left: ${Math.max(0, Math.min(x0, this.width - 320))}px; top: ${(slice[RANK] + 1) * this.rowHeight + 4}px`;
   }
@@ -443,7 +443,7 @@ class Timeline {
     let from = x0;
     if (slice[HELD]) {
       from = x0 = Math.min(x1, this.x(slice[ISSUED]));
-      fill("paused", this.x(cameAt(slice)), x0, top, tall);
+      fill("paused", this.x(calledAt(slice)), x0, top, tall);
     }
     if (phase === "paused") fill("paused", x0, x1, top, tall);
     else if (phase === "issued") fill("wait", x0, x1, top, tall);

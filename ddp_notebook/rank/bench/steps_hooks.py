@@ -79,7 +79,7 @@ class Clock:
         self._stamps.append(event)
 
     def take_ns(self, stamps_per_step: int) -> list[list[int]]:
-        """The times between the stamps of each step, which has `each` of them."""
+        """The times between the stamps of each step, which has `stamps_per_step` of them."""
         stamps, self._stamps = self._stamps, []
         waited, self._waited = self._waited, []
         if stamps and self._device.type == "cuda":

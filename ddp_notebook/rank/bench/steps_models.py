@@ -27,7 +27,7 @@ class Unusable(Exception):
 
 @contextlib.contextmanager
 def users_code(text: str = "{}") -> Iterator[None]:
-    """Within, the user's code runs. An exception becomes Unusable, with `said` about it."""
+    """Within, the user's code runs. An exception becomes Unusable, with it in `text`."""
     try:
         yield
     except Unusable:

@@ -23,21 +23,7 @@ class Answers:
         self.variables = Variables(process, waiting, main_thread, user_code, watched.names)
         self._summary = watched.summary
         self._stacks = Stacks(process, main_thread, waiting, user_code)
-        self._reporter = Reporter(
-            process,
-            main_thread,
-            waiting,
-            watched.observer,
-            watched.call_sites,
-            user_code,
-            watched.init_calls,
-            watched.sockets,
-            watched.resolver,
-            self.reachability,
-            watched.data_workers,
-            watched.thread_errors,
-            watched.summary,
-        )
+        self._reporter = Reporter(watched, waiting, self.reachability)
 
     def to(self, handlers: Handlers) -> Handlers:
         """`handlers`, through which all of it is answered."""

@@ -25,24 +25,16 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.model.ddp import Fingerprint
 from ddp_notebook.rank.cells.raised import place_of
-from ddp_notebook.rank.cells.threads import ThreadErrors
-from ddp_notebook.rank.collectives.call_sites import CallSites
-from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.inspect import process as own
-from ddp_notebook.rank.inspect.data_workers import DataWorkers
-from ddp_notebook.rank.inspect.frames import UserCode
 from ddp_notebook.rank.inspect.polling import polled_file
 from ddp_notebook.rank.inspect.process import is_runnable, main_cpu_s, versions
-from ddp_notebook.rank.inspect.reachability import Reachability, Resolver
+from ddp_notebook.rank.inspect.reachability import Reachability
 from ddp_notebook.rank.inspect.waiting import Waiting, is_ddp_constructor
-from ddp_notebook.rank.main_thread import Failure, MainThread
-from ddp_notebook.rank.rank_process import RankProcess
+from ddp_notebook.rank.main_thread import Failure
 from ddp_notebook.rank.setup import listening
-from ddp_notebook.rank.setup.rendezvous import InitCalls
-from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.training import ddp
-from ddp_notebook.rank.training.facts import RunSummary
 from ddp_notebook.rank.training.parallel import fsdp_private
+from ddp_notebook.rank.watched import Watched
 
 _KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")
 _DEFAULT_GROUP = re.compile(rb"default_pg/\d+//[a-z]+//")
@@ -52,35 +44,13 @@ _DEFAULT_GROUP = re.compile(rb"default_pg/\d+//[a-z]+//")
 class Reporter:
     """Makes this rank's report."""
 
-    def __init__(
-        self,
-        process: RankProcess,
-        main_thread: MainThread,
-        waiting: Waiting,
-        observer: Observer,
-        call_sites: CallSites,
-        user_code: UserCode,
-        init_calls: InitCalls,
-        sockets: TorchSockets,
-        resolver: Resolver,
-        reachability: Reachability,
-        data_workers: DataWorkers,
-        thread_errors: ThreadErrors,
-        summary: RunSummary,
-    ) -> None:
-        self._rank = process.rank
-        self._main_thread = main_thread
+    def __init__(self, watched: Watched, waiting: Waiting, reachability: Reachability) -> None:
+        self._watched = watched
+        self._observer = watched.observer
+        self._main_thread = watched.main_thread
+        self._user_code = watched.user_code
         self._waiting = waiting
-        self._observer = observer
-        self._call_sites = call_sites
-        self._user_code = user_code
-        self._init_calls = init_calls
-        self._sockets = sockets
-        self._resolver = resolver
         self._reachability = reachability
-        self._data_workers = data_workers
-        self._thread_errors = thread_errors
-        self._summary = summary
 
     def report(self) -> RankReport:
         """This rank, as it is now."""
@@ -90,11 +60,12 @@ class Reporter:
         frame, stack = awaited.frame, awaited.stack
         wait = self._waiting.wait(awaited, runnable)
         inside = wait.inside
-        calls, error = self._init_calls.calls, self._main_thread.error
+        watched, error = self._watched, self._main_thread.error
+        calls = watched.init_calls.calls
         arguments, exchanges = calls.arguments, self._observer.exchanges
         probe, addresses = self._store_and_name(arguments, calls.entered > 0)
         return RankReport(
-            rank=self._rank,
+            rank=watched.process.rank,
             activity=self._waiting.activity(inside),
             inside=inside,
             doing=self._main_thread.doing or self._user_code.describe(frame),
@@ -111,10 +82,10 @@ class Reporter:
             error_misses=_there_by_now(error),
             holder=_holder(error, arguments.master_port),
             polls_for="" if inside else polled_file(frame, self._user_code),
-            workers=() if inside else self._data_workers.owing(stack),
-            children=() if inside else self._data_workers.started(stack),
-            in_threads=self._thread_errors.of_run,
-            handles=error.during if error else self._thread_errors.in_main(),
+            workers=() if inside else watched.data_workers.owing(stack),
+            children=() if inside else watched.data_workers.started(stack),
+            in_threads=watched.thread_errors.of_run,
+            handles=error.during if error else watched.thread_errors.in_main(),
             locked=not inside and self._waiting.locked(awaited),
             probe=probe,
             file=_store_file(arguments.path, dist.is_initialized()),
@@ -131,12 +102,12 @@ class Reporter:
             purpose=fsdp_private.purpose(stack) if inside == "collective" else "",
             splits=exchanges.latest if exchanges is not None else None,
             model=_wrapped_model(stack),
-            path=tuple(Place(*line) for line in self._call_sites.users_path(frame)),
+            path=tuple(Place(*line) for line in watched.call_sites.users_path(frame)),
             waits_for=wait.record,
             key=wait.key,
             key_test=wait.test,
             run=self._observer.run,
-            replicas=self._summary.counts(),
+            replicas=watched.summary.counts(),
         )
 
     def _store_and_name(
@@ -145,14 +116,14 @@ class Reporter:
         """Whether the store answers this rank, and what its name resolves to here."""
         address = arguments.master_addr, arguments.master_port
         probe = self._reachability.store(*address) if entered else Probe()
-        return probe, self._resolver.resolved(arguments.master_addr)
+        return probe, self._watched.resolver.resolved(arguments.master_addr)
 
     def _listens(self, inside: str, arguments: InitArguments) -> tuple[str, ...]:
         """Where the group under construction listens, without a store that this rank hosts."""
         if inside != "process-group":
             return ()
         store = f":{arguments.master_port}"
-        return tuple(each for each in self._sockets.listening() if not each.endswith(store))
+        return tuple(each for each in self._watched.sockets.listening() if not each.endswith(store))
 
 
 def _wrapped_model(stack: Sequence[FrameType]) -> Fingerprint | None:

@@ -57,12 +57,11 @@ class _TimeIsUp(Exception):
 class Digester:
     """Makes digests until its time is up. Without `objects`, of Python's own types only."""
 
-    def __init__(self, *, objects: bool, seconds: float = 0.0) -> None:
+    def __init__(self, *, objects: bool) -> None:
         self._objects = objects
         self.opaque = False
         """Something in them is known by its class alone: equal digests do not say equal values."""
-        seconds = seconds or (_FULL_SECONDS if objects else _SECONDS)
-        self._until_s = time.thread_time() + seconds
+        self._until_s = time.thread_time() + (_FULL_SECONDS if objects else _SECONDS)
 
     def of(self, value: Any) -> str:
         """Equal for equal values; empty where it was not read to its end. Raises nothing."""

@@ -5,6 +5,7 @@ collective_logs.py  Reads the ranks' collective logs from mapped files, without 
 deaths.py           Ranks that died during set-up: in which stage and how, for an error message.
 lab_hosts.py        The fault lab's hosts: the process that holds them, and each rank's host.
 processes.py        Starts ranks until they accept calls, starts the store, and ends both.
+script_processes.py A script's processes: starts them, receives their events, ends them.
 store.py            The session's stores: each runs in its own process.
 unresponsive.py     What the operating system reports about a rank that does not answer.
 """

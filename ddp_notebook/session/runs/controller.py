@@ -15,11 +15,11 @@ from ddp_notebook.errors import CellInterrupted, SessionLost, Stuck
 from ddp_notebook.model import Case, Diagnosis, Event, Ranks
 from ddp_notebook.rank import calls
 from ddp_notebook.session.interrupts import LOOK_EVERY_S, quick_switches
-from ddp_notebook.session.runs.collective_steps import Settling, table
 from ddp_notebook.session.runs.gather import LaunchParameters, gather, with_sources_in_use
 from ddp_notebook.session.runs.interruption import interruption
 from ddp_notebook.session.runs.run import CellResult, CellRun
 from ddp_notebook.session.runs.stall_detector import StallDetector
+from ddp_notebook.session.runs.steps import Settling, table
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.rank_cluster import RankCluster
@@ -121,7 +121,7 @@ class RunController:
 
     # -- changes of state ----------------------------------------------------------------
 
-    def carry_out(self, work: Work, *, patient: bool) -> None:
+    def assign(self, work: Work, *, patient: bool) -> None:
         """Say what to run. A `patient` run goes on also when no rank makes progress."""
         self.work, self._patient = work, patient
 

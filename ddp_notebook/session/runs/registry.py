@@ -15,11 +15,11 @@ from ddp_notebook.model import Event, LineStopped, Ranks, StepTable, name_ranks
 from ddp_notebook.rank.calls import Breakpoints
 from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.interrupts import LOOK_EVERY_S, noted
-from ddp_notebook.session.runs.collective_steps import Settling, paused_ranks, table
 from ddp_notebook.session.runs.controller import RunController, RunState, Work
 from ddp_notebook.session.runs.detached import Detached
 from ddp_notebook.session.runs.past import PastRuns
 from ddp_notebook.session.runs.run import CellResult, CellRun, RunOptions
+from ddp_notebook.session.runs.steps import Settling, paused_ranks, table
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.rank_cluster import RankCluster
@@ -208,7 +208,7 @@ class RunRegistry:
     ) -> CellResult:
         """Run `work`; its result, or the current state of a run that is detached or pauses."""
         self.before_run(controller.run)
-        controller.carry_out(work, patient=options.patient)
+        controller.assign(work, patient=options.patient)
         self._findings.begin(controller.run.found)
         self.past.begin(controller.run)
         if options.started is not None:

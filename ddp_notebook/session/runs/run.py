@@ -101,10 +101,11 @@ class CellRun:
         """The sources of earlier cells, whose functions it may call."""
         self.pausing = False
         """Every rank pauses before each collective until it is stepped."""
-        self._shown: dict[int, tuple[int, int]] = {}
         self.script = script
         """The file's name, when it is a script that runs."""
         self.ranks = ranks
+        self._shown: dict[int, tuple[int, int]] = {}
+        """By rank, how many pieces of output `news` has given, and how long the last one was."""
         self.started: set[int] = set()
         self.finished: dict[int, CellFinished] = {}
         self.died: dict[int, RankExited] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,7 +77,7 @@ class Scripts:
                 self._ended,
                 self._runs.breakpoints_of,
                 package,
-                trails,
+                trails or {},
                 leaves=options.wait == "forever" and not options.hold,
             )
             return self._runs.carry_out(controller, work, interrupted, options)
@@ -88,46 +88,36 @@ class Scripts:
         self.seen_late = detector.seen_late if detector is not None else None
 
 
+@dataclass
 class ScriptWork:
     """A script, for a `RunController`: its rendezvous, and how it ends.
 
-    `placed` puts them on hosts of the fault lab, and the store with them. `ended` is called when
-    no rank is in it any more.
+    `placed` puts its ranks on hosts of the fault lab, and the store with them. `ended` is called
+    when no rank is in it any more.
     """
 
-    def __init__(
-        self,
-        run: CellRun,
-        processes: Processes,
-        command: Sequence[str],
-        store: str,
-        settings: Settings,
-        placed: Placed | None,
-        ended: Callable[[RunController], None],
-        breakpoints_of: Callable[[int], calls.Breakpoints],
-        package: str | None,
-        trails: Mapping[int, TrailOrder] | None,
-        *,
-        leaves: bool,
-    ) -> None:
-        self._run = run
-        self._leaves = leaves
-        self._breakpoints_of = breakpoints_of
-        self._package = package
-        self._trails = trails or {}
-        self._processes = processes
-        self._path, *self._arguments = command
-        self._placed = placed is not None
-        self._hosts = placed.hosts if placed is not None else {}
-        self._ended = ended
+    run: CellRun
+    processes: Processes
+    command: Sequence[str]
+    store: str
+    settings: Settings
+    placed: Placed | None
+    ended: Callable[[RunController], None]
+    breakpoints_of: Callable[[int], calls.Breakpoints]
+    package: str | None
+    trails: Mapping[int, TrailOrder]
+    leaves: bool
+
+    def __post_init__(self) -> None:
+        run, processes, store = self.run, self.processes, self.store
         host = processes.options.master_addr
-        if placed is not None:
-            address = placed.address
+        if self.placed is not None:
+            address = self.placed.address
         elif store == "session":
             address = processes.fresh_store()
         else:
             address = (host, free_port(host))
-        self._environments = environments(processes, run.ranks, address, store, settings)
+        self._environments = environments(processes, run.ranks, address, store, self.settings)
         self.launch = LaunchParameters(
             {
                 "MASTER_ADDR": address[0],
@@ -143,26 +133,27 @@ class ScriptWork:
         """Start the script's processes; no rank is unreachable."""
         scripts = {
             rank: calls.Script(
-                cell=self._run.cell,
-                number=self._run.number,
-                path=self._path,
-                arguments=tuple(self._arguments),
-                threads=self._processes.options.threads,
-                breakpoints=self._breakpoints_of(rank),
-                paused=self._run.pausing,
-                leaves=self._leaves,
-                package=self._package,
-                trail=self._trails.get(rank),
+                cell=self.run.cell,
+                number=self.run.number,
+                path=self.command[0],
+                arguments=tuple(self.command[1:]),
+                threads=self.processes.options.threads,
+                breakpoints=self.breakpoints_of(rank),
+                paused=self.run.pausing,
+                leaves=self.leaves,
+                package=self.package,
+                trail=self.trails.get(rank),
             )
             for rank in ranks
         }
-        started = self._processes.open_script(self._run.cell, ranks)
-        started.start(scripts, self._environments, self._hosts)
+        hosts = self.placed.hosts if self.placed is not None else {}
+        started = self.processes.open_script(self.run.cell, ranks)
+        started.start(scripts, self._environments, hosts)
         return ()
 
     def end(self, controller: RunController) -> CellResult:
         """How the script ended, with a diagnosis; its processes stay."""
-        run = self._run
+        run = self.run
         result = run.result()
         diagnosis = Diagnosis() if controller.aborted else diagnose_run(controller.look())
         if diagnosis.wrong:
@@ -173,9 +164,9 @@ class ScriptWork:
         elif result.error is None:
             checked = post_run.examine(run, controller.cluster, controller.logs)
             result = replace(result, diagnosis=checked)
-        self._ended(controller)
-        if self._placed:
-            self._processes.end_script()  # also ends the lab's hosts
+        self.ended(controller)
+        if self.placed is not None:
+            self.processes.end_script()  # also ends the lab's hosts
         return result
 
 

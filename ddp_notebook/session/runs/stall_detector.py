@@ -118,11 +118,11 @@ class StallDetector:
         if picture != self._picture or case.where(Activity.BUSY, Activity.HELD):
             self._picture, self._still_since_s = picture, now_s
             return None
-        mute = case.where(Activity.SILENT)
-        if not (case.waiting or mute) or now_s - self._still_since_s < UNDECIDED_AFTER_S:
+        silent = case.where(Activity.SILENT)
+        if not (case.waiting or silent) or now_s - self._still_since_s < UNDECIDED_AFTER_S:
             return None
         facts = tuple(f"rank {rank} {text}" for rank, text in (self.latest.doing or {}).items())
-        if mute:
+        if silent:
             why = (
                 f"answers nothing and uses no CPU for {UNDECIDED_AFTER_S:.0f} s: it waits in "
                 "native code that holds Python's lock"
@@ -131,7 +131,7 @@ class StallDetector:
             why = f"nothing has moved for {UNDECIDED_AFTER_S:.0f} s, and no rule says why"
         finding = Finding(
             Category.UNDECIDED,
-            mute,
+            silent,
             why,
             "See what each rank does, free them with %ddp_abort, or keep waiting.",
             case.waiting,

@@ -12,8 +12,8 @@ from ddp_notebook.model import Activity, Ranks, Stage, Status, StepTable, name_r
 from ddp_notebook.model.ddp import WrapStage
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted, quick_switches
-from ddp_notebook.session.runs import collective_steps
-from ddp_notebook.session.runs.collective_steps import END, Step
+from ddp_notebook.session.runs import steps
+from ddp_notebook.session.runs.steps import END, Step
 from ddp_notebook.session.setup.bring_up import BringUp
 from ddp_notebook.state.setup_table import step_table
 
@@ -68,7 +68,7 @@ class Stepping:
 
     def _step_run(self, current: RunController, wanted: Step) -> StepTable:
         with quick_switches(), noted() as interrupted:
-            made = collective_steps.step(
+            made = steps.step(
                 current.run, current.cluster, current.logs, self._record, wanted, interrupted
             )
             self._runs.await_released()
