@@ -254,8 +254,8 @@ class Breakpoints:
             own.setdefault(self._of_rank(rank), []).append(rank)
         for request, ranks in own.items():
             members = tuple(ranks)
-            told = cluster.ask(members, calls.SET_BREAKPOINTS, request, _ASK_TIMEOUT_S)
-            answers.update(told)
+            answered = cluster.ask(members, calls.SET_BREAKPOINTS, request, _ASK_TIMEOUT_S)
+            answers.update(answered)
         for rank in answers:
             self._sent[rank] = self._pid(rank)
         return self._rows(answers)
@@ -283,7 +283,7 @@ def _on_event(wanted: Breakpoint) -> Breakpoint:
     if wanted.on == COLLECTIVE and any(options):
         raise UsageMistake(
             "--on collective pauses every rank before each collective, and takes no other options. "
-            "Some ranks alone can then go on: %ddp_step --ranks 1"
+            "Some ranks alone can then continue: %ddp_step --ranks 1"
         )
     return replace(wanted, once=True) if wanted.on == NAN else wanted
 

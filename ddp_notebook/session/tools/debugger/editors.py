@@ -1,4 +1,4 @@
-"""Ports of ranks for an editor, such as VS Code: opened, told of, and closed."""
+"""Ports of ranks for an editor, such as VS Code: opened, described, and closed."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Stand:
     why: str = ""
 
 
-def _told(answer: object) -> tuple[tuple[Frame, ...], str]:
+def _frames_in(answer: object) -> tuple[tuple[Frame, ...], str]:
     """The frames that a rank reported, or why there are none."""
     if not isinstance(answer, Standing):
         return (), "does not answer"
@@ -67,7 +67,7 @@ class Looking:
         answers = cluster.ask(alive, calls.STANDING, calls.Nothing(), _ASK_TIMEOUT_S)
         groups: dict[tuple[tuple[Frame, ...], str], list[int]] = {}
         for rank in members:
-            groups.setdefault(_told(answers.get(rank)), []).append(rank)
+            groups.setdefault(_frames_in(answers.get(rank)), []).append(rank)
         return tuple(Stand(tuple(of), *key) for key, of in groups.items())
 
     def choose(self, frame: str, ranks: Ranks | None) -> tuple[Stand, ...]:
