@@ -114,7 +114,7 @@ class Rank:
         """Let all go on, and set nothing."""
         self.set()
         while (stop := self.debugger.stopped) is not None:
-            stop.go_on(Move(How.END))
+            stop.resume(Move(How.END))
             stop.thread.join(0.01)
         for thread in self._threads:
             thread.join(WITHIN_S)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ddp_notebook import model
-from ddp_notebook.rank import calls
+from ddp_notebook.rank import calls, torch_private
 from ddp_notebook.rank.component import Component, Lifecycle
 from ddp_notebook.rank.control import Handlers
 from ddp_notebook.rank.control_socket import ControlSocket
@@ -55,6 +55,8 @@ class RankCore:
 
         names_of = watched.names.get
         self.debugger = Debugger(main_thread, gate, self.user_code, self.events, names_of)
+        # A thread that is paused in what torch compiles evaluates as any other.
+        torch_private.keep_from_compiler(Debugger._stop)
         self.debugger.breakpoints.never_runs = elsewhere.never_runs
         self.debugger.breakpoints.elsewhere = elsewhere.not_stopped
         self.debugger.armed.tell = self.observer.limits.lift

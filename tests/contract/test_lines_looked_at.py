@@ -247,6 +247,20 @@ def test_where_nothing_can_stop_is_said(ranks2: Session, tmp_path: Path) -> None
     assert "in Data.__getitem__" in rows(stopped.steps)[(0, 1)]
 
 
+def test_what_is_evaluated_where_torch_compiles_is_not_compiled(ranks2: Session) -> None:
+    """It took seconds."""
+    ranks2.run_cell(
+        "import torch\n@torch.compile(backend='eager')\ndef halves(x):\n    breakpoint()\n"
+        "    return x / 2\nhalves(torch.ones(2))\n"
+    )
+    frames = "torch._dynamo.utils.counters['frames']['total']"
+    compiled = values(ranks2.evaluate(frames))
+    assert set(compiled) == {(0, 1)}
+    assert values(ranks2.evaluate("x")) == {(0, 1): "float32 [2] cpu: 1, 1"}
+    assert values(ranks2.evaluate(frames)) == compiled
+    ranks2.step(to="end")
+
+
 def test_a_function_of_a_module_that_is_imported_later(ranks2: Session, tmp_path: Path) -> None:
     """By its own name, and by the one under which another package hands it on."""
     for package in ("imported_later", "imported_last"):

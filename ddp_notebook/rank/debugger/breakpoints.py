@@ -1,4 +1,4 @@
-"""Where this rank is to stop, on which condition, and how often it came by."""
+"""Where this rank is to stop, on which condition, and how often it passed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Watched:
     done: bool = False
     note: str = ""
     """Who runs it and does not stop."""
-    told: bool = False
+    reported: bool = False
     """That its condition or message raises was said."""
 
 
@@ -71,7 +71,7 @@ class Breakpoints:
         return lines
 
     def replace(self, specs: Iterable[Breakpoint]) -> None:
-        """Have these and no others; those that stay go on counting."""
+        """Have these and no others; those that stay keep their counts."""
         before, self._watched = self._watched, {}
         for spec in specs:
             known = before.get(spec.number)
@@ -163,12 +163,12 @@ class Breakpoints:
         `problems`: why files cannot have any; `notes`: who does not stop at a line.
         """
         files = {self.canonical(file) for file in _module_files()} | self._compiled
-        told = (self._told(each, problems, files) for each in self._watched.values())
+        bounds = (self._bound_now(each, problems, files) for each in self._watched.values())
         return tuple(
-            replace(each, note=notes.get((each.file, each.line), each.note)) for each in told
+            replace(each, note=notes.get((each.file, each.line), each.note)) for each in bounds
         )
 
-    def _told(self, watched: _Watched, problems: Mapping[str, str], files: set[str]) -> Bound:
+    def _bound_now(self, watched: _Watched, problems: Mapping[str, str], files: set[str]) -> Bound:
         bound = watched.bound
         loaded = bound.loaded and bool(watched.spec.function or CELL_NAME.fullmatch(bound.file))
         loaded = loaded or bound.file in files or bool(watched.passes)
@@ -186,7 +186,7 @@ class Breakpoints:
     # -- a line is reached ---------------------------------------------------------------
 
     def hit(self, frame: FrameType, line: int) -> tuple[str, ...]:
-        """The thread comes by; why it stops, nothing when it does not."""
+        """The thread reaches a line; why it stops, nothing when it does not."""
         at = self._at.get((self.canonical(frame.f_code.co_filename), line), ())
         reasons = [self._passed(watched, frame) for watched in tuple(at)]
         return tuple(reason for reason in reasons if reason)
@@ -199,9 +199,9 @@ class Breakpoints:
                 if not eval(watched.condition, frame.f_globals, frame.f_locals):  # noqa: S307
                     return ""
             except Exception as error:  # noqa: BLE001  # the user's condition, not the user's code
-                if watched.told:
+                if watched.reported:
                     return ""
-                watched.told = True
+                watched.reported = True
                 return f"{name}: its condition raised {type(error).__name__}: {error}"
         watched.passes += 1
         if watched.passes < spec.count:
@@ -219,9 +219,9 @@ class Breakpoints:
         try:
             text = eval(watched.message, frame.f_globals, frame.f_locals)  # noqa: S307
         except Exception as error:  # noqa: BLE001  # the user's message
-            if watched.told:
+            if watched.reported:
                 return
-            watched.told = True
+            watched.reported = True
             text = f"--log of breakpoint {watched.spec.number} raised {type(error).__name__}"
             text += f": {error}"
         self._write(f"{text}\n")

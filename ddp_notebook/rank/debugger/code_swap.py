@@ -1,7 +1,7 @@
 """Breakpoints compiled into functions that are loaded already: they get other code (Python 3.11).
 
 A function's file is compiled once more, with calls of ours, and the function gets its part of it.
-What it was compiled from must be what stands in the file now.
+What it was compiled from must be what is in the file now.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CodeSwap:
         self._trees: dict[str, ast.Module] = {}
         """By file, what was compiled with our calls last, without them."""
         self._begun: dict[int, tuple[int, int]] = {}
-        """By thread: the frame and the call before a loop that it came by last."""
+        """By thread: the frame and the call before a loop that it passed last."""
         self._get_code: Any = None
 
     # -- which lines ---------------------------------------------------------------------
@@ -161,7 +161,7 @@ class CodeSwap:
         if where == BEFORE_LOOP:
             self._begun[thread] = id(frame), number
         elif where and self._begun.pop(thread, None) == (id(frame), number):
-            return  # the first round: the thread has just come by before the loop
+            return  # the first round: the thread has just passed the call before the loop
         self._on_call(frame, line)
 
     # -- functions -----------------------------------------------------------------------
@@ -192,7 +192,7 @@ class CodeSwap:
                 self._give(function, before, after)
         if failed:
             return (
-                f"what {', '.join(sorted(failed))} runs is not what stands in the file now: it was "
+                f"what {', '.join(sorted(failed))} runs is not what is in the file now: it was "
                 "edited after it was imported"
             )
         return ""

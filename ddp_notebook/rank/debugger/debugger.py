@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.rank_process import Events
 
 _AROUND = 3
-"""Lines of source that are told before the line of a stop, and after it."""
+"""Lines of source that are reported before the line of a stop, and after it."""
 _LONGEST_SOURCE = 160
 _POLL_S = 0.05
 
@@ -110,7 +110,7 @@ class Debugger(Component):
         self._said_in_child = mmap.mmap(-1, 1)
         self.armed = Armed()
         self.take: Callable[[Stop], None] | None = None
-        """Has another debugger take a thread that stands, and is called in it; None: none does."""
+        """Has another debugger take a paused thread, and is called in it; None: none does."""
         self.watch_values: Callable[[bool], None] = lambda wanted: None
         """Has losses and gradients looked at: a breakpoint is set on those that are not finite."""
         gate.on_leave = self._left_gate
@@ -139,7 +139,7 @@ class Debugger(Component):
         """Resume threads that outlive the run, and cancel all steps."""
         self._run = 0
         if (stop := self.stopped) is not None:
-            stop.go_on(Move(How.END))
+            stop.resume(Move(How.END))
         self.backend.forget()
         self.armed.in_run(paused=False)
 
@@ -224,7 +224,7 @@ class Debugger(Component):
             self._stop(frame, "; ".join(reasons))
 
     def _passes_in_child(self, frame: FrameType) -> None:
-        """A process that this one forked comes by a breakpoint: say once in a run that it goes on.
+        """A process that this one forked passes a breakpoint: say so once in a run.
 
         Workers that are forked later know that it was said: they share the byte.
         """
@@ -257,7 +257,7 @@ class Debugger(Component):
     # -- a stop ----------------------------------------------------------------------------
 
     def stopped_by_other(self, frame: FrameType, why: str, take: Callable[[Stop], None]) -> bool:
-        """Another debugger stops this thread, which waits in `take`; False: nobody is told.
+        """Another debugger stops this thread, which waits in `take`; False: that is not reported.
 
         Raises KeyboardInterrupt, Aborted.
         """
@@ -289,31 +289,31 @@ class Debugger(Component):
             finally:
                 self.stopped, self._main_thread.paused_at = None, ""
                 self._turn.release()
-        if order.how is How.EDITOR:  # nobody of the session has told it to
+        if order.how is How.EDITOR:  # the session has not ordered it
             self._events.emit_now(LineLeft, cell=self._run, stop=stop.number)
         if not over:
-            self._go_on(order, frame)
+            self._resume(order, frame)
 
     def _wait(self, stop: Stop, take: Callable[[Stop], None] | None) -> Move:
         self._main_thread.paused_at = self._user_code.describe(stop.frame)
         self._events.collect()
-        self._events.emit_now(LineStopped, **self._told(stop))
+        self._events.emit_now(LineStopped, **self._event_fields(stop))
         if take is not None:
             stop.do(functools.partial(take, stop))
         return stop.wait(self.check)
 
-    def tell(self, stop: Stop, note: str) -> None:
+    def report(self, stop: Stop, note: str) -> None:
         """Tell the session that somebody else has this stop, or no more."""
         if note != stop.note and note not in stop.why:
             stop.note = note
-            self._events.emit_now(LineStopped, **self._told(stop))
+            self._events.emit_now(LineStopped, **self._event_fields(stop))
 
     def check(self) -> None:
         """Raises Aborted."""
         if self._main_thread.abort.is_set():
             raise Aborted("aborted (%ddp_abort)")
 
-    def _told(self, stop: Stop) -> dict[str, Any]:
+    def _event_fields(self, stop: Stop) -> dict[str, Any]:
         frame = stop.frame
         code, line = frame.f_code, stop.line
         cell = frames.CELL_NAME.fullmatch(code.co_filename)
@@ -334,8 +334,8 @@ class Debugger(Component):
             ),
         }
 
-    def _go_on(self, order: Move, frame: FrameType) -> None:
-        """Have this thread, which stood at `frame`, go on as it is told."""
+    def _resume(self, order: Move, frame: FrameType) -> None:
+        """Resume this thread, which was paused at `frame`, as ordered."""
         goal: Goal | None = None
         if order.how is How.EDITOR:
             self.backend.give_way()
@@ -356,10 +356,10 @@ class Debugger(Component):
         if order is not None:
             frame, _ = self._user_code.innermost(frames.frames_of(sys._getframe(1)))
             if frame is not None:
-                self._go_on(order, frame)
+                self._resume(order, frame)
 
     def places(self, stop: Stop) -> Places:
-        """The user's frames where a thread stands, the innermost first."""
+        """The user's frames of a paused thread, the innermost first."""
         is_users = self._user_code.is_users
         inner = frames.chain(stop.frame)
         own = [(f, f.f_lineno) for f in inner if is_users(f.f_code.co_filename)]
@@ -377,8 +377,8 @@ class Debugger(Component):
         if stop.holder is not None:
             return stop.holder(order)
         if stop.over and order.how not in (How.NEXT, How.END):
-            raised = "it stands where an error was raised, which ends what runs"
-            return calls.Moved(0, f"{raised}; it can go on with that: %ddp_step")
+            raised = "it is paused where an error was raised, which ends what runs"
+            return calls.Moved(0, f"{raised}; it can continue with that: %ddp_step")
         if order.how is How.LINE and not has_line(stop.frame, order.line):
             function = stop.frame.f_code.co_qualname
             function = "the code outside functions" if function == "<module>" else function
@@ -387,7 +387,7 @@ class Debugger(Component):
                 f"line {order.line} is not in {function}, where it is paused; elsewhere a "
                 "breakpoint stops it: %ddp_break LINE, then %ddp_step --to end",
             )
-        stop.go_on(order)
+        stop.resume(order)
         return calls.Moved(stop.number)
 
     def _move_from_gate(self, order: Move) -> calls.Moved:

@@ -1,4 +1,4 @@
-"""Evaluates and assigns in the frames of a rank that stands at a line, in torch, or idle.
+"""Evaluates and assigns in the frames of a rank: paused at a line, waiting in torch, or idle.
 
 So it does in the frames that an error has left, until something runs again.
 """
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Where:
-    """Where the rank stands: at a stop, in frames of the user's, or nowhere in particular."""
+    """Where the rank is: at a stop, in frames of the user's, or nowhere in particular."""
 
     stop: Stop | None
     places: Places
@@ -98,7 +98,7 @@ class Expressions:
             )
 
     def standing(self, _: Nothing) -> Standing:
-        """The user's frames where the rank stands, the innermost first. Any thread."""
+        """The user's frames where the rank is, the innermost first. Any thread."""
         where = self._where()
         places = where.places[:_MOST_FRAMES]
         return Standing(tuple(_shown(*place) for place in places), where.busy)

@@ -12,7 +12,7 @@ _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENE
 
 
 class Goal:
-    """Where a thread that goes on from `frame` is to stop; told of its lines and returns."""
+    """Where a thread that continues from `frame` is to stop; hears of its lines and returns."""
 
     def __init__(self, how: How, frame: FrameType, line: int, is_users: IsUsers) -> None:
         self.into = how is How.INTO

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 HOOK = "__ddp_line__"
 """The built-in function that such a call calls: with a number, and of a `for` loop where it is.
@@ -73,23 +73,23 @@ class _Instrument:
         """Names that functions declare: none may be used before that, in a condition neither."""
 
     def into(self, tree: ast.AST) -> None:
-        nodes = [(tree, 0)]
-        for node, depth in nodes:
-            depth += isinstance(node, _FUNCTIONS) or bool(depth and isinstance(node, ast.ClassDef))
-            nodes.extend((child, depth) for child in ast.iter_child_nodes(node))
+        nodes = list(_with_depths(tree))
+        for node, _ in nodes:
             self._global.update(node.names if isinstance(node, ast.Global) else ())
         for node, depth in nodes:
-            for name in _BODIES:
-                body = getattr(node, name, None)
-                if isinstance(body, list) and body and isinstance(body[0], ast.stmt):
-                    # A condition in a function in a function would make a closure of variables
-                    # that were none, and neither could have the other's code.
-                    nested = depth + isinstance(node, _FUNCTIONS) > 1
-                    setattr(node, name, self._with_calls(node, name, body, nested))
+            # A condition in a function in a function would make a closure of variables that
+            # were none, and neither could have the other's code.
+            self._statements_in(node, nested=depth > 1)
             if isinstance(node, ast.Lambda):
                 self._lambda(node)
             elif isinstance(node, ast.For | ast.AsyncFor | ast.While):
                 self._each_round(node)
+
+    def _statements_in(self, node: ast.AST, *, nested: bool) -> None:
+        for name in _BODIES:
+            body = getattr(node, name, None)
+            if isinstance(body, list) and body and isinstance(body[0], ast.stmt):
+                setattr(node, name, self._with_calls(node, name, body, nested))
 
     def _with_calls(
         self, owner: ast.AST, name: str, body: Sequence[ast.stmt], nested: bool
@@ -103,15 +103,17 @@ class _Instrument:
             in_test = isinstance(statement, ast.While)
             if found is not None and line not in placed and not in_test:
                 placed.add(line)
-                number, condition = found
-                loops = isinstance(statement, ast.For | ast.AsyncFor)
-                call: ast.stmt = ast.Expr(_call(number, *([BEFORE_LOOP] if loops else [])))
-                is_free = self._global.isdisjoint(_WORD.findall(condition)) and not nested
-                if condition and is_free and not loops:
-                    call = _unless_false(condition, call)
-                made.append(_at(call, statement, line))
+                made.append(_at(self._before(statement, *found, nested), statement, line))
             made.append(statement)
         return made
+
+    def _before(self, statement: ast.stmt, number: int, condition: str, nested: bool) -> ast.stmt:
+        """The call before a statement; where that can be, unless its condition is false."""
+        if isinstance(statement, ast.For | ast.AsyncFor):
+            return ast.Expr(_call(number, BEFORE_LOOP))
+        call = ast.Expr(_call(number))
+        is_free = not nested and self._global.isdisjoint(_WORD.findall(condition))
+        return _unless_false(condition, call) if condition and is_free else call
 
     def _lambda(self, node: ast.Lambda) -> None:
         found = self._call_of(node.body.lineno)
@@ -124,6 +126,19 @@ class _Instrument:
             node.test = _after_call(found[0], node.test)
         elif found is not None:
             node.body.insert(0, _at(ast.Expr(_call(found[0], IN_ROUND)), node, node.lineno))
+
+
+def _with_depths(tree: ast.AST) -> Iterator[tuple[ast.AST, int]]:
+    """All nodes, each with the number of functions that its statements are in.
+
+    A class in a function counts as one: its body sees that function's variables.
+    """
+    waiting = [(tree, 0)]
+    for node, depth in waiting:
+        in_function = depth and isinstance(node, ast.ClassDef)
+        depth += bool(in_function or isinstance(node, _FUNCTIONS))
+        waiting.extend((child, depth) for child in ast.iter_child_nodes(node))
+        yield node, depth
 
 
 def _after_what_must_be_first(owner: ast.AST, body: Sequence[ast.stmt]) -> int:

@@ -67,7 +67,7 @@ class Monitoring:
     # -- stepping ------------------------------------------------------------------------
 
     def step(self, goal: Goal | None, frame: FrameType) -> None:
-        """This thread goes on from `frame` to `goal`; None: to the next breakpoint."""
+        """This thread continues from `frame` to `goal`; None: to the next breakpoint."""
         thread = threading.get_ident()
         before = self._goals.pop(thread, None)
         if goal is not None:

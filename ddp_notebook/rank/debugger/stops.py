@@ -22,9 +22,9 @@ Places = Sequence[tuple[FrameType, int]]
 
 
 class Stop:
-    """A thread that stands before a line. `number` counts a rank's stops.
+    """A thread that is paused before a line. `number` counts a rank's stops.
 
-    `over`: the frames that an error has left, when that is why it stands: there is no next line.
+    `over`: the frames that an error has left, when that is why it is paused: there is no next line.
     """
 
     def __init__(self, number: int, frame: FrameType, why: str, over: Places = ()) -> None:
@@ -37,12 +37,12 @@ class Stop:
         self.note = ""
         """Who has it meanwhile."""
         self.holder: Callable[[Move], Moved] | None = None
-        """What moves it on while another debugger has it; None: nothing but `go_on`."""
+        """What resumes it while another debugger has it; None: nothing but `resume`."""
         self.ordered = False
-        """It was told to go on, and is about to."""
+        """It was ordered to continue, and is about to."""
         self._inbox: queue.SimpleQueue[Move | Callable[[], None]] = queue.SimpleQueue()
 
-    def go_on(self, order: Move) -> None:
+    def resume(self, order: Move) -> None:
         """Resume the thread. From any other thread."""
         self.ordered = True
         self._inbox.put(order)
@@ -71,7 +71,7 @@ class Stop:
         return result
 
     def wait(self, check: Callable[[], None]) -> Move:
-        """Wait until the thread is to go on. `check` raises what ends the wait."""
+        """Wait until the thread is resumed. `check` raises what ends the wait."""
         while True:
             try:
                 message = self._inbox.get(timeout=_POLL_S)

@@ -116,7 +116,7 @@ class Tracing:
     # -- stepping ------------------------------------------------------------------------
 
     def step(self, goal: Goal | None, frame: FrameType) -> None:
-        """This thread goes on from `frame` to `goal`; None: to the next breakpoint."""
+        """This thread continues from `frame` to `goal`; None: to the next breakpoint."""
         thread = threading.get_ident()
         self._goals.pop(thread, None)
         if goal is not None:
@@ -202,7 +202,7 @@ class Tracing:
 
 
 def _suspended() -> Iterator[FrameType]:
-    """The frames of all generators and coroutines that wait to be gone on with."""
+    """The frames of all suspended generators and coroutines."""
     for each in gc.get_objects():
         kind = type(each)
         if kind in _FRAME_OF and (frame := getattr(each, _FRAME_OF[kind])) is not None:
@@ -210,5 +210,5 @@ def _suspended() -> Iterator[FrameType]:
 
 
 def _yields(frame: FrameType) -> bool:
-    """Whether a frame that is left stays, to be gone on with."""
+    """Whether a frame that is left stays suspended."""
     return can_be_suspended(frame) and frame.f_code.co_code[frame.f_lasti] == _YIELDS

@@ -1,6 +1,6 @@
 """Every use of debugpy, and of the pydevd in it, each checked before use.
 
-Public are `connect`, `configure` and `debug_this_thread`. That a thread which stands already is
+Public are `connect`, `configure` and `debug_this_thread`. That a thread which is paused already is
 handed over, and that one which an editor left stays where it is, needs what pydevd has inside.
 """
 
@@ -189,7 +189,7 @@ class Debugpy:
         return part.set_additional_thread_info(thread)
 
     def resume(self, thread: threading.Thread, how: How = How.END) -> None:
-        """A thread that waits in `suspend` goes on; with `how`, to where pydevd stops it next."""
+        """A thread that waits in `suspend` continues; with `how`, to where pydevd stops it next."""
         info, constants = self._info(thread), self._parts["_pydevd_bundle.pydevd_comm_constants"]
         step = getattr(constants, _STEPS[how]) if how in _STEPS else -1
         info.pydev_original_step_cmd = info.pydev_step_cmd = step
@@ -198,12 +198,12 @@ class Debugpy:
         info.update_stepping_info()
 
     def resume_all(self) -> None:
-        """All threads that pydevd has stopped go on."""
+        """Resume all threads that pydevd has stopped."""
         self._parts["_pydevd_bundle.pydevd_thread_lifecycle"].resume_threads("*")
 
 
 def _leave_alone_what_is_ours() -> None:
-    """Threads of ours are never stopped: who stands is told by them, and moved on."""
+    """Threads of ours are never stopped: they report who is paused, and resume it."""
     for thread in threading.enumerate():
         if thread.name.startswith("ddp-"):
             for mark in ("pydev_do_not_trace", "is_pydev_daemon_thread"):

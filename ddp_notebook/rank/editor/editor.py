@@ -103,9 +103,9 @@ class Editor(Component):
             serve = partial(self._serve, self._port)
             self._server = threading.Thread(target=serve, name="ddp-editor", daemon=True)
             self._server.start()
-        return self._told()
+        return self._state()
 
-    def _told(self) -> calls.EditorPort:
+    def _state(self) -> calls.EditorPort:
         port = self._port
         if port is None or (port.closed.is_set() and not self._is_here):
             return calls.EditorPort()
@@ -114,13 +114,13 @@ class Editor(Component):
         )
 
     def _close(self) -> calls.EditorPort:
-        told, port = self._told(), self._port
+        state, port = self._state(), self._port
         if port is not None and not self._is_here:
             port.close()
         if self._is_here:
             self._leaves()
             self._debugpy.resume_all()
-        return told
+        return state
 
     def _serve(self, port: Port) -> None:
         """The life of a port, on a thread of its own."""
@@ -196,10 +196,10 @@ class Editor(Component):
         return 0
 
     def _untrace_main_thread(self) -> None:
-        """It goes on as without a debugger, as soon as Python is between two instructions."""
+        """It continues as without a debugger, as soon as Python is between two instructions."""
         ctypes.pythonapi.Py_AddPendingCall(self._untrace, None)
 
-    # -- threads that stand ----------------------------------------------------------------
+    # -- paused threads ------------------------------------------------------------------
 
     def _take(self, stop: Stop) -> None:
         """In a thread that we have stopped: it is the editor's until that resumes it or leaves."""
@@ -221,16 +221,16 @@ class Editor(Component):
         self._held[stop] = own
         stop.holder = partial(self._move, stop)
         if self._is_here:
-            self._debugger.tell(stop, _IN_EDITOR)
+            self._debugger.report(stop, _IN_EDITOR)
             self._wait_in(stop, suspend)
         if stop.ordered:
             return
         if self._is_here:
-            self._go_on(stop, Move(How.EDITOR))
+            self._resume(stop, Move(How.EDITOR))
             return
         if own is None:
             self._give_back(stop)
-        self._debugger.tell(stop, _LEFT)
+        self._debugger.report(stop, _LEFT)
 
     def _wait_in(self, stop: Stop, suspend: Suspend) -> None:
         try:
@@ -247,12 +247,12 @@ class Editor(Component):
         self._held.pop(stop, None)
         self._debugpy.untrace()
 
-    def _go_on(self, stop: Stop, order: Move) -> None:
+    def _resume(self, stop: Stop, order: Move) -> None:
         self._held.pop(stop, None)
-        stop.go_on(order)
+        stop.resume(order)
 
     def _move(self, stop: Stop, order: Move) -> calls.Moved:
-        """Move on a thread that stands in pydevd. Any thread."""
+        """Resume a thread that is paused in pydevd. Any thread."""
         if order.how is How.LINE:
             return calls.Moved(
                 0, "an editor has it: set a breakpoint at that line, then %ddp_step --to end"
@@ -271,6 +271,6 @@ class Editor(Component):
         if suspend is not None:
             self._debugpy.resume(stop.thread, order.how)
             suspend()
-        self._go_on(stop, Move(How.EDITOR))
+        self._resume(stop, Move(How.EDITOR))
         if order.how in (How.COLLECTIVE, How.END):
             self._end()

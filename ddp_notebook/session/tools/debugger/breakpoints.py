@@ -275,7 +275,7 @@ def _on_event(wanted: Breakpoint) -> Breakpoint:
     if wanted.on == COLLECTIVE and any(options):
         raise UsageMistake(
             "--on collective pauses every rank before each collective, and takes no other options. "
-            "Some ranks alone can then go on: %ddp_step --ranks 1"
+            "Some ranks alone can then continue: %ddp_step --ranks 1"
         )
     return replace(wanted, once=True) if wanted.on == NAN else wanted
 
