@@ -238,6 +238,21 @@ def test_an_attached_job_is_followed_to_the_launchers_next_attempt_and_missed_wh
         by_rank.why()
 
 
+def test_who_started_a_launcher_names_its_job_and_one_of_several_is_to_be_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job_folder.make(about(0))
+    job_folder.make(about(0, pid=2**22 + 2, parent=8))
+    started = {os.getpid(): (7,)}
+    for module in (targets.unprepared, prepared):
+        monkeypatch.setattr(module, "untold", lambda pid: started.get(pid, ()))
+
+    assert targets.named([str(os.getpid())]).name == "job 7 (train.py)"
+    started[os.getpid()] = (7, 8)
+    with pytest.raises(UsageMistake, match="several jobs: name one by its pid: 7, 8"):
+        targets.named([str(os.getpid())])
+
+
 def test_without_the_variable_nothing_of_ours_is_loaded() -> None:
     code = (
         "import sys, time; import contextlib, os\n"
