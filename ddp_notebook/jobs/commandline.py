@@ -131,7 +131,7 @@ def _places_text(paths: Mapping[int, tuple[Place, ...]], world_size: int, about:
         for rank, path in paths.items()
     ]
     if unknown := tuple(rank for rank in range(world_size) if rank not in paths):
-        lines.append(f"{name_ranks(unknown)}: no line is known; why: ddp-notebook why")
+        lines.append(f"{name_ranks(unknown)}: no line is known; what is: ddp-notebook why")
     return "\n".join(lines)
 
 

@@ -7,6 +7,7 @@ cannot decide on less evidence is undecided, with the facts.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -96,12 +97,15 @@ def basis(files: Files) -> str:
 
 
 def _is_victim(finding: Finding, case: Case) -> bool:
-    """True if gloo aborted it because another rank's message did not fit: either may err."""
-    words = [r.last_words for r in case.ranks if r.rank in finding.ranks]
+    """True if C++ code aborted it: also for what another rank sent, or did not send in time.
+
+    Or for nothing that matters, when all was done.
+    """
     died = finding.category is Category.RANK_DIED
-    return died and any(GOT_TOO_MUCH.search(text) for text in words)
+    return died and any(e.exit_code == _ABORTED for e in case.ranks if e.rank in finding.ranks)
 
 
+_ABORTED = -signal.SIGABRT.value
 _NOT_KNOWN = "No problem is seen in these files; how the job went on is not in them."
 
 
@@ -188,6 +192,9 @@ def _undecided(gathered: Gathered) -> list[Finding]:
                 f"gloo ended rank {report.rank}, for another rank sent it {sizes[1]} bytes where "
                 f"it expected {sizes[2]}"
             )
+    aborted = tuple(r.rank for r in case.ranks if r.exit_code == _ABORTED and r not in ended)
+    if aborted:
+        what.append(f"{name_ranks(aborted)} ended by SIGABRT, which C++ code raises on an error")
     if not what:
         return []
     cause = f"{'; '.join(what)}; these files do not prove why"

@@ -63,7 +63,7 @@ def _unprepared(ranks: Mapping[int, Seen]) -> Listed:
     pids = {rank: seen.pid for rank, seen in ranks.items()}
     state = f"runs; looked at from outside: ddp-notebook why {first.pid}"
     if unprepared.was_set(first.pid):
-        state = f"has DDP_NOTEBOOK=1 and has not told of itself: ddp-notebook why {first.pid}"
+        state = f"has DDP_NOTEBOOK=1, but is not prepared, or not yet: ddp-notebook why {first.pid}"
     size = max(first.world_size, max(ranks) + 1)
     return Listed(first.script, size, pids, tuple(ranks), first.began_s, False, None, state)
 
@@ -91,7 +91,7 @@ def text(jobs: Sequence[Listed]) -> str:
     if jobs:
         now_s = time.time()
         parts.append(Table(_COLUMNS, [_row(each, now_s) for each in jobs]).text())
-    if not any(job.prepared for job in jobs):
+    if not any(job.prepared or unprepared.was_set(min(job.pids.values())) for job in jobs):
         parts.append(f"No job of yours on this host was prepared. {prepared.HOW_TO_PREPARE}")
     return "\n\n".join(parts)
 

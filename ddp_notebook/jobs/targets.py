@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -205,10 +206,24 @@ def _of_pid(pid: int) -> Target:
     try:
         return Prepared(prepared.job_of(pid), pid)
     except UsageMistake:
-        ranks = unprepared.job_of(pid, prepared.pids())
-        if ranks is None:
-            raise
+        if (found := _of_others(pid)) is not None:
+            return found
+        raise
+
+
+def _of_others(pid: int) -> Target | None:
+    """The job of ranks that were not prepared, or the one whose launcher `pid` has started."""
+    ranks = unprepared.job_of(pid, prepared.pids())
+    if ranks is not None:
         return Unprepared(ranks, pid)
+    started = {}
+    for child in unprepared.untold(pid):
+        with contextlib.suppress(UsageMistake):
+            started[child] = _of_pid(child)
+    if len(started) > 1:
+        pids = ", ".join(map(str, started))
+        raise UsageMistake(f"Process {pid} started several jobs: name one by its pid: {pids}")
+    return next(iter(started.values()), None)
 
 
 def _newest() -> Target:

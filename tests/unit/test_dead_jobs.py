@@ -185,6 +185,21 @@ def test_a_killed_rank_is_known_from_the_agents_summary(tmp_path: Path) -> None:
     assert "%ddp" not in finding.remedy
 
 
+def test_an_abort_blames_nobody_for_it_may_come_after_all_was_done(tmp_path: Path) -> None:
+    """Or C++ code aborts for what another rank did: it lost a connection, or waited too long."""
+    exits = "".join(
+        f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : -6 (pid: 1{rank})  (SIGABRT)\n"
+        for rank in (0, 1)
+    )
+    (tmp_path / "job.log").write_text(f"step 9\n[0] end\n[1] end\n{exits}")
+
+    found = dead.why([tmp_path])
+
+    (finding,) = found.diagnosis.findings
+    assert (finding.category.value, finding.ranks) == ("undecided", ())
+    assert "ranks 0-1 ended by SIGABRT" in finding.cause
+
+
 def test_a_process_that_gloo_ended_for_what_another_sent_is_not_blamed(tmp_path: Path) -> None:
     (tmp_path / "agent.log").write_text(
         "  rank      : 0 (local_rank: 0)\n  exitcode  : -6 (pid: 11)  (SIGABRT)\n"

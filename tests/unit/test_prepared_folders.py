@@ -183,10 +183,14 @@ def test_the_list_of_jobs_has_the_form_of_its_schema(capsys: pytest.CaptureFixtu
     assert re.search("train.py +0-1 of 2", capsys.readouterr().out)  # others' jobs are listed too
 
 
+@pytest.mark.parametrize(("variable", "how"), [("0", "started without"), ("1", "or not yet")])
 def test_ranks_that_were_not_prepared_are_listed_and_their_children_are_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    variable: str, how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A library of that name stands for torch, which takes seconds to load."""
+    """A library of that name stands for torch, which takes seconds to load.
+
+    With the variable set, nobody is told to set it.
+    """
     (tmp_path / "libtorch.so").write_bytes(bytes(4096))
     script = tmp_path / "lonely_rank.py"
     script.write_text(
@@ -198,7 +202,7 @@ def test_ranks_that_were_not_prepared_are_listed_and_their_children_are_not(
         "print('there', flush=True)\n"
         "sys.stdin.read()\n"
     )
-    environment = {**os.environ, "RANK": "1", "WORLD_SIZE": "2"}
+    environment = {**os.environ, "RANK": "1", "WORLD_SIZE": "2", "DDP_NOTEBOOK": variable}
     command = [sys.executable, str(script), str(tmp_path / "libtorch.so")]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe) as process:
@@ -212,7 +216,11 @@ def test_ranks_that_were_not_prepared_are_listed_and_their_children_are_not(
         assert job.stuck is None
         assert abs(time.time() - job.began_s) < 120
         assert __main__.main(["jobs"]) == 0
-        assert f"ddp-notebook why {process.pid}" in " ".join(capsys.readouterr().out.split())
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"ddp-notebook why {process.pid}" in shown
+        assert how in targets.named([str(process.pid)]).about
+        if variable == "1":
+            assert "Start one with DDP_NOTEBOOK=1" not in shown
         process.stdin.close()
 
 
@@ -228,6 +236,21 @@ def test_an_attached_job_is_followed_to_the_launchers_next_attempt_and_missed_wh
     shutil.rmtree(first)
     with pytest.raises(UsageMistake, match=r"The record of job 4194305 .* is no more"):
         by_rank.why()
+
+
+def test_who_started_a_launcher_names_its_job_and_one_of_several_is_to_be_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job_folder.make(about(0))
+    job_folder.make(about(0, pid=2**22 + 2, parent=8))
+    started = {os.getpid(): (7,)}
+    for module in (targets.unprepared, prepared):
+        monkeypatch.setattr(module, "untold", lambda pid: started.get(pid, ()))
+
+    assert targets.named([str(os.getpid())]).name == "job 7 (train.py)"
+    started[os.getpid()] = (7, 8)
+    with pytest.raises(UsageMistake, match="several jobs: name one by its pid: 7, 8"):
+        targets.named([str(os.getpid())])
 
 
 def test_without_the_variable_nothing_of_ours_is_loaded() -> None:

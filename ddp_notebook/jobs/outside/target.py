@@ -33,10 +33,9 @@ class Unprepared:
     @property
     def about(self) -> str:
         """Its ranks, and how it was started."""
-        return (
-            f"{name_ranks(self._ranks)} of {self.world_size}, started without DDP_NOTEBOOK=1 and "
-            "seen from outside"
-        )
+        was_set = any(unprepared.was_set(seen.pid) for seen in self._ranks.values())
+        how = "not prepared, or not yet," if was_set else "started without DDP_NOTEBOOK=1"
+        return f"{name_ranks(self._ranks)} of {self.world_size}, {how} and seen from outside"
 
     @property
     def world_size(self) -> int:

@@ -40,12 +40,13 @@ ATTACH = Verb(
     "ddp_attach",
     about="Look at a job that no notebook started: one that runs on this host, or the files that "
     "one left. Most is known of one that was started with DDP_NOTEBOOK=1; of another, what py-spy "
-    "shows from outside. %ddp_why, %ddp_where and %ddp_board then "
-    "mean that job, until %ddp_detach. Nothing changes what it does: it is not paused, gets no "
-    "signal, and goes on when the notebook ends. Without an argument: which jobs there are. No "
-    "ranks of this session are needed. A job on another host is looked at in a shell there: "
-    "ddp-notebook why PID; one of Slurm's, too (on its host, by srun --overlap), for its number is "
-    "not understood. Nothing here steps or aborts a job that is attached: who started it ends it.",
+    "shows from outside. torch's flight recorder cannot be read while a job runs: name the files "
+    "that it writes. %ddp_why, %ddp_where and %ddp_board then mean that job, until %ddp_detach. "
+    "Nothing changes what it does: it is not paused, gets no signal, and goes on when the notebook "
+    "ends. Without an argument: which jobs there are. No ranks of this session are needed. A job "
+    "on another host is looked at in a shell there: ddp-notebook why PID; one of Slurm's, too (on "
+    "its host, by srun --overlap), for its number is not understood. Nothing here steps or aborts "
+    "a job that is attached: who started it ends it.",
     examples=(
         ("%ddp_attach", "your jobs on this host: which run, which are stuck"),
         ("%ddp_attach 12345", "one of them, by the pid of a rank or of torchrun"),
