@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import errno
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ddp_notebook.errors import SessionLost
 from ddp_notebook.launch.out_of_memory import bytes_left
 from ddp_notebook.session.setup.limits import (
     RANK_BYTES,
     warning,
+    why_no_room,
     why_too_few_files,
     why_too_few_processes,
     why_too_little_memory,
 )
+from ddp_notebook.session.setup.set_up import _why_not_started
 
 AMPLE = 200 * RANK_BYTES
 
@@ -58,6 +63,16 @@ def test_whom_the_limit_does_not_bind_is_let_be(
 
 def test_without_proc_nothing_is_said(tmp_path: Path) -> None:
     assert why_too_few_processes(4, tmp_path) == ""
+
+
+def test_a_full_disk_is_named_where_nothing_could_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert why_no_room() == ""
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=4096))
+    said = _why_not_started(SessionLost("The controller (pid 7) ended, exited with code 0."))
+    assert f"\nNo room is left in {tempfile.gettempdir()} (4 KiB), and a session needs" in said
+    assert said.endswith("Nothing is left running. Try again with %ddp_init.")
 
 
 @pytest.mark.usefixtures("limit")

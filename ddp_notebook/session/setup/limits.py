@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from ddp_notebook.launch.session_folder import parents
 from ddp_notebook.model import counted, format_bytes
 
 if sys.platform != "win32":
@@ -20,6 +22,7 @@ RANKS_PER_CORE = 8
 """With more, a rank waits so long for its turn on a core that set-up itself is slow."""
 _STOP = "If that is not what you want, interrupt the start (Ctrl-C; in a notebook I, I)."
 
+_LEAST_ROOM_BYTES = 1 << 16
 _TASKS_OF_A_SESSION = 20
 """Threads and processes beside those of the ranks, at least."""
 _TASKS_OF_A_RANK = 10
@@ -70,6 +73,21 @@ def warning(world_size: int, cores: int, left_bytes: int | None, gpus: Collectio
         return ""
     on = " --device cuda" if gpus else ""
     return "\n".join([*why, _STOP, f"What fits: %ddp_init --world-size {min(fits)}{on}"])
+
+
+def why_no_room() -> str:
+    """Why nothing could be started; empty where there is room for a session's files.
+
+    What cannot write them ends without a word.
+    """
+    folder = parents()[0]
+    left_bytes = shutil.disk_usage(folder).free
+    if left_bytes >= _LEAST_ROOM_BYTES:
+        return ""
+    return (
+        f"No room is left in {folder} ({format_bytes(left_bytes)}), and a session needs files "
+        "there. Delete what is not needed, or restart the kernel with TMPDIR set to another folder."
+    )
 
 
 def why_too_few_processes(world_size: int, proc: Path = Path("/proc")) -> str:

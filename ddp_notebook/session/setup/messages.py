@@ -64,8 +64,8 @@ def why_not_started(error: BaseException) -> str:
         what = too_few
     elif not isinstance(error, DDPError):
         what = f"The ranks could not be started: {type(error).__name__}: {error}."
-    if shadowed := why_not_loaded(sys.path):
-        what = f"{what}\n{shadowed}"
+    for why in filter(None, (why_not_loaded(sys.path), limits.why_no_room())):
+        what = f"{what}\n{why}"
     return f"{what}\nNothing is left running. Try again with %ddp_init."
 
 
