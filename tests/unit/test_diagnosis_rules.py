@@ -189,6 +189,7 @@ def test_errors_are_told_apart_by_what_they_say() -> None:
         ("trying to initialize the default process group twice!", Category.DOUBLE_INIT),
         ("DefaultCPUAllocator: can't allocate memory", Category.OOM_ON_ONE_RANK),
         ("no free port in the range 29500-29502", Category.PORT_EXHAUSTED),
+        ("[Errno 24] Too many open files: '/data/a'", Category.RESOURCE_STARVED),
         ("[Errno 13] Permission denied: '/shared/meeting'", Category.FILESYSTEM),
         ("division by zero", Category.EXCEPTION_ON_ONE_RANK),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import threading
@@ -215,3 +216,14 @@ def test_what_a_script_prints_is_counted_also_before_the_end_of_its_line(tmp_pat
     print("accuracy 0.5", end="", file=stream)
     assert stream.printed() > before and (tmp_path / "log").read_text() == "accuracy 0.5"
     os.close(fd)
+
+
+def test_a_script_that_left_no_file_descriptor_ends_with_its_own_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        scripts._be_mute()

@@ -170,6 +170,7 @@ def test_a_condition_on_the_loops_own_variable_is_the_same_on_all_ranks() -> Non
         ("scaler is not None: return", False),
         ("isinstance(batch, tuple): return", False),
         ("self.training: return", False),
+        ("step % 10 == 0: return", False),
         ("dist.get_world_size() == 1: return", False),
     ],
 )

@@ -116,13 +116,13 @@ def test_in_a_ring_who_has_a_peer_that_it_never_had_is_wrong() -> None:
     )
 
 
-def ring(ranks: range, turned: int = -1) -> dict[int, list[Collective]]:
-    """Each sends to the next and receives from the one before, at one line; `turned` does not."""
+def ring(ranks: range, turned: int = -1, line: int = 5) -> dict[int, list[Collective]]:
+    """Each sends to the next and receives from the one before; `turned` does not."""
     size, first = len(ranks), ranks[0]
     return {
         rank: [
             message("send", first + (rank - first + way) % size, 5),
-            message("recv", first + (rank - first - way) % size, 5),
+            message("recv", first + (rank - first - way) % size, line),
         ]
         for rank in ranks
         for way in (-1 if rank == turned else 1,)
@@ -133,6 +133,8 @@ def ring(ranks: range, turned: int = -1) -> dict[int, list[Collective]]:
     ("of", "against"),
     [
         (ring(range(6), turned=4), (4,)),
+        (ring(range(6), turned=4, line=6), (4,)),
+        ({**ring(range(6), turned=4), 0: ring(range(6), line=6)[0]}, ()),  # no ring of all
         (ring(range(6)), ()),
         ({**ring(range(5)), **ring(range(5, 10))}, ()),
         ({**ring(range(5), turned=2), **ring(range(5, 10))}, ()),  # which ring is whose?

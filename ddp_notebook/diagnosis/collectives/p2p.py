@@ -19,6 +19,7 @@ from ddp_notebook.model import (
     Collective,
     Finding,
     Phase,
+    Place,
     Ranks,
     name_ranks,
 )
@@ -106,6 +107,7 @@ def _all_alike(records: Mapping[int, Collective], ring: Ranks) -> tuple[str, str
     return "they wait for each other", remedy, ring
 
 
+_OPERATIONS = {"send", "recv"}
 _ASYNC = ("isend", "irecv", "batch_isend_irecv")
 
 
@@ -161,19 +163,21 @@ def _ends(ways: Counter[_Way], end: int) -> Counter[tuple[object, ...]]:
 
 
 def _against_the_ring(
-    context: Context, records: Mapping[int, Collective]
+    context: Context, _: Mapping[int, Collective]
 ) -> tuple[str, str, Ranks] | None:
     """The ranks that send and receive round a ring in another direction than most.
 
-    Where a ring closes, and in rings of some ranks only, peers are further away: there all answer.
+    All do so at the same lines: the ends of a pipeline are at others. Where a ring closes, and in
+    rings of some ranks only, peers are further away: there all answer.
     """
-    place = next(iter(records.values())).place
     size = context.case.world_size
     ways: dict[int, frozenset[tuple[str, int]]] = {}
+    lines: set[frozenset[tuple[str, Place | None]]] = set()
     for rank, issued in context.collectives.of.items():
-        here = [e for e in issued if e.is_point_to_point and e.place == place][-2:]
+        here = [e for e in issued if e.is_point_to_point][-2:]
         ways[rank] = frozenset((e.operation, e.peer) for e in here if e.peer is not None)
-    if any({operation for operation, _ in way} != {"send", "recv"} for way in ways.values()):
+        lines.add(frozenset((e.operation, e.place) for e in here))
+    if len(lines) > 1 or any({what for what, _ in way} != _OPERATIONS for way in ways.values()):
         return None
     around = vote(
         {
@@ -187,7 +191,7 @@ def _against_the_ring(
     if any(_all_answer(ways, rank) for rank in against):
         return None
     return (
-        "a rank exchanges with others than its neighbours do, at the same line",
+        "a rank exchanges with others than its neighbours do, at the same lines",
         "Compute the peers of a ring on every rank in the same way.",
         against,
     )

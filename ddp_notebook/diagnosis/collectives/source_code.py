@@ -476,7 +476,12 @@ class Sources:
 
 
 def _asks_data(test: ast.expr) -> bool:
-    """True of a comparison or a call; that something is there, or is on, is set for all ranks."""
+    """True of a comparison or a call; that something is there, or is on, is set for all ranks.
+
+    So is every how many steps something is done.
+    """
+    if any(isinstance(node, ast.Mod) for node in ast.walk(test)):
+        return False
     for node in ast.walk(test):
         if isinstance(node, ast.Call) and last_name(node.func) not in _ASK_KIND:
             return True

@@ -81,6 +81,13 @@ MEANINGS = (
         "Give it more memory, or a smaller model or batch",
     ),
     _meaning(
+        r"Too many open files",
+        Category.RESOURCE_STARVED,
+        "its process may open no more files: each open file, pipe and socket counts",
+        "Close what is open, allow more (ulimit -n), or have the workers of a DataLoader share "
+        "tensors by name: torch.multiprocessing.set_sharing_strategy('file_system')",
+    ),
+    _meaning(
         r"[Pp]ermission denied|Read-only file system",
         Category.FILESYSTEM,
         "it may not write where it must",

@@ -237,8 +237,14 @@ class _OutputFile(io.FileIO):
 
 
 def _be_mute() -> None:
-    """What torch's threads say from now on goes nowhere: the script is over."""
-    null = os.open(os.devnull, os.O_RDWR)
+    """What torch's threads say from now on goes nowhere: the script is over.
+
+    Not where the script left no file descriptor: its own error is told, and no other.
+    """
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+    except OSError:
+        return
     for fd in (1, 2):
         os.dup2(null, fd)
     os.close(null)
