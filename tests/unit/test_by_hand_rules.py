@@ -51,7 +51,8 @@ def trained(
     begins = fields.pop("begins", lambda _: 1.0)
     last = fields.pop("last", lambda rank: (1.0 + rank,))
     replicas = fields.pop("replicas", ())
-    common = {"steps": 8, "watched_steps": 8, "numels": NUMELS, "sampled": NAMES, "place": HERE}
+    common: dict[str, Any] = {"span": (1, 8)}
+    common |= {"steps": 8, "watched_steps": 8, "numels": NUMELS, "sampled": NAMES, "place": HERE}
     return [
         RunFacts(
             rank,
@@ -159,6 +160,7 @@ def sends(*numels: int, backwards: int = 2, operation: str = "all_reduce") -> An
         ((2, 3), {}, sends(8, 16), False),  # an embedding
         ((0, 2), {"begins": float}, sends(2, 8), False),  # each began with its own
         ((0, 2), {}, (*sends(2, 8), Collective(0, 9, "all_to_all", numel=5)), False),  # experts
+        ((0, 2), {}, (*sends(2, 8), Collective(0, 9, "scatter", numel=5)), False),
         ((0, 1, 2, 3), {}, sends(*NUMELS), False),
     ],
 )
@@ -214,7 +216,8 @@ WRAPPED = ReplicaFacts("Net 1", "Net", "net", group_size=2, forwards=8, backward
         ({"replicas": ()}, sends(3), False),  # ranks that train on their own
         ({"begins": float}, sends(3), False),  # a head of each rank's own
         ({"begins": lambda _: 0.0}, sends(3), False),  # what is sought for a sample: a shift
-        ({"since": 40}, sends(3), False),  # made for a while
+        ({"span": (5, 8)}, sends(3), False),  # made for a while
+        ({"span": (0, 3)}, sends(3), False),
         ({}, sends(*NUMELS, backwards=30), False),  # averaged by hand
         ({"moved_steps": 2}, sends(3), False),
         ({}, (*sends(3), Collective(0, 9, "recv", numel=5)), False),  # a pipeline
