@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from ddp_notebook.model import (
     RunFacts,
     TensorDigest,
 )
+from ddp_notebook.model.parallel.split import Forwards, Input, SplitFacts
 
 HERE = Place("train.py", 7, "main", "opt.step()")
 NAMES = tuple(f"param_groups[0]['params'][{i}]" for i in range(4))
@@ -226,6 +228,26 @@ WRAPPED = ReplicaFacts("Net 1", "Net", "net", group_size=2, forwards=8, backward
 def test_a_second_model_that_was_not_wrapped(fields: Any, records: Any, wrong: bool) -> None:
     facts = trained(2, own, **{"replicas": (WRAPPED,), **fields})
     assert kinds(facts, records) == [Category.PARAMS_OUTSIDE_DDP] * wrong
+
+
+@pytest.mark.parametrize(
+    ("inputs", "records", "wrong"),
+    [
+        (("a", "b"), sends(5, operation="all_gather"), True),
+        (("a", "a"), sends(5, operation="all_gather"), False),  # parts of layers, one batch
+        (("a", ""), sends(5, operation="all_gather"), False),  # not known
+        (("a", "b"), sends(5), False),  # summed in some way
+        (("a", "b"), sends(5, operation="all_to_all"), False),  # experts
+    ],
+)
+def test_parts_of_a_sequence_whose_gradients_nobody_sums(
+    inputs: tuple[str, ...], records: Any, wrong: bool
+) -> None:
+    facts = [
+        replace(each, split=SplitFacts(forwards=(Forwards("A 0", (Input(0, inputs[r]),)),)))
+        for r, each in enumerate(trained(2, own))
+    ]
+    assert kinds(facts, records) == [Category.REPLICA_DIVERGENCE] * wrong
 
 
 @pytest.mark.parametrize(
