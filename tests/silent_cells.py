@@ -21,6 +21,37 @@ def step(model=None, opt=opt):
 BOTH, SECOND = (0, 1), (1,)
 
 WRONG = {
+    "gradients that are added up by hand": (
+        "loss-scaling",
+        BOTH,
+        """
+        own = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        for each in own.parameters():
+            dist.broadcast(each.data, 0)
+        mine = torch.optim.SGD(own.parameters(), lr=0.01)
+        for _ in range(5):
+            mine.zero_grad()
+            own(batch()).pow(2).mean().backward()
+            for each in own.parameters():
+                dist.all_reduce(each.grad)
+            mine.step()
+        """,
+    ),
+    "a result of unequal parts, averaged over the ranks": (
+        "metric-misaggregation",
+        BOTH,
+        """
+        for _ in range(2):
+            step()
+            hits, part = 0, torch.randn(4 if rank else 20, 4)
+            with torch.no_grad():
+                for x in part.split(4):
+                    hits += (net(x).argmax(1) == 0).sum().item()
+            share = torch.tensor(hits / len(part))
+            dist.all_reduce(share)
+            share /= dist.get_world_size()
+        """,
+    ),
     "samples of the padding that are counted": (
         "eval-padding",
         BOTH,

@@ -3,6 +3,31 @@
 from __future__ import annotations
 
 RIGHT = {
+    "a copy for each task, trained by an optimizer of its own, and a head of each rank's own": """
+        import copy
+        head = nn.Linear(2, 1)
+        both = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)
+        for _ in range(4):
+            fast = copy.deepcopy(net.module)
+            inner = torch.optim.SGD(fast.parameters(), lr=0.1)
+            for _ in range(4):
+                step(fast, inner)
+            both.zero_grad()
+            (0.5 * head(net(batch())).pow(2).mean()).backward()
+            both.step()
+    """,
+    "gradients added up by hand, of losses that were divided": """
+        own = nn.Linear(4, 1)
+        for each in own.parameters():
+            dist.broadcast(each.data, 0)
+        mine = torch.optim.SGD(own.parameters(), lr=0.01)
+        for _ in range(5):
+            mine.zero_grad()
+            (own(batch()).pow(2).mean() / dist.get_world_size()).backward()
+            for each in own.parameters():
+                dist.all_reduce(each.grad)
+            mine.step()
+    """,
     "handles waited for in every way": """
         flat = torch.ones(100)
         for _ in range(2):

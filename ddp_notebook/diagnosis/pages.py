@@ -307,20 +307,27 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.LOSS_SCALING: Page(
         _SILENT,
-        "Gradients are divided by the world size although DDP has averaged them.",
-        "By what a few gradients were multiplied between backward and step.",
-        "Leave the division out, or reduce by hand without DDP.",
+        "Loss or gradients are divided by the world size although DDP has averaged them; gradients "
+        "are added up by hand and never divided; or ranks' means over far fewer samples than "
+        "others' count as much.",
+        "By what a few gradients were multiplied between backward and step, whether they are the "
+        "sum of those of all ranks, and by what the graph of the first losses divides.",
+        "Divide once: DDP does; by hand, after all_reduce; by what all ranks have counted.",
     ),
     Category.LOCAL_STATISTIC: Page(
         _SILENT,
-        "A norm was taken of a rank's own shard, so each rank scales its gradients differently.",
+        "A norm was taken of a rank's own shard, or of its gradients before they were averaged, so "
+        "each rank scales its gradients differently.",
         "By what a few gradients of each rank were multiplied between backward and step.",
-        "torch.nn.utils.clip_grad_norm_, or all_reduce the sum of squares before the root.",
+        "torch.nn.utils.clip_grad_norm_ after the average, or all_reduce the sum of squares before "
+        "the root.",
     ),
     Category.METRIC_MISAGGREGATION: Page(
         _SILENT,
-        "Each rank evaluates its own part, and one reports its figure as that of the whole.",
-        "Other inputs on each rank, no collective afterwards, and only one rank that prints.",
+        "Each rank evaluates its own part, and one reports its figure as that of the whole; or "
+        "figures of unequal parts are averaged as if they were equal.",
+        "Other inputs on each rank, no collective afterwards, and only one rank that prints; or "
+        "other numbers of samples, and code that divides by them before it averages.",
         "all_reduce the counts, and divide afterwards.",
     ),
     Category.WEIGHT_TYING_LOST: Page(
@@ -345,8 +352,9 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.NUMERICS_MISMATCH: Page(
         _SILENT,
-        "Ranks compute with another precision: autocast, TF32 or the default dtype differ.",
-        "The settings of every rank after a run in which it trained.",
+        "Ranks compute with another precision (autocast, TF32 or the default dtype differ), or a "
+        "rank trains in evaluation mode, without dropout.",
+        "The settings of every rank after a run in which it trained; its first training forwards.",
         "The same setting on every rank.",
     ),
     Category.SAMPLER_MISUSE: Page(

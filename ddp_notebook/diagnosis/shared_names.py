@@ -154,11 +154,18 @@ def divisors_of_loss(tree: ast.Module | None, line: int) -> Iterator[ast.AST]:
     yield from divisors_in([*given, *(plain if names else ())])
 
 
-def reduced_at(tree: ast.AST | None, line: int) -> set[str]:
-    """What the calls in a line are given, and what their result is called."""
+def given_at(tree: ast.AST | None, line: int) -> set[str]:
+    """The names that get a value in a line."""
+    return {name for node in _plain_at(tree, line) for name, _ in _given_in(node)}
+
+
+def reduced_at(tree: ast.AST | None, line: int, called: str = "") -> set[str]:
+    """What the calls in a line, or those of one function, are given, and their result's name."""
     found: set[str] = set()
     for node in _plain_at(tree, line):
-        calls = (each for each in ast.walk(node) if isinstance(each, ast.Call))
+        calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
+        if called and called not in (last_name(each.func) for each in calls):
+            continue
         found.update(name for call in calls for each in call.args for name in _names(each))
         found.update(name for name, _ in _given_in(node))
     return found - {"self"}

@@ -126,8 +126,8 @@ class GradientSample:
 class LossFacts:
     """How the value was computed that a backward began with; only what its graph says.
 
-    It is `factor` times a mean over `count` values, or over what a loss function counts (targets
-    that are not ignored). `mean` is False where that is not known.
+    It is `factor` times a mean over `count` samples, or over the targets that a cross entropy does
+    not ignore; 0 where unknown. `mean` is False where it is not known to be one.
     """
 
     factor: float = 1.0
@@ -261,8 +261,8 @@ class OptimizerFacts:
     """Names of the parameters in `samples`."""
     last_weights: tuple[float, ...] = ()
     """As `first_weights`, after `watched_steps` steps."""
-    since: int = 0
-    """How many backwards the rank had begun before its first step of this run."""
+    span: tuple[int, int] = (0, 0)
+    """How many backwards the rank had begun before its first step of this run, and its last."""
     moved_steps: int = 0
     """Of `watched_steps`, those before which its parameters had changed since the last step."""
     begins: tuple[TensorDigest, ...] = ()

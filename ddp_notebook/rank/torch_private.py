@@ -473,19 +473,23 @@ def multiplied_by(node: Any) -> float | None:
 
 
 def averaged_over(node: Any) -> float | None:
-    """Over how many values a step of the graph takes a mean, 0 where unknown; None if it does not.
+    """Over how many samples a step of the graph takes a mean, 0 where unknown; None if it does not.
 
-    A cross entropy counts the targets that it does not ignore.
+    A cross entropy counts the targets that it does not ignore, anything else its first dimension.
     """
     name = node.name() if node is not None else ""
     if name == "MeanBackward0":
-        return float(node._saved_self_sym_numel)
+        return _first(tuple(node._saved_self_sym_sizes))
     if getattr(node, "_saved_reduction", None) != _MEAN:
         return None
-    if not name.startswith("NllLoss"):
+    if name != "NllLossBackward0":
         values = _saved(node, "self")
-        return float(values.numel()) if values is not None else 0.0
+        return _first(values.shape) if values is not None else 0.0
     return (_number(node, "total_weight") or 0.0) if node._saved_weight is None else 0.0
+
+
+def _first(shape: Sequence[int]) -> float:
+    return float(shape[0]) if shape else 0.0
 
 
 def _number(node: Any, name: str) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from ddp_notebook.model import (
     RunFacts,
     TensorDigest,
 )
+from ddp_notebook.model.parallel.split import Forwards, Input, SplitFacts
 
 HERE = Place("train.py", 7, "main", "opt.step()")
 NAMES = tuple(f"param_groups[0]['params'][{i}]" for i in range(4))
@@ -51,7 +53,8 @@ def trained(
     begins = fields.pop("begins", lambda _: 1.0)
     last = fields.pop("last", lambda rank: (1.0 + rank,))
     replicas = fields.pop("replicas", ())
-    common = {"steps": 8, "watched_steps": 8, "numels": NUMELS, "sampled": NAMES, "place": HERE}
+    common: dict[str, Any] = {"span": (1, 8)}
+    common |= {"steps": 8, "watched_steps": 8, "numels": NUMELS, "sampled": NAMES, "place": HERE}
     return [
         RunFacts(
             rank,
@@ -159,6 +162,7 @@ def sends(*numels: int, backwards: int = 2, operation: str = "all_reduce") -> An
         ((2, 3), {}, sends(8, 16), False),  # an embedding
         ((0, 2), {"begins": float}, sends(2, 8), False),  # each began with its own
         ((0, 2), {}, (*sends(2, 8), Collective(0, 9, "all_to_all", numel=5)), False),  # experts
+        ((0, 2), {}, (*sends(2, 8), Collective(0, 9, "scatter", numel=5)), False),
         ((0, 1, 2, 3), {}, sends(*NUMELS), False),
     ],
 )
@@ -214,7 +218,8 @@ WRAPPED = ReplicaFacts("Net 1", "Net", "net", group_size=2, forwards=8, backward
         ({"replicas": ()}, sends(3), False),  # ranks that train on their own
         ({"begins": float}, sends(3), False),  # a head of each rank's own
         ({"begins": lambda _: 0.0}, sends(3), False),  # what is sought for a sample: a shift
-        ({"since": 40}, sends(3), False),  # made for a while
+        ({"span": (5, 8)}, sends(3), False),  # made for a while
+        ({"span": (0, 3)}, sends(3), False),
         ({}, sends(*NUMELS, backwards=30), False),  # averaged by hand
         ({"moved_steps": 2}, sends(3), False),
         ({}, (*sends(3), Collective(0, 9, "recv", numel=5)), False),  # a pipeline
@@ -223,6 +228,26 @@ WRAPPED = ReplicaFacts("Net 1", "Net", "net", group_size=2, forwards=8, backward
 def test_a_second_model_that_was_not_wrapped(fields: Any, records: Any, wrong: bool) -> None:
     facts = trained(2, own, **{"replicas": (WRAPPED,), **fields})
     assert kinds(facts, records) == [Category.PARAMS_OUTSIDE_DDP] * wrong
+
+
+@pytest.mark.parametrize(
+    ("inputs", "records", "wrong"),
+    [
+        (("a", "b"), sends(5, operation="all_gather"), True),
+        (("a", "a"), sends(5, operation="all_gather"), False),  # parts of layers, one batch
+        (("a", ""), sends(5, operation="all_gather"), False),  # not known
+        (("a", "b"), sends(5), False),  # summed in some way
+        (("a", "b"), sends(5, operation="all_to_all"), False),  # experts
+    ],
+)
+def test_parts_of_a_sequence_whose_gradients_nobody_sums(
+    inputs: tuple[str, ...], records: Any, wrong: bool
+) -> None:
+    facts = [
+        replace(each, split=SplitFacts(forwards=(Forwards("A 0", (Input(0, inputs[r]),)),)))
+        for r, each in enumerate(trained(2, own))
+    ]
+    assert kinds(facts, records) == [Category.REPLICA_DIVERGENCE] * wrong
 
 
 @pytest.mark.parametrize(

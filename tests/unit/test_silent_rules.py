@@ -410,6 +410,8 @@ def main():
         (NOISE.replace("torch.randn_like(x)", "torch.randint(0, 9, (x.shape[0],))"), True),
         (NOISE.replace("torch.randn_like(x)", "torch.empty(3).normal_()"), True),
         (NOISE.replace("torch.randn_like(x)", "torch.randperm(8)[rank::2]"), False),
+        ("class D:\n    def __getitem__(self, i):\n        return x[i] + torch.randn(3)\n", True),
+        ("class D:\n    def __getitem__(self, i):\n        return x[i] + rng.rand(3)\n", False),
         (NOISE.replace("torch.randn_like(x)", "torch.randn(64, 4)[rank::2]"), False),
         (NOISE.replace("randn_like(x)", "rand(len(x), 1, generator=own)"), False),
         ("", False),
@@ -682,3 +684,61 @@ def test_what_each_rank_began_with_values_of_its_own_is_its_own(
 
     every = [run(rank, replicas=(model(),), optimizers=(owns(rank),)) for rank in (0, 1)]
     assert kinds(*every) == [(Category.PARAMS_OUTSIDE_DDP, (0, 1))] * wrong
+
+
+@pytest.mark.parametrize(
+    ("options", "replicas", "numel", "ranks"),
+    [
+        ((("weight_decay=0", "dampening=0"), ("weight_decay=0.1", "dampening=0")), (KEY,), 1, (1,)),
+        ((("weight_decay=0",), ("weight_decay=0.1",)), (), 1, ()),  # each tries a value
+        ((("weight_decay=0",), ("weight_decay=0.1",)), (), 4, (1,)),
+        ((("weight_decay=0",), ("weight_decay=0",)), (KEY,), 1, ()),
+    ],
+)
+def test_optimizers_with_other_options(
+    options: tuple[tuple[str, ...], ...],
+    replicas: tuple[str, ...],
+    numel: int,
+    ranks: tuple[int, ...],
+) -> None:
+    every = [
+        run(r, optimizers=(optimizer(replicas=replicas, numels=(2, 4), options=own),))
+        for r, own in enumerate(options)
+    ]
+    sent = (Collective(0, 0, "all_reduce", numel=numel),)
+    assert kinds(*every, records=sent) == ([(Category.REPLICA_DIVERGENCE, ranks)] if ranks else [])
+
+
+SHARE = """
+def mean(t):
+    dist.all_reduce(t)
+    t /= dist.get_world_size()
+for x in part:
+    right = right + (net(x) == y)
+share = right / len(part)
+mean(share)
+"""
+_AT, _SUMS = Place("train.py", 6), (Place("train.py", 8), Place("train.py", 3, "mean"))
+
+
+@pytest.mark.parametrize(
+    ("source", "samples", "wrong"),
+    [
+        (SHARE, (40, 10), True),
+        (SHARE, (40, 40), False),
+        (SHARE, (40, 0), False),  # not known
+        (SHARE.replace("    t /= dist.get_world_size()", "    t /= 1"), (40, 10), False),
+        (SHARE.replace("right / len(part)", "right"), (40, 10), False),  # a count
+        (SHARE.replace("share = right", "share = loss"), (40, 10), False),  # of the training
+        ("", (40, 10), False),
+    ],
+)
+def test_means_of_unequal_parts_that_are_averaged(
+    source: str, samples: tuple[int, ...], wrong: bool
+) -> None:
+    evaluation = EvaluationFacts(4, loader=True, place=_AT, summed=(_SUMS,))
+    every = [
+        run(rank, replicas=(model(evaluations=(replace(evaluation, samples=n),)),))
+        for rank, n in enumerate(samples)
+    ]
+    assert kinds(*every, source=source) == [(Category.METRIC_MISAGGREGATION, (0, 1))] * wrong

@@ -28,6 +28,7 @@ from ddp_notebook.diagnosis.shared_names import (
     divisors_in,
     divisors_of_loss,
     functions_around,
+    given_at,
     is_argument,
     reduced_at,
     tried_before,
@@ -238,20 +239,27 @@ class Sources:
         names = SharedNames(self._known())
         return any(map(names.is_world_size, divisors_of_loss(self.tree(place), place.line)))
 
-    def is_mean_of_ratios(self, path: Sequence[Place]) -> bool:
-        """True when what `path` sums up over the ranks is divided by their number, and was before.
+    def is_mean_of_ratios(self, path: Sequence[Place], evaluated: Place) -> bool:
+        """True when what comes of `evaluated` is divided, summed up by `path`, and divided again.
 
-        By something else then: what each rank has counted.
+        First by what each rank has counted, then by the number of ranks: in the function that sums
+        it up, or before that is called.
         """
         names = SharedNames(self._known())
         of_world: list[bool] = []
-        for place in path:
+        called, given = "", set[str]()
+        for place in reversed(path):
             tree = self.tree(place)
-            given = reduced_at(tree, place.line)
             function = next(functions_around(tree, place.line), tree)
-            divisors = divided_in(function, given - names.are_imported(given))
-            of_world += map(names.is_world_size, divisors)
-        return any(of_world) and not all(of_world)
+            given = reduced_at(tree, place.line, called)
+            given -= names.are_imported(given)
+            of_world += map(names.is_world_size, divided_in(function, given))
+            called = getattr(function, "name", "")
+            if function is None or not called or not is_argument(function, given):
+                break
+        made_of = names.read(ast.Name(name) for name in given)
+        comes_of_it = not given_at(self.tree(evaluated), evaluated.line).isdisjoint(made_of)
+        return comes_of_it and any(of_world) and not all(of_world)
 
     def chooses_rate_by_world(self) -> bool:
         """True when a learning rate comes of the number of ranks."""

@@ -22,6 +22,7 @@ from ddp_notebook.diagnosis.training.replicas import (
 )
 from ddp_notebook.diagnosis.training.rules import optimizers
 from ddp_notebook.model import Category, Finding, OptimizerFacts, Place, Ranks
+from ddp_notebook.model.parallel.split import Forwards
 
 _ROUNDING = 1e-5
 _APART = 1e-3
@@ -30,8 +31,6 @@ _WEIGHT = 1e-2
 """How exact a weight in a sum is."""
 _FEWEST_STEPS, _FEWEST_EACH, _FEWEST_CHANGES, _FEWEST_BESIDE = 2, 2, 2, 3
 _MOST_RANKS = 16
-_EARLY = 4
-"""Backwards before the first step of what is trained from the begin."""
 _ADAPTIVE = ("Ada", "NAdam", "RAdam", "RMSprop", "Rprop", "Lion", "SparseAdam")
 """Their steps hardly depend on the size of all gradients."""
 _MEANS = frozenset({"all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor"})
@@ -40,7 +39,8 @@ _GATHERING = frozenset(
     | {"reduce_scatter", "reduce_scatter_tensor"}
 )
 """By these ranks see each other's parts: forward, and backward (gloo scatters)."""
-_PARTING = frozenset({"all_to_all", "all_to_all_single"})
+_PARTING = frozenset({"all_to_all", "all_to_all_single", "scatter"})
+"""gloo scatters in place of an all-to-all with gradients."""
 _FEWEST_VALUES = 4
 """Values of gradients, not zero, that must be the same on all ranks."""
 
@@ -262,9 +262,7 @@ def _trained(context: Context) -> Iterator[_Trained]:
 
 def summed_gradients(context: Context) -> Iterator[Finding]:
     """Gradients are added up over the ranks, and nobody divides: neither them nor the loss."""
-    losses = [loss for facts in context.facts.values() for loss in facts.losses]
-    whole = bool(losses) and all(e.mean and _is(e.factor, 1.0) for e in losses)
-    for trained in _trained(context) if whole else ():
+    for trained in _trained(context) if _are_whole_means(context) else ():
         size, each = len(trained.of), trained.each
         summed = trained.used_alike() and all(_are(1.0, w) for w in trained.weights())
         scaled = each.type.startswith(_ADAPTIVE) or context.sources.chooses_rate_by_world()
@@ -281,6 +279,12 @@ def summed_gradients(context: Context) -> Iterator[Finding]:
                     "the first losses on every rank are means, and not divided",
                 ),
             )
+
+
+def _are_whole_means(context: Context) -> bool:
+    """True when each loss that is known is a mean, and not divided."""
+    losses = [loss for facts in context.facts.values() for loss in facts.losses]
+    return bool(losses) and all(e.mean and _is(e.factor, 1.0) for e in losses)
 
 
 def scaled_before_averaged(context: Context) -> Iterator[Finding]:
@@ -310,10 +314,8 @@ def averaged_in_part(context: Context) -> Iterator[Finding]:
     """Some parameters' gradients are averaged, and those of others between them are not."""
     for trained in _trained(context):
         rows = trained.kinds()
-        named = list(zip(trained.each.sampled, rows[0], strict=False))
-        kept = [name for name, kind in named if kind == "kept"]
-        averaged = [name for name, kind in named if kind == "averaged"]
-        changes = sum(a != b for a, b in pairwise(kind for kind in rows[0] if kind))
+        kept, averaged = (_of_kind(trained, rows[0], kind) for kind in ("kept", "averaged"))
+        changes = sum(a != b for a, b in pairwise(filter(None, rows[0])))
         # A part of its own may be meant to be each rank's: a head, an embedding.
         between = bool(kept and averaged) and changes >= _FEWEST_CHANGES
         if len(set(rows)) > 1 or not between or trained.split or not trained.began_alike:
@@ -330,6 +332,11 @@ def averaged_in_part(context: Context) -> Iterator[Finding]:
                 "all began with the same values",
             ),
         )
+
+
+def _of_kind(trained: _Trained, kinds: Sequence[str], wanted: str) -> list[str]:
+    named = zip(trained.each.sampled, kinds, strict=False)
+    return [name for name, kind in named if kind == wanted]
 
 
 def reduced_to_one(context: Context) -> Iterator[Finding]:
@@ -378,12 +385,12 @@ def unused_averages(context: Context) -> Iterator[Finding]:
 def beside_ddp(context: Context) -> Iterator[Finding]:
     """A model that began alike on all ranks is trained in no DDP, beside one that is in it.
 
-    From the begin: what is made for a while, and thrown away, may be a rank's own.
+    For most of the run: what is made for a while, and thrown away, may be a rank's own.
     """
     models = [each for each in context.models.values() if _is_trained_by_all(context, each)]
     for model in models[:1]:
         for trained in _trained(context):
-            if _from_the_begin_alone(trained):
+            if _is_alone_throughout(trained):
                 yield _beside(trained, model)
 
 
@@ -392,11 +399,15 @@ def _is_trained_by_all(context: Context, model: Model) -> bool:
     return bool(everywhere and model.first.forwards and model.first.steps >= _FEWEST_BESIDE)
 
 
-def _from_the_begin_alone(trained: _Trained) -> bool:
-    late = any(each.since > _EARLY for each in trained.of.values())
+def _is_alone_throughout(trained: _Trained) -> bool:
+    facts = trained.context.facts
+    short = any(
+        2 * (each.span[1] - each.span[0]) < facts[rank].backwards
+        for rank, each in trained.of.items()
+    )
     sizes = {*trained.each.numels, sum(trained.each.numels)} - {1}
     exchanged = any(own & sizes for own in trained.sent(AVERAGING, _Later()))
-    return trained.alone and not (late or exchanged or trained.split)
+    return trained.alone and not (short or exchanged or trained.split)
 
 
 def _beside(trained: _Trained, model: Model) -> Finding:
@@ -422,15 +433,7 @@ def unsummed_parts(context: Context) -> Iterator[Finding]:
     """
     for trained in _trained(context):
         of = {rank: context.facts[rank].split.forwards for rank in trained.of}
-        rows = [tuple(e.hash for each in those for e in each.inputs) for those in of.values()]
-        known = all(row and "" not in row for row in rows)
-        calls = {
-            r.operation
-            for records in context.collectives.of.values()
-            for r in records
-            if r.part is None and r.numel > 1 and r.backwards
-        }
-        if known and len(set(rows)) == len(rows) and calls <= _GATHERING and trained.alone:
+        if _got_other_inputs(of) and trained.alone and _only_gathered(context):
             place = next((e.place for those in of.values() for e in those if e.place), None)
             yield trained.finding(
                 Category.REPLICA_DIVERGENCE,
@@ -444,6 +447,21 @@ def unsummed_parts(context: Context) -> Iterator[Finding]:
                     "the parameters were the same on all ranks at first, and are not any more",
                 ),
             )
+
+
+def _got_other_inputs(of: Mapping[int, Sequence[Forwards]]) -> bool:
+    rows = [tuple(e.hash for each in those for e in each.inputs) for those in of.values()]
+    return len(set(rows)) == len(rows) and all(row and "" not in row for row in rows)
+
+
+def _only_gathered(context: Context) -> bool:
+    """The ranks exchanged more than numbers in training only to see each other's parts."""
+    return all(
+        r.operation in _GATHERING
+        for records in context.collectives.of.values()
+        for r in records
+        if r.part is None and r.numel > 1 and r.backwards
+    )
 
 
 class _Later:

@@ -106,8 +106,7 @@ def unweighted_means(context: Context) -> Iterator[Finding]:
         wrong = [
             of
             for of in _together(model)
-            if _uneven(of)
-            and any(context.sources.is_mean_of_ratios(p) for e in of.values() for p in e.summed)
+            if _uneven(of) and any(_averaged_after(context, each) for each in of.values())
         ]
         if not wrong or not model.whole:
             continue
@@ -121,6 +120,13 @@ def unweighted_means(context: Context) -> Iterator[Finding]:
             "all_reduce the sum and the number of samples, and divide after that.",
             evidence=tuple(f"rank {rank}: {n} samples" for rank, n in counts.items()),
         )
+
+
+def _averaged_after(context: Context, each: EvaluationFacts) -> bool:
+    place = each.place
+    return place is not None and any(
+        context.sources.is_mean_of_ratios(path, place) for path in each.summed
+    )
 
 
 def _range(counts: Mapping[int, int]) -> str:

@@ -17,7 +17,7 @@ _FEWEST_STEPS = 2
 _FEWEST_LEFTOVERS = 3
 _FEWEST_LOSSES = 4
 _UNEQUAL = 2.0
-"""Ranks that average over so many times as many values as others, in each step."""
+"""Ranks that average over so many times as many samples as others, in each step."""
 
 _Of = Mapping[int, OptimizerFacts]
 
@@ -125,7 +125,7 @@ def divided_losses(context: Context) -> Iterator[Finding]:
 
 
 def unequal_means(context: Context) -> Iterator[Finding]:
-    """Some ranks' losses are means over far fewer values, in step after step; DDP averages them."""
+    """Some ranks' losses are means over far fewer samples, in every step; DDP averages them."""
     for model, rows in _losses(context):
         factors = {each.factor if each.mean else 0.0 for row in rows for each in row}
         times, *places = _lopsided(rows)
@@ -135,21 +135,21 @@ def unequal_means(context: Context) -> Iterator[Finding]:
         yield Finding(
             Category.LOSS_SCALING,
             tuple(model.of),
-            f"the loss is a mean over far fewer values on rank {few} than on rank {many} in every "
-            "step, and DistributedDataParallel averages the ranks' means: a value counts at least "
-            f"{times:.3g} times as much there{_at(rows[0][0].place)}",
-            "Divide the sum of the loss by what all ranks count: all_reduce the number of values "
+            f"the loss is a mean over far fewer samples on rank {few} than on rank {many} in every "
+            "step, and DistributedDataParallel averages the ranks' means: a sample (or token) of "
+            f"rank {few} counts at least {times:.3g} times as much{_at(rows[0][0].place)}",
+            "Divide the sum of the loss by what all ranks count: all_reduce the number of samples "
             '(tokens), use reduction="sum", and multiply loss / number by the world size, by which '
             "DistributedDataParallel divides.",
             evidence=tuple(
-                f"rank {rank}: means over {', '.join(f'{e.count:g}' for e in row[:6])} values"
+                f"rank {rank}: means over {', '.join(f'{e.count:g}' for e in row[:6])} samples"
                 for rank, row in zip(model.of, rows, strict=True)
             ),
         )
 
 
 def _lopsided(rows: list[tuple[LossFacts, ...]]) -> tuple[float, int, int]:
-    """How many times as many values the same rank averages over as another one, in each step.
+    """How many times as many samples the same rank averages over as another one, in each step.
 
     With their positions; 0 where it is not the same ones in all steps.
     """

@@ -92,12 +92,14 @@ def _samples_made_in(tree: ast.Module) -> Iterator[ast.AST]:
 
 def _calls(function: ast.AST) -> Iterator[ast.Call]:
     """Those that draw numbers from torch's own generator."""
-    for node in ast.walk(function):
-        if isinstance(node, ast.Call) and not _has_generator(node):
-            of = node.func.value if isinstance(node.func, ast.Attribute) else None
-            plain = isinstance(of, ast.Name) and of.id == "torch" and _name(node) in _SHAPED
-            if plain or _name(node) in _LIKE or (of is not None and _name(node) in _IN_PLACE):
-                yield node
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    yield from (each for each in calls if _draws(each) and not _has_generator(each))
+
+
+def _draws(call: ast.Call) -> bool:
+    of = ast.unparse(call.func).rpartition(".")[0]
+    shaped = of == "torch" and _name(call) in _SHAPED
+    return shaped or _name(call) in _LIKE or bool(of and _name(call) in _IN_PLACE)
 
 
 def _has_generator(call: ast.Call) -> bool:

@@ -227,7 +227,7 @@ def _sampled(optimizer: TrackedOptimizer, gradients: Gradients | None) -> dict[s
         "samples": tuple(gradients.samples),
         "sampled": gradients.sampled,
         "last_weights": tuple(value for row in gradients.last_weights for value in row),
-        "since": optimizer.since,
+        "span": optimizer.span,
         "moved_steps": gradients.moved_steps,
     }
 

@@ -59,6 +59,12 @@ def _are_few(some: Sequence[tuple[str, Any]], of: Sequence[tuple[str, Any]]) -> 
     return 2 * len(some) < len(of) and 2 * values[0] < values[1]
 
 
+def _is_plain(parameter: torch.Tensor) -> bool:
+    """True of what can be read as it is: no shard, nothing on the meta device."""
+    readable = not parameter.is_meta and type(parameter.data) is torch.Tensor
+    return readable and parameter.is_contiguous()
+
+
 def _varies(layer: torch.nn.Module) -> bool:
     """True of a layer that does something else in training mode: dropout, a batch's statistics."""
     dropout = layer.p if isinstance(layer, _DROPOUTS) else getattr(layer, "dropout", 0)
@@ -70,8 +76,7 @@ def _some_values(parameter: torch.Tensor | None) -> tuple[float, ...]:
     """A few values, evenly spread; none of what cannot be read."""
     if parameter is None:
         return ()
-    readable = not parameter.is_meta and type(parameter.data) is torch.Tensor
-    if not readable or not parameter.is_contiguous():
+    if not _is_plain(parameter):
         return ()
     flat = parameter.detach().view(-1)
     return tuple(flat[:: max(1, flat.numel() // _COMPARED)][:_COMPARED].tolist())
@@ -254,7 +259,8 @@ class TrackedOptimizer:
 
     def begin(self) -> None:
         """A run begins."""
-        self.steps = self.idle_steps = self.since = 0
+        self.steps = self.idle_steps = 0
+        self.span = 0, 0
         self.lrs: tuple[Any, ...] = ()
         self.options: tuple[str, ...] = ()
         self.place: Line | None = None
@@ -273,8 +279,7 @@ class TrackedOptimizer:
         backwards: int,
     ) -> None:
         """It is about to make a step; `flat` says what FSDP1 shards, and over which ranks."""
-        if not self.steps:
-            self.since = backwards
+        self.span = self.span[0] if self.steps else backwards, backwards
         groups = optimizer.param_groups
         self.idle_steps += all(p.grad is None for group in groups for p in group["params"])
         if self.gradients is None:
@@ -325,12 +330,12 @@ class TrackedOptimizer:
 
     def _begin_with(self, groups: Any, replicas: Sequence[Replica]) -> None:
         without = [(n, p) for n, p in named(groups) if not any(r.knows(p) for r in replicas)]
+        # Shards have methods that communicate, and are compared elsewhere.
+        plain = [(name, each) for name, each in without if _is_plain(each) and each.is_cpu]
         self.begins = tuple(
             digest
-            for name, each in without[:_MOST_BEGINS]
-            if each.is_cpu
-            and each.is_contiguous()
-            and (digest := digests.digest(name, each.detach().view(-1)[:_BEGIN_VALUES]))
+            for name, each in plain[:_MOST_BEGINS]
+            if (digest := digests.digest(name, each.detach().view(-1)[:_BEGIN_VALUES]))
         )
 
     def _find_models(self, groups: Any, replicas: Mapping[int, Replica]) -> None:
