@@ -24,7 +24,7 @@ from support import (
     leftovers,
 )
 
-from ddp_notebook.session import InitOptions
+from ddp_notebook.session import InitOptions, Session
 
 # Before anything starts a process: children inherit both. The folder's name is short,
 # because the path of a socket must be.
@@ -220,6 +220,21 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> None:
 def shell() -> Iterator[Any]:
     """A fresh real IPython shell with the extension loaded; its ranks end with the test."""
     with ipython_shell() as ipython:
+        yield ipython
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    """A session of this test alone, without ranks yet; it ends with the test."""
+    made = Session()
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def shell2(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
+    """A shell with two ranks, shared by the tests of a module."""
+    with support.shared_shell(2) as ipython:
         yield ipython
 
 

@@ -18,14 +18,13 @@ from typing import Any
 import anywidget
 import traitlets
 
-from ddp_notebook.board.line.running_line import RunningLine
+from ddp_notebook.board.line.running_line import RunningLine, as_widget
 from ddp_notebook.board.model import STAGES
 from ddp_notebook.board.still.lost import hidden_beside
 
 __all__ = ["BoardWidget", "RunningLine"]
 
 _PAGE = Path(__file__).parent / "page"
-_WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 _COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n", re.MULTILINE)
@@ -107,8 +106,7 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
 
     def bundle(self) -> dict[str, Any]:
         """What is displayed. Its text is empty: the picture below it stands for it."""
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
-        return {_WIDGET: view, "text/plain": ""}
+        return as_widget(self, "")
 
     def picture(self, bundle: Mapping[str, str], below: str = "") -> dict[str, str]:
         """`bundle` as the picture that is seen where the script does not run, `below` below it.

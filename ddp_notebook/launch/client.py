@@ -13,10 +13,12 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 from ddp_notebook.errors import SessionLost
 from ddp_notebook.launch import shared_fork_server
+from ddp_notebook.launch.environment import child_environment
 from ddp_notebook.launch.shared_fork_server import ForkedServer
 from ddp_notebook.launch.timeouts import scaled_for_load
 
@@ -144,6 +146,21 @@ class ForkServerClient:
         if code is not None:  # it ended before the handler was registered
             on_exit(code)
         return pid
+
+    def spawn_call(
+        self, entry: str, arguments: Mapping[str, Any], log: Path, on_exit: ExitHandler
+    ) -> int:
+        """Start a child that calls the function `entry`, ``module:function``, and ends; its pid.
+
+        It is in this process's folder and environment, and writes to `log`. Raises as `spawn`.
+        """
+        spec = {
+            "calls": [[entry, arguments]],
+            "env": child_environment({}),
+            "cwd": os.getcwd(),  # noqa: PTH109
+            "log": str(log),
+        }
+        return self.spawn(spec, on_exit)
 
     def signal(self, pid: int, number: int) -> None:
         """Signal a child that this fork server started.

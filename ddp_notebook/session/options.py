@@ -55,15 +55,11 @@ class InitOptions:
 
     def __post_init__(self) -> None:
         check_world_size(self.world_size)
-        for option, value, allowed in (
-            ("--backend", self.backend, BACKENDS),
-            ("--device", self.device, DEVICES),
-            ("--init-method", self.init_method, INIT_METHODS),
-            ("--launcher", self.launcher, LAUNCHERS),
-            ("--store", self.store, STORES),
-        ):
-            if value not in allowed:
-                raise UsageMistake(f"{option} is one of {', '.join(allowed)}, not {value!r}.")
+        check_choice("--backend", self.backend, BACKENDS)
+        check_choice("--device", self.device, DEVICES)
+        check_choice("--init-method", self.init_method, INIT_METHODS)
+        check_choice("--launcher", self.launcher, LAUNCHERS)
+        check_choice("--store", self.store, STORES)
         if not 0 <= self.master_port <= 65535:
             raise UsageMistake(
                 f"--master-port {self.master_port} is not a port: ports are 1 to 65535. "
@@ -176,6 +172,12 @@ def _container_quota(cpu_max: Path) -> float:
         return int(quota) / int(period)
     except (OSError, ValueError):  # no cgroup, or "max"
         return 1e9
+
+
+def check_choice(option: str, value: str, allowed: Iterable[str]) -> None:
+    """Raises UsageMistake for a value that `option` does not have."""
+    if value not in allowed:
+        raise UsageMistake(f"{option} is one of {', '.join(allowed)}, not {value!r}.")
 
 
 def check_world_size(world_size: int, command: str = "%ddp_init") -> None:

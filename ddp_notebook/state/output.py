@@ -12,7 +12,8 @@ _ADDRESS = re.compile(r"0x[0-9a-f]{8,}")
 _LINE_END = re.compile(r"\r+\n")
 _SHORT = 20_000
 """Longer text is compared unchanged."""
-_STREAMS = (OutputKind.STDOUT, OutputKind.STDERR)
+STREAMS = (OutputKind.STDOUT, OutputKind.STDERR)
+"""Output that continues where the last piece ended, perhaps in the middle of a line."""
 _UP = "\x1b[A"
 """Moves the cursor up a line: tqdm writes it if bars are below each other."""
 _MOVES = re.compile(r"(\n|\r|\x1b\[A)")
@@ -47,7 +48,7 @@ class OutputLog:
             return
         if self._clear_pending:
             self._clear()
-        if output.what in _STREAMS:
+        if output.what in STREAMS:
             self._add_text(output)
             return
         self._join()
@@ -245,7 +246,7 @@ def _begins(shorter: Sequence[OutputItem], longer: Sequence[OutputItem]) -> bool
         last = index == len(shorter) - 1
         if a.what is not b.what:
             return False
-        if a.what in _STREAMS and last:
+        if a.what in STREAMS and last:
             if not b.text.startswith(a.text):
                 return False
         elif (a.text, a.data) != (b.text, b.data):

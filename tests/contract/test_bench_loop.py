@@ -252,20 +252,16 @@ def test_an_interrupt_keeps_what_is_measured_and_the_session_goes_on(ranks2: Ses
     assert ranks2.bench(SHORT).ended == ""
 
 
-def test_a_rank_that_dies_is_named_and_what_was_measured_is_kept() -> None:
-    session = Session()
-    try:
-        session.init(InitOptions(world_size=2, device="cpu"))
-        pid = session.record.snapshot.ranks[1].pid
-        run = session.bench(
-            Plan(budget_s=300, precision=0), watch=Meanwhile(lambda: os.kill(pid, signal.SIGKILL))
-        )
-        assert run.ended.startswith("rank 1 died (exit code -9): %ddp_restart --ranks 1")
-        assert run.points
-        session.restart(None)
-        assert session.bench(SHORT).ended == ""
-    finally:
-        session.shutdown()
+def test_a_rank_that_dies_is_named_and_what_was_measured_is_kept(session: Session) -> None:
+    session.init(InitOptions(world_size=2, device="cpu"))
+    pid = session.record.snapshot.ranks[1].pid
+    run = session.bench(
+        Plan(budget_s=300, precision=0), watch=Meanwhile(lambda: os.kill(pid, signal.SIGKILL))
+    )
+    assert run.ended.startswith("rank 1 died (exit code -9): %ddp_restart --ranks 1")
+    assert run.points
+    session.restart(None)
+    assert session.bench(SHORT).ended == ""
 
 
 # -- what it leaves ----------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from results import texts
 from support import GATE, HANG, begun, eventually
 
 from ddp_notebook.errors import (
@@ -68,10 +69,6 @@ def script(tmp_path: Path, gate: Path, more: str = "") -> str:
     return str(path)
 
 
-def text_of(result: CellResult) -> str:
-    return "".join(item.text for group in result.outputs for item in group.items)
-
-
 def ended(session: Session, within_s: float = 60) -> CellResult:
     """How the detached run ended, without asking for it as a user does."""
     assert session.detached is not None
@@ -88,17 +85,17 @@ def test_a_detached_cell_leaves_the_caller_free_and_is_waited_for_later(
     assert (result.error, result.pending) == (None, (0, 1))
     begun(ranks)
     stands = ranks.wait(0)
-    assert (text_of(stands), stands.error, stands.pending) == ("begun\n", None, (0, 1))
-    assert text_of(ranks.wait(0)) == ""  # what was shown is not news
+    assert (texts(stands), stands.error, stands.pending) == ("begun\n", None, (0, 1))
+    assert texts(ranks.wait(0)) == ""  # what was shown is not news
     assert not ranks.why().wrong
     assert ranks.where().stack(0).frames
     with pytest.raises(UsageMistake, match="runs freely on ranks 0-1: no rank is paused"):
         ranks.step()
     gate.touch()
     whole = ranks.wait()
-    assert (text_of(whole), whole.error, whole.pending) == ("begun\nafter the gate\n", None, ())
+    assert (texts(whole), whole.error, whole.pending) == ("begun\nafter the gate\n", None, ())
     again = ranks.wait()
-    assert (text_of(again), again.error) == (text_of(whole), None)
+    assert (texts(again), again.error) == (texts(whole), None)
     ranks.run_cell("pass").raise_for_error()
     with pytest.raises(UsageMistake, match=r"nothing to wait for.*%%ddp --detach"):
         ranks.wait()
@@ -150,7 +147,7 @@ def test_a_hang_that_another_cell_frees_is_waited_for_to_its_end(ranks: Session)
     ranks.run_cell("dist.all_reduce(torch.ones(1))", (1,)).raise_for_error()
     result = ranks.wait()
     assert result.error is None
-    assert text_of(result).count("got on") == 1
+    assert texts(result).count("got on") == 1
 
 
 def test_a_cell_that_was_given_back_can_be_waited_for_again(ranks: Session) -> None:
@@ -178,7 +175,7 @@ def test_held_ranks_are_stepped_while_detached(ranks: Session) -> None:
     assert table.rows[0].text.startswith("barrier")
     assert ranks.step().rows[0].state == "paused"
     assert ranks.step().rows[0].state == "done"
-    assert text_of(ranks.wait()) == "one\n"
+    assert texts(ranks.wait()) == "one\n"
 
 
 def test_other_ranks_are_free_meanwhile_but_one_run_alone_can_be_detached(
@@ -192,7 +189,7 @@ def test_other_ranks_are_free_meanwhile_but_one_run_alone_can_be_detached(
         ranks.run_script(__file__, ranks=(1,))
     assert "begun" in eventually(lambda: ranks.output(0), 20, "its output, beside another cell's")
     gate.touch()
-    assert text_of(ranks.wait()) == "begun\nafter the gate\n"
+    assert texts(ranks.wait()) == "begun\nafter the gate\n"
     assert ranks.pull("mine", (1,)) == {1: 1}
 
 
@@ -210,7 +207,7 @@ def test_a_detached_script_runs_on_and_gives_the_ranks_their_group_back(
     gate.touch()
     result = ranks.wait()
     result.raise_for_error()
-    assert text_of(result) == "begun\nsum 2.0\n"
+    assert texts(result) == "begun\nsum 2.0\n"
     ranks.run_cell(ALL_REDUCE).raise_for_error()
 
 
@@ -282,7 +279,7 @@ def test_a_script_is_stepped_collective_by_collective(
     assert table.title == "job.py has finished on every rank."
     # The step that ended it also gave the ranks their group back.
     ranks.run_cell(ALL_REDUCE).raise_for_error()
-    assert text_of(ranks.wait()) == "begun\nsum 2.0\n"
+    assert texts(ranks.wait()) == "begun\nsum 2.0\n"
 
 
 def test_a_held_script_goes_to_its_end_or_is_given_up(
@@ -354,45 +351,38 @@ def running_in_a_thread(call: Callable[[], CellResult]) -> tuple[threading.Threa
 
 @pytest.mark.parametrize("what", ["cell", "hang", "script"])
 def test_a_run_under_which_the_session_is_shut_down_says_so(
-    what: str, tmp_path: Path, gate: Path
+    session: Session, what: str, tmp_path: Path, gate: Path
 ) -> None:
-    session = Session()
-    try:
-        session.init(InitOptions(world_size=2, device="cpu"))
-        thread, outcome = running_in_a_thread(
-            {
-                "cell": lambda: session.run_cell(LONG),
-                "hang": lambda: session.run_cell(f"print('begun')\n{HANG}", wait="forever"),
-                "script": lambda: session.run_script(script(tmp_path, gate)),
-            }[what]
-        )
-        begun(session)
-    finally:
-        session.shutdown()
+    session.init(InitOptions(world_size=2, device="cpu"))
+    thread, outcome = running_in_a_thread(
+        {
+            "cell": lambda: session.run_cell(LONG),
+            "hang": lambda: session.run_cell(f"print('begun')\n{HANG}", wait="forever"),
+            "script": lambda: session.run_script(script(tmp_path, gate)),
+        }[what]
+    )
+    begun(session)
+    session.shutdown()
     thread.join(30)
     assert not thread.is_alive()
     (result,) = outcome
     assert isinstance(result, CellResult), result
     assert isinstance(result.error, SessionLost)
     assert str(result.error) == "The ranks were shut down. Start again: %ddp_init"
-    assert "begun" in text_of(result)
+    assert "begun" in texts(result)
     with pytest.raises(NoSession):
         session.run_cell("x = 1")
 
 
-def test_what_a_detached_cell_wrote_is_there_when_the_session_was_lost() -> None:
-    session = Session()
-    try:
-        session.init(InitOptions(world_size=2, device="cpu"))
-        session.run_cell(LONG, detach=True)
-        begun(session)
-        os.kill(cluster_of(session)._cluster.controller.pid, signal.SIGKILL)
-        result = session.wait()
-        assert isinstance(result.error, SessionLost)
-        assert "the ipyparallel controller" in str(result.error).lower()
-        assert text_of(result) == "begun\n"
-        session.init(InitOptions(world_size=2, device="cpu"))
-        session.run_cell(ALL_REDUCE).raise_for_error()
-        assert session.record.snapshot.with_status(Status.READY) == (0, 1)
-    finally:
-        session.shutdown()
+def test_what_a_detached_cell_wrote_is_there_when_the_session_was_lost(session: Session) -> None:
+    session.init(InitOptions(world_size=2, device="cpu"))
+    session.run_cell(LONG, detach=True)
+    begun(session)
+    os.kill(cluster_of(session)._cluster.controller.pid, signal.SIGKILL)
+    result = session.wait()
+    assert isinstance(result.error, SessionLost)
+    assert "the ipyparallel controller" in str(result.error).lower()
+    assert texts(result) == "begun\n"
+    session.init(InitOptions(world_size=2, device="cpu"))
+    session.run_cell(ALL_REDUCE).raise_for_error()
+    assert session.record.snapshot.with_status(Status.READY) == (0, 1)

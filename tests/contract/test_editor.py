@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 from editors import EditorClient
 from kernels import Kernel
+from results import rows, texts, values
 from support import GONE_WITHIN_S, eventually, is_alive
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import StepTable, VariableTable
 from ddp_notebook.rank.calls import Breakpoint
 from ddp_notebook.session import InitOptions, Session
-from ddp_notebook.session.runs.run import CellResult
 
 
 @pytest.fixture(autouse=True)
@@ -45,23 +44,6 @@ def refused(port: int) -> bool:
     """Whether nobody listens there any more."""
     with socket.socket() as one:
         return one.connect_ex(("127.0.0.1", port)) != 0
-
-
-def rows(table: StepTable | None) -> dict[tuple[int, ...], str]:
-    """By ranks, where they are."""
-    assert table is not None
-    return {row.ranks: row.text for row in table.rows}
-
-
-def values(table: VariableTable) -> dict[tuple[int, ...], str]:
-    """By ranks, a value; or why there is none."""
-    cells = [cell for part in table.sections for row in part.rows for cell in row.cells]
-    return {cell.ranks: cell.text for cell in cells} | {u.ranks: u.why for u in table.unread}
-
-
-def texts(result: CellResult) -> str:
-    """What the ranks printed."""
-    return "".join(item.text for group in result.outputs for item in group.items)
 
 
 def shown(session: Session) -> str:

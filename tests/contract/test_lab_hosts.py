@@ -148,25 +148,21 @@ def test_a_firewall_that_leaves_the_store_open_drops_both_ways(tmp_path: Path) -
 # --------------------------------------------------------------------------- being there
 
 
-def test_knocking_at_ranks_that_connect_does_not_disturb_them() -> None:
-    session = Session()
-    try:
-        session.init(InitOptions(world_size=3, device="cpu", step=True))
-        session.step(to="rendezvous")
-        session.step((0, 2))
-        cluster = cluster_of(session)
-        found = cluster.ask((0, 2), calls.REPORT, calls.Nothing(), 5.0)
-        targets = [each for rank in (0, 2) for each in found[rank].listens]
-        assert len(targets) == 2
-        for _ in range(5):
-            knocked = cluster.ask((0, 1, 2), calls.REACH, calls.Targets(tuple(targets)), 5.0)
-            assert [len(knocked[rank].probes) for rank in range(3)] == [1, 2, 1]
-            assert {p.state for each in knocked.values() for p in each.probes} == {"open"}
-        session.step((1,))
-        session.step(to="verified")
-        assert session.ready
-    finally:
-        session.shutdown()
+def test_knocking_at_ranks_that_connect_does_not_disturb_them(session: Session) -> None:
+    session.init(InitOptions(world_size=3, device="cpu", step=True))
+    session.step(to="rendezvous")
+    session.step((0, 2))
+    cluster = cluster_of(session)
+    found = cluster.ask((0, 2), calls.REPORT, calls.Nothing(), 5.0)
+    targets = [each for rank in (0, 2) for each in found[rank].listens]
+    assert len(targets) == 2
+    for _ in range(5):
+        knocked = cluster.ask((0, 1, 2), calls.REACH, calls.Targets(tuple(targets)), 5.0)
+        assert [len(knocked[rank].probes) for rank in range(3)] == [1, 2, 1]
+        assert {p.state for each in knocked.values() for p in each.probes} == {"open"}
+    session.step((1,))
+    session.step(to="verified")
+    assert session.ready
 
 
 # --------------------------------------------------------------------------- the end
@@ -197,22 +193,21 @@ def test_the_trial_leaves_nothing_behind() -> None:
     eventually(lambda: networks() <= before, 5, "the end of the trial's thread")
 
 
-def test_hosts_are_gone_when_the_fault_is_repaired_and_when_the_ranks_are_freed() -> None:
+def test_hosts_are_gone_when_the_fault_is_repaired_and_when_the_ranks_are_freed(
+    session: Session,
+) -> None:
     before = own_network()
-    session = Session()
-    try:
-        session.init(InitOptions(world_size=2, device="cpu"))
-        session.fault("firewall-store")
-        assert len(networks() - before) == 2
-        session.repair()
-        eventually(lambda: networks() <= before, 5, "no host after a repair")
-        session.fault("firewall-ranks")
-        assert len(networks() - before) == 2
-        session.abort()
-        eventually(lambda: networks() <= before, 5, "no host when the ranks are free")
-        session.fault("loopback-name")
-    finally:
-        session.shutdown()
+    session.init(InitOptions(world_size=2, device="cpu"))
+    session.fault("firewall-store")
+    assert len(networks() - before) == 2
+    session.repair()
+    eventually(lambda: networks() <= before, 5, "no host after a repair")
+    session.fault("firewall-ranks")
+    assert len(networks() - before) == 2
+    session.abort()
+    eventually(lambda: networks() <= before, 5, "no host when the ranks are free")
+    session.fault("loopback-name")
+    session.shutdown()
     eventually(lambda: networks() <= before, 5, "no host after the session")
 
 

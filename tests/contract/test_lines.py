@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from results import texts, values
 from support import eventually
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import StepTable, VariableTable
+from ddp_notebook.model import StepTable
 from ddp_notebook.rank.calls import Breakpoint, How
 from ddp_notebook.session import InitOptions, Session
-from ddp_notebook.session.runs.run import CellResult
 
 
 @pytest.fixture(autouse=True)
@@ -32,11 +32,6 @@ def where(table: StepTable | None) -> dict[tuple[int, ...], str]:
     """By ranks, at which line or in what they are."""
     assert table is not None
     return {row.ranks: row.text.partition(":")[0] for row in table.rows}
-
-
-def texts(result: CellResult) -> str:
-    """What the ranks printed."""
-    return "".join(item.text for group in result.outputs for item in group.items)
 
 
 def test_a_cell_ends_where_its_ranks_stop_and_steps_move_them(ranks2: Session) -> None:
@@ -231,25 +226,15 @@ def test_an_interrupt_of_the_wait_frees_paused_ranks(ranks2: Session) -> None:
     assert result.pending == ()
 
 
-def test_a_restart_of_a_paused_rank_keeps_breakpoints_and_strands_nobody() -> None:
-    session = Session()
-    try:
-        session.init(InitOptions(world_size=2, device="cpu"))
-        session.run_cell("def f():\n    a = 1\n    return a\nf()\n")
-        session.breakpoints.add("3", Breakpoint(0))
-        session.run_cell("f()")
-        session.abort()
-        session.restart((1,))
-        result = session.run_cell("def f():\n    a = 1\n    return a\nf()\n")
-        assert set(where(result.steps)) == {(0, 1)}
-    finally:
-        session.shutdown()
-
-
-def shown(table: VariableTable) -> dict[tuple[int, ...], str]:
-    """By ranks, a value; or why there is none."""
-    cells = [cell for part in table.sections for row in part.rows for cell in row.cells]
-    return {cell.ranks: cell.text for cell in cells} | {u.ranks: u.why for u in table.unread}
+def test_a_restart_of_a_paused_rank_keeps_breakpoints_and_strands_nobody(session: Session) -> None:
+    session.init(InitOptions(world_size=2, device="cpu"))
+    session.run_cell("def f():\n    a = 1\n    return a\nf()\n")
+    session.breakpoints.add("3", Breakpoint(0))
+    session.run_cell("f()")
+    session.abort()
+    session.restart((1,))
+    result = session.run_cell("def f():\n    a = 1\n    return a\nf()\n")
+    assert set(where(result.steps)) == {(0, 1)}
 
 
 def test_expressions_are_evaluated_where_ranks_stand_and_variables_are_assigned(
@@ -259,11 +244,11 @@ def test_expressions_are_evaluated_where_ranks_stand_and_variables_are_assigned(
         "top = 7\ndef inner(x):\n    y = x + rank\n    breakpoint()\n    return y\n"
         "def outer(z):\n    return inner(z * 2)\nprint(outer(5))\n"
     )
-    assert shown(ranks2.evaluate("y")) == {(0,): "10", (1,): "11"}
-    assert shown(ranks2.evaluate("(x, top)")) == {(0, 1): "(10, 7)"}
-    assert shown(ranks2.evaluate("z", up=1)) == {(0, 1): "5"}
-    assert "frames of yours, none 9 up" in next(iter(shown(ranks2.evaluate("z", up=9)).values()))
-    assert shown(ranks2.evaluate("1 // rank")) == {
+    assert values(ranks2.evaluate("y")) == {(0,): "10", (1,): "11"}
+    assert values(ranks2.evaluate("(x, top)")) == {(0, 1): "(10, 7)"}
+    assert values(ranks2.evaluate("z", up=1)) == {(0, 1): "5"}
+    assert "frames of yours, none 9 up" in next(iter(values(ranks2.evaluate("z", up=9)).values()))
+    assert values(ranks2.evaluate("1 // rank")) == {
         (1,): "1",
         (0,): "raised ZeroDivisionError: integer division or modulo by zero",
     }
@@ -271,16 +256,16 @@ def test_expressions_are_evaluated_where_ranks_stand_and_variables_are_assigned(
         ranks2.evaluate("y =")
     with pytest.raises(UsageMistake, match="is no assignment"):
         ranks2.evaluate("y", assign=True)
-    assert shown(ranks2.evaluate("y = y * 100", (1,), assign=True)) == {}
-    assert shown(ranks2.evaluate("x, top = 0, 9", (0,), assign=True)) == {}
-    assert shown(ranks2.evaluate("(x, top)", (0,))) == {(0,): "(0, 9)"}
+    assert values(ranks2.evaluate("y = y * 100", (1,), assign=True)) == {}
+    assert values(ranks2.evaluate("x, top = 0, 9", (0,), assign=True)) == {}
+    assert values(ranks2.evaluate("(x, top)", (0,))) == {(0,): "(0, 9)"}
     assert (
         "inner has no variable nowhere"
-        in shown(ranks2.evaluate("nowhere = 1", (0,), assign=True))[(0,)]
+        in values(ranks2.evaluate("nowhere = 1", (0,), assign=True))[(0,)]
     )
     ranks2.evaluate("top = 7", (0,), assign=True)
     ranks2.step(to="end")
     assert texts(ranks2.wait()) == "10\n1100\n"
-    assert shown(ranks2.evaluate("top")) == {(0, 1): "7"}
+    assert values(ranks2.evaluate("top")) == {(0, 1): "7"}
     ranks2.evaluate("top = 8", assign=True)
     assert texts(ranks2.run_cell("print(top)")) == "8\n"

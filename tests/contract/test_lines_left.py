@@ -6,10 +6,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 from kernels import Kernel
+from results import texts
 from support import GONE_WITHIN_S, eventually, is_alive
 
 from ddp_notebook.errors import NoSession
@@ -19,37 +19,35 @@ PAUSED = "kept = 5\nbreakpoint()\nfor i in range(100):\n    j = i\n"
 
 
 @pytest.fixture
-def own() -> Iterator[Session]:
+def session(session: Session) -> Session:
     """Two ranks that a test may end."""
-    session = Session()
     session.init(InitOptions(world_size=2, device="cpu"))
-    yield session
-    session.shutdown()
+    return session
 
 
 def pids(session: Session) -> list[int]:
     return [state.pid for state in session.record.snapshot.ranks]
 
 
-def test_a_restart_and_a_shutdown_end_paused_ranks(own: Session) -> None:
+def test_a_restart_and_a_shutdown_end_paused_ranks(session: Session) -> None:
     """One rank alone is refused while others are in the cell; all of them, and the end, are not."""
-    own.run_cell(PAUSED)
-    own.step()
-    before = pids(own)
-    own.abort((0,))
-    own.restart((0,))
-    assert pids(own)[0] != before[0]
-    own.abort()
-    assert own.run_cell("print(kept)", ranks=(1,)).error is None
-    assert own.run_cell("dist.barrier()").error is None
-    own.run_cell(PAUSED)
-    paused = pids(own)
+    session.run_cell(PAUSED)
+    session.step()
+    before = pids(session)
+    session.abort((0,))
+    session.restart((0,))
+    assert pids(session)[0] != before[0]
+    session.abort()
+    assert session.run_cell("print(kept)", ranks=(1,)).error is None
+    assert session.run_cell("dist.barrier()").error is None
+    session.run_cell(PAUSED)
+    paused = pids(session)
     began_s = time.monotonic()
-    own.shutdown()
+    session.shutdown()
     assert time.monotonic() - began_s < GONE_WITHIN_S
     assert not any(map(is_alive, paused))
     with pytest.raises(NoSession):
-        own.step()
+        session.step()
 
 
 def test_an_interrupt_of_a_step_leaves_ranks_where_they_are(ranks2: Session) -> None:
@@ -67,7 +65,7 @@ def test_an_interrupt_of_a_step_leaves_ranks_where_they_are(ranks2: Session) -> 
     interrupting.join()
     ranks2.abort()
     result = ranks2.run_cell("print(kept)")
-    assert "".join(item.text for group in result.outputs for item in group.items) == "6\n"
+    assert texts(result) == "6\n"
     assert ranks2.run_cell("dist.barrier()").error is None
 
 

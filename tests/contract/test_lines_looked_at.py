@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from results import rows, texts, values
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import StepTable, VariableTable
 from ddp_notebook.rank.calls import Breakpoint
 from ddp_notebook.rank.debugger import monitoring
 from ddp_notebook.session import Session
-from ddp_notebook.session.runs.run import CellResult
 
 
 @pytest.fixture(autouse=True)
@@ -23,23 +22,6 @@ def nothing_set(ranks2: Session) -> Iterator[None]:
     ranks2.looking.unwatch("")
     if any(not controller.run.done for controller in ranks2.runs):
         ranks2.abort()
-
-
-def values(table: VariableTable) -> dict[tuple[int, ...], str]:
-    """By ranks, a value; or why there is none."""
-    cells = [cell for part in table.sections for row in part.rows for cell in row.cells]
-    return {cell.ranks: cell.text for cell in cells} | {u.ranks: u.why for u in table.unread}
-
-
-def rows(table: StepTable | None) -> dict[tuple[int, ...], str]:
-    """By ranks, where they are."""
-    assert table is not None
-    return {row.ranks: row.text for row in table.rows}
-
-
-def texts(result: CellResult) -> str:
-    """What the ranks printed."""
-    return "".join(item.text for group in result.outputs for item in group.items)
 
 
 RAISES = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import results
 from support import eventually
 
 from ddp_notebook.rank.calls import Breakpoint
@@ -35,7 +36,7 @@ NOW = (
 def texts(result: CellResult) -> str:
     """What the ranks printed; those that printed the same, once."""
     assert result.error is None, result.error
-    return "".join(item.text for group in result.outputs for item in group.items)
+    return results.texts(result)
 
 
 def outlast(session: Session) -> None:

@@ -6,11 +6,11 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from results import last_values
 from support import GONE_WITHIN_S, eventually, pids_of
 
 from ddp_notebook.cluster import cluster as cluster_module
@@ -26,17 +26,10 @@ ALL_REDUCE = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
 
 
 @pytest.fixture
-def session() -> Iterator[Session]:
-    made = Session()
-    made.init(InitOptions(world_size=3, device="cpu"))
-    yield made
-    made.shutdown()
-
-
-def values(session: Session, source: str, **how: Any) -> dict[tuple[int, ...], str]:
-    result = session.run_cell(source, **how)
-    result.raise_for_error()
-    return {g.ranks: g.items[-1].data["text/plain"] for g in result.outputs}
+def session(session: Session) -> Session:
+    """Three ranks that a test may end."""
+    session.init(InitOptions(world_size=3, device="cpu"))
+    return session
 
 
 def kill(session: Session, rank: int, how: signal.Signals = signal.SIGKILL) -> None:
@@ -56,7 +49,7 @@ def test_a_killed_rank_is_known_with_its_signal_and_the_others_keep_their_variab
     why = session.why()
     assert why.run is None, "it died when the cell was over, and was not found in that"
     assert [finding.ranks for finding in why.findings] == [(1,)]
-    assert values(session, "mine", ranks=(0, 2)) == {(0,): "0", (2,): "20"}
+    assert last_values(session, "mine", ranks=(0, 2)) == {(0,): "0", (2,): "20"}
     # Asked politely, it ends at once and as it was asked, after what is to run at its exit.
     leaves = (
         f"import atexit; atexit.register(lambda: open({str(tmp_path / 'left')!r}, 'w').close())"
@@ -85,10 +78,10 @@ def test_a_restarted_rank_takes_its_place_and_the_group_works(session: Session) 
     now = [state.pid for state in board.snapshot.ranks]
     assert (now[0], now[2]) == (pids[0], pids[2])
     assert now[1] != pids[1]
-    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
-    assert values(session, "globals().get('mine')", ranks=(0, 2)) == {(0,): "0", (2,): "20"}
-    assert values(session, "'mine' in globals()", ranks=(1,)) == {(1,): "False"}
-    assert values(session, "rank, world_size", ranks=(1,)) == {(1,): "(1, 3)"}
+    assert last_values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+    assert last_values(session, "globals().get('mine')", ranks=(0, 2)) == {(0,): "0", (2,): "20"}
+    assert last_values(session, "'mine' in globals()", ranks=(1,)) == {(1,): "False"}
+    assert last_values(session, "rank, world_size", ranks=(1,)) == {(1,): "(1, 3)"}
 
 
 def test_a_rank_that_waits_for_one_that_waited_for_the_dead_one_keeps_its_variables(
@@ -106,14 +99,14 @@ def test_a_rank_that_waits_for_one_that_waited_for_the_dead_one_keeps_its_variab
     assert session.record.snapshot.ranks[0].status is Status.RUNNING
     now = [state.pid for state in session.restart((1,)).snapshot.ranks]
     assert (now[0], now[2]) == (pids[0], pids[2])
-    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
-    assert values(session, "mine", ranks=(0, 2)) == {(0,): "0", (2,): "20"}
+    assert last_values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+    assert last_values(session, "mine", ranks=(0, 2)) == {(0,): "0", (2,): "20"}
 
 
 def test_all_ranks_can_be_restarted_again_and_again(session: Session) -> None:
     for _ in range(3):
         session.restart()
-        assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+        assert last_values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
 
 
 def test_a_restart_waits_until_the_hub_has_forgotten_the_old_engine(
@@ -128,7 +121,7 @@ def test_a_restart_waits_until_the_hub_has_forgotten_the_old_engine(
 
     monkeypatch.setattr(cluster_module, "unregister", ask_late)
     assert session.restart((1,)).snapshot.ready
-    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+    assert last_values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
     assert len(asked) == 1
 
 
@@ -140,7 +133,7 @@ def test_a_rank_that_died_half_registered_leaves_its_place_to_the_next(session: 
     content = {"id": 1, "uuid": "of one that is dead"}
     client._send(client._query_stream, "registration_request", content=content)
     assert session.restart((1,)).snapshot.ready
-    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+    assert last_values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
 
 
 def test_a_restart_waits_for_the_new_engine_when_word_of_the_old_ones_end_is_late(
@@ -156,7 +149,7 @@ def test_a_restart_waits_for_the_new_engine_when_word_of_the_old_ones_end_is_lat
 
     client._notification_handlers["unregistration_notification"] = tell_late
     assert session.restart((1,)).snapshot.ready
-    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+    assert last_values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
 
 
 def test_a_restart_during_which_the_machine_slept_goes_on(
@@ -175,7 +168,7 @@ def test_a_restart_during_which_the_machine_slept_goes_on(
     monkeypatch.setattr(ForkServerEngineLauncher, "join", late)
     assert session.restart((1,)).snapshot.ready
     assert slept
-    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+    assert last_values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
 
 
 def test_a_late_word_of_an_old_process_does_not_end_the_engine_in_its_place(
@@ -188,7 +181,7 @@ def test_a_late_word_of_an_old_process_does_not_end_the_engine_in_its_place(
     client = cluster._client
     client._send(client._query_stream, "connection_request").result(10)  # the hub has come by it
     assert 1 in client.ids
-    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+    assert last_values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
 
 
 def test_a_rank_killed_in_a_cell_ends_the_cell_with_its_last_words(session: Session) -> None:
@@ -241,7 +234,7 @@ def test_ranks_that_wait_for_a_killed_one_are_freed_by_its_restart(session: Sess
     assert run_ended.wait(10)
     thread.join()
     session.restart((1,))
-    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+    assert last_values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
 
 
 def test_a_rank_that_died_before_a_script_has_met_comes_back_as_the_finding_says(
@@ -259,14 +252,14 @@ def test_a_rank_that_died_before_a_script_has_met_comes_back_as_the_finding_says
     assert result.diagnosis is not None
     assert result.diagnosis.findings[0].remedy.endswith("%ddp_abort")
     session.abort()
-    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+    assert last_values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
 
 
 def test_a_store_process_that_was_killed_is_replaced_at_the_next_restart(session: Session) -> None:
     os.kill(pids_of(session).store, signal.SIGKILL)
     eventually(lambda: not processes_of(session).store_alive, 5)
     session.restart((0,))
-    assert values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+    assert last_values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
 
 
 def test_who_still_asks_when_the_session_ends_gets_no_answers(session: Session) -> None:
@@ -283,9 +276,9 @@ def test_a_restart_whose_folder_was_removed_says_so_at_once_and_init_starts_agai
     shutil.rmtree(processes_of(session).folder)
     with pytest.raises(SetupFailed, match=r"is gone: another program removed it.*--replace"):
         session.restart((1,))
-    assert values(session, "mine") == {(0,): "0", (1,): "1", (2,): "2"}, "nobody was ended"
+    assert last_values(session, "mine") == {(0,): "0", (1,): "1", (2,): "2"}, "nobody was ended"
     session.init(InitOptions(world_size=2, device="cpu"), replace=True)
-    assert values(session, ALL_REDUCE) == {(0, 1): "2.0"}
+    assert last_values(session, ALL_REDUCE) == {(0, 1): "2.0"}
 
 
 def test_without_a_current_folder_no_rank_is_ended_and_the_next_folder_serves(
@@ -301,7 +294,7 @@ def test_without_a_current_folder_no_rank_is_ended_and_the_next_folder_serves(
             SetupFailed, match=r"current folder was removed.*No rank was ended.*%cd"
         ):
             session.restart((1,))
-        assert values(session, "mine") == {(0,): "0", (1,): "1", (2,): "2"}
+        assert last_values(session, "mine") == {(0,): "0", (1,): "1", (2,): "2"}
         with pytest.raises(SetupFailed, match=r"current folder was removed.*%cd"):
             Session().init(InitOptions(world_size=1, device="cpu"))
         os.chdir(tmp_path)

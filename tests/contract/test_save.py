@@ -174,23 +174,20 @@ def test_of_what_lies_beside_a_script_only_what_ranks_were_seen_in_is_kept(
     assert "nobody else may read this" not in saved.read_text()
 
 
-def test_a_run_is_saved_while_it_runs_and_after_a_death(tmp_path: Path) -> None:
-    session = Session()
-    try:
-        session.init(InitOptions(world_size=2, device="cpu"))
-        cell = threading.Thread(
-            target=session.run_cell,
-            args=("import os, time\nif rank: os._exit(7)\ntime.sleep(600)",),
-            daemon=True,
-        )
-        cell.start()
-        eventually(lambda: session.record.snapshot.with_status(Status.DEAD), 20, "the death")
-        session.save(tmp_path / "run.json")
-        session.abort()
-        cell.join(20)
-        assert not cell.is_alive()
-    finally:
-        session.shutdown()
+def test_a_run_is_saved_while_it_runs_and_after_a_death(session: Session, tmp_path: Path) -> None:
+    session.init(InitOptions(world_size=2, device="cpu"))
+    cell = threading.Thread(
+        target=session.run_cell,
+        args=("import os, time\nif rank: os._exit(7)\ntime.sleep(600)",),
+        daemon=True,
+    )
+    cell.start()
+    eventually(lambda: session.record.snapshot.with_status(Status.DEAD), 20, "the death")
+    session.save(tmp_path / "run.json")
+    session.abort()
+    cell.join(20)
+    assert not cell.is_alive()
+    session.shutdown()
     replay = Session.replay(tmp_path / "run.json")
     assert [row.text for row in replay.status().rows][1].startswith("exited with code 7")
     marks = [e["name"] for e in replay.trace()["traceEvents"] if e["ph"] == "i"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from results import texts
 
 from ddp_notebook.errors import CellFailed, Stuck
 from ddp_notebook.launch.addresses import free_port
@@ -236,7 +237,7 @@ def test_a_script_is_a_process_of_its_own_again_and_again(ranks2: Session, tmp_p
     for _ in range(2):
         result = ranks2.run_script(str(path), store="rank0")
         result.raise_for_error()
-        said = "".join(item.text for group in result.outputs for item in group.items)
+        said = texts(result)
         assert said == "bytes\nawaited\nfrom a thread\nat the end\n"
     for port in ranks2.pull("port").values():  # whatever listened does so no more
         with pytest.raises(ConnectionRefusedError):

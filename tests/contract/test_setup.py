@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from results import last_values
 from support import eventually, is_alive, pids_of
 
 from ddp_notebook.errors import NoSession, SetupFailed, UsageMistake
@@ -20,20 +20,6 @@ from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.testing import processes_of
 
 ALL_REDUCE = "x = torch.ones(3) * (rank + 1)\ndist.all_reduce(x)\nx.tolist()"
-
-
-@pytest.fixture
-def session() -> Iterator[Session]:
-    made = Session()
-    yield made
-    made.shutdown()
-
-
-def results(session: Session, source: str) -> dict[tuple[int, ...], str]:
-    """What the last expression of a cell gives, by the ranks it is the same on."""
-    result = session.run_cell(source)
-    result.raise_for_error()
-    return {g.ranks: g.items[-1].data["text/plain"] for g in result.outputs}
 
 
 def test_every_rank_passes_every_stage_in_order(session: Session) -> None:
@@ -49,12 +35,12 @@ def test_every_rank_passes_every_stage_in_order(session: Session) -> None:
     assert passed == {rank: list(Stage) for rank in range(3)}
     assert board.snapshot.ready
     assert [row.status for row in board.rows] == [Status.READY] * 3
-    assert results(session, ALL_REDUCE) == {(0, 1, 2): "[6.0, 6.0, 6.0]"}
+    assert last_values(session, ALL_REDUCE) == {(0, 1, 2): "[6.0, 6.0, 6.0]"}
 
 
 def test_ranks_find_the_environment_torchrun_would_give_them(session: Session) -> None:
     session.init(InitOptions(world_size=2, device="cpu", threads_per_rank=1))
-    shown = results(
+    shown = last_values(
         session,
         "import os\n"
         "[os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')], torch.get_num_threads(),"
@@ -70,12 +56,12 @@ def test_ranks_find_the_environment_torchrun_would_give_them(session: Session) -
 def test_ranks_meet_by_other_ways_too(session: Session, init_method: str) -> None:
     board = session.init(InitOptions(world_size=2, device="cpu", init_method=init_method))
     assert board.snapshot.init_method.startswith(f"{init_method}://")
-    assert results(session, ALL_REDUCE) == {(0, 1): "[3.0, 3.0, 3.0]"}
+    assert last_values(session, ALL_REDUCE) == {(0, 1): "[3.0, 3.0, 3.0]"}
 
 
 def test_ranks_can_be_ordinary_processes(session: Session) -> None:
     session.init(InitOptions(world_size=2, device="cpu", launcher="process"))
-    assert results(session, ALL_REDUCE) == {(0, 1): "[3.0, 3.0, 3.0]"}
+    assert last_values(session, ALL_REDUCE) == {(0, 1): "[3.0, 3.0, 3.0]"}
 
 
 def test_the_sockets_of_a_session_listen_on_loopback_alone(session: Session) -> None:
@@ -146,7 +132,7 @@ def test_starting_twice_says_how_to_restart(session: Session) -> None:
     with pytest.raises(UsageMistake, match="2 ranks are running already") as caught:
         session.init(InitOptions(world_size=4, device="cpu"))
     assert "%ddp_restart" in str(caught.value)
-    assert results(session, ALL_REDUCE) == {(0, 1): "[3.0, 3.0, 3.0]"}
+    assert last_values(session, ALL_REDUCE) == {(0, 1): "[3.0, 3.0, 3.0]"}
     first, second = pids_of(session).ranks
     os.kill(second, signal.SIGKILL)
     eventually(lambda: session.record.snapshot.with_status(Status.DEAD) == (1,))
@@ -155,7 +141,7 @@ def test_starting_twice_says_how_to_restart(session: Session) -> None:
     os.kill(first, signal.SIGKILL)
     eventually(lambda: session.record.snapshot.with_status(Status.DEAD) == (0, 1))
     session.init(InitOptions(world_size=2, device="cpu"))  # there is nothing to lose any more
-    assert results(session, ALL_REDUCE) == {(0, 1): "[3.0, 3.0, 3.0]"}
+    assert last_values(session, ALL_REDUCE) == {(0, 1): "[3.0, 3.0, 3.0]"}
 
 
 def test_verbs_before_init_say_what_to_type(session: Session) -> None:
@@ -186,7 +172,7 @@ def test_ranks_of_another_number_replace_those_that_there_are(session: Session) 
         session.init(InitOptions(world_size=3, device="cpu"))
     with pytest.raises(UsageMistake, match="GPU"):
         session.init(InitOptions(world_size=3, device="cuda", gpus=("97",)), replace=True)
-    assert results(session, "7 * 6") == {(0, 1): "42"}, "what cannot be had costs no ranks"
+    assert last_values(session, "7 * 6") == {(0, 1): "42"}, "what cannot be had costs no ranks"
     before = pids_of(session).ranks
     session.run_cell("kept = rank + 10").raise_for_error()
     board = session.init(InitOptions(world_size=3, device="cpu"), replace=True)
@@ -194,7 +180,7 @@ def test_ranks_of_another_number_replace_those_that_there_are(session: Session) 
         "Ranks 0-1 stayed, with their variables; rank 2 is new. Fresh processes for all: "
         "%ddp_restart"
     )
-    assert results(session, "dist.get_world_size(), 'kept' in vars()") == {
+    assert last_values(session, "dist.get_world_size(), 'kept' in vars()") == {
         (0, 1): "(3, True)",
         (2,): "(3, False)",
     }
@@ -219,7 +205,7 @@ def test_ranks_that_stay_when_others_end_keep_their_variables_whatever_runs(
         "import os\nt = torch.ones(1)\ndist.all_reduce(t)\n"
         "(t.item(), world_size, os.environ['LOCAL_WORLD_SIZE'])"
     )
-    assert results(session, source) == {(0, 1): "(2.0, 2, '2')"}
+    assert last_values(session, source) == {(0, 1): "(2.0, 2, '2')"}
     assert pids_of(session).ranks == before[:2]
     eventually(lambda: not any(map(is_alive, before[2:])))
     os.kill(before[1], signal.SIGKILL)
@@ -231,7 +217,7 @@ def test_ranks_that_stay_when_others_end_keep_their_variables_whatever_runs(
     assert board.snapshot.notes[-1] == (
         "All processes are new, without variables: --threads-per-rank changes what a process is."
     )
-    assert results(session, "'kept' in vars()") == {(0, 1): "False"}
+    assert last_values(session, "'kept' in vars()") == {(0, 1): "False"}
 
 
 def test_messages_that_are_not_signed_are_not_believed(session: Session) -> None:

@@ -7,7 +7,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,6 @@ from ddp_notebook.testing import processes_of
 ONE = InitOptions(world_size=1, device="cpu")
 AT_ONCE_S = 10.0
 """On a quiet machine; without the news of an exit it was one to three minutes."""
-
-
-@pytest.fixture
-def session() -> Iterator[Session]:
-    made = Session()
-    yield made
-    made.shutdown()
 
 
 def test_a_controller_that_dies_while_it_starts_is_named_at_once(

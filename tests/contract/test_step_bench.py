@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support import eventually
+from wrapping import run, still_works
 
 from ddp_notebook.bench.steps.plan import StepPlan
 from ddp_notebook.bench.steps.results import StepBenchResult
@@ -27,18 +28,8 @@ SHORT: dict[str, Any] = {"batches": (4, 16), "budget_s": 120.0, "rounds": 2, "ma
 """The budget is more than any machine needs, so that what is run does not depend on its speed."""
 
 
-def run(session: Session, source: str, ranks: tuple[int, ...] | None = None) -> None:
-    session.run_cell(source, ranks).raise_for_error()
-
-
 def measure(session: Session, model: str = "net", **options: Any) -> StepBenchResult:
     return session.bench_steps(StepPlan(model=model, **{**SHORT, **options}))
-
-
-def still_works(session: Session) -> bool:
-    """True when the group's collectives still agree on all ranks."""
-    run(session, "total = torch.ones(1)\ndist.all_reduce(total)\ntotal = total.item()")
-    return set(session.pull("total").values()) == {float(session.record.snapshot.world_size)}
 
 
 # -- what is measured ------------------------------------------------------------------
@@ -311,11 +302,10 @@ def test_a_failure_before_anything_was_measured_is_an_error(ranks2: Session) -> 
 
 
 @pytest.fixture
-def session() -> Iterator[Session]:
-    made = Session()
-    made.init(InitOptions(world_size=2, device="cpu"))
-    yield made
-    made.shutdown()
+def session(session: Session) -> Session:
+    """Two ranks that a test may end."""
+    session.init(InitOptions(world_size=2, device="cpu"))
+    return session
 
 
 def after_some_blocks(session: Session, act: Any, **options: Any) -> StepBenchResult:

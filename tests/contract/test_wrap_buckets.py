@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -109,12 +108,10 @@ def test_buckets_of_a_model_that_is_not_wrapped_are_refused(ranks2: Session) -> 
 
 
 @pytest.fixture
-def session() -> Iterator[Session]:
+def session(session: Session) -> Session:
     """Three ranks of which a test may spoil some."""
-    made = Session()
-    made.init(InitOptions(world_size=3, device="cpu"))
-    yield made
-    made.shutdown()
+    session.init(InitOptions(world_size=3, device="cpu"))
+    return session
 
 
 LIMIT = (

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import support
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -24,17 +22,10 @@ for step in range(2):
 """
 
 
-@pytest.fixture(scope="module")
-def shell(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
-    """A shell with two ranks."""
-    with support.shared_shell(2) as made:
-        yield made
-
-
 def test_a_cell_and_a_script_say_where_they_part(
-    shell: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shell2: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shell.run_cell_magic("ddp", "--against 1", CELL.format(reduced="mean"))
+    shell2.run_cell_magic("ddp", "--against 1", CELL.format(reduced="mean"))
     shown = capsys.readouterr().out
     assert "EQUAL. 2 ranks compute what one rank does in all 2 training steps" in shown, shown
 
@@ -46,13 +37,13 @@ def test_a_cell_and_a_script_say_where_they_part(
         "rank, world_size = dist.get_rank(), dist.get_world_size()\n"
     )
     script.write_text(first + CELL.format(reduced="sum"))
-    shell.run_line_magic("ddp_run", f"--against 1 {script}")
+    shell2.run_line_magic("ddp_run", f"--against 1 {script}")
     shown = capsys.readouterr().out
     assert "PARTED in step 1, at weight." in shown, shown
     assert "at train.py:13    loss.backward()" in shown
     assert "Each gradient is 1/2 of one rank's" in shown
 
 
-def test_it_cannot_be_detached_or_stepped(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    shell.run_cell("%%ddp --against 1 --detach\nprint(1)")
+def test_it_cannot_be_detached_or_stepped(shell2: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    shell2.run_cell("%%ddp --against 1 --detach\nprint(1)")
     assert "leave --detach and --step out" in capsys.readouterr().err

@@ -7,23 +7,15 @@ from typing import Any
 
 import pytest
 from kernels import Kernel
-from support import shared_shell
 
 from ddp_notebook.session import BenchResult
 
 QUICK = "%ddp_bench --max 4K --step 8 --budget 0s"
 
 
-@pytest.fixture(scope="module")
-def benched(nothing_left_behind_by_the_module: None) -> Any:
-    """A shell with two ranks, shared by the tests of this module."""
-    with shared_shell(2) as made:
-        yield made
-
-
-def test_options_reach_the_plan(benched: Any) -> None:
+def test_options_reach_the_plan(shell2: Any) -> None:
     line = f"{QUICK} --op broadcast,barrier --dtype bfloat16 --mode pipelined --world-sizes 1,2"
-    result = benched.run_cell(line).result
+    result = shell2.run_cell(line).result
     assert isinstance(result, BenchResult)
     assert {(c.op, c.mode, c.world_size) for c in result.curves} == {
         ("broadcast", "pipelined", 1),
@@ -35,18 +27,18 @@ def test_options_reach_the_plan(benched: Any) -> None:
     assert [p.size_bytes for p in result.points] == [4, 32, 256, 2048]
 
 
-def test_a_dtype_of_more_than_4_bytes_begins_with_one_element(benched: Any) -> None:
-    assert benched.run_cell(f"{QUICK} --dtype float64").result.points[0].size_bytes == 8
+def test_a_dtype_of_more_than_4_bytes_begins_with_one_element(shell2: Any) -> None:
+    assert shell2.run_cell(f"{QUICK} --dtype float64").result.points[0].size_bytes == 8
 
 
 def test_a_run_is_exported_and_is_the_next_ones_baseline(
-    benched: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shell2: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = tmp_path / "before.json"
-    benched.run_cell(f"{QUICK} --export {kept}")
+    shell2.run_cell(f"{QUICK} --export {kept}")
     assert f"sizes → {kept}" in capsys.readouterr().out
     assert BenchResult.read(kept).points
-    result = benched.run_cell(f"{QUICK} --baseline {kept}").result
+    result = shell2.run_cell(f"{QUICK} --baseline {kept}").result
     assert result.baseline.points == BenchResult.read(kept).points
     assert "Against the baseline all_reduce of float32, 2 ranks" in capsys.readouterr().out
 
@@ -74,10 +66,10 @@ def test_a_run_is_exported_and_is_the_next_ones_baseline(
     ],
 )
 def test_bad_input_says_what_is_wrong_and_what_to_type(
-    benched: Any, capsys: pytest.CaptureFixture[str], options: str, message: str
+    shell2: Any, capsys: pytest.CaptureFixture[str], options: str, message: str
 ) -> None:
     capsys.readouterr()
-    assert not benched.run_cell(f"%ddp_bench {options}").success
+    assert not shell2.run_cell(f"%ddp_bench {options}").success
     shown = capsys.readouterr()
     assert message in shown.out + shown.err
     assert "Traceback" not in shown.out + shown.err

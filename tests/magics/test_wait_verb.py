@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import support
 from kernels import Kernel, Reply, seen_in
 from support import GATE, HANG, begun, ipython_shell, session_of
 
@@ -26,18 +25,11 @@ def kernel(nothing_left_behind_by_the_module: None) -> Iterator[Kernel]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def shared_shell(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
-    """A shell that is no notebook, with two ranks."""
-    with support.shared_shell(2) as made:
-        yield made
-
-
 @pytest.fixture
-def shell(shared_shell: Any) -> Iterator[Any]:
+def shell(shell2: Any) -> Iterator[Any]:
     """The shell; afterwards its ranks are free."""
-    yield shared_shell
-    session = session_of(shared_shell)
+    yield shell2
+    session = session_of(shell2)
     if not session.record.snapshot.ready:
         session.abort()
 

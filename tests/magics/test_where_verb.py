@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import shared_shell
 
 from ddp_notebook.model import StackTree, codec
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="module")
-def ranks_up(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
-    """A shell with two ranks, shared by the tests below."""
-    with shared_shell(2) as made:
-        yield made
 
 
 def run(shell: Any, capsys: Capture, source: str) -> tuple[Any, str]:
@@ -41,38 +32,36 @@ def test_without_ranks_it_says_how_to_start_them(shell: Any, capsys: Capture) ->
 
 
 def test_a_cell_that_lacks_a_variable_of_the_ranks_is_told_where_it_is(
-    ranks_up: Any, capsys: Capture
+    shell2: Any, capsys: Capture
 ) -> None:
-    run(ranks_up, capsys, "%%ddp\nweights = 3")
+    run(shell2, capsys, "%%ddp\nweights = 3")
     for name in ("weights", "rank"):
-        _, shown = run(ranks_up, capsys, f"print({name})")
+        _, shown = run(shell2, capsys, f"print({name})")
         assert f"{name} is a variable of the ranks, not of the notebook. Write %%ddp on" in shown
         assert f"%ddp_pull {name}" in shown
-    shown = run(ranks_up, capsys, "dist.barrier()")[1]
+    shown = run(shell2, capsys, "dist.barrier()")[1]
     assert "Write %%ddp on" in shown and "%ddp_pull" not in shown, "a module cannot be pulled"
-    assert "of the ranks" not in run(ranks_up, capsys, "print(wieghts)")[1]
-    assert "of the ranks" not in run(ranks_up, capsys, "%%ddp\nwieghts")[1]
+    assert "of the ranks" not in run(shell2, capsys, "print(wieghts)")[1]
+    assert "of the ranks" not in run(shell2, capsys, "%%ddp\nwieghts")[1]
 
 
-def test_wrong_input_says_what_to_type(ranks_up: Any, capsys: Capture) -> None:
+def test_wrong_input_says_what_to_type(shell2: Any, capsys: Capture) -> None:
     for call, expected in (
         ("%ddp_where now", "unrecognized arguments: now. For example: %ddp_where "),
         ("%ddp_where --ranks 2", "Rank 2 does not exist: world size is 2, so ranks are 0 to 1."),
         ("%ddp_where --ranks one", "'one' is not a set of ranks: write 0, 0,2, 1-3 or all."),
     ):
-        result, shown = run(ranks_up, capsys, call)
+        result, shown = run(shell2, capsys, call)
         assert not result.success
         assert shown.startswith(f"UsageError: {expected}"), shown
         assert "Traceback" not in shown
 
 
-def test_it_gives_a_tree_that_is_shown_and_can_be_had_as_json(
-    ranks_up: Any, capsys: Capture
-) -> None:
-    run(ranks_up, capsys, "%%ddp\npass")
-    result, shown = run(ranks_up, capsys, "%ddp_where")
+def test_it_gives_a_tree_that_is_shown_and_can_be_had_as_json(shell2: Any, capsys: Capture) -> None:
+    run(shell2, capsys, "%%ddp\npass")
+    result, shown = run(shell2, capsys, "%ddp_where")
     assert isinstance(result.result, StackTree)
     assert shown.endswith("ranks 0-1  runs nothing")
-    result, shown = run(ranks_up, capsys, "%ddp_where --ranks 1 --locals --json")
+    result, shown = run(shell2, capsys, "%ddp_where --ranks 1 --locals --json")
     assert result.result is None
     assert codec.decode(StackTree, json.loads(shown)).ranks == (1,)

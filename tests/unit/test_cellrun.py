@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from results import texts
 
 from ddp_notebook.errors import CellFailed, CellSyntaxError
 from ddp_notebook.model import (
@@ -16,7 +17,7 @@ from ddp_notebook.model import (
     RankExited,
 )
 from ddp_notebook.session.runs.cell_syntax import check_cell
-from ddp_notebook.session.runs.run import CellResult, CellRun
+from ddp_notebook.session.runs.run import CellRun
 
 
 def finished(rank: int, outcome: str = "ok", **fields: object) -> CellFinished:
@@ -82,10 +83,6 @@ def test_a_killed_rank_is_not_said_to_have_finished() -> None:
     run = CellRun(1, (0, 1, 2, 3))
     run.take((finished(0), RankExited(rank=2, pid=7, exit_code=-9), finished(3, "error")))
     assert run.exits == {"finished": (0,), "died": (2,), "raised": (3,)}
-
-
-def texts(result: CellResult) -> str:
-    return "".join(item.text for group in result.outputs for item in group.items)
 
 
 def test_a_run_is_called_by_its_prompt_or_its_script() -> None:

@@ -20,7 +20,6 @@ from ddp_notebook.board.model import answer_json
 from ddp_notebook.board.still.lost import hidden_beside
 from ddp_notebook.session import Session
 
-_WIDGET = "application/vnd.jupyter.widget-view+json"
 _BEAT_S = 5.0
 """A page gets a message this often, or it says that the kernel is not heard."""
 
@@ -69,8 +68,7 @@ class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
 
     def bundle(self, text: str) -> dict[str, Any]:
         """What is displayed; `text` where there are no widgets."""
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
-        return {_WIDGET: view, "text/plain": text}
+        return as_widget(self, text)
 
     def words(self, text: str) -> str:
         """`text` as HTML for where the script does not run: a notebook that was saved in mid-cell.
@@ -92,3 +90,9 @@ class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
             self.answers = [
                 answer_json(answer, self._session.begun) for answer in self._buttons.answers
             ]
+
+
+def as_widget(widget: anywidget.AnyWidget, text: str) -> dict[str, Any]:
+    """What is displayed of a widget; `text` where there are no widgets."""
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    return {"application/vnd.jupyter.widget-view+json": view, "text/plain": text}

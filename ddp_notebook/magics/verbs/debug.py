@@ -12,6 +12,7 @@ from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import Verb, VerbButton
 from ddp_notebook.model import Ranks, VariableTable, counted, name_ranks
 from ddp_notebook.rank.calls import ON, Breakpoint
+from ddp_notebook.session.options import check_choice
 from ddp_notebook.state.line_table import frames_text
 
 _NONE = (
@@ -51,8 +52,8 @@ def _clear(ui: CallerUi, which: str) -> None:
 
 def _set_breakpoint(ui: CallerUi, args: argparse.Namespace, ranks: Ranks | None) -> None:
     on = args.on or ""
-    if on and on not in ON:
-        raise UsageMistake(f"--on is one of {', '.join(ON)}, not {on!r}.")
+    if on:
+        check_choice("--on", on, ON)
     if on and args.place:
         raise UsageMistake("A place and --on are two breakpoints: set one, then the other.")
     wanted = Breakpoint(

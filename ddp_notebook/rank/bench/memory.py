@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -10,10 +9,10 @@ import torch
 from torch import nn
 
 from ddp_notebook.bench.steps.plan import Memory
+from ddp_notebook.launch.out_of_memory import container_memory
 from ddp_notebook.rank.bench.steps_data import Feed
 from ddp_notebook.rank.bench.steps_models import Subject
 
-_CGROUP = Path("/sys/fs/cgroup")
 _SHARE = 0.8
 """The share of free memory that training steps may use; the rest is for other programs."""
 
@@ -22,22 +21,14 @@ def free_bytes(device: torch.device) -> int:
     """Bytes that are free on `device`; on a CPU, those of its host and the rank's container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(min(psutil.virtual_memory().available, _left_to_container()))
+    available, limit = psutil.virtual_memory().available, container_memory()
+    return int(available if limit is None else min(available, limit.left))
 
 
 def allowed_bytes(device: torch.device, ranks: int) -> int:
     """Bytes that the training steps of one of `ranks` ranks on this host may take on `device`."""
     sharing = ranks if device.type == "cpu" else 1
     return int(free_bytes(device) * _SHARE / sharing)
-
-
-def _left_to_container() -> float:
-    """The free memory under the container's limit (cgroup 2); infinity without a limit."""
-    try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        return limit - int((_CGROUP / "memory.current").read_text())
-    except (OSError, ValueError):  # no such limit
-        return float("inf")
 
 
 def model_bytes(module: nn.Module) -> int:

@@ -13,8 +13,6 @@ from ddp_notebook import model
 from ddp_notebook.model import Place
 from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode
 
-_MOST_FRAMES = 30
-"""At the top and at the bottom of a traceback."""
 MOST_CHARACTERS = 30_000
 """Of a traceback; its middle is left out."""
 _OURS = f"{Path(__file__).parents[2]}{os.sep}"
@@ -22,6 +20,7 @@ _LONGEST_TEXT = 2000
 _LONGEST_INNER = 100_000
 """Of a message that holds the traceback of a worker process."""
 _MOST_FRAMES = 20
+"""Of a report; of a traceback as many at its top and as many at its bottom."""
 _LONGEST_SOURCE = 200
 _INNER_TRACEBACK = "Traceback (most recent call last):"
 _INNER_FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$', re.MULTILINE)

@@ -25,11 +25,12 @@ _MOST_SORTED = 1000
 _MOST_ITEMS = 6
 _DEEPEST = 2
 _MOST_BITS = 128
-_NAME_OF = type.__dict__["__name__"].__get__
+NAME_OF = type.__dict__["__name__"].__get__
 """A class's name, without calling its metaclass."""
-_MRO_OF = type.__dict__["__mro__"].__get__
+MRO_OF = type.__dict__["__mro__"].__get__
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
+TENSORS = (torch.Tensor, torch.nn.Parameter)
+"""Classes of torch's own: a subclass may be anything."""
 _WRITTEN_OUT = (bool, float, complex, type(None), type(Ellipsis), range, slice, timedelta, date)
 _BY_NAME = (*_FUNCTIONS, types.ModuleType)
 _TORCHS_OWN = (torch.device, torch.dtype, torch.Size)
@@ -54,12 +55,12 @@ def is_whole(value: Any) -> bool:
 
 def class_name(value: Any) -> str:
     """The name of its class."""
-    return str(_NAME_OF(type(value)))[:_LONGEST_STRING]
+    return str(NAME_OF(type(value)))[:_LONGEST_STRING]
 
 
 def inherits(value: Any, base: type) -> bool:
     """Whether its class is `base` or a subclass, without calling the class or metaclass."""
-    return base in _MRO_OF(type(value))
+    return base in MRO_OF(type(value))
 
 
 def _text(value: Any, depth: int) -> str:
@@ -69,7 +70,7 @@ def _text(value: Any, depth: int) -> str:
         return repr(value) if bits <= _MOST_BITS else f"<int of {bits:,} bits>"
     if kind in (str, bytes):
         return _string(value)
-    if kind in _TENSORS:
+    if kind in TENSORS:
         word = "tensor" if kind is torch.Tensor else "Parameter"
         if not value.dim() and value.is_cpu:
             return _array(f"{word} {_number(value)}", value).replace("() ", " ")
@@ -92,11 +93,11 @@ def _by_class(value: Any, kind: type) -> str:
     if kind in _FUNCTIONS:
         return f"<function {str(value.__name__)[:_LONGEST_STRING]}>"
     if kind is type:
-        return f"<class {_NAME_OF(value)}>"
+        return f"<class {NAME_OF(value)}>"
     if kind is types.ModuleType:
         return f"<module {str(vars(value).get('__name__', ''))[:_LONGEST_STRING]}>"
     for base in (dict, list, tuple, set, frozenset, str):
-        if base in _MRO_OF(kind):
+        if base in MRO_OF(kind):
             return f"<{class_name(value)} of {base.__len__(value)}>"
     return f"<{class_name(value)}>"
 

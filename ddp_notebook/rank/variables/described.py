@@ -17,10 +17,10 @@ import torch
 
 from ddp_notebook.model import Variable
 from ddp_notebook.rank.inspect import safe_repr
+from ddp_notebook.rank.inspect.safe_repr import TENSORS
 from ddp_notebook.rank.variables.digests import Digester
 from ddp_notebook.rank.variables.tensors import TensorReader, sample
 
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
 _ATTRIBUTES_OF = torch.nn.Module.__dict__["__dict__"].__get__
 _MOST_MODULES = 2_000
 _MOST_SAMPLED = 200
@@ -49,7 +49,7 @@ def _described(name: str, value: Any, reader: TensorReader) -> Variable:
     kind = type(value)
     if kind in (int, float):
         return Variable(name, safe_repr.of(value), _number(value))
-    if kind in _TENSORS:
+    if kind in TENSORS:
         return Variable(name, tensor=reader.facts(value))
     if safe_repr.inherits(value, torch.nn.Module):
         return _module(name, value)
@@ -93,7 +93,7 @@ def _parameters(module: Any) -> Iterator[torch.Tensor]:
     seen: set[int] = set()
     for each in _modules(module):
         for parameter in list(_ATTRIBUTES_OF(each).get("_parameters", {}).values()):
-            if type(parameter) in _TENSORS and id(parameter) not in seen:
+            if type(parameter) in TENSORS and id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield parameter
 
@@ -116,7 +116,7 @@ def _tensors(module: Any) -> Iterator[torch.Tensor]:
     yield from _parameters(module)
     for each in _modules(module):
         buffers = list(_ATTRIBUTES_OF(each).get("_buffers", {}).values())
-        yield from (buffer for buffer in buffers if type(buffer) in _TENSORS)
+        yield from (buffer for buffer in buffers if type(buffer) in TENSORS)
 
 
 def _of(parameters: list[torch.Tensor]) -> str:
@@ -148,5 +148,5 @@ def _optimizer(optimizer: Any) -> str:
 
 
 def _rate(rate: Any) -> str:
-    is_tensor = type(rate) in _TENSORS and rate.device.type == "cpu" and rate.numel() == 1
+    is_tensor = type(rate) in TENSORS and rate.device.type == "cpu" and rate.numel() == 1
     return f"{rate.item():.6g}" if is_tensor else safe_repr.of(rate)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ddp_notebook.rank.inspect import safe_repr
+from ddp_notebook.rank.inspect.safe_repr import MRO_OF, NAME_OF, TENSORS
 from ddp_notebook.rank.variables.tensors import bytes_of
 
 _SECONDS = 0.02
@@ -35,11 +36,8 @@ _LISTS = (list, tuple)
 _SIZED = frozenset((str, bytes, *_LISTS))
 _PLAIN = _SCALARS | _SIZED
 _SETS = (set, frozenset)
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
-_NAME_OF = type.__dict__["__name__"].__get__
 _MODULE_OF = type.__dict__["__module__"].__get__
 _NAMES_OF = type.__dict__["__dict__"].__get__
-_MRO_OF = type.__dict__["__mro__"].__get__
 _NOT_LOOKED_INTO = (sys.stdlib_module_names | {"torch", "numpy", "ddp_notebook"}) - {
     "argparse",
     "types",
@@ -57,11 +55,12 @@ class _TimeIsUp(Exception):
 class Digester:
     """Makes digests until its time is up. Without `objects`, of Python's own types only."""
 
-    def __init__(self, *, objects: bool) -> None:
+    def __init__(self, *, objects: bool, seconds: float = 0.0) -> None:
         self._objects = objects
         self.opaque = False
         """Something in them is known by its class alone: equal digests do not say equal values."""
-        self._until_s = time.thread_time() + (_FULL_SECONDS if objects else _SECONDS)
+        seconds = seconds or (_FULL_SECONDS if objects else _SECONDS)
+        self._until_s = time.thread_time() + seconds
 
     def of(self, value: Any) -> str:
         """Equal for equal values; empty where it was not read to its end. Raises nothing."""
@@ -121,7 +120,7 @@ class Digester:
         return zlib.crc32(total.to_bytes(8, "little"), crc)
 
     def _other(self, value: Any, crc: int, depth: int) -> int:
-        if type(value) in _TENSORS:
+        if type(value) in TENSORS:
             return self._blocks(bytes_of(value), zlib.crc32(safe_repr.of(value).encode(), crc))
         numpy = sys.modules.get("numpy")
         if numpy is not None and type(value) is getattr(numpy, "ndarray", None):
@@ -156,7 +155,7 @@ class Digester:
         module = str(_MODULE_OF(kind)).partition(".")[0]
         if module in _NOT_LOOKED_INTO:
             return None
-        own = (_NAMES_OF(base).get("__dict__") for base in _MRO_OF(kind))
+        own = (_NAMES_OF(base).get("__dict__") for base in MRO_OF(kind))
         descriptor = next((d for d in own if type(d) is types.GetSetDescriptorType), None)
         attributes = descriptor.__get__(value) if descriptor is not None else None
         slots = dict(_slots(value))
@@ -165,7 +164,7 @@ class Digester:
 
 def _slots(value: Any) -> Iterator[tuple[str, Any]]:
     """What it has in `__slots__`."""
-    for base in _MRO_OF(type(value)):
+    for base in MRO_OF(type(value)):
         for name, descriptor in _NAMES_OF(base).items():
             if type(descriptor) is types.MemberDescriptorType:
                 with contextlib.suppress(AttributeError):  # it was not set
@@ -210,7 +209,7 @@ def _is_plain(chunk: list[Any]) -> bool:
 
 def _written(value: Any) -> str:
     """A class by its name, whatever its metaclass is."""
-    return str(_NAME_OF(value)) if safe_repr.inherits(value, type) else safe_repr.of(value)
+    return str(NAME_OF(value)) if safe_repr.inherits(value, type) else safe_repr.of(value)
 
 
 def _encoded(value: Any) -> Any:

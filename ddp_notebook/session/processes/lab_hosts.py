@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from collections.abc import Mapping
@@ -14,7 +13,6 @@ from typing import Any
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch import network_namespaces
 from ddp_notebook.launch.client import ForkServerClient
-from ddp_notebook.launch.environment import child_environment
 
 _OPEN_WITHIN_S = 10.0
 _CLOSE_WITHIN_S = 2.0
@@ -53,13 +51,12 @@ class LabHosts:
         self.port = port
         self._report = folder / f"lab-{time.monotonic_ns()}.json"
         arguments = {"report": str(self._report), "names": names, "drops": drops, "port": port}
-        spec = {
-            "calls": [["ddp_notebook.launch.network_namespaces:hold", arguments]],
-            "env": child_environment({}),
-            "cwd": os.getcwd(),  # noqa: PTH109
-            "log": str(folder / "lab.log"),
-        }
-        self.pid = fork_server.spawn(spec, self._exited)
+        self.pid = fork_server.spawn_call(
+            "ddp_notebook.launch.network_namespaces:hold",
+            arguments,
+            folder / "lab.log",
+            self._exited,
+        )
 
     def place(self, world_size: int) -> Placed:
         """Wait until the hosts exist and place the ranks on them. Raises UsageMistake."""

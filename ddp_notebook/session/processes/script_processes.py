@@ -18,6 +18,7 @@ from ddp_notebook.launch import out_of_memory
 from ddp_notebook.model import CellFinished, Event, Output, OutputKind, RankExited, Ranks, codec
 from ddp_notebook.rank.calls import Script
 from ddp_notebook.rank.rank_process import questions_of, streams_of
+from ddp_notebook.state.output import STREAMS
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.event_receiver import EventReceiver
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 _ENDED_WITHIN_S = 5.0
 _LAST_WORDS_BYTES = 4000
 _LAST_OUTPUT_BYTES = 16_000
-_STREAMS = (OutputKind.STDOUT, OutputKind.STDERR)
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class ScriptProcesses:
             for event in kept:
                 if isinstance(event, CellFinished):
                     self._finished.add(event.rank)
-                elif isinstance(event, Output) and event.what in _STREAMS:
+                elif isinstance(event, Output) and event.what in STREAMS:
                     key = (event.rank, event.what)
                     self._sent[key] = self._sent.get(key, 0) + len(event.text.encode())
         if kept:
@@ -162,9 +162,9 @@ class ScriptProcesses:
         """Output that a process wrote but could not send any more."""
         with self._lock:
             self._read.add(rank)
-            sent = {what: self._sent.get((rank, what), 0) for what in _STREAMS}
+            sent = {what: self._sent.get((rank, what), 0) for what in STREAMS}
         found = []
-        for what, path in zip(_STREAMS, streams_of(self._folder, rank), strict=True):
+        for what, path in zip(STREAMS, streams_of(self._folder, rank), strict=True):
             with contextlib.suppress(OSError), path.open("rb") as stream:
                 size = stream.seek(0, os.SEEK_END)
                 stream.seek(max(sent[what], size - _LAST_OUTPUT_BYTES))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 from ddp_notebook.cluster.event_receiver import EventReceiver
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
-from ddp_notebook.launch.environment import child_environment
 from ddp_notebook.model import (
     SESSION,
     Category,
@@ -44,13 +42,12 @@ class StoreProcess:
         self._unsubscribe = record.subscribe(self._watch)
         receiver.expect_from_start(SESSION)
         arguments = {"url": receiver.url, "key": receiver.key, "host": host, "port": port}
-        spec = {
-            "calls": [["ddp_notebook.rank.setup.store_process:main", arguments]],
-            "env": child_environment({}),
-            "cwd": os.getcwd(),  # noqa: PTH109
-            "log": str(folder / "store.log"),
-        }
-        self.pid = fork_server.spawn(spec, self._exited)
+        self.pid = fork_server.spawn_call(
+            "ddp_notebook.rank.setup.store_process:main",
+            arguments,
+            folder / "store.log",
+            self._exited,
+        )
 
     @property
     def alive(self) -> bool:

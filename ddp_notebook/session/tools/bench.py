@@ -23,7 +23,7 @@ from ddp_notebook.model import (
     said_by,
 )
 from ddp_notebook.rank import calls
-from ddp_notebook.session.options import BACKENDS, DEVICES, cores
+from ddp_notebook.session.options import BACKENDS, DEVICES, check_choice, cores
 from ddp_notebook.session.queries import Answers, ask
 from ddp_notebook.session.tools.bench_result import BenchResult
 from ddp_notebook.session.tools.measuring import Benchmarks, Measuring
@@ -54,12 +54,8 @@ class BenchOptions:
     baseline: BenchRun | None = None
 
     def __post_init__(self) -> None:
-        for option, value, allowed in (
-            ("--backend", self.backend, BACKENDS),
-            ("--device", self.device, DEVICES),
-        ):
-            if value not in allowed:
-                raise UsageMistake(f"{option} is one of {', '.join(allowed)}, not {value!r}.")
+        check_choice("--backend", self.backend, BACKENDS)
+        check_choice("--device", self.device, DEVICES)
 
 
 class PartialResults:

@@ -13,6 +13,7 @@ from ddp_notebook.errors import UsageMistake, named_file
 from ddp_notebook.model import Ranks, Status, alike, name_ranks, said_by
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import ON, Bound, Breakpoint, CannotAnswer
+from ddp_notebook.rank.inspect.frames import CELL_NAME, cell_file
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.state.line_table import place
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _ASK_TIMEOUT_S = 3.0
 _AT = re.compile(r"(.+):(\d+)")
-_CELL = re.compile(r"<ddp cell (\d+)>")
 _SHOWN_CELL = re.compile(r"cell (\d+)")
 _HOW = "%ddp_break 7 (a line of the last cell), %ddp_break train.py:42, %ddp_break Model.forward"
 
@@ -111,7 +111,7 @@ def _check_has_line(path: Path, line: int) -> None:
 
 
 def _shown(file: str) -> str:
-    cell = _CELL.fullmatch(file)
+    cell = CELL_NAME.fullmatch(file)
     return f"cell {cell[1]}" if cell else file
 
 
@@ -208,7 +208,7 @@ class Breakpoints:
                 raise UsageMistake(f"{where!r} is neither a line nor a function. Type {_HOW}")
             return replace(wanted, function=where)
         if cell := _SHOWN_CELL.fullmatch(at[1]):
-            return replace(wanted, file=f"<ddp cell {cell[1]}>", line=int(at[2]))
+            return replace(wanted, file=cell_file(int(cell[1])), line=int(at[2]))
         path = named_file(at[1])
         if not files.exists(path):
             return replace(wanted, file=at[1], line=int(at[2]))
@@ -221,7 +221,7 @@ class Breakpoints:
             run = controller.run
             if not run.script:
                 text = run.sources.get(run.title, "")
-                return f"<ddp cell {run.number}>", f"\n{text.partition(chr(10))[2]}"
+                return cell_file(run.number), f"\n{text.partition(chr(10))[2]}"
         raise UsageMistake(
             "No cell has run on the ranks yet, so a line alone does not say where. Run it once, "
             "or write breakpoint() in it. Lines of files: %ddp_break train.py:42"
@@ -317,7 +317,7 @@ def _why_never(row: BreakpointRow, where: str) -> str:
             "first, or name its line, also in a file that is imported later: "
             "%ddp_break train.py:42"
         )
-    if cell := _CELL.fullmatch(row.breakpoint.file):
+    if cell := CELL_NAME.fullmatch(row.breakpoint.file):
         return f"The ranks have run no cell {cell[1]}. Run it once, or write breakpoint() in it."
     return (
         f"There is no file {row.breakpoint.file}: neither in this folder ({Path.cwd()}) nor among "
