@@ -89,7 +89,7 @@ def test_a_detached_cell_leaves_the_caller_free_and_is_waited_for_later(
     assert texts(ranks.wait(0)) == ""  # what was shown is not news
     assert not ranks.why().wrong
     assert ranks.where().stack(0).frames
-    with pytest.raises(UsageMistake, match="runs freely on ranks 0-1: no rank is paused"):
+    with pytest.raises(UsageMistake, match="is not over on ranks 0-1, and no rank is paused"):
         ranks.step()
     gate.touch()
     whole = ranks.wait()

@@ -369,6 +369,9 @@ def test_a_rank_that_raised_and_runs_its_step_again_is_told_by_the_second_try() 
         case = play(same(2, [all_reduce(40)], r1=[barrier(*lines)]))
         reports = (case.ranks[0], replace(case.ranks[1], handles=error))
         assert found(replace(case, ranks=reports)) == [(category, (1,))]
+    # A traceback begins where the error is handled: here in the function that calls on the way out.
+    case = play(same(2, [all_reduce(40)], r1=[barrier((3, "<module>"), (21, "train"))]))
+    assert found(_handles(case, 1)) == [("exception-on-one-rank", (1,))]
 
 
 def test_a_collective_in_a_finally_that_met_what_the_others_called() -> None:

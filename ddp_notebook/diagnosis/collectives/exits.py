@@ -111,10 +111,13 @@ def _tries_again(error: ThreadError, record: Collective) -> bool:
     """True when `record` is of another pass of the model, or in a function that had raised."""
     if record.part in (Part.FORWARD, Part.BACKWARD):
         return True
-    raised = {(each.file, each.function) for each in error.path}
-    pairs = zip(error.path, record.path, strict=False)
+    raised = [(each.file, each.function) for each in error.path]
+    path = [(each.file, each.function) for each in record.path]
+    # A traceback begins in the function that handles the error; a path at the program's first.
+    handler = path.index(raised[0]) if raised[0] in path else len(path)
+    pairs = zip(error.path, record.path[handler:], strict=False)
     apart = next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
-    return any((each.file, each.function) in raised for each in record.path[apart + 1 :])
+    return any(each in raised for each in path[handler + apart + 1 :])
 
 
 def _own_error(context: Context, rank: int) -> ThreadError | None:
