@@ -110,11 +110,14 @@ class Leavings(random_rounds.Rounds):
     def _ends(self, what: str, code: str, *, signalled: bool = False) -> Reply:
         """How a cell ended, with an interrupt where it would not end by itself."""
         message = self.kernel.send(code)
+        delay_s = 0.1 + self.choose.random() * LATEST_S if signalled else 0.0
+        timer = threading.Timer(delay_s, self.kernel.manager.interrupt_kernel)
         if signalled:
-            delay_s = 0.1 + self.choose.random() * LATEST_S
-            timer = threading.Timer(delay_s, self.kernel.manager.interrupt_kernel)
             timer.start()
         reply = self.kernel.finish(message, scaled_for_load(ENDS_WITHIN_S) + 10)
+        if signalled:  # a cell that has ended by itself leaves none for the next one
+            timer.cancel()
+            timer.join()
         text = f"{what}: {code.partition(chr(10))[0]} ended with {reply.ename}: {reply.evalue}"
         assert reply.ename in OURS, f"raw: {text}\n{reply.text}"
         assert "Exception in thread" not in reply.text, f"{text}\n{reply.text}"
