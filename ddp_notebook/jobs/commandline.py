@@ -110,7 +110,7 @@ def _where(args: argparse.Namespace) -> int:
     _print(
         places_to_json(places)
         if args.json
-        else _places_text(places, target.world_size, target.about)
+        else _places_text(places, target.world_size, target.about, " ".join(args.target))
     )
     return 0
 
@@ -120,7 +120,9 @@ def _as_text(verdict: Verdict) -> str:
     return "\n".join([*lines, *(f"Note: {note}" for note in verdict.unread)])
 
 
-def _places_text(paths: Mapping[int, tuple[Place, ...]], world_size: int, about: str) -> str:
+def _places_text(
+    paths: Mapping[int, tuple[Place, ...]], world_size: int, about: str, target: str
+) -> str:
     if not paths:
         return f"No line of the user's code is known of any rank. {about[:1].upper()}{about[1:]}."
     lines = [
@@ -131,7 +133,9 @@ def _places_text(paths: Mapping[int, tuple[Place, ...]], world_size: int, about:
         for rank, path in paths.items()
     ]
     if unknown := tuple(rank for rank in range(world_size) if rank not in paths):
-        lines.append(f"{name_ranks(unknown)}: no line is known; what is: ddp-notebook why")
+        lines.append(
+            f"{name_ranks(unknown)}: no line is known; what is: ddp-notebook why {target}".rstrip()
+        )
     return "\n".join(lines)
 
 

@@ -244,7 +244,9 @@ def _ended_by_others(reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
     lost = any(map(_lost_connection, reports))
     first = lost and not any(report.activity is Activity.IDLE for report in reports)
     return tuple(
-        RankReport(report.rank, doing=_ended_at(report.path), path=report.path)
+        RankReport(
+            report.rank, doing=_ended_at(report), path=report.path, exit_code=report.exit_code
+        )
         if report.activity is Activity.DEAD and not (first and report.exit_code is None)
         else report
         for report in reports
@@ -255,9 +257,16 @@ def _lost_connection(report: RankReport) -> bool:
     return report.activity is Activity.FAILED and bool(_LOST.search(report.error_text))
 
 
-def _ended_at(path: Sequence[Place]) -> str:
+def _ended_at(report: RankReport) -> str:
+    path = report.path
     where = f"; it was at {path[-1]}" if path else "; what it did then is not recorded"
+    if report.exit_code is None:
+        return f"it ended without a record of how: {_NO_RECORD}{where}"
     return f"it was ended from outside, by a signal{where}"
+
+
+_NO_RECORD = "a signal, a crash or os._exit()"
+"""What ends a process before Python can write anything."""
 
 
 def _state(pid: int) -> str:
@@ -374,7 +383,12 @@ def _unsure_of_ended(case: Case) -> str:
     parts = [f"{name_ranks(failed).capitalize()} failed, and the cause is not known"]
     if not failed:
         parts = ["No problem is seen"]
-    for ranks, then in ((case.where(Activity.SILENT), ""), (waited, " while waiting")):
+    silent = [report for report in case.ranks if report.activity is Activity.SILENT]
+    signalled = tuple(report.rank for report in silent if report.exit_code is not None)
+    unknown = tuple(report.rank for report in silent if report.exit_code is None)
+    if unknown:
+        parts.append(f"{name_ranks(unknown)} ended by {_NO_RECORD}")
+    for ranks, then in ((signalled, ""), (waited, " while waiting")):
         if ranks:
             were = "was" if len(ranks) == 1 else "were"
             parts.append(f"{name_ranks(ranks)} {were} ended from outside, by a signal{then}")

@@ -21,7 +21,7 @@ from ddp_notebook.session.setup.limits import (
     why_too_few_processes,
     why_too_little_memory,
 )
-from ddp_notebook.session.setup.set_up import _why_not_started
+from ddp_notebook.session.setup.messages import why_not_started
 
 AMPLE = 200 * RANK_BYTES
 
@@ -70,7 +70,7 @@ def test_a_full_disk_is_named_where_nothing_could_be_started(
 ) -> None:
     assert why_no_room() == ""
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=4096))
-    said = _why_not_started(SessionLost("The controller (pid 7) ended, exited with code 0."))
+    said = why_not_started(SessionLost("The controller (pid 7) ended, exited with code 0."))
     assert f"\nNo room is left in {tempfile.gettempdir()} (4 KiB), and a session needs" in said
     assert said.endswith("Nothing is left running. Try again with %ddp_init.")
 

@@ -49,7 +49,7 @@ def looked_at(target: targets.Target) -> None:
     sendable(places_to_json(target.places()))
     words = (
         commandline._as_text(verdict),
-        commandline._places_text(target.places(), 2, target.about),
+        commandline._places_text(target.places(), 2, target.about, ""),
     )
     for text in (*words, target.name, target.about):
         assert "\x1b" not in text and "\0" not in text, ascii(text)

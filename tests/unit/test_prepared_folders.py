@@ -297,7 +297,7 @@ def test_a_rank_that_was_killed_while_it_was_busy_is_not_said_to_be_busy() -> No
     assert job.processes[0].last_report(0, True).activity is Activity.DEAD, "the others run"
     verdict = prepared.why(job)
     assert verdict.outcome is Outcome.UNDECIDED
-    assert "rank 1 was ended from outside, by a signal" in verdict.diagnosis.unsure
+    assert "rank 1 ended by a signal, a crash or os._exit()" in verdict.diagnosis.unsure
 
 
 LOST = "[…/pair.cc:553] Connection closed by peer [127.0.0.1]:31377."
