@@ -51,6 +51,7 @@ from ddp_notebook.model import (
     cut,
     name_ranks,
     parse_ranks,
+    said_by,
 )
 
 
@@ -247,6 +248,11 @@ def diagnose_training(
         return Diagnosis()
     context = Context(Case((), collectives=collectives), Sources(sources), facts)
     findings, notes = _findings(context, When.TRAINED)
+    if broken := {rank: cut(of.broken, _LONGEST_ERROR) for rank, of in facts.items() if of.broken}:
+        notes.append(
+            "What this run trained is known in part only: counting failed, and stops until the "
+            f"ranks restart ({said_by(broken)}): please report this."
+        )
     return Diagnosis(tuple(folded(findings)), None, len(facts), notes=tuple(notes))
 
 

@@ -372,6 +372,8 @@ class RunFacts:
     split: SplitFacts = field(default_factory=SplitFacts)
     notes: tuple[str, ...] = ()
     """What was omitted, and why."""
+    broken: str = ""
+    """The error of ours after which this process counts no more."""
 
 
 class StepPart(StrEnum):

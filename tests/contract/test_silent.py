@@ -70,7 +70,7 @@ def test_a_healthy_cell_is_left_alone(ranks2: Session, name: str) -> None:
     assert result.error is None, result.tracebacks
     assert result.diagnosis is None, result.diagnosis
     facts: Any = cluster_of(ranks2).ask(BOTH, calls.RUN_FACTS, calls.Nothing(), 5.0)
-    assert all(not each.notes for each in facts.values()), facts
+    assert all(not (each.notes or each.broken) for each in facts.values()), facts
 
 
 def test_what_a_scripts_main_function_trained_is_known_when_it_is_over(

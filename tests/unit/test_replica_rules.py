@@ -69,6 +69,14 @@ def both(mine: RunFacts, other: RunFacts, *records: Collective) -> tuple[Finding
     return diagnose_training({0: mine, 1: replace(other, rank=1)}, collectives).findings
 
 
+def test_counting_that_failed_is_said_as_its_checks_are_missing() -> None:
+    broken = facts(0, replica(), broken="TypeError: no such thing")
+    diagnosis = diagnose_training({0: broken, 1: replace(broken, rank=1)}, Collectives())
+    (note,) = diagnosis.notes
+    assert "known in part only: counting failed" in note
+    assert "(ranks 0-1: TypeError: no such thing)" in note
+
+
 def only(found: tuple[Finding, ...]) -> tuple[Category, tuple[int, ...]]:
     assert len(found) == 1, found
     assert found[0].remedy and found[0].evidence and "\n" not in found[0].cause

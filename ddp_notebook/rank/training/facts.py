@@ -84,8 +84,7 @@ class RunSummary:
             sharded_without_optimizer=self._without_optimizer(),
             split=replace(tracker.split.facts(), data_ranks=self._data_ranks()),
         )
-        broken = [f"counting stopped: {tracker.broken}"] if tracker.broken else []
-        return replace(facts, notes=(*digester.notes, *broken))
+        return replace(facts, notes=tuple(digester.notes), broken=tracker.broken)
 
     def _without_optimizer(self) -> tuple[int, ...]:
         optimizers = [tracked.ref() for tracked in list(self._tracker.optimizers.values())]
