@@ -259,8 +259,8 @@ def split_errors(
 ) -> tuple[tuple[OutputGroup, ...], tuple[OutputGroup, ...]]:
     """Tracebacks first, each once with its ranks; then everything else.
 
-    torch puts a rank's own number into some messages. Tracebacks that differ only in it are shown
-    as one, with ``rank N`` for the number.
+    torch puts a rank's own number into some messages, gloo the port of its peer. Tracebacks that
+    differ only in these are shown as one, with ``rank N`` and ``PORT`` in their place.
     """
     errors: dict[str, dict[str, list[int]]] = {}
     rest = []
@@ -280,8 +280,13 @@ def split_errors(
     return tuple(tracebacks), _merge(rest)
 
 
+_PEERS_PORT = re.compile(r"(\bpeer \[[^\]\s]+\]):\d+")
+"""In gloo's errors of a connection that was lost: each rank has another one."""
+
+
 def of_any_rank(text: str, ranks: Ranks) -> str:
-    """A rank's text without its own number; unchanged if several ranks have the same."""
+    """A rank's text without its own number, if no other rank has the same, and its peer's port."""
+    text = _PEERS_PORT.sub(r"\1:PORT", text)
     return re.sub(rf"\b([Rr]ank) {ranks[0]}\b", r"\1 N", text) if len(ranks) == 1 else text
 
 

@@ -108,6 +108,15 @@ def test_errors_that_differ_in_the_own_rank_alone_are_one() -> None:
     assert not rest
 
 
+def test_lost_connections_are_one_error_whatever_the_ports() -> None:
+    text = "Connection closed by peer [127.0.0.1]:{}"
+    logs = {rank: raised(text.format(4000 + rank)) for rank in (0, 1, 3)}
+    tracebacks, _ = split_errors(group(logs))
+    assert [(g.ranks, g.items[0].text) for g in tracebacks] == [((0, 1, 3), text.format("PORT"))]
+    (one,), _ = split_errors(group({0: raised(text.format(4000))}))
+    assert one.items[0].text == text.format(4000), "of one rank it stays as it is"
+
+
 def test_an_error_that_names_another_rank_keeps_its_words() -> None:
     logs = {rank: raised("rank 1 has gone, says rank 0") for rank in (0, 2)}
     logs[3] = raised("rank 3 has gone")
