@@ -157,6 +157,8 @@ def _activity(
 ) -> _Activity:
     text = describe(state)
     match state.status:
+        case Status.STARTING if facts.snapshot.ended:
+            return _Activity("its process was starting")
         case Status.STARTING if (loading := facts.snapshot.loading) is not None:
             return _Activity("starts when torch is loaded", loading.since_ns)
         case Status.SETTING_UP:

@@ -285,6 +285,12 @@ def test_ranks_that_raised_or_were_refused_or_ended_are_not_ready() -> None:
     assert f"rgb({markup.OK})" not in board_view.html(over).partition("</style>")[2]
 
 
+def test_ranks_whose_start_was_interrupted_start_no_more() -> None:
+    snapshot = Snapshot(ranks=(RankState(0),), taken_ns=11 * S, ended="set-up did not finish.")
+    (row,) = board_rows(BoardFacts(snapshot))
+    assert (row.role, row.text) == (Role.ENDED, "its process was starting")
+
+
 def test_a_dead_rank_is_dead_since_its_process_ended() -> None:
     state = running(0, pid=7, since_ns=S)
     dead = fold_rank(state, RankExited(rank=0, pid=7, exit_code=-9, heard_ns=10 * S))
