@@ -151,7 +151,7 @@ def test_a_look_gives_control_back_and_says_what_goes_on(
     assert isinstance(result, CellResult)
     assert result.pending == (0, 1)
     shown = capsys.readouterr().out
-    assert shown.startswith("── ranks 0-1 ──\nbegun\n")
+    assert shown.startswith("── ranks 0-1 ──\nbegun\n"), shown
     assert "is still running on ranks 0-1. Continue to wait: %ddp_wait." in shown
     assert shell.run_cell("%ddp_output --ranks 1").success
     assert capsys.readouterr().out == "── rank 1 ──\nbegun\n"
