@@ -147,7 +147,9 @@ def _demo(args: argparse.Namespace, for_jupyter: Sequence[str]) -> int:
         return _run_headless(tutorial)
     from jupyterlab import labapp
 
-    options = ["--no-browser"] if args.no_browser else []
+    # The address that is printed, for a browser elsewhere, opens the tutorial as well.
+    options = [f"--LabApp.default_url=/lab/tree/{tutorial.name}"]
+    options += ["--no-browser"] if args.no_browser else []
     # In this process and not a child, so that JupyterLab handles Control-C.
     labapp.main([str(tutorial), *options, *for_jupyter])
     return 0
