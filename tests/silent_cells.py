@@ -392,7 +392,7 @@ WRONG = {
         for _ in range(4): step(net, opt)
         """,
     ),
-    "gradients averaged by hand, of models that were not made alike": (
+    "gradients averaged by hand, of models that did not begin with the same values": (
         "replica-divergence",
         BOTH,
         """

@@ -129,7 +129,7 @@ def raised_in(case: Case) -> tuple[Finding, ...]:
 
 
 def failed_in_set_up(states: Iterable[RankState], case: Case) -> tuple[Finding, ...]:
-    """What the stages of ranks failed with, a finding for those that failed alike."""
+    """What the stages of ranks failed with, a finding for those that failed in the same way."""
     certain = {report.rank: report.error_category for report in case.ranks}
     same: dict[tuple[str, str, str], list[int]] = {}
     for state in states:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 _SINGULAR, _LEFT = 1e-7, 1e-3
-"""When two rows are too alike to be told apart; what may be left over, of the size of the sum."""
+"""From when on two rows count as one; how much may be left over, as a part of the sum."""
 
 
 def solved(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> tuple[float, ...] | None:

@@ -6,8 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ddp_notebook.model import Ranks, name_ranks
-from ddp_notebook.model import alike as alike  # its callers in this room have it from here
+from ddp_notebook.model import Ranks, by_value, name_ranks
 
 T = TypeVar("T", bound=Hashable)
 
@@ -32,7 +31,7 @@ def vote(values: Mapping[int, T], expected: T | None = None, first: int | None =
     It is `expected` if a rank has that, else the value of the most ranks. Of several values
     that equally many have, it is that of rank `first`, by default the lowest.
     """
-    sets = alike(values)
+    sets = by_value(values)
     most = max(len(ranks) for ranks, _ in sets)
     largest = [value for ranks, value in sets if len(ranks) == most]
     if any(value == expected for _, value in sets):
@@ -58,7 +57,7 @@ def outvoted(values: Mapping[int, Hashable]) -> Ranks:
 
     For values of which none is right by itself: of two ranks that differ either may have changed.
     """
-    sets = sorted((ranks for ranks, _ in alike(values)), key=len)
+    sets = sorted((ranks for ranks, _ in by_value(values)), key=len)
     if len(sets) > 1 and len(sets[-1]) == len(sets[-2]):
         return tuple(sorted(values))
     return minority(values)
@@ -66,4 +65,4 @@ def outvoted(values: Mapping[int, Hashable]) -> Ranks:
 
 def by_ranks(texts: Mapping[int, str]) -> tuple[str, ...]:
     """Lines of evidence, one for the ranks with the same text: ``ranks 0-2: 4 steps``."""
-    return tuple(f"{name_ranks(ranks)}: {text}" for ranks, text in alike(texts))
+    return tuple(f"{name_ranks(ranks)}: {text}" for ranks, text in by_value(texts))

@@ -291,7 +291,7 @@ PAGES: Mapping[Category, Page] = {
         _SILENT,
         "Replicas that must be equal are not: parameters or optimizer state.",
         "Digests of parameters and states of every rank.",
-        "Load and change them on every rank alike, or broadcast them from one.",
+        "Load and change them in the same way on every rank, or broadcast them from one.",
     ),
     Category.NAN_ON_ONE_RANK: Page(
         "Nothing, or loss=nan on all ranks a step later.",

@@ -65,7 +65,7 @@ _FAULTS = (
         name="address-unreachable",
         title="MASTER_ADDR is an address where nobody answers",
         lesson="All ranks connect to a machine that does not answer. They cannot tell: a silent "
-        "network and a slow one look alike until the timeout.",
+        "network and a slow one look the same until the timeout.",
         category=Category.UNREACHABLE_MASTER,
         culprits=(ALL,),
         settings={ALL: {"MASTER_ADDR": "203.0.113.7"}},

@@ -55,7 +55,8 @@ _FILES = {
     ),
     "parallel.digests": "TensorDigest",
     "ranks": (
-        "Ranks alike are counted cut format_bytes format_ranks name_ranks parse_ranks said_by them"
+        "Ranks are by_value counted cut format_bytes format_ranks name_ranks parse_ranks said_by "
+        "them"
     ),
     "stacks": (
         "Branch Doing Frame Local RankStack RankVariables Scope StackTree TensorFacts Unread "

@@ -66,7 +66,7 @@ def them(ranks: Collection[int]) -> str:
     return "it" if len(ranks) == 1 else "them"
 
 
-def alike(values: Mapping[int, T]) -> list[tuple[Ranks, T]]:
+def by_value(values: Mapping[int, T]) -> list[tuple[Ranks, T]]:
     """The ranks that have the same value, and that value; the set of the lowest rank first."""
     groups: dict[T, list[int]] = {}
     for rank in sorted(values):
@@ -76,7 +76,7 @@ def alike(values: Mapping[int, T]) -> list[tuple[Ranks, T]]:
 
 def said_by(texts: Mapping[int, str], joint: str = ": ") -> str:
     """What ranks say, equal texts once: ``rank 0: no memory; ranks 1-3: no answer``."""
-    return "; ".join(f"{name_ranks(ranks)}{joint}{text}" for ranks, text in alike(texts))
+    return "; ".join(f"{name_ranks(ranks)}{joint}{text}" for ranks, text in by_value(texts))
 
 
 def counted(count: int, thing: str) -> str:

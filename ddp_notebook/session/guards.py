@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Ranks, Snapshot, Status, alike, are, format_ranks, name_ranks, them
+from ddp_notebook.model import (
+    Ranks,
+    Snapshot,
+    Status,
+    are,
+    by_value,
+    format_ranks,
+    name_ranks,
+    them,
+)
 
 
 def existing(ranks: Ranks | None, snapshot: Snapshot) -> Ranks:
@@ -104,7 +113,7 @@ def doings(
         cell = f"cell {state.cell}" if state.cell else "the benchmark"
         return state.doing or claimed.get(rank) or cell
 
-    return alike({rank: doing(rank) for rank in ranks})
+    return by_value({rank: doing(rank) for rank in ranks})
 
 
 CODE_FROM_SET_UP = ("torch", "dist", "DDP")

@@ -13,7 +13,7 @@ from ddp_notebook.model import (
     StepRow,
     StepTable,
     VariableTable,
-    alike,
+    by_value,
     name_ranks,
 )
 
@@ -51,8 +51,8 @@ def line_table(
     issued = {rank: row.passed for row in others.rows for rank in row.ranks}
     rows = []
     at = {r: (s.file, s.line, s.function, s.why, s.thread) for r, s in stops.items()}
-    for ranks, _ in alike(at):
-        for same, passed in alike({rank: issued.get(rank, "") for rank in ranks}):
+    for ranks, _ in by_value(at):
+        for same, passed in by_value({rank: issued.get(rank, "") for rank in ranks}):
             rows.append(StepRow(same, passed, "paused", stop_text(stops[same[0]])))
     for row in others.rows:
         left = tuple(rank for rank in row.ranks if rank not in stops)
@@ -104,7 +104,7 @@ def frames_text(
 
 def places_of(stops: Mapping[int, LineStopped]) -> dict[tuple[str, int], Ranks]:
     """The ranks at each line; the line of the most ranks first."""
-    places = alike({rank: (stop.file, stop.line) for rank, stop in stops.items()})
+    places = by_value({rank: (stop.file, stop.line) for rank, stop in stops.items()})
     return {place: ranks for ranks, place in sorted(places, key=lambda each: (-len(each[0]), each))}
 
 

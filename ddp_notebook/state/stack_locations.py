@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddp_notebook.model import Place, Ranks, StackLocation, alike
+from ddp_notebook.model import Place, Ranks, StackLocation, by_value
 from ddp_notebook.state.board_rows import BoardFacts
 
 _AROUND = 2
@@ -33,7 +33,7 @@ def locations(
 ) -> tuple[StackLocation, ...]:
     """Where ranks with known calls are, the innermost last; locations with the most ranks first."""
     calls = {rank: tuple(path) for rank, path in paths.items()}
-    made = [_location(ranks, path, sources) for ranks, path in alike(calls)]
+    made = [_location(ranks, path, sources) for ranks, path in by_value(calls)]
     return tuple(sorted(made, key=lambda location: -len(location.ranks))[:_MOST_LOCATIONS])
 
 

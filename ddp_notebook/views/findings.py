@@ -14,7 +14,7 @@ from ddp_notebook.model import (
     Ranks,
     Remark,
     Traceback,
-    alike,
+    by_value,
     counted,
     format_ranks,
     name_ranks,
@@ -148,7 +148,7 @@ def _is_over(d: Diagnosis) -> bool:
 def folded_doing(doing: Mapping[int, str] | None) -> list[tuple[str, str]]:
     """Who did what; ranks that did the same are named together, the lowest rank first."""
     texts = {rank: plain(text) for rank, text in (doing or {}).items()}
-    return [(name_ranks(ranks), text or "nothing known") for ranks, text in alike(texts)]
+    return [(name_ranks(ranks), text or "nothing known") for ranks, text in by_value(texts)]
 
 
 # -- text --------------------------------------------------------------------------------

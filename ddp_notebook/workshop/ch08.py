@@ -141,7 +141,7 @@ def all_stop_together(epochs: list[int]) -> str:
         )
     return (
         f"right: {epochs[0]} epochs on every rank. They decide by a number that is the same on "
-        "all of them, so they decide alike."
+        "all of them, so they decide the same."
     )
 
 
@@ -195,7 +195,7 @@ def who_left_and_why(answer: tuple[int, str, int, str]) -> str:
     if reason == "another model":
         raise WrongAnswer(
             "the right rank, but its gradients were reduced with those of the others, step after "
-            "step: the models are alike."
+            "step: the models are equal."
         )
     if reason != drawn:
         raise WrongAnswer(

@@ -80,5 +80,5 @@ def test_no_record_however_odd_has_a_rule_fail(seed: int, times: int) -> None:
         diagnose_setup(case),
         diagnose_training(facts, collectives),
     ):
-        assert found.notes == ()
+        assert not [note for note in found.notes if note.startswith("The rule")]
         assert str(found)

@@ -79,7 +79,7 @@ def test_right_answers_pass_and_say_why(name: str, answer: Any, says: str) -> No
         ("8.4", (BEGUN, "run.json"), "it passes all that is needed"),
         ("8.5", (0, "too few images", LOT), "rank 0 is as most of the others"),
         ("8.5", (2, "it crashed", LOT), "its process lives"),
-        ("8.5", (2, "another model", LOT), "the models are alike"),
+        ("8.5", (2, "another model", LOT), "the models are equal"),
         ("8.5", (2, "too few epochs", LOT), "after a whole number of epochs"),
     ],
 )

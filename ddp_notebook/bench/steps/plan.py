@@ -89,7 +89,7 @@ class StepPlan:
     """Timed steps of each kind in a block, however short the budget."""
     max_steps: int = 40
     seed: int = 0
-    """Decides the order, on all ranks alike."""
+    """Decides the order, the same on all ranks."""
 
     def __post_init__(self) -> None:
         """Raises ValueError, with a message for the user, when this cannot be run."""

@@ -13,7 +13,7 @@ from ddp_notebook.diagnosis.collectives.describe import named, verb
 from ddp_notebook.diagnosis.collectives.exits import unwinding
 from ddp_notebook.diagnosis.collectives.stopped_short import LEAVE_TOGETHER
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import alike, vote
+from ddp_notebook.diagnosis.majority import vote
 from ddp_notebook.model import (
     Category,
     Collective,
@@ -21,6 +21,7 @@ from ddp_notebook.model import (
     Phase,
     Place,
     Ranks,
+    by_value,
     name_ranks,
 )
 
@@ -411,7 +412,7 @@ def _unsent(context: Context, record: Collective) -> tuple[str, str, Ranks]:
         if other != rank
     }
     few = tuple(other for other, count in sent.items() if count < max(sent.values()))
-    told = ", ".join(f"{name_ranks(who)} {count}" for who, count in alike(sent))
+    told = ", ".join(f"{name_ranks(who)} {count}" for who, count in by_value(sent))
     return (
         f"rank {rank} waits for one message more from any rank; no rank sends it (sent: {told})",
         "Have each rank send as many messages as are received, or tell the receiver how many.",

@@ -11,7 +11,7 @@ from ddp_notebook.diagnosis.collectives.divergence import classify, divergences
 from ddp_notebook.diagnosis.collectives.explain import explain
 from ddp_notebook.diagnosis.collectives.source_code import Condition
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import alike, by_ranks, outvoted
+from ddp_notebook.diagnosis.majority import by_ranks, outvoted
 from ddp_notebook.model import (
     Category,
     Collective,
@@ -19,6 +19,7 @@ from ddp_notebook.model import (
     GroupMade,
     RankReport,
     Ranks,
+    by_value,
     format_ranks,
     name_ranks,
 )
@@ -48,7 +49,7 @@ def other_groups(context: Context) -> Iterator[Finding]:
 
 def _differ(context: Context, number: int, there: Mapping[int, GroupMade]) -> Finding:
     members = {rank: _what(made) for rank, made in there.items()}
-    sides = sorted(alike(members), key=lambda side: len(side[0]))
+    sides = sorted(by_value(members), key=lambda side: len(side[0]))
     culprits = outvoted(members)
     if len(culprits) == len(there):
         culprits = _under_a_condition(context, there) or culprits
@@ -234,7 +235,7 @@ def _outvoted_in(context: Context, ring: Ranks, records: list[Collective]) -> Ra
     """Those of a ring that fewer ranks are with; who waits there from the same line has a vote."""
     places = {(record.group, record.slot, call_site(record)) for record in records}
     votes = {r: (at.group, at.slot, call_site(at)) for r, at in context.graph.at.items()}
-    waiting = alike({rank: place for rank, place in votes.items() if place in places})
+    waiting = by_value({rank: place for rank, place in votes.items() if place in places})
     most = max(len(ranks) for ranks, _ in waiting)
     outvoted = {rank for ranks, _ in waiting if len(ranks) < most for rank in ranks}
     return tuple(sorted(outvoted.intersection(ring)))

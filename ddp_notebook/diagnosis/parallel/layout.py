@@ -66,7 +66,7 @@ def mesh_of_parameters(held: Mapping[int, tuple[HeldParameter, ...]]) -> Mesh | 
 
 
 def _rows(name: str, of: Mapping[int, HeldParameter], mesh: Mesh | None) -> list[Placed]:
-    """A parameter as ranks hold it: once where all do alike."""
+    """A parameter as ranks hold it: once where all hold the same."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for rank, each in of.items():
         key = each.shape, each.dtype, _placement(each), each.gathers, _over(each.group, mesh)

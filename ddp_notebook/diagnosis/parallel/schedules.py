@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import alike, by_ranks, outvoted
-from ddp_notebook.model import Category, Finding, PipelinePart, Ranks, name_ranks
+from ddp_notebook.diagnosis.majority import by_ranks, outvoted
+from ddp_notebook.model import Category, Finding, PipelinePart, Ranks, by_value, name_ranks
 
 _Pipeline = Mapping[int, PipelinePart]
 
@@ -119,7 +119,7 @@ def _other_value(
     if len(set(values.values())) < 2:
         return None
     culprits = outvoted(values)
-    sides = sorted(alike(values), key=lambda side: len(side[0]))
+    sides = sorted(by_value(values), key=lambda side: len(side[0]))
     said = "; ".join(f"{name_ranks(ranks)}: {what.format(value)}" for ranks, value in sides)
     return Finding(
         Category.SCHEDULE_MISMATCH,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import alike, by_ranks, outvoted
-from ddp_notebook.model import Category, Finding, Ranks, ShardedUnit, name_ranks
+from ddp_notebook.diagnosis.majority import by_ranks, outvoted
+from ddp_notebook.model import Category, Finding, Ranks, ShardedUnit, by_value, name_ranks
 
 _Model = Mapping[str, ShardedUnit]
 _MOST_NAMED = 4
@@ -24,7 +24,7 @@ def other_wrapping(context: Context) -> Iterator[Finding]:
 
 def _wrapped(context: Context, what: str, values: Mapping[int, tuple[str, ...]]) -> Finding:
     culprits = outvoted(values)
-    sides = sorted(alike(values), key=lambda side: len(side[0]))
+    sides = sorted(by_value(values), key=lambda side: len(side[0]))
     facts = _uncommon(values)
     said = "; ".join(f"{name_ranks(ranks)}: {facts[ranks[0]]}" for ranks, _ in sides)
     return Finding(
@@ -77,15 +77,15 @@ def other_sync(context: Context) -> Iterator[Finding]:
             continue
         culprits = outvoted(values)
         on = {rank: "on" if value else "off" for rank, value in values.items()}
-        said = "; ".join(f"{name_ranks(ranks)}: {state}" for ranks, state in alike(on))
+        said = "; ".join(f"{name_ranks(ranks)}: {state}" for ranks, state in by_value(on))
         if len(set(on.values())) < 2:
             said = "for other units"
         yield Finding(
             Category.NO_SYNC_MISUSE,
             culprits,
             f"set_requires_gradient_sync differs between ranks in one backward ({said})",
-            "Decide on every rank alike in which backward gradients are reduced: by the number of "
-            "the micro-batch, not by what a rank has.",
+            "Decide in the same way on every rank in which backward gradients are reduced: by the "
+            "number of the micro-batch, not by what a rank has.",
             context.victims,
             by_ranks({rank: f"reduces {_some(value)}" for rank, value in values.items()}),
         )
@@ -109,7 +109,7 @@ def other_frozen(context: Context) -> Iterator[Finding]:
         if not some or len(set(values.values())) < 2:
             continue
         facts = _uncommon(values)
-        sides = sorted(alike(facts), key=lambda side: len(side[0]))
+        sides = sorted(by_value(facts), key=lambda side: len(side[0]))
         yield Finding(
             Category.PARAM_MISMATCH,
             outvoted(values),

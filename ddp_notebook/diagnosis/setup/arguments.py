@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives.describe import verb
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import alike, vote
+from ddp_notebook.diagnosis.majority import vote
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.diagnosis.training.models import compare
 from ddp_notebook.model import (
@@ -19,6 +19,7 @@ from ddp_notebook.model import (
     Finding,
     RankReport,
     Ranks,
+    by_value,
     name_ranks,
 )
 
@@ -40,7 +41,7 @@ def _beyond_the_last(case: Case) -> Iterator[Finding]:
     }
     if wrong:
         ranks = tuple(sorted(wrong))
-        values_of = "; ".join(f"{name_ranks(those)} {text}" for those, text in alike(wrong))
+        values_of = "; ".join(f"{name_ranks(those)} {text}" for those, text in by_value(wrong))
         shifted = all(each.rank for each in values.values())
         yield Finding(
             Category.ENV_INVALID,
@@ -135,7 +136,7 @@ def _differing(reports: tuple[RankReport, ...], case: Case) -> Iterator[Finding]
 
 def _each(name: str, values: Mapping[int, str], ranks: Ranks) -> str:
     """What these ranks have: one value, or each its own."""
-    sets = alike({rank: values[rank] for rank in ranks})
+    sets = by_value({rank: values[rank] for rank in ranks})
     equals = "=" if name.isupper() else " "
     if len(sets) == 1:
         return f"{verb(ranks, 'has', 'have')} {name}{equals}{sets[0][1]}"

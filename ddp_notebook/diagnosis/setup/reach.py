@@ -19,7 +19,7 @@ from ddp_notebook.model import (
 
 
 def network_of(evidence: RankReport) -> str:
-    """What ranks that share a loopback have alike; empty where it is not known."""
+    """What is the same for ranks that share a loopback; empty where it is not known."""
     return evidence.network or evidence.host
 
 

@@ -48,7 +48,7 @@ _Of = Mapping[int, OptimizerFacts]
 
 
 def other_beginnings(context: Context) -> Iterator[Finding]:
-    """Models that were not alike when training began, whose gradients are averaged by hand.
+    """Models that differ when training begins, whose gradients are averaged by hand.
 
     All ranks step with the same gradients, which they exchanged; that the parameters differ
     before the first step is then no intention.
@@ -60,10 +60,10 @@ def other_beginnings(context: Context) -> Iterator[Finding]:
             continue
         if _all_close(list(weights.values())) or not exchanged(context.collectives, of):
             continue
-        yield _unlike_from_the_start(of, gradients[0], weights)
+        yield _different_from_the_start(of, gradients[0], weights)
 
 
-def _unlike_from_the_start(
+def _different_from_the_start(
     of: _Of, gradients: Sequence[float], weights: Mapping[int, tuple[float, ...]]
 ) -> Finding:
     each = next(iter(of.values()))
@@ -71,7 +71,8 @@ def _unlike_from_the_start(
         Category.REPLICA_DIVERGENCE,
         outvoted(weights),
         f"the parameters differ between the ranks before the first step of {each.type}, though "
-        f"its gradients are the same on all: the models were not made alike{_at(each.place)}",
+        "its gradients are the same on all: the models did not begin with the same values"
+        f"{_at(each.place)}",
         "Have every rank begin with the same parameters: torch.manual_seed(seed), the same on "
         "all, before the model is made; or dist.broadcast(p.data, src=0) for each.",
         evidence=(
@@ -88,7 +89,7 @@ def scaled_apart(context: Context) -> Iterator[Finding]:
     """
     for of in _plain(context):
         gradients = {rank: each.first_gradients for rank, each in of.items()}
-        right = max((_alike(gradients, own) for own in gradients.values()), key=len)
+        right = max((_ranks_with(gradients, own) for own in gradients.values()), key=len)
         others = {r: _ratio(gradients[right[0]], g) for r, g in gradients.items() if r not in right}
         if not _all_close([each.first_weights for each in of.values()]):
             continue
@@ -120,7 +121,7 @@ def _plain(context: Context) -> Iterator[_Of]:
             yield of
 
 
-def _alike(gradients: Mapping[int, tuple[float, ...]], own: tuple[float, ...]) -> Ranks:
+def _ranks_with(gradients: Mapping[int, tuple[float, ...]], own: tuple[float, ...]) -> Ranks:
     return tuple(rank for rank, each in gradients.items() if _all_close([each, own]))
 
 
@@ -176,7 +177,7 @@ class _Trained:
         return f" ({self.each.place})" if self.each.place is not None else ""
 
     @property
-    def began_alike(self) -> bool:
+    def began_equal(self) -> bool:
         """Its parameters were the same on all ranks, and not all of them zero."""
         begins = {rank: each.begins for rank, each in self.of.items()}
         return any(digest.norm for digest in self.each.begins) and not differing(begins)
@@ -185,14 +186,14 @@ class _Trained:
     def alone(self) -> bool:
         """Each rank stepped with its own gradients, and nothing else changed the parameters.
 
-        They began alike, and are not the same any more.
+        They began with the same values, and are not the same any more.
         """
         kinds = {kind for row in self.kinds() for kind in row}
         if "kept" not in kinds or kinds - {"kept", ""}:
             return False
         moved = any(each.moved_steps for each in self.of.values())
         apart = not _all_close([each.last_weights for each in self.of.values()])
-        return self.began_alike and apart and not moved
+        return self.began_equal and apart and not moved
 
     @property
     def split(self) -> bool:
@@ -229,7 +230,7 @@ class _Trained:
             return None
         return solved(own, used)
 
-    def used_alike(self) -> bool:
+    def used_the_same(self) -> bool:
         """All ranks stepped with the same gradients, as far as was seen."""
         rows = [tuple(_flat(e.used) for e in each.samples) for each in self.of.values()]
         return all(_all_close(step) for step in zip(*rows, strict=True))
@@ -254,17 +255,19 @@ class _Trained:
 
 def _trained(context: Context) -> Iterator[_Trained]:
     for of in _plain(context):
-        alike = len({(each.numels, each.steps, len(each.samples)) for each in of.values()}) == 1
+        comparable = (
+            len({(each.numels, each.steps, len(each.samples)) for each in of.values()}) == 1
+        )
         trained = _Trained(context, of)
-        if alike and len(of) <= _MOST_RANKS and len(trained.each.samples) >= _FEWEST_STEPS:
+        if comparable and len(of) <= _MOST_RANKS and len(trained.each.samples) >= _FEWEST_STEPS:
             yield trained
 
 
 def summed_gradients(context: Context) -> Iterator[Finding]:
-    """Gradients are added up over the ranks, and nobody divides: neither them nor the loss."""
+    """Gradients are added up over the ranks, and neither they nor the loss are divided."""
     for trained in _trained(context) if _are_whole_means(context) else ():
         size, each = len(trained.of), trained.each
-        summed = trained.used_alike() and all(_are(1.0, w) for w in trained.weights())
+        summed = trained.used_the_same() and all(_are(1.0, w) for w in trained.weights())
         scaled = each.type.startswith(_ADAPTIVE) or context.sources.chooses_rate_by_world()
         if summed and not scaled and not trained.split:
             yield trained.finding(
@@ -295,7 +298,7 @@ def scaled_before_averaged(context: Context) -> Iterator[Finding]:
     for trained in _trained(context):
         size = len(trained.of)
         weights = [w for w in trained.weights() if w is not None and _are_clipped(w)]
-        if len(weights) < len(trained.each.samples) or not trained.used_alike():
+        if len(weights) < len(trained.each.samples) or not trained.used_the_same():
             continue
         yield trained.finding(
             Category.LOCAL_STATISTIC,
@@ -318,7 +321,7 @@ def averaged_in_part(context: Context) -> Iterator[Finding]:
         changes = sum(a != b for a, b in pairwise(filter(None, rows[0])))
         # A part of its own may be meant to be each rank's: a head, an embedding.
         between = bool(kept and averaged) and changes >= _FEWEST_CHANGES
-        if len(set(rows)) > 1 or not between or trained.split or not trained.began_alike:
+        if len(set(rows)) > 1 or not between or trained.split or not trained.began_equal:
             continue
         yield trained.finding(
             Category.REPLICA_DIVERGENCE,
@@ -344,7 +347,7 @@ def reduced_to_one(context: Context) -> Iterator[Finding]:
     for trained in _trained(context):
         even = [all(map(_is_even, trained.weights(i))) for i in range(len(trained.of))]
         moved = any(each.moved_steps for each in trained.of.values())
-        if sum(even) != 1 or moved or trained.used_alike():
+        if sum(even) != 1 or moved or trained.used_the_same():
             continue
         root = trained.ranks[even.index(True)]
         if _reduces_to(context, root):
@@ -383,7 +386,7 @@ def unused_averages(context: Context) -> Iterator[Finding]:
 
 
 def beside_ddp(context: Context) -> Iterator[Finding]:
-    """A model that began alike on all ranks is trained in no DDP, beside one that is in it.
+    """A model that began the same on all ranks is trained in no DDP, beside one that is in it.
 
     For most of the run: what is made for a while, and thrown away, may be a rank's own.
     """
@@ -429,7 +432,7 @@ def _beside(trained: _Trained, model: Model) -> Finding:
 def unsummed_parts(context: Context) -> Iterator[Finding]:
     """Ranks have parts of a sequence or a batch, gather each other's, and step with their own.
 
-    Their samples differ, and the parameters began alike: these are not split, the samples are.
+    Their samples differ, and the parameters began the same: these are not split, the samples are.
     """
     for trained in _trained(context):
         of = {rank: context.facts[rank].split.forwards for rank in trained.of}
@@ -439,7 +442,7 @@ def unsummed_parts(context: Context) -> Iterator[Finding]:
                 Category.REPLICA_DIVERGENCE,
                 "each rank computes on a part of its own and gathers what the others have"
                 f"{_at(place)}, but the gradients of the parameters, which all of them have, are "
-                "summed by nobody: every rank steps with those of its part",
+                "not summed: every rank steps with those of its part",
                 "all_reduce every parameter's gradient over the ranks that share the samples, and "
                 "divide as your loss needs it; or wrap the model in DistributedDataParallel.",
                 (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddp_notebook.diagnosis.majority import alike, vote
+from ddp_notebook.diagnosis.majority import vote
 from ddp_notebook.diagnosis.training.models import some
-from ddp_notebook.model import Finding, Ranks, StepRow, counted, format_bytes, name_ranks
+from ddp_notebook.model import Finding, Ranks, StepRow, by_value, counted, format_bytes, name_ranks
 from ddp_notebook.model.ddp import (
     Bucket,
     BucketPlan,
@@ -37,7 +37,7 @@ def rows(states: Mapping[int, tuple[str, str, str]], waits_for: Ranks = ()) -> t
     """A row for each set of ranks with the same (passed, state, text)."""
     return tuple(
         StepRow(ranks, passed, state, text, waits_for if state == "waiting" else ())
-        for ranks, (passed, state, text) in alike(states)
+        for ranks, (passed, state, text) in by_value(states)
     )
 
 
@@ -166,7 +166,7 @@ def reduction_lines(known: Mapping[int, Reduction], name: str = "model") -> tupl
     lines += [f"  {place:<4}  {each}" for place, each in enumerate(_cut(first.order), 1)]
     lines += [
         f"No gradient came for {some(idle)} on {name_ranks(ranks)}."
-        for ranks, idle in alike({rank: each.idle for rank, each in known.items()})
+        for ranks, idle in by_value({rank: each.idle for rank, each in known.items()})
         if idle
     ]
     return (*lines, *_made_of_it(first))

@@ -140,7 +140,7 @@ def _uneven(of: _Of) -> bool:
 
 
 def _padded(of: _Of) -> tuple[int, int] | None:
-    """What all ranks have counted, if they share the whole data set and counted alike."""
+    """What all ranks have counted, if they share the whole data set and counted the same."""
     counted = {each.padded for each in of.values()}
     first = next(iter(counted))
     shared = first is not None and first[1] == -(-first[0] // len(of))

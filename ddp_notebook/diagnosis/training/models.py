@@ -1,6 +1,6 @@
 """Models compared across ranks, and what failed while DDP was constructed.
 
-The ranks to blame are those that differ from most; where no set of alike ranks is the largest,
+The ranks to blame are those that differ from most; where no set of equal ranks is the largest,
 those that differ from rank 0, whose values DDP would send.
 """
 
@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_notebook.diagnosis.majority import alike, vote
+from ddp_notebook.diagnosis.majority import vote
 from ddp_notebook.model import (
     Category,
     Finding,
     Ranks,
+    by_value,
     counted,
     format_bytes,
     format_ranks,
@@ -214,7 +215,7 @@ def _restart(ranks: Ranks) -> str:
 def _died(
     stage: WrapStage, dead: Mapping[int, int], waiting: Ranks, name: str
 ) -> Iterable[Finding]:
-    for ranks, code in alike(dead):
+    for ranks, code in by_value(dead):
         yield Finding(
             Category.RANK_DIED,
             ranks,
@@ -228,7 +229,7 @@ def _died(
 def _out_of_memory(
     stage: WrapStage, memory: Mapping[int, RankFailure], waiting: Ranks, name: str
 ) -> Iterable[Finding]:
-    for ranks, failure in alike(memory):
+    for ranks, failure in by_value(memory):
         restart = f"{_restart(ranks)}, make {name} there"
         remedy = f"Free memory there, or {restart}; then again: %ddp_wrap {name}"
         if waiting or stage.collective:
@@ -256,7 +257,7 @@ def _as_size(asked: str) -> str:
 def _raised(
     stage: WrapStage, failed: Mapping[int, RankFailure], waiting: Ranks, name: str
 ) -> Iterable[Finding]:
-    for ranks, failure in alike(failed):
+    for ranks, failure in by_value(failed):
         category = Category.EXCEPTION_ON_ONE_RANK
         remedy = f"Correct it in a cell, then again: %ddp_wrap {name}"
         if _WRONG_DEVICE in failure.text.lower():

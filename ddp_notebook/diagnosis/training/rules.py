@@ -383,7 +383,7 @@ def first_nan(context: Context) -> Iterator[Finding]:
     begin = min(first.values())
     ranks = tuple(sorted(rank for rank, number in first.items() if number == begin))
     if len(ranks) == len(facts):
-        return  # the training itself diverges, on all ranks alike
+        return  # the training itself diverges, on all ranks
     each = facts[ranks[0]]
     after = {
         r: f"{f.nan_what} of backward {f.nan_backward}" for r, f in facts.items() if r in first

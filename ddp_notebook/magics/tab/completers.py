@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ddp_notebook.magics.parser import Completer, Surroundings
-from ddp_notebook.model import alike, format_ranks
+from ddp_notebook.model import by_value, format_ranks
 
 _MAX_SINGLE_RANKS = 16
 
@@ -41,7 +41,7 @@ def variables(word: str, around: Surroundings) -> Sequence[str]:
 
 def rank_sets(word: str, around: Surroundings) -> Sequence[str]:
     """The likely rank sets: all ranks, those in the same state, each rank alone."""
-    by_status = alike({state.rank: state.status for state in around.ranks})
+    by_status = by_value({state.rank: state.status for state in around.ranks})
     together = [format_ranks(ranks) for ranks, _ in by_status if len(ranks) > 1]
     alone = [str(state.rank) for state in around.ranks[:_MAX_SINGLE_RANKS]]
     return starting_with(word, dict.fromkeys(["all", *together, *alone]))

@@ -72,7 +72,7 @@ def measure(bench: Bench) -> list[dict[str, Any]]:
     """Runs the plan on this rank; all ranks of `bench.control` must call it.
 
     After each visit to one size `bench.report(share done, visit)` is called. Returns all
-    visits: ``number`` counts them on all ranks alike, ``curve`` is the number of the curve,
+    visits: ``number`` counts them, the same on all ranks, ``curve`` is the number of the curve,
     ``size_bytes`` the size, ``times_ns`` the time of every iteration (iteration i is the same
     collective on all ranks), ``issue_ns`` how long this rank took to issue its part, ``wrong``
     how many elements were wrong, ``loop_cpu`` how many cores gloo's loop threads kept busy, None

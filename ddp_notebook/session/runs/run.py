@@ -26,7 +26,7 @@ from ddp_notebook.model import (
     RankSpawned,
     StepTable,
     Traceback,
-    alike,
+    by_value,
     cut,
     format_ranks,
     name_ranks,
@@ -212,7 +212,7 @@ class CellRun:
         with self._lock:
             ends = {r: _EXITS.get(end.outcome, end.outcome) for r, end in self.finished.items()}
             words = dict.fromkeys(self.lost, "never began") | dict.fromkeys(self.died, "died")
-        return {word: ranks for ranks, word in alike(words | ends)}
+        return {word: ranks for ranks, word in by_value(words | ends)}
 
     @property
     def failures(self) -> Mapping[int, str]:
@@ -345,7 +345,7 @@ class CellRun:
     def _exceptions(self) -> list[str]:
         ends = self.finished.values()
         raised = {end.rank: self._raised(end) for end in ends if end.outcome == "error"}
-        lines = [f"{name_ranks(ranks)} {what}" for ranks, what in alike(raised)]
+        lines = [f"{name_ranks(ranks)} {what}" for ranks, what in by_value(raised)]
         if stopped := [end.rank for end in ends if end.outcome == "interrupted"]:
             were = "were" if len(stopped) > 1 else "was"
             lines.append(f"{name_ranks(stopped)} {were} interrupted")

@@ -20,7 +20,7 @@ from ddp_notebook.model import (
     Status,
     StepRow,
     StepTable,
-    alike,
+    by_value,
     counted,
     format_bytes,
     format_ranks,
@@ -307,7 +307,7 @@ class Wrap:
             f"{counted(len(first.after), 'tensor')}, {format_bytes(first.size_bytes)}, "
             f"from rank 0: {ddp_construction.size(self._model)}"
         )
-        self._details += [f"{name_ranks(r)} {text}" for r, text in alike(texts)]
+        self._details += [f"{name_ranks(r)} {text}" for r, text in by_value(texts)]
         self._note_missing(
             [each.lacks for each in answers.values()], "each tensor was broadcast by itself"
         )

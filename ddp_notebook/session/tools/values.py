@@ -13,7 +13,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Ranks, Unread, VariableTable, alike, name_ranks, said_by
+from ddp_notebook.model import Ranks, Unread, VariableTable, by_value, name_ranks, said_by
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer, answered
 from ddp_notebook.session.guards import (
@@ -214,7 +214,7 @@ class Values:
         evaluated = answered(answers)
         values = [each.value for each in evaluated.values() if each.value is not None]
         reasons = {rank: _why_none(answers.get(rank), alive=rank in alive) for rank in members}
-        unread = [Unread(of, why) for of, why in alike(reasons) if why]
+        unread = [Unread(of, why) for of, why in by_value(reasons) if why]
         table = variable_table.fold(values, unread, snapshot.world_size, evaluated=True)
         return differences.placed(table, values, cluster)
 

@@ -272,7 +272,7 @@ def _placement(placement: Any) -> str:
 
 
 def _ends(group: Any) -> list[Any]:
-    """The first and the last parameter: all of a group are treated alike."""
+    """The first and the last parameter: all of a group are treated the same."""
     parameters = list(getattr(group, "fsdp_params", ()))
     return parameters[:1] + parameters[1:][-1:]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook import files
 from ddp_notebook.errors import UsageMistake, named_file
-from ddp_notebook.model import Ranks, Status, alike, name_ranks, said_by
+from ddp_notebook.model import Ranks, Status, by_value, name_ranks, said_by
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import ON, Bound, Breakpoint, CannotAnswer
 from ddp_notebook.rank.inspect.frames import CELL_NAME, cell_file
@@ -245,7 +245,7 @@ class Breakpoints:
         """Send every rank its breakpoints; returns their locations."""
         cluster = self._pool.need("%ddp_break").cluster
         answers: dict[int, calls.Bounds | CannotAnswer] = {}
-        for ranks, request in alike({rank: self._of_rank(rank) for rank in self._alive()}):
+        for ranks, request in by_value({rank: self._of_rank(rank) for rank in self._alive()}):
             replies = cluster.ask(ranks, calls.SET_BREAKPOINTS, request, _ASK_TIMEOUT_S)
             answers |= replies
         for rank in answers:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Frame, Ranks, StepTable, VariableTable, alike
+from ddp_notebook.model import Frame, Ranks, StepTable, VariableTable, by_value
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import Standing
 from ddp_notebook.session.guards import existing, living
@@ -65,7 +65,7 @@ class Looking:
         alive = living(members, snapshot)
         answers = cluster.ask(alive, calls.STANDING, calls.Nothing(), _ASK_TIMEOUT_S)
         found = {rank: _frames_or_why(answers.get(rank)) for rank in members}
-        return tuple(Stand(of, *each) for of, each in alike(found))
+        return tuple(Stand(of, *each) for of, each in by_value(found))
 
     def choose(self, frame: str, ranks: Ranks | None) -> tuple[Stand, ...]:
         """Select this frame: ``up``, ``down``, a number, or empty for the selected one.
