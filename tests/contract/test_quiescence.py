@@ -13,6 +13,7 @@ import pytest
 from support import eventually, ipython_shell, session_of, spared
 
 from ddp_notebook.errors import Stuck, UsageMistake
+from ddp_notebook.launch.process_groups import is_stopped
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Category, RankReport
 from ddp_notebook.rank import calls
@@ -273,6 +274,7 @@ def test_a_rank_that_was_stopped_with_nothing_to_do_gets_a_new_process(ranks2: S
     pid = ranks2.record.snapshot.ranks[1].pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: is_stopped(pid))  # a signal arrives when it arrives
     ranks2.abort()
     assert ranks2.record.snapshot.ranks[1].pid != pid
     ranks2.run_cell("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2").raise_for_error()
