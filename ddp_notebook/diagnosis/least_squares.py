@@ -1,4 +1,7 @@
-"""By what to multiply some rows of numbers so that they add up to another row."""
+"""By what to multiply some rows of numbers so that they add up to another row.
+
+For a rank each at most. Without numpy, which a kernel that judges runs need not load.
+"""
 
 from __future__ import annotations
 

@@ -15,6 +15,8 @@ from ddp_notebook.model.ranks import Ranks
 
 DEFAULT_GROUP = "default"
 """The name of the default process group in records, however torch numbers it."""
+PLACING = ("distribute_module", "distribute_tensor", "parallelize_module")
+"""Functions of `torch.distributed.tensor` that communicate once for each tensor, as a plan says."""
 
 
 class Phase(StrEnum):

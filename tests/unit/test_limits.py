@@ -73,6 +73,9 @@ def test_a_full_disk_is_named_where_nothing_could_be_started(
     said = why_not_started(SessionLost("The controller (pid 7) ended, exited with code 0."))
     assert f"\nNo room is left in {tempfile.gettempdir()} (4 KiB), and a session needs" in said
     assert said.endswith("Nothing is left running. Try again with %ddp_init.")
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "tempdir", "/gone")
+    assert why_no_room() == "", "a folder that is gone is no full disk"
 
 
 @pytest.mark.usefixtures("limit")

@@ -22,7 +22,7 @@ from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Ki
 from ddp_notebook.diagnosis.collectives.source_code import Condition
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.names import Varies
-from ddp_notebook.model import Category, Collective, Finding, Part, Ranks, name_ranks
+from ddp_notebook.model import PLACING, Category, Collective, Finding, Part, Ranks, name_ranks
 
 UNEVEN_REMEDY = (
     "Give every rank the same number of batches (DistributedSampler, drop_last=True), or use Join."
@@ -47,14 +47,10 @@ def explain(context: Context, classified: Classified) -> Finding:
     return threads.or_raised(context, classified, finding)
 
 
-_PLACING = ("distribute_module", "distribute_tensor", "parallelize_module")
-"""What communicates once for each tensor, as its plan or its placements say."""
-
-
 def _placed(classified: Classified, finding: Finding) -> Finding | None:
     """Ranks in one call that places tensors, which communicates otherwise on some of them."""
     places = (each for each in (classified.full.here, classified.short.here) if each is not None)
-    record = next((each for each in places if each.api in _PLACING), None)
+    record = next((each for each in places if each.api in PLACING), None)
     sides = [branch.sequence.records for branch in classified.sides]
     if record is None or not all(_was_at(record, records) for records in sides):
         return None
@@ -81,7 +77,7 @@ def _astray(context: Context, classified: Classified, finding: Finding) -> Findi
         return None  # it may be a call too many: what the others wait for may come after it
     for rank in context.graph.stuck:
         there = context.graph.at.get(rank)
-        if there is None or not _is_alike(record, there):
+        if there is None or not _is_same_elsewhere(record, there):
             continue
         before = sum(e.group == there.group and e.number < record.number for e in issued)
         if record.rank in context.graph.waits[rank] and before == there.slot:
@@ -98,8 +94,8 @@ def _astray(context: Context, classified: Classified, finding: Finding) -> Findi
     return None
 
 
-def _is_alike(record: Collective, there: Collective) -> bool:
-    """True of the same collective of another group."""
+def _is_same_elsewhere(record: Collective, there: Collective) -> bool:
+    """True of the same collective, but in another group."""
     same = (there.operation, there.dtype, there.shape, there.reduce_op)
     return record.group != there.group and same == (
         record.operation,

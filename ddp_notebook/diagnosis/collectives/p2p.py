@@ -85,7 +85,7 @@ def _mistake(
         return known
     if any(record.api in _ASYNC for record in records.values()):
         return "no send meets a recv", "Pair every isend with an irecv on its peer.", ring
-    return _first(_LIKELY, context, records) or _all_alike(records, ring)
+    return _first(_LIKELY, context, records) or _undecided(records, ring)
 
 
 def _first(
@@ -94,8 +94,8 @@ def _first(
     return next((found for rule in rules if (found := rule(context, records))), None)
 
 
-def _all_alike(records: Mapping[int, Collective], ring: Ranks) -> tuple[str, str, Ranks]:
-    """What a ring is of which no rank can be blamed more than the others."""
+def _undecided(records: Mapping[int, Collective], ring: Ranks) -> tuple[str, str, Ranks]:
+    """What is said of a ring in which no rank can be blamed more than the others."""
     operations = {record.operation for record in records.values()}
     both = ", or use dist.batch_isend_irecv (isend and irecv)."
     if operations == {"send"}:

@@ -239,7 +239,7 @@ class _OutputFile(io.FileIO):
 def _be_mute() -> None:
     """What torch's threads say from now on goes nowhere: the script is over.
 
-    Not where the script left no file descriptor: its own error is told, and no other.
+    Not where the script left no file descriptor: its own error is reported, and no other.
     """
     try:
         null = os.open(os.devnull, os.O_RDWR)

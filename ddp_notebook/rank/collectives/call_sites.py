@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
-from ddp_notebook.model import Part
+from ddp_notebook.model import PLACING, Part
 from ddp_notebook.rank.inspect import frames
 from ddp_notebook.rank.inspect.frames import UserCode
 
@@ -119,7 +119,7 @@ def _api(module: str, name: str) -> str:
         return "backward"
     if module.startswith("torch.distributed") and name in frames.WAITING_IN:
         return name
-    if module.startswith("torch.distributed.tensor") and name in frames.PLACING:
+    if module.startswith("torch.distributed.tensor") and name in PLACING:
         return name
     if module == "torch.distributed.algorithms.join":
         return "Join"

@@ -76,8 +76,6 @@ WAITING_IN = (
     "destroy_process_group",
 )
 """torch's functions in which a rank waits for others."""
-PLACING = ("distribute_module", "distribute_tensor", "parallelize_module")
-"""Functions of `torch.distributed.tensor` that communicate, and that users' code calls."""
 STORE_FUNCTIONS = ("_create_c10d_store", "_tcp_rendezvous_handler", "_env_rendezvous_handler")
 """Functions of `torch.distributed.rendezvous` that a rank is in while it connects to the store."""
 GROUP_FUNCTIONS = ("_new_process_group_helper", "_store_based_barrier", "new_group")

@@ -319,7 +319,7 @@ class TrackedOptimizer:
                 replica.step()
 
     def _look_for_idle(self, others: Mapping[int, TrackedOptimizer]) -> None:
-        """Which tensors are in no forward; after a few steps, which parameters nobody holds."""
+        """Which tensors no forward uses; after a few steps, which parameters no optimizer has."""
         self.idle = [ref for ref in self.idle if _is_idle(ref())]
         if self.steps < _STEPS_TO_BE_IDLE:
             return

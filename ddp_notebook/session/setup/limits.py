@@ -81,7 +81,10 @@ def why_no_room() -> str:
     What cannot write them ends without a word.
     """
     folder = parents()[0]
-    left_bytes = shutil.disk_usage(folder).free
+    try:
+        left_bytes = shutil.disk_usage(folder).free
+    except OSError:  # it is gone, which the error itself says
+        return ""
     if left_bytes >= _LEAST_ROOM_BYTES:
         return ""
     return (
