@@ -23,6 +23,8 @@ from ddp_notebook.errors import (
 )
 from ddp_notebook.model import Status
 from ddp_notebook.session import InitOptions, Session
+from ddp_notebook.session.runs import registry
+from ddp_notebook.session.runs.controller import RunController
 from ddp_notebook.session.runs.run import CellResult
 from ddp_notebook.testing import bring_up_of, cluster_of
 
@@ -76,6 +78,22 @@ def ended(session: Session, within_s: float = 60) -> CellResult:
 
 
 # ------------------------------------------------------------------ cells
+
+
+def test_what_the_ranks_write_at_once_is_kept_for_the_wait(
+    ranks: Session, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(registry.Detached):  # so the ranks write before the call returns
+        def __init__(self, controller: RunController, *, by_user: bool = False) -> None:
+            super().__init__(controller, by_user=by_user)
+            run = controller.run
+            eventually(lambda: all(run.written(rank) for rank in run.ranks), 30, "the output")
+
+    monkeypatch.setattr(registry, "Detached", Slow)
+    ranks.run_cell(GATE.format(gate=str(gate)), detach=True)
+    assert texts(ranks.wait(0)) == "begun\n"
+    gate.touch()
+    ranks.wait().raise_for_error()
 
 
 def test_a_detached_cell_leaves_the_caller_free_and_is_waited_for_later(

@@ -166,7 +166,8 @@ def test_what_a_killed_rank_issued_last_is_still_known(ranks: Session) -> None:
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "dist.barrier()"
     )
-    assert "rank 1 died" in str(result.error)
+    # What the others do first, raise or wait, decides which of two sentences it is.
+    assert "SIGKILL" in str(result.error)
     found = issued(ranks)
     assert [each.operation for each in found.of[1]] == ["all_reduce"]
     assert [each.operation for each in found.of[0]] == ["all_reduce", "barrier"]

@@ -224,7 +224,8 @@ class RunRegistry:
             return self._follow(detached, None, interrupted)
         if interrupted():
             detached.stop()
-        return controller.run.standing()
+        # Without what the ranks wrote in these first moments: the caller asks for that by `wait`.
+        return CellResult((), (), {}, None, pending=controller.run.pending)
 
     def wait(
         self, timeout_s: float | None = None, started: Callable[[CellRun], None] | None = None
