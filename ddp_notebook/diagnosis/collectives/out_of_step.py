@@ -28,6 +28,7 @@ from ddp_notebook.model import (
     RankReport,
     Ranks,
     Side,
+    counted,
     format_ranks,
     name_ranks,
 )
@@ -143,8 +144,8 @@ def _lacks_refused(context: Context, short: RankSequence, full: RankSequence) ->
                 (
                     fact((short.rank,), record),
                     fact((full.rank,), there),
-                    f"rank {short.rank} was {times} times there, rank {full.rank} "
-                    f"{others_times} times",
+                    f"rank {short.rank} was {counted(times, 'time')} there, rank {full.rank} "
+                    f"{counted(others_times, 'time')}",
                 ),
                 sides=(side((short.rank,), record), side((full.rank,), there)),
             )

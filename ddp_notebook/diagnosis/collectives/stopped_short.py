@@ -27,6 +27,7 @@ from ddp_notebook.model import (
     Part,
     Phase,
     Ranks,
+    counted,
     name_ranks,
 )
 
@@ -128,7 +129,10 @@ def _one_step_less(
     some = sorted((*full.ranks[:2], *short.ranks[:2]))
     facts = (
         fact(full.ranks, record),
-        *(f"rank {rank}: {_count(alignment, rank, record)} times there" for rank in some),
+        *(
+            f"rank {rank}: {counted(_count(alignment, rank, record), 'time')} there"
+            for rank in some
+        ),
     )
     sides = (side(full.ranks, record), side(short.ranks, None))
     again = context.sources.tries_again(record)

@@ -14,6 +14,7 @@ from ddp_notebook.model import (
     OptimizerFacts,
     Place,
     ReplicaFacts,
+    counted,
     name_ranks,
 )
 
@@ -67,7 +68,10 @@ def _finding(
         "before DistributedDataParallel(model) is sent from rank 0 to all.",
         evidence=(
             *by_ranks(
-                {rank: f"{count} calls of load_state_dict" for rank, (count, _) in loads.items()}
+                {
+                    rank: f"{counted(count, 'call')} of load_state_dict"
+                    for rank, (count, _) in loads.items()
+                }
             ),
             f"not the same on {name_ranks(model.of)}: {some(names)}",
         ),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.training.replicas import Model
 from ddp_notebook.diagnosis.training.reported import is_reported
-from ddp_notebook.model import Category, EvaluationFacts, Finding, name_ranks
+from ddp_notebook.model import Category, EvaluationFacts, Finding, counted, name_ranks
 
 _UNEVEN = 1.25
 """One rank has so many times as many samples as another one."""
@@ -34,7 +34,7 @@ def other_statistics(context: Context) -> Iterator[Finding]:
             "running_var before each evaluation.",
             evidence=(
                 f"running statistics differ between {name_ranks(model.of)} at the begin of "
-                f"{len(differing)} evaluations",
+                f"{counted(len(differing), 'evaluation')}",
             ),
         )
 
@@ -60,7 +60,8 @@ def unjoined_results(context: Context) -> Iterator[Finding]:
             f"rank {rank} alone reports: its own part is taken for the whole{_at(wrong[0])}",
             "all_reduce what each rank has counted (right, and how many), and divide afterwards.",
             evidence=(
-                f"the inputs of {len(wrong)} evaluations differ between {name_ranks(model.of)}",
+                f"the inputs of {counted(len(wrong), 'evaluation')} differ between "
+                f"{name_ranks(model.of)}",
                 f"only rank {rank} printed after them",
                 "no collective of the user's after the first of them",
             ),

@@ -9,7 +9,7 @@ from ddp_notebook.diagnosis.majority import by_ranks
 from ddp_notebook.diagnosis.parallel.split import summed
 from ddp_notebook.diagnosis.training.replicas import Model
 from ddp_notebook.diagnosis.training.rules import optimizers
-from ddp_notebook.model import Category, Finding, LossFacts, OptimizerFacts, Ranks
+from ddp_notebook.model import Category, Finding, LossFacts, OptimizerFacts, Ranks, counted
 
 _APART = 1e-3
 """Factors that differ by less, of their size, are the same."""
@@ -97,7 +97,9 @@ def averaged_twice(context: Context) -> Iterator[Finding]:
             f"DistributedDataParallel has averaged them: each step is {size} times too small"
             f"{_at(each.place)}",
             "Leave the division out: DistributedDataParallel averages over the ranks.",
-            evidence=(f"times {1 / size:g} between backward and step, in {len(wrong)} steps",),
+            evidence=(
+                f"times {1 / size:g} between backward and step, in {counted(len(wrong), 'step')}",
+            ),
         )
 
 

@@ -21,6 +21,7 @@ from ddp_notebook.model import (
     Ranks,
     ReplicaFacts,
     RunFacts,
+    counted,
     name_ranks,
 )
 
@@ -292,8 +293,8 @@ def _detached(model: Model, of: Mapping[int, OptimizerFacts]) -> Finding:
         evidence=by_ranks(
             {
                 rank: f"none of its {len(e.numels)} tensors had a gradient in {e.idle_steps} of "
-                f"{e.steps} steps, and no optimizer that steps holds parameters of {model.title}, "
-                f"which had {model.of[rank].backwards} backwards"
+                f"{counted(e.steps, 'step')}, and no optimizer that steps holds parameters of "
+                f"{model.title}, which had {counted(model.of[rank].backwards, 'backward')}"
                 for rank, e in of.items()
             }
         ),
@@ -311,8 +312,8 @@ def _of_before_sharding(context: Context, of: Mapping[int, OptimizerFacts]) -> F
         evidence=by_ranks(
             {
                 rank: f"none of its {len(e.numels)} tensors had a gradient in {e.idle_steps} of "
-                f"{e.steps} steps; sharded parameters of the same sizes are in no optimizer, in "
-                f"{context.facts[rank].backwards} backwards"
+                f"{counted(e.steps, 'step')}; sharded parameters of the same sizes are in no "
+                f"optimizer, in {counted(context.facts[rank].backwards, 'backward')}"
                 for rank, e in of.items()
             }
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_notebook.model import Place, name_ranks
+from ddp_notebook.model import Place, counted, name_ranks
 from ddp_notebook.model.against.comparison import Comparison, Parting
 from ddp_notebook.views.paragraphs import indented
 
@@ -61,7 +61,8 @@ def _parting_lines(parting: Parting, compared: Comparison) -> list[str]:
     if parting.cause:
         lines.append(indented(parting.cause, "  Cause: "))
     if parting.step > 1:
-        lines.append(f"  Before that, {parting.step - 1} steps were equal but for rounding.")
+        steps, were = counted(parting.step - 1, "step"), "was" if parting.step == 2 else "were"
+        lines.append(f"  Before that, {steps} {were} equal but for rounding.")
     return lines
 
 
