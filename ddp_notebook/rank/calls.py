@@ -323,7 +323,6 @@ class Standing:
     busy: bool = False
 
 
-NEEDS_DEBUGPY = "it needs debugpy 1.8.2 or later in the Python of the ranks"
 LEFT_IN_DEBUGPY = "the editor that was here has left it in debugpy: first %ddp_step --to end"
 """Why an editor cannot be let in."""
 
@@ -340,6 +339,7 @@ class EditorPort:
     """Where on loopback an editor can attach to a rank, 0 for nowhere; `problem` says why not.
 
     `taken`: one has. `folder` is the rank's. `checked`: nobody but this user is let in.
+    `lacks_debugpy`: that is why not.
     """
 
     port: int = 0
@@ -347,6 +347,7 @@ class EditorPort:
     folder: str = ""
     checked: bool = False
     problem: str = ""
+    lacks_debugpy: bool = False
 
 
 EDITOR = Question("editor", EditorWanted, EditorPort)

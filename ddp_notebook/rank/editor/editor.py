@@ -32,6 +32,7 @@ _ANSWERED_WITHIN_S = 1.0
 """So long an editor that has said that it leaves is still answered."""
 _IN_EDITOR = "in the editor"
 _LEFT = "the editor has left it here"
+_NEEDS_DEBUGPY = "it needs debugpy 1.8.2 or later in the Python of the ranks"
 _PENDING_CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
@@ -88,9 +89,11 @@ class Editor(Component):
 
     def _open(self) -> calls.EditorPort:
         if not debugpy_private.is_installed():
-            return calls.EditorPort(problem=f"{calls.NEEDS_DEBUGPY}, and it is not there")
+            problem = f"{_NEEDS_DEBUGPY}, and it is not there"
+            return calls.EditorPort(problem=problem, lacks_debugpy=True)
         if lacks := self._debugpy.load():
-            return calls.EditorPort(problem=f"{calls.NEEDS_DEBUGPY}: this one lacks {lacks}")
+            problem = f"{_NEEDS_DEBUGPY}: this one lacks {lacks}"
+            return calls.EditorPort(problem=problem, lacks_debugpy=True)
         if self._port is None or (self._port.closed.is_set() and not self._is_here):
             if self._server is not None:
                 self._server.join(_DONE_WITHIN_S)

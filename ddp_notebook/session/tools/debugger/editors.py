@@ -101,8 +101,7 @@ class Editors:
         problems = {rank: answer.problem for rank, answer in answers.items() if answer.problem}
         if problems:
             self._ask(tuple(answers), open=False)
-            lacks = any(text.startswith(calls.NEEDS_DEBUGPY) for text in problems.values())
-            install = _INSTALL if lacks else ""
+            install = _INSTALL if any(each.lacks_debugpy for each in answers.values()) else ""
             raise UsageMistake(f"No editor can be let in ({said_by(problems)}). {install}".rstrip())
         texts = [OpenPort(rank, answer).text for rank, answer in answers.items()]
         return "\n\n".join((*texts, _MEANWHILE))
