@@ -2,8 +2,9 @@
 
 `pytest -p ddp_notebook.pytest`. Ranks that a test starts, by torchrun or as processes that load
 torch anew, are prepared by the variable DDP_NOTEBOOK. While a test runs, they are looked at. Once
-they wait for what cannot come, they are ended, and the test fails. A test that hangs on purpose
-is marked: `@pytest.mark.ddp_may_hang`.
+they wait for what cannot come, they are ended, and the test fails. One that fails otherwise gets
+what is wrong with its ranks beside its own error, as where a lost connection is only the end of
+it. A test that hangs on purpose is marked: `@pytest.mark.ddp_may_hang`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,9 @@ _MARK = "ddp_may_hang"
 _LOOK_EVERY_S = 0.5
 _LASTS_S = 1.5
 """For so long a finding must stand: what ends by itself meanwhile is the test's own affair."""
+_HUNG = pytest.StashKey[Verdict | None]()
+_HAS_HUNG = "The ranks of this test hung, and were ended."
+_OF_RANKS = "What was wrong with the ranks of this test"
 
 
 class Watch:
@@ -91,7 +95,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Watch the ranks of a test; where they hung, that is how it failed."""
+    """Watch the ranks of a test; where they hang, end them."""
     for process in job_folder.processes():
         if not process[0].alive:  # of a test before
             shutil.rmtree(process[1], ignore_errors=True)
@@ -102,6 +106,28 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         watch.stop()
-        if watch.verdict is not None:
-            text = findings.text(watch.verdict.diagnosis)
-            pytest.fail(f"The ranks of this test hung, and were ended.\n\n{text}", pytrace=False)
+        item.stash[_HUNG] = watch.verdict
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where the ranks of a test hung, that is how it failed; beside another failure, the finding.
+
+    Not raised in the test's call: unittest's cases would report their own error in its place.
+    """
+    report = yield
+    if call.when != "call":
+        return report
+    if (verdict := item.stash.get(_HUNG, None)) is not None:
+        text = findings.text(verdict.diagnosis)
+        with pytest.raises(pytest.fail.Exception) as failed:
+            pytest.fail(f"{_HAS_HUNG}\n\n{text}", pytrace=False)
+        report.outcome = "failed"
+        report.longrepr = item.repr_failure(failed)
+    elif report.failed:
+        found = (prepared.why(job).diagnosis for job in prepared.jobs())
+        texts = [findings.text(diagnosis) for diagnosis in found if diagnosis.wrong]
+        report.sections += [(_OF_RANKS, text) for text in texts]
+    return report

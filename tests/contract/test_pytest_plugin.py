@@ -13,17 +13,21 @@ from ddp_notebook.launch.addresses import free_port
 
 ROOT = Path(__file__).parents[2]
 TESTS = """\
-import subprocess, sys
+import subprocess, sys, unittest
 import pytest
 import torch.multiprocessing as mp
-from ranks import hangs, raises
+from ranks import hangs, leaves, raises
 
 def test_one_rank_raises_as_it_should():
     with pytest.raises(mp.ProcessRaisedException, match="no rows"):
         mp.spawn(raises, (29512,), nprocs=2)
 
-def test_that_hangs():
-    mp.spawn(hangs, (29513,), nprocs=2)
+class TestThatHangs(unittest.TestCase):
+    def test_it(self):
+        mp.spawn(hangs, (29513,), nprocs=2)
+
+def test_that_one_rank_leaves():
+    mp.spawn(leaves, (29514,), nprocs=2)
 """
 RANKS = """\
 import datetime, torch, torch.distributed as dist
@@ -46,6 +50,11 @@ def hangs(rank, port):
     if rank == 0:
         dist.barrier()
     dist.all_reduce(torch.ones(1))
+
+def leaves(rank, port):
+    set_up(rank, port)
+    for batch in range(3 - rank):
+        dist.all_reduce(torch.ones(1))
 """
 
 
@@ -53,7 +62,7 @@ def test_a_test_whose_ranks_hang_fails_with_the_finding_and_others_pass(
     tmp_path: Path,
 ) -> None:
     tests = TESTS
-    for number in (29512, 29513):
+    for number in (29512, 29513, 29514):
         tests = tests.replace(str(number), str(free_port("127.0.0.1")))
     (tmp_path / "test_ranks.py").write_text(tests)
     (tmp_path / "ranks.py").write_text(RANKS)
@@ -72,7 +81,10 @@ def test_a_test_whose_ranks_hang_fails_with_the_finding_and_others_pass(
         timeout=150,
     )
 
-    assert "1 failed, 1 passed" in ended.stdout, ended.stdout + ended.stderr
-    assert "The ranks of this test hung, and were ended." in ended.stdout
-    assert "[conditional-collective]" in ended.stdout
-    assert "ranks.py:19" in ended.stdout
+    assert "2 failed, 1 passed" in ended.stdout, ended.stdout + ended.stderr
+    hung, _, left = ended.stdout.partition("_ test_that_one_rank_leaves _")
+    assert "The ranks of this test hung, and were ended." in hung
+    assert "[conditional-collective]" in hung
+    assert "ranks.py:19" in hung
+    assert "What was wrong with the ranks of this test" in left
+    assert "[rank-finished-early]" in left
