@@ -1,7 +1,7 @@
 """Finds, queries and diagnoses jobs whose ranks were prepared (DDP_NOTEBOOK=1), running or ended.
 
 Read-only: ranks are asked for their state, and their records are read. Nothing is sent that could
-change what they do.
+change what they do; that is `acting/`'s.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def case_of(job: Job) -> Case:
         reports if job.alive else _ended_by_others(reports),
         dict(first.told or {}),
         None if first.agents_store else 0,
-        collectives=_collectives(job),
+        collectives=collectives_of(job),
         sources=files.sources(Path(first.script), first.wall_s),
     )
 
@@ -291,7 +291,8 @@ def _state(pid: int) -> str:
 _STOPPED = "stopped"
 
 
-def _collectives(job: Job) -> Collectives:
+def collectives_of(job: Job) -> Collectives:
+    """The last records of each rank."""
     logs = {rank: process.log(rank, READ_LAST) for rank, process in job.processes.items()}
     known = {rank: log for rank, log in logs.items() if log.run}
     return collective_log.joined(known, tuple(range(job.world_size)))

@@ -85,8 +85,8 @@ class Process:
         if error is not None and not self._orphan:
             return replace(last, activity=Activity.IDLE, initialized=False, inside="", run=_RUN)
         if self._orphan:
-            code = -signal.SIGINT.value
-            return RankReport(rank, Activity.SILENT, doing=ORPHANED, path=last.path, exit_code=code)
+            ended = replace(last, activity=Activity.SILENT, doing=ORPHANED, inside="")
+            return replace(ended, exit_code=-signal.SIGINT.value)
         code, path = self._signal_and_path()
         if last.activity is Activity.WAITING and code not in CRASHES and (path or not others_run):
             return last  # a launcher's SIGTERM has ended it, or no rank is left

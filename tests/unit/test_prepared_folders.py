@@ -331,7 +331,7 @@ def test_who_left_the_loop_early_is_named_though_the_others_lost_their_connectio
 ) -> None:
     """Where it had called as many as they did, it is not known why they failed."""
     records = {0: left(0, None, 3 - fewer), 1: left(1, LOST, 3)}
-    monkeypatch.setattr(prepared, "_collectives", lambda job: Collectives(records))
+    monkeypatch.setattr(prepared, "collectives_of", lambda job: Collectives(records))
     (job,) = prepared.jobs()
 
     diagnosis = prepared.why(job).diagnosis

@@ -1,8 +1,8 @@
 """Writes how a prepared rank ended, and its state after a long wait, for later.
 
 A process that is killed from outside has no time to write. So a rank that has waited for a while
-writes the report it would give; and when a launcher ends it by SIGTERM, or it crashes, faulthandler,
-which does not need Python to run, writes its stacks before the signal takes effect.
+writes the report it would give; and when a launcher ends it by SIGTERM, or it crashes,
+faulthandler, which does not need Python to run, writes its stacks before the signal takes effect.
 """
 
 from __future__ import annotations
