@@ -114,7 +114,8 @@ def _known(report: RankReport, last: str) -> Iterator[str]:
     """Lines of evidence about one rank."""
     who = f"rank {report.rank}"
     how = exit_text(report.exit_code) if report.exit_code is not None else "the process ended"
-    yield f"{who}: {how}{f', after {last}' if last else ''}"
+    at = f" at {report.path[-1]}" if report.path else ""
+    yield f"{who}: {how}{at}{f', after {last}' if last else ''}"
     if report.exit_code == _SIGKILL and report.peak_bytes:
         yield f"{who} used {format_bytes(report.peak_bytes)} of memory at most"
     if report.exit_code == _SIGKILL and report.oom_kills >= 0:

@@ -1,5 +1,6 @@
 """Finds and diagnoses jobs that no notebook started, running or ended; also the commands for it.
 
+acting/             What a job that was taken over can be told: step, abort.
 attachment.py       Which job the verbs mean that look at ranks.
 commandline.py      `ddp-notebook jobs | why | where | save | run | mcp`: arguments, texts, JSON.
 dead.py             Diagnoses an ended job from the files that it left.
@@ -24,11 +25,12 @@ What follows is loaded when it is first used: with all that it needs, it is a fi
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ddp_notebook.jobs import acting as acting
     from ddp_notebook.jobs import listing as listing
     from ddp_notebook.jobs import targets as targets
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("listing", "targets"):
+    if name not in ("acting", "listing", "targets"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return __import__(f"{__name__}.{name}", fromlist=[name])

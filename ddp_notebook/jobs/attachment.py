@@ -1,4 +1,4 @@
-"""Which job the verbs that look at ranks mean."""
+"""Which job the verbs that look at ranks mean, and whether they may act on it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ddp_notebook import jobs
+from ddp_notebook.errors import UsageMistake
 
 if TYPE_CHECKING:
+    from ddp_notebook.jobs.acting import TakenOver
     from ddp_notebook.jobs.targets import Target
 
 
@@ -17,13 +19,33 @@ class Attachment:
     def __init__(self) -> None:
         self.current: Target | None = None
         """None: the session's ranks."""
+        self.taken_over: TakenOver | None = None
+        """The same job, if it was taken over; None: it is only looked at."""
 
-    def attach(self, words: Sequence[str]) -> Target:
-        """Look at what the user names. Raises UsageMistake, and then nothing has changed."""
-        self.current = target = jobs.targets.named(words)
+    def attach(self, words: Sequence[str], *, take_over: bool = False) -> Target:
+        """Look at what the user names. Raises UsageMistake, and then nothing has changed.
+
+        With `take_over` it can be acted on. One that was before is given back.
+        """
+        target = jobs.targets.named(words)
+        taken = _taken_over(target) if take_over else None
+        self.detach()
+        self.current, self.taken_over = target, taken
         return target
 
     def detach(self) -> Target | None:
-        """Look at the session's ranks again; what was looked at."""
+        """Look at the session's ranks again, and give back what was taken; what was looked at."""
         before, self.current = self.current, None
+        taken, self.taken_over = self.taken_over, None
+        if taken is not None:
+            taken.give_back()
         return before
+
+
+def _taken_over(target: Target) -> TakenOver:
+    if not isinstance(target, jobs.targets.Prepared):
+        raise UsageMistake(
+            f"Only a job that runs, and was started with DDP_NOTEBOOK=1, can be taken over; this "
+            f"is {target.name}. To look at it: %ddp_attach without --take-over"
+        )
+    return jobs.acting.TakenOver(target)

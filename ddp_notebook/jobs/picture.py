@@ -66,6 +66,8 @@ def _state(report: RankReport, now_ns: int, over: bool) -> RankState:
     match report.activity:
         case Activity.FAILED:
             return replace(state, status=Status.FAILED, cause=state.doing)
+        case Activity.HELD:
+            return replace(state, status=Status.PAUSED, detail=state.doing, heard_ns=now_ns)
         case Activity.DEAD:
             return replace(
                 state,

@@ -1,12 +1,13 @@
 """Finds, queries and diagnoses jobs whose ranks were prepared (DDP_NOTEBOOK=1), running or ended.
 
 Read-only: ranks are asked for their state, and their records are read. Nothing is sent that could
-change what they do.
+change what they do; that is `acting/`'s.
 """
 
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +17,7 @@ from ddp_notebook import files
 from ddp_notebook.cluster.questions import ask
 from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs.records import Process
+from ddp_notebook.jobs.records import CRASHES, ORPHANED, Process
 from ddp_notebook.jobs.unprepared import how_to_see, untold, was_set
 from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
 from ddp_notebook.model import (
@@ -201,7 +202,7 @@ def case_of(job: Job) -> Case:
         reports if job.alive else _ended_by_others(reports),
         dict(first.told or {}),
         None if first.agents_store else 0,
-        collectives=_collectives(job),
+        collectives=collectives_of(job),
         sources=files.sources(Path(first.script), first.wall_s),
     )
 
@@ -247,10 +248,15 @@ def _ended_by_others(reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
         RankReport(
             report.rank, doing=_ended_at(report), path=report.path, exit_code=report.exit_code
         )
-        if report.activity is Activity.DEAD and not (first and report.exit_code is None)
+        if report.activity is Activity.DEAD and not _ended_by_itself(report, first)
         else report
         for report in reports
     )
+
+
+def _ended_by_itself(report: RankReport, first: bool) -> bool:
+    """True of a process that crashed; and of the `first` to end, where that is not known."""
+    return report.exit_code in CRASHES or (first and report.exit_code in (None, _ABORTED))
 
 
 def _lost_connection(report: RankReport) -> bool:
@@ -262,9 +268,12 @@ def _ended_at(report: RankReport) -> str:
     where = f"; it was at {path[-1]}" if path else "; what it did then is not recorded"
     if report.exit_code is None:
         return f"it ended without a record of how: {_NO_RECORD}{where}"
+    if report.exit_code == _ABORTED:
+        return f"it ended by SIGABRT, which C++ code raises on an error{where}"
     return f"it was ended from outside, by a signal{where}"
 
 
+_ABORTED, _TERMINATED = -signal.SIGABRT.value, -signal.SIGTERM.value
 _NO_RECORD = "a signal, a crash or os._exit()"
 """What ends a process before Python can write anything."""
 
@@ -282,7 +291,8 @@ def _state(pid: int) -> str:
 _STOPPED = "stopped"
 
 
-def _collectives(job: Job) -> Collectives:
+def collectives_of(job: Job) -> Collectives:
+    """The last records of each rank."""
     logs = {rank: process.log(rank, READ_LAST) for rank, process in job.processes.items()}
     known = {rank: log for rank, log in logs.items() if log.run}
     return collective_log.joined(known, tuple(range(job.world_size)))
@@ -367,7 +377,7 @@ def _unsure(job: Job, case: Case, why: str) -> str:
     """Why the absence of findings proves nothing; `why` is the rules' own reason."""
     silent = case.where(Activity.SILENT)
     if not job.alive:
-        return _unsure_of_ended(case) or why
+        return _unsure_of_ended(job, case) or why
     if silent:
         waiting = case.waiting
         waits = f"{name_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'}; "
@@ -377,22 +387,36 @@ def _unsure(job: Job, case: Case, why: str) -> str:
     return why or f"No problem found so far: {name_ranks(job.alive)} still run."
 
 
-def _unsure_of_ended(case: Case) -> str:
+def _unsure_of_ended(job: Job, case: Case) -> str:
     """The same of a job of which no rank runs; empty where all ended by themselves."""
     failed, waited = case.where(Activity.FAILED), case.where(Activity.WAITING)
     parts = [f"{name_ranks(failed).capitalize()} failed, and the cause is not known"]
     if not failed:
         parts = ["No problem is seen"]
-    silent = [report for report in case.ranks if report.activity is Activity.SILENT]
-    signalled = tuple(report.rank for report in silent if report.exit_code is not None)
-    unknown = tuple(report.rank for report in silent if report.exit_code is None)
-    if unknown:
-        parts.append(f"{name_ranks(unknown)} ended by {_NO_RECORD}")
-    for ranks, then in ((signalled, ""), (waited, " while waiting")):
-        if ranks:
-            were = "was" if len(ranks) == 1 else "were"
-            parts.append(f"{name_ranks(ranks)} {were} ended from outside, by a signal{then}")
+    by_code: dict[int | None, list[int]] = {}
+    for report in case.ranks:
+        if report.activity is Activity.SILENT:
+            by_code.setdefault(report.exit_code, []).append(report.rank)
+    for code, ranks in by_code.items():
+        parts.append(f"{name_ranks(ranks)} {_end_by(code, job, ranks)}")
+    if waited:
+        parts.append(f"{name_ranks(waited)} {_end_by(_TERMINATED, job, waited)} while waiting")
     return f"{'; '.join(parts)}; by whom and why is not recorded." if len(parts) > 1 else ""
+
+
+def _end_by(code: int | None, job: Job, ranks: Sequence[int]) -> str:
+    """How ranks ended, in words."""
+    if code is None:
+        return f"ended by {_NO_RECORD}"
+    if code == _ABORTED:
+        return "ended by SIGABRT, which C++ code raises on an error"
+    if code != _TERMINATED:
+        return f"ended: {ORPHANED}"
+    were = "was" if len(ranks) == 1 else "were"
+    times = [job.processes[rank].signalled_s for rank in ranks if rank in job.processes]
+    at = min(filter(None, times), default=0.0)
+    when = time.strftime(" at %H:%M:%S", time.localtime(at)) if at else ""
+    return f"{were} ended from outside, by a signal{when}"
 
 
 def _basis(job: Job) -> str:

@@ -22,6 +22,18 @@ _MOST_FACTS_BYTES = 1 << 24
 _RUN = 1
 _MAIN = "main thread"
 _THREAD = re.compile(rf"({_MAIN}|Current thread|Thread) (0x[0-9a-f]+)")
+_CRASH = re.compile(r"^Fatal Python error: (.*)$", re.MULTILINE)
+_SIGNALS = {
+    "Segmentation fault": signal.SIGSEGV,
+    "Bus error": signal.SIGBUS,
+    "Floating point exception": signal.SIGFPE,
+    "Floating-point exception": signal.SIGFPE,
+    "Illegal instruction": signal.SIGILL,
+}
+"""As faulthandler names them. It also writes of SIGABRT, which C++ raises on an error: that may be
+another rank's, so it does not prove who was first."""
+ORPHANED = "torch ended it (SIGINT), for the process that had started it was gone"
+CRASHES = tuple(-number.value for number in _SIGNALS.values())
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
@@ -70,13 +82,20 @@ class Process:
         last, error = self._written(rank), self.error
         if error:
             return replace(last, activity=Activity.FAILED, **_raised(error, self.about.wall_s))
-        if error is not None:
+        if error is not None and not self._orphan:
             return replace(last, activity=Activity.IDLE, initialized=False, inside="", run=_RUN)
-        path = self._path_when_ended()
-        if last.activity is Activity.WAITING and (path or not others_run):
+        if self._orphan:
+            ended = replace(last, activity=Activity.SILENT, doing=ORPHANED, inside="")
+            return replace(ended, exit_code=-signal.SIGINT.value)
+        code, path = self._signal_and_path()
+        if last.activity is Activity.WAITING and code not in CRASHES and (path or not others_run):
             return last  # a launcher's SIGTERM has ended it, or no rank is left
-        code = None if path is None else -signal.SIGTERM
         return RankReport(rank, Activity.DEAD, path=path or last.path, exit_code=code)
+
+    @property
+    def _orphan(self) -> bool:
+        """True of a process that torch ended because the process that had started it was gone."""
+        return self._left("end.json", _MOST_BYTES).get("orphan") is True
 
     def _written(self, rank: int) -> RankReport:
         """What it wrote when it had long waited, if it issued nothing after; else nothing."""
@@ -95,18 +114,30 @@ class Process:
         wire = codec.readable(job_folder.read(self.folder / name, most_bytes))
         return cast("dict[str, Any]", wire)
 
-    def _path_when_ended(self) -> tuple[Place, ...] | None:
-        """Where its main thread was when a SIGTERM ended it, the outermost line first.
+    @property
+    def signalled_s(self) -> float:
+        """When a signal had it write its stacks, since 1970; 0 where none did."""
+        try:
+            return (self.folder / STACKS).stat().st_mtime
+        except OSError:
+            return 0.0
 
-        None where no SIGTERM did, as far as is known.
+    def _signal_and_path(self) -> tuple[int | None, tuple[Place, ...] | None]:
+        """Which signal ended it, negative, and where its main thread was, the outermost line first.
+
+        None where that is not known: what Python ended, and what SIGKILL did.
         """
         try:
             with (self.folder / STACKS).open("rb") as stream:
                 text = stream.read(_MOST_BYTES).decode(errors="replace")
         except OSError:
-            return None
+            return None, None
         frames = _frames_of_main(text)
-        return None if frames is None else Sources(self.about.wall_s).path(frames)
+        if frames is None:
+            return None, None
+        crash = _CRASH.search(text)
+        code = -(_SIGNALS.get(crash[1], signal.SIGABRT) if crash else signal.SIGTERM).value
+        return code, Sources(self.about.wall_s).path(frames)
 
 
 def _frames_of_main(text: str) -> tuple[Frame, ...] | None:

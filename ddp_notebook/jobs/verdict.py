@@ -15,6 +15,7 @@ FORMAT = "ddp_notebook verdict"
 VERSION = 1
 """Of the JSON; what is added to it keeps the version, what is changed or removed does not."""
 
+_LET_GO = "In the notebook that has taken the job over: %ddp_step, or %ddp_detach."
 _AGAIN = "Correct the cause, and start the job again."
 
 
@@ -69,8 +70,9 @@ def for_others(diagnosis: Diagnosis, basis: str, unread: Iterable[str] = ()) -> 
 
 
 def _without_magics(finding: Finding) -> Finding:
-    if finding.passing and not finding.commands:
-        return replace(finding, remedy="Wait, or end the job.")
+    if finding.passing:  # with commands: ranks that are paused
+        remedy = _LET_GO if finding.commands else "Wait, or end the job."
+        return replace(finding, remedy=remedy, commands=())
     if not finding.commands:
         return finding
     stopped = finding.category is Category.STRAGGLER  # it need not be started again

@@ -11,6 +11,7 @@ from ddp_notebook.magics.verb import Verb, VerbButton
 from ddp_notebook.session import Session
 from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.views import output
+from ddp_notebook.views.notebook import Shown
 
 
 class ButtonUi:
@@ -18,13 +19,16 @@ class ButtonUi:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.attached = None
+        self.attached = self.taken_over = None
         """None: the board with the button is always that of the session's ranks."""
         self.texts: list[str] = []
 
     def say(self, text: str) -> None:
         """Add `text` to the answer."""
         self.texts.append(text)
+
+    def show(self, value: Shown) -> None:
+        """The value of the verb is part of the answer anyway."""
 
     def show_news(self, run: CellRun) -> None:
         """Add what the ranks wrote since it was shown last."""

@@ -53,6 +53,7 @@ def unload(shell: Any) -> None:
     ui = getattr(shell, _UI, None)
     if ui is None:
         return
+    ui.session.attachment.detach()
     ui.session.shutdown()
     ui.board.withdraw()
     NOTEBOOK.ranks = lambda: 0

@@ -21,7 +21,7 @@ from ddp_notebook.magics.terminal_line import progress_line
 from ddp_notebook.model import Ranks, parse_ranks
 from ddp_notebook.session import Session
 from ddp_notebook.session.runs.run import CellRun
-from ddp_notebook.views.notebook import Displays
+from ddp_notebook.views.notebook import Displays, Shown, mime_bundle
 
 
 class CallerUi(Protocol):
@@ -33,8 +33,15 @@ class CallerUi(Protocol):
     def attached(self) -> jobs.targets.Target | None:
         """The job of others that the verbs mean which look at ranks; None: the session's ranks."""
 
+    @property
+    def taken_over(self) -> jobs.acting.TakenOver | None:
+        """The same, if `%ddp_step` and `%ddp_abort` mean it too."""
+
     def say(self, text: str) -> None:
         """Show `text` to the caller."""
+
+    def show(self, value: Shown) -> None:
+        """Show `value` to the caller now; it is not shown again as the value of the cell."""
 
     def show_news(self, run: CellRun) -> None:
         """Show what the ranks wrote since it was shown last."""
@@ -59,9 +66,19 @@ class NotebookUi:
         """The job of the last `%ddp_attach`, until `%ddp_detach`."""
         return self.session.attachment.current
 
+    @property
+    def taken_over(self) -> jobs.acting.TakenOver | None:
+        """The same, after `--take-over`."""
+        return self.session.attachment.taken_over
+
     def say(self, text: str) -> None:
         """Print `text` in the cell."""
         self.output.say(text)
+
+    def show(self, value: Shown) -> None:
+        """Display it in the cell."""
+        self.output.publish(mime_bundle(value))
+        self.displays.shown_already(value)
 
     def show_news(self, run: CellRun) -> None:
         """Show the ranks' output since the notebook showed it last."""

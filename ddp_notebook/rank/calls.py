@@ -123,6 +123,17 @@ class Freed:
     stood_in: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A prepared rank does what the process `by` asks, or nobody's bidding (0)."""
+
+    by: int
+
+
+TAKE_OVER = Question("take over", Nothing, Taken)
+"""Let the process that asks pause, step and abort a prepared rank, until it gives it back."""
+GIVE_BACK = Question("give back", Nothing, Taken)
+"""Pause the rank no more, and let nobody act on it."""
 FREE = Question("free", Nothing, Freed)
 """End what torch waits for in set-up or a collective. Its process group is broken afterwards."""
 
@@ -179,6 +190,8 @@ class PausedAt:
     collective: int | None
 
 
+PAUSE = Question("pause", Nothing, PausedAt)
+"""Pause the rank before each collective from now on."""
 STEP = Question("step", Nothing, PausedAt)
 """Let a rank that is paused before a collective go on to its next one."""
 RESUME = Question("resume", Nothing, PausedAt)

@@ -158,7 +158,8 @@ class Displays:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._shown_in: int | None = None
-        self._shown: object = None
+        self._shown: tuple[object, int] = None, 0
+        """A value that a cell showed itself, and which cell that was."""
 
     def register(self) -> None:
         """Tell IPython how to show each type of value."""
@@ -172,7 +173,7 @@ class Displays:
     def shown_already(self, value: object = None) -> None:
         """The running cell shows its value (or only this one) itself: IPython need not."""
         if value is not None:
-            self._shown = value
+            self._shown = value, self._shell.execution_count
         else:
             self._shown_in = self._shell.execution_count
 
@@ -186,7 +187,8 @@ class Displays:
             self._show(board)
 
     def _show(self, value: Shown) -> None:
-        if value is self._shown:
+        shown, cell = self._shown
+        if value is shown and cell == self._shell.execution_count:
             return
         self._shell.display_pub.publish(data=mime_bundle(value), metadata={})
 

@@ -27,7 +27,7 @@ from ddp_notebook.rank.prepared import job_folder
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """\
-import os, sys
+import os, sys, time
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -49,6 +49,9 @@ dist.all_reduce(total)
 def report(total):  # with a function, Python clears the module's tensors as garbage when it ends
     print(rank, repr(float(total)))
 report(total)
+while "steps" in sys.argv:
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.01)
 dist.destroy_process_group()
 """
 
@@ -229,3 +232,87 @@ def test_a_script_can_be_run_prepared_where_torch_calls_nobody(
     verdict = prepared.why(prepared.jobs()[0])
     assert verdict.diagnosis.findings[0].category.value == "conditional-collective"
     assert verdict.basis.startswith("what ranks 0-1 left")
+
+
+CONTROLLER = """\
+import sys
+from ddp_notebook.jobs.attachment import Attachment
+attachment = Attachment()
+attachment.attach(sys.argv[1:], take_over=True)
+attachment.taken_over.step(None, None, lambda: False)
+print("paused", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_job_that_is_taken_over_is_stepped_given_back_and_aborted(
+    tmp_path: Path,
+    started: list[subprocess.Popen],
+    shell: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ranks = launch(tmp_path, started, "steps")
+    pid = ranks[0].pid
+    job = eventually(lambda: _in_its_loop(pid), 120)
+    sockets = prepared.sockets_of(job)
+
+    def issued() -> list[int]:
+        logs = (process.log(rank, 1).records for rank, process in job.processes.items())
+        return [records[-1].number for records in logs]
+
+    def goes_on() -> bool:
+        before = issued()
+        return bool(eventually(lambda: all(b > a for a, b in zip(before, issued(), strict=True))))
+
+    def refusals(*questions: Any) -> list[str]:
+        answers = [ask(sockets, each, calls.Nothing(), 10.0) for each in questions]
+        return [answer.why for of in answers for answer in of.values()]
+
+    acts = calls.PAUSE, calls.STEP, calls.RESUME, calls.FREE, calls.GIVE_BACK
+    read_only = refusals(*acts)
+    assert len(read_only) == 10 and all("not taken it over" in why for why in read_only)
+
+    # Another notebook takes it over, pauses it, and is killed.
+    command = [sys.executable, "-c", CONTROLLER, str(pid)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"paused\n"
+        why = f"PermissionError: process {other.pid} has taken it over"
+        assert refusals(calls.TAKE_OVER) == [why] * 2
+        assert len(refusals(*acts)) == 10
+        assert "paused" in said(shell, capsys, f"%ddp_attach {pid}\n%ddp_where")
+        other.kill()
+    assert goes_on(), "as if nobody had taken it over"
+
+    shown = said(shell, capsys, f"%ddp_attach {pid} --take-over")
+    assert (
+        "It is taken over: nothing has changed in it yet." in shown and "%ddp_abort ends" in shown
+    )
+    assert goes_on()
+    first = said(shell, capsys, "table = %ddp_step\nprint(table)")
+    assert "paused" in first, first
+    at = issued()
+    said(shell, capsys, "table = %ddp_step --to all_reduce")
+    assert all(0 <= b - a <= 1 for a, b in zip(at, issued(), strict=True)), "one each"
+    assert "given back" in said(shell, capsys, "%ddp_detach")
+    assert goes_on()
+    assert len(refusals(*acts)) == 10
+
+    # One rank is paused, the other waits for it in all_reduce.
+    said(shell, capsys, f"%ddp_attach {pid} --take-over")
+    said(shell, capsys, "table = %ddp_step\ntable = %ddp_step --ranks 1")
+    assert "Ends what job" in said(shell, capsys, "board = %ddp_abort")
+    # By KeyboardInterrupt, or by what torch raises where the connections end.
+    assert {rank.wait(30) for rank in ranks} <= {-signal.SIGINT, 1}
+    said(shell, capsys, "%ddp_detach")
+
+
+def _in_its_loop(pid: int) -> Job | None:
+    try:
+        job = prepared.job_of(pid)
+    except UsageMistake:
+        return None
+    logs = [process.log(rank, 1).records for rank, process in job.processes.items()]
+    return job if len(logs) == 2 and all(of and of[0].number > 9 for of in logs) else None

@@ -57,6 +57,11 @@ def test_a_dead_job_is_read_without_a_session_and_left_again(
     assert shown.startswith(f"Of what a job left in {logs}: logs of rank 1. This stands on: logs")
     assert "ValueError: no rows left at train.py:5" in shown
     assert "%ddp" not in shown, "no magic acts on it"
+    assert shown.count("✗") == 1
+    _, assigned = run(shell, capsys, "diagnosis = %ddp_why")
+    assert "ValueError: no rows left at train.py:5" in assigned, "not only what it stands on"
+    _, refused = run(shell, capsys, f"%ddp_attach '{logs}' --take-over")
+    assert "can be taken over; this is what a job left in" in refused
     assert result.result.findings[0].ranks == (1,)
     wire = json.loads(run(shell, capsys, "%ddp_why --json")[1])
     assert (wire["job"], wire["verdict"]) == (f"what a job left in {logs}", "finding")
@@ -112,7 +117,7 @@ WRONG = (
     (f"%ddp_attach {os.getpid()}", f"Process {os.getpid()} is not prepared"),
     ("%ddp_attach 1 2", "Name one pid, or files of one job."),
     ("%ddp_attach gpu07:12345", "gpu07:12345: only jobs on this host can be looked at"),
-    ("%ddp_attach --take-over 3", "unrecognized arguments: --take-over"),
+    ("%ddp_attach --slurm 3", "unrecognized arguments: --slurm"),
     ("%ddp_attach trace_rank_0", "Nothing of a job is there"),
     ("%ddp_attach run.json", "run.json is damaged, and cannot be replayed"),
     ("%ddp_attach notes.md", "Nothing of a job is there"),

@@ -301,11 +301,11 @@ def test_a_rank_that_was_killed_while_it_was_busy_is_not_said_to_be_busy() -> No
 
 
 LOST = "[…/pair.cc:553] Connection closed by peer [127.0.0.1]:31377."
-ENDED_BY_SIGTERM = """\
-main thread 0x1
+TRACE = """\
 Current thread 0x1 (most recent call first):
   File "/a.py", line 3 in f
 """
+ENDED_BY_SIGTERM = f"main thread 0x1\n{TRACE}"
 
 
 def left(rank: int, error: str | None, steps: int) -> tuple[Collective, ...]:
@@ -331,7 +331,7 @@ def test_who_left_the_loop_early_is_named_though_the_others_lost_their_connectio
 ) -> None:
     """Where it had called as many as they did, it is not known why they failed."""
     records = {0: left(0, None, 3 - fewer), 1: left(1, LOST, 3)}
-    monkeypatch.setattr(prepared, "_collectives", lambda job: Collectives(records))
+    monkeypatch.setattr(prepared, "collectives_of", lambda job: Collectives(records))
     (job,) = prepared.jobs()
 
     diagnosis = prepared.why(job).diagnosis
@@ -404,6 +404,92 @@ def test_an_error_is_written_when_it_is_raised_and_not_only_when_python_ends(
 
     assert done.returncode == 9
     assert json.loads((tmp_path / "end.json").read_text())["error"]["text"] == "no good"
+
+
+EXITS = {
+    "sys.exit('no key lr')": ("SystemExit", "no key lr"),
+    "sys.exit(3)": ("SystemExit", "3"),
+    "with open('/dev/null'):\n    sys.exit(3)": ("SystemExit", "3"),
+    "try:\n    1 / 0\nexcept Exception:\n    sys.exit(1)": (
+        "ZeroDivisionError",
+        "division by zero",
+    ),
+    "sys.exit(0)": None,
+    "sys.exit()": None,
+    "try:\n    sys.exit(3)\nexcept SystemExit:\n    print()": None,
+    "import threading\nt = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join()": None,
+}
+
+
+def test_a_rank_that_leaves_with_an_exit_code_has_failed(tmp_path: Path) -> None:
+    """Python tells no hook of it; and one that was caught, or ended a thread, is none."""
+    started = []
+    for number, code in enumerate(EXITS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        begin = (
+            "import pathlib, sys\n"
+            "from ddp_notebook.rank.prepared.ending import note_the_end\n"
+            f"note_the_end(pathlib.Path({str(folder)!r}))\n"
+        )
+        with_code = [sys.executable, "-c", begin + code]
+        started.append((folder, subprocess.Popen(with_code, stderr=subprocess.DEVNULL)))
+
+    for (folder, process), wanted in zip(started, EXITS.values(), strict=True):
+        process.wait()
+        end = json.loads((folder / "end.json").read_text())
+        error = end["error"]
+        assert (error and (error["type"], error["text"])) == wanted, EXITS
+        assert end["orphan"] is False
+
+
+def test_a_rank_that_crashed_is_known_to_have_died_first_and_where() -> None:
+    """What a process that it has forked dies of is not its own end."""
+    folder = job_folder.make(about(1))
+    assert folder is not None
+    code = (
+        "import os, pathlib, signal\n"
+        "from ddp_notebook.rank.prepared.ending import write_stacks_when_ended\n"
+        f"folder = pathlib.Path({str(folder)!r})\n"
+        "write_stacks_when_ended(folder)\n"
+        "if child := os.fork():\n"
+        "    os.waitpid(child, 0)\n"
+        "    assert 'Fatal' not in (folder / 'stacks.txt').read_text()\n"
+        "os.kill(os.getpid(), signal.SIGSEGV)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGSEGV, b""), "as without us"
+    written(0, Activity.BUSY, ENDED_BY_SIGTERM)
+
+    (finding,) = prepared.why(prepared.jobs()[0]).diagnosis.findings
+
+    assert (finding.category.value, finding.ranks) == ("rank-died", (1,))
+    assert "SIGSEGV" in finding.cause
+
+
+@pytest.mark.parametrize("signal_text", ["Aborted", "Fatal error"])
+def test_a_rank_that_c_code_aborted_is_not_blamed_for_others_may_have_caused_it(
+    signal_text: str,
+) -> None:
+    written(0, Activity.BUSY, f"main thread 0x1\nFatal Python error: {signal_text}\n" + TRACE)
+    written(1, Activity.BUSY, ENDED_BY_SIGTERM)
+
+    verdict = prepared.why(prepared.jobs()[0])
+
+    assert verdict.outcome is Outcome.UNDECIDED, verdict
+    assert "rank 0 ended by SIGABRT" in verdict.diagnosis.unsure
+
+
+def test_ranks_that_lost_the_process_that_had_started_them_did_not_end_well() -> None:
+    for rank in (0, 1):
+        folder = job_folder.make(about(rank, pid=2**22 + rank))
+        assert folder is not None
+        job_folder.write(folder / "end.json", {"error": None, "orphan": True})
+
+    verdict = prepared.why(prepared.jobs()[0])
+
+    assert verdict.outcome is Outcome.UNDECIDED, verdict
+    assert "the process that had started it was gone" in verdict.diagnosis.unsure
 
 
 def stranger(*, variable: str = "0") -> subprocess.Popen[bytes]:

@@ -1,4 +1,4 @@
-"""`%ddp_attach` and `%ddp_detach`: look at a job that no notebook started, and touch nothing."""
+"""`%ddp_attach` and `%ddp_detach`: look at a job that no notebook started, or take it over."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.tab.completers import files
 from ddp_notebook.magics.ui import CallerUi, NotebookUi
 from ddp_notebook.magics.verb import Verb
-from ddp_notebook.model import Diagnosis, StackTree, parse_ranks
+from ddp_notebook.model import (
+    Board,
+    Diagnosis,
+    Ranks,
+    StackTree,
+    StepTable,
+    name_ranks,
+    parse_ranks,
+)
+from ddp_notebook.session.interrupts import noted
 
 _VERBS = "%ddp_why, %ddp_where and %ddp_board"
 
@@ -23,12 +32,20 @@ def _attach(ui: NotebookUi, args: argparse.Namespace) -> None:
         ui.say(jobs.listing.text(jobs.listing.listed()))
         _say_which(ui)
         return
-    job = ui.session.attachment.attach(args.job)
+    attachment = ui.session.attachment
+    job = attachment.attach(args.job, take_over=args.take_over)
+    taken = attachment.taken_over
     ui.say(
         f"Attached to {_first_line(job)}\n"
-        f"{_VERBS} mean it from now on. Nothing is sent to it that changes what it does: "
-        "all others act on the session's ranks. Back to these: %ddp_detach"
+        f"{_VERBS} mean it from now on. "
+        + (jobs.acting.words(taken) if taken is not None else _ONLY_LOOKED_AT)
     )
+
+
+_ONLY_LOOKED_AT = (
+    "Nothing is sent to it that changes what it does: all others act on the session's ranks. Back "
+    "to these: %ddp_detach"
+)
 
 
 def _say_which(ui: NotebookUi) -> None:
@@ -43,17 +60,21 @@ ATTACH = Verb(
     "shows from outside. torch's flight recorder cannot be read while a job runs: name the files "
     "that it writes. %ddp_why, %ddp_where and %ddp_board then mean that job, until %ddp_detach. "
     "Nothing changes what it does: it is not paused, gets no signal, and goes on when the notebook "
-    "ends. Without an argument: which jobs there are. No ranks of this session are needed. A job "
+    "ends. With --take-over %ddp_step and %ddp_abort mean it, too (a job that was started with "
+    "DDP_NOTEBOOK=1; there are no breakpoints in it): what they will do is said first, "
+    "%ddp_detach gives it back, and so does the end of the notebook's kernel: no rank stays "
+    "paused. Without an argument: which jobs there are. No ranks of this session are needed. A job "
     "on another host is looked at in a shell there: ddp-notebook why PID; one of Slurm's, too (on "
-    "its host, by srun --overlap), for its number is not understood. Nothing here steps or aborts "
-    "a job that is attached: who started it ends it.",
+    "its host, by srun --overlap), for its number is not understood.",
     examples=(
         ("%ddp_attach", "your jobs on this host: which run, which are stuck"),
         ("%ddp_attach 12345", "one of them, by the pid of a rank or of torchrun"),
+        ("%ddp_attach 12345 --take-over", "the same, and %ddp_step and %ddp_abort act on it"),
         ("%ddp_attach logs/", "dumps of torch's flight recorder, logs, a run of %ddp_save"),
     ),
     run=_attach,
     options=(
+        Option("--take-over", "let %ddp_step and %ddp_abort act on it"),
         Option(
             "job",
             "a pid; or the folder or files that a job left",
@@ -66,10 +87,12 @@ ATTACH = Verb(
 
 
 def _detach(ui: NotebookUi, _args: argparse.Namespace) -> None:
+    was_taken_over = ui.session.attachment.taken_over is not None
     job = ui.session.attachment.detach()
     if job is None:
         raise UsageMistake("No job is attached. Which there are: %ddp_attach")
-    ui.say(f"Detached from {job.name}. {_VERBS} mean the session's ranks again.")
+    given_back = " It is given back: none of its ranks is paused." if was_taken_over else ""
+    ui.say(f"Detached from {job.name}.{given_back} {_VERBS} mean the session's ranks again.")
 
 
 DETACH = Verb(
@@ -94,21 +117,56 @@ def why(ui: CallerUi, args: argparse.Namespace, job: jobs.targets.Target) -> Dia
         return None
     notes = (f"Note: {note}" for note in verdict.unread)
     ui.say("\n".join([f"Of {_first_line(job)} This stands on: {verdict.basis}.", *notes, ""]))
+    ui.show(verdict.diagnosis)  # also where it is assigned: of what else would the line above be?
     return verdict.diagnosis
 
 
 def where(ui: CallerUi, args: argparse.Namespace, job: jobs.targets.Target) -> StackTree | None:
     """`%ddp_where` of an attached job."""
-    try:
-        ranks = None if args.ranks is None else parse_ranks(args.ranks, job.world_size)
-    except ValueError as error:
-        raise UsageMistake(str(error)) from None
-    tree = job.where(ranks, args.locals)
+    tree = job.where(_ranks_of(job, args), args.locals)
     if args.json:
         _say_json(ui, job, tree.to_json())
         return None
     ui.say(f"Of {_first_line(job)}\n")
     return tree
+
+
+def step(ui: CallerUi, args: argparse.Namespace, taken: jobs.acting.TakenOver) -> StepTable:
+    """`%ddp_step` of a job that was taken over."""
+    job = _acted_on(ui)
+    goals = ", ".join(jobs.acting.GOALS)
+    if args.into or args.out or (args.to is not None and args.to not in jobs.acting.GOALS):
+        raise UsageMistake(f"{job.name} is stepped by collectives only: --to is one of {goals}.")
+    ranks = _ranks_of(job, args)
+    with noted() as interrupted:
+        return taken.step(ranks, args.to, interrupted)
+
+
+def abort(ui: CallerUi, args: argparse.Namespace, taken: jobs.acting.TakenOver) -> Board:
+    """`%ddp_abort` of a job that was taken over."""
+    job = _acted_on(ui)
+    ranks = _ranks_of(job, args)
+    who = "all ranks" if ranks is None else name_ranks(ranks)
+    ui.say(f"Ends what {job.name} runs on {who}: as Ctrl-C does, and what is blocked in torch.")
+    left = ", ".join(f"rank {rank} (pid {pid})" for rank, pid in taken.end(ranks).items())
+    if left:
+        ui.say(f"Still there: {left}. It may handle the interrupt; kill PID ends a process.")
+    return job.board()
+
+
+def _acted_on(ui: CallerUi) -> jobs.targets.Target:
+    job = ui.attached
+    if job is None:
+        raise UsageMistake("No job is attached. Which there are: %ddp_attach")
+    return job
+
+
+def _ranks_of(job: jobs.targets.Target, args: argparse.Namespace) -> Ranks | None:
+    """Raises UsageMistake for ranks that it does not have."""
+    try:
+        return None if args.ranks is None else parse_ranks(args.ranks, job.world_size)
+    except ValueError as error:
+        raise UsageMistake(str(error)) from None
 
 
 def only_looked_at(job: jobs.targets.Target | None) -> str:

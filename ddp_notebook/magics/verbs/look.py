@@ -118,6 +118,8 @@ WHERE = Verb(
 
 
 def _step(ui: CallerUi, args: argparse.Namespace) -> StepTable:
+    if ui.taken_over is not None:
+        return attach.step(ui, args, ui.taken_over)
     run = ui.session.current
     paused = run is not None and run.paused
     if args.to is not None and args.to not in _GOALS and not args.to.isdecimal():

@@ -22,6 +22,8 @@ class PauseGate(Component):
         self.at: int | None = None
         """The number of the collective before which the rank is paused; None when it is not."""
         self._steps = threading.Semaphore(0)
+        self.is_wanted: Callable[[], bool] = lambda: True
+        """Polled while the rank is paused: False when who paused it is gone, and no step comes."""
         self.on_leave: Callable[[], None] = lambda: None
         """Called in the thread that was paused, when it goes on."""
 
@@ -38,6 +40,12 @@ class PauseGate(Component):
     def aborted(self) -> bool:
         """True while what runs is to end (%ddp_abort)."""
         return self._main_thread.abort.is_set()
+
+    def pause(self) -> None:
+        """Pause before each collective that is issued from now on. Any thread."""
+        if not self.paused:
+            self._steps = threading.Semaphore(0)
+            self.paused = True
 
     def step(self) -> int | None:
         """Let the rank go on to its next collective; before which it was paused. Any thread."""
@@ -59,6 +67,9 @@ class PauseGate(Component):
             while not steps.acquire(timeout=_POLL_S):
                 if self._main_thread.abort.is_set():
                     raise Aborted("aborted (%ddp_abort)")
+                if not self.is_wanted():
+                    self.paused = False
+                    break
         finally:
             self.at = None
         self.on_leave()

@@ -6,4 +6,5 @@ early.py       Before that: its folder, its identity, and where its main thread 
 ending.py      Writes how it ended, and its state after a long wait, for later.
 job_folder.py  The files of prepared ranks that other processes read: a folder per process.
 processes.py   What the system tells of a rank's process: which rank it was told, and by whom.
+taken_over.py  Which process may pause, step and abort it, and what these do.
 """

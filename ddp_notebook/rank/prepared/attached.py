@@ -1,6 +1,7 @@
 """The runtime in a prepared rank, from its first `init_process_group` on.
 
-It observes and answers questions. It refuses no collective: mismatched ones go to torch as they
+It observes and answers questions, and does nothing else until it is taken over
+(`taken_over.py`). It refuses no collective: mismatched ones go to torch as they
 would without it. The code that only answers need is loaded in a thread of its own: it takes as long
 as all the rest, and beside a main thread that never pauses longer than who asks waits.
 """
@@ -11,7 +12,7 @@ import atexit
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ class _Asked:
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
+        self.asker: Callable[[], int] = lambda: 0
+        """Which process asks."""
         self._handlers: Any = None
         self._turn = threading.Lock()
 
@@ -49,6 +52,8 @@ class _Asked:
             if self._handlers is None:
                 answers = load("ddp_notebook.rank.inspect.answers")
                 self._handlers = answers.handlers_of(self._watched)
+                taken_over = load("ddp_notebook.rank.prepared.taken_over")
+                taken_over.TakenOver(self._watched, self.asker).to(self._handlers)
 
     def report(self) -> Any:
         """The answer to the question what the rank does. Raises KeyError if there is none."""
@@ -60,6 +65,7 @@ def attach(rank: int, folder: Path) -> None:
     watched = Watched(RankProcess(rank, NoEvents(), folder, folder / "ask", guards=False))
     asked = _Asked(watched)
     questions = ControlSocket(watched.process.questions, asked.answer)
+    asked.asker = lambda: questions.asker
     life = Lifecycle((*watched.components(), questions))
     life.attach()
     life.run_begins(Run(RUN))

@@ -1,23 +1,26 @@
 """Writes how a prepared rank ended, and its state after a long wait, for later.
 
 A process that is killed from outside has no time to write. So a rank that has waited for a while
-writes the report it would give; and when a launcher ends it by SIGTERM, faulthandler, which does
-not need Python to run, writes its stacks before the signal takes effect.
+writes the report it would give; and when a launcher ends it by SIGTERM, or it crashes,
+faulthandler, which does not need Python to run, writes its stacks before the signal takes effect.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import dis
 import faulthandler
+import functools
 import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
 
 from ddp_notebook.rank.prepared import job_folder
 
@@ -33,25 +36,91 @@ def note_the_end(folder: Path) -> None:
     def take(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() == pid:
             with contextlib.suppress(Exception):  # the user's own __str__
-                frames = traceback.extract_tb(trace)[-100:]
-                error.update(type=kind.__name__, text=str(value)[:_MOST_TEXT])
-                error["frames"] = [
-                    (f.filename, f.lineno or 0, f.name, f.line or "") for f in frames
-                ]
+                frames = traceback.extract_tb(trace)
+                error.update(_as_error(kind.__name__, str(value), frames))
         ends()  # a launcher that sees another rank fail may end this one before Python does
         shows(kind, value, trace)
 
     def ends() -> None:
         if os.getpid() == pid:
             with contextlib.suppress(OSError):
-                job_folder.write(folder / "end.json", {"error": error or None})
+                end = {"error": error or exits.error or None, "orphan": _lost_its_parent()}
+                job_folder.write(folder / "end.json", end)
 
+    def python_ends() -> None:
+        ends()
+        exits.forget()
+
+    exits = _Exits()
+    exits.watch()
     sys.excepthook = take
-    atexit.register(ends)
+    atexit.register(python_ends)
+
+
+class _Exits:
+    """What the main thread called `sys.exit` with, which Python tells no hook."""
+
+    def __init__(self) -> None:
+        self._noted: dict[str, object] = {}
+        self._status: object = 0
+        frame = sys._getframe()
+        while frame.f_back is not None:
+            frame = frame.f_back
+        self._outermost: FrameType | None = frame
+
+    def watch(self) -> None:
+        """Note each call from now on."""
+        pythons = sys.exit
+
+        @functools.wraps(pythons)
+        def leave(status: Any = None, /) -> NoReturn:
+            if threading.current_thread() is threading.main_thread():
+                with contextlib.suppress(Exception):  # the user's own __str__
+                    self._note(status, sys._getframe(1))
+            pythons(status)
+
+        sys.exit = leave
+
+    @property
+    def error(self) -> dict[str, object]:
+        """That of the last call, if its exit code is not 0 and nobody caught what it raised."""
+        ended = self._outermost
+        return self._noted if ended is not None and not _returned(ended) else {}
+
+    def forget(self) -> None:
+        """Hold nothing of the user's: Python is about to free it."""
+        self._outermost = None
+
+    def _note(self, status: object, frame: FrameType) -> None:
+        if self._noted and status == self._status:
+            return  # multiprocessing catches it in a child, and exits with the same again
+        kind, value, trace = sys.exc_info()
+        self._status, self._noted = status, {}
+        if kind is not None and issubclass(kind, Exception) and status not in (None, 0):
+            self._noted = _as_error(kind.__name__, str(value), traceback.extract_tb(trace))
+        elif status not in (None, 0):
+            self._noted = _as_error("SystemExit", str(status), traceback.extract_stack(frame))
+
+
+def _returned(frame: FrameType) -> bool:
+    """True where a frame ended with a value, and not by an exception."""
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
+
+
+def _as_error(kind: str, text: str, frames: Sequence[traceback.FrameSummary]) -> dict[str, object]:
+    rows = [(f.filename, f.lineno or 0, f.name, f.line or "") for f in frames[-100:]]
+    return {"type": kind, "text": text[:_MOST_TEXT], "frames": rows}
+
+
+def _lost_its_parent() -> bool:
+    """True of a process of multiprocessing's whose parent is gone: torch then ends it (SIGINT)."""
+    spawned = sys.modules.get("multiprocessing.process")
+    parent = spawned.parent_process() if spawned is not None else None
+    return parent is not None and os.getppid() != parent.pid
 
 
 def write_stacks_when_ended(folder: Path) -> None:
-    """On SIGTERM, write the stacks of all threads before it ends this process.
+    """On SIGTERM or a crash, write the stacks of all threads before it ends this process.
 
     If the user handles that signal, now or later, nothing is written.
     """
@@ -63,13 +132,21 @@ def write_stacks_when_ended(folder: Path) -> None:
         file = os.open(folder / STACKS, flags, 0o600)
         os.write(file, f"main thread 0x{main:016x}\n".encode())
         faulthandler.register(signal.SIGTERM, file, all_threads=True, chain=True)
-        os.register_at_fork(after_in_child=_write_none_in_a_fork)
+        if not faulthandler.is_enabled():  # else the user reads of crashes elsewhere
+            faulthandler.enable(file)
+        os.register_at_fork(after_in_child=functools.partial(_write_none_in_a_fork, file))
 
 
-def _write_none_in_a_fork() -> None:
+def _write_none_in_a_fork(file: int) -> None:
     """In a forked child: its end is not that of this process."""
     if not _is_handled():
         faulthandler.unregister(signal.SIGTERM)
+    with contextlib.suppress(
+        OSError
+    ):  # the user may have enabled faulthandler for a file of theirs
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, file, inheritable=False)
+        os.close(nowhere)
 
 
 def _is_handled() -> bool:

@@ -1,0 +1,8 @@
+"""Acts on a prepared job that was taken over (`%ddp_attach PID --take-over`).
+
+taken_over.py       Pauses, steps and ends its ranks, and gives them back.
+"""
+
+from ddp_notebook.jobs.acting.taken_over import GOALS, TakenOver, words
+
+__all__ = ["GOALS", "TakenOver", "words"]
