@@ -87,4 +87,4 @@ def test_a_test_whose_ranks_hang_fails_with_the_finding_and_others_pass(
     assert "[conditional-collective]" in hung
     assert "ranks.py:19" in hung
     assert "What was wrong with the ranks of this test" in left
-    assert "[rank-finished-early]" in left
+    assert "[uneven-inputs]" in left
