@@ -443,6 +443,54 @@ def test_a_rank_that_leaves_with_an_exit_code_has_failed(tmp_path: Path) -> None
         assert end["orphan"] is False
 
 
+CHILDREN = """\
+import multiprocessing, pathlib, sys
+from ddp_notebook.rank.prepared.ending import note_the_end
+
+def work(folder, code):
+    note_the_end(folder)
+    exec(code)
+
+if __name__ == "__main__":
+    method, *codes = sys.argv[1:]
+    context = multiprocessing.get_context(method)
+    here = pathlib.Path(__file__).parent
+    of = [context.Process(target=work, args=(here / str(n), c)) for n, c in enumerate(codes)]
+    for each in of:
+        each.start()
+    for each in of:
+        each.join()
+"""
+CHILDS_ENDS = {
+    "{}['lr']": ("KeyError", "'lr'"),
+    "sys.exit(3)": ("SystemExit", "3"),
+    "try:\n    1 / 0\nexcept Exception:\n    sys.exit(1)": (
+        "ZeroDivisionError",
+        "division by zero",
+    ),
+    "sys.exit(0)": None,
+    "pass": None,
+}
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_ends_a_child_of_multiprocessing_is_known_though_it_is_caught_there(
+    tmp_path: Path, method: str
+) -> None:
+    (tmp_path / "children.py").write_text(CHILDREN)
+    folders = [tmp_path / str(number) for number in range(len(CHILDS_ENDS))]
+    for folder in folders:
+        folder.mkdir()
+    command = [sys.executable, str(tmp_path / "children.py"), method, *CHILDS_ENDS]
+    subprocess.run(command, stderr=subprocess.DEVNULL, check=True)
+
+    ends = [
+        json.loads((tmp_path / str(n) / "end.json").read_text()) for n in range(len(CHILDS_ENDS))
+    ]
+    errors = [end["error"] and (end["error"]["type"], end["error"]["text"]) for end in ends]
+    assert errors == list(CHILDS_ENDS.values())
+
+
 def test_a_rank_that_crashed_is_known_to_have_died_first_and_where() -> None:
     """What a process that it has forked dies of is not its own end."""
     folder = job_folder.make(about(1))

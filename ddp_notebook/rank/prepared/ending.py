@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from multiprocessing import process, util
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
@@ -26,6 +27,8 @@ from ddp_notebook.rank.prepared import job_folder
 
 _MOST_TEXT = 2000
 _FIRST_S, _LONGEST_S = 2.0, 60.0
+_FIRST = 1000
+"""Of multiprocessing's finalizers, this one is called first."""
 
 
 def note_the_end(folder: Path) -> None:
@@ -33,11 +36,14 @@ def note_the_end(folder: Path) -> None:
     pid, shows = os.getpid(), sys.excepthook
     error: dict[str, object] = {}
 
+    def take_error(value: BaseException) -> None:
+        with contextlib.suppress(Exception):  # the user's own __str__
+            frames = traceback.extract_tb(value.__traceback__)
+            error.update(_as_error(type(value).__name__, str(value), frames))
+
     def take(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() == pid:
-            with contextlib.suppress(Exception):  # the user's own __str__
-                frames = traceback.extract_tb(trace)
-                error.update(_as_error(kind.__name__, str(value), frames))
+            take_error(value)
         ends()  # a launcher that sees another rank fail may end this one before Python does
         shows(kind, value, trace)
 
@@ -51,10 +57,26 @@ def note_the_end(folder: Path) -> None:
         ends()
         exits.forget()
 
+    def child_ends() -> None:
+        if (failed := _in_flight()) is not None:
+            take_error(failed)
+        ends()
+
     exits = _Exits()
     exits.watch()
     sys.excepthook = take
     atexit.register(python_ends)
+    if process.parent_process() is not None:
+        # multiprocessing catches what its child raises, and ends one that it forked by os._exit().
+        util.Finalize(None, child_ends, exitpriority=_FIRST)
+
+
+def _in_flight() -> BaseException | None:
+    """What ends a child of multiprocessing, which calls finalizers meanwhile; None for nothing."""
+    failed = sys.exception()
+    if not isinstance(failed, SystemExit):
+        return failed
+    return (failed.__context__ or failed) if failed.code not in (None, 0) else None
 
 
 class _Exits:
@@ -62,7 +84,6 @@ class _Exits:
 
     def __init__(self) -> None:
         self._noted: dict[str, object] = {}
-        self._status: object = 0
         frame = sys._getframe()
         while frame.f_back is not None:
             frame = frame.f_back
@@ -92,10 +113,8 @@ class _Exits:
         self._outermost = None
 
     def _note(self, status: object, frame: FrameType) -> None:
-        if self._noted and status == self._status:
-            return  # multiprocessing catches it in a child, and exits with the same again
         kind, value, trace = sys.exc_info()
-        self._status, self._noted = status, {}
+        self._noted = {}
         if kind is not None and issubclass(kind, Exception) and status not in (None, 0):
             self._noted = _as_error(kind.__name__, str(value), traceback.extract_tb(trace))
         elif status not in (None, 0):
@@ -114,8 +133,7 @@ def _as_error(kind: str, text: str, frames: Sequence[traceback.FrameSummary]) ->
 
 def _lost_its_parent() -> bool:
     """True of a process of multiprocessing's whose parent is gone: torch then ends it (SIGINT)."""
-    spawned = sys.modules.get("multiprocessing.process")
-    parent = spawned.parent_process() if spawned is not None else None
+    parent = process.parent_process()
     return parent is not None and os.getppid() != parent.pid
 
 
