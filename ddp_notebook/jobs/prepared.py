@@ -32,6 +32,7 @@ from ddp_notebook.model import (
     codec,
     collective_log,
     name_ranks,
+    verb,
 )
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer
@@ -370,10 +371,8 @@ def _unsure(job: Job, case: Case, why: str) -> str:
         return _unsure_of_ended(case) or why
     if silent:
         waiting = case.waiting
-        waits = f"{name_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'}; "
-        do = "does" if len(silent) == 1 else "do"
-        known = waits if waiting else ""
-        return f"No problem found so far: {known}{name_ranks(silent)} {do} not answer."
+        known = f"{verb(waiting, 'waits', 'wait')}; " if waiting else ""
+        return f"No problem found so far: {known}{verb(silent, 'does', 'do')} not answer."
     return why or f"No problem found so far: {name_ranks(job.alive)} still run."
 
 
@@ -390,8 +389,7 @@ def _unsure_of_ended(case: Case) -> str:
         parts.append(f"{name_ranks(unknown)} ended by {_NO_RECORD}")
     for ranks, then in ((signalled, ""), (waited, " while waiting")):
         if ranks:
-            were = "was" if len(ranks) == 1 else "were"
-            parts.append(f"{name_ranks(ranks)} {were} ended from outside, by a signal{then}")
+            parts.append(f"{verb(ranks, 'was', 'were')} ended from outside, by a signal{then}")
     return f"{'; '.join(parts)}; by whom and why is not recorded." if len(parts) > 1 else ""
 
 

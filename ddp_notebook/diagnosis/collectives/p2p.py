@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import call_site
-from ddp_notebook.diagnosis.collectives.describe import named, verb
+from ddp_notebook.diagnosis.collectives.describe import named
 from ddp_notebook.diagnosis.collectives.exits import unwinding
 from ddp_notebook.diagnosis.collectives.stopped_short import LEAVE_TOGETHER
 from ddp_notebook.diagnosis.context import Context
@@ -23,6 +23,7 @@ from ddp_notebook.model import (
     Ranks,
     by_value,
     name_ranks,
+    verb,
 )
 
 _Way: TypeAlias = tuple[int, int, str, int]

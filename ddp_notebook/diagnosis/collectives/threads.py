@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives.alignment import call_site
-from ddp_notebook.diagnosis.collectives.describe import called, named, verb
+from ddp_notebook.diagnosis.collectives.describe import called, named
 from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind
 from ddp_notebook.diagnosis.collectives.source_code import Condition
 from ddp_notebook.diagnosis.context import Context
@@ -24,6 +24,7 @@ from ddp_notebook.model import (
     Ranks,
     ThreadError,
     name_ranks,
+    verb,
 )
 
 _ABORTED = (-6, 134)

@@ -28,7 +28,9 @@ from ddp_notebook.model import (
     Probe,
     RankReport,
     Ranks,
+    agree,
     name_ranks,
+    verb,
 )
 
 BETWEEN_S = 1.5
@@ -86,17 +88,19 @@ class Outside:
             return replace(found, findings=(), unsure=_NO_STACKS)
         moves = tuple(rank for rank in waiting if rank not in self.still)
         if moves:
-            why = f"No problem found so far: {_go_on(moves)}."
+            why = f"No problem found so far: {verb(moves, 'goes', 'go')} on."
         elif unknown:
-            does = "it does" if len(unknown) == 1 else "they do"
+            does = agree(unknown, "it does", "they do")
             why = f"Undecided: of {name_ranks(unknown)} it is not known what {does}."
         elif waiting:
             why = (
-                f"Undecided: {name_ranks(waiting)} {_s(waiting, 'wait')}, and did not move for "
+                f"Undecided: {verb(waiting, 'waits', 'wait')}, and did not move for "
                 f"{BETWEEN_S} s; the stacks do not prove why. {_MORE}"
             )
         else:
-            why = f"No problem found so far: {_go_on(self.case.where(Activity.BUSY))}."
+            why = (
+                f"No problem found so far: {verb(self.case.where(Activity.BUSY), 'goes', 'go')} on."
+            )
         if moves or unknown:
             return replace(found, findings=(), unsure=why)
         return self._unproven(found, why)
@@ -132,14 +136,6 @@ _NO_STACKS = (
     "Undecided: the job was started without DDP_NOTEBOOK=1, and its Python stacks cannot be read."
 )
 _MORE = "More is known of a job that was started with DDP_NOTEBOOK=1 in its environment."
-
-
-def _go_on(ranks: Ranks) -> str:
-    return f"{name_ranks(ranks)} {'goes' if len(ranks) == 1 else 'go'} on"
-
-
-def _s(ranks: Ranks, verb: str) -> str:
-    return f"{verb}s" if len(ranks) == 1 else verb
 
 
 def look(ranks: Mapping[int, Seen], twice: bool = True) -> Outside:
