@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from ddp_notebook.diagnosis.standing_still import diagnose_standing
 from ddp_notebook.evidence.frames import Sources
@@ -32,6 +31,7 @@ from ddp_notebook.model import (
     name_ranks,
     verb,
 )
+from ddp_notebook.rank.prepared.processes import read
 
 BETWEEN_S = 1.5
 """Between the two observations."""
@@ -163,7 +163,7 @@ def _look(ranks: Mapping[int, Seen]) -> Look:
 
 def _is_torchrun(pid: int) -> bool:
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        words = read(pid, "cmdline")
     except OSError:
         return False
     return any(name in words for name in _LAUNCHER)

@@ -23,6 +23,7 @@ from ddp_notebook import model
 from ddp_notebook.model import Place
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSite
+from ddp_notebook.rank.inspect.safe_repr import TENSORS
 
 WATCHED = frozenset({"allreduce", "broadcast", "reduce", "recv", "send"})
 """Methods of a group during which torch itself does not change the version of the tensor."""
@@ -214,7 +215,7 @@ class AsyncWorks:
 def _alone(tensor: Any) -> bool:
     """True of a tensor that shares its memory, and so its version, with no other part of it."""
     return bool(
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        type(tensor) in TENSORS
         and tensor.is_cpu
         and not tensor.is_inference()
         and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()

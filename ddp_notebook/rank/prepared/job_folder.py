@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from ddp_notebook.launch.process_groups import stat_fields
 from ddp_notebook.launch.session_folder import is_private, parents
 
 FOLDER_VARIABLE = "DDP_NOTEBOOK_FOLDER"
@@ -219,10 +220,9 @@ def _about(wire: Mapping[str, object]) -> About | None:
 def began(pid: int) -> int:
     """When a process began, in ticks since the kernel was booted; 0 if there is no such process."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        state, *rest = stat_fields(Path(f"/proc/{pid}/stat"))
     except OSError:
         return 0
-    state, *rest = stat.rpartition(")")[2].split()
     return 0 if state == "Z" else int(rest[18])
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from ddp_notebook.launch.process_groups import stat_fields
+
 _VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
@@ -13,7 +15,7 @@ _VARIABLES = (
     ("PMI_RANK", "PMI_SIZE"),
 )
 """torch's, and those of srun, Open MPI and MPICH."""
-_ENVIRONMENT_BYTES, _MAPS_BYTES = 1 << 20, 1 << 24
+_MOST_BYTES, _MAPS_BYTES = 1 << 20, 1 << 24
 _MOST_AROUND = 8
 
 
@@ -32,7 +34,7 @@ class Told(NamedTuple):
 
 def environment(pid: int) -> dict[str, str]:
     """That of a process of this user's, as it was when it began. Raises OSError."""
-    lines = _read(pid, "environ", _ENVIRONMENT_BYTES).split("\0")
+    lines = read(pid, "environ").split("\0")
     return {name: value for name, is_there, value in (e.partition("=") for e in lines) if is_there}
 
 
@@ -48,7 +50,7 @@ def told(values: Mapping[str, str]) -> Told | None:
 def has_torch(pid: int) -> bool:
     """True of a process of this user's that has loaded torch."""
     try:
-        return "libtorch" in _read(pid, "maps", _MAPS_BYTES)
+        return "libtorch" in read(pid, "maps", _MAPS_BYTES)
     except OSError:
         return False
 
@@ -76,9 +78,10 @@ def around(pid: int) -> list[int]:
 
 def parent(pid: int) -> int:
     """Of a process. Raises OSError where there is none."""
-    return int(_read(pid, "stat", 4096).rpartition(")")[2].split()[1])
+    return int(stat_fields(Path(f"/proc/{pid}/stat"))[1])
 
 
-def _read(pid: int, name: str, most_bytes: int) -> str:
+def read(pid: int, name: str, most_bytes: int = _MOST_BYTES) -> str:
+    """The text of a process's file in /proc, up to a bound. Raises OSError where there is none."""
     with Path(f"/proc/{pid}/{name}").open("rb") as stream:
         return stream.read(most_bytes).decode(errors="replace")

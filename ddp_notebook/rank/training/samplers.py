@@ -166,7 +166,7 @@ def _length(dataset: Any) -> int:
 
 def hash_of(inputs: Any) -> str:
     """A hash of all tensors in what a model gets; "" where one cannot be read, or there is none."""
-    tensors = list(itertools.islice(_tensors(inputs), _MOST_TENSORS + 1))
+    tensors = list(itertools.islice(tensors_in(inputs), _MOST_TENSORS + 1))
     if not tensors or len(tensors) > _MOST_TENSORS:
         return ""
     hashed = 0
@@ -182,16 +182,17 @@ def hash_of(inputs: Any) -> str:
 
 def samples_in(inputs: Any) -> int:
     """The first dimension of the first tensor in what a model gets; 0 where there is none."""
-    first = next(_tensors(inputs), None)
+    first = next(tensors_in(inputs), None)
     return first.shape[0] if first is not None and first.dim() else 0
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a value, in its dicts, tuples and lists too, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors(each)
+        for part in value.values():
+            yield from tensors_in(part)
     elif isinstance(value, tuple | list):
-        for each in value:
-            yield from _tensors(each)
+        for part in value:
+            yield from tensors_in(part)

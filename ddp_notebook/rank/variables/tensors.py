@@ -17,6 +17,7 @@ import torch
 
 from ddp_notebook.model import TensorFacts
 from ddp_notebook.rank.calls import MOST_VALUES
+from ddp_notebook.rank.training.digests import short
 
 SECONDS = 0.02
 """Of CPU time for all tensors of one answer; those of at most `_CHUNK` values may take as long once
@@ -87,8 +88,8 @@ class TensorReader:
             facts,
             read=sums.read,
             mean=sums.mean,
-            least=_short(min(sums.ends)) if sums.ends else None,
-            most=_short(max(sums.ends)) if sums.ends else None,
+            least=short(min(sums.ends)) if sums.ends else None,
+            most=short(max(sums.ends)) if sums.ends else None,
             nans=sums.nans,
             digest=digest,
             sample=sample(flat),
@@ -143,19 +144,19 @@ class _Sums:
         """As `torch.std` has it; None of one number, and where one is infinite."""
         count = self.read - self.nans
         none = count < 2 or not math.isfinite(self._squares)
-        return None if none else _short(math.sqrt(self._squares / (count - 1)))
+        return None if none else short(math.sqrt(self._squares / (count - 1)))
 
     @property
     def mean(self) -> float | None:
         """Of those that are numbers; None for none, and for infinities of both signs."""
         none = not self.ends or math.isnan(self._total)
-        return None if none else _short(self._total / (self.read - self.nans))
+        return None if none else short(self._total / (self.read - self.nans))
 
 
 def sample(flat: torch.Tensor) -> tuple[float | None, ...]:
     """Some values of a tensor of one dimension, at places that depend on its length alone."""
     some = flat[:: max(1, -(-flat.numel() // _SAMPLE))].to(torch.float64).tolist()
-    return tuple(_short(number) if abs(number) < float("inf") else None for number in some)
+    return tuple(short(number) if abs(number) < float("inf") else None for number in some)
 
 
 def blocks_of(flat: torch.Tensor) -> Iterator[Any]:
@@ -176,7 +177,7 @@ def values(tensor: torch.Tensor, begin: int, end: int) -> tuple[float | None, ..
     if flat is None or not 0 <= begin < end <= min(flat.numel(), begin + MOST_VALUES):
         return ()
     some = flat[begin:end].to(torch.float64).tolist()
-    return tuple(_short(number) if abs(number) < float("inf") else None for number in some)
+    return tuple(short(number) if abs(number) < float("inf") else None for number in some)
 
 
 def checksums(tensor: torch.Tensor, begin: int, end: int) -> tuple[tuple[int, ...], int]:
@@ -207,8 +208,3 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
     if tensor.is_contiguous():
         return tensor.view(-1)
     return tensor.reshape(-1) if tensor.numel() <= _WHOLE else None
-
-
-def _short(number: float) -> float:
-    """As exact as a float32, in as few characters."""
-    return float(f"{number:.8g}")

@@ -32,6 +32,7 @@ from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.training.against.batches import Batches
 from ddp_notebook.rank.training.against.sketching import Sketcher
+from ddp_notebook.rank.training.samplers import tensors_in
 
 _MOST_NUMBERS = 2**21
 """Of a trail: 16 MiB."""
@@ -163,7 +164,7 @@ class TrailRecorder(Component):
                 self._trains(module, (inputs, {}))
 
     def _trains(self, module: nn.Module, inputs: Any) -> None:
-        self._samples.extend(self._sketcher.samples(list(_tensors(inputs))))
+        self._samples.extend(self._sketcher.samples(list(tensors_in(inputs))))
         for name, part in module.named_modules():
             if not part.training:
                 continue
@@ -300,14 +301,3 @@ def _drops_out(module: nn.Module) -> bool:
 
 def _place(line: Line | None) -> Place | None:
     return Place(*line) if line is not None else None
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors(each)
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from _tensors(each)
