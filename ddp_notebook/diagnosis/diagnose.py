@@ -18,7 +18,6 @@ from traceback import extract_tb
 
 from ddp_notebook.diagnosis import failures, files
 from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, stopped_short, threads
-from ddp_notebook.diagnosis.collectives.source_code import Sources
 from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
@@ -27,6 +26,7 @@ from ddp_notebook.diagnosis.parallel.meshes import mesh_of
 from ddp_notebook.diagnosis.parallel.purposes import with_purposes
 from ddp_notebook.diagnosis.progress import doing, left_alone
 from ddp_notebook.diagnosis.setup import arguments, data_workers, missing_ranks, reach, store
+from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.diagnosis.training import (
     by_hand,
     checkpoints,

@@ -18,9 +18,9 @@ from ddp_notebook.diagnosis.collectives.describe import (
     side,
 )
 from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind
-from ddp_notebook.diagnosis.collectives.source_code import Condition
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.names import Varies
+from ddp_notebook.diagnosis.source_code.names import Varies
+from ddp_notebook.diagnosis.source_code.sources import Condition
 from ddp_notebook.model import (
     PLACING,
     Category,

@@ -8,11 +8,11 @@ from dataclasses import replace
 from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.describe import called, named
 from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind
-from ddp_notebook.diagnosis.collectives.source_code import Condition
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.names import Varies
 from ddp_notebook.diagnosis.progress import left_alone, thread_words, way_to_error, works
 from ddp_notebook.diagnosis.setup import torch_errors
+from ddp_notebook.diagnosis.source_code.names import Varies
+from ddp_notebook.diagnosis.source_code.sources import Condition
 from ddp_notebook.model import (
     Activity,
     Category,

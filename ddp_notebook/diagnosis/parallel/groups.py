@@ -9,9 +9,9 @@ from ddp_notebook.diagnosis.collectives.alignment import CallSite, align_program
 from ddp_notebook.diagnosis.collectives.describe import again, called, named, numbered
 from ddp_notebook.diagnosis.collectives.divergence import classify, divergences
 from ddp_notebook.diagnosis.collectives.explain import explain
-from ddp_notebook.diagnosis.collectives.source_code import Condition
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
+from ddp_notebook.diagnosis.source_code.sources import Condition
 from ddp_notebook.model import (
     Category,
     Collective,
