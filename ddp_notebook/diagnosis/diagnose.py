@@ -362,9 +362,11 @@ def _alike(evidence: Iterable[str]) -> tuple[str, ...]:
     ranks: dict[str, set[int]] = {}
     for line in evidence:
         who, text = _whose(line)
-        told = ranks.setdefault(text, set())
-        told.update(who)
-    return tuple(f"{name_ranks(told)}{text}" if told else text for text, told in ranks.items())
+        members = ranks.setdefault(text, set())
+        members.update(who)
+    return tuple(
+        f"{name_ranks(members)}{text}" if members else text for text, members in ranks.items()
+    )
 
 
 _OF_RANKS = re.compile(r"ranks? ([\d,-]+)(?=[:, ])", re.ASCII)

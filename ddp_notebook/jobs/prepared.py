@@ -67,8 +67,8 @@ class Job:
     @property
     def world_size(self) -> int:
         """How many ranks there should be, as the ranks were told; at least those that are there."""
-        told = [process.about.world_size or 0 for process in self.processes.values()]
-        size = max(set(told), key=told.count)
+        sizes = [process.about.world_size or 0 for process in self.processes.values()]
+        size = max(set(sizes), key=sizes.count)
         return min(max(size, max(self.processes) + 1), _MOST_RANKS)
 
     @property

@@ -111,7 +111,7 @@ def untold(pid: int) -> tuple[int, ...]:
         return tuple(
             n
             for n in map(int, words)
-            if has_torch(n) and not processes.told(processes.environment(n))
+            if has_torch(n) and not processes.launch_parameters(processes.environment(n))
         )
     except (OSError, ValueError):
         return ()
@@ -125,7 +125,7 @@ def _told() -> Iterator[Seen]:
     for pid in pids[:_MOST_PROCESSES]:
         try:
             values = processes.environment(pid)
-            rank = processes.told(values)
+            rank = processes.launch_parameters(values)
             state, parent = stat_fields(Path(f"/proc/{pid}/stat"))[:2]
             if rank is not None and pid != os.getpid() and state != "Z":
                 yield Seen(

@@ -413,9 +413,9 @@ def _unsent(context: Context, record: Collective) -> tuple[str, str, Ranks]:
         if other != rank
     }
     few = tuple(other for other, count in sent.items() if count < max(sent.values()))
-    told = ", ".join(f"{name_ranks(who)} {count}" for who, count in by_value(sent))
+    counts = ", ".join(f"{name_ranks(who)} {count}" for who, count in by_value(sent))
     return (
-        f"rank {rank} waits for one message more from any rank; no rank sends it (sent: {told})",
+        f"rank {rank} waits for one message more from any rank; no rank sends it (sent: {counts})",
         "Have each rank send as many messages as are received, or tell the receiver how many.",
         few or (rank,),
     )

@@ -100,7 +100,7 @@ def or_raised(context: Context, classified: Classified, finding: Finding) -> Fin
     if classified.kind not in _PARTED or not _raised_alone(context, lost, rest):
         return finding
     error = _errors(context.reports[lost.ranks[0]])[0]
-    told = f"{lost.named}: {thread_words(error)}"
+    fact = f"{lost.named}: {thread_words(error)}"
     test = context.sources.condition(
         classified.record, classified.there, classified.full.ranks, classified.short.ranks
     )
@@ -108,7 +108,7 @@ def or_raised(context: Context, classified: Classified, finding: Finding) -> Fin
     if not by_rank and _is_why(context, error, classified.record, lost.here):
         return _by_thread(context, classified, finding, lost, error)
     if by_rank or finding.ranks == lost.ranks or len(lost.ranks) != len(rest.ranks):
-        return replace(finding, evidence=(*finding.evidence, told))
+        return replace(finding, evidence=(*finding.evidence, fact))
     first = f"{finding.sentence[0].lower()}{finding.sentence[1:]}"
     return replace(
         finding,
@@ -118,7 +118,7 @@ def or_raised(context: Context, classified: Classified, finding: Finding) -> Fin
         "known",
         remedy=f"If the thread's error is the cause, correct it. If not: {finding.remedy}",
         waiting=context.victims,
-        evidence=(*finding.evidence, told),
+        evidence=(*finding.evidence, fact),
     )
 
 

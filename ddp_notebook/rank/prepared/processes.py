@@ -1,4 +1,4 @@
-"""What the system tells of a rank's process: which rank it was told, and who has started it."""
+"""A rank's process as the system knows it: its launch parameters, and who started it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MOST_BYTES, _MAPS_BYTES = 1 << 20, 1 << 24
 _MOST_AROUND = 8
 
 
-class Told(NamedTuple):
-    """Which rank, of how many, a process was told when it began, and by which variable."""
+class LaunchParameters(NamedTuple):
+    """The rank and world size in a process's first environment, and the variable of the rank."""
 
     variable: str
     rank: int
@@ -28,22 +28,22 @@ class Told(NamedTuple):
 
     @property
     def by_scheduler(self) -> bool:
-        """By srun or mpirun: then a launcher of ranks was told it as well, on each host."""
+        """Set by srun or mpirun: a launcher of ranks on each host then has it too."""
         return self.variable != _VARIABLES[0][0]
 
 
 def environment(pid: int) -> dict[str, str]:
-    """That of a process of this user's, as it was when it began. Raises OSError."""
+    """The environment with which a process of this user's was started. Raises OSError."""
     lines = read(pid, "environ").split("\0")
     return {name: value for name, is_there, value in (e.partition("=") for e in lines) if is_there}
 
 
-def told(values: Mapping[str, str]) -> Told | None:
-    """What an environment tells."""
+def launch_parameters(values: Mapping[str, str]) -> LaunchParameters | None:
+    """The rank that the variables of a launcher name; None where they name none."""
     for rank, size in _VARIABLES:
         numbers = values.get(rank, "")[:9], values.get(size, "")[:9]
         if all(text.isascii() and text.isdigit() for text in numbers):
-            return Told(rank, int(numbers[0]), int(numbers[1]))
+            return LaunchParameters(rank, int(numbers[0]), int(numbers[1]))
     return None
 
 
@@ -56,18 +56,18 @@ def has_torch(pid: int) -> bool:
 
 
 def launcher(pid: int) -> int:
-    """The process that has started a rank, or what stands around the rank."""
+    """The process that started a rank, or started the shells and wrappers around it."""
     return parent([pid, *around(pid)][-1])
 
 
 def around(pid: int) -> list[int]:
-    """Processes above a rank that were told its rank and are none: shells, wrappers."""
+    """Parents of a rank that have its launch parameters but are no rank: shells, wrappers."""
     found: list[int] = []
     try:
-        mine = told(environment(pid))
+        own = launch_parameters(environment(pid))
         above = parent(pid)
-        while mine and len(found) < _MOST_AROUND:
-            if told(environment(above)) != mine or has_torch(above):
+        while own and len(found) < _MOST_AROUND:
+            if launch_parameters(environment(above)) != own or has_torch(above):
                 break
             found.append(above)
             above = parent(above)

@@ -1,4 +1,4 @@
-"""The values of tensors in a few numbers.
+"""Summarizes the values of tensors in a few numbers.
 
 Only memory of the host is read, while the main thread stands: reading a GPU's would wait for what
 the GPU is at, which may be the collective that hangs.
@@ -20,15 +20,15 @@ from ddp_notebook.rank.calls import MOST_VALUES
 from ddp_notebook.rank.training.digests import short
 
 SECONDS = 0.02
-"""Of CPU time for all tensors of one answer; those of at most `_CHUNK` values may take as long once
+"""CPU time for all tensors of one answer; those of at most `_CHUNK` values may take as long once
 more."""
 _WHOLE = 2**20
-"""Values of a tensor that is read to its end; of a larger one a part is."""
+"""Tensors of up to so many values are read whole, larger ones in part."""
 _MOST_COMPARED = 2**25
-"""Values of a tensor whose digest is made, where one value alone is asked for."""
+"""The largest tensor, in values, that gets a digest when it is asked for alone."""
 _PART = 2**15
 _CHUNK = 2**15
-"""Values at a time: so many are read by one thread, in some 0.1 ms."""
+"""Values that are read at a time: few enough for one thread, in about 0.1 ms."""
 _SAMPLE = 16
 _FULL_SECONDS = 0.06
 _BLOCK = 2**20
@@ -37,7 +37,7 @@ _PARTS = 256
 
 
 class TensorReader:
-    """Reads tensors until its time is up; of those after that it tells what they are."""
+    """Reads tensors until its time is up; after that only their shape, dtype and device."""
 
     def __init__(self, values: bool = True, *, full: bool = False) -> None:
         """Without `values` nothing is read: the main thread may change or free them meanwhile.
@@ -63,7 +63,7 @@ class TensorReader:
         return facts if flat is None else self._read(facts, flat)
 
     def array_facts(self, array: Any) -> TensorFacts:
-        """The same of an array of NumPy's own type."""
+        """The facts of an array of NumPy's own type."""
         dtype, shape = array.dtype, tuple(map(int, array.shape))
         facts = TensorFacts(shape, str(dtype), "numpy")
         readable = dtype.kind in "fiub" and dtype.isnative and array.flags.writeable
@@ -96,7 +96,7 @@ class TensorReader:
         )
 
     def _digest(self, flat: torch.Tensor) -> str:
-        """Of a large tensor; empty where there was no time."""
+        """The digest of a large tensor; empty where there was no time."""
         if flat.numel() > _MOST_COMPARED:
             return ""
         crc = 0
@@ -108,13 +108,13 @@ class TensorReader:
 
 
 class _Sums:
-    """What the values of a tensor add up to, part by part."""
+    """Statistics of a tensor, which is read part by part."""
 
     def __init__(self) -> None:
         self.read = self.nans = self.crc = self.infinite = 0
         self.ends: list[float] = []
         self._total = self._squares = 0.0
-        """`_squares`: of the distances from the mean."""
+        """`_squares` is the sum of the squared distances from the mean."""
 
     def add(self, chunk: torch.Tensor) -> None:
         """Add some values, of one dimension."""
@@ -132,7 +132,7 @@ class _Sums:
             self._add(float(numbers.sum()), numbers)
 
     def _add(self, total: float, numbers: torch.Tensor) -> None:
-        """Two parts' means and squares as one's, which stays exact where values are large."""
+        """Merge the mean and squares of another part; stays exact where values are large."""
         count, before = numbers.numel(), self.read - self.nans - numbers.numel()
         own = float((numbers - total / count).square().sum())
         apart = (total / count - self._total / before) if before else 0.0
@@ -141,38 +141,38 @@ class _Sums:
 
     @property
     def std(self) -> float | None:
-        """As `torch.std` has it; None of one number, and where one is infinite."""
+        """As `torch.std`; None for a single number, and where one is infinite."""
         count = self.read - self.nans
         none = count < 2 or not math.isfinite(self._squares)
         return None if none else short(math.sqrt(self._squares / (count - 1)))
 
     @property
     def mean(self) -> float | None:
-        """Of those that are numbers; None for none, and for infinities of both signs."""
+        """The mean without NaNs; None without numbers, and for infinities of both signs."""
         none = not self.ends or math.isnan(self._total)
         return None if none else short(self._total / (self.read - self.nans))
 
 
 def sample(flat: torch.Tensor) -> tuple[float | None, ...]:
-    """Some values of a tensor of one dimension, at places that depend on its length alone."""
+    """Some values of a one-dimensional tensor, at positions that depend on its length alone."""
     some = flat[:: max(1, -(-flat.numel() // _SAMPLE))].to(torch.float64).tolist()
     return tuple(short(number) if abs(number) < float("inf") else None for number in some)
 
 
 def blocks_of(flat: torch.Tensor) -> Iterator[Any]:
-    """The bytes of a tensor of one dimension, some at a time."""
+    """The bytes of a one-dimensional tensor, block by block."""
     for begin in range(0, flat.numel(), _BLOCK):
         yield flat[begin : begin + _BLOCK].contiguous().view(torch.uint8).numpy().data
 
 
 def bytes_of(tensor: torch.Tensor) -> Iterator[Any]:
-    """The same of any tensor; nothing where its values cannot be read here."""
+    """The bytes of any tensor, block by block; nothing where its values cannot be read here."""
     flat = _flat(tensor.detach()) if 0 < tensor.numel() <= _MOST_COMPARED else None
     return blocks_of(flat) if flat is not None else iter(())
 
 
 def values(tensor: torch.Tensor, begin: int, end: int) -> tuple[float | None, ...]:
-    """Values `begin` to `end`, which are few; None for what is NaN or infinite."""
+    """The few values from `begin` to `end`; None for one that is NaN or infinite."""
     flat = _flat(tensor.detach())
     if flat is None or not 0 <= begin < end <= min(flat.numel(), begin + MOST_VALUES):
         return ()
@@ -181,7 +181,7 @@ def values(tensor: torch.Tensor, begin: int, end: int) -> tuple[float | None, ..
 
 
 def checksums(tensor: torch.Tensor, begin: int, end: int) -> tuple[tuple[int, ...], int]:
-    """Of values `begin` to `end`, in some hundred equal parts, and how many values a part has.
+    """Checksums of some hundred equal parts from `begin` to `end`, and the values in each part.
 
     Nothing where the values cannot be read here.
     """
@@ -194,7 +194,7 @@ def checksums(tensor: torch.Tensor, begin: int, end: int) -> tuple[tuple[int, ..
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
-    """`tensor` in one dimension; None for one whose values cannot be read here.
+    """`tensor` with one dimension; None if its values cannot be read here.
 
     A shard of FSDP may have given its memory back, and looks as it did before.
     """

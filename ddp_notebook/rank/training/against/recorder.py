@@ -35,7 +35,7 @@ from ddp_notebook.rank.training.against.sketching import Sketcher
 from ddp_notebook.rank.training.samplers import tensors_in
 
 _MOST_NUMBERS = 2**21
-"""Of a trail: 16 MiB."""
+"""In one trail; they take 16 MiB."""
 _MOST_NAMED = 5
 _DROPOUT = (
     nn.Dropout,
@@ -46,7 +46,7 @@ _DROPOUT = (
     nn.FeatureAlphaDropout,
 )
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-"""SyncBatchNorm is none: it looks at the samples of all ranks."""
+"""Without SyncBatchNorm, which uses the samples of all ranks."""
 
 
 class TrailRecorder(Component):
@@ -157,7 +157,7 @@ class TrailRecorder(Component):
             self._names.setdefault(id(parameter), name)
 
     def _forward(self, module: nn.Module, inputs: Any) -> None:
-        """Any module's forward begins; that of a model around its DDP object counts as training."""
+        """A forward begins; that of a module that contains the DDP object counts as training."""
         known = self._models.get(id(module)) is module
         if known and not self._inside and not self._off and torch.is_grad_enabled():
             with self._contained():
