@@ -40,7 +40,7 @@ class PauseGate(Component):
         return self._main_thread.abort.is_set()
 
     def step(self) -> int | None:
-        """Let the rank go on to its next collective; returns that before which it was. Any thread."""
+        """Let the rank go on to its next collective; returns the one it was at. Any thread."""
         at = self.at
         if at is not None:
             self._steps.release()
