@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from IPython.core.error import UsageError
+from results import said, shown_by
 from support import shared_shell
 
 from ddp_notebook.model import Board, Category, Diagnosis, Stage, Status, StepTable
-from ddp_notebook.views.ansi import strip_ansi
 
 Capture = pytest.CaptureFixture[str]
 
@@ -36,26 +36,15 @@ if __name__ == "__main__":
 
 def well(shell: Any, capsys: Capture, source: str) -> tuple[Any, str]:
     """What a cell that must end well gives, and what it shows."""
-    capsys.readouterr()
-    result = shell.run_cell(source)
-    shown = capsys.readouterr()
-    assert result.success, f"{source}\n{shown.out}{shown.err}"
-    return result.result, PROMPT.sub("", strip_ansi(shown.out + shown.err).strip())
-
-
-def said(shell: Any, capsys: Capture, source: str) -> str:
-    """What the user reads of a cell that must fail."""
-    capsys.readouterr()
-    assert not shell.run_cell(source).success, f"{source} should have failed"
-    shown = capsys.readouterr()
-    return strip_ansi(shown.out + shown.err).strip()
+    result, text = shown_by(shell, capsys, source)
+    assert result.success, f"{source}\n{text}"
+    return result.result, PROMPT.sub("", text)
 
 
 def mistake(shell: Any, capsys: Capture, source: str) -> str:
     """What the user reads of a wrong call, which is no place for a stack."""
     text = said(shell, capsys, source)
     assert text.startswith("UsageError: "), text
-    assert "Traceback" not in text
     return text.removeprefix("UsageError: ")
 
 
@@ -243,7 +232,8 @@ def test_a_script_that_leaves_or_raises_is_shown_with_its_own_lines(
     script.with_name("boom.py").write_text(
         "import os\n\n\ndef half(n):\n    return n / (2 - int(os.environ['RANK']))\n\n\nhalf(8)\n"
     )
-    text = said(ranks_up, capsys, "%ddp_run boom.py")
+    result, text = shown_by(ranks_up, capsys, "%ddp_run boom.py")
+    assert not result.success
     assert "── rank 2 ──" in text
     assert f'File "{script.with_name("boom.py")}", line 8, in <module>\n    half(8)\n' in text
     assert 'boom.py", line 5, in half\n    return n / (2 - int(os.environ' in text
