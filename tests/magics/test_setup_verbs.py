@@ -41,6 +41,13 @@ def well(shell: Any, capsys: Capture, source: str) -> tuple[Any, str]:
     return result.result, PROMPT.sub("", text)
 
 
+def raised(shell: Any, capsys: Capture, source: str) -> str:
+    """What the user reads of a cell that must fail, whose code may have raised."""
+    result, text = shown_by(shell, capsys, source)
+    assert not result.success, f"{source} should have failed"
+    return text
+
+
 def mistake(shell: Any, capsys: Capture, source: str) -> str:
     """What the user reads of a wrong call, which is no place for a stack."""
     text = said(shell, capsys, source)
@@ -161,7 +168,7 @@ def test_a_set_up_that_hangs_is_explained_given_up_and_done_again(
     shell: Any, capsys: Capture
 ) -> None:
     """With two ranks: one cannot find the store, then one is held back."""
-    text = said(shell, capsys, "%ddp_init -n 2 --device cpu --set 1:MASTER_PORT=1")
+    text = raised(shell, capsys, "%ddp_init -n 2 --device cpu --set 1:MASTER_PORT=1")
     finding, _, error = text.partition("SetupFailed: ")
     assert "✗ Rank 1 has MASTER_PORT=1" in finding
     assert "[env-mismatch]" in finding
@@ -186,7 +193,7 @@ def test_a_set_up_that_hangs_is_explained_given_up_and_done_again(
     board, _ = well(shell, capsys, "%ddp_init -n 2 --device cpu")
     assert board.snapshot.ready
     assert board.snapshot.ranks[0].pid == rank_0, "its process was kept all along"
-    assert "needs 3 ranks, and there are 2" in said(shell, capsys, "%ddp_fault duplicate-rank")
+    assert "needs 3 ranks, and there are 2" in raised(shell, capsys, "%ddp_fault duplicate-rank")
 
 
 # --------------------------------------------------------------------------- a shell with ranks
@@ -226,14 +233,13 @@ def test_a_script_that_leaves_or_raises_is_shown_with_its_own_lines(
     ranks_up: Any, capsys: Capture, script: Path
 ) -> None:
     script.with_name("leave.py").write_text("import sys\n\nsys.exit(3)\n")
-    assert said(ranks_up, capsys, "%ddp_run leave.py").endswith(
+    assert raised(ranks_up, capsys, "%ddp_run leave.py").endswith(
         "CellFailed: ranks 0-2 raised SystemExit: 3 (leave.py, line 3)."
     )
     script.with_name("boom.py").write_text(
         "import os\n\n\ndef half(n):\n    return n / (2 - int(os.environ['RANK']))\n\n\nhalf(8)\n"
     )
-    result, text = shown_by(ranks_up, capsys, "%ddp_run boom.py")
-    assert not result.success
+    text = raised(ranks_up, capsys, "%ddp_run boom.py")
     assert "── rank 2 ──" in text
     assert f'File "{script.with_name("boom.py")}", line 8, in <module>\n    half(8)\n' in text
     assert 'boom.py", line 5, in half\n    return n / (2 - int(os.environ' in text
@@ -262,7 +268,7 @@ def test_a_script_that_cannot_be_run_is_not_begun(
 def test_a_script_whose_set_up_hangs_ends_the_cell_and_ranks_are_freed(
     ranks_up: Any, capsys: Capture, script: Path
 ) -> None:
-    text = said(ranks_up, capsys, "%ddp_run --store rank0 --set 1:RANK=0 train.py")
+    text = raised(ranks_up, capsys, "%ddp_run --store rank0 --set 1:RANK=0 train.py")
     assert "[duplicate-rank]" in text
     assert "\nStuck: Rank" in text
     assert text.endswith("The ranks stay as they are: %ddp_why, %ddp_status. Free them: %ddp_abort")
