@@ -1,14 +1,26 @@
-"""What is found in a program of collectives."""
+"""What is found in a program of collectives, in its training, or in its log."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from traces import constructor
 
-from ddp_notebook.diagnosis import diagnose_run
-from ddp_notebook.model import Activity, Case, Collective, Finding, Phase, Ranks
+from ddp_notebook.diagnosis import diagnose_run, diagnose_training
+from ddp_notebook.jobs import dead
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Collective,
+    Collectives,
+    Diagnosis,
+    Finding,
+    Phase,
+    Ranks,
+    RunFacts,
+)
 
 Program = list[Collective]
 
@@ -29,6 +41,24 @@ def the_one(case: Case, sources: Mapping[str, str] | None = None) -> Finding:
     """The only finding that does not pass."""
     (finding,) = [f for f in diagnose_run(case, sources).findings if not f.passing]
     return finding
+
+
+def found_in_training(
+    facts: Iterable[RunFacts], collectives: Collectives, source: str = ""
+) -> tuple[Finding, ...]:
+    """What is found in training that ended well; `source` is the code of train.py."""
+    of = {each.rank: each for each in facts}
+    diagnosis = diagnose_training(of, collectives, {"train.py": source})
+    assert not diagnosis.notes, diagnosis.notes
+    for finding in diagnosis.findings:
+        assert finding.remedy and finding.evidence and "\n" not in finding.cause
+    return diagnosis.findings
+
+
+def diagnosed_log(folder: Path, text: str) -> Diagnosis:
+    """What is found in the log of an ended job."""
+    (folder / "job.log").write_text(text)
+    return dead.why([folder / "job.log"]).diagnosis
 
 
 def same(size: int, program: Program, **other: Program) -> dict[int, Program]:

@@ -1,12 +1,39 @@
-"""What tests read off what a cell gives: its output, and the tables beside it."""
+"""What tests read of a session: what a cell shows and returns, its tables, the ranks' processes."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from IPython.core.interactiveshell import ExecutionResult
+
 from ddp_notebook.model import StepTable, VariableTable
 from ddp_notebook.session import Session
 from ddp_notebook.session.runs.run import CellResult
+from ddp_notebook.views.ansi import strip_ansi
+
+
+def shown_by(
+    shell: Any, capsys: pytest.CaptureFixture[str], source: str
+) -> tuple[ExecutionResult, str]:
+    """The result of a cell in IPython's shell, and all that it shows, without colours."""
+    capsys.readouterr()
+    result = shell.run_cell(source)
+    shown = capsys.readouterr()
+    return result, strip_ansi(shown.out + shown.err).strip()
+
+
+def said(shell: Any, capsys: pytest.CaptureFixture[str], source: str, *, ok: bool = False) -> str:
+    """What the user reads of a cell that fails, or ends `ok`: no stack of ours."""
+    result, text = shown_by(shell, capsys, source)
+    assert result.success is ok, f"{source}\n{text}"
+    assert "Traceback" not in text
+    return text
+
+
+def rank_pids(session: Session) -> list[int]:
+    """The processes of the ranks."""
+    return [state.pid for state in session.record.snapshot.ranks]
 
 
 def texts(result: CellResult) -> str:

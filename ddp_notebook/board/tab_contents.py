@@ -53,17 +53,19 @@ _CELL = re.compile(r"cell (\d+)")
 def stack_json(tree: StackTree, sources: Mapping[str, str]) -> dict[str, Any]:
     """The stacks, equal ones once; `sources` is the code of the run by the names of its files."""
     names = stacks.file_names(tree)
-    alike: dict[tuple[tuple[Frame, ...], str], list[tuple[Ranks, str]]] = {}
+    by_frames: dict[tuple[tuple[Frame, ...], str], list[tuple[Ranks, str]]] = {}
     for frames, leaf in _leaves(tree.branches, ()):
         state = plain(stacks.state_words(leaf.doing, frames)) if leaf.doing else ""
-        alike.setdefault((frames, of_any_rank(state, leaf.ranks)), []).append((leaf.ranks, state))
+        by_frames.setdefault((frames, of_any_rank(state, leaf.ranks)), []).append(
+            (leaf.ranks, state)
+        )
     classes = [
         {
             "ranks": format_ranks(rank for ranks, _ in parts for rank in ranks),
             "state": parts[0][1] if len(parts) == 1 else state,
             "frames": [_frame(frame, names, sources) for frame in frames],
         }
-        for (frames, state), parts in alike.items()
+        for (frames, state), parts in by_frames.items()
     ]
     return {"classes": classes[:_MOST_CLASSES]}
 

@@ -1,6 +1,5 @@
 """Derives findings (what is wrong, and the culprits) from all ranks' reports. Pure functions.
 
-conditions.py The tests in the code that decide whether a line is reached, the nearest first.
 context.py    The rules' input: all ranks' reports, and what is derived from them once.
 deaths.py     Ranks whose process ended: how, the known cause, and how to replace them.
 diagnose.py   The table of all rules, in order: what is wrong with a set-up, a run, or its training.
@@ -8,17 +7,16 @@ failures.py   Errors of ranks, and what ranks wait in, if no other rule explains
 files.py      Rules about files: paths that ranks change under each other, a store's file.
 least_squares.py  By what to multiply some rows of numbers so that they add up to another.
 majority.py   Majority votes: which of several values is right, and which ranks differ.
-names.py      What a test in the code is on each rank: the same on all, of its own, by its number.
 pages.py      A page of help for each category: what torch prints, what it means, how to fix it.
 partings.py   Ranks at different lines of one function: the test in the code that parted them.
 progress.py   What a rank is doing: its current call, and whether it makes progress by itself.
-shared_names.py  Whether what a thread left undone decides a test in other code.
 standing_still.py  Ranks that stand still, by their stacks alone.
 setup/        Rules for set-up.
 collectives/  Rules for collectives: who diverged from the others, and how.
 parallel/     Rules for programs that split a model or its data over ranks.
 against/      A run compared with the same run on one rank: where do they diverge?
 training/     Rules for training that ends without an error and is wrong.
+source_code/  What the user's code says: what decides whether a line is reached, and its values.
 steps/        Compares the ranks' training steps: which rank is slow.
 
 To test a rule: `tests/traces.py` simulates a small job rank by rank, `tests/setup_cases.py` has

@@ -9,9 +9,9 @@ from functools import cached_property
 from ddp_notebook.diagnosis.collectives import describe
 from ddp_notebook.diagnosis.collectives.alignment import Alignment, align_all
 from ddp_notebook.diagnosis.collectives.divergence import Divergence, divergences
-from ddp_notebook.diagnosis.collectives.source_code import Sources
 from ddp_notebook.diagnosis.collectives.wait_graph import WaitGraph, gave_up, wait_graph
 from ddp_notebook.diagnosis.progress import call_number
+from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.diagnosis.training.replicas import Model, models
 from ddp_notebook.model import Activity, Case, Collectives, RankReport, Ranks, RunFacts
 

@@ -12,8 +12,10 @@ from ddp_notebook.model import (
     RankExited,
     RankReport,
     Ranks,
+    agree,
     format_bytes,
     format_ranks,
+    them,
 )
 from ddp_notebook.state.descriptions import exit_text
 
@@ -104,10 +106,9 @@ def _bring_back(case: Case, ranks: Ranks) -> tuple[str, str]:
     # Ranks that wait for it in a cell or a script do not notice its end, and the new process can
     # join only when they are out.
     if any(other.rank in case.waiting and other.path for other in case.ranks):
-        new = "it a new process" if len(ranks) == 1 else "them new processes"
+        new = agree(ranks, "it a new process", "them new processes")
         return f"Free the others, which gives {new} too", "%ddp_abort"
-    it = "it" if len(ranks) == 1 else "them"
-    return f"Bring {it} back", f"%ddp_restart --ranks {format_ranks(ranks)}"
+    return f"Bring {them(ranks)} back", f"%ddp_restart --ranks {format_ranks(ranks)}"
 
 
 def _known(report: RankReport, last: str) -> Iterator[str]:

@@ -18,7 +18,6 @@ from traceback import extract_tb
 
 from ddp_notebook.diagnosis import failures, files
 from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, stopped_short, threads
-from ddp_notebook.diagnosis.collectives.source_code import Sources
 from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
@@ -27,6 +26,7 @@ from ddp_notebook.diagnosis.parallel.meshes import mesh_of
 from ddp_notebook.diagnosis.parallel.purposes import with_purposes
 from ddp_notebook.diagnosis.progress import doing, left_alone
 from ddp_notebook.diagnosis.setup import arguments, data_workers, missing_ranks, reach, store
+from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.diagnosis.training import (
     by_hand,
     checkpoints,
@@ -362,9 +362,11 @@ def _alike(evidence: Iterable[str]) -> tuple[str, ...]:
     ranks: dict[str, set[int]] = {}
     for line in evidence:
         who, text = _whose(line)
-        told = ranks.setdefault(text, set())
-        told.update(who)
-    return tuple(f"{name_ranks(told)}{text}" if told else text for text, told in ranks.items())
+        members = ranks.setdefault(text, set())
+        members.update(who)
+    return tuple(
+        f"{name_ranks(members)}{text}" if members else text for text, members in ranks.items()
+    )
 
 
 _OF_RANKS = re.compile(r"ranks? ([\d,-]+)(?=[:, ])", re.ASCII)

@@ -15,8 +15,11 @@ from ddp_notebook.model import (
     Ranks,
     RankState,
     Status,
+    agree,
     cut,
     name_ranks,
+    them,
+    verb,
 )
 
 UNEXPLAINED_AFTER_S = 10.0
@@ -160,11 +163,10 @@ def unexplained(case: Case, waited_s: Mapping[int, float]) -> Finding | None:
     moving = any(report.runnable for report in case.ranks if report.rank in stuck)
     if longest_s < UNEXPLAINED_AFTER_S or working or moving:
         return None
-    have = "has" if len(stuck) == 1 else "have"
     return Finding(
         Category.UNDECIDED,
         (),
-        f"{name_ranks(stuck)} {have} waited for {longest_s:.0f} s, and the cause is not known",
+        f"{verb(stuck, 'has', 'have')} waited for {longest_s:.0f} s, and the cause is not known",
         "See the line of each rank: %ddp_where. Or free them: %ddp_abort",
         stuck,
         (*(f"rank {e.rank} {doing(e)}" for e in case.ranks), *_stores(case)),
@@ -191,12 +193,11 @@ def unsure(case: Case, waited_s: Mapping[int, float], title: str, pending: Ranks
     if waiting:
         longest_s = max((waited_s.get(rank, 0.0) for rank in waiting), default=0.0)
         long = f" for {longest_s:.1f} s" if longest_s else ""
-        return f"No problem found so far: {name_ranks(waiting)} {_verb(waiting, 'wait')}{long}."
+        return f"No problem found so far: {verb(waiting, 'waits', 'wait')}{long}."
     if pending:
         least_s = min(waited_s.get(rank, 0.0) for rank in pending)
         long = f", on the same line for {least_s:.0f} s" if least_s >= _LONG_S else ""
-        are = "is" if len(pending) == 1 else "are"
-        return f"No problem found so far: {name_ranks(pending)} {are} still in {title}{long}."
+        return f"No problem found so far: {verb(pending, 'is', 'are')} still in {title}{long}."
     newest = max((report.run for report in case.ranks), default=0)
     ended = [e for e in case.ranks if e.activity is Activity.FAILED and e.run == newest]
     stopped = tuple(e.rank for e in ended if e.error_type == "KeyboardInterrupt")
@@ -228,15 +229,15 @@ def left_by_interrupted(ends: Iterable[CellFinished], case: Case) -> Finding | N
     facts = (f"rank {rank}: {stopped[rank]}" for rank in ranks if stopped[rank])
     places = {str(path[-1]) if path else "" for path in paths.values()}
     late = "" not in places
-    was = f"{_were(ranks)} interrupted"
+    was = "interrupted"
     if late:
-        they = "it was" if len(ranks) == 1 else "they were"
-        was = f"{_were(ranks)} still at {', '.join(sorted(places))} when {they} interrupted"
+        they = agree(ranks, "it was", "they were")
+        was = f"still at {', '.join(sorted(places))} when {they} interrupted"
     return Finding(
         Category.STRAGGLER if late else Category.EARLY_EXIT,
         ranks,
-        f"{name_ranks(ranks)} {was}, and {name_ranks(waiting)} {_verb(waiting, 'wait')} since",
-        f"Free {'it' if len(waiting) == 1 else 'them'}: %ddp_abort",
+        f"{verb(ranks, 'was', 'were')} {was}, and {verb(waiting, 'waits', 'wait')} since",
+        f"Free {them(waiting)}: %ddp_abort",
         waiting,
         (*facts, *(f"rank {report.rank} {doing(report)}" for report in stay)),
         commands=("%ddp_abort",),
@@ -244,12 +245,4 @@ def left_by_interrupted(ends: Iterable[CellFinished], case: Case) -> Finding | N
 
 
 def _interrupted(ranks: Ranks) -> str:
-    return f"No problem was found before {name_ranks(ranks)} {_were(ranks)} interrupted."
-
-
-def _were(ranks: Ranks) -> str:
-    return "was" if len(ranks) == 1 else "were"
-
-
-def _verb(ranks: Ranks, verb: str) -> str:
-    return f"{verb}s" if len(ranks) == 1 else verb
+    return f"No problem was found before {verb(ranks, 'was', 'were')} interrupted."

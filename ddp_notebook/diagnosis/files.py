@@ -16,6 +16,7 @@ from ddp_notebook.model import (
     RankReport,
     Ranks,
     SaveFacts,
+    agree,
     name_ranks,
 )
 
@@ -185,7 +186,7 @@ def lost_store_file(context: Context) -> Iterator[Finding]:
         Category.STORE_GONE,
         culprits,
         f"the file of the rendezvous, {path}, was deleted{by} while {name_ranks(ranks)} "
-        f"still {'needs' if len(ranks) == 1 else 'need'} it as a store",
+        f"still {agree(ranks, 'needs', 'need')} it as a store",
         "Delete it when all ranks have left: after dist.destroy_process_group() on every rank.",
         context.victims,
         (f"{name_ranks(ranks)}: nothing of the default group is in {path} any more",),

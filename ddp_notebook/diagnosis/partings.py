@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from ddp_notebook.diagnosis.conditions import Test, tests_around
+from ddp_notebook.diagnosis.source_code.conditions import Test, tests_around
 
 
 def parting(source: str, most: int, other: int) -> str:

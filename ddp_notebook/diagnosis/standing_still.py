@@ -12,15 +12,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ddp_notebook.diagnosis.collectives.alignment import call_site
-from ddp_notebook.diagnosis.collectives.describe import named, side, verb
+from ddp_notebook.diagnosis.collectives.describe import named, side
 from ddp_notebook.diagnosis.collectives.explain import UNEVEN_REMEDY
-from ddp_notebook.diagnosis.collectives.source_code import Condition, Sources
 from ddp_notebook.diagnosis.collectives.stopped_short import LEAVE_TOGETHER
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.diagnose import diagnose_setup
-from ddp_notebook.diagnosis.names import Varies
 from ddp_notebook.diagnosis.parallel.groups import other_groups
 from ddp_notebook.diagnosis.progress import doing, in_setup, where_busy, works
+from ddp_notebook.diagnosis.source_code.names import Varies
+from ddp_notebook.diagnosis.source_code.sources import Condition, Sources
 from ddp_notebook.model import (
     DEFAULT_GROUP,
     Case,
@@ -30,7 +30,10 @@ from ddp_notebook.model import (
     Finding,
     Part,
     Ranks,
+    agree,
     name_ranks,
+    them,
+    verb,
 )
 
 WAIT = frozenset(
@@ -129,7 +132,7 @@ def _late(context: Context, at: Mapping[int, Collective]) -> Iterator[Finding]:
         Category.STRAGGLER,
         late,
         f"{verb(at_ranks := tuple(sorted(at)), 'waits', 'wait')} in {_all_named(at)}; {where}",
-        f"Wait for {'it' if len(late) == 1 else 'them'}.",
+        f"Wait for {them(late)}.",
         at_ranks,
         passing=True,
     )
@@ -216,7 +219,7 @@ def _by_rank(sources: Sources, own: _Site, other: _Site) -> Condition | None:
 def _alone(context: Context, own: _Site, test: Condition, other: _Site | Ranks) -> Finding:
     """A call that a test of the rank has some ranks make alone; `other` are elsewhere, or ended."""
     ranks, record = own.ranks, own.record
-    call = "calls" if len(ranks) == 1 else "call"
+    call = agree(ranks, "calls", "call")
     if isinstance(other, _Site):
         rest = f"{verb(other.ranks, 'is', 'are')} in {named(other.record)}"
         there = side(other.ranks, other.record)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.launch.devices import Gpu, plan_devices
-from ddp_notebook.model import format_bytes
+from ddp_notebook.model import agree, counted, format_bytes
 from ddp_notebook.model.doctor import Check
 
 _LITTLE_FREE = 0.1
@@ -78,8 +78,8 @@ def check_devices(
         )
     if not on_gpus:
         ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
-        have = f"{len(pool)} GPU{'' if len(pool) == 1 else 's'}"
-        why = f"there {'is' if len(pool) == 1 else 'are'} {have}" if pool else "no GPU is visible"
+        have = counted(len(pool), "GPU")
+        why = f"there {agree(pool, 'is', 'are')} {have}" if pool else "no GPU is visible"
         return Check.ok(name, f"{ranks} on CPUs with gloo: {why}")
     shown = ", ".join(f"rank {rank} on GPU {gpu}" for rank, gpu in enumerate(pool[:world_size]))
     return Check.ok(name, f"{shown}; {plan.backend}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddp_notebook.launch.out_of_memory import Limit
-from ddp_notebook.model import format_bytes, name_ranks
+from ddp_notebook.model import agree, format_bytes, name_ranks
 from ddp_notebook.model.doctor import Check
 from ddp_notebook.session.setup.limits import RANK_BYTES
 
@@ -255,6 +255,6 @@ def check_earlier_ranks(processes: Sequence[EarlierRank]) -> Check:
     return Check.warning(
         name,
         f"{ranks} of a job whose launcher has ended still "
-        f"{'runs' if len(processes) == 1 else 'run'}, pid {first.pid} ({first.command[:80]})",
+        f"{agree(processes, 'runs', 'run')}, pid {first.pid} ({first.command[:80]})",
         f"If that job should be over: kill {pids}",
     )

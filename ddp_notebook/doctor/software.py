@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from ddp_notebook.model import name_ranks
+from ddp_notebook.model import name_ranks, verb
 from ddp_notebook.model.doctor import Check
 
 Facts = Mapping[str, Any]
@@ -183,12 +183,7 @@ def _minority_first(values: Mapping[int, str]) -> str:
     """
     groups = [(v, [rank for rank in values if values[rank] == v]) for v in set(values.values())]
     groups.sort(key=lambda group: (len(group[1]), group[1]))
-    return ", ".join(f"{_who_has(ranks)} {value or 'none'}" for value, ranks in groups)
-
-
-def _who_has(ranks: Collection[int]) -> str:
-    """``rank 2 has``, ``ranks 0-1,3 have``."""
-    return f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'}"
+    return ", ".join(f"{verb(ranks, 'has', 'have')} {value or 'none'}" for value, ranks in groups)
 
 
 # --------------------------------------------------------------------------- names of files

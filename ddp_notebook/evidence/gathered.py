@@ -91,8 +91,8 @@ def _size(dumps: Mapping[int, Dump], written: Logs, notes: Sequence[str]) -> int
 
     Of torchrun's log alone that may be none.
     """
-    told = [written.connects.size, *(dump.world_size for dump in dumps.values())]
-    size = max([*told, *(rank + 1 for rank in (*dumps, *written.ranks))])
+    sizes = [written.connects.size, *(dump.world_size for dump in dumps.values())]
+    size = max([*sizes, *(rank + 1 for rank in (*dumps, *written.ranks))])
     if not size and not written.closed:
         raise UsageMistake(
             "Nothing of a job is there: no dump of torch's flight recorder, no log that names "

@@ -1,4 +1,4 @@
-"""What ranks and torchrun's agent wrote, as errors, exits and time-outs of ranks.
+"""What ranks and torchrun's agent wrote, as errors, exits and timeouts of ranks.
 
 A log says little: the last error of a rank, where it was raised, and how processes ended. Which
 collectives were issued before is not in it.
@@ -62,7 +62,7 @@ class Logs:
     ended_by_agent: set[int] = field(default_factory=set)
     """Ranks that still ran when another one had failed."""
     unclaimed: tuple[str, ...] = ()
-    """Errors that ended ranks: which ones, is not told."""
+    """Errors that ended ranks: which ranks is not known."""
     last_words: dict[int, str] = field(default_factory=dict)
     watchdogs: Watchdogs = field(default_factory=Watchdogs)
     connects: Connects = field(default_factory=Connects)
@@ -76,17 +76,17 @@ def read(texts: Iterable[tuple[str, int | None]]) -> Logs:
     unmarked: list[str] = []
     before: dict[int, int] = {}
     for text, rank in texts:
-        told = marks.told([_clean(line) for line in text.splitlines()])
+        lines = marks.attributed([_clean(line) for line in text.splitlines()])
         if rank is not None:
             logs.ranks.add(rank)
-        _read_agent([line for _, line in told], logs)
+        _read_agent([line for _, line in lines], logs)
         for other in (r for r in logs.pids if before.get(r, logs.pids[r]) != logs.pids[r]):
             logs.two_jobs = (
                 f"rank {other} is process {before[other]} and process {logs.pids[other]}"
             )
         before = dict(logs.pids)
-        _read_ranks(told, rank, logs)
-        unmarked += [line for who, line in told if who is None] if rank is None else ()
+        _read_ranks(lines, rank, logs)
+        unmarked += [line for who, line in lines if who is None] if rank is None else ()
     if logs.exits:
         for rank in logs.ranks - logs.exits.keys():
             logs.exits[rank] = 0
@@ -151,16 +151,16 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 _OF_LAUNCHER = re.compile(r"/torchrun$|torch/distributed/(run|launch)\.py$|/elastic/|/srun$")
 
 
-def _read_ranks(told: list[tuple[int | None, str]], rank: int | None, logs: Logs) -> None:
+def _read_ranks(lines: list[tuple[int | None, str]], rank: int | None, logs: Logs) -> None:
     """What the ranks themselves wrote, and NCCL's watchdogs in them."""
-    for who, own, certain in _by_rank(told, rank):
+    for who, own, certain in _by_rank(lines, rank):
         logs.ranks.add(who)
         if (raised := _last_raised(own, certain)) is not None:
             logs.raised[who] = raised
         if match := next(filter(None, map(_ABORTED.match, own)), None):
             logs.last_words[who] = match[1]
-    logs.watchdogs.add(told, rank)
-    logs.connects.add(line for _, line in told)
+    logs.watchdogs.add(lines, rank)
+    logs.connects.add(line for _, line in lines)
     logs.ranks.update(logs.watchdogs.ranks | logs.connects.refused)
 
 
@@ -169,7 +169,7 @@ def _clean(line: str) -> str:
 
 
 def _by_rank(
-    told: list[tuple[int | None, str]], rank: int | None
+    lines: list[tuple[int | None, str]], rank: int | None
 ) -> Iterator[tuple[int, list[str], bool]]:
     """The lines of each rank, and whether an error in them was certainly not caught.
 
@@ -177,7 +177,7 @@ def _by_rank(
     """
     of: dict[int, list[str]] = {}
     unmarked = []
-    for who, line in told:
+    for who, line in lines:
         if who is not None:
             of.setdefault(who, []).append(line)
         else:

@@ -43,7 +43,7 @@ _LOCAL = re.compile(r"\s*\[default(\d{1,6})\]:(.*)", re.DOTALL)
 _LISTED = re.compile(r"\s*rank\s+: (\d{1,7}) \(local_rank: (\d{1,7})\)")
 
 
-def told(lines: Sequence[str]) -> list[tuple[int | None, str]]:
+def attributed(lines: Sequence[str]) -> list[tuple[int | None, str]]:
     """Each line without its marks, and the rank that wrote it, where a mark says that."""
     return _local(_labelled(_without_schedulers(lines)))
 
@@ -73,11 +73,11 @@ def _labelled(lines: Sequence[str]) -> list[tuple[int | None, str]]:
         if len(written) < 2 or _count(label, lines) < share * len(written):
             continue
         pairs = zip(map(label.match, lines), lines, strict=True)
-        return _told_by([(int(m[1]), m[2]) if m else (None, line) for m, line in pairs])
+        return _of_ranks([(int(m[1]), m[2]) if m else (None, line) for m, line in pairs])
     return [(None, line) for line in lines]
 
 
-def _told_by(labelled: Sequence[tuple[int | None, str]]) -> list[tuple[int | None, str]]:
+def _of_ranks(labelled: Sequence[tuple[int | None, str]]) -> list[tuple[int | None, str]]:
     """Lines with the numbers of tasks: these are left out where tasks are no ranks."""
     texts = [text for task, text in labelled if task is not None]
     pad = int(all(text[:1] in (" ", "") for text in texts))

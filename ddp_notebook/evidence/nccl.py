@@ -67,10 +67,10 @@ class Watchdogs:
     status: dict[tuple[int, str], Watched] = field(default_factory=dict)
     stacks: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
 
-    def add(self, told: Sequence[tuple[int | None, str]], rank: int | None) -> None:
+    def add(self, lines: Sequence[tuple[int | None, str]], rank: int | None) -> None:
         """Read the lines of a log, each with the rank that its mark names; `rank` wrote all of
         them, if it is not None."""
-        for number, (marked, line) in enumerate(told):
+        for number, (marked, line) in enumerate(lines):
             by = marked if marked is not None else rank
             if match := _TIMED_OUT.search(line):
                 operation, numel = match["operation"], match["numel"]
@@ -83,7 +83,7 @@ class Watchdogs:
                     far = Watched(issued=int(match["issued"]), done=int(match["done"]))
                     self.status[who, group] = far
             elif _STACK in line and marked is not None:
-                after = (text for _, text in told[number + 1 : number + 1 + _MOST_FRAMES])
+                after = (text for _, text in lines[number + 1 : number + 1 + _MOST_FRAMES])
                 self.stacks.setdefault(marked, tuple(_frames(after)))
 
     @property
@@ -93,7 +93,7 @@ class Watchdogs:
         return frozenset(late | {rank for rank, _ in self.status})
 
     def joined(self) -> dict[int, dict[str, Watched]]:
-        """By rank and group. Nothing where it is not certain whose the time-outs are."""
+        """By rank and group. Nothing where it is not certain whose the timeouts are."""
         of: dict[int, dict[str, Watched]] = {rank: {} for rank in sorted(self.ranks)}
         for (rank, group), far in self.status.items():
             of[rank][group] = far
@@ -110,7 +110,7 @@ class Watchdogs:
         return of if len(found) == len(self.timed_out) else {}
 
     def _named(self) -> list[tuple[int, str, Watched]]:
-        """The time-outs with their groups, where these are known."""
+        """The timeouts with their groups, where these are known."""
         return [
             (rank, group or self._group_of(rank, late), late)
             for rank, group, late in self.timed_out
@@ -118,7 +118,7 @@ class Watchdogs:
         ]
 
     def _group_of(self, rank: int, late: Watched) -> str:
-        """The group of a time-out: one that stands with it elsewhere, or was at its number."""
+        """The group of a timeout: one that stands with it elsewhere, or was at its number."""
         named = {g for r, g, each in self.timed_out if r == rank and g and each == late}
         if not named:
             own = ((group, far) for (who, group), far in self.status.items() if who == rank)

@@ -33,6 +33,7 @@ from ddp_notebook.model import (
     codec,
     collective_log,
     name_ranks,
+    verb,
 )
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer
@@ -67,8 +68,8 @@ class Job:
     @property
     def world_size(self) -> int:
         """How many ranks there should be, as the ranks were told; at least those that are there."""
-        told = [process.about.world_size or 0 for process in self.processes.values()]
-        size = max(set(told), key=told.count)
+        sizes = [process.about.world_size or 0 for process in self.processes.values()]
+        size = max(set(sizes), key=sizes.count)
         return min(max(size, max(self.processes) + 1), _MOST_RANKS)
 
     @property
@@ -380,10 +381,8 @@ def _unsure(job: Job, case: Case, why: str) -> str:
         return _unsure_of_ended(job, case) or why
     if silent:
         waiting = case.waiting
-        waits = f"{name_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'}; "
-        do = "does" if len(silent) == 1 else "do"
-        known = waits if waiting else ""
-        return f"No problem found so far: {known}{name_ranks(silent)} {do} not answer."
+        known = f"{verb(waiting, 'waits', 'wait')}; " if waiting else ""
+        return f"No problem found so far: {known}{verb(silent, 'does', 'do')} not answer."
     return why or f"No problem found so far: {name_ranks(job.alive)} still run."
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ddp_notebook.launch.process_groups import stat_fields
 from ddp_notebook.rank.prepared import job_folder, processes
-from ddp_notebook.rank.prepared.processes import has_torch
+from ddp_notebook.rank.prepared.processes import has_torch, read
 
-_MOST_BYTES = 1 << 20
 _MOST_PROCESSES = 10_000
 
 
@@ -107,11 +107,11 @@ def untold(pid: int) -> tuple[int, ...]:
     So are those of ``mp.spawn``: they set their own environment, which cannot be seen.
     """
     try:
-        words = _read(pid, f"task/{pid}/children").split()
+        words = read(pid, f"task/{pid}/children").split()
         return tuple(
             n
             for n in map(int, words)
-            if has_torch(n) and not processes.told(processes.environment(n))
+            if has_torch(n) and not processes.launch_parameters(processes.environment(n))
         )
     except (OSError, ValueError):
         return ()
@@ -125,8 +125,8 @@ def _told() -> Iterator[Seen]:
     for pid in pids[:_MOST_PROCESSES]:
         try:
             values = processes.environment(pid)
-            rank = processes.told(values)
-            state, parent = _read(pid, "stat").rpartition(")")[2].split()[:2]
+            rank = processes.launch_parameters(values)
+            state, parent = stat_fields(Path(f"/proc/{pid}/stat"))[:2]
             if rank is not None and pid != os.getpid() and state != "Z":
                 yield Seen(
                     pid,
@@ -150,7 +150,7 @@ _TOLD = (
 
 
 def _script(pid: int) -> str:
-    words = _read(pid, "cmdline").split("\0")[1:]
+    words = read(pid, "cmdline").split("\0")[1:]
     named = (word for word in words if word.endswith(".py"))
     module = words[words.index("-m") + 1 : words.index("-m") + 2] if "-m" in words else []
     return next(named, next(iter(module), ""))
@@ -159,8 +159,3 @@ def _script(pid: int) -> str:
 def _began_s(pid: int) -> float:
     boot = next(line for line in Path("/proc/stat").read_text().splitlines() if "btime" in line)
     return int(boot.split()[1]) + job_folder.began(pid) / os.sysconf("SC_CLK_TCK")
-
-
-def _read(pid: int, name: str, most_bytes: int = _MOST_BYTES) -> str:
-    with Path(f"/proc/{pid}/{name}").open("rb") as stream:
-        return stream.read(most_bytes).decode(errors="replace")

@@ -17,7 +17,7 @@ _POLL_S = 0.02
 def is_running(pid: int) -> bool:
     """True for a process that has not ended. A zombie, which only waits to be reaped, has."""
     try:
-        return _stat(Path("/proc", str(pid), "stat"))[0] != b"Z"
+        return stat_fields(Path("/proc", str(pid), "stat"))[0] != "Z"
     except (OSError, IndexError):
         return False
 
@@ -25,7 +25,7 @@ def is_running(pid: int) -> bool:
 def is_stopped(pid: int) -> bool:
     """True for a process that waits for SIGCONT; Linux only."""
     try:
-        return _stat(Path("/proc", str(pid), "stat"))[0] == b"T"
+        return stat_fields(Path("/proc", str(pid), "stat"))[0] == "T"
     except (OSError, IndexError):
         return False
 
@@ -35,17 +35,20 @@ def session_members(leader: int) -> list[int]:
     members = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = _stat(path)
+            fields = stat_fields(path)
         except OSError:
             continue  # it has ended meanwhile
-        if int(fields[3]) == leader and fields[0] != b"Z":
+        if int(fields[3]) == leader and fields[0] != "Z":
             members.append(int(path.parent.name))
     return members
 
 
-def _stat(path: Path) -> list[bytes]:
-    """The fields of proc(5)'s stat from the state on; the command before it may hold anything."""
-    return path.read_bytes().rpartition(b")")[2].split()
+def stat_fields(path: Path) -> list[str]:
+    """The fields of a `stat` file of proc(5), from the state on. Raises OSError.
+
+    The command before it may hold any bytes.
+    """
+    return path.read_bytes().rpartition(b")")[2].decode().split()
 
 
 def send_signal(pid: int, number: int) -> None:

@@ -55,8 +55,8 @@ _FILES = {
     ),
     "parallel.digests": "TensorDigest",
     "ranks": (
-        "Ranks are by_value counted cut format_bytes format_ranks name_ranks parse_ranks said_by "
-        "them"
+        "Ranks agree are by_value counted cut format_bytes format_ranks name_ranks parse_ranks "
+        "said_by them verb"
     ),
     "stacks": (
         "Branch Doing Frame Local RankStack RankVariables Scope StackTree TensorFacts Unread "

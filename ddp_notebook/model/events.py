@@ -283,8 +283,8 @@ def _sendable(wire: dict[str, Any]) -> dict[str, Any]:
         if wire["kind"] != Output.kind:
             raise
         why = f"[what was displayed cannot be sent as JSON: {type(error).__name__}: {error}]\n"
-        told = {"what": OutputKind.STDERR.value, "text": why, "data": {}, "metadata": {}}
-        return {**wire, **told}
+        note = {"what": OutputKind.STDERR.value, "text": why, "data": {}, "metadata": {}}
+        return {**wire, **note}
     return wire
 
 

@@ -56,14 +56,24 @@ def name_ranks(ranks: Iterable[int]) -> str:
     return f"{'rank' if len(members) == 1 else 'ranks'} {format_ranks(members)}"
 
 
+def agree(ranks: Collection[object], one: str, many: str) -> str:
+    """The form of a verb or pronoun that goes with how many there are: ``waits``, ``wait``."""
+    return one if len(ranks) == 1 else many
+
+
+def verb(ranks: Collection[int], one: str, many: str) -> str:
+    """Ranks with the verb that goes with their number: ``rank 1 is``, ``ranks 0,2 are``."""
+    return f"{name_ranks(ranks)} {agree(ranks, one, many)}"
+
+
 def are(ranks: Collection[int]) -> str:
     """``is`` of one rank, ``are`` of several."""
-    return "is" if len(ranks) == 1 else "are"
+    return agree(ranks, "is", "are")
 
 
 def them(ranks: Collection[int]) -> str:
     """``it`` for one rank, ``them`` for several."""
-    return "it" if len(ranks) == 1 else "them"
+    return agree(ranks, "it", "them")
 
 
 def by_value(values: Mapping[int, T]) -> list[tuple[Ranks, T]]:

@@ -400,7 +400,7 @@ MOVE = Question("move", Move, Moved)
 SET_BREAKPOINTS = Question("set breakpoints", Breakpoints, Bounds)
 """Have these breakpoints in place of all others."""
 ARM = Question("arm", Nothing, Nothing)
-"""Another rank of the run is paused: collectives issued from now on have no short time-outs."""
+"""Another rank of the run is paused: collectives issued from now on have no short timeouts."""
 BREAKPOINTS = Question("breakpoints", Nothing, Bounds)
 """Where they are, and how often they were passed."""
 

@@ -133,8 +133,8 @@ def _is_unknown(key: object, groups: Mapping[object, object]) -> bool:
     """Whether a tensor may be equal to another one of its shape of which more values were read."""
     if not isinstance(key, TensorFacts) or key.read == key.size:
         return False
-    alike = [other for other in groups if isinstance(other, TensorFacts) and _alike(key, other)]
-    return key.read < max(other.read for other in alike)
+    similar = [other for other in groups if isinstance(other, TensorFacts) and _alike(key, other)]
+    return key.read < max(other.read for other in similar)
 
 
 def _alike(one: TensorFacts, other: TensorFacts) -> bool:

@@ -18,6 +18,7 @@ from ddp_notebook.model import (
     counted,
     format_ranks,
     name_ranks,
+    verb,
 )
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain, preformatted
@@ -88,7 +89,7 @@ def waiting_words(finding: Finding, d: Diagnosis) -> str:
     if not ranks:
         return ""
     one, many = ("was", "were") if _is_over(d) else ("is", "are")
-    return f"{name_ranks(ranks).capitalize()} {one if len(ranks) == 1 else many} waiting."
+    return f"{verb(ranks, one, many).capitalize()} waiting."
 
 
 def past_words(d: Diagnosis) -> str:

@@ -83,8 +83,8 @@ def file_names(tree: StackTree) -> dict[str, str]:
     """A short name for each file: its own, with its folder's if two have the same."""
     files = {frame.file for branch in tree.branches for frame in _all_frames(branch)}
     own = {file: _last_parts(file, 1) for file in files}
-    alike = {name for name in own.values() if list(own.values()).count(name) > 1}
-    return {file: _last_parts(file, 2) if name in alike else name for file, name in own.items()}
+    shared = {name for name in own.values() if list(own.values()).count(name) > 1}
+    return {file: _last_parts(file, 2) if name in shared else name for file, name in own.items()}
 
 
 def _all_frames(branch: Branch) -> Iterator[Frame]:
@@ -169,16 +169,16 @@ def without_library_lines(branch: Branch, tail: tuple[Frame, ...]) -> Branch:
 
 def locals_words(branch: Branch, frame: Frame) -> list[str]:
     """The variables, a line each: first those equal on all ranks of the branch, then the others."""
-    alike = [local for local in frame.locals if local.ranks == branch.ranks]
+    common = [local for local in frame.locals if local.ranks == branch.ranks]
     differing: dict[str, list[Local]] = {}
     for local in frame.locals:
         if local.ranks != branch.ranks:
             differing.setdefault(local.name, []).append(local)
-    lines = [" · ".join(f"{plain(local.name)} = {plain(local.text)}" for local in alike)]
+    lines = [" · ".join(f"{plain(local.name)} = {plain(local.text)}" for local in common)]
     for name, values in differing.items():
         by_ranks = (f"{plain(local.text)} ({name_ranks(local.ranks)})" for local in values)
         lines.append(f"{plain(name)} = {', '.join(by_ranks)}")
-    return lines if alike else lines[1:]
+    return lines if common else lines[1:]
 
 
 # -- text --------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from results import rank_pids
 from support import eventually, shared_session
 
 from ddp_notebook.errors import SetupFailed, Stuck
@@ -72,10 +73,6 @@ def session(shared: Session) -> Session:
         shared.set_up(OPTIONS)
     shared.push({"kept": "kept"})
     return shared
-
-
-def pids(session: Session) -> list[int]:
-    return [state.pid for state in session.record.snapshot.ranks]
 
 
 def abort_in_time(session: Session) -> None:
@@ -160,38 +157,38 @@ def script(folder: Path, source: str) -> str:
 def test_a_set_up_that_is_stuck_is_given_up_and_works_the_next_time(
     session: Session, settings: dict[int, dict[str, str]], store: str
 ) -> None:
-    before = pids(session)
+    before = rank_pids(session)
     with pytest.raises(SetupFailed):
         session.set_up(replace(OPTIONS, settings=settings, store=store))
     abort_in_time(session)
     goes_on(session)
-    assert pids(session) == before
+    assert rank_pids(session) == before
 
 
 def test_a_script_that_is_stuck_is_given_up_and_the_session_has_its_group_again(
     session: Session, tmp_path: Path
 ) -> None:
-    before = pids(session)
+    before = rank_pids(session)
     result = session.run_script(script(tmp_path, MISSING), store="rank0")
     assert isinstance(result.error, Stuck)
     abort_in_time(session)
     assert session.ready
     goes_on(session)
-    assert pids(session) == before
+    assert rank_pids(session) == before
     assert session.why().findings == ()
 
 
 def test_a_script_whose_master_has_no_address_is_given_up_in_place(
     session: Session, tmp_path: Path
 ) -> None:
-    before = pids(session)
+    before = rank_pids(session)
     result = session.run_script(script(tmp_path, JOINS), settings=TYPO)
     assert isinstance(result.error, Stuck) and result.diagnosis is not None
     (finding,) = result.diagnosis.findings
     assert (finding.category, finding.ranks) == (Category.UNREACHABLE_MASTER, (0, 1, 2))
     abort_in_time(session)
     goes_on(session)
-    assert pids(session) == before
+    assert rank_pids(session) == before
 
 
 def test_a_script_whose_master_has_no_address_ends_with_torchs_error_after_its_time(
@@ -204,7 +201,7 @@ def test_a_script_whose_master_has_no_address_ends_with_torchs_error_after_its_t
 
 
 def test_a_script_that_is_busy_is_given_up_while_it_runs(session: Session, tmp_path: Path) -> None:
-    before = pids(session)
+    before = rank_pids(session)
     path = script(tmp_path, BUSY)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(session.run_script, path)
@@ -221,15 +218,15 @@ def test_a_script_that_is_busy_is_given_up_while_it_runs(session: Session, tmp_p
     assert error is not None
     assert re.search(r"KeyboardInterrupt|interrupted", str(error)), error
     goes_on(session)
-    assert pids(session) == before
+    assert rank_pids(session) == before
 
 
 def test_giving_up_where_nothing_is_stuck_keeps_everything(session: Session) -> None:
-    before = pids(session)
+    before = rank_pids(session)
     abort_in_time(session)
     assert session.ready
     goes_on(session)
-    assert pids(session) == before
+    assert rank_pids(session) == before
 
 
 def test_one_rank_can_be_freed_alone(session: Session) -> None:
@@ -249,7 +246,7 @@ def test_one_rank_can_be_freed_alone(session: Session) -> None:
 def test_an_interrupt_of_a_set_up_that_no_rule_explains_gives_the_notebook_back(
     session: Session,
 ) -> None:
-    before = pids(session)
+    before = rank_pids(session)
     session.run_cell(NEVER_COMES, ranks=(1,)).raise_for_error()
 
     def stalled() -> bool:
@@ -262,7 +259,7 @@ def test_an_interrupt_of_a_set_up_that_no_rule_explains_gives_the_notebook_back(
         with contextlib.suppress(Exception):
             session.run_cell(COMES_AGAIN, ranks=(1,))
     goes_on(session)
-    assert pids(session) == before
+    assert rank_pids(session) == before
 
 
 def test_an_interrupt_of_a_set_up_that_waits_for_a_silent_rank_gives_the_notebook_back(
@@ -270,7 +267,7 @@ def test_an_interrupt_of_a_set_up_that_waits_for_a_silent_rank_gives_the_noteboo
 ) -> None:
     # However busy the machine is: a stopped process will not come out, and is not waited for.
     monkeypatch.setattr(bringup, "scaled_for_load", lambda seconds: 60.0 * seconds)
-    before = pids(session)
+    before = rank_pids(session)
 
     def waits() -> bool:
         return session.record.snapshot.ranks[0].entering is Stage.RENDEZVOUS
@@ -279,7 +276,7 @@ def test_an_interrupt_of_a_set_up_that_waits_for_a_silent_rank_gives_the_noteboo
     kept = "Rank 1 could not be unblocked. Its process was replaced; its variables are lost."
     assert ctrl_c(lambda: session.set_up(OPTIONS), waits, kept) < scaled_for_load(BACK_WITHIN_S)
     goes_on(session, (0, 2))
-    after = pids(session)
+    after = rank_pids(session)
     assert (after[0], after[2]) == (before[0], before[2])
     assert after[1] != before[1], "nothing but a new process could free it"
 
@@ -298,7 +295,7 @@ def test_a_rank_whose_word_that_it_began_is_late_is_freed_too(
         receive(events)
 
     monkeypatch.setattr(source, "receive", late)
-    before = pids(session)
+    before = rank_pids(session)
     with ThreadPoolExecutor(2) as pool:
         hung = pool.submit(
             session.run_cell, "if rank == 0: dist.all_reduce(torch.ones(1))", wait="forever"
@@ -309,5 +306,5 @@ def test_a_rank_whose_word_that_it_began_is_late_is_freed_too(
         given_up.set()
         aborted.result(30)
         hung.result(30)
-    assert pids(session) == before
+    assert rank_pids(session) == before
     goes_on(session)

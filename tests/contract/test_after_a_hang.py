@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+from results import rank_pids
 from support import eventually
 
 from ddp_notebook.errors import CellFailed, Stuck
@@ -348,12 +349,12 @@ KINDS: dict[str, tuple[str, tuple[int, ...] | None, str]] = {
 
 def given_up(session: Session, died: tuple[int, ...] = ()) -> None:
     """Give up in time: the survivors are the same with their variables, and sums are right."""
-    before = [state.pid for state in session.record.snapshot.ranks]
+    before = rank_pids(session)
     started = time.monotonic()
     board = session.abort()
     assert time.monotonic() - started < scaled_for_load(BACK_WITHIN_S)
     assert session.ready
-    after = [state.pid for state in session.record.snapshot.ranks]
+    after = rank_pids(session)
     assert {rank for rank in range(3) if before[rank] != after[rank]} == set(died)
     kept = tuple(rank for rank in range(3) if rank not in died)
     assert session.pull("kept", kept) == dict.fromkeys(kept, "kept")

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from results import rank_pids
 from support import eventually
 
 from ddp_notebook.errors import Stuck
@@ -107,9 +108,9 @@ def found(session: Session, source: str, ranks: Ranks) -> Finding:
     assert result.diagnosis is not None
     (finding,) = result.diagnosis.findings
     assert (finding.category, finding.ranks) == (Category.DATALOADER_DEADLOCK, ranks), finding
-    pids = [state.pid for state in session.record.snapshot.ranks]
+    pids = rank_pids(session)
     session.abort()
-    assert [state.pid for state in session.record.snapshot.ranks] == pids
+    assert rank_pids(session) == pids
     assert session.pull("kept") == dict.fromkeys(range(2), "kept")
     session.run_cell("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2").raise_for_error()
     return finding

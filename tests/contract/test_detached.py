@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from results import texts
+from results import rank_pids, texts
 from support import GATE, HANG, begun, eventually
 
 from ddp_notebook.errors import (
@@ -175,11 +175,11 @@ def test_a_cell_that_was_given_back_can_be_waited_for_again(ranks: Session) -> N
 
 
 def test_abort_ends_a_detached_cell_that_computes(ranks: Session) -> None:
-    pids = [state.pid for state in ranks.record.snapshot.ranks]
+    pids = rank_pids(ranks)
     ranks.run_cell("print('begun')\nwhile True:\n    pass", detach=True)
     begun(ranks)
     assert ranks.abort().snapshot.ready
-    assert [state.pid for state in ranks.record.snapshot.ranks] == pids
+    assert rank_pids(ranks) == pids
     ranks.run_cell(ALL_REDUCE).raise_for_error()
     result = ranks.wait()
     assert isinstance(result.error, CellFailed)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from observed import issued, run, waiting_for_a_cell
+from results import rank_pids
 from support import eventually
 
 from ddp_notebook.bench.plan import Plan
@@ -67,7 +68,7 @@ def test_dimensions_of_size_1_are_sent_as_torch_sends_them(ranks: Session) -> No
 
 @pytest.mark.parametrize("source", MISMATCHES.values(), ids=MISMATCHES)
 def test_what_does_not_match_is_refused_and_every_rank_lives(ranks: Session, source: str) -> None:
-    pids = [state.pid for state in ranks.record.snapshot.ranks]
+    pids = rank_pids(ranks)
     ranks.run_cell("kept = 'kept'").raise_for_error()
     result = ranks.run_cell(source)
     assert result.error is not None
@@ -82,7 +83,7 @@ def test_what_does_not_match_is_refused_and_every_rank_lives(ranks: Session, sou
     shown = "\n".join(item.text for group in result.tracebacks for item in group.items)
     assert "Mismatch" in shown and "It was not sent" in shown
     ranks.abort()
-    assert [state.pid for state in ranks.record.snapshot.ranks] == pids
+    assert rank_pids(ranks) == pids
     assert ranks.pull("kept") == dict.fromkeys(range(4), "kept")
     ranks.run_cell("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 4").raise_for_error()
 

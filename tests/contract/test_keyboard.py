@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from results import rank_pids
 
 from ddp_notebook.errors import CellFailed
 from ddp_notebook.session import Session
@@ -29,7 +30,7 @@ def text(result: CellResult) -> str:
 def test_exit_ends_the_cell_and_neither_the_rank_nor_its_variables(
     ranks2: Session, ending: str, raised: str
 ) -> None:
-    pids = [state.pid for state in ranks2.record.snapshot.ranks]
+    pids = rank_pids(ranks2)
     result = ranks2.run_cell(f"kept = 'still there'\n{ending}\nprint('not reached')")
     assert isinstance(result.error, CellFailed)
     assert raised in str(result.error)
@@ -42,7 +43,7 @@ def test_exit_ends_the_cell_and_neither_the_rank_nor_its_variables(
 def test_exit_in_a_callback_of_the_event_loop_ends_the_callback_and_not_the_rank(
     ranks2: Session,
 ) -> None:
-    pids = [state.pid for state in ranks2.record.snapshot.ranks]
+    pids = rank_pids(ranks2)
     later = "import asyncio, os, sys\nloop = asyncio.get_running_loop()\nended = asyncio.Event()\n"
     stop = "def stop():\n    loop.call_soon(ended.set)\n    sys.exit(3)\nloop.call_soon(stop)\n"
     seen = ranks2.run_cell(later + stop + "await ended.wait()\nprint(os.getpid())")

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from kernels import Kernel
-from results import texts
+from results import rank_pids, texts
 from support import GONE_WITHIN_S, eventually, is_alive
 
 from ddp_notebook.errors import NoSession
@@ -25,23 +25,19 @@ def session(session: Session) -> Session:
     return session
 
 
-def pids(session: Session) -> list[int]:
-    return [state.pid for state in session.record.snapshot.ranks]
-
-
 def test_a_restart_and_a_shutdown_end_paused_ranks(session: Session) -> None:
     """One rank alone is refused while others are in the cell; all of them, and the end, are not."""
     session.run_cell(PAUSED)
     session.step()
-    before = pids(session)
+    before = rank_pids(session)
     session.abort((0,))
     session.restart((0,))
-    assert pids(session)[0] != before[0]
+    assert rank_pids(session)[0] != before[0]
     session.abort()
     assert session.run_cell("print(kept)", ranks=(1,)).error is None
     assert session.run_cell("dist.barrier()").error is None
     session.run_cell(PAUSED)
-    paused = pids(session)
+    paused = rank_pids(session)
     began_s = time.monotonic()
     session.shutdown()
     assert time.monotonic() - began_s < GONE_WITHIN_S

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from results import rank_pids
 from support import eventually, ipython_shell, session_of, spared
 
 from ddp_notebook.errors import Stuck, UsageMistake
@@ -34,9 +35,9 @@ def ranks(ranks4: Session) -> Iterator[Session]:
 
 def goes_on(session: Session) -> None:
     """After giving up, the same processes train on with their variables."""
-    pids = [state.pid for state in session.record.snapshot.ranks]
+    pids = rank_pids(session)
     session.abort()
-    assert [state.pid for state in session.record.snapshot.ranks] == pids
+    assert rank_pids(session) == pids
     assert session.pull("kept") == dict.fromkeys(range(4), "kept")
     session.run_cell("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 4").raise_for_error()
 

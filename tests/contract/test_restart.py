@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from results import last_values
+from results import last_values, rank_pids
 from support import GONE_WITHIN_S, eventually, pids_of
 
 from ddp_notebook.cluster import cluster as cluster_module
@@ -71,7 +71,7 @@ def test_a_cell_on_a_dead_rank_is_refused_with_what_to_type(session: Session) ->
 
 def test_a_restarted_rank_takes_its_place_and_the_group_works(session: Session) -> None:
     session.run_cell("mine = rank * 10").raise_for_error()
-    pids = [state.pid for state in session.record.snapshot.ranks]
+    pids = rank_pids(session)
     kill(session, 1)
     board = session.restart((1,))
     assert board.snapshot.ready
@@ -88,7 +88,7 @@ def test_a_rank_that_waits_for_one_that_waited_for_the_dead_one_keeps_its_variab
     session: Session,
 ) -> None:
     session.run_cell("mine = rank * 10").raise_for_error()
-    pids = [state.pid for state in session.record.snapshot.ranks]
+    pids = rank_pids(session)
     result = session.run_cell(
         "import os, signal\n"
         "if rank == 1:\n"

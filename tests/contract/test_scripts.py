@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from results import texts
+from results import rank_pids, texts
 
 from ddp_notebook.errors import CellFailed, Stuck
 from ddp_notebook.launch.addresses import free_port
@@ -264,14 +264,14 @@ def test_a_script_that_is_stuck_is_looked_at_and_does_not_hold_the_sessions_rank
         "kept = int(os.environ['RANK']) + 40\nif kept == 40:\n    dist.barrier()\n"
     )
     ranks2.run_cell("mine = rank").raise_for_error()
-    own = [state.pid for state in ranks2.record.snapshot.ranks]
+    own = rank_pids(ranks2)
     stuck = ranks2.run_script(str(path)).error
     assert isinstance(stuck, Stuck)
     assert stuck.diagnosis.findings[0].category is Category.CONDITIONAL_COLLECTIVE
     assert ranks2.pull("kept") == {0: 40, 1: 41}
     assert "train.py" in str(ranks2.where((0,)))
     ranks2.run_cell("mine += 1\ndist.barrier()").raise_for_error()
-    assert [state.pid for state in ranks2.record.snapshot.ranks] == own
+    assert rank_pids(ranks2) == own
     assert ranks2.pull("mine") == {0: 1, 1: 2}
     assert ranks2.why().findings == ()
 

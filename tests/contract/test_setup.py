@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from results import last_values
+from results import last_values, rank_pids
 from support import eventually, is_alive, pids_of
 
 from ddp_notebook.errors import NoSession, SetupFailed, UsageMistake
@@ -90,10 +90,10 @@ def test_a_port_in_use_is_said_with_who_holds_it_and_the_ranks_are_kept(session:
     text = str(caught.value)
     assert text.startswith(f"Port {port} on 127.0.0.1 is in use by pid ")
     assert "Leave --master-port out" in text
-    pids = [state.pid for state in session.record.snapshot.ranks]
+    pids = rank_pids(session)
     session.init(InitOptions(world_size=2, device="cpu"))
     assert session.record.snapshot.ready
-    assert [state.pid for state in session.record.snapshot.ranks] == pids
+    assert rank_pids(session) == pids
 
 
 @pytest.mark.parametrize(

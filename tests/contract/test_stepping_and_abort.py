@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from results import rank_pids
 from support import eventually, shared_session
 
 from ddp_notebook.errors import SetupFailed, UsageMistake
@@ -111,7 +112,7 @@ def test_wrong_calls_of_step_say_what_to_type(session: Session) -> None:
 
 
 def test_a_set_up_that_stalls_can_be_given_up_and_the_processes_live(session: Session) -> None:
-    pids = [state.pid for state in session.record.snapshot.ranks]
+    pids = rank_pids(session)
     session.run_cell("kept = 1").raise_for_error()
     with pytest.raises(SetupFailed) as caught:
         session.set_up(options(settings={2: {"RANK": "1"}}))
@@ -125,21 +126,21 @@ def test_a_set_up_that_stalls_can_be_given_up_and_the_processes_live(session: Se
     session.run_cell("kept += 1").raise_for_error()
     session.init(options())
     assert session.ready
-    assert [state.pid for state in session.record.snapshot.ranks] == pids
+    assert rank_pids(session) == pids
     assert set(session.pull("kept").values()) == {2}
 
 
 def test_a_rank_that_died_in_set_up_comes_back_while_the_others_wait_for_it(
     session: Session,
 ) -> None:
-    before = [state.pid for state in session.record.snapshot.ranks]
+    before = rank_pids(session)
     os.kill(before[1], signal.SIGKILL)
     eventually(lambda: session.record.snapshot.ranks[1].status is Status.DEAD, 5)
     session.step((0, 2), "rendezvous")
     assert "%ddp_restart --ranks 1" in session.why().findings[0].remedy
     session.restart((1,))
     assert session.ready
-    after = [state.pid for state in session.record.snapshot.ranks]
+    after = rank_pids(session)
     assert (after[0], after[2]) == (before[0], before[2])
 
 

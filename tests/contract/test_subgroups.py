@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 
 import pytest
+from results import rank_pids
 
 from ddp_notebook.errors import Stuck, UsageMistake
 from ddp_notebook.magics.ui import chosen_ranks
@@ -61,7 +62,7 @@ def ranks(ranks4: Session) -> Iterator[Session]:
 
 
 def test_ranks_blocked_in_groups_are_freed_and_go_on_with_them(ranks: Session) -> None:
-    pids = [state.pid for state in ranks.record.snapshot.ranks]
+    pids = rank_pids(ranks)
     for _ in range(2):  # what was made again is made again
         result = ranks.run_cell(BLOCKED)
         assert isinstance(result.error, Stuck)
@@ -85,7 +86,7 @@ def test_new_group_that_not_every_rank_calls_is_named(ranks: Session) -> None:
     assert isinstance(result.error, Stuck) and result.diagnosis is not None
     finding = result.diagnosis.findings[0]
     assert (finding.category, finding.ranks) == (Category.SUBGROUP_MISUSE, (2,))
-    pids = [state.pid for state in ranks.record.snapshot.ranks]
+    pids = rank_pids(ranks)
     board = ranks.abort()
     assert [state.pid for state in board.snapshot.ranks] == pids
     ranks.run_cell(WORK).raise_for_error()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from results import rank_pids
 from support import eventually
 
 from ddp_notebook.errors import NoSession, UsageMistake
@@ -261,7 +262,7 @@ def test_a_variable_lives_no_longer_for_having_been_looked_at(
 
 
 def test_a_stopped_rank_is_said_to_be_silent_and_a_dead_one_dead(session: Session) -> None:
-    pids = [state.pid for state in session.record.snapshot.ranks]
+    pids = rank_pids(session)
     with running(session, lambda: session.run_cell("dist.all_reduce(torch.ones(1))", (0,))):
         where(session, waits_in("all_reduce", "", ""))
         os.kill(pids[1], signal.SIGSTOP)

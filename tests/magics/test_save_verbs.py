@@ -8,18 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from results import said
 
 from ddp_notebook.session import Replay
-
-
-def said(shell: Any, capsys: pytest.CaptureFixture[str], source: str, ok: bool = True) -> str:
-    """What the user reads after a call."""
-    capsys.readouterr()
-    assert shell.run_cell(source).success is ok, source
-    shown = capsys.readouterr()
-    text = (shown.out + shown.err).strip()
-    assert "Traceback" not in text
-    return text
 
 
 def test_a_run_is_saved_and_shown_again_without_ranks(
@@ -28,13 +19,13 @@ def test_a_run_is_saved_and_shown_again_without_ranks(
     path = tmp_path / "my run.json"
     shell.run_cell("%ddp_init --world-size 2 --device cpu")
     shell.run_cell("%%ddp\nprint('hello')\ndist.all_reduce(torch.ones(2))")
-    text = said(shell, capsys, f"%ddp_save '{path}'")
+    text = said(shell, capsys, f"%ddp_save '{path}'", ok=True)
     assert re.match(r".*my run\.json: 2 ranks, \d+ events, 2 collectives, [\d.]+ KiB\n", text)
     assert "exists already" in said(shell, capsys, f"%ddp_save '{path}'", ok=False)
-    said(shell, capsys, f"%ddp_save '{path}' --force --output")
+    said(shell, capsys, f"%ddp_save '{path}' --force --output", ok=True)
     shell.run_cell("%ddp_shutdown")
 
-    text = said(shell, capsys, f"%ddp_replay '{path}'")
+    text = said(shell, capsys, f"%ddp_replay '{path}'", ok=True)
     assert "my run.json: 2 ranks, " in text
     assert "2 ranks, gloo" in text
     assert text.count("6/6 verified") == 2
@@ -70,6 +61,6 @@ def test_wrong_input_says_what_to_type(
 
 @pytest.mark.parametrize("verb", ["ddp_save", "ddp_replay"])
 def test_they_have_help(shell: Any, capsys: pytest.CaptureFixture[str], verb: str) -> None:
-    text = said(shell, capsys, f"%{verb} -h")
+    text = said(shell, capsys, f"%{verb} -h", ok=True)
     assert f"usage: %{verb}" in text
     assert "%%" not in text

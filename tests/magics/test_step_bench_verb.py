@@ -6,20 +6,11 @@ from typing import Any
 
 import pytest
 from kernels import Kernel
+from results import said
 
 from ddp_notebook.bench.steps.results import StepBenchResult
 from ddp_notebook.magics.verbs.bench import BENCH
 from ddp_notebook.magics.verbs.bench_steps import wants_steps
-
-
-def said(shell: Any, capsys: pytest.CaptureFixture[str], source: str) -> str:
-    """What the user reads after a call that fails."""
-    capsys.readouterr()
-    assert not shell.run_cell(source).success, f"{source} should have failed"
-    shown = capsys.readouterr()
-    lines = (shown.out + shown.err).strip()
-    assert "Traceback" not in lines
-    return lines
 
 
 @pytest.mark.parametrize(

@@ -6,18 +6,7 @@ import socket
 from typing import Any
 
 import pytest
-
-
-def said(shell: Any, capsys: pytest.CaptureFixture[str], source: str) -> str:
-    """What the user reads after a call that fails; the error's name first."""
-    capsys.readouterr()
-    result = shell.run_cell(source)
-    assert not result.success, f"{source} should have failed"
-    shown = capsys.readouterr()
-    lines = (shown.out + shown.err).strip()
-    assert "Traceback" not in lines, "a wrong call is no place for a stack"
-    return lines
-
+from results import said
 
 INIT = "%ddp_init --world-size 4"
 

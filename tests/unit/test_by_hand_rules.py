@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from collective_cases import found_in_training
 
-from ddp_notebook.diagnosis import diagnose_training
 from ddp_notebook.diagnosis.least_squares import solved
 from ddp_notebook.model import (
     Category,
@@ -83,11 +83,7 @@ def kinds(
     facts: list[RunFacts], records: tuple[Collective, ...] = (), source: str = ""
 ) -> list[Category]:
     sent = Collectives({each.rank: records for each in facts} if records else {})
-    diagnosis = diagnose_training({each.rank: each for each in facts}, sent, {"train.py": source})
-    assert not diagnosis.notes, diagnosis.notes
-    for finding in diagnosis.findings:
-        assert finding.remedy and finding.evidence and "\n" not in finding.cause
-    return [finding.category for finding in diagnosis.findings]
+    return [finding.category for finding in found_in_training(facts, sent, source)]
 
 
 def even(weight: float, size: int) -> Callable[[int, int], _Rows]:

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from collective_cases import diagnosed_log
 
 from ddp_notebook import __main__
 from ddp_notebook.jobs import dead
 from ddp_notebook.jobs.verdict import Outcome
-from ddp_notebook.model import Diagnosis
 
 C10D = "/v/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
 PG = "PG ID 0 PG GUID 0(default_pg)"
@@ -52,14 +52,9 @@ def stack(rank: int, script: Path, line: int, call: str) -> str:
     )
 
 
-def diagnosed(folder: Path, text: str) -> Diagnosis:
-    (folder / "job.log").write_text(text)
-    return dead.why([folder / "job.log"]).diagnosis
-
-
 def cause(folder: Path, text: str) -> str:
     """Of the only finding, which names nobody."""
-    (finding,) = diagnosed(folder, text).findings
+    (finding,) = diagnosed_log(folder, text).findings
     assert (finding.category.value, finding.ranks) == ("undecided", ())
     return finding.cause
 
@@ -115,11 +110,13 @@ def test_ranks_whose_calls_of_one_number_differ_are_told_apart_by_the_code(tmp_p
     ):
         text += gave_up(rank, 5, work) + reached(rank, 6, 4) + stack(rank, script, line, call)
 
-    (finding,) = diagnosed(tmp_path, text).findings
+    (finding,) = diagnosed_log(tmp_path, text).findings
 
     assert (finding.category.value, finding.ranks) == ("conditional-collective", (0,))
     other_numbers = text.replace("SeqNum=5, OpType=BROADCAST", "SeqNum=6, OpType=BROADCAST")
-    assert "undecided" in {f.category.value for f in diagnosed(tmp_path, other_numbers).findings}
+    assert "undecided" in {
+        f.category.value for f in diagnosed_log(tmp_path, other_numbers).findings
+    }
 
 
 def test_a_log_of_a_job_that_was_ended_from_outside_is_undecided_and_no_wrong_usage(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from ddp_notebook.jobs.outside.system import Used
 from ddp_notebook.jobs.unprepared import Seen
 from ddp_notebook.jobs.verdict import Outcome
 from ddp_notebook.model import Category
+from ddp_notebook.rank.prepared import job_folder
+from ddp_notebook.rank.prepared.processes import parent
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/"
 C10D, DDP = f"{TORCH}distributed/distributed_c10d.py", f"{TORCH}nn/parallel/distributed.py"
@@ -292,3 +295,17 @@ def test_a_rank_that_ends_while_jobs_are_listed_is_left_out(
     monkeypatch.setattr(unprepared, "_told", lambda: iter(ranks))
     (job,) = unprepared.jobs(frozenset())
     assert [each.pid for each in job.values()] == [pid]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+def test_a_process_whose_name_is_no_text_is_looked_up_as_any_other() -> None:
+    name, began = Path("/proc/self/comm"), job_folder.began(os.getpid())
+    before = name.read_bytes()
+    try:
+        name.write_bytes(b"\xff) Z 1")
+        assert job_folder.began(os.getpid()) == began
+        assert parent(os.getpid()) == os.getppid()
+        used = system.used(os.getpid())
+        assert used is not None and used.state == "R"
+    finally:
+        name.write_bytes(before)

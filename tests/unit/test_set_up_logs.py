@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from collective_cases import diagnosed_log
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import dead
-from ddp_notebook.model import Diagnosis
 
 INIT = 'dist.init_process_group("gloo", init_method=f"file://{PATH}", rank=RANK)'
 
@@ -66,13 +66,8 @@ def summary(*codes: int) -> str:
     return closed + "".join(rows)
 
 
-def diagnosed(folder: Path, text: str) -> Diagnosis:
-    (folder / "job.log").write_text(text)
-    return dead.why([folder / "job.log"]).diagnosis
-
-
 def told(folder: Path, text: str) -> list[tuple[str, tuple[int, ...]]]:
-    return [(f.category.value, f.ranks) for f in diagnosed(folder, text).findings]
+    return [(f.category.value, f.ranks) for f in diagnosed_log(folder, text).findings]
 
 
 def test_addresses_in_a_stores_file_at_which_nobody_listens_are_of_an_earlier_run(
@@ -94,7 +89,7 @@ def test_addresses_in_a_stores_file_at_which_nobody_listens_are_of_an_earlier_ru
 def test_ranks_that_looked_for_the_store_at_ports_of_their_own_are_named(tmp_path: Path) -> None:
     waits = waited(29500) + traceback("dist.init_process_group()", KEYS)
     two = unanswered(4001) + unanswered(4002)
-    (finding,) = diagnosed(tmp_path, two + waits + summary(1, -15, -15)).findings
+    (finding,) = diagnosed_log(tmp_path, two + waits + summary(1, -15, -15)).findings
     assert (finding.category.value, finding.ranks) == ("env-mismatch", (1, 2))
     assert "port 4001 and 4002" in finding.cause and "on port 29500" in finding.cause
     # One of both may only be late; or they looked at the right port.
@@ -113,6 +108,6 @@ def test_logs_of_two_jobs_are_not_judged_as_one(tmp_path: Path) -> None:
 
 def test_errors_that_differ_and_name_no_rank_are_facts(tmp_path: Path) -> None:
     errors = traceback("f()", "ValueError: a") + traceback("f()", "KeyError: 'b'")
-    (finding,) = diagnosed(tmp_path, errors + summary(1, 1)).findings
+    (finding,) = diagnosed_log(tmp_path, errors + summary(1, 1)).findings
     assert (finding.category.value, finding.ranks) == ("undecided", ())
     assert "does not tell which ranks raised ValueError: a; KeyError: 'b'" in finding.cause

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from collective_cases import found_in_training
 
-from ddp_notebook.diagnosis import diagnose_training
 from ddp_notebook.model import (
     Category,
     Collective,
@@ -49,14 +49,7 @@ def run(rank: int, **fields: Any) -> RunFacts:
 def found(
     *facts: RunFacts, records: tuple[Collective, ...] = (), source: str = ""
 ) -> tuple[Finding, ...]:
-    collectives = Collectives({each.rank: records for each in facts})
-    diagnosis = diagnose_training(
-        {each.rank: each for each in facts}, collectives, {"train.py": source}
-    )
-    assert not diagnosis.notes, diagnosis.notes
-    for finding in diagnosis.findings:
-        assert finding.remedy and finding.evidence and "\n" not in finding.cause
-    return diagnosis.findings
+    return found_in_training(facts, Collectives({each.rank: records for each in facts}), source)
 
 
 def kinds(*facts: RunFacts, **named: Any) -> list[tuple[Category, tuple[int, ...]]]:

@@ -7,7 +7,7 @@ import ast
 import pytest
 from traces import all_reduce, barrier
 
-from ddp_notebook.diagnosis.collectives.source_code import Sources
+from ddp_notebook.diagnosis.source_code.sources import Sources
 
 CODE = """%%ddp
 def save(x):

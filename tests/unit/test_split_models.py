@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from collective_cases import found_in_training
 
-from ddp_notebook.diagnosis import diagnose_training
 from ddp_notebook.model import (
     Category,
     Collective,
@@ -41,11 +41,7 @@ Found = list[tuple[Category, tuple[int, ...]]]
 def found(facts: list[RunFacts], records: tuple[Collective, ...] = ()) -> Found:
     of = dict.fromkeys(BOTH, records) if records else {}
     collectives = Collectives(of, {"default": BOTH} if of else {})
-    diagnosis = diagnose_training({each.rank: each for each in facts}, collectives, {})
-    assert not diagnosis.notes, diagnosis.notes
-    for finding in diagnosis.findings:
-        assert finding.remedy and finding.evidence and "\n" not in finding.cause
-    return [(finding.category, finding.ranks) for finding in diagnosis.findings]
+    return [(each.category, each.ranks) for each in found_in_training(facts, collectives)]
 
 
 def ranks(*of: SplitFacts, **fields: Any) -> list[RunFacts]:

@@ -9,7 +9,7 @@ from collective_cases import found, same, the_one
 from traces import BUSY, DONE, all_reduce, barrier, message, op, play, raised
 
 from ddp_notebook.diagnosis import diagnose_run, failures
-from ddp_notebook.diagnosis.collectives import p2p
+from ddp_notebook.diagnosis.collectives import rings
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.model import (
     DEFAULT_GROUP,
@@ -145,7 +145,7 @@ def test_who_runs_against_a_ring_is_not_who_closes_one(
     of: dict[int, list[Collective]], against: tuple[int, ...]
 ) -> None:
     case = replace(play({rank: [] for rank in of}), collectives=Collectives(of))
-    mistake = p2p._against_the_ring(Context(case), {0: of[0][0]})
+    mistake = rings._against_the_ring(Context(case), {0: of[0][0]})
     assert (mistake[2] if mistake is not None else ()) == against
 
 

@@ -71,18 +71,20 @@ def evidence_of(
     ranks: Sequence[Tensors], one: Tensors, steps: Sequence[TrainingStep], alone: TrainingStep
 ) -> tuple[str, ...]:
     """Further facts, as sentences."""
-    told = []
+    sentences = []
     losses = [step.loss for step in steps if step.loss is not None]
     if len(losses) == len(steps) and alone.loss is not None:
         mean = sum(losses) / len(losses)
-        told.append(f"The loss is {mean:.6g} on average over the ranks, {alone.loss:.6g} on one.")
+        sentences.append(
+            f"The loss is {mean:.6g} on average over the ranks, {alone.loss:.6g} on one."
+        )
     counts = uneven(steps)
     if counts:
-        told.append(f"Samples in this step: {counts}.")
+        sentences.append(f"Samples in this step: {counts}.")
     differ = [rank for rank, of in enumerate(ranks) if _apart(of, ranks[0]) > _SAME]
     if differ:
-        told.append("The ranks differ from each other as well.")
-    return tuple(told)
+        sentences.append("The ranks differ from each other as well.")
+    return tuple(sentences)
 
 
 def _apart(some: Tensors, others: Tensors) -> float:

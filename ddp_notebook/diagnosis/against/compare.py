@@ -225,15 +225,15 @@ class _Step:
                 p: ranks for p in range(len(self._parameters)) if (ranks := self._who(stage, p))
             }
             if parted:
-                return self._told(stage, parted)
+                return self._parting(stage, parted)
             self.largest = max(self.largest, self._distance(stage))
         return None
 
-    def _told(self, stage: int, parted: dict[int, tuple[int, ...]]) -> Parting:
+    def _parting(self, stage: int, parted: dict[int, tuple[int, ...]]) -> Parting:
         first = next(iter(parted))
         early = stage == GRADIENT and bool(self._who(BACKWARD, first))
-        told = BACKWARD if early else stage
-        place, until = self._lines(told, parted[first][0])
+        where = BACKWARD if early else stage
+        place, until = self._lines(where, parted[first][0])
         one = self._of(self._sides.one, stage, first)
         scale = norm(one)
         away = max(
@@ -246,17 +246,17 @@ class _Step:
             self._k + 1,
             self._parameters[first].name,
             tuple(sorted({rank for ranks in parted.values() for rank in ranks})),
-            STAGES[told],
+            STAGES[where],
             place,
             until,
             away / scale if scale else math.inf,
             self._noise[stage],
             len(parted) - 1,
             evidence_of(ranks, alone, steps, self._sides.one[0].steps[self._k]),
-            cause_of(STAGES[told], ranks, alone, steps),
+            cause_of(STAGES[where], ranks, alone, steps),
         )
 
-    def _lines(self, told: int, rank: int) -> tuple[Place | None, Place | None]:
+    def _lines(self, stage: int, rank: int) -> tuple[Place | None, Place | None]:
         """The line that computed what diverges, or the lines between which it diverged."""
         steps = self._sides.ranks[rank][0].steps
         step, before = steps[self._k], steps[max(0, self._k - 1)]
@@ -265,7 +265,7 @@ class _Step:
             BACKWARD: (step.backward, None),
             GRADIENT: (step.backward, step.place),
             UPDATE: (step.place, None),
-        }[told]
+        }[stage]
 
     def _tensors(self, kept: Kept, stage: int) -> list[Sequence[float]]:
         return [self._of(kept, stage, p) for p in range(len(self._parameters))]

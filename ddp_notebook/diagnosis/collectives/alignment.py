@@ -205,19 +205,21 @@ def _so_far(records: Sequence[Collective]) -> Iterator[int]:
 def align(group: str, sequences: Mapping[int, RankSequence]) -> Alignment:
     """Find the ranks that diverge from the majority, slot by slot from the oldest common one."""
     start = max((sequence.first for sequence in sequences.values()), default=0)
-    alike: dict[tuple[int, ...], list[int]] = {}
+    ranks_of: dict[tuple[int, ...], list[int]] = {}
     for rank in sorted(sequences):
         sequence = sequences[rank]
-        alike.setdefault(sequence.keys[max(0, start - sequence.first) :], []).append(rank)
-    agreeing, parted = _vote(alike)
+        ranks_of.setdefault(sequence.keys[max(0, start - sequence.first) :], []).append(rank)
+    agreeing, outvoted = _vote(ranks_of)
     if not agreeing:
         return Alignment(group, sequences, start, None, (), ())
-    reference = sequences[alike[max(agreeing, key=len)][0]]
-    ranks = tuple(sorted(rank for keys in agreeing for rank in alike[keys]))
+    reference = sequences[ranks_of[max(agreeing, key=len)][0]]
+    ranks = tuple(sorted(rank for keys in agreeing for rank in ranks_of[keys]))
     deviations = tuple(
-        Deviation(tuple(alike[keys]), ranks, _from(sequences[alike[keys][0]], start), cut, sure)
+        Deviation(
+            tuple(ranks_of[keys]), ranks, _from(sequences[ranks_of[keys][0]], start), cut, sure
+        )
         for cut in (_from(reference, start),)
-        for keys, sure in parted
+        for keys, sure in outvoted
     )
     return Alignment(group, sequences, start, reference, ranks, deviations)
 
@@ -230,14 +232,14 @@ def _from(sequence: RankSequence, slot: int) -> RankSequence:
 
 
 def _vote(
-    alike: Mapping[tuple[int, ...], Sequence[int]],
+    ranks_of: Mapping[tuple[int, ...], Sequence[int]],
 ) -> tuple[list[tuple[int, ...]], list[tuple[tuple[int, ...], bool]]]:
     """The lists that agree with each other, and those that part, with whether they are outvoted.
 
     At the first slot where lists differ each rank that got there has a vote. Where two sets of
     ranks are the largest, that of the lowest rank stays, for want of a better one.
     """
-    alive = sorted(alike, key=lambda keys: alike[keys][0])
+    alive = sorted(ranks_of, key=lambda keys: ranks_of[keys][0])
     parted: list[tuple[tuple[int, ...], bool]] = []
     while alive:
         longest = max(alive, key=len)
@@ -248,7 +250,7 @@ def _vote(
         votes: dict[int, int] = {}
         for keys in alive:
             if len(keys) > slot:
-                votes[keys[slot]] = votes.get(keys[slot], 0) + len(alike[keys])
+                votes[keys[slot]] = votes.get(keys[slot], 0) + len(ranks_of[keys])
         most = max(votes.values())
         chosen = next(key for key, count in votes.items() if count == most)
         parted.extend(

@@ -12,7 +12,9 @@ from ddp_notebook.model import (
     RankReport,
     Ranks,
     Side,
+    agree,
     name_ranks,
+    verb,
 )
 
 
@@ -64,15 +66,9 @@ def nothing_after(ranks: Ranks, slot: int) -> str:
     return f"{name_ranks(ranks)}: {last}"
 
 
-def verb(ranks: Ranks, one: str, many: str) -> str:
-    """Ranks with the verb that goes with their number: ``rank 1 is``, ``ranks 0,2 are``."""
-    return f"{name_ranks(ranks)} {one if len(ranks) == 1 else many}"
-
-
 def again(text: str, ranks: Ranks) -> str:
     """A sentence about ranks that were just named: it begins with a pronoun."""
-    pronoun = "it" if len(ranks) == 1 else "they"
-    return re.sub(f"^{name_ranks(ranks)}(?= )", pronoun, text)
+    return re.sub(f"^{name_ranks(ranks)}(?= )", agree(ranks, "it", "they"), text)
 
 
 def standing(

@@ -27,7 +27,7 @@ from ddp_notebook.diagnosis.collectives.compare import (
     labels_are_shared,
     moved,
 )
-from ddp_notebook.diagnosis.collectives.source_code import Sources
+from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.model import Collective, Ranks, name_ranks
 
 

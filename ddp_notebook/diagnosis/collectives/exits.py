@@ -9,7 +9,7 @@ from functools import partial
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import call_site
-from ddp_notebook.diagnosis.collectives.describe import called, fact, named, numbered, verb
+from ddp_notebook.diagnosis.collectives.describe import called, fact, named, numbered
 from ddp_notebook.diagnosis.collectives.explain import TRY_AGAIN_TOGETHER
 from ddp_notebook.diagnosis.collectives.out_of_step import ended_by_conflicts
 from ddp_notebook.diagnosis.context import Context
@@ -28,6 +28,7 @@ from ddp_notebook.model import (
     Ranks,
     ThreadError,
     name_ranks,
+    verb,
 )
 
 _ENDED_BY_OTHERS = (-15, 143)

@@ -16,13 +16,22 @@ from ddp_notebook.diagnosis.collectives.describe import (
     named,
     nothing_after,
     side,
-    verb,
 )
 from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind
-from ddp_notebook.diagnosis.collectives.source_code import Condition
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.names import Varies
-from ddp_notebook.model import PLACING, Category, Collective, Finding, Part, Ranks, name_ranks
+from ddp_notebook.diagnosis.source_code.names import Varies
+from ddp_notebook.diagnosis.source_code.sources import Condition
+from ddp_notebook.model import (
+    PLACING,
+    Category,
+    Collective,
+    Finding,
+    Part,
+    Ranks,
+    agree,
+    name_ranks,
+    verb,
+)
 
 UNEVEN_REMEDY = (
     "Give every rank the same number of batches (DistributedSampler, drop_last=True), or use Join."
@@ -292,7 +301,7 @@ def _only_some(context: Context, classified: Classified, why: str, *, lacking: b
         does = verb(short.ranks, "does", "do")
         do = verb(full.ranks, "does", "do")
         return f"{does} not call {record} as {do}{why}; {again(where, short.ranks)}"
-    call = "calls" if len(full.ranks) == 1 else "call"
+    call = agree(full.ranks, "calls", "call")
     return f"{full.named} alone {call} {record}{why}; {where}"
 
 

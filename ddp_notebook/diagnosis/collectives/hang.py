@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
-from ddp_notebook.diagnosis.collectives.describe import verb
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.training.replicas import some
 from ddp_notebook.model import (
@@ -20,6 +19,7 @@ from ddp_notebook.model import (
     Ranks,
     ReplicaFacts,
     name_ranks,
+    verb,
 )
 
 

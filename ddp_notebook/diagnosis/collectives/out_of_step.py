@@ -13,7 +13,7 @@ from dataclasses import replace
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import RankSequence, call_site
 from ddp_notebook.diagnosis.collectives.compare import Difference, difference
-from ddp_notebook.diagnosis.collectives.describe import called, fact, named, side, verb
+from ddp_notebook.diagnosis.collectives.describe import called, fact, named, side
 from ddp_notebook.diagnosis.collectives.divergence import Divergence, classify
 from ddp_notebook.diagnosis.collectives.explain import MISMATCHES, explain, value_of
 from ddp_notebook.diagnosis.context import Context
@@ -28,9 +28,12 @@ from ddp_notebook.model import (
     RankReport,
     Ranks,
     Side,
+    agree,
     counted,
     format_ranks,
     name_ranks,
+    them,
+    verb,
 )
 
 MOST_FINDINGS = 5
@@ -252,7 +255,7 @@ def _lacking(record: Collective) -> str:
 def _late(context: Context, reports: list[RankReport], what: str, *, paused: bool) -> Finding:
     ranks = tuple(report.rank for report in reports)
     doings = {_doing(report, paused=paused) for report in reports}
-    doing = f"{'it is' if len(ranks) == 1 else 'they are'} {min(doings)}"
+    doing = f"{agree(ranks, 'it is', 'they are')} {min(doings)}"
     if len(doings) > 1:
         doing = "; ".join(f"rank {e.rank} is {_doing(e, paused=paused)}" for e in reports)
     step = f"%ddp_step --ranks {format_ranks(ranks)}"
@@ -260,9 +263,7 @@ def _late(context: Context, reports: list[RankReport], what: str, *, paused: boo
         Category.STRAGGLER,
         ranks,
         f"{verb(ranks, 'has', 'have')} not called {what} yet: {doing}",
-        step
-        if paused
-        else f"Wait for {'it' if len(ranks) == 1 else 'them'}, or interrupt the cell.",
+        step if paused else f"Wait for {them(ranks)}, or interrupt the cell.",
         context.case.waiting,
         of_each({report.rank: evidence_of(report) for report in reports}),
         passing=True,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives.alignment import Alignment, RankSequence, call_site
 from ddp_notebook.diagnosis.collectives.buckets import MissingBuckets
-from ddp_notebook.diagnosis.collectives.describe import fact, named, nothing_after, side, verb
+from ddp_notebook.diagnosis.collectives.describe import fact, named, nothing_after, side
 from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind, missing_from
 from ddp_notebook.diagnosis.collectives.explain import (
     SAME_NAMES,
@@ -29,6 +29,7 @@ from ddp_notebook.model import (
     Ranks,
     counted,
     name_ranks,
+    verb,
 )
 
 LEAVE_TOGETHER = (

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives.alignment import call_site
-from ddp_notebook.diagnosis.collectives.describe import called, named, verb
+from ddp_notebook.diagnosis.collectives.describe import called, named
 from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind
-from ddp_notebook.diagnosis.collectives.source_code import Condition
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.names import Varies
 from ddp_notebook.diagnosis.progress import left_alone, thread_words, way_to_error, works
 from ddp_notebook.diagnosis.setup import torch_errors
+from ddp_notebook.diagnosis.source_code.names import Varies
+from ddp_notebook.diagnosis.source_code.sources import Condition
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -24,6 +24,7 @@ from ddp_notebook.model import (
     Ranks,
     ThreadError,
     name_ranks,
+    verb,
 )
 
 _ABORTED = (-6, 134)
@@ -99,7 +100,7 @@ def or_raised(context: Context, classified: Classified, finding: Finding) -> Fin
     if classified.kind not in _PARTED or not _raised_alone(context, lost, rest):
         return finding
     error = _errors(context.reports[lost.ranks[0]])[0]
-    told = f"{lost.named}: {thread_words(error)}"
+    fact = f"{lost.named}: {thread_words(error)}"
     test = context.sources.condition(
         classified.record, classified.there, classified.full.ranks, classified.short.ranks
     )
@@ -107,7 +108,7 @@ def or_raised(context: Context, classified: Classified, finding: Finding) -> Fin
     if not by_rank and _is_why(context, error, classified.record, lost.here):
         return _by_thread(context, classified, finding, lost, error)
     if by_rank or finding.ranks == lost.ranks or len(lost.ranks) != len(rest.ranks):
-        return replace(finding, evidence=(*finding.evidence, told))
+        return replace(finding, evidence=(*finding.evidence, fact))
     first = f"{finding.sentence[0].lower()}{finding.sentence[1:]}"
     return replace(
         finding,
@@ -117,7 +118,7 @@ def or_raised(context: Context, classified: Classified, finding: Finding) -> Fin
         "known",
         remedy=f"If the thread's error is the cause, correct it. If not: {finding.remedy}",
         waiting=context.victims,
-        evidence=(*finding.evidence, told),
+        evidence=(*finding.evidence, fact),
     )
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import CallSite, align_programs, call_site
-from ddp_notebook.diagnosis.collectives.describe import again, called, named, numbered, verb
+from ddp_notebook.diagnosis.collectives.describe import again, called, named, numbered
 from ddp_notebook.diagnosis.collectives.divergence import classify, divergences
 from ddp_notebook.diagnosis.collectives.explain import explain
-from ddp_notebook.diagnosis.collectives.source_code import Condition
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
+from ddp_notebook.diagnosis.source_code.sources import Condition
 from ddp_notebook.model import (
     Category,
     Collective,
@@ -22,6 +22,8 @@ from ddp_notebook.model import (
     by_value,
     format_ranks,
     name_ranks,
+    them,
+    verb,
 )
 
 _SAME_LISTS = (
@@ -120,12 +122,11 @@ def new_group_not_by_all(context: Context) -> Iterator[Finding]:
     # Where more ranks left it out than call it, the call is what only some do.
     culprits = elsewhere if len(elsewhere) <= len(inside) else inside
     standing = context.standing(elsewhere)
-    them = "it" if len(elsewhere) == 1 else "them"
     cause = f"{verb(inside, 'waits', 'wait')} in new_group{where} for the others: {standing}"
     if culprits == elsewhere:
         cause = (
             f"{verb(elsewhere, 'is', 'are')} not in new_group{where}, in which "
-            f"{verb(inside, 'waits', 'wait')} for {them}; {again(standing, elsewhere)}"
+            f"{verb(inside, 'waits', 'wait')} for {them(elsewhere)}; {again(standing, elsewhere)}"
         )
     yield Finding(
         Category.SUBGROUP_MISUSE,

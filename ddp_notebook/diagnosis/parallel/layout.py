@@ -67,12 +67,12 @@ def mesh_of_parameters(held: Mapping[int, tuple[HeldParameter, ...]]) -> Mesh | 
 
 def _rows(name: str, of: Mapping[int, HeldParameter], mesh: Mesh | None) -> list[Placed]:
     """A parameter as ranks hold it: once where all hold the same."""
-    alike: dict[tuple[object, ...], list[int]] = {}
+    by_holding: dict[tuple[object, ...], list[int]] = {}
     for rank, each in of.items():
         key = each.shape, each.dtype, _placement(each), each.gathers, _over(each.group, mesh)
-        alike.setdefault(key, []).append(rank)
+        by_holding.setdefault(key, []).append(rank)
     rows = []
-    for ranks in alike.values():
+    for ranks in by_holding.values():
         sizes: dict[int, list[int]] = {}
         for rank in ranks:
             sizes.setdefault(of[rank].bytes, []).append(rank)

@@ -10,12 +10,14 @@ from ddp_notebook.model import Case, Collective, Collectives, PipelinePart, Rank
 
 def with_purposes(case: Case) -> Case:
     """`case`, in which what each rank waits in says what for, where that is known."""
-    told = {e.rank: e for e in case.ranks if e.waits_for is not None and (e.purpose or e.pipelines)}
-    if not told:
+    reports = {
+        e.rank: e for e in case.ranks if e.waits_for is not None and (e.purpose or e.pipelines)
+    }
+    if not reports:
         return case
     of = dict(case.collectives.of)
-    for rank, report in told.items():
-        of[rank] = tuple(_with_purpose(each, report, told) for each in of.get(rank, ()))
+    for rank, report in reports.items():
+        of[rank] = tuple(_with_purpose(each, report, reports) for each in of.get(rank, ()))
     collectives = case.collectives
     return replace(case, collectives=Collectives(of, collectives.groups, collectives.first))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.model import Category, Finding, Ranks, SaveFacts, Shards, name_ranks
+from ddp_notebook.model import Category, Finding, Ranks, SaveFacts, Shards, name_ranks, verb
 from ddp_notebook.model.parallel.split import CheckpointCall
 
 _FULL = (
@@ -45,11 +45,10 @@ def _by_model(context: Context) -> dict[Ranks, _Saved]:
 def _only_some(ranks: Ranks, saved: _Saved, shards: Shards) -> Finding:
     savers = tuple(saved)
     _, first, _ = saved[savers[0]][0]
-    saves = "saves" if len(savers) == 1 else "save"
     return Finding(
         Category.CHECKPOINT_MISUSE,
         savers,
-        f"only {name_ranks(savers)} {saves} a model that is sharded over {name_ranks(ranks)}: "
+        f"only {verb(savers, 'saves', 'save')} a model that is sharded over {name_ranks(ranks)}: "
         f"the file has a part of {shards.name}, and the others are in no file{_at(first)}",
         _FULL,
         evidence=(

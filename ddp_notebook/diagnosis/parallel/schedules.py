@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
-from ddp_notebook.model import Category, Finding, PipelinePart, Ranks, by_value, name_ranks
+from ddp_notebook.model import Category, Finding, PipelinePart, Ranks, by_value, name_ranks, verb
 
 _Pipeline = Mapping[int, PipelinePart]
 
@@ -57,17 +57,13 @@ def _wrong_stages(context: Context, pipeline: _Pipeline) -> Finding | None:
     return Finding(
         Category.SCHEDULE_MISMATCH,
         tuple(wrong),
-        f"{_who(tuple(wrong))} {_stages(part.stages)} of the pipeline{also}, where the schedule "
-        f"expects {_stages(part.meant)}{missing}",
+        f"{verb(tuple(wrong), 'runs', 'run')} {_stages(part.stages)} of the pipeline{also}, where "
+        f"the schedule expects {_stages(part.meant)}{missing}",
         "Give each rank the stage_index of its own place in the pipeline's group: "
         "PipelineStage(module, dist.get_rank(group), ...).",
         context.victims,
         _evidence(pipeline),
     )
-
-
-def _who(ranks: Ranks) -> str:
-    return f"{name_ranks(ranks)} {'runs' if len(ranks) == 1 else 'run'}"
 
 
 def _stages(stages: tuple[int, ...]) -> str:

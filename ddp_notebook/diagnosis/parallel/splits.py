@@ -117,11 +117,11 @@ def _whose(
     wrong: list[_Disagreement], there: Mapping[int, Splits], members: Ranks
 ) -> tuple[Ranks, str]:
     """Whose numbers are wrong, and how that is known; all ranks' if unknown."""
-    told = {
+    culprits = {
         rank for each in wrong if (rank := _against_announced(each, there, members)) is not None
     }
-    if told:
-        return tuple(sorted(told)), ", and announced another number before"
+    if culprits:
+        return tuple(sorted(culprits)), ", and announced another number before"
     pairs = [{each.sender, each.receiver} for each in wrong]
     common = set.intersection(*pairs)
     if len(common) == 1:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from ddp_notebook.diagnosis.collectives.describe import verb
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import vote
 from ddp_notebook.diagnosis.setup import torch_errors
@@ -21,6 +20,7 @@ from ddp_notebook.model import (
     Ranks,
     by_value,
     name_ranks,
+    verb,
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddp_notebook.diagnosis.collectives.describe import verb
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import (
@@ -23,8 +22,11 @@ from ddp_notebook.model import (
     Finding,
     RankReport,
     Ranks,
+    agree,
     format_ranks,
     name_ranks,
+    them,
+    verb,
 )
 
 
@@ -185,12 +187,12 @@ def late_ranks(context: Context) -> Iterator[Finding]:
             late.setdefault(where_busy(e), []).append(e)
     for where, reports in late.items():
         ranks = tuple(report.rank for report in reports)
-        it, is_ = ("it", "it is") if len(ranks) == 1 else ("them", "they are")
         yield Finding(
             Category.STRAGGLER,
             ranks,
-            f"{verb(ranks, 'has', 'have')} not called it yet: {is_} busy{where}",
-            f"Wait for {it}, or interrupt the cell.",
+            f"{verb(ranks, 'has', 'have')} not called it yet: "
+            f"{agree(ranks, 'it is', 'they are')} busy{where}",
+            f"Wait for {them(ranks)}, or interrupt the cell.",
             case.waiting,
             of_each({report.rank: evidence_of(report) for report in reports}),
             passing=True,

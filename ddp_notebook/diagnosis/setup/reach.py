@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Sequence
 
-from ddp_notebook.diagnosis.collectives.describe import verb
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.model import (
     Activity,
@@ -15,6 +14,7 @@ from ddp_notebook.model import (
     RankReport,
     Ranks,
     name_ranks,
+    verb,
 )
 
 

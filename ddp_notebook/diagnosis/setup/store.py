@@ -8,14 +8,7 @@ from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.progress import evidence_of, in_setup, where_busy, works
 from ddp_notebook.diagnosis.setup.reach import network_of, on_two_hosts
-from ddp_notebook.model import (
-    Activity,
-    Case,
-    Category,
-    Finding,
-    RankReport,
-    name_ranks,
-)
+from ddp_notebook.model import Activity, Case, Category, Finding, RankReport, verb
 
 
 def stale_files(context: Context) -> Iterator[Finding]:
@@ -121,7 +114,7 @@ def _never_set(context: Context, key: str, waiters: list[RankReport]) -> Iterato
     others = tuple(e.rank for e in context.case.ranks if e.rank not in waiting)
     if any(context.gone(rank) and not context.finished(rank) for rank in others):
         return  # one of them failed or died before it came to that
-    wait = f"{name_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'}"
+    wait = verb(waiting, "waits", "wait")
     place = next((f" at {e.path[-1]}" for e in waiters if e.path), "")
     where = f": {context.standing(others)}" if others else ""
     test = next((e.key_test for e in waiters if e.key_test), "")

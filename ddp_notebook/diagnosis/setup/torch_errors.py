@@ -277,7 +277,7 @@ def _gave_up(case: Case) -> bool:
 
 
 def _gave_up_first(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
-    """A rank whose time-out is shorter than the others' gave up on a rank that is only late."""
+    """A rank whose timeout is shorter than the others' gave up on a rank that is only late."""
     if not TIMED_OUT.search(e.error_text) or _somebody_is_gone(case):
         return None
     mine = e.arguments.timeout_s

@@ -13,6 +13,7 @@ from itertools import pairwise
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.least_squares import solved
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
+from ddp_notebook.diagnosis.source_code.divisions import chooses_rate_by_world
 from ddp_notebook.diagnosis.training.replicas import (
     AVERAGING,
     Model,
@@ -268,7 +269,7 @@ def summed_gradients(context: Context) -> Iterator[Finding]:
     for trained in _trained(context) if _are_whole_means(context) else ():
         size, each = len(trained.of), trained.each
         summed = trained.used_the_same() and all(_are(1.0, w) for w in trained.weights())
-        scaled = each.type.startswith(_ADAPTIVE) or context.sources.chooses_rate_by_world()
+        scaled = each.type.startswith(_ADAPTIVE) or chooses_rate_by_world(context.sources)
         if summed and not scaled and not trained.split:
             yield trained.finding(
                 Category.LOSS_SCALING,

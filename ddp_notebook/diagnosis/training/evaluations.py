@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.source_code.divisions import is_divisor, is_mean_of_ratios
 from ddp_notebook.diagnosis.training.replicas import Model
 from ddp_notebook.diagnosis.training.reported import is_reported
 from ddp_notebook.model import Category, EvaluationFacts, Finding, counted, name_ranks
@@ -78,7 +79,7 @@ def padded_counts(context: Context) -> Iterator[Finding]:
         if not padded or not model.whole:
             continue
         of, (length, got) = padded[0]
-        if not any(context.sources.is_divisor(each.counted) for each in of.values()):
+        if not any(is_divisor(context.sources, each.counted) for each in of.values()):
             continue
         twice = got * len(of) - length
         yield Finding(
@@ -126,7 +127,7 @@ def unweighted_means(context: Context) -> Iterator[Finding]:
 def _averaged_after(context: Context, each: EvaluationFacts) -> bool:
     place = each.place
     return place is not None and any(
-        context.sources.is_mean_of_ratios(path, place) for path in each.summed
+        is_mean_of_ratios(context.sources, path, place) for path in each.summed
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks
 from ddp_notebook.diagnosis.parallel.split import summed
+from ddp_notebook.diagnosis.source_code.divisions import divides_loss_by_world
 from ddp_notebook.diagnosis.training.replicas import Model
 from ddp_notebook.diagnosis.training.rules import optimizers
 from ddp_notebook.model import Category, Finding, LossFacts, OptimizerFacts, Ranks, counted
@@ -112,7 +113,7 @@ def divided_losses(context: Context) -> Iterator[Finding]:
         size, place = len(rows), rows[0][0].place
         divided = all(each.mean and _is(each.factor, 1 / size) for row in rows for each in row)
         single = all(each.backwards == each.steps for each in model.of.values())
-        if divided and single and place and context.sources.divides_loss_by_world(place):
+        if divided and single and place and divides_loss_by_world(context.sources, place):
             yield Finding(
                 Category.LOSS_SCALING,
                 tuple(model.of),

@@ -20,6 +20,8 @@ from ddp_notebook.model import (
     format_bytes,
     format_ranks,
     name_ranks,
+    them,
+    verb,
 )
 from ddp_notebook.model.ddp import (
     BucketPlan,
@@ -64,13 +66,15 @@ def compare(fingerprints: Mapping[int, Fingerprint], name: str = "model") -> tup
     differences = {ranks: _first_difference(fingerprints[ranks[0]], ours) for ranks in votes.others}
     first = min(differences.values(), key=lambda each: each.place)
     same_place = {ranks: d for ranks, d in differences.items() if d.place == first.place}
-    theirs = ", ".join(f"{_has(ranks)} {d.theirs}" for ranks, d in same_place.items())
+    theirs = ", ".join(
+        f"{verb(ranks, 'has', 'have')} {d.theirs}" for ranks, d in same_place.items()
+    )
     where = f"{first.where}: " if first.where else ""
     return (
         Finding(
             category=Category.PARAM_MISMATCH,
             ranks=culprits,
-            cause=f"{where}{theirs}, {_has(right)} {first.ours}{first.note}",
+            cause=f"{where}{theirs}, {verb(right, 'has', 'have')} {first.ours}{first.note}",
             remedy=(
                 f"Make {name} on {name_ranks(culprits)} as on {name_ranks(right)} "
                 f"(%%ddp --ranks {format_ranks(culprits)}), then again: %ddp_wrap {name}"
@@ -160,7 +164,9 @@ def diverged(hashes: Mapping[int, tuple[str, ...]], name: str = "model") -> tupl
     others, right = votes.minority, votes.majority
     if not others:
         return ()
-    cause = f"{_has(others)} other values than {name_ranks(right)} after the broadcast"
+    cause = (
+        f"{verb(others, 'has', 'have')} other values than {name_ranks(right)} after the broadcast"
+    )
     remedy = f"Does other code change {name} at the same time? Then again: %ddp_wrap {name}"
     return (Finding(Category.UNDECIDED, others, cause, remedy),)
 
@@ -172,7 +178,7 @@ def other_buckets(plans: Mapping[int, BucketPlan], name: str = "model") -> tuple
     if not others:
         return ()
     cause = (
-        f"{_has(others)} other buckets than {name_ranks(right)}: "
+        f"{verb(others, 'has', 'have')} other buckets than {name_ranks(right)}: "
         "embeddings with sparse gradients on some ranks alone make such"
     )
     remedy = f"Make {name} with the same `sparse=` on all ranks, then again: %ddp_wrap {name}"
@@ -235,7 +241,7 @@ def _out_of_memory(
         if waiting or stage.collective:
             # The others are in a collective that this rank has not joined: the group is out of
             # step, and only a new one helps.
-            remedy = f"Give {'it' if len(ranks) == 1 else 'them'} more memory, {restart}, then "
+            remedy = f"Give {them(ranks)} more memory, {restart}, then "
             remedy += f"again: %ddp_wrap {name}. %ddp_restart says which rank it cannot free"
         asked = _ASKED.search(failure.text)
         more = f": {_as_size(asked[1])} more were not to be had" if asked else ""
@@ -268,10 +274,6 @@ def _raised(
             remedy = f"{_restart(ranks)}, which frees the others. {remedy}"
         cause = f"failed in stage {stage} of %ddp_wrap: {failure.text}"
         yield Finding(category, ranks, cause, remedy, waiting=waiting, commands=commands)
-
-
-def _has(ranks: Ranks) -> str:
-    return f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'}"
 
 
 def some(names: Sequence[str]) -> str:

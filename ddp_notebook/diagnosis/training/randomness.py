@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.source_code.conditions import holds
 from ddp_notebook.diagnosis.training.replicas import Model
 from ddp_notebook.model import Category, Finding, Place, StepStart, name_ranks
 
@@ -111,8 +112,7 @@ def _innermost(tree: ast.Module, line: int) -> ast.AST | None:
     around = [
         node
         for node in ast.walk(tree)
-        if isinstance(node, (*_LOOPS, *_FUNCTIONS))
-        and node.lineno <= line <= (node.end_lineno or node.lineno)
+        if isinstance(node, (*_LOOPS, *_FUNCTIONS)) and holds(node, line)
     ]
     return max(around, key=lambda node: node.lineno, default=None)
 

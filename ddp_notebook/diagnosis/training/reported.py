@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ddp_notebook.diagnosis.conditions import last_name
+from ddp_notebook.diagnosis.source_code.conditions import holds, last_name
 
 _NUMBERS = frozenset({"item", "float", "int", "sum", "round", "tolist"})
 """Functions and methods that make numbers of tensors."""
@@ -66,7 +66,7 @@ def _numbers_of(block: ast.stmt, line: int) -> set[str]:
                 continue
             of_numbers = _mentions(value, numbers)
             counts = isinstance(statement, ast.AugAssign) or _calls(value, _NUMBERS)
-            of_model = _mentions(value, given) or _has(value, line)
+            of_model = _mentions(value, given) or holds(value, line)
             if of_numbers or (of_model and counts):
                 numbers |= names
             elif of_model:
@@ -154,7 +154,7 @@ def _statements(scope: ast.AST) -> Iterator[ast.stmt]:
 
 def _function(tree: ast.AST, line: int) -> _Function | None:
     """The innermost function around a line."""
-    around = [each for each in ast.walk(tree) if isinstance(each, _FUNCTIONS) and _has(each, line)]
+    around = [each for each in ast.walk(tree) if isinstance(each, _FUNCTIONS) and holds(each, line)]
     return max(around, key=lambda each: each.lineno, default=None)
 
 
@@ -164,12 +164,8 @@ def _block(scope: ast.AST, line: int) -> ast.stmt | None:
     The loop over epochs around both has the training in it as well. Without either it is the
     statement itself.
     """
-    around = [each for each in _statements(scope) if _has(each, line)]
+    around = [each for each in _statements(scope) if holds(each, line)]
     blocks = [each for each in around if isinstance(each, _BLOCKS)]
     withs = [each for each in blocks if isinstance(each, ast.With | ast.AsyncWith)]
     chosen = withs or blocks or around
     return max(chosen, key=lambda each: each.lineno, default=None)
-
-
-def _has(node: ast.stmt | ast.expr, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)

@@ -21,6 +21,7 @@ from ddp_notebook.model import (
     Ranks,
     ReplicaFacts,
     RunFacts,
+    agree,
     counted,
     name_ranks,
 )
@@ -209,8 +210,8 @@ def _unknown_to_reducer(model: Model) -> Iterator[Finding]:
         yield Finding(
             Category.PARAMS_OUTSIDE_DDP,
             ranks,
-            f"{some(names)} of {model.title} {'was' if len(names) == 1 else 'were'} added or "
-            f"unfrozen after wrapping: {'its' if len(names) == 1 else 'their'} gradients are not "
+            f"{some(names)} of {model.title} {agree(names, 'was', 'were')} added or "
+            f"unfrozen after wrapping: {agree(names, 'its', 'their')} gradients are not "
             "reduced",
             "Add and unfreeze parameters before DistributedDataParallel(model), or wrap the "
             "model again after it.",

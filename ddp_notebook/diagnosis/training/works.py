@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 
-from ddp_notebook.diagnosis.conditions import last_name
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks
+from ddp_notebook.diagnosis.source_code.conditions import last_name
 from ddp_notebook.model import Category, Finding, FunctionalFacts, WorkFacts
 
 _SENDS = ("isend", "send")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from ddp_notebook.diagnosis.standing_still import diagnose_standing
 from ddp_notebook.evidence.frames import Sources
@@ -28,8 +27,11 @@ from ddp_notebook.model import (
     Probe,
     RankReport,
     Ranks,
+    agree,
     name_ranks,
+    verb,
 )
+from ddp_notebook.rank.prepared.processes import read
 
 BETWEEN_S = 1.5
 """Between the two observations."""
@@ -86,17 +88,19 @@ class Outside:
             return replace(found, findings=(), unsure=_NO_STACKS)
         moves = tuple(rank for rank in waiting if rank not in self.still)
         if moves:
-            why = f"No problem found so far: {_go_on(moves)}."
+            why = f"No problem found so far: {verb(moves, 'goes', 'go')} on."
         elif unknown:
-            does = "it does" if len(unknown) == 1 else "they do"
+            does = agree(unknown, "it does", "they do")
             why = f"Undecided: of {name_ranks(unknown)} it is not known what {does}."
         elif waiting:
             why = (
-                f"Undecided: {name_ranks(waiting)} {_s(waiting, 'wait')}, and did not move for "
+                f"Undecided: {verb(waiting, 'waits', 'wait')}, and did not move for "
                 f"{BETWEEN_S} s; the stacks do not prove why. {_MORE}"
             )
         else:
-            why = f"No problem found so far: {_go_on(self.case.where(Activity.BUSY))}."
+            why = (
+                f"No problem found so far: {verb(self.case.where(Activity.BUSY), 'goes', 'go')} on."
+            )
         if moves or unknown:
             return replace(found, findings=(), unsure=why)
         return self._unproven(found, why)
@@ -134,14 +138,6 @@ _NO_STACKS = (
 _MORE = "More is known of a job that was started with DDP_NOTEBOOK=1 in its environment."
 
 
-def _go_on(ranks: Ranks) -> str:
-    return f"{name_ranks(ranks)} {'goes' if len(ranks) == 1 else 'go'} on"
-
-
-def _s(ranks: Ranks, verb: str) -> str:
-    return f"{verb}s" if len(ranks) == 1 else verb
-
-
 def look(ranks: Mapping[int, Seen], twice: bool = True) -> Outside:
     """Observe a job's ranks twice; or once, which shows where they are but proves nothing."""
     began_s = time.monotonic()
@@ -167,7 +163,7 @@ def _look(ranks: Mapping[int, Seen]) -> Look:
 
 def _is_torchrun(pid: int) -> bool:
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        words = read(pid, "cmdline")
     except OSError:
         return False
     return any(name in words for name in _LAUNCHER)

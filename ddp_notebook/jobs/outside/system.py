@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_notebook.launch.process_groups import stat_fields
+
 _LISTEN = "0A"
 _MOST_SOCKETS = 65_536
 
@@ -30,7 +32,7 @@ class Used:
 def used(pid: int) -> Used | None:
     """What the system knows of it now; None of one that is gone, or another user's."""
     try:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        words = stat_fields(Path(f"/proc/{pid}/stat"))
         queues = _queues(pid)
         cuda = "libcuda.so" in Path(f"/proc/{pid}/maps").read_text(errors="replace")
     except (OSError, IndexError):

@@ -12,6 +12,7 @@ from ddp_notebook.bench.steps.plan import Memory
 from ddp_notebook.launch.out_of_memory import container_memory
 from ddp_notebook.rank.bench.steps_data import Feed
 from ddp_notebook.rank.bench.steps_models import Subject
+from ddp_notebook.rank.training.samplers import tensors_in
 
 _SHARE = 0.8
 """The share of free memory that training steps may use; the rest is for other programs."""
@@ -62,8 +63,4 @@ def memory(subject: Subject, feed: Feed, ranks: int, smallest: int) -> Memory:
 
 
 def _bytes_of(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        return sum(_bytes_of(item) for item in value.values())
-    return sum(_bytes_of(item) for item in value) if isinstance(value, tuple | list) else 0
+    return sum(tensor.nbytes for tensor in tensors_in(value))

@@ -33,9 +33,9 @@ class Names(Component):
         code, at = cursor.code, cursor.at
         with provisionalcompleter():
             found = self._shell.Completer.completions(code, at)
-            alike = list(rectify_completions(code, found))[:_MOST]
-        start = alike[0].start if alike else at
-        return Completions(start, tuple((each.text, each.type or "") for each in alike))
+            completions = list(rectify_completions(code, found))[:_MOST]
+        start = completions[0].start if completions else at
+        return Completions(start, tuple((each.text, each.type or "") for each in completions))
 
     def inspect(self, named: Named) -> Inspection:
         """What IPython shows of the object, or nothing."""

@@ -103,14 +103,14 @@ class Guard:
         self._peers = tuple((peer.words, peer) for peer in peers)
 
     def check(
-        self, seq_id: int, number: int, alike: int, operation: Operation, facts: Facts
+        self, seq_id: int, number: int, fingerprint: int, operation: Operation, facts: Facts
     ) -> None:
-        """Write this rank's word for `seq_id`, the hash `alike` of what all must have the same.
+        """Write this rank's word for `seq_id`. All ranks must have the same `fingerprint`.
 
         Raises Mismatch when another rank has another. Before each collective: one write and
         one read a peer, no call.
         """
-        word = ((seq_id + 1) & 0xFFFFFF) << 40 | alike
+        word = ((seq_id + 1) & 0xFFFFFF) << 40 | fingerprint
         at = (seq_id & _MASK) * _WORDS_PER_ENTRY
         words = self._words
         words[at + 1] = number

@@ -55,11 +55,11 @@ class LogWriter:
 
     @property
     def written(self) -> int:
-        """How many records the run has, those that were overwritten too."""
+        """How many records the run has, including overwritten ones."""
         return int(self._words[_WRITTEN])
 
     def waited(self) -> collective_log.Waited:
-        """The collectives of this run in which the rank waited. From any thread."""
+        """The collectives of this run in which the rank waited. Any thread."""
         return collective_log.waited(memoryview(self._map))
 
     def text(self, key: Hashable, value: Any) -> int:
@@ -104,13 +104,13 @@ class LogWriter:
             self._map[at + _PHASE_AT] = _DONE
 
     def came_from(self, number: int, peer: int) -> None:
-        """A recv from any rank has got its message from `peer`."""
+        """Record that a recv from any rank got its message from `peer`."""
         at = _FROM + number % _CAPACITY * _BYTES
         if self._words[at >> 3] == number + 1:
             collective_log.PEER.pack_into(self._map, at + collective_log.PEER_OFFSET, peer)
 
     def mark(self, number: int, phase: Phase, done_ns: int) -> None:
-        """A record is in `phase` now; one that was overwritten since is left alone."""
+        """Set the phase of a record; one that was overwritten since is left alone."""
         at = _FROM + number % _CAPACITY * _BYTES
         if self._words[at // 8] == number + 1:
             self._words[(at + _DONE_NS) // 8] = done_ns

@@ -50,8 +50,8 @@ _now_ns = time.monotonic_ns
 _getframe = sys._getframe
 
 _Prepared = tuple[bytes, int, bool, Facts, CallSite | None]
-"""What records of calls that are alike have in common, packed; its hash for the guard, whether
-the call waits for its end, the facts for an explanation, and the call site where the caller got a
+"""What records of equal calls have in common, packed; its hash for the guard, whether the call
+waits for its end, the facts for an explanation, and the call site where the caller got a
 handle and must wait itself."""
 
 
@@ -79,7 +79,7 @@ class Observer(Component):
         self.broken = ""
         """Why it disabled itself; empty while it works."""
         self.pending: deque[tuple[int, Any]] = deque(maxlen=_MOST_PENDING)
-        """Number and work of what was not seen to be done yet."""
+        """Number and work of each collective that was not seen to be done yet."""
         self.run = 0
         """The session's number of the cell or script that runs, or ran last."""
         self.on_bucket: Callable[[Sequence[Any]], None] = lambda args: None
@@ -112,11 +112,11 @@ class Observer(Component):
         torch_private.watch_groups(lambda new: _Making(self, new))
 
     def issued(self) -> int:
-        """How many collectives this run has, and one; 0 where none are recorded."""
+        """One more than the number of collectives in this run; 0 where none are recorded."""
         return self.log.written + 1 if self.log is not None else 0
 
     def run_begins(self, run: Run) -> None:
-        """The records of the last run are forgotten."""
+        """Forget the records of the last run."""
         self.run, self.exchanges = run.number, None
         self.call_sites.run_begins()
         self.sharded.run_begins(run)
@@ -151,7 +151,7 @@ class Observer(Component):
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Within, collectives go straight to torch: what they take is measured."""
+        """A context in which collectives go straight to torch, which a benchmark measures."""
         log, self.log = self.log, None
         try:
             yield
@@ -166,7 +166,7 @@ class Observer(Component):
         members: Ranks,
         site: CallSite,
     ) -> None:
-        """A collective of a new kind is called on these frames: what model is it of?"""
+        """A collective of a new kind is called on these frames: find the model that it is of."""
         self.sharded.see(frame)
         self.pipelines.see(frame)
         if site.part is None:
@@ -196,7 +196,7 @@ class Observer(Component):
             return None
 
     def disable(self, error: BaseException) -> None:
-        """Observe no more in this process."""
+        """Stop observing in this process."""
         self.broken = f"{type(error).__name__}: {error}"
         self.log = None
 
@@ -229,7 +229,7 @@ class Observer(Component):
 
 
 class _Group:
-    """What is known of an observed group. A plain object: it is read before each collective, and
+    """An observed group. A plain object: it is read before each collective, and
     attributes of one of torch's own objects take three times as long."""
 
     __slots__ = (
@@ -255,7 +255,7 @@ class _Group:
         self.seq_ids = [0, 0]
         """How many collectives, and sends and receives, were issued so far."""
         self.checks: list[Callable[..., None] | None] = [None, None]
-        """What compares with the other ranks: collectives, and never sends and receives."""
+        """The checks against the other ranks: of collectives, not of sends and receives."""
         self.exchanges: Exchanges | None = None
         """Its all_to_alls, where they are compared."""
         self.waits = torch_private.group_backend(inner) == "gloo"
@@ -276,7 +276,7 @@ class _FromAnybody:
         self._log, self._number = log, number
 
     def is_completed(self) -> bool:
-        """As torch's. The log is told from whom before it is told that it is done."""
+        """As torch's. The log gets the sender before the end."""
         done: bool = completed(self._work)
         source = torch_private.source_of(self._work) if done else None
         if source is not None and source < len(self._members):
@@ -349,7 +349,7 @@ def record_of(frames: Iterable[FrameType]) -> int | None:
 
 
 class _Making:
-    """A group that is being made: `before` and `after` torch makes it."""
+    """A group that is being made; `before` and `after` run around torch's making of it."""
 
     def __init__(self, observer: Observer, new: torch_private.NewGroup) -> None:
         self.observer = observer
@@ -504,7 +504,7 @@ def _recorder(
         except KeyError:
             ready = _prepare(group, log, operation, operation.facts(args, named), key)
             observer.see(frame, name, args, group.members, site)
-        rest, alike, waited, facts, started_at = ready
+        rest, fingerprint, waited, facts, started_at = ready
         if site.part is _BACKWARD:
             observer.on_bucket(args)
         seq_ids = group.seq_ids
@@ -514,7 +514,7 @@ def _recorder(
         check = group.checks[kind]
         if check is not None:
             try:
-                check(seq_id, number, alike, operation, facts)
+                check(seq_id, number, fingerprint, operation, facts)
                 if exchanges and group.exchanges is not None:
                     observer.exchanges = group.exchanges
                     group.exchanges.check(seq_id, args, lists=exchanges == "lists")
@@ -562,9 +562,9 @@ def _prepare(
         0,
         0,
     )
-    alike = guard.hash_of((operation.name, facts.alike))
+    fingerprint = guard.hash_of((operation.name, facts.must_match))
     started_at = None if facts.waited or site.part is not None else site
-    prepared = rest, alike, facts.waited and group.waits, facts, started_at
+    prepared = rest, fingerprint, facts.waited and group.waits, facts, started_at
     if about is not None:
         log.keep_prepared(key, prepared)
     return prepared

@@ -13,10 +13,10 @@ import torch
 class Facts(NamedTuple):
     """What one call is about; `root` and `peer` are ranks of the group.
 
-    `alike` is what all ranks must have the same, beside the operation.
+    `must_match` is what all ranks must have the same, beside the operation.
     """
 
-    alike: tuple[Any, ...] = ()
+    must_match: tuple[Any, ...] = ()
     shape: tuple[int, ...] = ()
     dtype: str = ""
     numel: int = 0
@@ -55,7 +55,7 @@ class Operation:
 
     @property
     def is_barrier(self) -> bool:
-        """True of what waits for all that was issued before."""
+        """True of an operation that waits for all that was issued before."""
         return self.name in ("barrier", "monitored_barrier")
 
 
@@ -105,7 +105,7 @@ def _waited(options: Any) -> bool:
 
 
 def _key_of_reduced(position: int, *, rooted: bool = False) -> _Key:
-    """Of a call with one tensor, alone in a list at `position` or by itself, and options last."""
+    """The key of a call with one tensor at `position`, in a list or by itself, and options last."""
 
     def key(args: Sequence[Any]) -> Hashable:
         tensor, options = args[position], args[-1]
@@ -119,7 +119,7 @@ def _key_of_reduced(position: int, *, rooted: bool = False) -> _Key:
 
 
 def _key_of_moved(position: int, *, rooted: bool = False) -> _Key:
-    """The same, of a call that reduces nothing."""
+    """The same for a call that reduces nothing."""
 
     def key(args: Sequence[Any]) -> Hashable:
         tensor, options = args[position], args[-1]
@@ -152,8 +152,10 @@ def _same(position: int, name: str) -> _Reader:
         root = getattr(options, "rootRank", None)
         reduce_op = reduce_name(options)
         shapes = tuple(_extent(t) for t in tensors)
-        alike = (shapes, facts.dtype, reduce_op, root)
-        return facts._replace(alike=alike, reduce_op=reduce_op, root=root, waited=_waited(options))
+        must_match = (shapes, facts.dtype, reduce_op, root)
+        return facts._replace(
+            must_match=must_match, reduce_op=reduce_op, root=root, waited=_waited(options)
+        )
 
     return read
 
@@ -184,14 +186,14 @@ def _gathered(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
     shapes = {tuple(t.shape) for t in outputs}
     if len(shapes) > 1:  # legal where the backend can: every rank has the same list
         rooms: tuple[Any, ...] = tuple(tuple(t.shape) for t in outputs)
-        return facts._replace(alike=(rooms, *facts.alike[1:]))
+        return facts._replace(must_match=(rooms, *facts.must_match[1:]))
     return facts
 
 
 def _all_to_all(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
     """Sizes may differ from rank to rank; only the dtype must be the same."""
     facts = _same(1, "input")(args, named)
-    return facts._replace(alike=(facts.dtype,))
+    return facts._replace(must_match=(facts.dtype,))
 
 
 def _barrier(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
@@ -273,4 +275,4 @@ OPERATIONS = (
     Operation("recv", "recv", _to_peer, _key_of_peer, to_peer=True),
     Operation(FROM_ANYBODY, "recv", _from_anybody, _no_key, to_peer=True),
 )
-"""All that are observed; torch may lack some, or have two names for one."""
+"""All observed operations; torch may lack some, or have two names for one."""

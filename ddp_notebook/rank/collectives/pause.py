@@ -25,10 +25,10 @@ class PauseGate(Component):
         self.is_wanted: Callable[[], bool] = lambda: True
         """Polled while the rank is paused: False when who paused it is gone, and no step comes."""
         self.on_leave: Callable[[], None] = lambda: None
-        """Called in the thread that was paused, when it goes on."""
+        """Called in the paused thread when it continues."""
 
     def run_begins(self, run: Run) -> None:
-        """Pause in this run, or do not; a step that came late does not count for it."""
+        """Pause in this run, or do not; a late step for the last run does not count."""
         self.paused, self.at = run.paused, None
         self._steps = threading.Semaphore(0)
 
@@ -48,14 +48,14 @@ class PauseGate(Component):
             self.paused = True
 
     def step(self) -> int | None:
-        """Let the rank go on to its next collective; before which it was paused. Any thread."""
+        """Let the rank go on to its next collective; returns the one it was at. Any thread."""
         at = self.at
         if at is not None:
             self._steps.release()
         return at
 
     def resume(self) -> int | None:
-        """Pause the rank no more; before which collective it was paused. Any thread."""
+        """Stop pausing the rank; returns the collective it was paused before. Any thread."""
         self.paused = False
         return self.step()
 

@@ -42,7 +42,7 @@ class _File:
         words[at] = seq_id + 1
 
     def read(self, seq_id: int, peer: int) -> tuple[int, int] | None:
-        """What that rank sends to `peer` in `seq_id`, and expects; None where it is elsewhere."""
+        """What that rank sends to `peer` in `seq_id` and expects of it; None if it is elsewhere."""
         at, words = (seq_id & _MASK) * (1 + 2 * self._size), self._words
         if words[at] != seq_id + 1:
             return None
@@ -62,7 +62,7 @@ class Exchanges:
         self._peers: dict[int, _File] = {}
         self._announced: tuple[int, ...] = ()
         self.latest: model.Splits | None = None
-        """What it brought to the last one."""
+        """This rank's splits in the last all_to_all."""
 
     def check(self, seq_id: int, args: Sequence[Any], *, lists: bool) -> None:
         """Tell the others this rank's splits. Raises Mismatch where a peer has others.
@@ -168,7 +168,7 @@ def _widths(args: Sequence[Any]) -> tuple[int, int]:
 
 
 def _counts(args: Sequence[Any], size: int) -> tuple[int, ...]:
-    """The numbers that a rank tells each peer, where it sends a few integers and nothing else."""
+    """The numbers that a rank sends each peer, where it sends a few integers and nothing else."""
     source, sends = args[1], args[3]
     many = source.numel()
     if sends or many % size or not 0 < many <= _MOST_COUNTS:

@@ -1,6 +1,6 @@
 """How long what is issued in a group may take: as the user set it, or a day at a breakpoint.
 
-torch fixes a time-out when a collective is issued, and a group whose time-out fires is dead. So
+torch fixes a timeout when a collective is issued, and a group whose timeout fires is dead. So
 all that is issued while ranks may be paused waits for a day; then the user's own holds again.
 """
 
@@ -20,24 +20,24 @@ class Timed(Protocol):
     """A group with its limit."""
 
     inner: Any
-    """torch's own."""
+    """torch's own group."""
     waits: bool
-    """It is gloo's."""
+    """True for gloo."""
     number: int
-    """Another one when the limit is: what records have in common includes it."""
+    """Changes with the limit: records of equal calls include it."""
     limit_s: float
     """After how many seconds torch gives up what is issued from now on; 0 for a day or more."""
     patient: bool
-    """Its sends and receives wait by `PatientWork`."""
+    """True if its sends and receives wait by `PatientWork`."""
 
 
 class TimeLimits:
-    """The limits of this rank's groups. From any thread."""
+    """The limits of this rank's groups. Any thread."""
 
     def __init__(self) -> None:
         self._lifted = False
         self._groups: weakref.WeakKeyDictionary[Any, timedelta] = weakref.WeakKeyDictionary()
-        """With the time-out that the user gave."""
+        """With the timeout that the user gave."""
         self._numbers = itertools.count()
         self._turn = threading.Lock()
 
@@ -75,7 +75,7 @@ def wait_long(group: Any) -> None:
 
 
 class PatientWork:
-    """The work of a send or receive. gloo's own has the time-out with which its group was made."""
+    """The work of a send or receive. gloo's own has the timeout with which its group was made."""
 
     __slots__ = ("__weakref__", "_work")
 
@@ -83,7 +83,7 @@ class PatientWork:
         self._work = work
 
     def wait(self, timeout: timedelta = timedelta(0)) -> Any:
-        """As torch's; for a day where the caller gives no time-out."""
+        """As torch's; for a day where the caller gives no timeout."""
         return self._work.wait(timeout or GROUP_TIMEOUT)
 
     def __getattr__(self, name: str) -> Any:

@@ -23,6 +23,7 @@ from ddp_notebook import model
 from ddp_notebook.model import Place
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSite
+from ddp_notebook.rank.inspect.safe_repr import TENSORS
 
 WATCHED = frozenset({"allreduce", "broadcast", "reduce", "recv", "send"})
 """Methods of a group during which torch itself does not change the version of the tensor."""
@@ -37,12 +38,12 @@ _TORCH = torch.__file__.removesuffix("__init__.py")
 _OPERATORS = (f"{_TORCH}_ops.py", f"{_TORCH}_library{os.sep}")
 
 completed: Callable[[Any], bool] = dist.Work.is_completed
-"""torch's own: to ask a handle by it is not the user's asking."""
+"""torch's own method: asking a handle by it does not count as the user's asking."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """What became of the handles of one line."""
+    """What happened to the handles of one line."""
 
     operation: str
     place: Place | None
@@ -54,7 +55,7 @@ class _Line:
 
 
 class _Open:
-    """A handle that was asked nothing yet, and the tensor."""
+    """A handle that was not asked yet, and its tensor."""
 
     __slots__ = ("kept", "line", "stepped", "tensor", "version", "work", "written")
 
@@ -67,7 +68,7 @@ class _Open:
         self.written = self.stepped = False
 
     def look(self) -> None:
-        """Was the tensor changed?"""
+        """Note whether the tensor was changed."""
         tensor = self.tensor() if self.kept is None else self.kept  # of one version counter
         if tensor is not None and not self.written and tensor._version != self.version:
             self.written = True
@@ -80,7 +81,7 @@ class AsyncWorks:
     def __init__(self) -> None:
         self._is_users: Callable[[str], bool] = lambda _: False
         self._open: dict[int, _Open] = {}
-        """By the id of the handle; stale once another handle has that id."""
+        """By the id of the handle; an entry is stale once another handle has that id."""
         self._lines: dict[int, _Line] = {}
         """By the number of the call site."""
         self._direct = self._others = self._left = self._left_before = 0
@@ -88,7 +89,7 @@ class AsyncWorks:
         self._direct_place: Place | None = None
 
     def attach(self, is_users: Callable[[str], bool]) -> None:
-        """Hear of what handles are asked."""
+        """Wrap the methods of handles, to record when they are asked."""
         self._is_users = is_users
         for name in _ASKED:
             original = getattr(dist.Work, name, None)
@@ -96,14 +97,14 @@ class AsyncWorks:
                 setattr(dist.Work, name, self._asked(original))
 
     def begin(self) -> None:
-        """A run begins."""
+        """Forget the last run."""
         self._open.clear()
         self._lines.clear()
         self._direct = self._others = self._left = 0
         self._left_before = torch_private.unwaited_results()
 
     def run_ends(self) -> None:
-        """It is over. torch counts results for each thread: only this one knows them."""
+        """The run is over. torch counts results for each thread: only this one knows them."""
         if self._direct:
             self._left = max(0, torch_private.unwaited_results() - self._left_before)
 
@@ -190,7 +191,7 @@ class AsyncWorks:
                 handle.stepped = tensor.data_ptr() in gradients
                 handle.line.stepped += handle.stepped
 
-    # -- what is told ----------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------
 
     def facts(self) -> tuple[model.WorkFacts, ...]:
         """The lines that did not wait, or not in time."""
@@ -214,7 +215,7 @@ class AsyncWorks:
 def _alone(tensor: Any) -> bool:
     """True of a tensor that shares its memory, and so its version, with no other part of it."""
     return bool(
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        type(tensor) in TENSORS
         and tensor.is_cpu
         and not tensor.is_inference()
         and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()

@@ -12,7 +12,6 @@ import builtins
 import copy
 import gc
 import importlib.machinery
-import inspect
 import itertools
 import linecache
 import sys
@@ -30,7 +29,7 @@ from ddp_notebook.rank.debugger.instrument import (
     Lines,
     instrument,
 )
-from ddp_notebook.rank.inspect.frames import chain
+from ddp_notebook.rank.inspect.frames import chain, code_in
 
 _FUTURE = 0
 for _name in __future__.all_feature_names:
@@ -135,7 +134,7 @@ class CodeSwap:
         """This is what such a module was compiled to."""
         lines = self._lines.get(self._canonical(code.co_filename))
         if lines:
-            for each in _all_code(code):
+            for each in code_in(code):
                 self._ours[each] = frozenset(lines.items())
 
     def _calls(self, file: str, lines: Mapping[int, str]) -> CallOf:
@@ -223,7 +222,7 @@ class CodeSwap:
         """`function` runs `after`, with our calls, in place of `before`."""
         function.__code__ = after
         self._swapped[id(function)] = _Swapped(function, before, after)
-        for each in _all_code(after):
+        for each in code_in(after):
             self._ours[each] = frozenset(self._lines[self._canonical(after.co_filename)].items())
 
     # -- modules that are imported later ---------------------------------------------------
@@ -277,16 +276,8 @@ def _running() -> set[CodeType]:
     return {frame.f_code for each in innermost for frame in chain(each)}
 
 
-def _all_code(code: CodeType) -> Iterator[CodeType]:
-    """The code, and that of all functions and classes in it."""
-    yield code
-    for constant in code.co_consts:
-        if inspect.iscode(constant):
-            yield from _all_code(constant)
-
-
 def _lines_of(code: CodeType) -> Iterable[int]:
-    return (line for each in _all_code(code) for _, _, line in each.co_lines() if line)
+    return (line for each in code_in(code) for _, _, line in each.co_lines() if line)
 
 
 def _key(code: CodeType) -> Key:
@@ -297,7 +288,7 @@ def _compiled(tree: ast.Module, name: str, flags: int) -> dict[Key, CodeType]:
     flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if name.startswith("<") else 0
     module = compile(tree, name, "exec", flags=flags, dont_inherit=True)
     codes = {}
-    for code in _all_code(module):
+    for code in code_in(module):
         key = _key(code)
         # Two of the same name in one line (lambdas) cannot be told apart.
         codes[key] = None if key in codes else code

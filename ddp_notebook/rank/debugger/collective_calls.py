@@ -12,7 +12,7 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.inspect import safe_repr
-from ddp_notebook.rank.inspect.frames import WAITING_IN
+from ddp_notebook.rank.inspect.frames import WAITING_IN, code_in
 
 _DEEPEST = 3
 """So far functions that functions call are looked into."""
@@ -71,7 +71,7 @@ def _by_code(function: Any, code: CodeType, depth: int) -> str:
     """What a function of the user's may issue: itself, or in what it calls by name."""
     if not depth or str(function.__module__).partition(".")[0] == "torch":
         return ""
-    for path in {path for each in _all(code) for path in _paths(each)}:
+    for path in {path for each in code_in(code) for path in _paths(each)}:
         found = _by_value(_value(path, (function.__globals__,)), depth - 1)
         if found:
             return found if ", in " in found else f"{found}, in {function.__name__}"
@@ -89,10 +89,3 @@ def _paths(code: CodeType) -> Iterator[tuple[str, ...]]:
             yield path
         is_name = instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
         path = (str(instruction.argval),) if is_name else ()
-
-
-def _all(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if inspect.iscode(constant):
-            yield from _all(constant)

@@ -35,6 +35,7 @@ from ddp_notebook.rank.debugger.collective_calls import issued_by
 from ddp_notebook.rank.debugger.debugger import Debugger
 from ddp_notebook.rank.debugger.stops import Places, Stop
 from ddp_notebook.rank.inspect.frames import CELL_NAME
+from ddp_notebook.rank.inspect.safe_repr import TENSORS
 from ddp_notebook.rank.variables.described import describe
 from ddp_notebook.rank.variables.digests import Digester
 from ddp_notebook.rank.variables.global_names import GlobalNames
@@ -50,7 +51,6 @@ _MOST_KEPT = 2**18
 """Values of a tensor."""
 _BUSY = "it runs and is not paused, so its variables change meanwhile. Stop it: %ddp_break LINE"
 
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 T = TypeVar("T")
 
@@ -179,7 +179,7 @@ class Expressions:
             with contextlib.suppress(TypeError, ValueError):  # of texts, or read backwards
                 self._kept = torch.from_numpy(value)
                 self._last = weakref.ref(self._kept)
-        if type(value) in _TENSORS:
+        if type(value) in TENSORS:
             if value.numel() <= _MOST_KEPT:
                 self._kept = value = value.detach()
             self._last = weakref.ref(value)

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from ddp_notebook import model
+from ddp_notebook.launch.process_groups import stat_fields
 from ddp_notebook.model import Place
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.component import Component
@@ -210,7 +211,7 @@ def _waits_for_ever(pid: int) -> bool:
 
 def _stat(pid: int) -> list[str]:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return stat_fields(Path(f"/proc/{pid}/stat"))
     return []
 
 

@@ -7,13 +7,14 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from ddp_notebook.rank import torch_private
+from ddp_notebook.rank.inspect.frames import code_in
 
 _MOST = 200
 """So many functions that functions call are looked into."""
@@ -93,7 +94,7 @@ def _reached(roots: Iterable[FunctionType]) -> Iterator[FunctionType]:
             continue
         seen.add(id(function))
         yield function
-        for code in _all(function.__code__):
+        for code in code_in(function.__code__):
             called = (function.__globals__.get(name) for name in code.co_names)
             waiting += [each for each in called if isinstance(each, FunctionType)]
 
@@ -104,13 +105,6 @@ def _has(functions: Iterable[FunctionType], file: str, line: int) -> bool:
         for function in functions
         if os.path.realpath(function.__code__.co_filename) == file
         or function.__code__.co_filename == file
-        for code in _all(function.__code__)
+        for code in code_in(function.__code__)
         for _, _, at in code.co_lines()
     )
-
-
-def _all(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if inspect.iscode(constant):
-            yield from _all(constant)

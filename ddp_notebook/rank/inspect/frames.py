@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 IsUsers = Callable[[str], bool]
@@ -187,3 +187,11 @@ class UserCode:
             if self.is_users(code.co_filename):
                 return frame, operation
         return None, operation
+
+
+def code_in(code: CodeType) -> Iterator[CodeType]:
+    """The code, and that of all functions and classes in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from code_in(constant)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from ddp_notebook.launch.process_groups import stat_fields
+
 _LOOKS, _BETWEEN_LOOKS_S = 4, 0.004
 
 
@@ -63,7 +65,7 @@ def _threads_that_run() -> set[str]:
     found = set()
     for task in Path("/proc/self/task").glob("*/stat"):
         with contextlib.suppress(OSError, IndexError):
-            if task.read_text().rpartition(")")[2].split()[0] == "R":
+            if stat_fields(task)[0] == "R":
                 found.add(task.parent.name)
     return found
 
@@ -71,7 +73,6 @@ def _threads_that_run() -> set[str]:
 def main_cpu_s() -> float:
     """CPU time of the main thread; if not known, of the process."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        stat = Path(f"/proc/self/task/{os.getpid()}/stat").read_text()
-        user, system = stat.rpartition(")")[2].split()[11:13]
+        user, system = stat_fields(Path(f"/proc/self/task/{os.getpid()}/stat"))[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
     return time.process_time()

@@ -5,6 +5,6 @@ children.py    Ranks that a script itself starts, with torch.multiprocessing: pr
 early.py       Before that: its folder, its identity, and where its main thread is.
 ending.py      Writes how it ended, and its state after a long wait, for later.
 job_folder.py  The files of prepared ranks that other processes read: a folder per process.
-processes.py   What the system tells of a rank's process: which rank it was told, and by whom.
+processes.py   A rank's process as the system knows it: its launch parameters, who started it.
 taken_over.py  Which process may pause, step and abort it, and what these do.
 """

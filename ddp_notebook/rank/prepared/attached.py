@@ -47,7 +47,7 @@ class _Asked:
         return answer
 
     def get_ready(self) -> None:
-        """Load what answers."""
+        """Load the code that answers."""
         with self._turn:
             if self._handlers is None:
                 answers = load("ddp_notebook.rank.inspect.answers")

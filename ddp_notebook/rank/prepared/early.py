@@ -1,4 +1,4 @@
-"""Before a prepared rank calls init_process_group: who it is, and where its main thread is.
+"""A prepared rank before init_process_group: its launch parameters, and its main thread's line.
 
 Runs at the end of `import torch`, so that it imports little. The runtime of a rank is attached
 when init_process_group is first called.
@@ -45,7 +45,7 @@ def begin() -> None:
 
 
 def _is_ranks_own() -> bool:
-    """False for a process that a rank has started: it inherits RANK."""
+    """True if RANK is this process's own; a process that a rank started inherits it."""
     spawned = sys.modules.get("multiprocessing.process")
     if spawned is not None and spawned.parent_process() is not None:
         return False
@@ -120,7 +120,7 @@ class Prepared:
 
 @contextlib.contextmanager
 def _no_collecting() -> Iterator[None]:
-    """Within, no garbage is collected: with all of torch's objects that takes 0.1 s."""
+    """A context without garbage collection, which takes 0.1 s with all of torch's objects."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from ddp_notebook.launch.process_groups import stat_fields
 from ddp_notebook.launch.session_folder import is_private, parents
 
 FOLDER_VARIABLE = "DDP_NOTEBOOK_FOLDER"
@@ -29,11 +30,11 @@ _MOST_PROCESSES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a prepared process says of itself when it begins. None: it does not know that."""
+    """What a prepared process writes about itself when it starts. None: unknown."""
 
     pid: int
     began: int
-    """When it began, in ticks of the kernel since it was booted."""
+    """When it started, in clock ticks since the kernel was booted."""
     parent: int
     parent_began: int
     rank: int
@@ -41,10 +42,10 @@ class About:
     attempt: int
     script: str
     folder: str
-    """Its current folder then."""
+    """Its working directory at that time."""
     host: str
     pids: str
-    """The namespace of process numbers; in another one they mean other processes."""
+    """Its pid namespace; in another one, pids mean other processes."""
     wall_s: float
     agents_store: bool = False
     """The launcher's agent hosts the store, and no rank does."""
@@ -53,12 +54,12 @@ class About:
 
     @property
     def launched(self) -> tuple[object, ...]:
-        """The same for all ranks of a job on this host, and of all that one shell has started."""
+        """Shared by the ranks of a job on this host, and by all jobs that one shell started."""
         return self.parent, self.parent_began, self.attempt, self.script
 
     @property
     def meets(self) -> str:
-        """The address at which it was told to meet the other ranks."""
+        """The address of the rendezvous, from its environment."""
         return meeting_point(self.told or {})
 
     @property
@@ -76,7 +77,7 @@ class Process(Protocol):
 
     @property
     def world_size(self) -> int | None:
-        """How many there are, if it was told."""
+        """The number of ranks, if its environment says it."""
 
     @property
     def launched(self) -> tuple[object, ...]:
@@ -84,7 +85,7 @@ class Process(Protocol):
 
     @property
     def meets(self) -> str:
-        """Where it meets them, as far as it was told."""
+        """The address of the rendezvous, as far as known."""
 
 
 P = TypeVar("P", bound=Process)
@@ -118,13 +119,13 @@ def _alike(group: Mapping[int, P], process: P) -> bool:
 
 
 def _lacks(job: Mapping[int, P], group: Mapping[int, P]) -> bool:
-    """True if neither has all of its ranks, and no rank is in both."""
+    """True if both jobs lack ranks, and no rank is in both."""
     whole = any(len(of) >= (next(iter(of.values())).world_size or 0) for of in (job, group))
     return not whole and not job.keys() & group.keys()
 
 
 def meeting_point(told: Mapping[str, str]) -> str:
-    """Where ranks meet that were told these variables."""
+    """The address of the rendezvous that a launcher's variables name."""
     return f"{told.get('MASTER_ADDR', '')}:{told.get('MASTER_PORT', '')}"
 
 
@@ -157,7 +158,7 @@ def write(path: Path, content: Mapping[str, object]) -> None:
 
 
 def read(path: Path, most_bytes: int) -> dict[str, object]:
-    """What `write` wrote; empty if it is missing or no JSON."""
+    """The JSON that `write` wrote; empty if it is missing or no JSON."""
     try:
         with path.open("rb") as stream:
             value = json.loads(stream.read(most_bytes))
@@ -219,10 +220,9 @@ def _about(wire: Mapping[str, object]) -> About | None:
 def began(pid: int) -> int:
     """When a process began, in ticks since the kernel was booted; 0 if there is no such process."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        state, *rest = stat_fields(Path(f"/proc/{pid}/stat"))
     except OSError:
         return 0
-    state, *rest = stat.rpartition(")")[2].split()
     return 0 if state == "Z" else int(rest[18])
 
 

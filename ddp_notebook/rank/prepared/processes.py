@@ -1,10 +1,12 @@
-"""What the system tells of a rank's process: which rank it was told, and who has started it."""
+"""A rank's process as the system knows it: its launch parameters, and who started it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from ddp_notebook.launch.process_groups import stat_fields
 
 _VARIABLES = (
     ("RANK", "WORLD_SIZE"),
@@ -13,12 +15,12 @@ _VARIABLES = (
     ("PMI_RANK", "PMI_SIZE"),
 )
 """torch's, and those of srun, Open MPI and MPICH."""
-_ENVIRONMENT_BYTES, _MAPS_BYTES = 1 << 20, 1 << 24
+_MOST_BYTES, _MAPS_BYTES = 1 << 20, 1 << 24
 _MOST_AROUND = 8
 
 
-class Told(NamedTuple):
-    """Which rank, of how many, a process was told when it began, and by which variable."""
+class LaunchParameters(NamedTuple):
+    """The rank and world size in a process's first environment, and the variable of the rank."""
 
     variable: str
     rank: int
@@ -26,46 +28,46 @@ class Told(NamedTuple):
 
     @property
     def by_scheduler(self) -> bool:
-        """By srun or mpirun: then a launcher of ranks was told it as well, on each host."""
+        """Set by srun or mpirun: a launcher of ranks on each host then has it too."""
         return self.variable != _VARIABLES[0][0]
 
 
 def environment(pid: int) -> dict[str, str]:
-    """That of a process of this user's, as it was when it began. Raises OSError."""
-    lines = _read(pid, "environ", _ENVIRONMENT_BYTES).split("\0")
+    """The environment with which a process of this user's was started. Raises OSError."""
+    lines = read(pid, "environ").split("\0")
     return {name: value for name, is_there, value in (e.partition("=") for e in lines) if is_there}
 
 
-def told(values: Mapping[str, str]) -> Told | None:
-    """What an environment tells."""
+def launch_parameters(values: Mapping[str, str]) -> LaunchParameters | None:
+    """The rank that the variables of a launcher name; None where they name none."""
     for rank, size in _VARIABLES:
         numbers = values.get(rank, "")[:9], values.get(size, "")[:9]
         if all(text.isascii() and text.isdigit() for text in numbers):
-            return Told(rank, int(numbers[0]), int(numbers[1]))
+            return LaunchParameters(rank, int(numbers[0]), int(numbers[1]))
     return None
 
 
 def has_torch(pid: int) -> bool:
     """True of a process of this user's that has loaded torch."""
     try:
-        return "libtorch" in _read(pid, "maps", _MAPS_BYTES)
+        return "libtorch" in read(pid, "maps", _MAPS_BYTES)
     except OSError:
         return False
 
 
 def launcher(pid: int) -> int:
-    """The process that has started a rank, or what stands around the rank."""
+    """The process that started a rank, or started the shells and wrappers around it."""
     return parent([pid, *around(pid)][-1])
 
 
 def around(pid: int) -> list[int]:
-    """Processes above a rank that were told its rank and are none: shells, wrappers."""
+    """Parents of a rank that have its launch parameters but are no rank: shells, wrappers."""
     found: list[int] = []
     try:
-        mine = told(environment(pid))
+        own = launch_parameters(environment(pid))
         above = parent(pid)
-        while mine and len(found) < _MOST_AROUND:
-            if told(environment(above)) != mine or has_torch(above):
+        while own and len(found) < _MOST_AROUND:
+            if launch_parameters(environment(above)) != own or has_torch(above):
                 break
             found.append(above)
             above = parent(above)
@@ -76,9 +78,10 @@ def around(pid: int) -> list[int]:
 
 def parent(pid: int) -> int:
     """Of a process. Raises OSError where there is none."""
-    return int(_read(pid, "stat", 4096).rpartition(")")[2].split()[1])
+    return int(stat_fields(Path(f"/proc/{pid}/stat"))[1])
 
 
-def _read(pid: int, name: str, most_bytes: int) -> str:
+def read(pid: int, name: str, most_bytes: int = _MOST_BYTES) -> str:
+    """The text of a process's file in /proc, up to a bound. Raises OSError where there is none."""
     with Path(f"/proc/{pid}/{name}").open("rb") as stream:
         return stream.read(most_bytes).decode(errors="replace")

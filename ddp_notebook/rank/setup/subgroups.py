@@ -125,9 +125,9 @@ def _by_key(subgroups: Iterable[_Subgroup]) -> dict[_Key, _Subgroup]:
     by_key: dict[_Key, _Subgroup] = {}
     seen: Counter[tuple[str, Ranks]] = Counter()
     for each in subgroups:
-        alike = str(each.new.name), tuple(each.new.members)
-        by_key[*alike, seen[alike]] = each
-        seen[alike] += 1
+        named = str(each.new.name), tuple(each.new.members)
+        by_key[*named, seen[named]] = each
+        seen[named] += 1
     return by_key
 
 

@@ -54,7 +54,7 @@ class DataParallelTracking:
         self.known: dict[int, TrackedDataParallel] = {}
 
     def begin(self) -> None:
-        """A run begins: forget what trained in the last one."""
+        """Forget the last run."""
         self.known.clear()
 
     def forward(self, wrapped: DataParallel[Any]) -> None:
@@ -81,7 +81,7 @@ class DataParallelTracking:
         return any(each.steps for each in self.known.values())
 
     def facts(self, digester: Digester) -> tuple[model.ParallelFacts, ...]:
-        """Those with which this run has trained."""
+        """The objects with which this run has trained."""
         used = [each for each in self.known.values() if each.steps]
         return tuple(
             model.ParallelFacts(

@@ -90,15 +90,15 @@ def _norm(tensor: torch.Tensor) -> tuple[float | None, bool]:
     wide = torch.float32 if tensor.element_size() < 4 else tensor.dtype
     norm = float(torch.linalg.vector_norm(tensor, dtype=wide))
     if math.isfinite(norm):
-        return _short(norm), True
+        return short(norm), True
     return None, bool(torch.isfinite(tensor).all())  # large values overflow in a norm
 
 
 def _number(value: Any) -> float | None:
     number = float(value)
-    return _short(number) if math.isfinite(number) else None
+    return short(number) if math.isfinite(number) else None
 
 
-def _short(number: float) -> float:
+def short(number: float) -> float:
     """As exact as a float32, in as few characters."""
     return float(f"{number:.8g}")

@@ -42,7 +42,7 @@ class Evaluation:
         self.sums: list[tuple[Line, ...]] = []
 
     def summed(self, tensors: Any) -> None:
-        """These values are about to be summed over the ranks: is the padded count one of them?"""
+        """Note whether values that are about to be summed over the ranks hold the padded count."""
         few = [each for each in tensors if isinstance(each, torch.Tensor)]
         if len(self.sums) < _SUMS and sum(each.numel() for each in few) <= _FEW_SUMS:
             self.sums.append(self._call_sites.users_path(sys._getframe(1)))
@@ -52,7 +52,7 @@ class Evaluation:
             self.counted = self._call_sites.users_path(sys._getframe(1))
 
     def facts(self) -> model.EvaluationFacts:
-        """As they are told."""
+        """As facts for a report."""
         return model.EvaluationFacts(
             self.backwards,
             self.forwards,
@@ -88,14 +88,14 @@ def _few_values(tensor: Any) -> list[float]:
 
 
 class Moments:
-    """What is recorded of one replica at its forwards."""
+    """What is recorded of one replica: its evaluations, and the random numbers of its forwards."""
 
     def __init__(self, call_sites: CallSites) -> None:
         self._call_sites = call_sites
         self.begin()
 
     def begin(self) -> None:
-        """A run begins."""
+        """Forget the last run."""
         self.evaluations: list[Evaluation] = []
         self.starts: list[model.StepStart] = []
         self.start_line: Line | None = None
@@ -124,7 +124,7 @@ class Moments:
         return current
 
     def trains(self, module: torch.nn.Module, inputs: Any, loads: int) -> None:
-        """A forward with gradients begins; this many loaders have been iterated so far."""
+        """A forward with gradients begins; `loads` counts the loaders iterated so far."""
         if len(self.starts) >= _STARTS:
             return
         if self.start_line is None:
@@ -161,7 +161,7 @@ class Moments:
 
 
 def _printed() -> int | None:
-    """How much was printed so far; None if not known."""
+    """How many characters were printed so far; None if unknown."""
     count = getattr(sys.stdout, "printed", None)
     return count() if callable(count) else None
 

@@ -97,7 +97,7 @@ class RunSummary:
         return tuple(sorted(meshes.pop())) if len(meshes) == 1 else ()
 
     def counts(self) -> tuple[model.ReplicaFacts, ...]:
-        """The counts of each DDP object, without tensors: safe during a run."""
+        """The counts of each DDP object, which may be read during a run: no tensor is."""
         return tuple(facts for _, facts in self._replicas(None))
 
     def of_dying(self, wrapped: DistributedDataParallel) -> model.ReplicaFacts | None:
@@ -113,7 +113,7 @@ class RunSummary:
         return facts
 
     def _replicas(self, digester: Digester | None) -> list[tuple[Replica, model.ReplicaFacts]]:
-        """Those that this run used, each with a key that the same model has on other ranks."""
+        """The replicas of this run, each with a key that the same model has on other ranks."""
         everyone = (*self._tracker.gone, *list(self._tracker.replicas.values()))
         counted: Counter[str] = Counter()
         used = []
@@ -219,7 +219,7 @@ class RunSummary:
 
 
 def _sampled(optimizer: TrackedOptimizer, gradients: Gradients | None) -> dict[str, Any]:
-    """What became of its gradients, where no DDP object reduces them."""
+    """Samples of an optimizer's gradients that no DDP object reduces."""
     if gradients is None or optimizer.replicas or gradients.mesh:
         return {}
     return {
@@ -272,7 +272,7 @@ def _batch_buffers(module: torch.nn.Module) -> Iterator[str]:
 
 
 def _variable(wrapped: Any, names: Mapping[str, Any]) -> str:
-    """The name among `names`, or in a program, that an object has."""
+    """The name of an object among `names`, or in `__main__`."""
     spaces = [names, vars(sys.modules.get("__main__", sys))]
     main = spaces[0].get("main")
     if main is not None:

@@ -30,7 +30,7 @@ _MOST_FACTORS = 4
 
 
 def read_loss(loss: torch.Tensor, line: Line | None) -> LossFacts:
-    """What the graph of a loss says about the way it was computed."""
+    """How a loss was computed, as its autograd graph shows."""
     node, factor = _constants(loss.grad_fn)
     count = torch_private.averaged_over(node)
     if node is not None and count is not None:
@@ -39,7 +39,7 @@ def read_loss(loss: torch.Tensor, line: Line | None) -> LossFacts:
 
 
 def _constants(node: Any) -> tuple[Any, float]:
-    """The step of a graph before those that multiply by numbers, and the product of these."""
+    """The first node of a graph that does not multiply by a number, and the factor until there."""
     factor = 1.0
     for _ in range(_MOST_FACTORS):
         by = torch_private.multiplied_by(node)
@@ -51,7 +51,7 @@ def _constants(node: Any) -> tuple[Any, float]:
 
 
 def named(groups: Iterable[Any]) -> list[tuple[str, torch.Tensor]]:
-    """The parameters in an optimizer's groups, as its user finds them."""
+    """An optimizer's parameters, named by their places in its groups."""
     return [
         (f"param_groups[{g}]['params'][{i}]", parameter)
         for g, group in enumerate(groups)
@@ -75,14 +75,14 @@ class Gradients:
         self.begin()
 
     def begin(self) -> None:
-        """A run begins."""
+        """Forget the last run."""
         self.factors: list[float | None] = []
         self.pending_steps = 0
         self.watched_steps = self.leftover_steps = 0
         self.first: tuple[tuple[float, ...], tuple[float, ...]] = (), ()
         """Some gradients of the first step, and the parameters that they were for, before it."""
         self.samples: list[GradientSample] = []
-        """Of the next ones."""
+        """Gradients of the steps after the first one."""
         self.moved_steps = 0
         self.last_weights: tuple[tuple[float, ...], ...] = ()
         self._after_backward: list[list[float]] = []
@@ -104,11 +104,11 @@ class Gradients:
         self._leftover_backwards += bool(left) and all(left)
 
     def backward_ends(self) -> None:
-        """The gradients are there, and reduced."""
+        """Sample the gradients that the backward has computed and reduced."""
         self._after_backward = [_values(each) for each in self._gradients()]
 
     def step_begins(self) -> bool:
-        """Record what was done to them since; True if others are still not reduced."""
+        """Record their factor since the backward; True if other gradients are not reduced yet."""
         if self.watched:
             now = [_values(each) for each in self._gradients()]
             weights = self._weights()
@@ -126,7 +126,7 @@ class Gradients:
         return pending
 
     def step_ends(self) -> None:
-        """The optimizer has used them."""
+        """Record what the optimizer left in the gradients that it used."""
         if not self.watched:
             return
         self.watched_steps += 1

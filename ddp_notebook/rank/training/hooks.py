@@ -37,7 +37,7 @@ from ddp_notebook.rank.training.step_marks import StepMarks
 
 
 class TrainingHooks(Component):
-    """The hooks, each installed once. What they call is bound then: they run in every step."""
+    """The hooks, each installed once. They run in every step, so what they call is bound early."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class TrainingHooks(Component):
             os.register_at_fork(after_in_child=self._leave_child_alone)
 
     def run_ends(self) -> None:
-        """An evaluation at the end of the run is over."""
+        """End an evaluation that the run ended with."""
         with self._contained:
             self._tracker.split.take_out()
             for replica in self._tracker.replicas.values():
@@ -153,21 +153,21 @@ class TrainingHooks(Component):
         off, contained = self._off, self._contained
 
         @functools.wraps(original)
-        def told(self: Any, *args: Any, **named: Any) -> Any:
+        def hooked(self: Any, *args: Any, **named: Any) -> Any:
             __tracebackhide__ = True
             if not off():
                 with contained:
                     tell(self)
             return original(self, *args, **named)
 
-        setattr(owner, name, told)
+        setattr(owner, name, hooked)
 
     def _tell_after(self, owner: Any, name: str, tell: Callable[[Any], None]) -> None:
         original = getattr(owner, name)
         off, contained = self._off, self._contained
 
         @functools.wraps(original)
-        def told(self: Any, *args: Any, **named: Any) -> Any:
+        def hooked(self: Any, *args: Any, **named: Any) -> Any:
             __tracebackhide__ = True
             result = original(self, *args, **named)
             if not off():
@@ -175,7 +175,7 @@ class TrainingHooks(Component):
                     tell(self)
             return result
 
-        setattr(owner, name, told)
+        setattr(owner, name, hooked)
 
     def _mark_loading(self) -> None:
         iterator = torch_private.loader_iterator()
@@ -251,7 +251,7 @@ class TrainingHooks(Component):
             module.register_forward_pre_hook(ModuleHook(self._bypassed))
 
     def _fed(self, inputs: Any) -> None:
-        """A model whose forward communicates, and that no DDP object has, gets `inputs`."""
+        """A model whose forward communicates gets `inputs`; no DDP object contains it."""
         if self._samplers.current is not None:
             self._samplers.forward(inputs)
 

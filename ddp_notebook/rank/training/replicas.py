@@ -22,7 +22,7 @@ from ddp_notebook.rank.training.parallel.split import Split
 from ddp_notebook.rank.training.tracked import Replica, TrackedOptimizer
 
 _SMALL_BUCKET = 4096
-"""Elements."""
+"""In elements."""
 _FIRST_BUCKETS, _EVERY_BUCKET = 4, 16
 """Of the small buckets of a backward, the first are looked at, and some of the others."""
 _MOST = 32
@@ -31,7 +31,7 @@ _LOSSES = 8
 
 
 class Tracker:
-    """All that this process knows of its DDP objects and optimizers."""
+    """What this process has counted of its DDP objects and optimizers."""
 
     def __init__(self, call_sites: CallSites) -> None:
         self._call_sites = call_sites
@@ -41,11 +41,11 @@ class Tracker:
         self.replicas: dict[int, Replica] = {}
         self.modules: dict[int, Replica] = {}
         self.gone: list[Replica] = []
-        """Objects of this run that are gone, with what was known of them at their end."""
+        """Objects of this run that were deleted, as they were then."""
         self.optimizers: dict[int, TrackedOptimizer] = {}
         self.backwards = 0
         self.split = Split(call_sites)
-        """What is known of models that are split over ranks."""
+        """Models that are split over ranks."""
         self.evaluation: Evaluation | None = None
         """The forwards without gradients since the last backward."""
         self._small_buckets = 0
@@ -57,7 +57,7 @@ class Tracker:
         """Of the first backwards of the run."""
 
     def begin(self) -> None:
-        """A cell or a script begins: what is gone is forgotten, the rest counted anew."""
+        """A cell or a script begins: forget deleted objects, and count the others anew."""
         self.replicas = {k: r for k, r in self.replicas.items() if r.ref() is not None}
         self.modules = {id(r.module()): r for r in self.replicas.values()}
         self.optimizers = {k: o for k, o in self.optimizers.items() if o.ref() is not None}
@@ -72,11 +72,11 @@ class Tracker:
         self.split.begin()
 
     def disable(self, error: BaseException) -> None:
-        """Count no more in this process."""
+        """Stop counting in this process."""
         self.broken = f"{type(error).__name__}: {error}"
 
     def replica(self, wrapped: DistributedDataParallel) -> Replica:
-        """What is known of a DDP object."""
+        """The record of a DDP object."""
         found = self.replicas.get(id(wrapped))
         if found is not None and found.ref() is wrapped:
             return found
@@ -95,14 +95,14 @@ class Tracker:
             self.gone.append(replica)
 
     def died(self, wrapped: DistributedDataParallel, facts: Any) -> None:
-        """A DDP object is about to go: `facts` are what to tell of it later."""
+        """A DDP object is about to be deleted; `facts` are kept in its place."""
         replica = self.replicas.get(id(wrapped))
         if replica is not None:
             replica.last_facts = facts
             self._archive(replica)
 
     def bypass(self, module: torch.nn.Module) -> None:
-        """A forward of `module` begins; nothing to us unless a DDP object has it inside."""
+        """A forward of `module` begins; ignored unless a DDP object contains it."""
         replica = self.modules.get(id(module))
         if replica is not None and not replica.inside and replica.module() is module:
             wrapped = replica.ref()
@@ -168,7 +168,7 @@ class Tracker:
         self.split.step_begins(optimizer)
 
     def module_loads(self, module: torch.nn.Module) -> None:
-        """`load_state_dict` of a module is called; nothing to us unless it is a DDP object's."""
+        """`load_state_dict` of a module is called; ignored unless a DDP object contains it."""
         replica = self.replicas.get(id(module)) or self.modules.get(id(module))
         if replica is not None and module in (replica.ref(), replica.module()):
             replica.loads.add()

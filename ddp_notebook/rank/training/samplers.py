@@ -28,12 +28,12 @@ class Source:
         self.ref = weakref.ref(owner)
         self.line = line
         self.seen: dict[str, Any] = {}
-        """What it was when it was iterated last."""
+        """Its settings when it was last iterated."""
         self.epoch = 0
         self.epochs: list[int] = []
         self.epochs_set = 0
         self.trained = False
-        """A backward was seen since it was iterated last."""
+        """A backward has run since it was last iterated."""
         self.inputs: list[str] = []
 
 
@@ -45,12 +45,12 @@ class Samplers:
         self.samplers: dict[int, Source] = {}
         self.loaders: dict[int, Source] = {}
         self.current: Source | None = None
-        """What the batches come from now."""
+        """The loader or sampler that is being iterated."""
         self.iterations = 0
-        """How often a loader, or a sampler, was iterated."""
+        """How often any loader, or any sampler, was iterated."""
 
     def begin(self) -> None:
-        """A run begins: what was iterated in the last one does not count."""
+        """Forget what the last run iterated."""
         self.samplers.clear()
         self.loaders.clear()
         self.current = None
@@ -121,7 +121,7 @@ class Samplers:
         source.inputs.append(hash_of(inputs))
 
     def backward(self) -> None:
-        """A backward begins: what is iterated is trained on."""
+        """A backward begins: the loader that is being iterated is trained on."""
         source = self.current
         if source is None or source.trained:
             return
@@ -165,8 +165,8 @@ def _length(dataset: Any) -> int:
 
 
 def hash_of(inputs: Any) -> str:
-    """A hash of all tensors in what a model gets; "" where one cannot be read, or there is none."""
-    tensors = list(itertools.islice(_tensors(inputs), _MOST_TENSORS + 1))
+    """A hash of all tensors in a model's inputs; "" if one cannot be read, or without any."""
+    tensors = list(itertools.islice(tensors_in(inputs), _MOST_TENSORS + 1))
     if not tensors or len(tensors) > _MOST_TENSORS:
         return ""
     hashed = 0
@@ -181,17 +181,18 @@ def hash_of(inputs: Any) -> str:
 
 
 def samples_in(inputs: Any) -> int:
-    """The first dimension of the first tensor in what a model gets; 0 where there is none."""
-    first = next(_tensors(inputs), None)
+    """The first dimension of the first tensor in a model's inputs; 0 without one."""
+    first = next(tensors_in(inputs), None)
     return first.shape[0] if first is not None and first.dim() else 0
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a value, in its dicts, tuples and lists too, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors(each)
+        for part in value.values():
+            yield from tensors_in(part)
     elif isinstance(value, tuple | list):
-        for each in value:
-            yield from _tensors(each)
+        for part in value:
+            yield from tensors_in(part)

@@ -30,13 +30,13 @@ class Saves:
         self.begin()
 
     def begin(self) -> None:
-        """A run begins."""
+        """Forget the files of the last run."""
         self._moments: dict[str, list[int]] = {}
         self._lines: dict[str, Line | None] = {}
         self._shards: dict[str, model.Shards | None] = {}
 
     def attach(self, off: Callable[[], bool]) -> None:
-        """Have every file noted from now on."""
+        """Record every file from now on."""
         original = torch.save
 
         @functools.wraps(original)
@@ -81,7 +81,7 @@ class Saves:
 
 
 def _leaves(value: Any, name: str = "", depth: int = _DEEPEST) -> Iterator[tuple[str, Any]]:
-    """What dictionaries and lists in each other have at their ends, with their last names."""
+    """The leaves of nested dictionaries and lists, each with the key of its innermost one."""
     if isinstance(value, torch.Tensor):
         yield name, value
     elif depth and isinstance(value, Mapping):

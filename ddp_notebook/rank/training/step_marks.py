@@ -32,7 +32,7 @@ of its module begins, and it is over; a backward begins, hands over a bucket, an
 optimizer begins its step and has made it."""
 
 UNKNOWN = -1
-"""In place of the time without a core, where that was not read."""
+"""Stands for a time without a core that was not read."""
 
 _QUEUE_READ = frozenset({FORWARD, BACKWARD, BUCKET, REDUCED, STEPPED})
 _MARK = struct.Struct("<qqq")
@@ -57,11 +57,11 @@ class StepMarks:
         self.begin()
 
     def begin(self) -> None:
-        """A run begins."""
+        """Forget the last run."""
         self.places: dict[int, Place | None] = {}
         """The line of each kind of mark, as it was last looked up."""
         self.written = 0
-        """How many marks the run has, those that were overwritten too."""
+        """How many marks the run has made, including overwritten ones."""
         self._thread = 0
         self._on = True
         self._one_of = 1
@@ -70,7 +70,7 @@ class StepMarks:
         self._bucket_queued_ns = UNKNOWN
 
     def mark(self, kind: int, number: int = 0) -> None:
-        """Something begins now. Of other threads than the first that marks, nothing is kept."""
+        """Mark that a part begins now. Only the first thread that marks is recorded."""
         if self._on and (_this_thread() == self._thread or self._adopt()):
             self._write(kind, number, _now_ns(), self._queued_ns(kind))
             if self.written % _LINES_EVERY < _LINES_OF or kind not in self.places:

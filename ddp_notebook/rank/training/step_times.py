@@ -35,7 +35,7 @@ _OWN = {
     step_marks.STEP: StepPart.OPTIMIZER,
     step_marks.STEPPED: StepPart.LOOP,
 }
-"""In which part of the step a rank is after a mark of that kind."""
+"""The part of the step that a mark of each kind begins."""
 _WAITS = {
     (step_marks.BUCKET, step_marks.REDUCED),
     (step_marks.FORWARD, step_marks.INNER),
@@ -55,7 +55,7 @@ class StepTimer:
         self._rank = rank
 
     def times(self) -> StepTimes:
-        """Of the run that is under way, or was the last. Safe whatever the main thread does."""
+        """The steps of the current or the last run. Any thread may ask at any time."""
         log = self._observer.log
         waited = log.waited() if log is not None else Waited()
         key = self._key(waited.groups)
@@ -90,7 +90,7 @@ class StepTimer:
 
 
 def _cores() -> tuple[int, ...]:
-    """Those that the main thread may use: each thread has its own."""
+    """The cores that the main thread may use: affinity is each thread's own."""
     known = hasattr(os, "sched_getaffinity")
     return tuple(sorted(os.sched_getaffinity(os.getpid()))) if known else ()
 
@@ -132,7 +132,7 @@ class _Spans:
         self._at = 0
 
     def between(self, begin_ns: int, end_ns: int) -> int:
-        """For how long it waited in those that lie between two moments, in ns."""
+        """For how long the thread waited between two moments, in ns."""
         waited_ns = 0
         while self._at < len(self._spans) and self._spans[self._at][1] <= end_ns:
             issued_ns, done_ns = self._spans[self._at]
@@ -143,7 +143,7 @@ class _Spans:
 
 
 def _with_queue(marks: Sequence[Mark]) -> list[Mark]:
-    """The marks, each with the time without a core: between two that were read, by the clock."""
+    """The marks with their time without a core, interpolated between two that were read."""
     known = [at for at, mark in enumerate(marks) if mark[3] != step_marks.UNKNOWN]
     filled = list(marks)
     for begin, end in pairwise(known):
@@ -156,7 +156,7 @@ def _with_queue(marks: Sequence[Mark]) -> list[Mark]:
 
 
 class _Step:
-    """One step, as it is put together."""
+    """One training step while its parts are added up."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -165,7 +165,7 @@ class _Step:
         self.waited_ns = self.queued_ns = 0.0
 
     def add(self, part: StepPart, wall_ns: int, waited_ns: int, queued_ns: int) -> None:
-        """A piece of a part. What it was without a core counts for neither."""
+        """Add time to a part. Time without a core is left out."""
         waiting = min(1.0, waited_ns / wall_ns) if wall_ns > 0 else 0.0
         queued_own_ns = queued_ns * (1 - waiting)
         self.waited_ns += waited_ns
@@ -173,7 +173,7 @@ class _Step:
         self.own_ns[part] += max(0.0, wall_ns - waited_ns - queued_own_ns)
 
     def row(self) -> TimedStep:
-        """It is over."""
+        """The finished step as a row."""
         return TimedStep(
             self.number,
             int(self.waited_ns) // 1000,

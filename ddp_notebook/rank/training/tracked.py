@@ -20,24 +20,24 @@ from ddp_notebook.rank.training.evaluations import Moments
 from ddp_notebook.rank.training.gradients import Gradients, named
 
 NONE, BYPASSED, LOCAL, REDUCED = range(4)
-"""How a backward's gradients come about; of several forwards the greatest counts."""
+"""What happens to a backward's gradients; of several forwards the greatest counts."""
 _DROPOUTS = (torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)
 _STEPS_TO_BE_IDLE = 3
-"""Without a gradient in so many steps, a tensor is in no forward."""
+"""A tensor without a gradient in so many steps counts as unused by any forward."""
 _MOST_COMPARED, _COMPARED, _MOST_TWINS = 2000, 16, 8
 _MOST_BEGINS, _BEGIN_VALUES, _MOST_GROUPS = 100, 2**14, 8
 
 
 def _twins(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
     """Parameters of one shape and equal values; not those of layers that are copies of another."""
-    alike: dict[tuple[object, ...], list[tuple[str, torch.Tensor]]] = {}
+    by_values: dict[tuple[object, ...], list[tuple[str, torch.Tensor]]] = {}
     for name, each in islice(module.named_parameters(), _MOST_COMPARED):
         values = _some_values(each) if each.dim() > 1 else ()
         if len(set(values)) > 1:
-            alike.setdefault((tuple(each.shape), values), []).append((name, each))
+            by_values.setdefault((tuple(each.shape), values), []).append((name, each))
     found = (
         (one, other)
-        for those in alike.values()
+        for those in by_values.values()
         for (one, a), (other, b) in pairwise(those)
         if one.split(".")[-2:] != other.split(".")[-2:] and torch.equal(a, b)
     )
@@ -54,26 +54,26 @@ def _held_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
 
 
 def _are_few(some: Sequence[tuple[str, Any]], of: Sequence[tuple[str, Any]]) -> bool:
-    """Less than half of these parameters, and of their values."""
+    """True of less than half of the parameters, with less than half of the values."""
     values = [sum(each.numel() for _, each in those) for those in (some, of)]
     return 2 * len(some) < len(of) and 2 * values[0] < values[1]
 
 
 def _is_plain(parameter: torch.Tensor) -> bool:
-    """True of what can be read as it is: no shard, nothing on the meta device."""
+    """True of a tensor that can be read: no shard, not on the meta device."""
     readable = not parameter.is_meta and type(parameter.data) is torch.Tensor
     return readable and parameter.is_contiguous()
 
 
 def _varies(layer: torch.nn.Module) -> bool:
-    """True of a layer that does something else in training mode: dropout, a batch's statistics."""
+    """True of a layer that training mode changes: dropout, batch norm."""
     dropout = layer.p if isinstance(layer, _DROPOUTS) else getattr(layer, "dropout", 0)
     dropped = isinstance(dropout, int | float) and dropout > 0
     return dropped or hasattr(layer, "running_mean")
 
 
 def _some_values(parameter: torch.Tensor | None) -> tuple[float, ...]:
-    """A few values, evenly spread; none of what cannot be read."""
+    """A few evenly spread values; empty if they cannot be read."""
     if parameter is None:
         return ()
     if not _is_plain(parameter):
@@ -83,7 +83,7 @@ def _some_values(parameter: torch.Tensor | None) -> tuple[float, ...]:
 
 
 class Loads:
-    """How often a state was loaded into something, and where first."""
+    """How often `load_state_dict` was called, and where first."""
 
     def __init__(self, users_line: Callable[[], Line | None]) -> None:
         self._users_line = users_line
@@ -91,7 +91,7 @@ class Loads:
         self.place: Line | None = None
 
     def add(self) -> None:
-        """A state is loaded."""
+        """Count a call of `load_state_dict`."""
         self.count += 1
         if self.place is None:
             self.place = self._users_line()
@@ -120,13 +120,13 @@ class Replica:
         self.twins = _twins(module)
         self.varies = any(map(_varies, module.modules()))
         self.inside = 0
-        """Its own forward is on the stack."""
+        """Its forward is running."""
         self.last_facts: Any = None
-        """Of an object that is gone: its facts at its end."""
+        """The last facts of an object that was deleted."""
         self.begin()
 
     def begin(self) -> None:
-        """A run begins."""
+        """Forget the last run."""
         self.moments.begin()
         self.pending = self.last = NONE
         self.forwards = self.no_sync_forwards = self.bypasses = self.backwards = 0
@@ -140,7 +140,7 @@ class Replica:
 
     @property
     def used(self) -> bool:
-        """True when this run has done something with it."""
+        """True if this run used it."""
         return bool(self.forwards or self.bypasses or self.steps)
 
     def trains(self) -> bool:
@@ -149,7 +149,7 @@ class Replica:
         return any(each is not None and each.requires_grad for each in ends)
 
     def knows(self, parameter: torch.Tensor) -> bool:
-        """True for what its reducer has a hook on."""
+        """True of a parameter on which its reducer has a hook."""
         ref = self.known.get(id(parameter))
         return ref is not None and ref() is parameter
 
@@ -167,7 +167,7 @@ class Replica:
                 self.local_place = self._users_line()
 
     def bypass(self) -> None:
-        """A forward of the module inside begins, and the wrapper knows nothing of it."""
+        """A forward of the module inside begins, without the wrapper."""
         if not self.trains():
             return
         self.bypasses += 1
@@ -203,7 +203,7 @@ class Replica:
 
     @property
     def unheld(self) -> tuple[str, ...]:
-        """Those that have not changed since."""
+        """The recorded parameters that have not changed since."""
         known = ((name, ref(), values) for name, ref, values in self._unheld)
         return tuple(n for n, each, v in known if each is not None and _some_values(each) == v)
 
@@ -228,7 +228,7 @@ class Replica:
 
 
 class TrackedOptimizer:
-    """One optimizer that makes steps."""
+    """One optimizer, from its first step on."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, number: int, call_sites: CallSites
@@ -242,23 +242,23 @@ class TrackedOptimizer:
         """A hash of the shapes of its parameters."""
         self.numels: tuple[int, ...] = ()
         self.on_device = False
-        """Parameters of it are not in memory of the host."""
+        """Some of its parameters are not in the host's memory."""
         self.replicas: list[Replica] = []
         self.unwrapped: list[tuple[str, weakref.ref[torch.Tensor]]] = []
         self.gradients: Gradients | None = None
         self.begins: tuple[TensorDigest, ...] = ()
-        """Of parameters without a DDP object, before the first step of all."""
+        """Digests, before the first step, of parameters without a DDP object."""
         self.idle: list[weakref.ref[torch.Tensor]] = []
-        """Tensors in no model with a DDP object, that had no gradient in any step."""
+        """Tensors outside all DDP objects that had no gradient in any step."""
         self.unheld: tuple[str, ...] = ()
         """Parameters of its models that get gradients, and that no optimizer holds in their place.
         """
         self.last_digests: Any = None
-        """Of an optimizer whose model is gone: digests of its tensors at that time."""
+        """Digests of its tensors when its model was deleted."""
         self.begin()
 
     def begin(self) -> None:
-        """A run begins."""
+        """Forget the last run."""
         self.steps = self.idle_steps = 0
         self.span = 0, 0
         self.lrs: tuple[Any, ...] = ()
@@ -278,7 +278,7 @@ class TrackedOptimizer:
         replicas: Mapping[int, Replica],
         backwards: int,
     ) -> None:
-        """It is about to make a step; `flat` says what FSDP1 shards, and over which ranks."""
+        """The optimizer is about to make a step; `flat`: what FSDP1 shards, over which ranks."""
         self.span = self.span[0] if self.steps else backwards, backwards
         groups = optimizer.param_groups
         self.idle_steps += all(p.grad is None for group in groups for p in group["params"])
@@ -296,7 +296,7 @@ class TrackedOptimizer:
         made: int,
         others: Mapping[int, TrackedOptimizer],
     ) -> None:
-        """It has made a step; `made` counts the DDP objects so far."""
+        """The optimizer has made a step; `made` counts the DDP objects so far."""
         if self.gradients is not None:
             self.gradients.step_ends()
         groups = optimizer.param_groups
@@ -363,7 +363,7 @@ class TrackedOptimizer:
         self.idle = [ref for _, ref in self.unwrapped]
 
     def holds(self) -> set[int]:
-        """The ids of its parameters."""
+        """The ids of the optimizer's parameters."""
         optimizer = self.ref()
         return _held_by([optimizer] if optimizer is not None else [])
 
@@ -387,7 +387,7 @@ class TrackedOptimizer:
 
 
 def _options(groups: Any) -> tuple[str, ...]:
-    """What its groups were given beside the learning rate: ``weight_decay=0.1``."""
+    """The options of its groups besides the learning rate: ``weight_decay=0.1``."""
     return tuple(
         f"{name}={value:g}"
         for group in groups[:_MOST_GROUPS]

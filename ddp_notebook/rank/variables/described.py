@@ -24,16 +24,16 @@ from ddp_notebook.rank.variables.tensors import TensorReader, sample
 _ATTRIBUTES_OF = torch.nn.Module.__dict__["__dict__"].__get__
 _MOST_MODULES = 2_000
 _MOST_SAMPLED = 200
-"""Parameters of a model that are compared between ranks, by a few values of each."""
+"""How many parameters of a model are compared between ranks, by a few values each."""
 _LARGEST = 2**53
-"""Whole numbers above are not exact as a float."""
+"""Larger whole numbers are not exact as a float."""
 _MOST_GROUPS = 3
 
 
 def describe(
     name: str, value: Any, reader: TensorReader, digester: Digester | None = None
 ) -> Variable:
-    """A variable of this `name`; what `digester` can tell apart has a digest. Raises nothing."""
+    """Describe a variable, with a digest where `digester` can make one. Raises nothing."""
     try:
         variable = _described(name, value, reader)
     except Exception:  # noqa: BLE001  # it may change while it is looked at
@@ -64,7 +64,7 @@ def _described(name: str, value: Any, reader: TensorReader) -> Variable:
 
 
 def _number(value: float) -> float | None:
-    """As a float; None for what is none, or no exact one."""
+    """The value as a float; None for one that is no number, or not exact as a float."""
     exact = abs(value) < _LARGEST or type(value) is float
     return float(value) if exact and not math.isnan(value) else None
 
@@ -81,7 +81,7 @@ def _module(name: str, module: Any) -> Variable:
 
 
 def _class(module: Any) -> str:
-    """Its class, and of a DDP object that of the model in it."""
+    """The name of its class; of a DDP object also that of the model in it."""
     own = safe_repr.class_name(module)
     inner = _ATTRIBUTES_OF(module).get("_modules", {}).get("module")
     wrapped = type(module) is torch.nn.parallel.DistributedDataParallel and inner is not None
@@ -89,7 +89,7 @@ def _class(module: Any) -> str:
 
 
 def _parameters(module: Any) -> Iterator[torch.Tensor]:
-    """Its parameters and those of the modules in it, each once."""
+    """The parameters of a module and its submodules, each once."""
     seen: set[int] = set()
     for each in _modules(module):
         for parameter in list(_ATTRIBUTES_OF(each).get("_parameters", {}).values()):
@@ -99,7 +99,7 @@ def _parameters(module: Any) -> Iterator[torch.Tensor]:
 
 
 def _modules(module: Any) -> Iterator[Any]:
-    """It and the modules in it, each once."""
+    """A module and its submodules, each once."""
     seen: set[int] = set()
     waiting = [module]
     while waiting and len(seen) < _MOST_MODULES:
@@ -112,7 +112,7 @@ def _modules(module: Any) -> Iterator[Any]:
 
 
 def _tensors(module: Any) -> Iterator[torch.Tensor]:
-    """Its parameters, and the buffers of all modules in it."""
+    """The parameters of a module, and the buffers of all submodules."""
     yield from _parameters(module)
     for each in _modules(module):
         buffers = list(_ATTRIBUTES_OF(each).get("_buffers", {}).values())
@@ -120,7 +120,7 @@ def _tensors(module: Any) -> Iterator[torch.Tensor]:
 
 
 def _of(parameters: list[torch.Tensor]) -> str:
-    """What tells these parameters from those of another rank; equal for most that are equal.
+    """A text that differs where these parameters differ from those of another rank.
 
     Some values of the first ones. Empty where they cannot be read: on a GPU, in parts.
     """

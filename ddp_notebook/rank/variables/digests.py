@@ -1,4 +1,4 @@
-"""What tells values apart that are written alike: cut texts, long lists, deep dicts, objects.
+"""Digests that distinguish values with equal texts: cut texts, long lists, deep dicts, objects.
 
 Nothing of the user's is run: values of Python's own types are read by those types, and an object
 is what its `__dict__` has, read past its class.
@@ -27,7 +27,7 @@ _FULL_SECONDS = 0.035
 """Of CPU time for all digests of one answer; where one value alone is asked for."""
 _CHUNK = 512
 _MOST_AT_ONCE = 200_000
-"""Items and characters."""
+"""In items and characters."""
 _DEEPEST_AT_ONCE = 5
 _DEEPEST = 12
 _SCALARS = frozenset((int, float, complex, bool, type(None), type(Ellipsis)))
@@ -43,13 +43,14 @@ _NOT_LOOKED_INTO = (sys.stdlib_module_names | {"torch", "numpy", "ddp_notebook"}
     "types",
     "enum",
 }
-"""Packages whose objects are known by their class: much in them is a rank's own, as a lock is."""
+"""Packages whose objects are compared by their class alone: much in them, such as locks, is each
+rank's own."""
 _VERSION = 2
-"""Of `marshal`: the last in which equal values are always written as equal bytes."""
+"""The last version of `marshal` that always writes equal values as equal bytes."""
 
 
 class _TimeIsUp(Exception):
-    """Something was not read to its end."""
+    """The time was up before a value was read to its end."""
 
 
 class Digester:
@@ -58,12 +59,12 @@ class Digester:
     def __init__(self, *, objects: bool, seconds: float = 0.0) -> None:
         self._objects = objects
         self.opaque = False
-        """Something in them is known by its class alone: equal digests do not say equal values."""
+        """True when a part is compared by its class alone: then equal digests prove nothing."""
         seconds = seconds or (_FULL_SECONDS if objects else _SECONDS)
         self._until_s = time.thread_time() + seconds
 
     def of(self, value: Any) -> str:
-        """Equal for equal values; empty where it was not read to its end. Raises nothing."""
+        """The digest of a value; empty where it was not read to its end. Raises nothing."""
         if not self._objects and type(value) not in (*_TEXTS, *_LISTS, *_SETS, dict):
             return ""
         try:
@@ -92,7 +93,7 @@ class Digester:
         return self._other(value, name, depth)
 
     def _items(self, items: Sequence[Any], crc: int, depth: int) -> int:
-        """Of a list's or a tuple's items, in their order."""
+        """The digest of the items of a list or tuple, in order."""
         for begin in range(0, len(items), _CHUNK):
             chunk = list(items[begin : begin + _CHUNK])
             if _is_plain(chunk):
@@ -105,7 +106,7 @@ class Digester:
         return crc
 
     def _dict(self, value: dict[Any, Any], crc: int, depth: int) -> int:
-        """Whose order does not count, as for Python's `==`."""
+        """The digest of a dict; the order does not count, as for Python's `==`."""
         keys = list(dict.keys(value))
         if {type(key) for key in keys} in ({str}, {int}):
             keys.sort()
@@ -133,7 +134,7 @@ class Digester:
         return self._object(value, crc, depth)
 
     def _object(self, value: Any, crc: int, depth: int) -> int:
-        """Of an object: what it has as one of Python's own types, and its attributes."""
+        """The digest of an object: its content as one of Python's own types, and its attributes."""
         content, own = _content(value), self._attributes(value)
         if content is not None:
             crc = zlib.crc32(self._crc(content, depth + 1).to_bytes(4, "little"), crc)
@@ -150,7 +151,7 @@ class Digester:
         return crc
 
     def _attributes(self, value: Any) -> dict[str, Any] | None:
-        """What an object of the user's classes has of its own; None of all others."""
+        """The attributes of an object of the user's classes; None for any other."""
         kind = type(value)
         module = str(_MODULE_OF(kind)).partition(".")[0]
         if module in _NOT_LOOKED_INTO:
@@ -163,7 +164,7 @@ class Digester:
 
 
 def _slots(value: Any) -> Iterator[tuple[str, Any]]:
-    """What it has in `__slots__`."""
+    """The attributes in its `__slots__`."""
     for base in MRO_OF(type(value)):
         for name, descriptor in _NAMES_OF(base).items():
             if type(descriptor) is types.MemberDescriptorType:
@@ -172,7 +173,7 @@ def _slots(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _content(value: Any) -> Any:
-    """What a value of a class below one of Python's own has as such; None of all others."""
+    """The content of an instance of a subclass of one of Python's own types; None for any other."""
     for base, of in _CONTENT:
         if safe_repr.inherits(value, base):
             return of(value)
@@ -193,7 +194,7 @@ _CONTENT: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 
 
 def _is_plain(chunk: list[Any]) -> bool:
-    """Whether `marshal` may write it at once: texts, numbers, lists of them; not too much."""
+    """True if `marshal` may write it at once: texts, numbers, short lists of them."""
     level, room = chunk, _MOST_AT_ONCE
     for _ in range(_DEEPEST_AT_ONCE):
         if not set(map(type, level)) <= _PLAIN:

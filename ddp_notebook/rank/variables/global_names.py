@@ -1,4 +1,4 @@
-"""Where the user's global variables are: in IPython's cells, or in a program's `__main__`."""
+"""Finds the user's global variables: those of IPython's cells, or of a program's `__main__`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which variables there are: of the function that the main thread is in, and global ones.
+"""The variables of a rank by scope: those of the function that the main thread is in, global ones.
 
 Called on the thread that answers: nothing here waits, imports, or runs code of the user's.
 """
@@ -27,15 +27,15 @@ from ddp_notebook.rank.variables.global_names import GlobalNames
 from ddp_notebook.rank.variables.tensors import TensorReader
 
 MOST_BYTES = 60_000
-"""Of a rank's answer, as JSON."""
+"""The largest answer of a rank, as JSON."""
 MOST_VARIABLES = 100
-"""Of one scope; the newest."""
+"""The most variables of one scope, the newest ones."""
 _ASIDE = 500
 _IPYTHONS = {"In", "Out", "exit", "quit", "get_ipython"}
 
 
 class Variables:
-    """Tells this rank's variables, while its main thread goes on."""
+    """Reads this rank's variables while its main thread continues."""
 
     def __init__(
         self,
@@ -126,13 +126,13 @@ _NONE = object()
 
 
 class _Room:
-    """How many bytes the answer may still grow by."""
+    """The bytes that are left in the answer."""
 
     def __init__(self) -> None:
         self._left = MOST_BYTES - _ASIDE
 
     def take(self, variables: Iterable[Variable]) -> tuple[Variable, ...]:
-        """The first of them, as many as there is room for."""
+        """The first variables, as many as there is room for."""
         kept = []
         for variable in variables:
             self._left -= len(json.dumps(codec.encode(variable))) + 2
@@ -143,7 +143,7 @@ class _Room:
 
 
 def _is_shown(name: str, value: Any) -> bool:
-    """Whether it is a variable and no definition, import or name of Python's or IPython's own."""
+    """True for a variable: no definition, import or name of Python's or IPython's own."""
     return type(name) is str and name[:1] != "_" and not issubclass(type(value), NOT_SHOWN)
 
 

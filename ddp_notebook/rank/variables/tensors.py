@@ -1,4 +1,4 @@
-"""The values of tensors in a few numbers.
+"""Summarizes the values of tensors in a few numbers.
 
 Only memory of the host is read, while the main thread stands: reading a GPU's would wait for what
 the GPU is at, which may be the collective that hangs.
@@ -17,17 +17,18 @@ import torch
 
 from ddp_notebook.model import TensorFacts
 from ddp_notebook.rank.calls import MOST_VALUES
+from ddp_notebook.rank.training.digests import short
 
 SECONDS = 0.02
-"""Of CPU time for all tensors of one answer; those of at most `_CHUNK` values may take as long once
+"""CPU time for all tensors of one answer; those of at most `_CHUNK` values may take as long once
 more."""
 _WHOLE = 2**20
-"""Values of a tensor that is read to its end; of a larger one a part is."""
+"""Tensors of up to so many values are read whole, larger ones in part."""
 _MOST_COMPARED = 2**25
-"""Values of a tensor whose digest is made, where one value alone is asked for."""
+"""The largest tensor, in values, that gets a digest when it is asked for alone."""
 _PART = 2**15
 _CHUNK = 2**15
-"""Values at a time: so many are read by one thread, in some 0.1 ms."""
+"""Values that are read at a time: few enough for one thread, in about 0.1 ms."""
 _SAMPLE = 16
 _FULL_SECONDS = 0.06
 _BLOCK = 2**20
@@ -36,7 +37,7 @@ _PARTS = 256
 
 
 class TensorReader:
-    """Reads tensors until its time is up; of those after that it tells what they are."""
+    """Reads tensors until its time is up; after that only their shape, dtype and device."""
 
     def __init__(self, values: bool = True, *, full: bool = False) -> None:
         """Without `values` nothing is read: the main thread may change or free them meanwhile.
@@ -62,7 +63,7 @@ class TensorReader:
         return facts if flat is None else self._read(facts, flat)
 
     def array_facts(self, array: Any) -> TensorFacts:
-        """The same of an array of NumPy's own type."""
+        """The facts of an array of NumPy's own type."""
         dtype, shape = array.dtype, tuple(map(int, array.shape))
         facts = TensorFacts(shape, str(dtype), "numpy")
         readable = dtype.kind in "fiub" and dtype.isnative and array.flags.writeable
@@ -87,15 +88,15 @@ class TensorReader:
             facts,
             read=sums.read,
             mean=sums.mean,
-            least=_short(min(sums.ends)) if sums.ends else None,
-            most=_short(max(sums.ends)) if sums.ends else None,
+            least=short(min(sums.ends)) if sums.ends else None,
+            most=short(max(sums.ends)) if sums.ends else None,
             nans=sums.nans,
             digest=digest,
             sample=sample(flat),
         )
 
     def _digest(self, flat: torch.Tensor) -> str:
-        """Of a large tensor; empty where there was no time."""
+        """The digest of a large tensor; empty where there was no time."""
         if flat.numel() > _MOST_COMPARED:
             return ""
         crc = 0
@@ -107,13 +108,13 @@ class TensorReader:
 
 
 class _Sums:
-    """What the values of a tensor add up to, part by part."""
+    """Statistics of a tensor, which is read part by part."""
 
     def __init__(self) -> None:
         self.read = self.nans = self.crc = self.infinite = 0
         self.ends: list[float] = []
         self._total = self._squares = 0.0
-        """`_squares`: of the distances from the mean."""
+        """`_squares` is the sum of the squared distances from the mean."""
 
     def add(self, chunk: torch.Tensor) -> None:
         """Add some values, of one dimension."""
@@ -131,7 +132,7 @@ class _Sums:
             self._add(float(numbers.sum()), numbers)
 
     def _add(self, total: float, numbers: torch.Tensor) -> None:
-        """Two parts' means and squares as one's, which stays exact where values are large."""
+        """Merge the mean and squares of another part; stays exact where values are large."""
         count, before = numbers.numel(), self.read - self.nans - numbers.numel()
         own = float((numbers - total / count).square().sum())
         apart = (total / count - self._total / before) if before else 0.0
@@ -140,47 +141,47 @@ class _Sums:
 
     @property
     def std(self) -> float | None:
-        """As `torch.std` has it; None of one number, and where one is infinite."""
+        """As `torch.std`; None for a single number, and where one is infinite."""
         count = self.read - self.nans
         none = count < 2 or not math.isfinite(self._squares)
-        return None if none else _short(math.sqrt(self._squares / (count - 1)))
+        return None if none else short(math.sqrt(self._squares / (count - 1)))
 
     @property
     def mean(self) -> float | None:
-        """Of those that are numbers; None for none, and for infinities of both signs."""
+        """The mean without NaNs; None without numbers, and for infinities of both signs."""
         none = not self.ends or math.isnan(self._total)
-        return None if none else _short(self._total / (self.read - self.nans))
+        return None if none else short(self._total / (self.read - self.nans))
 
 
 def sample(flat: torch.Tensor) -> tuple[float | None, ...]:
-    """Some values of a tensor of one dimension, at places that depend on its length alone."""
+    """Some values of a one-dimensional tensor, at positions that depend on its length alone."""
     some = flat[:: max(1, -(-flat.numel() // _SAMPLE))].to(torch.float64).tolist()
-    return tuple(_short(number) if abs(number) < float("inf") else None for number in some)
+    return tuple(short(number) if abs(number) < float("inf") else None for number in some)
 
 
 def blocks_of(flat: torch.Tensor) -> Iterator[Any]:
-    """The bytes of a tensor of one dimension, some at a time."""
+    """The bytes of a one-dimensional tensor, block by block."""
     for begin in range(0, flat.numel(), _BLOCK):
         yield flat[begin : begin + _BLOCK].contiguous().view(torch.uint8).numpy().data
 
 
 def bytes_of(tensor: torch.Tensor) -> Iterator[Any]:
-    """The same of any tensor; nothing where its values cannot be read here."""
+    """The bytes of any tensor, block by block; nothing where its values cannot be read here."""
     flat = _flat(tensor.detach()) if 0 < tensor.numel() <= _MOST_COMPARED else None
     return blocks_of(flat) if flat is not None else iter(())
 
 
 def values(tensor: torch.Tensor, begin: int, end: int) -> tuple[float | None, ...]:
-    """Values `begin` to `end`, which are few; None for what is NaN or infinite."""
+    """The few values from `begin` to `end`; None for one that is NaN or infinite."""
     flat = _flat(tensor.detach())
     if flat is None or not 0 <= begin < end <= min(flat.numel(), begin + MOST_VALUES):
         return ()
     some = flat[begin:end].to(torch.float64).tolist()
-    return tuple(_short(number) if abs(number) < float("inf") else None for number in some)
+    return tuple(short(number) if abs(number) < float("inf") else None for number in some)
 
 
 def checksums(tensor: torch.Tensor, begin: int, end: int) -> tuple[tuple[int, ...], int]:
-    """Of values `begin` to `end`, in some hundred equal parts, and how many values a part has.
+    """Checksums of some hundred equal parts from `begin` to `end`, and the values in each part.
 
     Nothing where the values cannot be read here.
     """
@@ -193,7 +194,7 @@ def checksums(tensor: torch.Tensor, begin: int, end: int) -> tuple[tuple[int, ..
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
-    """`tensor` in one dimension; None for one whose values cannot be read here.
+    """`tensor` with one dimension; None if its values cannot be read here.
 
     A shard of FSDP may have given its memory back, and looks as it did before.
     """
@@ -207,8 +208,3 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
     if tensor.is_contiguous():
         return tensor.view(-1)
     return tensor.reshape(-1) if tensor.numel() <= _WHOLE else None
-
-
-def _short(number: float) -> float:
-    """As exact as a float32, in as few characters."""
-    return float(f"{number:.8g}")

@@ -30,6 +30,7 @@ from ddp_notebook.model import (
     cut,
     format_ranks,
     name_ranks,
+    verb,
 )
 from ddp_notebook.session.findings import Found
 from ddp_notebook.state.descriptions import exit_text
@@ -337,9 +338,8 @@ class CellRun:
         if dead := self.died.keys() - self._replaced:
             lines.append(f"bring back with %ddp_restart --ranks {format_ranks(dead)}")
         if self._replaced:
-            a = "a new process" if len(self._replaced) == 1 else "new processes"
-            has = "has" if len(self._replaced) == 1 else "have"
-            lines.append(f"{name_ranks(self._replaced)} {has} {a} now, without variables")
+            new = verb(self._replaced, "has a new process", "have new processes")
+            lines.append(f"{new} now, without variables")
         return lines
 
     def _exceptions(self) -> list[str]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Collection
 
 from ddp_notebook.errors import DDPError
-from ddp_notebook.model import Ranks, Snapshot, Status, are, format_ranks, name_ranks
+from ddp_notebook.model import Ranks, Snapshot, Status, agree, are, format_ranks, name_ranks, verb
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.setup import limits
 from ddp_notebook.session.setup.shadowing import why_not_loaded
@@ -34,12 +34,12 @@ def kept(kept: Collection[int], gone: Collection[int], world_size: int) -> str:
     new = tuple(rank for rank in range(world_size) if rank not in kept)
     parts = []
     if kept:
-        their = "its variables" if len(kept) == 1 else "their variables"
+        their = agree(kept, "its variables", "their variables")
         parts.append(f"{name_ranks(tuple(sorted(kept)))} stayed, with {their}")
     if ended:
-        parts.append(f"{name_ranks(ended)} {'has' if len(ended) == 1 else 'have'} ended")
+        parts.append(f"{verb(ended, 'has', 'have')} ended")
     if new:
-        parts.append(f"{name_ranks(new)} {are(new)} new")
+        parts.append(f"{verb(new, 'is', 'are')} new")
     text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}. Fresh processes for all: %ddp_restart"
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Activity, Ranks, Stage, Status, StepTable, name_ranks
+from ddp_notebook.model import Activity, Ranks, Stage, Status, StepTable, name_ranks, verb
 from ddp_notebook.model.ddp import WrapStage
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted, quick_switches
@@ -188,8 +188,7 @@ def _why_not(bring_up: BringUp, ranks: Ranks | None) -> str:
             )
         return "No rank is paused. %ddp_why says what they wait for, %ddp_abort frees them."
     asked = ranks or ()
-    is_ = "is" if len(asked) == 1 else "are"
     return (
-        f"{name_ranks(asked).capitalize()} {is_} not paused; {name_ranks(paused)} can be stepped: "
+        f"{verb(asked, 'is', 'are').capitalize()} not paused; {name_ranks(paused)} can be stepped: "
         "%ddp_step"
     )

@@ -150,14 +150,14 @@ def _row(name: str, each: Placed, every: set[int]) -> Row:
 
 def _folded(parameters: Sequence[Placed]) -> Iterator[tuple[str, Placed]]:
     """Parameters with their names; those alike but for one number in the name as one."""
-    alike: dict[tuple[object, ...], list[Placed]] = {}
+    groups: dict[tuple[object, ...], list[Placed]] = {}
     for each in parameters:
         numbers = re.findall(r"\d+", each.name)
         key = (re.sub(r"\d+", "#", each.name), *numbers[1:], each.shape, each.dtype)
-        alike.setdefault(
+        groups.setdefault(
             (*key, each.placement, each.ranks, each.bytes, each.gathers, each.over), []
         ).append(each)
-    for group in alike.values():
+    for group in groups.values():
         yield _range_of_names([each.name for each in group]), group[0]
 
 

@@ -32,9 +32,10 @@ from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.training.against.batches import Batches
 from ddp_notebook.rank.training.against.sketching import Sketcher
+from ddp_notebook.rank.training.samplers import tensors_in
 
 _MOST_NUMBERS = 2**21
-"""Of a trail: 16 MiB."""
+"""In one trail; they take 16 MiB."""
 _MOST_NAMED = 5
 _DROPOUT = (
     nn.Dropout,
@@ -45,7 +46,7 @@ _DROPOUT = (
     nn.FeatureAlphaDropout,
 )
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-"""SyncBatchNorm is none: it looks at the samples of all ranks."""
+"""Without SyncBatchNorm, which uses the samples of all ranks."""
 
 
 class TrailRecorder(Component):
@@ -156,14 +157,14 @@ class TrailRecorder(Component):
             self._names.setdefault(id(parameter), name)
 
     def _forward(self, module: nn.Module, inputs: Any) -> None:
-        """Any module's forward begins; that of a model around its DDP object counts as training."""
+        """A forward begins; that of a module that contains the DDP object counts as training."""
         known = self._models.get(id(module)) is module
         if known and not self._inside and not self._off and torch.is_grad_enabled():
             with self._contained():
                 self._trains(module, (inputs, {}))
 
     def _trains(self, module: nn.Module, inputs: Any) -> None:
-        self._samples.extend(self._sketcher.samples(list(_tensors(inputs))))
+        self._samples.extend(self._sketcher.samples(list(tensors_in(inputs))))
         for name, part in module.named_modules():
             if not part.training:
                 continue
@@ -300,14 +301,3 @@ def _drops_out(module: nn.Module) -> bool:
 
 def _place(line: Line | None) -> Place | None:
     return Place(*line) if line is not None else None
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors(each)
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from _tensors(each)

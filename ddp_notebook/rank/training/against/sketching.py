@@ -37,7 +37,7 @@ class Sketcher:
         return sums
 
     def samples(self, tensors: Sequence[torch.Tensor]) -> list[float]:
-        """A number for each sample in what a model gets: of what all tensors have at one index.
+        """A number for each sample of a model's inputs, from all tensors' values at its index.
 
         Equal samples have equal numbers; what differs by rounding alone has nearly equal ones.
         """

@@ -22,7 +22,7 @@ from ddp_notebook.rank.training.parallel import fsdp_private, meshes
 _MOST, _MOST_VALUES = 24, 2**14
 _MOST_SUMS = 8
 _LOOKED_AT = (1, 2, 4, 8)
-"""The steps after which digests are made."""
+"""Digests are made after these steps."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class _Copy:
 
 
 class Copies:
-    """Those of one optimizer."""
+    """The replicated parameters of one optimizer."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
         self.ref = weakref.ref(optimizer)
@@ -72,13 +72,13 @@ class Copies:
         self.shard_sums = list(islice(found, _MOST_SUMS))
 
     def stepped(self) -> None:
-        """A step is over."""
+        """Make digests after a step, if it is one of `_LOOKED_AT`."""
         self._steps += 1
         if self._copies and self._steps in _LOOKED_AT:
             self._look()
 
     def facts(self) -> tuple[Copy, ...]:
-        """As they are now, or were last."""
+        """The digests, current or the last ones."""
         self._look()
         return tuple(
             Copy(e.name, e.row.ranks, e.declared, e.begin, e.end, e.row.dimension)
@@ -92,7 +92,7 @@ class Copies:
 
 
 def _sums_of(name: str, parameter: Any, at: Mapping[int, Reduced]) -> Iterable[ShardSum]:
-    """What of the all_reduces, by address, added up its gradient and that of other parts."""
+    """The all_reduces, by address, that summed a gradient with those of other parts."""
     local = fsdp_private.local_part(parameter.grad)
     found = at.get(local.data_ptr()) if local is not None and local.numel() else None
     if found is not None:

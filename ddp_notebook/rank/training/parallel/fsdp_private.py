@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_notebook.model import Ranks
+from ddp_notebook.rank.inspect.safe_repr import TENSORS
 
 PARAM_GROUP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 _STATE_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_state"
@@ -126,7 +127,7 @@ def in_use() -> bool:
 def local_part(tensor: Any) -> torch.Tensor | None:
     """What this rank holds of a tensor; None where that is no plain tensor of a CPU."""
     local = getattr(tensor, "_local_tensor", tensor)
-    plain = type(local) in (torch.Tensor, torch.nn.Parameter)
+    plain = type(local) in TENSORS
     return local.detach() if plain and local.is_cpu else None
 
 

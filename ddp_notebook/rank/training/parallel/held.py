@@ -1,4 +1,4 @@
-"""What this rank holds of the parameters of every model, looked up when it is asked.
+"""The parts of every model's parameters that this rank holds, looked up on request.
 
 Called on the thread that answers questions, whatever the main thread does. Nothing communicates,
 and nothing of the user's runs.
@@ -25,7 +25,7 @@ from ddp_notebook.rank.variables.global_names import GlobalNames
 _MOST_PARAMETERS = 2000
 _MOST_FRAMES = 64
 _WRAPPED = "module."
-"""What DDP puts before the names of the parameters in it."""
+"""The prefix that DDP gives the names of its parameters."""
 
 
 class Held:
@@ -62,7 +62,7 @@ class Held:
             )
 
     def _name(self, root: torch.nn.Module) -> str:
-        """The variable that has the model: a global one, else one of a function that runs."""
+        """The variable of the model: a global one, else one of a running function."""
         for variables in (self._names.get(), *_locals()):
             for name, value in list(variables.items()):
                 if value is root and not name.startswith("_"):
@@ -99,7 +99,7 @@ def _locals() -> Iterator[Mapping[str, Any]]:
 
 
 def roots() -> list[torch.nn.Module]:
-    """Modules that are in no other, and have parameters."""
+    """Modules with parameters that no other module contains."""
     modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
     children = {id(part) for module in modules for part in _parts(module)}
     roots = [module for module in modules if id(module) not in children]
@@ -111,6 +111,6 @@ def _parts(module: torch.nn.Module) -> list[Any]:
 
 
 def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
-    """Those on this rank, and those of the whole tensor."""
+    """The bytes on this rank, and those of the whole tensor."""
     local = getattr(tensor, "_local_tensor", tensor)
     return local.numel() * local.element_size(), tensor.numel() * tensor.element_size()

@@ -1,4 +1,4 @@
-"""Which ranks of a mesh have the same of a tensor, and which have other parts of it."""
+"""Which ranks of a mesh have the same part of a tensor, and which have other parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Row(NamedTuple):
     ranks: Ranks
     dimension: str
     sharded: bool
-    """They have other parts of the tensor."""
+    """True if these ranks have other parts of the tensor."""
 
 
 def along(mesh: Any, free: Sequence[bool]) -> Ranks:
@@ -33,7 +33,7 @@ def is_placed(tensor: Any) -> bool:
 
 
 def replicated_over(mesh: Any, placements: Iterable[Any]) -> Ranks:
-    """The ranks that have the same of a tensor as this one."""
+    """The ranks with the same part of a tensor as this one."""
     return along(mesh, [each.is_replicate() for each in placements])
 
 
@@ -59,7 +59,7 @@ def part_of(tensor: Any) -> tuple[int, int]:
 
 
 def _memory(tensor: Any) -> int:
-    """Where its values are; the same of a tensor and of a view of it."""
+    """The address of its memory, which a tensor and its views share."""
     return int(tensor.untyped_storage().data_ptr())
 
 

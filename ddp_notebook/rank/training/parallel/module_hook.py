@@ -1,4 +1,4 @@
-"""A forward pre-hook of ours on a module of the user's, which no copy and no file takes along."""
+"""A forward pre-hook on a module of the user's that copies and pickles of it leave behind."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 
 class ModuleHook:
-    """Calls `told` with the module and what it gets.
+    """Calls `tell` with the module and its inputs.
 
-    In a copy it does the same to no purpose, and in a pickle it is a function of the standard
-    library's that does nothing: files must not need us.
+    A copy of the module shares it, without effect. In a pickle it becomes a function of the
+    standard library that does nothing: files must not need this package.
     """
 
-    __slots__ = ("_told",)
+    __slots__ = ("_tell",)
 
-    def __init__(self, told: Callable[..., None]) -> None:
-        self._told = told
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell = tell
 
     def __call__(self, *got: Any) -> None:
-        self._told(*got)
+        self._tell(*got)
 
     def __reduce__(self) -> Any:
         return getattr, (contextlib.nullcontext(), "__exit__")

@@ -1,4 +1,4 @@
-"""The pipelines in which this rank has stages, by what is seen in their sends and receives."""
+"""The pipelines in which this rank has stages, found by their sends and receives."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _MOST_PARTS = 8
 
 
 class Pipelines(Component):
-    """What this rank is in the pipelines that ran in this run, in the order in which they did."""
+    """The parts of this rank in the pipelines of this run, in the order in which they began."""
 
     def __init__(self) -> None:
         self._parts: list[model.PipelinePart] = []
 
     def run_begins(self, run: Run) -> None:
-        """Those of the last run do not count."""
+        """Forget the last run."""
         self._parts.clear()
 
     def see(self, frame: FrameType | None) -> None:
@@ -34,7 +34,7 @@ class Pipelines(Component):
                 self._parts.append(part)
 
     def parts(self, stack: Iterable[FrameType]) -> tuple[model.PipelinePart, ...]:
-        """All of them; with `stack` in one of them, it has the micro-batches that it is at."""
+        """All parts; the one in which `stack` is has its current micro-batches."""
         frames = list(stack)
         now = next((p for p in map(pipelining_private.part_of, frames[:1]) if p is not None), None)
         forward, backward = pipelining_private.micro_batches(frames)

@@ -21,7 +21,7 @@ _CHANGED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError)
 
 
 def part_of(frame: FrameType | None) -> model.PipelinePart | None:
-    """What this rank is in the pipeline in whose schedule these frames are; None for none."""
+    """This rank's part in the pipeline whose schedule is on these frames; None without one."""
     for _ in range(_MOST_FRAMES):
         if frame is None:
             return None
@@ -49,7 +49,7 @@ def _part(schedule: Any) -> model.PipelinePart:
 
 
 def micro_batches(frames: Iterable[FrameType]) -> tuple[int | None, int | None]:
-    """The micro-batches whose forward, and whose backward, these frames are at; None for none."""
+    """The micro-batches whose forward and backward these frames run; None without one."""
     for frame in frames:
         if frame.f_globals.get("__name__") == SCHEDULES_MODULE:
             with contextlib.suppress(*_CHANGED):

@@ -1,4 +1,4 @@
-"""The models that FSDP2 shards on this rank: their units, by what is seen in its collectives."""
+"""The models that FSDP2 shards on this rank, as units, found by its collectives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sharded(Component):
         self._roots: list[weakref.ref[Any]] = []
 
     def run_begins(self, run: Run) -> None:
-        """Those of the last run do not count."""
+        """Forget the last run."""
         self._roots.clear()
 
     def see(self, frame: FrameType | None) -> None:

@@ -56,26 +56,26 @@ class _Root:
         self.handle: Any = None
 
     def take_out(self) -> None:
-        """Look at no more inputs."""
+        """Remove the hook."""
         if self.handle is not None:
             self.handle.remove()
             self.handle = None
 
 
 class Split:
-    """All that is known of such models in this run."""
+    """The split models of this run."""
 
     def __init__(self, call_sites: CallSites) -> None:
         self._call_sites = call_sites
         self._roots: list[_Root] = []
         self._from_local: Any = None
-        """torch's own, while ours is in its place."""
+        """torch's own function, while ours replaces it."""
         self.trains: Callable[[Any], None] = lambda _inputs: None
         """Called with what such a model gets in its first training forwards."""
         self.begin()
 
     def begin(self) -> None:
-        """A run begins."""
+        """Forget the last run."""
         self.take_out()
         self._roots = []
         self._claims: list[Claim] = []
@@ -87,7 +87,7 @@ class Split:
         self.backwards = self._seen = 0
 
     def take_out(self) -> None:
-        """Leave models and DTensor as they were: the run is over."""
+        """Remove the hooks: the run is over."""
         for root in self._roots:
             root.take_out()
         self._let_be()
@@ -221,20 +221,20 @@ class Split:
                 self._optimizers[id(optimizer)] = copies
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has made it."""
+        """The optimizer has made the step."""
         known = self._optimizers.get(id(optimizer))
         if known is not None and known.split:
             known.stepped()
 
     def _find_roots(self, optimizer: torch.optim.Optimizer) -> None:
-        """Only a backward has communicated: no frame has told what model it is of."""
+        """Find the model where only a backward communicates: no frame names it."""
         trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
         for module in held.roots():
             if any(id(each) in trained for each in module.parameters()):
                 self._root(module, placed=False)
 
     def flat(self) -> dict[int, Ranks]:
-        """What FSDP1 shards, by the ids of parameters, and over which ranks."""
+        """The ranks over which FSDP1 shards, by the ids of parameters."""
         return fsdp_private.flat(module for e in self._roots if (module := e.ref()) is not None)
 
     def _names(self) -> dict[int, str]:
@@ -245,10 +245,10 @@ class Split:
             for name, parameter in module.named_parameters()
         }
 
-    # -- what is told ----------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------
 
     def facts(self) -> SplitFacts:
-        """All of it."""
+        """All facts."""
         optimizers = list(self._optimizers.values())
         return SplitFacts(
             tuple(self._claims),

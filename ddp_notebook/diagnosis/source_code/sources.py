@@ -1,9 +1,4 @@
-"""What the user's code says about a line: its loops, and what keeps a rank from it.
-
-Records show where a rank was. That a line stands under ``if rank == 0``, or that a loop has a
-way around it, is seen in the code alone. Code that is not known, or does not parse, says
-nothing.
-"""
+"""The user's files and cells: the loops and tests on the way to a collective."""
 
 from __future__ import annotations
 
@@ -12,34 +7,33 @@ import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
-from ddp_notebook.diagnosis.conditions import (
+from ddp_notebook.diagnosis.source_code.conditions import (
     Test,
+    holds,
     last_name,
     retry_handler,
     shallow,
     tests_around,
 )
-from ddp_notebook.diagnosis.names import Names, Varies
-from ddp_notebook.diagnosis.shared_names import (
-    SharedNames,
-    divided_in,
-    divisors_in,
-    divisors_of_loss,
+from ddp_notebook.diagnosis.source_code.names import Names, Varies
+from ddp_notebook.diagnosis.source_code.shared_names import SharedNames
+from ddp_notebook.diagnosis.source_code.statements import (
+    LOOPS,
+    SCOPES,
+    called_after,
+    called_on,
+    enclosing,
     functions_around,
-    given_at,
-    is_argument,
-    reduced_at,
+    hold,
+    targets_of,
     tried_before,
+    ways_around,
+    ways_out,
 )
 from ddp_notebook.model import Collective, Place, Ranks
 
-_Statement: TypeAlias = ast.stmt
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_EXITS = ("exit", "_exit", "quit")
 _MAGIC = re.compile(r"^\s*[%!].*$", re.MULTILINE)
 
 
@@ -189,9 +183,9 @@ class Sources:
             # A lambda runs where it is called: the loop around its line need not be the next one.
             if not loops or place.function == "<lambda>":
                 continue
-            own = {name for loop in loops for name in _targets(loop)}
-            ways = [*_ways_around(loops[0], place.line)] if innermost else []
-            ways += [way for outer in loops[innermost:] for way in _leaving(outer)]
+            own = {name for loop in loops for name in targets_of(loop)}
+            ways = [*ways_around(loops[0], place.line)] if innermost else []
+            ways += [way for outer in loops[innermost:] for way in ways_out(outer)]
             way = next((way for way in ways if self._differs(place, way[0], own)), None)
             if way is not None:
                 test, line, leaves = way
@@ -214,60 +208,13 @@ class Sources:
 
         The tests on the way to it count, and the loops around it with the ways around it in them.
         """
-        names = SharedNames(self._known())
+        names = SharedNames(self.known())
         code = (each for at in path for each in functions_around(self.tree(at), at.line))
         written = names.written(code)
         return bool(written) and not written.isdisjoint(names.read(self._deciding(record)))
 
-    def is_divisor(self, path: Sequence[Place]) -> bool:
-        """True when something is divided by what comes of the tensor that `path` reduces.
-
-        Where that is a function's own argument, by what it is called with.
-        """
-        names = SharedNames(self._known())
-        divisors = names.read(divisors_in(self._known()))
-        for place in reversed(path):
-            tree = self.tree(place)
-            given = reduced_at(tree, place.line)
-            function = next(functions_around(tree, place.line), None)
-            if function is None or not is_argument(function, given):
-                return not divisors.isdisjoint(given)
-        return False
-
-    def divides_loss_by_world(self, place: Place) -> bool:
-        """True when what is given a backward at `place` was divided by the number of ranks."""
-        names = SharedNames(self._known())
-        return any(map(names.is_world_size, divisors_of_loss(self.tree(place), place.line)))
-
-    def is_mean_of_ratios(self, path: Sequence[Place], evaluated: Place) -> bool:
-        """True when what comes of `evaluated` is divided, summed up by `path`, and divided again.
-
-        First by what each rank has counted, then by the number of ranks: in the function that sums
-        it up, or before that is called.
-        """
-        names = SharedNames(self._known())
-        of_world: list[bool] = []
-        called, given = "", set[str]()
-        for place in reversed(path):
-            tree = self.tree(place)
-            function = next(functions_around(tree, place.line), tree)
-            given = reduced_at(tree, place.line, called)
-            given -= names.are_imported(given)
-            of_world += map(names.is_world_size, divided_in(function, given))
-            called = getattr(function, "name", "")
-            if function is None or not called or not is_argument(function, given):
-                break
-        made_of = names.read(ast.Name(name) for name in given)
-        comes_of_it = not given_at(self.tree(evaluated), evaluated.line).isdisjoint(made_of)
-        return comes_of_it and any(of_world) and not all(of_world)
-
-    def chooses_rate_by_world(self) -> bool:
-        """True when a learning rate comes of the number of ranks."""
-        nodes = (node for tree in self._known() for node in ast.walk(tree))
-        rates = (n.value for n in nodes if isinstance(n, ast.keyword) and n.arg == "lr")
-        return "get_world_size" in SharedNames(self._known()).read(rates)
-
-    def _known(self) -> list[ast.Module]:
+    def known(self) -> list[ast.Module]:
+        """The code of all files that parse."""
         trees = (self.tree(Place(file, 0)) for file in self._texts)
         return [tree for tree in trees if tree is not None]
 
@@ -280,7 +227,7 @@ class Sources:
         for place in record.path:
             for loop in self._loops(place):
                 yield loop.test if isinstance(loop, ast.While) else loop.iter
-                for test, line, _ in (*_ways_around(loop, place.line), *_leaving(loop)):
+                for test, line, _ in (*ways_around(loop, place.line), *ways_out(loop)):
                     yield test
                     lines.setdefault(place.file, set()).add(line)
         for file, those in lines.items():
@@ -308,8 +255,8 @@ class Sources:
             return False
         if any(self._names[place.file].varies(each) > Varies.CONFIGURED for each in turns.args):
             return False
-        ways = [*_ways_around(loop, place.line), *_leaving(loop)]
-        return not any(self._differs(place, way[0], _targets(loop)) for way in ways)
+        ways = [*ways_around(loop, place.line), *ways_out(loop)]
+        return not any(self._differs(place, way[0], targets_of(loop)) for way in ways)
 
     def in_a_loop(self, record: Collective) -> bool | None:
         """True when some line that leads to `record` stands in a loop; None where unknown."""
@@ -327,7 +274,7 @@ class Sources:
         if mine is None or theirs is None or mine.file != theirs.file:
             return None
         loop = self._loop(theirs)
-        if loop is not None and not loop.lineno <= mine.line <= _end(loop):
+        if loop is not None and not holds(loop, mine.line):
             return False
         below = other.path[other.path.index(theirs) + 1 :]
         called = below[0].function if below else other.api.rpartition(".")[2]
@@ -348,7 +295,7 @@ class Sources:
             return False
         else:
             loop = self._loop(theirs)
-            if loop is not None and not loop.lineno <= mine.line <= _end(loop):
+            if loop is not None and not holds(loop, mine.line):
                 return False
             below = other.path[other.path.index(theirs) + 1 :]
         inner = next((place for place in below if self._loop(place) is not None), None)
@@ -364,8 +311,8 @@ class Sources:
         mine, theirs = _parting(one, other)
         if branches is None or mine is None or theirs is None:
             return False
-        later_mine = _called_after(branches[0], mine.line)
-        later_theirs = _called_after(branches[1], theirs.line)
+        later_mine = called_after(branches[0], mine.line)
+        later_theirs = called_after(branches[1], theirs.line)
         names = [{each.operation, each.api} for each in (one, other)]
         return bool(later_mine & names[1]) and bool(later_theirs & names[0])
 
@@ -378,11 +325,11 @@ class Sources:
         lines = [place.line for place in record.path if place.file == condition.place.file]
         for node in ast.walk(tree) if tree else ():
             if isinstance(node, ast.If) and node.lineno == condition.place.line:
-                inside = any(_holds(node.body, line) for line in lines)
+                inside = any(hold(node.body, line) for line in lines)
                 others = node.orelse if inside else node.body
                 own = {record.operation, record.api.rpartition(".")[2], *self._defined()}
-                own.update(_called_on(tree, lines))
-                return bool(own & _called_after(others, 0))
+                own.update(called_on(tree, lines))
+                return bool(own & called_after(others, 0))
         return True
 
     def _defined(self) -> set[str]:
@@ -393,14 +340,14 @@ class Sources:
 
     def _branches(
         self, one: Collective, other: Collective
-    ) -> tuple[list[_Statement], list[_Statement]] | None:
+    ) -> tuple[list[ast.stmt], list[ast.stmt]] | None:
         mine, theirs = _parting(one, other)
         if mine is None or theirs is None or mine.file != theirs.file:
             return None
         for node in ast.walk(self.tree(mine) or ast.Module([], [])):
             if isinstance(node, ast.If):
                 for a, b in ((node.body, node.orelse), (node.orelse, node.body)):
-                    if _holds(a, mine.line) and _holds(b, theirs.line):
+                    if hold(a, mine.line) and hold(b, theirs.line):
                         return a, b
         return None
 
@@ -421,7 +368,7 @@ class Sources:
         return [
             node
             for node in ast.walk(self.tree(place) or ast.Module([], []))
-            if isinstance(node, ast.expr) and node.lineno <= place.line <= _end(node)
+            if isinstance(node, ast.expr) and holds(node, place.line)
         ]
 
     def _repeats(self, place: Place, called: str) -> bool:
@@ -440,16 +387,15 @@ class Sources:
         """The loops around a line in its own function, the innermost first."""
         found: list[ast.For | ast.AsyncFor | ast.While] = []
         for node in self._around(place):
-            if isinstance(node, _SCOPES):
+            if isinstance(node, SCOPES):
                 found = []
-            elif isinstance(node, _LOOPS):
+            elif isinstance(node, LOOPS):
                 found.insert(0, node)
         return found
 
-    def _around(self, place: Place) -> list[_Statement]:
-        """The compound statements around a line, the outermost first."""
+    def _around(self, place: Place) -> list[ast.stmt]:
         tree = self.tree(place)
-        return list(_enclosing(tree.body, place.line)) if tree else []
+        return list(enclosing(tree.body, place.line)) if tree else []
 
     def _tests(self, record: Collective) -> list[tuple[Place, Test]]:
         """The tests on the way to a record, the nearest first."""
@@ -499,103 +445,6 @@ def _asks_data(test: ast.expr) -> bool:
 
 
 _ASK_KIND = ("callable", "getattr", "hasattr", "isinstance", "issubclass")
-
-
-def _end(node: _Statement | ast.expr) -> int:
-    return node.end_lineno or node.lineno
-
-
-def _holds(statements: list[_Statement], line: int) -> bool:
-    return any(each.lineno <= line <= _end(each) for each in statements)
-
-
-def _bodies(node: ast.AST) -> Iterator[list[_Statement]]:
-    """The lists of statements directly in a compound statement."""
-    for name in ("body", "orelse", "finalbody"):
-        inside = getattr(node, name, None)
-        if isinstance(inside, list):
-            yield inside
-    for handler in getattr(node, "handlers", ()):
-        yield handler.body
-    for each in getattr(node, "cases", ()):
-        yield each.body
-
-
-def _enclosing(statements: list[_Statement], line: int) -> Iterator[_Statement]:
-    for each in statements:
-        if each.lineno <= line <= _end(each):
-            bodies = [body for body in _bodies(each) if body]
-            if bodies:
-                yield each
-                for body in bodies:
-                    yield from _enclosing(body, line)
-            return
-
-
-def _targets(loop: _Statement) -> set[str]:
-    """The names of a loop's own variables."""
-    target = getattr(loop, "target", None)
-    nodes = ast.walk(target) if target is not None else ()
-    return {node.id for node in nodes if isinstance(node, ast.Name)}
-
-
-def _ways_around(loop: _Statement, line: int) -> Iterator[tuple[ast.expr, int, bool]]:
-    """The tests in a loop that decide whether `line` is reached, and their lines.
-
-    True for those after which it is left for good.
-    """
-    true = ast.Constant(True)
-    for node in ast.walk(loop):
-        if isinstance(node, ast.If):
-            inside = _holds(node.body, line) or _holds(node.orelse, line)
-            leaves = any(map(_leaves, ast.walk(node)))
-            continues = any(isinstance(each, ast.Continue) for each in ast.walk(node))
-            if inside or leaves or continues:
-                yield node.test, node.lineno, leaves and not (inside or continues)
-        elif node is loop and isinstance(node, ast.While):
-            yield node.test, node.lineno, True
-        elif isinstance(node, ast.ExceptHandler) and not _holds(node.body, line):
-            # Whatever it catches, the rest of the iteration may go on without what raised.
-            yield ast.Call(ast.Name("except"), [node.type or true], []), node.lineno, False
-
-
-def _leaves(node: ast.AST) -> bool:
-    """True of what leaves a loop: `break`, `return`, ``sys.exit()``."""
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        return last_name(node.value.func) in _EXITS
-    return isinstance(node, (ast.Break, ast.Return))
-
-
-def _leaving(loop: _Statement) -> Iterator[tuple[ast.expr, int, bool]]:
-    """The tests that decide whether a loop is left, and their lines."""
-    ahead = list(ast.iter_child_nodes(loop))
-    while ahead:
-        node = ahead.pop()
-        if isinstance(node, ast.If) and any(map(_leaves, node.body)):
-            yield node.test, node.lineno, True
-        if not isinstance(node, (*_LOOPS, *_SCOPES)):
-            ahead.extend(ast.iter_child_nodes(node))
-    if isinstance(loop, ast.While) and any(isinstance(e, ast.Call) for e in ast.walk(loop.test)):
-        yield loop.test, loop.lineno, True  # one that only counts epochs is the same on all ranks
-
-
-def _called_after(statements: list[_Statement], line: int) -> set[str]:
-    """The names of what is called in these statements after `line`."""
-    found = set()
-    for each in statements:
-        for node in ast.walk(each):
-            if isinstance(node, ast.Call) and node.lineno > line:
-                func = node.func
-                if isinstance(func, (ast.Attribute, ast.Name)):
-                    found.add(func.attr if isinstance(func, ast.Attribute) else func.id)
-    return found
-
-
-def _called_on(tree: ast.AST | None, lines: Collection[int]) -> set[str]:
-    """The names of what is called on these lines."""
-    nodes = ast.walk(tree) if tree else ()
-    calls = (n for n in nodes if isinstance(n, ast.Call) and n.lineno in lines)
-    return {last_name(call.func) for call in calls} - {""}
 
 
 def _parting(one: Collective, other: Collective) -> tuple[Place | None, Place | None]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from typing import Any
 
-from ddp_notebook.diagnosis.conditions import Test, last_name
+from ddp_notebook.diagnosis.source_code.conditions import Test, last_name
 
 _RANK = re.compile(r"rank|is_(main|master|coordinator)|main_process", re.IGNORECASE)
 _SHARED = re.compile(

@@ -72,14 +72,15 @@ def _chain(tree: ast.Module, line: int, called: str) -> list[ast.AST]:
             return chain
         if isinstance(node, _STATEMENTS):
             best = max(best, chain, key=len)
-        below = [child for child in ast.iter_child_nodes(node) if _holds(child, line)]
+        below = [child for child in ast.iter_child_nodes(node) if holds(child, line)]
         ahead += [[*chain, child] for child in reversed(below)]
     return best
 
 
-def _holds(node: ast.AST, line: int) -> bool:
+def holds(node: ast.AST, line: int) -> bool:
+    """True when a piece of code begins at or before a line, and ends there or after it."""
     if isinstance(node, ast.match_case):
-        return any(_holds(statement, line) for statement in node.body)
+        return any(holds(statement, line) for statement in node.body)
     first = getattr(node, "lineno", None)
     return first is not None and first <= line <= (getattr(node, "end_lineno", None) or first)
 
@@ -156,7 +157,7 @@ def _before(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
 def retry_handler(loop: ast.For | ast.AsyncFor | ast.While, line: int) -> ast.ExceptHandler | None:
     """The handler after which a loop runs `line` again; the loop ends once that has succeeded."""
     for node in ast.walk(loop):
-        if not isinstance(node, ast.Try) or not any(_holds(each, line) for each in node.body):
+        if not isinstance(node, ast.Try) or not any(holds(each, line) for each in node.body):
             continue
         after = loop.body[loop.body.index(node) + 1 :] if node in loop.body else []
         done = [*node.body, *node.orelse, *after]

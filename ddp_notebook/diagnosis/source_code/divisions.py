@@ -1,0 +1,149 @@
+"""What the code divides by what: a mean over ranks, a loss by their number, a mean of ratios.
+
+By names alone, as in `shared_names.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+
+from ddp_notebook.diagnosis.source_code.conditions import holds, last_name
+from ddp_notebook.diagnosis.source_code.shared_names import (
+    SharedNames,
+    given_in,
+    names_in,
+    parameters_of,
+)
+from ddp_notebook.diagnosis.source_code.sources import Sources
+from ddp_notebook.diagnosis.source_code.statements import functions_around
+from ddp_notebook.model import Place
+
+_DIVIDING = ("div", "div_", "divide", "true_divide", "floor_divide")
+
+
+def is_divisor(sources: Sources, path: Sequence[Place]) -> bool:
+    """True when something is divided by what comes of the tensor that `path` reduces.
+
+    Where that is a function's own argument, by what it is called with.
+    """
+    names = SharedNames(sources.known())
+    divisors = names.read(_divisors_in(sources.known()))
+    for place in reversed(path):
+        tree = sources.tree(place)
+        given = _reduced_at(tree, place.line)
+        function = next(functions_around(tree, place.line), None)
+        if function is None or not _is_argument(function, given):
+            return not divisors.isdisjoint(given)
+    return False
+
+
+def divides_loss_by_world(sources: Sources, place: Place) -> bool:
+    """True when what is given a backward at `place` was divided by the number of ranks."""
+    names = SharedNames(sources.known())
+    return any(map(names.is_world_size, _divisors_of_loss(sources.tree(place), place.line)))
+
+
+def is_mean_of_ratios(sources: Sources, path: Sequence[Place], evaluated: Place) -> bool:
+    """True when what comes of `evaluated` is divided, summed up by `path`, and divided again.
+
+    First by what each rank has counted, then by the number of ranks: in the function that sums
+    it up, or before that is called.
+    """
+    names = SharedNames(sources.known())
+    of_world: list[bool] = []
+    called, given = "", set[str]()
+    for place in reversed(path):
+        tree = sources.tree(place)
+        function = next(functions_around(tree, place.line), tree)
+        given = _reduced_at(tree, place.line, called)
+        given -= names.are_imported(given)
+        of_world += map(names.is_world_size, _divided_in(function, given))
+        called = getattr(function, "name", "")
+        if function is None or not called or not _is_argument(function, given):
+            break
+    made_of = names.read(ast.Name(name) for name in given)
+    comes_of_it = not _given_at(sources.tree(evaluated), evaluated.line).isdisjoint(made_of)
+    return comes_of_it and any(of_world) and not all(of_world)
+
+
+def chooses_rate_by_world(sources: Sources) -> bool:
+    """True when a learning rate comes of the number of ranks."""
+    nodes = (node for tree in sources.known() for node in ast.walk(tree))
+    rates = (n.value for n in nodes if isinstance(n, ast.keyword) and n.arg == "lr")
+    return "get_world_size" in SharedNames(sources.known()).read(rates)
+
+
+# -- the code of a division ------------------------------------------------------------------
+
+
+def _divisors_in(trees: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """What anything is divided by."""
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        match node:
+            case ast.BinOp(op=ast.Div() | ast.FloorDiv(), right=divisor):
+                yield divisor
+            case ast.AugAssign(op=ast.Div() | ast.FloorDiv(), value=divisor):
+                yield divisor
+            case ast.Call(func=func, args=[*_, divisor]) if last_name(func) in _DIVIDING:
+                yield divisor
+
+
+def _divided_in(function: ast.AST | None, names: Container[str]) -> Iterator[ast.AST]:
+    """By what these names are divided in a function, or what they are made of is."""
+    for node in ast.walk(function) if function is not None else ():
+        if isinstance(node, ast.stmt) and not hasattr(node, "body"):
+            named = [*(name for name, _ in given_in(node)), *names_in(node)]
+            if any(name in names for name in named):
+                yield from _divisors_in([node])
+
+
+def _divisors_of_loss(tree: ast.Module | None, line: int) -> Iterator[ast.AST]:
+    """What the loss of the backward in a line was divided by, there or before it.
+
+    Not afterwards: what is logged is divided, too.
+    """
+    plain = list(_plain_at(tree, line))
+    calls = [node for each in plain for node in ast.walk(each) if isinstance(node, ast.Call)]
+    names = {
+        name for call in calls if last_name(call.func) == "backward" for name in names_in(call)
+    }
+    function = next(functions_around(tree, line), tree)
+    before = [
+        node
+        for node in (ast.walk(function) if function is not None and names else ())
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) and node.lineno <= line
+    ]
+    given = [node for node in before if not names.isdisjoint(name for name, _ in given_in(node))]
+    yield from _divisors_in([*given, *(plain if names else ())])
+
+
+def _given_at(tree: ast.AST | None, line: int) -> set[str]:
+    """The names that get a value in a line."""
+    return {name for node in _plain_at(tree, line) for name, _ in given_in(node)}
+
+
+def _reduced_at(tree: ast.AST | None, line: int, called: str = "") -> set[str]:
+    """What the calls in a line, or those of one function, are given, and their result's name."""
+    found: set[str] = set()
+    for node in _plain_at(tree, line):
+        calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
+        if called and called not in (last_name(each.func) for each in calls):
+            continue
+        found.update(name for call in calls for each in call.args for name in names_in(each))
+        found.update(name for name, _ in given_in(node))
+    return found - {"self"}
+
+
+def _plain_at(tree: ast.AST | None, line: int) -> Iterator[ast.stmt]:
+    """The statements in a line, without those around them."""
+    nodes = [each for each in ast.walk(tree) if isinstance(each, ast.stmt)] if tree else []
+    for node in nodes:
+        if not hasattr(node, "body") and holds(node, line):
+            yield node
+
+
+def _is_argument(function: ast.AST, names: Collection[str]) -> bool:
+    """True when one of these is an argument of the function, or is made of one in it."""
+    made_of = SharedNames([function]).read(ast.Name(name) for name in names)
+    return not made_of.isdisjoint(parameters_of(function) - {"cls"})

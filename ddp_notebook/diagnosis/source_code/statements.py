@@ -1,0 +1,125 @@
+"""Statements around a line: which ones hold it, and how a loop goes without it or is left."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator
+
+from ddp_notebook.diagnosis.source_code.conditions import holds, last_name
+
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_EXITS = ("exit", "_exit", "quit")
+
+
+def hold(statements: list[ast.stmt], line: int) -> bool:
+    """True when one of these statements holds a line."""
+    return any(holds(each, line) for each in statements)
+
+
+def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The lists of statements directly in a compound statement."""
+    for name in ("body", "orelse", "finalbody"):
+        inside = getattr(node, name, None)
+        if isinstance(inside, list):
+            yield inside
+    for handler in getattr(node, "handlers", ()):
+        yield handler.body
+    for each in getattr(node, "cases", ()):
+        yield each.body
+
+
+def enclosing(statements: list[ast.stmt], line: int) -> Iterator[ast.stmt]:
+    """The compound statements around a line, the outermost first."""
+    for each in statements:
+        if holds(each, line):
+            bodies = [body for body in _bodies(each) if body]
+            if bodies:
+                yield each
+                for body in bodies:
+                    yield from enclosing(body, line)
+            return
+
+
+def functions_around(tree: ast.AST | None, line: int) -> Iterator[ast.AST]:
+    """The innermost function around a line, and the lambdas in it."""
+    nodes = [n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS)] if tree else []
+    around = [n for n in nodes if holds(n, line)]
+    yield from (node for node in around if isinstance(node, ast.Lambda))
+    named = [node for node in around if not isinstance(node, ast.Lambda)]
+    if named:
+        yield max(named, key=lambda node: node.lineno)
+
+
+def tried_before(tree: ast.AST | None, lines: Collection[int]) -> Iterator[ast.AST]:
+    """What is tried before the handlers at these lines."""
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, ast.Try) and any(each.lineno in lines for each in node.handlers):
+            yield from node.body
+
+
+def targets_of(loop: ast.stmt) -> set[str]:
+    """The names of a loop's own variables."""
+    target = getattr(loop, "target", None)
+    nodes = ast.walk(target) if target is not None else ()
+    return {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+def ways_around(loop: ast.stmt, line: int) -> Iterator[tuple[ast.expr, int, bool]]:
+    """The tests in a loop that decide whether `line` is reached, and their lines.
+
+    True for those after which it is left for good.
+    """
+    true = ast.Constant(True)
+    for node in ast.walk(loop):
+        if isinstance(node, ast.If):
+            inside = hold(node.body, line) or hold(node.orelse, line)
+            leaves = any(map(_leaves, ast.walk(node)))
+            continues = any(isinstance(each, ast.Continue) for each in ast.walk(node))
+            if inside or leaves or continues:
+                yield node.test, node.lineno, leaves and not (inside or continues)
+        elif node is loop and isinstance(node, ast.While):
+            yield node.test, node.lineno, True
+        elif isinstance(node, ast.ExceptHandler) and not hold(node.body, line):
+            # Whatever it catches, the rest of the iteration may go on without what raised.
+            yield ast.Call(ast.Name("except"), [node.type or true], []), node.lineno, False
+
+
+def _leaves(node: ast.AST) -> bool:
+    """True of what leaves a loop: `break`, `return`, ``sys.exit()``."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        return last_name(node.value.func) in _EXITS
+    return isinstance(node, (ast.Break, ast.Return))
+
+
+def ways_out(loop: ast.stmt) -> Iterator[tuple[ast.expr, int, bool]]:
+    """The tests that decide whether a loop is left, and their lines."""
+    ahead = list(ast.iter_child_nodes(loop))
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, ast.If) and any(map(_leaves, node.body)):
+            yield node.test, node.lineno, True
+        if not isinstance(node, (*LOOPS, *SCOPES)):
+            ahead.extend(ast.iter_child_nodes(node))
+    if isinstance(loop, ast.While) and any(isinstance(e, ast.Call) for e in ast.walk(loop.test)):
+        yield loop.test, loop.lineno, True  # one that only counts epochs is the same on all ranks
+
+
+def called_after(statements: list[ast.stmt], line: int) -> set[str]:
+    """The names of what is called in these statements after `line`."""
+    found = set()
+    for each in statements:
+        for node in ast.walk(each):
+            if isinstance(node, ast.Call) and node.lineno > line:
+                func = node.func
+                if isinstance(func, (ast.Attribute, ast.Name)):
+                    found.add(func.attr if isinstance(func, ast.Attribute) else func.id)
+    return found
+
+
+def called_on(tree: ast.AST | None, lines: Collection[int]) -> set[str]:
+    """The names of what is called on these lines."""
+    nodes = ast.walk(tree) if tree else ()
+    calls = (n for n in nodes if isinstance(n, ast.Call) and n.lineno in lines)
+    return {last_name(call.func) for call in calls} - {""}
