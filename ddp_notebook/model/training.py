@@ -168,6 +168,8 @@ class ReplicaFacts:
     device: str = ""
     backend: str = ""
     group_size: int = 0
+    group: Ranks = ()
+    """The ranks among which it reduces gradients; none where that is not known any more."""
     find_unused: bool = False
     hook: str = ""
     """A communication hook that may leave replicas apart for a while; "" for none."""

@@ -6,6 +6,7 @@ are a sum of what the ranks' own backwards left, each times a weight.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,14 +15,21 @@ from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.least_squares import solved
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
 from ddp_notebook.diagnosis.training.replicas import (
-    AVERAGING,
     Model,
     differing,
     exchanged,
+    may_have_joined,
     some,
 )
 from ddp_notebook.diagnosis.training.rules import optimizers
-from ddp_notebook.model import Category, Finding, OptimizerFacts, Place, Ranks
+from ddp_notebook.model import (
+    Category,
+    Finding,
+    GradientSample,
+    OptimizerFacts,
+    Place,
+    Ranks,
+)
 from ddp_notebook.model.parallel.split import Forwards
 
 _ROUNDING = 1e-5
@@ -41,6 +49,8 @@ _GATHERING = frozenset(
 """By these ranks see each other's parts: forward, and backward (gloo scatters)."""
 _PARTING = frozenset({"all_to_all", "all_to_all_single", "scatter"})
 """gloo scatters in place of an all-to-all with gradients."""
+_UNLIKE = 0.1
+"""Gradients that differ by more, of their size, are of other samples."""
 _FEWEST_VALUES = 4
 """Values of gradients, not zero, that must be the same on all ranks."""
 
@@ -194,6 +204,15 @@ class _Trained:
         moved = any(each.moved_steps for each in self.of.values())
         apart = not _all_close([each.last_weights for each in self.of.values()])
         return self.began_equal and apart and not moved
+
+    @property
+    def on_other_data(self) -> bool:
+        """The ranks' own gradients differ by more than rounding and statistics of batches make."""
+        return any(
+            _are_unlike(first, row)
+            for first, *others in zip(*(map(_own, each.samples) for each in self.of.values()))
+            for row in others
+        )
 
     @property
     def split(self) -> bool:
@@ -408,9 +427,8 @@ def _is_alone_throughout(trained: _Trained) -> bool:
         2 * (each.span[1] - each.span[0]) < facts[rank].backwards
         for rank, each in trained.of.items()
     )
-    sizes = {*trained.each.numels, sum(trained.each.numels)} - {1}
-    exchanged = any(own & sizes for own in trained.sent(AVERAGING, _Later()))
-    return trained.alone and not (short or exchanged or trained.split)
+    joined = may_have_joined(trained.context.collectives, trained.of, trained.each.numels)
+    return trained.alone and not (short or joined or trained.split) and trained.on_other_data
 
 
 def _beside(trained: _Trained, model: Model) -> Finding:
@@ -467,11 +485,13 @@ def _only_gathered(context: Context) -> bool:
     )
 
 
-class _Later:
-    """After any backward."""
+def _own(sample: GradientSample) -> list[float]:
+    return _flat(sample.own)
 
-    def __contains__(self, backwards: object) -> bool:
-        return bool(backwards)
+
+def _are_unlike(one: Sequence[float], other: Sequence[float]) -> bool:
+    largest = max(math.hypot(*one), math.hypot(*other))
+    return len(one) != len(other) or math.dist(one, other) > _UNLIKE * largest
 
 
 def _kind(own: Sequence[Sequence[float]], used: Sequence[Sequence[float]]) -> str:

@@ -6,12 +6,20 @@ one whatever became of it. What a healthy run does on its way gives no finding.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, minority, outvoted
-from ddp_notebook.diagnosis.training.replicas import Model, by_hand, differing, exchanged, some
+from ddp_notebook.diagnosis.training.replicas import (
+    Model,
+    by_hand,
+    differing,
+    exchanged,
+    may_have_joined,
+    some,
+)
 from ddp_notebook.model import (
     Category,
     Finding,
@@ -21,9 +29,11 @@ from ddp_notebook.model import (
     Ranks,
     ReplicaFacts,
     RunFacts,
+    TensorDigest,
     name_ranks,
 )
 
+_HARDLY = 0.1
 _FEWEST_IDLE = 2
 """Steps without any gradient: one alone may be there for a scheduler."""
 
@@ -235,8 +245,9 @@ def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:
         # What began with other values on each rank is meant to be its own: experts, clients.
         own = differing({rank: each.begins for rank, each in of.items()})
         unlike = differing({rank: each.unwrapped for rank, each in of.items()})
-        names = tuple(name for name in unlike if name not in own)
-        if names:
+        names = tuple(n for n in unlike if n not in own and not _hardly_apart(of, n))
+        numels = [each.numel for each in next(iter(of.values())).unwrapped]
+        if names and not may_have_joined(context.collectives, of, numels):
             yield Finding(
                 Category.PARAMS_OUTSIDE_DDP,
                 tuple(of),
@@ -245,6 +256,23 @@ def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:
                 "Put every trained parameter into the module that DistributedDataParallel wraps.",
                 evidence=(f"not the same on {name_ranks(of)}: {some(names)}",),
             )
+
+
+def _hardly_apart(of: Mapping[int, OptimizerFacts], name: str) -> bool:
+    """The ranks' values differ by far less than training has changed them.
+
+    Rounding and statistics of batches do that, where all train on the same samples.
+    """
+    begins = [_values(each.begins, name) for each in of.values()]
+    ends = [_values(each.unwrapped, name) for each in of.values()]
+    if len({len(row) for row in (*begins, *ends)}) > 1 or not ends[0]:
+        return False
+    moved = min(map(math.dist, begins, ends))
+    return max(math.dist(ends[0], row) for row in ends) < _HARDLY * moved
+
+
+def _values(digests: Iterable[TensorDigest], name: str) -> list[float]:
+    return [v for each in digests if each.name == name for v in each.sample if v is not None]
 
 
 def _never_moves(of: Mapping[int, OptimizerFacts]) -> bool:
@@ -407,12 +435,28 @@ def learning_rates(context: Context) -> Iterator[Finding]:
 
     Ranks that exchange nothing may try one value each.
     """
-    for of in optimizers(context.facts).values():
+    for of in _of_one_group(context):
         together = all(each.replicas or each.mesh for each in of.values())
         alike = len(of) > 1 and len({each.steps for each in of.values()}) == 1
         if alike and (together or exchanged(context.collectives, of)):
             yield from _other_rates(of)
             yield from _other_options(of)
+
+
+def _of_one_group(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
+    """The optimizers of a run, those whose models are in groups of their own for each group.
+
+    Groups that exchange nothing are experiments side by side.
+    """
+    for of in optimizers(context.facts).values():
+        apart: dict[Ranks, dict[int, OptimizerFacts]] = {}
+        for rank, each in of.items():
+            groups = [m.of[rank].group for k, m in context.models.items() if k in each.replicas]
+            apart.setdefault(max(groups, key=len, default=()), {})[rank] = each
+        keys = {key for each in of.values() for key in each.replicas}
+        models = [model for key, model in context.models.items() if key in keys]
+        joined = any(by_hand(model, context.collectives) for model in models)
+        yield from [of] if joined else apart.values()
 
 
 def _other_options(of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:

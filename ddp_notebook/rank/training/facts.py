@@ -149,6 +149,7 @@ class RunSummary:
             device=str(first.device) if first is not None else "",
             backend=torch_private.group_backend(group),
             group_size=group.size(),
+            group=replica.group,
             find_unused=bool(wrapped.find_unused_parameters),
             hook=next(iter(torch_private.hooks_that_may_part(wrapped)), ""),
             broadcast_buffers=bool(wrapped.broadcast_buffers),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 import zlib
@@ -42,6 +43,13 @@ def _twins(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
         if one.split(".")[-2:] != other.split(".")[-2:] and torch.equal(a, b)
     )
     return tuple(islice(found, _MOST_TWINS))
+
+
+def _members(group: Any) -> Ranks:
+    """The ranks of a group; none of one that torch does not know."""
+    with contextlib.suppress(KeyError, ValueError, RuntimeError):
+        return tuple(torch.distributed.get_process_group_ranks(group))
+    return ()
 
 
 def _all_optimizers() -> list[torch.optim.Optimizer]:
@@ -109,6 +117,7 @@ class Replica:
         self.ref = weakref.ref(wrapped)
         self.module = weakref.ref(module)
         self.number = number
+        self.group = _members(wrapped.process_group)
         self.names = names
         self.known = {id(each): weakref.ref(each) for each in parameters}
         self.type = type(module).__name__
