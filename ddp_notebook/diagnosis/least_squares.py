@@ -12,7 +12,9 @@ _SINGULAR, _LEFT = 1e-7, 1e-3
 """From when on two rows count as one; how much may be left over, as a part of the sum."""
 
 
-def solved(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> tuple[float, ...] | None:
+def solved(
+    rows: Sequence[Sequence[float]], wanted: Sequence[float], at_most_left: float = _LEFT
+) -> tuple[float, ...] | None:
     """These factors; None where there are none, or more than one choice of them."""
     if not all(math.isfinite(value) for row in (*rows, wanted) for value in row):
         return None
@@ -21,7 +23,7 @@ def solved(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> tuple[fl
         return None
     sums = [_dot(factors, column) for column in zip(*rows, strict=True)]
     left = [w - total for w, total in zip(wanted, sums, strict=True)]
-    return factors if _dot(left, left) <= _LEFT**2 * _dot(wanted, wanted) else None
+    return factors if _dot(left, left) <= at_most_left**2 * _dot(wanted, wanted) else None
 
 
 def _eliminated(matrix: list[list[float]]) -> tuple[float, ...] | None:

@@ -65,9 +65,9 @@ _FILES = {
     "stages": "InitArguments Stage StepRow StepTable",
     "state": "Loading Moment OutputGroup OutputItem RankState Snapshot Status",
     "training": (
-        "EvaluationFacts FunctionalFacts GradientSample LoaderFacts LossFacts OptimizerFacts "
-        "ParallelFacts ReplicaFacts RunFacts SamplerFacts SaveFacts Shards StepPart StepStart "
-        "StepTimes TimedStep WorkFacts"
+        "CopyFacts EvaluationFacts FunctionalFacts GradientSample LoaderFacts LossFacts "
+        "OptimizerFacts ParallelFacts ReplicaFacts RunFacts SamplerFacts SaveFacts Shards "
+        "StepPart StepStart StepTimes TimedStep WorkFacts"
     ),
 }
 _FILE_OF = {name: file for file, names in _FILES.items() for name in names.split()}

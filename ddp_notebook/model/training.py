@@ -168,9 +168,15 @@ class ReplicaFacts:
     device: str = ""
     backend: str = ""
     group_size: int = 0
+    group: Ranks = ()
+    """The ranks among which it reduces gradients; none where that is not known any more."""
+    begins: tuple[float, ...] = ()
+    """Some values of its parameters when it was wrapped."""
     find_unused: bool = False
     hook: str = ""
     """A communication hook that may leave replicas apart for a while; "" for none."""
+    hooked: tuple[GradientSample, ...] = ()
+    """What a hook of the user's was given, and what it left, in the first backwards."""
     broadcast_buffers: bool = True
     forwards: int = 0
     """Through the wrapper, with gradients."""
@@ -216,6 +222,20 @@ class ReplicaFacts:
     behind others that an optimizer holds."""
     varies: bool = False
     """It has layers that do something else in training mode: dropout, statistics of batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFacts:
+    """A copy of a DDP object's module that ran forwards, and is not trained: an average, a teacher.
+
+    `values` has some values of its parameters at a few of its uses, with how many backwards the
+    rank had begun before. One that was loaded is not told.
+    """
+
+    type: str = ""
+    values: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    place: Place | None = None
+    """Where it was used first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +377,8 @@ class RunFacts:
     """Of the first backwards."""
     replicas: tuple[ReplicaFacts, ...] = ()
     optimizers: tuple[OptimizerFacts, ...] = ()
+    copies: tuple[CopyFacts, ...] = ()
+    """In the order of their first use."""
     samplers: tuple[SamplerFacts, ...] = ()
     loaders: tuple[LoaderFacts, ...] = ()
     parallels: tuple[ParallelFacts, ...] = ()

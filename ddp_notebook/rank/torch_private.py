@@ -437,6 +437,13 @@ def hook_names(wrapped: Any) -> list[str]:
     return [_name(hook) for hook, _ in getattr(wrapped, "_comm_hooks", ())]
 
 
+def is_users_hook(hook: Any) -> bool:
+    """True of a communication hook that is a function, and none of torch's own."""
+    module = str(getattr(hook, "__module__", ""))
+    named = hasattr(hook, "__name__") and hasattr(hook, "__qualname__")
+    return callable(hook) and named and module.partition(".")[0] != "torch"
+
+
 def hooks_that_may_part(wrapped: Any) -> list[str]:
     """Of these, the ones of which it is not known that all ranks get the same gradients."""
     hooks = getattr(wrapped, "_comm_hooks", ())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from collective_cases import found_in_training
 
+from ddp_notebook.diagnosis import diagnose_training
 from ddp_notebook.diagnosis.least_squares import solved
 from ddp_notebook.model import (
     Category,
@@ -219,11 +220,95 @@ WRAPPED = ReplicaFacts("Net 1", "Net", "net", group_size=2, forwards=8, backward
         ({}, sends(*NUMELS, backwards=30), False),  # averaged by hand
         ({"moved_steps": 2}, sends(3), False),
         ({}, (*sends(3), Collective(0, 9, "recv", numel=5)), False),  # a pipeline
+        ({}, sends(sum(NUMELS) + 7, operation="all_gather"), False),  # joined with others' values
+        ({}, sends(12), False),  # what each computed with its own: an ensemble
+        ({}, (Collective(0, 0, "all_gather", dtype="uint8", numel=90, backwards=8),), False),
+        ({}, (Collective(0, 0, "all_gather", dtype="uint8", numel=50, backwards=8),), True),
+        ({}, sends(sum(NUMELS), backwards=0), True),  # before training
     ],
 )
 def test_a_second_model_that_was_not_wrapped(fields: Any, records: Any, wrong: bool) -> None:
     facts = trained(2, own, **{"replicas": (WRAPPED,), **fields})
     assert kinds(facts, records) == [Category.PARAMS_OUTSIDE_DDP] * wrong
+
+
+def test_a_second_model_that_is_trained_on_the_same_samples_is_everyones_own() -> None:
+    """Its gradients differ by as much as running statistics, or rounding, make."""
+
+    def nearly(rank: int, step: int) -> _Rows:
+        return tuple(tuple(v * (1 + rank / 50) for v in row) for row in own(0, step))
+
+    facts = trained(2, nearly, replicas=(WRAPPED,))
+    samples = {
+        r: tuple(GradientSample(nearly(r, s), nearly(r, s), ()) for s in range(3)) for r in (0, 1)
+    }
+    facts = [
+        replace(e, optimizers=(replace(e.optimizers[0], samples=samples[e.rank]),)) for e in facts
+    ]
+    assert not kinds(facts, sends(3))
+
+
+@pytest.mark.parametrize(
+    ("steps", "fields", "records", "wrong"),
+    [
+        ((8, 6), {}, sends(*NUMELS), True),
+        ((8, 8), {}, sends(*NUMELS), False),
+        ((8, 6), {"factors": (1.0, 1.0)}, sends(*NUMELS), False),  # local SGD
+        ((8, 6), {"moved_steps": 2}, sends(*NUMELS), False),  # the parameters are averaged, too
+        ((8, 6), {"first_weights": None}, sends(*NUMELS), False),  # each began with its own
+        ((8, 6), {"last": lambda _: (1.0,)}, sends(*NUMELS), False),
+        ((8, 6), {}, sends(3), False),  # a metric alone
+    ],
+)
+def test_steps_that_one_rank_skips_by_itself(
+    steps: tuple[int, int], fields: dict[str, Any], records: Any, wrong: bool
+) -> None:
+    facts = trained(2, even(0.5, 2), **{"factors": (None, None), **fields})
+    weights = fields.get("first_weights", ())
+    facts = [
+        replace(
+            each,
+            optimizers=(
+                replace(
+                    each.optimizers[0],
+                    steps=steps[r],
+                    first_weights=(1.0 + r,) if weights is None else (1.0,),
+                ),
+            ),
+        )
+        for r, each in enumerate(facts)
+    ]
+    assert kinds(facts, records) == [Category.REPLICA_DIVERGENCE] * wrong
+
+
+def sent_to_server(*operations: str, numel: int = sum(NUMELS)) -> Any:
+    return tuple(
+        Collective(1, i, operation, numel=numel, backwards=1 + i // len(operations), peer=0)
+        for i, operation in enumerate(operations * 4)
+    )
+
+
+@pytest.mark.parametrize(
+    ("records", "backwards", "wrong"),
+    [
+        (sent_to_server("send"), 4, True),
+        ((Collective(1, 0, "recv", numel=30, peer=0), *sent_to_server("send")), 4, True),
+        (sent_to_server("gather"), 4, True),
+        (sent_to_server("send", "recv"), 4, False),
+        (sent_to_server("send", "broadcast"), 4, False),
+        (sent_to_server("send", numel=5), 4, False),  # other things than gradients
+        (sent_to_server("send"), 2, False),
+        (sent_to_server("all_reduce"), 4, False),
+    ],
+)
+def test_workers_that_never_get_what_the_server_made_of_their_gradients(
+    records: Any, backwards: int, wrong: bool
+) -> None:
+    server = trained(1, own)[0]
+    facts = {0: server, 1: RunFacts(1, 1, backwards=backwards)}
+    found = diagnose_training(facts, Collectives({0: (), 1: records})).findings
+    assert [(e.category, e.ranks) for e in found] == [(Category.REPLICA_DIVERGENCE, (1,))] * wrong
+    assert wrong or not diagnose_training(facts, Collectives({0: (), 1: records})).notes
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,23 @@ def test_parameters_of_no_model_are_found_when_they_differ() -> None:
 
     assert only(both(of(0, 1.0), of(1, 2.0))) == (Category.PARAMS_OUTSIDE_DDP, (0, 1))
     assert not both(of(0, 1.0), of(1, 1.0))
+    later = Collective(0, 0, "all_reduce", numel=16, backwards=3)
+    assert not both(of(0, 1.0), of(1, 2.0), later), "joined with what else the ranks train"
+
+
+@pytest.mark.parametrize(("ends", "wrong"), [((3.0, 3.1), False), ((3.0, 4.0), True)])
+def test_parameters_of_no_model_that_hardly_differ_were_trained_on_the_same_samples(
+    ends: tuple[float, float], wrong: bool
+) -> None:
+    def of(rank: int) -> RunFacts:
+        own: dict[str, Any] = {
+            "begins": (tensor("c", 1.0),),
+            "unwrapped": (tensor("c", ends[rank]),),
+        }
+        made = OptimizerFacts("0", "SGD", 4, (0.1,), ("Net 1",), **own)
+        return facts(rank, replica(), optimizers=(made,))
+
+    assert [each.category for each in both(of(0), of(1))] == [Category.PARAMS_OUTSIDE_DDP] * wrong
 
 
 def optimizer(lr: float, steps: int = 4) -> dict[str, Any]:
@@ -416,3 +433,22 @@ def test_of_two_ranks_that_differ_neither_is_named_alone() -> None:
     (found,) = both(*pair())
     assert found.category is Category.REPLICA_DIVERGENCE
     assert found.ranks == (0, 1) and "differ between the ranks" in found.cause
+
+
+@pytest.mark.parametrize(
+    ("groups", "numel", "wrong"),
+    [
+        (((0, 1), (0, 1)), 1, True),
+        (((0,), (1,)), 1, False),  # two experiments, side by side
+        (((0,), (1,)), 4, True),  # whose gradients are averaged by hand
+    ],
+)
+def test_groups_that_exchange_nothing_may_try_a_learning_rate_each(
+    groups: tuple[tuple[int, ...], ...], numel: int, wrong: bool
+) -> None:
+    every = [
+        facts(r, replica(len(own), group=own), **optimizer(0.1 + r)) for r, own in enumerate(groups)
+    ]
+    sent = Collective(0, 0, "all_reduce", numel=numel, backwards=1)
+    found = both(every[0], every[1], sent)
+    assert [each.category for each in found] == [Category.REPLICA_DIVERGENCE] * wrong

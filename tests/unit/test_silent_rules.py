@@ -12,9 +12,11 @@ from ddp_notebook.model import (
     Category,
     Collective,
     Collectives,
+    CopyFacts,
     EvaluationFacts,
     Finding,
     FunctionalFacts,
+    GradientSample,
     LoaderFacts,
     LossFacts,
     OptimizerFacts,
@@ -22,6 +24,8 @@ from ddp_notebook.model import (
     Place,
     ReplicaFacts,
     RunFacts,
+    SamplerFacts,
+    SaveFacts,
     StepStart,
     TensorDigest,
     WorkFacts,
@@ -722,6 +726,7 @@ _AT, _SUMS = Place("train.py", 6), (Place("train.py", 8), Place("train.py", 3, "
         (SHARE, (40, 0), False),  # not known
         (SHARE.replace("    t /= dist.get_world_size()", "    t /= 1"), (40, 10), False),
         (SHARE.replace("right / len(part)", "right"), (40, 10), False),  # a count
+        (SHARE.replace("right / len(part)", "right.float().mean()"), (40, 10), True),
         (SHARE.replace("share = right", "share = loss"), (40, 10), False),  # of the training
         ("", (40, 10), False),
     ],
@@ -735,3 +740,165 @@ def test_means_of_unequal_parts_that_are_averaged(
         for rank, n in enumerate(samples)
     ]
     assert kinds(*every, source=source) == [(Category.METRIC_MISAGGREGATION, (0, 1))] * wrong
+
+
+EARLY = """
+work = dist.all_gather(parts, z, async_op=True)
+every = torch.cat(parts)
+work.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        (EARLY, True),
+        (EARLY.replace("torch.cat(parts)", "sum(parts)"), True),
+        (EARLY.replace("torch.cat(parts)", "parts[0] * 2"), True),
+        (EARLY.replace("torch.cat(parts)", "torch.cat(z)"), False),  # what it sends
+        (EARLY.replace("torch.cat(parts)", "torch.zeros_like(parts)"), False),
+        (EARLY.replace("torch.cat(parts)", "dist.get_rank(parts)"), False),
+        (EARLY.replace("every", "work.wait(); every"), False),
+        (EARLY.replace("every", "todo.append(work); flush(todo); every"), False),
+        (EARLY.replace("every", "flush(); every") + "def flush(): work.wait()", False),
+        (EARLY.replace(", async_op=True", ""), False),
+        (EARLY.replace("all_gather(parts, z", "gather(z, parts"), False),
+        (EARLY.replace("all_gather(parts, z, async_op=True)", "irecv(parts, 0)"), True),
+        ("for x in parts:\n    work = dist.all_reduce(x, async_op=True)\nwork.wait()", False),
+    ],
+)
+def test_what_is_read_before_it_is_waited_for(source: str, wrong: bool) -> None:
+    every = [run(rank) for rank in (0, 1)]
+    sent = (Collective(0, 0, "all_gather", path=(Place("train.py", 2),)),)
+    found = kinds(*every, records=sent, source=source)
+    assert found == [(Category.ASYNC_MISUSE, (0, 1))] * wrong
+    assert not kinds(*every, records=(Collective(0, 0, "barrier"),), source=source)
+
+
+def hooked(rank: int, weights: tuple[float, ...]) -> tuple[GradientSample, ...]:
+    """What a hook was given on a rank, and that it left the ranks' gradients with these weights."""
+
+    def own(of: int, step: int) -> tuple[float, ...]:
+        return tuple(((of * 7 + step * 5 + k * k) % 11 - 5.5) / 10 for k in range(8))
+
+    def used(step: int) -> tuple[float, ...]:
+        rows = [own(of, step) for of in range(len(weights))]
+        return tuple(
+            sum(w * v for w, v in zip(weights, c, strict=True)) for c in zip(*rows, strict=True)
+        )
+
+    return tuple(GradientSample((own(rank, step),), (used(step),), ()) for step in range(3))
+
+
+@pytest.mark.parametrize(
+    ("weights", "factor", "source", "wrong"),
+    [
+        ((1.0, 1.0), 1.0, "", True),
+        ((1.004, 0.998), 1.0, "", True),  # in 16 bits
+        ((0.5, 0.5), 1.0, "", False),
+        ((1.0, 0.0), 1.0, "", False),  # one that does not reduce now
+        ((1.0, 1.0), 0.5, "", False),  # the loss is divided
+        ((1.0, 1.0), 1.0, "opt = SGD(p, lr=0.1 / dist.get_world_size())", False),
+    ],
+)
+def test_a_hook_that_adds_up_and_does_not_divide(
+    weights: tuple[float, ...], factor: float, source: str, wrong: bool
+) -> None:
+    losses = tuple(LossFacts(factor, True, 8.0) for _ in range(4))
+    every = [
+        run(r, replicas=(model(hook="mine", hooked=hooked(r, weights)),), losses=losses)
+        for r in (0, 1)
+    ]
+    assert kinds(*every, source=source) == [(Category.LOSS_SCALING, (0, 1))] * wrong
+
+
+SPLIT = SamplerFacts("s", 64, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "of_rank", "numel", "wrong"),
+    [
+        ({}, {"samplers": (SPLIT,)}, 1, True),
+        ({}, {}, 1, False),  # folds, or trials
+        ({}, {"samplers": (replace(SPLIT, num_replicas=2),)}, 1, False),
+        ({"begins": None}, {"samplers": (SPLIT,)}, 1, False),
+        ({"starts": (StepStart("", input="same"),)}, {"samplers": (SPLIT,)}, 1, False),
+        ({"group": (0, 1, 2, 3)}, {"samplers": (SPLIT,)}, 1, False),
+        (
+            {"parameters": (TensorDigest("w", 16, "h", 1.0, (1.0,)),)},
+            {"samplers": (SPLIT,)},
+            1,
+            False,
+        ),
+        ({}, {"samplers": (SPLIT,)}, 64, False),  # averaged over the groups by hand
+    ],
+)
+def test_groups_of_ddp_that_train_one_model_apart(
+    fields: dict[str, Any], of_rank: dict[str, Any], numel: int, wrong: bool
+) -> None:
+    def of(rank: int) -> RunFacts:
+        half = rank // 2
+        usual: dict[str, Any] = {
+            "group": (2 * half, 2 * half + 1),
+            "begins": (1.0, 2.0),
+            "starts": (StepStart("", input=f"{rank}"),),
+            "parameters": (TensorDigest("w", 16, f"{half}", 1.0 + half, (1.0 + half,)),),
+        }
+        own = {k: (1.0 + half,) if v is None else v for k, v in fields.items()}
+        return run(
+            rank, replicas=(model(**{**usual, **own}),), optimizers=(optimizer(),), **of_rank
+        )
+
+    sent = (Collective(0, 0, "all_reduce", numel=numel, backwards=2),)
+    told = kinds(*map(of, range(4)), records=sent)
+    assert [each for each in told if each[0] is not Category.SAMPLER_MISUSE] == [
+        (Category.REPLICA_DIVERGENCE, (0, 1, 2, 3))
+    ] * wrong
+
+
+def test_groups_that_train_apart_are_one_training_if_one_rank_saves_for_all() -> None:
+    def of(rank: int, saving: tuple[int, ...]) -> RunFacts:
+        half = rank // 2
+        made = model(
+            group=(2 * half, 2 * half + 1),
+            begins=(1.0,),
+            starts=(StepStart("", input=f"{rank}"),),
+            parameters=(TensorDigest("w", 16, f"{half}", 1.0 + half, (1.0 + half,)),),
+        )
+        saves = (SaveFacts("model.pt", (5,)),) if rank in saving else ()
+        return run(rank, replicas=(made,), optimizers=(optimizer(),), saves=saves)
+
+    found = kinds(*[of(rank, (0,)) for rank in range(4)])
+    assert found == [(Category.REPLICA_DIVERGENCE, (0, 1, 2, 3))]
+    assert not kinds(*[of(rank, (0, 2)) for rank in range(4)]), "a file for each group"
+
+
+FIRST, LATER = (1.0, 2.0), (3.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "ranks"),
+    [
+        ((((9, LATER),), ((9, FIRST),), ((9, FIRST),)), (0,)),  # used at the end alone
+        ((((9, LATER),), ((9, LATER),), ((9, FIRST),)), (2,)),
+        ((((1, FIRST), (9, LATER)), ((1, FIRST), (9, FIRST)), ((1, FIRST), (9, FIRST))), (0,)),
+        ((((9, LATER),), ((9, LATER),), ((9, LATER),)), ()),  # updated on all, or sent to all
+        ((((9, FIRST),), ((9, FIRST),), ((9, FIRST),)), ()),  # a frozen reference
+        ((((9, (5.0, 5.0)),), ((9, LATER),), ((9, (7.0, 8.0)),)), ()),  # each rank's own
+        ((((9, LATER),), (), ()), ()),  # nobody else uses it
+        ((((1, LATER),), ((1, FIRST),), ((1, FIRST),)), ()),  # before training
+        ((((9, LATER),), ((8, FIRST),), ((9, FIRST),)), ()),  # at other times
+    ],
+)
+def test_an_average_of_the_weights_that_some_ranks_alone_update(
+    values: tuple[tuple[tuple[int, tuple[float, ...]], ...], ...], ranks: tuple[int, ...]
+) -> None:
+    every = [
+        run(
+            rank,
+            replicas=(model(3, begins=FIRST),),
+            copies=(CopyFacts("Net", of, HERE),) if of else (),
+        )
+        for rank, of in enumerate(values)
+    ]
+    assert kinds(*every) == [(Category.REPLICA_DIVERGENCE, ranks)] * bool(ranks)

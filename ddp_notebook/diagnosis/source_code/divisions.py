@@ -90,12 +90,23 @@ def _divisors_in(trees: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 def _divided_in(function: ast.AST | None, names: Container[str]) -> Iterator[ast.AST]:
-    """By what these names are divided in a function, or what they are made of is."""
+    """By what these names are divided in a function, or what they are made of is.
+
+    A mean divides, too: it stands for the number of what it is taken of.
+    """
     for node in ast.walk(function) if function is not None else ():
         if isinstance(node, ast.stmt) and not hasattr(node, "body"):
             named = [*(name for name, _ in given_in(node)), *names_in(node)]
             if any(name in names for name in named):
                 yield from _divisors_in([node])
+                yield from _means_in(node)
+
+
+def _means_in(node: ast.AST) -> Iterator[ast.Call]:
+    for each in ast.walk(node):
+        match each:
+            case ast.Call(func=ast.Attribute(attr="mean")):
+                yield each
 
 
 def _divisors_of_loss(tree: ast.Module | None, line: int) -> Iterator[ast.AST]:

@@ -64,6 +64,11 @@ class Sources:
         self._trees: dict[str, ast.Module | None] = {}
         self._names: dict[str, Names] = {}
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self._texts)
+
     def knows(self, record: Collective) -> bool:
         """True when the code of every line that leads to `record` can be read."""
         return bool(record.path) and all(self.tree(place) for place in record.path)

@@ -6,6 +6,7 @@ are a sum of what the ranks' own backwards left, each times a weight.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,14 +16,21 @@ from ddp_notebook.diagnosis.least_squares import solved
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
 from ddp_notebook.diagnosis.source_code.divisions import chooses_rate_by_world
 from ddp_notebook.diagnosis.training.replicas import (
-    AVERAGING,
     Model,
     differing,
     exchanged,
+    may_have_joined,
     some,
 )
 from ddp_notebook.diagnosis.training.rules import optimizers
-from ddp_notebook.model import Category, Finding, OptimizerFacts, Place, Ranks
+from ddp_notebook.model import (
+    Category,
+    Finding,
+    OptimizerFacts,
+    Place,
+    Ranks,
+    name_ranks,
+)
 from ddp_notebook.model.parallel.split import Forwards
 
 _ROUNDING = 1e-5
@@ -42,6 +50,9 @@ _GATHERING = frozenset(
 """By these ranks see each other's parts: forward, and backward (gloo scatters)."""
 _PARTING = frozenset({"all_to_all", "all_to_all_single", "scatter"})
 """gloo scatters in place of an all-to-all with gradients."""
+_OUTGOING = frozenset({"send", "reduce", "gather"})
+_UNLIKE = 0.1
+"""Gradients that differ by more, of their size, are of other samples."""
 _FEWEST_VALUES = 4
 """Values of gradients, not zero, that must be the same on all ranks."""
 
@@ -112,6 +123,80 @@ def scaled_apart(context: Context) -> Iterator[Finding]:
                     for rank, factor in others.items()
                 ),
             )
+
+
+def skipped_steps(context: Context) -> Iterator[Finding]:
+    """Ranks average their gradients by hand, and some make fewer steps with them than others."""
+    for of in _plain(context):
+        steps = {rank: each.steps for rank, each in of.items()}
+        # What is neither left alone nor multiplied by one factor is mixed with that of others.
+        mixed = all(e.factors and not any(e.factors) for e in of.values())
+        if len(set(steps.values())) == 1 or not mixed or not _drifts_from_equal(context, of):
+            continue
+        each = next(iter(of.values()))
+        yield Finding(
+            Category.REPLICA_DIVERGENCE,
+            outvoted(steps),
+            f"{each.type} does not make as many steps on every rank, though the ranks average "
+            "their gradients: where one skips a step by a value of its own, the parameters drift "
+            f"apart{_at(each.place)}",
+            "Decide on all ranks together whether to step: by the averaged gradients, or by a flag "
+            "that all_reduce gives to all.",
+            evidence=(
+                *by_ranks({r: f"{n} steps, {_backwards(context, r)}" for r, n in steps.items()}),
+                "the same parameters on all ranks before the first step, and not afterwards",
+            ),
+        )
+
+
+def _backwards(context: Context, rank: int) -> str:
+    return f"{context.facts[rank].backwards} backwards"
+
+
+def _drifts_from_equal(context: Context, of: _Of) -> bool:
+    """The parameters were the same, are no more, and nothing but the steps changed them."""
+    equal = _all_close([each.first_weights for each in of.values()])
+    apart = not _all_close([each.last_weights for each in of.values()])
+    alike = len({context.facts[rank].backwards for rank in of}) == 1
+    moved = any(each.moved_steps for each in of.values())
+    return equal and apart and alike and not moved and exchanged(context.collectives, of)
+
+
+def never_fetched(context: Context) -> Iterator[Finding]:
+    """Ranks send their gradients to one that steps, and never get its new parameters."""
+    for of in optimizers(context.facts).values():
+        (server, each), *others = of.items()
+        stepless = [rank for rank, facts in context.facts.items() if not facts.optimizers]
+        if others or each.steps < _FEWEST_BESIDE or each.replicas:
+            continue
+        sizes = {*each.numels, sum(each.numels)} - {1}
+        stale = tuple(r for r in stepless if _is_stale(context, r, sizes))
+        if stale:
+            yield Finding(
+                Category.REPLICA_DIVERGENCE,
+                stale,
+                f"{name_ranks(stale)} compute gradients for {each.type} on rank {server}, and get "
+                "nothing of its parameters after the first backward: the gradients are those of "
+                f"the model as it was at first{_at(each.place)}",
+                f"Send the parameters from rank {server} to the others after each step (send, "
+                "broadcast), and copy them into the model before its next forward.",
+                evidence=(
+                    f"rank {server}: {each.steps} steps of {each.type}",
+                    *by_ranks({r: f"{_backwards(context, r)}, no steps" for r in stale}),
+                ),
+            )
+
+
+def _is_stale(context: Context, rank: int, sizes: Container[int]) -> bool:
+    """It sent tensors of these sizes after several backwards, and got none of any size.
+
+    Or nothing is known of what it sent: then the answer is asked for again when it is.
+    """
+    later = [r for r in context.collectives.of.get(rank, ()) if r.backwards and r.numel > 1]
+    sent = {r.backwards for r in later if r.operation in _OUTGOING and r.numel in sizes}
+    only = len(sent) >= _FEWEST_BESIDE and all(r.operation in _OUTGOING for r in later)
+    unknown = not context.collectives.of
+    return context.facts[rank].backwards >= _FEWEST_BESIDE and (only or unknown)
 
 
 def _plain(context: Context) -> Iterator[_Of]:
@@ -195,6 +280,18 @@ class _Trained:
         moved = any(each.moved_steps for each in self.of.values())
         apart = not _all_close([each.last_weights for each in self.of.values()])
         return self.began_equal and apart and not moved
+
+    @property
+    def on_other_data(self) -> bool:
+        """The ranks' own gradients differ by more than rounding and statistics of batches make."""
+        return any(
+            _are_unlike(first, row)
+            for first, *others in zip(*self._own_rows(), strict=False)
+            for row in others
+        )
+
+    def _own_rows(self) -> list[list[list[float]]]:
+        return [[_flat(sample.own) for sample in each.samples] for each in self.of.values()]
 
     @property
     def split(self) -> bool:
@@ -409,9 +506,8 @@ def _is_alone_throughout(trained: _Trained) -> bool:
         2 * (each.span[1] - each.span[0]) < facts[rank].backwards
         for rank, each in trained.of.items()
     )
-    sizes = {*trained.each.numels, sum(trained.each.numels)} - {1}
-    exchanged = any(own & sizes for own in trained.sent(AVERAGING, _Later()))
-    return trained.alone and not (short or exchanged or trained.split)
+    joined = may_have_joined(trained.context.collectives, trained.of, trained.each.numels)
+    return trained.alone and not (short or joined or trained.split) and trained.on_other_data
 
 
 def _beside(trained: _Trained, model: Model) -> Finding:
@@ -468,11 +564,9 @@ def _only_gathered(context: Context) -> bool:
     )
 
 
-class _Later:
-    """After any backward."""
-
-    def __contains__(self, backwards: object) -> bool:
-        return bool(backwards)
+def _are_unlike(one: Sequence[float], other: Sequence[float]) -> bool:
+    largest = max(math.hypot(*one), math.hypot(*other))
+    return len(one) != len(other) or math.dist(one, other) > _UNLIKE * largest
 
 
 def _kind(own: Sequence[Sequence[float]], used: Sequence[Sequence[float]]) -> str:

@@ -8,10 +8,20 @@ from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.source_code.divisions import is_divisor, is_mean_of_ratios
 from ddp_notebook.diagnosis.training.replicas import Model
 from ddp_notebook.diagnosis.training.reported import is_reported
-from ddp_notebook.model import Category, EvaluationFacts, Finding, counted, name_ranks
+from ddp_notebook.model import (
+    Category,
+    CopyFacts,
+    EvaluationFacts,
+    Finding,
+    Ranks,
+    RunFacts,
+    counted,
+    name_ranks,
+)
 
 _UNEVEN = 1.25
 """One rank has so many times as many samples as another one."""
+_FEWEST_BACKWARDS = 2
 _SILENT = ("barrier", "monitored_barrier")
 
 _Of = Mapping[int, EvaluationFacts]
@@ -122,6 +132,58 @@ def unweighted_means(context: Context) -> Iterator[Finding]:
             "all_reduce the sum and the number of samples, and divide after that.",
             evidence=tuple(f"rank {rank}: {n} samples" for rank, n in counts.items()),
         )
+
+
+def lone_copies(context: Context) -> Iterator[Finding]:
+    """All ranks use a copy of the model, such as an average, which some of them alone update."""
+    if any(model.diverged or not model.whole for model in context.models.values()):
+        return
+    of = {rank: facts.copies for rank, facts in sorted(context.facts.items())}
+    rows = list(zip(*of.values(), strict=False))
+    if len({tuple(each.type for each in copies) for copies in of.values()}) == 1:
+        for own in (dict(zip(of, row, strict=True)) for row in rows):
+            yield from _updated_by_some(context, own)
+
+
+def _updated_by_some(context: Context, own: Mapping[int, CopyFacts]) -> Iterator[Finding]:
+    updated = {rank: _is_updated(context.facts[rank], each) for rank, each in own.items()}
+    if set(updated.values()) == {True, False} and _are_used_together(own):
+        moved = tuple(rank for rank, is_updated in updated.items() if is_updated)
+        left = tuple(rank for rank in own if rank not in moved)
+        yield _of_lone_copy(own[left[0]], moved, left)
+
+
+def _of_lone_copy(copy: CopyFacts, moved: Ranks, left: Ranks) -> Finding:
+    at = f" ({copy.place})" if copy.place is not None else ""
+    return Finding(
+        Category.REPLICA_DIVERGENCE,
+        moved if len(moved) <= len(left) else left,
+        f"every rank uses a copy of the model, {copy.type}{at}, and {name_ranks(moved)} alone "
+        f"updated it: that of {name_ranks(left)} still has its first values",
+        "Update the copy on every rank (the averaged weights are the same on all), or send it to "
+        "the others before they use it: dist.broadcast(p.data, src) for each parameter.",
+        evidence=(
+            f"{name_ranks(left)}: its first values still, after {copy.values[-1][0]} backwards",
+            f"{name_ranks(moved)}: other values by then; the model itself is the same on all ranks",
+        ),
+    )
+
+
+def _is_updated(facts: RunFacts, copy: CopyFacts) -> bool | None:
+    """Whether the copy's values have changed since they were copied; None if that is not known."""
+    backwards, values = copy.values[-1]
+    first = {each.begins for each in facts.replicas if each.type == copy.type}
+    begun, begins = copy.values[0]
+    if backwards < _FEWEST_BACKWARDS or not values:
+        return None
+    if begun < backwards:
+        return values != begins
+    return values not in first if first and () not in first else None
+
+
+def _are_used_together(own: Mapping[int, CopyFacts]) -> bool:
+    moments = {tuple(backwards for backwards, _ in each.values) for each in own.values()}
+    return len(moments) == 1
 
 
 def _averaged_after(context: Context, each: EvaluationFacts) -> bool:

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.least_squares import solved
 from ddp_notebook.diagnosis.majority import by_ranks
 from ddp_notebook.diagnosis.parallel.split import summed
-from ddp_notebook.diagnosis.source_code.divisions import divides_loss_by_world
+from ddp_notebook.diagnosis.source_code.divisions import (
+    chooses_rate_by_world,
+    divides_loss_by_world,
+)
 from ddp_notebook.diagnosis.training.replicas import Model
 from ddp_notebook.diagnosis.training.rules import optimizers
-from ddp_notebook.model import Category, Finding, LossFacts, OptimizerFacts, Ranks, counted
+from ddp_notebook.model import (
+    Category,
+    Finding,
+    GradientSample,
+    LossFacts,
+    OptimizerFacts,
+    Ranks,
+    counted,
+)
 
 _APART = 1e-3
 """Factors that differ by less, of their size, are the same."""
+_COMPRESSED, _ABOUT = 1e-2, 0.05
+"""How exact is what a hook makes of gradients in 16 bits, and of the weights in it."""
 _FEWEST_STEPS = 2
 _FEWEST_LEFTOVERS = 3
 _FEWEST_LOSSES = 4
@@ -102,6 +116,54 @@ def averaged_twice(context: Context) -> Iterator[Finding]:
                 f"times {1 / size:g} between backward and step, in {counted(len(wrong), 'step')}",
             ),
         )
+
+
+def summed_by_hooks(context: Context) -> Iterator[Finding]:
+    """A communication hook gives DDP the sum of the ranks' gradients, not their mean."""
+    for model in context.models.values() if _are_plain_means(context) else ():
+        size, steps = len(model.of), _hooked(model)
+        if not steps or not model.whole or not all(map(_is_a_sum, steps)):
+            continue
+        yield Finding(
+            Category.LOSS_SCALING,
+            tuple(model.of),
+            f"the communication hook {model.first.hook} of {model.title} adds the gradients up "
+            f"over {size} ranks and does not divide: they are {size} times as large as those that "
+            "DistributedDataParallel gives without a hook",
+            f"Divide in the hook by the number of ranks, here {size}, before or after all_reduce: "
+            "DistributedDataParallel leaves that to a hook.",
+            evidence=(
+                f"what the hook left is the sum of what it was given, in {len(steps)} backwards",
+                "the first losses on every rank are means, and not divided",
+            ),
+        )
+
+
+def _are_plain_means(context: Context) -> bool:
+    """No loss is divided, and no learning rate is chosen, by the number of ranks."""
+    losses = [loss for facts in context.facts.values() for loss in facts.losses]
+    plain = bool(losses) and all(e.mean and _is(e.factor, 1.0) for e in losses)
+    return plain and not chooses_rate_by_world(context.sources)
+
+
+def _hooked(model: Model) -> list[tuple[float, ...] | None]:
+    """The weights of the ranks' own gradients in what a hook made of them, in each backward."""
+    rows = [each.hooked for each in model.of.values()]
+    if len(rows) < 2 or len({len(row) for row in rows}) > 1 or len(rows[0]) < _FEWEST_STEPS:
+        return []
+    return [_mixed(step) for step in zip(*rows, strict=True)]
+
+
+def _mixed(samples: Sequence[GradientSample]) -> tuple[float, ...] | None:
+    own = [[value for row in each.own for value in row] for each in samples]
+    used = [value for row in samples[0].used for value in row]
+    if {len(row) for row in own} != {len(used)} or len(used) < 2 * len(own):
+        return None
+    return solved(own, used, _COMPRESSED)
+
+
+def _is_a_sum(weights: tuple[float, ...] | None) -> bool:
+    return weights is not None and all(abs(weight - 1.0) <= _ABOUT for weight in weights)
 
 
 def divided_losses(context: Context) -> Iterator[Finding]:

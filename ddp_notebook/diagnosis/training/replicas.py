@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from ddp_notebook.model import (
+    Collective,
     Collectives,
     OptimizerFacts,
     ReplicaFacts,
@@ -16,6 +17,7 @@ from ddp_notebook.model import (
 
 _ROUNDING = 2e-6
 """Of the size of a tensor's values: replicas on unlike machines may differ by so much."""
+_FEW_METRICS = 8
 AVERAGING = frozenset(
     {
         *("all_reduce", "all_reduce_coalesced", "reduce", "broadcast"),
@@ -126,6 +128,26 @@ def exchanged(collectives: Collectives, of: Mapping[int, OptimizerFacts]) -> boo
         )
         for rank in of
     )
+
+
+def may_have_joined(
+    collectives: Collectives, ranks: Iterable[int], numels: Collection[int]
+) -> bool:
+    """Once training had begun, ranks sent by hand what may hold tensors of these sizes.
+
+    Or what is computed with them: anything larger than a few metrics.
+    """
+    return any(
+        r.part is None and r.backwards and (r.numel > 1) and _may_hold(r, numels)
+        for rank in ranks
+        for r in collectives.of.get(rank, ())
+    )
+
+
+def _may_hold(record: Collective, numels: Collection[int]) -> bool:
+    if record.dtype.endswith("uint8"):  # an object: its values take two bytes each, or more
+        return record.numel >= 2 * sum(numels)
+    return record.numel > _FEW_METRICS or record.numel in numels
 
 
 def some(names: Iterable[str], most: int = 3) -> str:

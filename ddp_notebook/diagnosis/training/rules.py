@@ -6,12 +6,20 @@ one whatever became of it. What a healthy run does on its way gives no finding.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, minority, outvoted
-from ddp_notebook.diagnosis.training.replicas import Model, by_hand, differing, exchanged, some
+from ddp_notebook.diagnosis.training.replicas import (
+    Model,
+    by_hand,
+    differing,
+    exchanged,
+    may_have_joined,
+    some,
+)
 from ddp_notebook.model import (
     Category,
     Finding,
@@ -21,11 +29,13 @@ from ddp_notebook.model import (
     Ranks,
     ReplicaFacts,
     RunFacts,
+    TensorDigest,
     agree,
     counted,
     name_ranks,
 )
 
+_HARDLY = 0.1
 _FEWEST_IDLE = 2
 """Steps without any gradient: one alone may be there for a scheduler."""
 
@@ -234,11 +244,9 @@ def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:
             continue
         if not all(key in each.replicas[:1] for each in of.values()):
             continue
-        # What began with other values on each rank is meant to be its own: experts, clients.
-        own = differing({rank: each.begins for rank, each in of.items()})
-        unlike = differing({rank: each.unwrapped for rank, each in of.items()})
-        names = tuple(name for name in unlike if name not in own)
-        if names:
+        names = _apart_by_now(of)
+        numels = [each.numel for each in next(iter(of.values())).unwrapped]
+        if names and not may_have_joined(context.collectives, of, numels):
             yield Finding(
                 Category.PARAMS_OUTSIDE_DDP,
                 tuple(of),
@@ -247,6 +255,33 @@ def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:
                 "Put every trained parameter into the module that DistributedDataParallel wraps.",
                 evidence=(f"not the same on {name_ranks(of)}: {some(names)}",),
             )
+
+
+def _apart_by_now(of: Mapping[int, OptimizerFacts]) -> tuple[str, ...]:
+    """Parameters without DDP that differ between the ranks, and did not at first.
+
+    What began with other values on each rank is meant to be its own: experts, clients.
+    """
+    own = differing({rank: each.begins for rank, each in of.items()})
+    unlike = differing({rank: each.unwrapped for rank, each in of.items()})
+    return tuple(n for n in unlike if n not in own and not _hardly_apart(of, n))
+
+
+def _hardly_apart(of: Mapping[int, OptimizerFacts], name: str) -> bool:
+    """The ranks' values differ by far less than training has changed them.
+
+    Rounding and statistics of batches do that, where all train on the same samples.
+    """
+    begins = [_values(each.begins, name) for each in of.values()]
+    ends = [_values(each.unwrapped, name) for each in of.values()]
+    if len({len(row) for row in (*begins, *ends)}) > 1 or not ends[0]:
+        return False
+    moved = min(map(math.dist, begins, ends))
+    return max(math.dist(ends[0], row) for row in ends) < _HARDLY * moved
+
+
+def _values(digests: Iterable[TensorDigest], name: str) -> list[float]:
+    return [v for each in digests if each.name == name for v in each.sample if v is not None]
 
 
 def _never_moves(of: Mapping[int, OptimizerFacts]) -> bool:
@@ -409,12 +444,28 @@ def learning_rates(context: Context) -> Iterator[Finding]:
 
     Ranks that exchange nothing may try one value each.
     """
-    for of in optimizers(context.facts).values():
+    for of in _of_one_group(context):
         together = all(each.replicas or each.mesh for each in of.values())
         alike = len(of) > 1 and len({each.steps for each in of.values()}) == 1
         if alike and (together or exchanged(context.collectives, of)):
             yield from _other_rates(of)
             yield from _other_options(of)
+
+
+def _of_one_group(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
+    """The optimizers of a run, those whose models are in groups of their own for each group.
+
+    Groups that exchange nothing are experiments side by side.
+    """
+    for of in optimizers(context.facts).values():
+        apart: dict[Ranks, dict[int, OptimizerFacts]] = {}
+        for rank, each in of.items():
+            groups = [m.of[rank].group for k, m in context.models.items() if k in each.replicas]
+            apart.setdefault(max(groups, key=len, default=()), {})[rank] = each
+        keys = {key for each in of.values() for key in each.replicas}
+        models = [model for key, model in context.models.items() if key in keys]
+        joined = any(by_hand(model, context.collectives) for model in models)
+        yield from [of] if joined else apart.values()
 
 
 def _other_options(of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
@@ -454,6 +505,62 @@ def _other_rates(of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
 
 def _rates(lrs: Iterable[float | None]) -> str:
     return ", ".join("?" if lr is None else f"{lr:g}" for lr in lrs)
+
+
+def parted_groups(context: Context) -> Iterator[Finding]:
+    """One training, whose DDP objects reduce gradients in groups of some of the ranks only.
+
+    That groups train apart may be meant so: trials, folds. Not where all began the same, with the
+    same settings, each with samples of its own, and the sampler or the file is that of one model.
+    """
+    for key, model in context.models.items():
+        groups = {each.group for each in model.of.values()}
+        members = sorted(rank for group in groups for rank in group)
+        whole = len(groups) > 1 and members == sorted(model.of) and () not in groups
+        why = _one_training(context, model, groups) if whole else ""
+        names = differing({rank: each.parameters for rank, each in model.of.items()})
+        if not why or not names or not _are_alike_alone(context, key, model):
+            continue
+        shown = " and ".join(name_ranks(group) for group in sorted(groups))
+        yield Finding(
+            Category.REPLICA_DIVERGENCE,
+            tuple(model.of),
+            f"{model.title} reduces gradients in groups: {shown}, each among themselves. Nothing "
+            "joins the groups, and their parameters drift apart",
+            "Leave process_group out of DistributedDataParallel(...), so that all ranks average "
+            "their gradients; or average those of the groups by hand before each step.",
+            evidence=(
+                why,
+                f"the same values and settings at first, and not the same now: {some(names)}",
+            ),
+        )
+
+
+def _one_training(context: Context, model: Model, groups: Iterable[Ranks]) -> str:
+    """What says that all ranks train one model, as evidence; empty where nothing does."""
+    facts = [context.facts[rank] for rank in model.of]
+    if all(any(s.num_replicas == len(facts) for s in each.samplers) for each in facts):
+        return f"DistributedSampler splits the samples over all {len(facts)} ranks"
+    saving = {each.rank for each in facts if each.saves}
+    if saving and any(saving <= set(group) for group in groups):
+        return f"{name_ranks(saving)} alone saves a file with torch.save"
+    return ""
+
+
+def _are_alike_alone(context: Context, key: str, model: Model) -> bool:
+    """All began with the same, train with the same settings, and exchange nothing but metrics."""
+    of = [o for each in optimizers(context.facts).values() for o in each.values()]
+    settings = {(each.type, each.lrs, each.options) for each in of if key in each.replicas}
+    begins = {each.begins for each in model.of.values()}
+    numels = [digest.numel for digest in model.first.parameters]
+    alike = len(settings) == len(begins) == 1 and () not in begins
+    joined = may_have_joined(context.collectives, model.of, numels)
+    return alike and not joined and _have_own_samples(model)
+
+
+def _have_own_samples(model: Model) -> bool:
+    inputs = [tuple(start.input for start in each.starts) for each in model.of.values()]
+    return len(set(inputs)) == len(inputs) and all(row and "" not in row for row in inputs)
 
 
 def diverged_replicas(context: Context) -> Iterator[Finding]:

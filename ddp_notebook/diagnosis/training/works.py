@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks
 from ddp_notebook.diagnosis.source_code.conditions import last_name
-from ddp_notebook.model import Category, Finding, FunctionalFacts, WorkFacts
+from ddp_notebook.model import Category, Finding, FunctionalFacts, Place, Ranks, WorkFacts
 
 _SENDS = ("isend", "send")
 _WAITING = frozenset({"wait", "barrier", "monitored_barrier", "synchronize", "is_completed"})
-_UNREAD = frozenset({"size", "numel", "dim", "element_size", "data_ptr", "detach", "is_contiguous"})
+_UNREAD = frozenset(
+    {"size", "numel", "dim", "element_size", "data_ptr", "detach", "is_contiguous"}
+    | {"view", "chunk", "split", "unbind", "record_stream", "append", "extend"}
+)
 """Methods that do not read the values of a tensor."""
-_READ_BY = frozenset({"float", "int", "bool", "print"})
+_READ_BY = frozenset({"float", "int", "bool", "print", "sum", "max", "min"})
+_COMPUTING = ("torch.", "F.", "nn.functional.")
+_UNREAD_BY = ("_like", ".is_tensor", ".numel", ".chunk", ".split", ".unbind")
+_OUT_FIRST = frozenset(
+    {
+        *("all_reduce", "all_gather", "all_gather_into_tensor", "irecv"),
+        *("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
+    }
+)
+"""They write the tensors that are their first argument."""
 _WAIT = "Keep every handle, and call its wait() before the tensor is used."
 
 
@@ -30,6 +42,7 @@ def unwaited(context: Context) -> Iterator[Finding]:
         yield _misused(those)
     for those in read.values():
         yield from _read_at_once(context, those)
+    yield from _waited_too_late(context, {place for place, _ in (*lines, *read)})
     yield from _functional({rank: facts.functional for rank, facts in context.facts.items()})
 
 
@@ -74,8 +87,73 @@ def _read_at_once(context: Context, of: Mapping[int, WorkFacts]) -> Iterator[Fin
         )
 
 
-def _next_read(tree: ast.Module | None, line: int, called: str) -> tuple[str, int]:
-    """The tensor that a call is given, and where the code behind it, of one block, reads it."""
+def _waited_too_late(context: Context, known: Collection[str]) -> Iterator[Finding]:
+    """Handles that are waited for, and tensors that the lines before that read."""
+    for file in context.sources.files:
+        tree = context.sources.tree(Place(file, 0))
+        for node, call, handle in _started(tree):
+            ranks, place = _who_started(context, file, node)
+            given, line = _next_read(tree, place.line, call, {handle} | _functions(tree))
+            if given and ranks and str(place) not in known:
+                yield Finding(
+                    Category.ASYNC_MISUSE,
+                    ranks,
+                    f"{file}:{line} reads {given} before {call} was waited for ({place}): the "
+                    "result depends on which is first",
+                    _WAIT,
+                    evidence=(f"{handle}.wait() comes after line {line}, or never",),
+                )
+
+
+def _who_started(context: Context, file: str, node: ast.Assign) -> tuple[Ranks, Place]:
+    """The ranks that called the collective of these lines, and where; all if that is unknown."""
+    at = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    calls = {
+        rank: record.place
+        for rank, records in context.collectives.of.items()
+        for record in records
+        if (p := record.place) is not None and p.file == file and p.line in at
+    }
+    if not context.collectives.of:
+        return tuple(context.facts), Place(file, node.lineno)
+    place = next((place for place in calls.values() if place is not None), None)
+    return tuple(sorted(calls)), place or Place(file, node.lineno)
+
+
+def _started(tree: ast.Module | None) -> Iterator[tuple[ast.Assign, str, str]]:
+    """Asynchronous calls, their names, and the variables of their handles."""
+    for node in ast.walk(tree) if tree is not None else ():
+        match node:
+            case ast.Assign(targets=[ast.Name(id=handle)], value=ast.Call() as call):
+                name = last_name(call.func)
+                if name in _OUT_FIRST and (name == "irecv" or _is_async(call)):
+                    yield node, name, handle
+
+
+def _is_async(call: ast.Call) -> bool:
+    return any(
+        k.arg == "async_op" and isinstance(k.value, ast.Constant) and k.value.value is True
+        for k in call.keywords
+    )
+
+
+def _functions(tree: ast.Module | None) -> set[str]:
+    """The functions of the code itself: each may wait."""
+    nodes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return {n.name for n in ast.walk(tree or ast.Module([], [])) if isinstance(n, nodes)}
+
+
+def _mentions(statement: ast.stmt, names: Collection[str]) -> bool:
+    return any(last_name(each) in names for each in _named(statement))
+
+
+def _next_read(
+    tree: ast.Module | None, line: int, called: str, until: Collection[str] = ()
+) -> tuple[str, int]:
+    """The tensor that a call is given, and where the code behind it, of one block, reads it.
+
+    Before it waits for anything, or mentions one of the names `until`.
+    """
     for block in _blocks(tree) if tree is not None else ():
         at = next((i for i, s in enumerate(block) if s.lineno <= line <= (s.end_lineno or 0)), None)
         if at is None or hasattr(block[at], "body"):
@@ -83,7 +161,7 @@ def _next_read(tree: ast.Module | None, line: int, called: str) -> tuple[str, in
         given = next((ast.unparse(c.args[0]) for c in _calls(block[at], called) if c.args), "")
         for statement in block[at + 1 :]:
             names = {last_name(call.func) for call in _calls(statement)}
-            if not given or names & _WAITING:
+            if not given or names & _WAITING or _mentions(statement, until):
                 break
             if any(_is(part, given) for part in _parts_read(statement)):
                 return given, statement.lineno
@@ -128,11 +206,19 @@ def _parts_read(statement: ast.stmt) -> Iterator[ast.AST]:
                 parts = left, *others
             case ast.AugAssign(value=value) | ast.FormattedValue(value=value):
                 parts = (value,)
+            case ast.Call(func=func, args=args) if _computes(ast.unparse(func)):
+                parts = (*args, *(e for each in args for e in getattr(each, "elts", ())))
             case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr not in _UNREAD:
                 parts = (value,)
             case ast.Call(func=ast.Name(id=name), args=args) if name in _READ_BY:
                 parts = args
         yield from parts
+
+
+def _computes(function: str) -> bool:
+    """True of a function of torch's that reads what it is given."""
+    of_torch = function.startswith(_COMPUTING) and not function.startswith("torch.distributed.")
+    return of_torch and not function.endswith(_UNREAD_BY)
 
 
 def _counts(each: WorkFacts) -> str:

@@ -26,7 +26,7 @@ from ddp_notebook.rank.training.gradients import Gradients
 from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.samplers import Samplers
 from ddp_notebook.rank.training.saves import Saves
-from ddp_notebook.rank.training.tracked import Replica, TrackedOptimizer
+from ddp_notebook.rank.training.tracked import Copy, Replica, TrackedOptimizer
 from ddp_notebook.rank.variables.global_names import GlobalNames
 
 _DYING_SECONDS, _DYING_TENSORS = 0.1, 400
@@ -73,6 +73,7 @@ class RunSummary:
             losses=tuple(tracker.losses),
             replicas=tuple(facts for _, facts in replicas),
             optimizers=tuple(self._optimizers(keys, digester)),
+            copies=tuple(_copies(tracker.copies.values())),
             samplers=self._samplers.sampler_facts(),
             loaders=self._samplers.loader_facts(),
             parallels=self._data_parallel.facts(digester),
@@ -149,6 +150,9 @@ class RunSummary:
             device=str(first.device) if first is not None else "",
             backend=torch_private.group_backend(group),
             group_size=group.size(),
+            group=replica.group,
+            begins=replica.begins,
+            hooked=tuple(replica.hooked.samples) if replica.hooked is not None else (),
             find_unused=bool(wrapped.find_unused_parameters),
             hook=next(iter(torch_private.hooks_that_may_part(wrapped)), ""),
             broadcast_buffers=bool(wrapped.broadcast_buffers),
@@ -229,6 +233,12 @@ def _sampled(optimizer: TrackedOptimizer, gradients: Gradients | None) -> dict[s
         "span": optimizer.span,
         "moved_steps": gradients.moved_steps,
     }
+
+
+def _copies(copies: Iterable[Copy]) -> Iterator[model.CopyFacts]:
+    for each in copies:
+        if each.values and not each.loads:
+            yield model.CopyFacts(each.type, tuple(each.values), _place(each.line))
 
 
 def _place(line: Line | None) -> Place | None:

@@ -86,7 +86,8 @@ class Gradients:
         self.moved_steps = 0
         self.last_weights: tuple[tuple[float, ...], ...] = ()
         self._after_backward: list[list[float]] = []
-        self._after_step: list[tuple[Any, list[float]]] = []
+        self._left: list[tuple[Any, list[float]]] = []
+        """After the last step, or the last backward since."""
         self._backwards = self._leftover_backwards = 0
 
     @property
@@ -95,17 +96,22 @@ class Gradients:
         return self.watched_steps < WATCHED_STEPS
 
     def backward_begins(self) -> None:
-        """Record whether the gradients of the last step are still there, unchanged."""
+        """Record whether the gradients of the last step are still there, unchanged.
+
+        With those that backwards have added since, where a step follows several of them.
+        """
         self._backwards += 1
         left = [
             ref() is grad and any(values) and _values(grad) == values
-            for (ref, values), grad in zip(self._after_step, self._gradients(), strict=False)
+            for (ref, values), grad in zip(self._left, self._gradients(), strict=False)
         ]
         self._leftover_backwards += bool(left) and all(left)
 
     def backward_ends(self) -> None:
         """Sample the gradients that the backward has computed and reduced."""
         self._after_backward = [_values(each) for each in self._gradients()]
+        if self._left:
+            self._left = self._kept()
 
     def step_begins(self) -> bool:
         """Record their factor since the backward; True if other gradients are not reduced yet."""
@@ -134,7 +140,10 @@ class Gradients:
         if self._backwards:
             self.leftover_steps += self._leftover_backwards == self._backwards
         self._backwards = self._leftover_backwards = 0
-        self._after_step = [
+        self._left = self._kept()
+
+    def _kept(self) -> list[tuple[Any, list[float]]]:
+        return [
             (weakref.ref(each) if each is not None else _nothing, _values(each))
             for each in self._gradients()
         ]
@@ -146,6 +155,31 @@ class Gradients:
         for ref in self._some:
             parameter = ref()
             yield parameter.grad if parameter is not None else None
+
+
+class Hooked:
+    """What a communication hook of the user's made of a DDP object's gradients.
+
+    Of the first bucket of the first backwards: what the hook was given, and what it left.
+    """
+
+    def __init__(self) -> None:
+        self.samples: list[GradientSample] = []
+        self._own: list[tuple[weakref.ref[torch.Tensor], list[float]]] = []
+
+    def bucket(self, bucket: Any) -> None:
+        """The hook is about to get a bucket."""
+        if len(self.samples) < _SAMPLED_STEPS and not self._own:
+            pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=False))
+            self._own = [(weakref.ref(p), _values(g)) for p, g in _spread(pairs, _PARAMETERS)]
+
+    def backward_ends(self) -> None:
+        """The hook is over, and the parameters have its result."""
+        if self._own:
+            parameters = [ref() for ref, _ in self._own]
+            used = _rows(_values(p.grad) if p is not None else [] for p in parameters)
+            self.samples.append(GradientSample(_rows(v for _, v in self._own), used, ()))
+            self._own = []
 
 
 def _nothing() -> None:

@@ -29,6 +29,7 @@ from ddp_notebook.rank.setup.subgroups import Subgroups
 from ddp_notebook.rank.training import ddp, step_marks
 from ddp_notebook.rank.training.data_parallel import DataParallelTracking
 from ddp_notebook.rank.training.facts import RunSummary
+from ddp_notebook.rank.training.gradients import Hooked
 from ddp_notebook.rank.training.parallel.module_hook import ModuleHook
 from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.samplers import Samplers
@@ -65,6 +66,7 @@ class TrainingHooks(Component):
     def attach(self) -> None:
         """Count everything from now on."""
         self._wrap_ddp()
+        self._wrap_comm_hooks()
         self._wrap_backward()
         self._tell_after(DistributedSampler, "set_epoch", self._samplers.epoch_set)
         self._tell_before(DistributedSampler, "__iter__", self._samplers.sampled)
@@ -73,7 +75,7 @@ class TrainingHooks(Component):
         self._saves.attach(self._off)
         self._tracker.split.trains = self._fed
         self._tell_before(DataParallel, "forward", self._data_parallel.forward)
-        self._tell_before(torch.nn.Module, "load_state_dict", self._tracker.module_loads)
+        self._tell_before(torch.nn.Module, "load_state_dict", self._loads)
         self._tell_before(torch.optim.Optimizer, "load_state_dict", self._tracker.optimizer_loads)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
@@ -241,14 +243,43 @@ class TrainingHooks(Component):
 
             DistributedDataParallel.__del__ = __del__  # type: ignore[attr-defined]
 
+    def _wrap_comm_hooks(self) -> None:
+        original = DistributedDataParallel.register_comm_hook
+        off, contained, tracker = self._off, self._contained, self._tracker
+
+        @functools.wraps(original)
+        def register(self: Any, state: object, hook: Any) -> None:
+            __tracebackhide__ = True
+            if off() or not torch_private.is_users_hook(hook):
+                original(self, state, hook)
+                return
+            hooked = Hooked()
+
+            @functools.wraps(hook)
+            def sampled(state: Any, bucket: Any) -> Any:
+                if not off():
+                    with contained:
+                        hooked.bucket(bucket)
+                return hook(state, bucket)
+
+            original(self, state, sampled)
+            with contained:
+                tracker.replica(self).hooked = hooked
+
+        DistributedDataParallel.register_comm_hook = register  # type: ignore[method-assign]
+
     def _made(self, wrapped: DistributedDataParallel) -> None:
         if getattr(wrapped, "reducer", None) is None:
             return
         module = self._tracker.replica(wrapped).module()
-        if module is not None and not any(
-            isinstance(hook, ModuleHook) for hook in module._forward_pre_hooks.values()
-        ):
+        if module is not None and not _is_hooked(module):
             module.register_forward_pre_hook(ModuleHook(self._bypassed))
+
+    def _loads(self, module: torch.nn.Module) -> None:
+        if id(module) not in self._tracker.modules and _is_hooked(module):
+            self._tracker.copy_loads(module)
+        else:
+            self._tracker.module_loads(module)
 
     def _fed(self, inputs: Any) -> None:
         """A model whose forward communicates gets `inputs`; no DDP object contains it."""
@@ -260,7 +291,10 @@ class TrainingHooks(Component):
             return
         with self._contained:
             tracker = self._tracker
-            if torch.is_grad_enabled():
+            if id(module) not in tracker.modules:
+                if not (torch.is_grad_enabled() and any(map(_is_trained, module.parameters()))):
+                    tracker.copy_used(module)
+            elif torch.is_grad_enabled():
                 tracker.bypass(module)
                 self._marks.mark(step_marks.INNER)
             elif (replica := tracker.modules.get(id(module))) is not None and not replica.inside:
@@ -335,6 +369,15 @@ class TrainingHooks(Component):
                 for replica in self._tracker.replicas.values():
                     replica.moments.stepped(self._samplers.iterations)
                 self._marks.mark(step_marks.STEPPED)
+
+
+def _is_hooked(module: torch.nn.Module) -> bool:
+    """True of the module of a DDP object, and of its copies."""
+    return any(isinstance(hook, ModuleHook) for hook in module._forward_pre_hooks.values())
+
+
+def _is_trained(parameter: torch.Tensor) -> bool:
+    return parameter.requires_grad
 
 
 class _Contained(contextlib.AbstractContextManager[None]):

@@ -19,7 +19,7 @@ from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.training.evaluations import Evaluation
 from ddp_notebook.rank.training.gradients import Gradients, read_loss
 from ddp_notebook.rank.training.parallel.split import Split
-from ddp_notebook.rank.training.tracked import Replica, TrackedOptimizer
+from ddp_notebook.rank.training.tracked import Copy, Replica, TrackedOptimizer
 
 _SMALL_BUCKET = 4096
 """In elements."""
@@ -27,7 +27,7 @@ _FIRST_BUCKETS, _EVERY_BUCKET = 4, 16
 """Of the small buckets of a backward, the first are looked at, and some of the others."""
 _MOST = 32
 """DDP objects, and optimizers, that are kept track of at a time."""
-_LOSSES = 8
+_LOSSES, _MOST_COPIES = 8, 8
 
 
 class Tracker:
@@ -40,6 +40,8 @@ class Tracker:
         self.made = 0
         self.replicas: dict[int, Replica] = {}
         self.modules: dict[int, Replica] = {}
+        self.copies: dict[int, Copy] = {}
+        """Of the modules of DDP objects, in the order in which this run used them."""
         self.gone: list[Replica] = []
         """Objects of this run that were deleted, as they were then."""
         self.optimizers: dict[int, TrackedOptimizer] = {}
@@ -62,6 +64,7 @@ class Tracker:
         self.modules = {id(r.module()): r for r in self.replicas.values()}
         self.optimizers = {k: o for k, o in self.optimizers.items() if o.ref() is not None}
         self.gone.clear()
+        self.copies.clear()
         for replica in self.replicas.values():
             replica.begin()
         for stepped in self.optimizers.values():
@@ -109,6 +112,24 @@ class Tracker:
             if wrapped is not None:
                 replica.bypass()
 
+    def copy_used(self, module: torch.nn.Module) -> None:
+        """A forward begins of a copy of a DDP object's module, which nothing is trained by."""
+        copy = self._copy(module)
+        if copy is not None:
+            copy.used(module, self.backwards)
+
+    def copy_loads(self, module: torch.nn.Module) -> None:
+        """`load_state_dict` of such a copy is called: what it then is may be each rank's own."""
+        copy = self._copy(module)
+        if copy is not None:
+            copy.loads += 1
+
+    def _copy(self, module: torch.nn.Module) -> Copy | None:
+        copy = self.copies.get(id(module))
+        if copy is None and len(self.copies) < _MOST_COPIES:
+            copy = self.copies[id(module)] = Copy(module, self._call_sites.users_line())
+        return copy if copy is not None and copy.ref() is module else None
+
     def backward(self, loss: Any) -> None:
         """A backward of `loss` begins."""
         number = self.backwards
@@ -135,6 +156,9 @@ class Tracker:
 
     def backward_over(self) -> None:
         """A backward has ended well."""
+        for replica in self.replicas.values():
+            if replica.hooked is not None:
+                replica.hooked.backward_ends()
         for gradients in self._watched_gradients():
             gradients.backward_ends()
 

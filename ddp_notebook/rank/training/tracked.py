@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 import zlib
@@ -17,7 +18,7 @@ from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.training import ddp, digests
 from ddp_notebook.rank.training.evaluations import Moments
-from ddp_notebook.rank.training.gradients import Gradients, named
+from ddp_notebook.rank.training.gradients import Gradients, Hooked, named
 
 NONE, BYPASSED, LOCAL, REDUCED = range(4)
 """What happens to a backward's gradients; of several forwards the greatest counts."""
@@ -42,6 +43,13 @@ def _twins(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
         if one.split(".")[-2:] != other.split(".")[-2:] and torch.equal(a, b)
     )
     return tuple(islice(found, _MOST_TWINS))
+
+
+def _members(group: Any) -> Ranks:
+    """The ranks of a group; none of one that torch does not know."""
+    with contextlib.suppress(KeyError, ValueError, RuntimeError):
+        return tuple(torch.distributed.get_process_group_ranks(group))
+    return ()
 
 
 def _all_optimizers() -> list[torch.optim.Optimizer]:
@@ -82,6 +90,33 @@ def _some_values(parameter: torch.Tensor | None) -> tuple[float, ...]:
     return tuple(flat[:: max(1, flat.numel() // _COMPARED)][:_COMPARED].tolist())
 
 
+def few_values(module: torch.nn.Module) -> tuple[float, ...]:
+    """Some values of a model's first and last parameters."""
+    parameters = list(module.parameters())
+    few = (*parameters[:2], *parameters[2:][-2:])
+    return tuple(float(f"{value:.6g}") for each in few for value in _some_values(each))
+
+
+class Copy:
+    """A copy of a DDP object's module, such as an average of its weights, and what it was used as.
+
+    Its values are recorded at its first use, its second, its fourth, and so on.
+    """
+
+    def __init__(self, module: torch.nn.Module, line: Line | None) -> None:
+        self.ref = weakref.ref(module)
+        self.type = type(module).__name__
+        self.line = line
+        self.uses = self.loads = 0
+        self.values: list[tuple[int, tuple[float, ...]]] = []
+
+    def used(self, module: torch.nn.Module, backwards: int) -> None:
+        """A forward of it begins, after so many backwards."""
+        self.uses += 1
+        if not self.uses & (self.uses - 1):
+            self.values.append((backwards, few_values(module)))
+
+
 class Loads:
     """How often `load_state_dict` was called, and where first."""
 
@@ -109,6 +144,7 @@ class Replica:
         self.ref = weakref.ref(wrapped)
         self.module = weakref.ref(module)
         self.number = number
+        self.group = _members(wrapped.process_group)
         self.names = names
         self.known = {id(each): weakref.ref(each) for each in parameters}
         self.type = type(module).__name__
@@ -116,9 +152,12 @@ class Replica:
         self.made_of = f"{self.type} {zlib.crc32(repr(made_of).encode()):08x}"
         # Whether a model is frozen for the moment shows at either end of it.
         self.ends = tuple(weakref.ref(each) for each in (parameters[:1] + parameters[-1:]))
+        self.begins = few_values(module)
         self.moments = Moments(call_sites)
         self.twins = _twins(module)
         self.varies = any(map(_varies, module.modules()))
+        self.hooked: Hooked | None = None
+        """What a communication hook of the user's makes of its gradients."""
         self.inside = 0
         """Its forward is running."""
         self.last_facts: Any = None
