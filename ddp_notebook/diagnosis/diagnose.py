@@ -129,6 +129,8 @@ RULES: tuple[Rule, ...] = (
     Rule(exits.ended, When.RUN),
     Rule(threads.raised_in_thread, When.SETUP | When.RUN),
     Rule(data_workers.stuck_data_workers, When.SETUP | When.RUN),
+    Rule(threads.local_deadlocks, When.SETUP | When.RUN),
+    Rule(files.locked_files, When.RUN_STUCK),
     # Only that ranks are stuck proves that these are mistakes.
     Rule(store.unset_keys, When.SETUP | When.RUN_STUCK),
     Rule(out_of_step.passed_over, When.RUN_STUCK),
@@ -226,7 +228,7 @@ def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagno
 
 def diagnose_setup(case: Case) -> Diagnosis:
     """What is wrong with a set-up, in the order in which to correct it."""
-    waits = any(report.workers or left_alone(report) for report in case.ranks)
+    waits = any(e.workers or e.blocked or left_alone(e) for e in case.ranks)
     if waits or _is_stale(case) or case.where(Activity.WAITING, Activity.FAILED):
         return _diagnosis(case, *_findings(Context(case), When.SETUP))
     # No rank waits for it, but it is gone. A script's process may end with code 0.

@@ -6,6 +6,7 @@ take long or wait for the main thread.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -86,6 +87,8 @@ class Reporter:
             children=() if inside else watched.data_workers.started(stack),
             in_threads=watched.thread_errors.of_run,
             handles=error.during if error else watched.thread_errors.in_main(),
+            blocked=None if inside else self._waiting.blocked(awaited),
+            pid=os.getpid(),
             locked=not inside and self._waiting.locked(awaited),
             probe=probe,
             file=_store_file(arguments.path, dist.is_initialized()),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -202,10 +203,32 @@ def _tested_paths(test: ast.expr, frame: FrameType) -> list[str]:
 
 
 def _value(node: ast.expr | None, frame: FrameType) -> str:
-    """The value of a name or a literal text in `frame`; nothing is called or computed."""
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    if isinstance(node, ast.Name):
-        value = _object(node, frame)
-        return str(value) if isinstance(value, (str, Path)) else ""
+    """A path as the source makes it of names and literal texts; none of the user's is called."""
+    match node:
+        case ast.JoinedStr(values=parts):
+            return "".join(_part(part, frame) for part in parts)
+        case ast.BinOp(left=left, op=ast.Div() | ast.Add(), right=right):
+            both = _value(left, frame), _value(right, frame)
+            joint = "/" if isinstance(node.op, ast.Div) else ""
+            return joint.join(both) if all(both) else ""
+        case ast.Call(func=func, args=[_, *_] as parts, keywords=[]) if _name(func) in _JOINS:
+            values = [_value(part, frame) for part in parts]
+            return os.path.join(*values) if all(values) else ""  # noqa: PTH118  # as the user's does
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.Name() | ast.Attribute():
+            value = _object(node, frame)
+            return str(value) if isinstance(value, (str, Path)) else ""
     return ""
+
+
+_JOINS = ("join", "Path", "joinpath")
+"""``os.path.join(a, b)``, ``Path(a, b)``."""
+
+
+def _part(node: ast.expr, frame: FrameType) -> str:
+    """A part of an f-string, if it is a text, a path or a plain number."""
+    if isinstance(node, ast.FormattedValue) and node.conversion == -1 and not node.format_spec:
+        value = _object(node.value, frame)
+        return str(value) if type(value) is int else _value(node.value, frame)
+    return _value(node, frame)
