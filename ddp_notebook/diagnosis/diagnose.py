@@ -46,6 +46,7 @@ from ddp_notebook.model import (
     Collectives,
     Diagnosis,
     Finding,
+    RankReport,
     Ranks,
     RunFacts,
     cut,
@@ -228,13 +229,17 @@ def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagno
 
 def diagnose_setup(case: Case) -> Diagnosis:
     """What is wrong with a set-up, in the order in which to correct it."""
-    waits = any(e.workers or e.blocked or left_alone(e) for e in case.ranks)
+    waits = any(map(_waits_for_its_own, case.ranks))
     if waits or _is_stale(case) or case.where(Activity.WAITING, Activity.FAILED):
         return _diagnosis(case, *_findings(Context(case), When.SETUP))
     # No rank waits for it, but it is gone. A script's process may end with code 0.
     gone = [report for report in case.ranks if report.activity is Activity.DEAD]
     died = [e for e in gone if e.exit_code or (e.exit_code == 0 and not case.script)]
     return _diagnosis(case, list(deaths(case, died, ())), [])
+
+
+def _waits_for_its_own(report: RankReport) -> bool:
+    return bool(report.workers or report.blocked or left_alone(report))
 
 
 def diagnose_training(

@@ -247,6 +247,8 @@ class RankReport:
     """What it waits for in its own code, if no thread of its own can bring it."""
     pid: int = 0
     """Its process, as it sees itself; 0 if unknown."""
+    at_rest: bool = False
+    """Besides the main thread no thread of the user's can go on."""
     locked: bool = False
     """Its main thread waits forever for a lock, and none of its threads runs the user's code."""
     probe: Probe = Probe()

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import inspect
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -285,3 +286,15 @@ def test_a_process_that_waits_at_a_pipe_of_ours_is_told_from_one_that_works() ->
     with subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE) as sleeps:
         assert not blocked.at_pipe_of_ours(sleeps.pid, ours), "it is in no pipe"
         sleeps.kill()
+
+
+def test_where_a_signal_runs_code_of_the_users_a_rank_that_waits_may_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(signal, "valid_signals", lambda: {signal.SIGUSR2, signal.SIGTERM})
+    assert not waiting._may_be_called()
+    before = signal.signal(signal.SIGUSR2, lambda *_: None)
+    try:
+        assert waiting._may_be_called()
+    finally:
+        signal.signal(signal.SIGUSR2, before)

@@ -152,7 +152,8 @@ def stuck_at(blocked: Blocked, *others: RankReport) -> Case:
     """Rank 1 of three is blocked; the others wait in all_reduce."""
     ends = {1: replace(IN_GET, blocked=blocked), **dict(enumerate(others, 2))}
     case = play({0: [all_reduce(10)], 1: [], 2: [] if others else [all_reduce(10)]}, ends)
-    return replace(case, ranks=tuple(replace(e, pid=70 + e.rank) for e in case.ranks))
+    ranks = tuple(replace(e, pid=70 + e.rank, at_rest=True) for e in case.ranks)
+    return replace(case, ranks=ranks)
 
 
 def test_a_rank_none_of_whose_threads_can_fill_its_queue_is_named() -> None:
@@ -182,6 +183,9 @@ def test_a_lock_on_a_file_that_a_rank_at_work_or_no_rank_holds_is_waited_for() -
     assert {f.passing for f in diagnose_run(at_work).findings} == {True}
     for_others = stuck_at(Blocked(Lacks.FILE_LOCK, "/data/a.lock", 4711))
     assert found(for_others) == [], "who has it goes on"
+    saves = stuck_at(Blocked(Lacks.FILE_LOCK, "/data/a.lock", 70))
+    saves = replace(saves, ranks=(replace(saves.ranks[0], at_rest=False), *saves.ranks[1:]))
+    assert found(saves) == [], "a thread of the holder may release it"
 
 
 def test_a_fifo_is_waited_for_in_vain_where_all_other_ranks_wait() -> None:

@@ -95,8 +95,8 @@ def wait_graph(case: Case) -> WaitGraph:
     at: dict[int, Collective] = {}
     any_will_do: set[int] = set()
     for e in case.ranks:
-        if e.blocked is not None and e.blocked.lacks is Lacks.FILE_LOCK:
-            waits[e.rank] = tuple(other.rank for other in case.ranks if holds(other, e.blocked))
+        if _lacks(e, Lacks.FILE_LOCK):
+            waits[e.rank] = _holders(case, e.blocked)
             continue
         if in_setup(e):
             if in_new_group(e):
@@ -115,9 +115,13 @@ def wait_graph(case: Case) -> WaitGraph:
     return WaitGraph(waits, at, _may_come(case, waits, any_will_do))
 
 
-def holds(evidence: RankReport, blocked: Blocked) -> bool:
-    """True of the rank that holds the lock for which one is blocked."""
-    return evidence.pid == blocked.holder != 0
+def _holders(case: Case, blocked: Blocked | None) -> Ranks:
+    """The rank that holds the lock for which one is blocked.
+
+    None if a thread of it may release the lock while the main thread waits.
+    """
+    pid = blocked.holder if blocked is not None else 0
+    return tuple(e.rank for e in case.ranks if e.at_rest and e.pid == pid != 0)
 
 
 def in_new_group(evidence: RankReport) -> bool:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
-import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -208,18 +207,21 @@ def _value(node: ast.expr | None, frame: FrameType) -> str:
         case ast.JoinedStr(values=parts):
             return "".join(_part(part, frame) for part in parts)
         case ast.BinOp(left=left, op=ast.Div() | ast.Add(), right=right):
-            both = _value(left, frame), _value(right, frame)
-            joint = "/" if isinstance(node.op, ast.Div) else ""
-            return joint.join(both) if all(both) else ""
+            return _joined("/" if isinstance(node.op, ast.Div) else "", (left, right), frame)
         case ast.Call(func=func, args=[_, *_] as parts, keywords=[]) if _name(func) in _JOINS:
-            values = [_value(part, frame) for part in parts]
-            return os.path.join(*values) if all(values) else ""  # noqa: PTH118  # as the user's does
+            return _joined("/", parts, frame)
         case ast.Constant(value=str(text)):
             return text
         case ast.Name() | ast.Attribute():
             value = _object(node, frame)
             return str(value) if isinstance(value, (str, Path)) else ""
     return ""
+
+
+def _joined(by: str, parts: Sequence[ast.expr], frame: FrameType) -> str:
+    """The parts of a path, joined by a slash or by nothing; empty if one is not known."""
+    values = [_value(part, frame) for part in parts]
+    return by.join(values) if all(values) else ""
 
 
 _JOINS = ("join", "Path", "joinpath")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -151,12 +152,9 @@ class Waiting:
         stack = frames.frames_of(frames.main_frame())
         path = blocked.file_lock(os.getpid()) or _polled_lock(stack)
         if path:
-            pid = blocked.holder(path)
-            known = pid == os.getpid() or (pid and blocked.parent(pid) == os.getppid())
-            name = str(Path(path).readlink()) if path.startswith("/proc/self/") else path
-            return Blocked(Lacks.FILE_LOCK, name, pid) if known else None
+            return _behind_lock(path)
         others = _at_rest()
-        if others is None or awaited.has_moved or _serves_calls():
+        if others is None or awaited.has_moved or _may_be_called():
             return None
         at = tuple(f"its thread {each.name!r} waits{self._line_of(each)}" for each in others)
         return self._by_itself(stack, at)
@@ -302,9 +300,8 @@ def _at_rest() -> list[threading.Thread] | None:
     others = [each for each in threads.values() if each is not main and not _beside(each, current)]
     ids = [os.getpid(), *(each.native_id or 0 for each in others)]
     before = blocked.times_run(ids)
-    if not all(_is_locked(native_id) for native_id in ids[1:]):
-        return None
-    return others if blocked.times_run(ids) == before and -1 not in before else None
+    rest = all(map(_is_locked, ids[1:])) and blocked.times_run(ids) == before
+    return others if rest and -1 not in before else None
 
 
 def _beside(thread: threading.Thread, current: dict[int, FrameType]) -> bool:
@@ -318,8 +315,29 @@ def _beside(thread: threading.Thread, current: dict[int, FrameType]) -> bool:
     )
 
 
-def _serves_calls() -> bool:
-    """True where torch's RPC runs calls of other ranks, on threads that Python does not know."""
+def _behind_lock(path: str) -> Blocked | None:
+    """That it waits for the lock on a file, if this process has it, or one of the same parent."""
+    pid = blocked.holder(path)
+    known = pid == os.getpid() or (pid and blocked.parent(pid) == os.getppid())
+    name = str(Path(path).readlink()) if path.startswith("/proc/self/") else path
+    return Blocked(Lacks.FILE_LOCK, name, pid) if known else None
+
+
+def is_at_rest() -> bool:
+    """True if none of the user's threads besides the main one can go on."""
+    return _at_rest() is not None
+
+
+def _may_be_called() -> bool:
+    """True where others can have the user's code run in a process all of whose threads wait.
+
+    A handler of a signal does, and torch's RPC, on threads that Python does not know.
+    """
+    handlers = {signal.getsignal(each) for each in signal.valid_signals()}
+    for handler in handlers - {signal.default_int_handler}:
+        module = str(getattr(handler, "__module__", ""))
+        if callable(handler) and not module.startswith(("signal", *_BESIDE)):
+            return True
     with contextlib.suppress(Exception):
         rpc.get_worker_info()
         return True
@@ -351,8 +369,8 @@ def _waits_for_child(stack: Sequence[FrameType]) -> int:
         ends = (blocked.READ,) if talks else (blocked.READ, blocked.WRITE)
         if limit is not None or not isinstance(child, subprocess.Popen):
             return 0
-        if not (talks and child.stdin) and blocked.at_pipe_of_ours(child.pid, ends):
-            return child.pid
+        alone = not (talks and child.stdin) and not blocked.has_children(child.pid)
+        return child.pid if alone and blocked.at_pipe_of_ours(child.pid, ends) else 0
     return 0
 
 
