@@ -46,6 +46,7 @@ from ddp_notebook.model import (
     Collectives,
     Diagnosis,
     Finding,
+    RankReport,
     Ranks,
     RunFacts,
     cut,
@@ -129,6 +130,8 @@ RULES: tuple[Rule, ...] = (
     Rule(exits.ended, When.RUN),
     Rule(threads.raised_in_thread, When.SETUP | When.RUN),
     Rule(data_workers.stuck_data_workers, When.SETUP | When.RUN),
+    Rule(threads.local_deadlocks, When.SETUP | When.RUN),
+    Rule(files.locked_files, When.RUN_STUCK),
     # Only that ranks are stuck proves that these are mistakes.
     Rule(store.unset_keys, When.SETUP | When.RUN_STUCK),
     Rule(out_of_step.passed_over, When.RUN_STUCK),
@@ -231,13 +234,17 @@ def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagno
 
 def diagnose_setup(case: Case) -> Diagnosis:
     """What is wrong with a set-up, in the order in which to correct it."""
-    waits = any(report.workers or left_alone(report) for report in case.ranks)
+    waits = any(map(_waits_for_its_own, case.ranks))
     if waits or _is_stale(case) or case.where(Activity.WAITING, Activity.FAILED):
         return _diagnosis(case, *_findings(Context(case), When.SETUP))
     # No rank waits for it, but it is gone. A script's process may end with code 0.
     gone = [report for report in case.ranks if report.activity is Activity.DEAD]
     died = [e for e in gone if e.exit_code or (e.exit_code == 0 and not case.script)]
     return _diagnosis(case, list(deaths(case, died, ())), [])
+
+
+def _waits_for_its_own(report: RankReport) -> bool:
+    return bool(report.workers or report.blocked or left_alone(report))
 
 
 def diagnose_training(

@@ -363,6 +363,15 @@ PAGES: Mapping[Category, Page] = {
         "The samplers' state on every rank.",
         "sampler.set_epoch(epoch) in each epoch; the same seed; num_replicas and rank of the job.",
     ),
+    Category.LOCAL_DEADLOCK: Page(
+        _HANGS,
+        "A rank waits for a lock or a queue of its own, or for a process that waits for it at a "
+        "pipe. Another of its threads would have to go on, and none can.",
+        "All its threads wait for locks without a time limit, or the process that it started is at "
+        "a pipe of which the rank has the other end.",
+        "Release locks and fill queues on every way out of a thread; read a process's output while "
+        "you wait for it (communicate()).",
+    ),
     Category.DATALOADER_DEADLOCK: Page(
         _HANGS,
         "A worker process of a DataLoader waits for a lock that was held when it was forked.",

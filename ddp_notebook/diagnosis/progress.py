@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ddp_notebook.model import (
     HAS_FAILED,
     Activity,
+    Lacks,
     Place,
     RankReport,
     ThreadError,
@@ -45,7 +46,8 @@ def works(e: RankReport) -> bool:
     """
     busy = e.activity is Activity.BUSY
     busy = busy or (e.activity is Activity.SILENT and e.process == "running")
-    return busy and not e.polls_for and not stuck_workers(e) and not left_alone(e)
+    held_up = e.polls_for or e.blocked or stuck_workers(e) or left_alone(e)
+    return busy and not held_up
 
 
 def left_alone(e: RankReport) -> bool:
@@ -133,9 +135,19 @@ def _busy(report: RankReport) -> str:
     if report.children:
         those = ", ".join(f"{c.pid} ({c.state})" for c in report.children)
         return f"waits for the processes that it started, {those}: {report.doing}"
+    if report.blocked is not None:
+        return f"waits for {_LACKING[report.blocked.lacks]}: {report.doing}"
     if left_alone(report):
         return f"waits for ever ({report.doing}): {thread_words(report.in_threads[0])}"
     return f"busy: {report.doing}" if report.doing else "busy"
+
+
+_LACKING = {
+    Lacks.LOCK: "a lock that none of its threads can release",
+    Lacks.FILE_LOCK: "the lock on a file",
+    Lacks.FIFO: "another process that opens a FIFO",
+    Lacks.PIPE: "a process that waits for it at a pipe",
+}
 
 
 def doing(report: RankReport) -> str:

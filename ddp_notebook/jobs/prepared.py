@@ -200,12 +200,31 @@ def case_of(job: Job) -> Case:
     )
     first = job.first
     return Case(
-        reports if job.alive else _ended_by_others(reports),
+        _with_splits(job, reports if job.alive else _ended_by_others(reports)),
         dict(first.told or {}),
         None if first.agents_store else 0,
         collectives=collectives_of(job),
         sources=files.sources(Path(first.script), first.wall_s),
     )
+
+
+def _with_splits(job: Job, reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
+    """`reports` with what each rank brought to the all_to_all to which the last one came.
+
+    gloo may end a process in an all_to_all which the others have left.
+    """
+    noted = {rank: process.splits for rank, process in job.processes.items()}
+    latest = [splits[-1] for splits in noted.values() if splits]
+    if not latest:
+        return reports
+    last = min(latest, key=lambda each: each.slot)
+    meets = {
+        rank: each
+        for rank, splits in noted.items()
+        for each in splits
+        if (each.group, each.slot) == (last.group, last.slot)
+    }
+    return tuple(replace(e, splits=meets[e.rank]) if e.rank in meets else e for e in reports)
 
 
 def sockets_of(job: Job) -> dict[int, Path]:
@@ -247,7 +266,10 @@ def _ended_by_others(reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
     first = lost and not any(report.activity is Activity.IDLE for report in reports)
     return tuple(
         RankReport(
-            report.rank, doing=_ended_at(report), path=report.path, exit_code=report.exit_code
+            report.rank,
+            doing=_ended_at(report),
+            path=report.path,
+            exit_code=report.exit_code,
         )
         if report.activity is Activity.DEAD and not _ended_by_itself(report, first)
         else report

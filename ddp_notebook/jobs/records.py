@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import signal
 from collections.abc import Mapping
@@ -10,7 +12,16 @@ from pathlib import Path
 from typing import Any, cast
 
 from ddp_notebook.evidence.frames import Frame, Sources
-from ddp_notebook.model import Activity, Place, RankReport, RunFacts, codec, collective_log, cut
+from ddp_notebook.model import (
+    Activity,
+    Place,
+    RankReport,
+    RunFacts,
+    Splits,
+    codec,
+    collective_log,
+    cut,
+)
 from ddp_notebook.model.codec import DecodeError
 from ddp_notebook.model.collective_log import LogTail
 from ddp_notebook.rank.prepared import job_folder
@@ -19,6 +30,8 @@ from ddp_notebook.rank.prepared.job_folder import About
 
 _MOST_BYTES = 1 << 20
 _MOST_FACTS_BYTES = 1 << 24
+_SPLITS, _SPLITS_BYTES = 4, 1 << 14
+"""As `NotedExchanges` writes them."""
 _RUN = 1
 _MAIN = "main thread"
 _THREAD = re.compile(rf"({_MAIN}|Current thread|Thread) (0x[0-9a-f]+)")
@@ -64,6 +77,19 @@ class Process:
             return codec.decode(RunFacts, wire.get("facts"))
         except DecodeError:
             return None
+
+    @property
+    def splits(self) -> tuple[Splits, ...]:
+        """What it brought to its last all_to_alls, written before it took part; oldest first."""
+        data = b""
+        with contextlib.suppress(OSError), (self.folder / "splits").open("rb") as stream:
+            data = stream.read(_SPLITS * _SPLITS_BYTES)
+        found: list[tuple[int, Splits]] = []
+        for at in range(0, len(data), _SPLITS_BYTES):
+            text = data[at : at + _SPLITS_BYTES].partition(b"\0")[0]
+            with contextlib.suppress(ValueError):  # none, or one that a kill has cut
+                found.append(codec.decode(tuple[int, Splits], json.loads(text)))
+        return tuple(splits for _, splits in sorted(found, key=lambda pair: pair[0]))
 
     def log(self, rank: int, last: int) -> LogTail:
         """Its last records of collectives, as `rank`."""

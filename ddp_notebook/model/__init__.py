@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 _FILES = {
     "board": "Board BoardRow Role StackLocation",
     "case": (
-        "Activity Case Child GroupMade PipelinePart Probe RankReport ShardedUnit Splits "
-        "StoreFile ThreadError Worker"
+        "Activity Blocked Case Child GroupMade Lacks PipelinePart Probe RankReport ShardedUnit "
+        "Splits StoreFile ThreadError Worker"
     ),
     "collectives": "DEFAULT_GROUP PLACING Collective Collectives Part Phase Place",
     "ddp": "Bucket BucketPlan Fingerprint Reduction TensorInfo",

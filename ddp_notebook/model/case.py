@@ -90,6 +90,33 @@ class Child:
     still_s: float = 0.0
 
 
+class Lacks(StrEnum):
+    """What a rank waits for without torch, and without a limit."""
+
+    LOCK = "lock"
+    """A lock or a queue of this process; all threads of the user's wait for one."""
+    FILE_LOCK = "file-lock"
+    """A lock on a file, held by a process that the same parent started."""
+    FIFO = "fifo"
+    """Another process that opens a FIFO."""
+    PIPE = "pipe"
+    """The end of a process that waits for this one at a pipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """What the main thread waits for outside of torch, where the rank cannot bring it itself.
+
+    `what` is the path, or the call, such as ``Queue.get()``; `holder` is the pid of the process
+    that has the lock, or is waited for; `threads` say where the rank's other threads wait.
+    """
+
+    lacks: Lacks
+    what: str = ""
+    holder: int = 0
+    threads: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ThreadError:
     """What ended a thread of a rank other than the main one; `path` are the user's lines."""
@@ -216,6 +243,12 @@ class RankReport:
     """What ended threads of it in this run."""
     handles: ThreadError | None = None
     """What its main thread has raised and not done with: it is in an `except` or a `finally`."""
+    blocked: Blocked | None = None
+    """What it waits for in its own code, if no thread of its own can bring it."""
+    pid: int = 0
+    """Its process, as it sees itself; 0 if unknown."""
+    at_rest: bool = False
+    """Besides the main thread no thread of the user's can go on."""
     locked: bool = False
     """Its main thread waits forever for a lock, and none of its threads runs the user's code."""
     probe: Probe = Probe()

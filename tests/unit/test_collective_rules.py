@@ -354,6 +354,42 @@ def test_a_rank_that_raised_and_waits_in_its_finally() -> None:
         assert found(other) != [("exception-on-one-rank", (1,))]
 
 
+PASSES_OVER = """
+def step(model, x):
+    model(x).backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+for x in loader:
+    try:
+        step(model, x)
+    except {error}:
+        {then}
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "then", "category"),
+    [
+        ("Exception as e", "log.warning(e)", "divergent-control-flow"),
+        ("ValueError", "continue", "divergent-control-flow"),
+        ("ValueError", "raise", "uneven-inputs"),
+        ("StopIteration", "break", "uneven-inputs"),
+    ],
+)
+def test_a_turn_that_an_except_passes_over_is_no_lack_of_batches(
+    error: str, then: str, category: str
+) -> None:
+    code = {"train.py": PASSES_OVER.format(error=error, then=then)}
+    step, end = all_reduce(8, (5, "step")), barrier(11)
+    past = play(same(3, [*[step] * 8, end], r1=[*[step] * 6, end]))
+    ended = play(same(3, [step] * 8, r1=[step] * 6))
+    for case in (past, ended):
+        finding = the_one(case, code)
+        assert (finding.category, finding.ranks) == (category, (1,))
+        assert (f"train.py:9: except {error}:" in finding.evidence) == (category[0] == "d")
+
+
 def test_a_rank_that_raised_and_runs_its_step_again_is_told_by_the_second_try() -> None:
     step = (forward(11), backward(12))
     case = play(same(2, [*step] * 3, r1=[*step, forward(11), forward(15), step[1]]))

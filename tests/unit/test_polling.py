@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import textwrap
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +12,21 @@ import pytest
 import torch.distributed as dist
 
 from ddp_notebook.rank.inspect.frames import UserCode
-from ddp_notebook.rank.inspect.polling import Polled, polled
+from ddp_notebook.rank.inspect.polling import Polled, polled, polled_file
 
 STORE = dist.HashStore()
 
 
 def asked(source: str, line: int = 3, **names: Any) -> Polled:
     """What is polled where a cell is at this line, its magic the first."""
+    return polled(frame_at(source, line, **names), UserCode())
+
+
+def asked_file(source: str, **names: Any) -> str:
+    return polled_file(frame_at(source, 2, **names), UserCode())
+
+
+def frame_at(source: str, line: int, **names: Any) -> Any:
     text = f"%%ddp\n{textwrap.dedent(source).strip()}\n"
     name = "<ddp cell 7>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
@@ -28,7 +37,7 @@ def asked(source: str, line: int = 3, **names: Any) -> Polled:
         f_locals={"store": STORE, **names},
         f_back=None,
     )
-    return polled(frame, UserCode())
+    return frame
 
 
 @pytest.mark.parametrize(
@@ -87,3 +96,27 @@ def test_a_loop_that_asks_whether_a_collective_is_done_waits_for_it(loop: str) -
 )
 def test_a_loop_that_does_more_or_ends_by_itself_is_left_alone(loop: str) -> None:
     assert asked(loop, 2, cache=SimpleNamespace()) == Polled()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "name",
+        "'/data/ready-1'",
+        "f'/data/ready-{rank}'",
+        "folder / 'ready-1'",
+        "os.path.join(folder, f'ready-{rank}')",
+        "Path('/data', 'ready-1')",
+        "'/data/' + 'ready-1'",
+    ],
+)
+def test_the_file_for_which_a_loop_waits_is_known_however_its_path_is_made(path: str) -> None:
+    names = {"name": "/data/ready-1", "rank": 1, "folder": Path("/data")}
+    for loop in (f"while not os.path.exists({path}): pass", f"while not ({path}).is_file(): pass"):
+        assert asked_file(loop, **names) == "/data/ready-1"
+
+
+def test_a_path_that_the_users_code_would_have_to_make_is_not_known() -> None:
+    for path in ("made()", "folder / made()", "f'{made}'", "f'{rank:03}'", "paths[0]", "rank"):
+        assert asked_file(f"while not exists({path}): pass", rank=1, folder=Path("/d")) == ""
+    assert asked_file("while exists(name): pass", name=__file__) == ""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import torch
 
 from ddp_notebook import __main__
 from ddp_notebook.errors import UsageMistake
@@ -28,8 +29,10 @@ from ddp_notebook.model import (
     Phase,
     Place,
     RankReport,
+    Splits,
     codec,
 )
+from ddp_notebook.rank.collectives.splits import NotedExchanges
 from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.rank.prepared.job_folder import About
 
@@ -571,3 +574,32 @@ def test_a_process_that_torch_did_not_prepare_is_told_why_not() -> None:
                 prepared.job_of(process.pid)
         finally:
             process.kill()
+
+
+def test_what_a_process_brought_to_its_last_exchanges_outlives_it() -> None:
+    """The others may be further: those in which the last one is are compared."""
+    for rank, steps in ((0, 6), (1, 5)):
+        folder = job_folder.make(about(rank, 2**22 + 1 + rank))
+        assert folder is not None
+        noted = NotedExchanges(folder / "splits", (0, 1), "world")
+        for step in range(steps):
+            rows = 3 + (rank == 1 and step == 4)
+            args = (torch.empty(6, 2), torch.empty(rows + 3, 2), [3, 3], [rows, 3])
+            noted.check(step, args, lists=False)
+        noted.check(9, (), lists=False)
+        assert noted.latest is not None and noted.latest.slot == steps - 1
+    (job,) = prepared.jobs()
+    assert [each.slot for each in job.processes[0].splits] == [2, 3, 4, 5]
+
+    of = {report.rank: report.splits for report in prepared.case_of(job).ranks}
+
+    assert of[0] == Splits("world", 4, (3, 3), (3, 3), widths=(2, 2))
+    assert of[1] == Splits("world", 4, (4, 3), (3, 3), widths=(2, 2))
+
+
+def test_splits_that_are_no_such_thing_are_passed_over() -> None:
+    folder = job_folder.make(about(0))
+    assert folder is not None
+    (folder / "splits").write_bytes(b'[1, {"group": 3}' + bytes(100) + b"\xff" * (1 << 14))
+    (job,) = prepared.jobs()
+    assert job.processes[0].splits == ()

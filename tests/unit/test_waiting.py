@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import inspect
 import os
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -11,8 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from types import FunctionType
 
+import filelock
 import pytest
 import torch
 import torch.distributed as dist
@@ -198,3 +204,97 @@ def test_who_waits_for_a_computation_of_autograds_does_not() -> None:
             eventually(lambda: frames_in(other, "observed"), 10, "a thread of the user's waits")
             assert record_of_engine(thread) is None
             ended.set()
+
+
+# -- what a rank waits for in its own code --------------------------------------------------
+
+
+def test_the_file_for_whose_lock_a_thread_waits_and_who_holds_it(tmp_path: Path) -> None:
+    path = tmp_path / "cache.lock"
+    with path.open("w") as held, path.open("w") as wanted:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with running(lambda: fcntl.flock(wanted, fcntl.LOCK_EX)) as thread:
+            native_id = thread.native_id or 0
+            told = eventually(lambda: blocked.file_lock(native_id), 10, "it waits")
+            assert told and Path(told).readlink() == path
+            path.unlink()
+            assert blocked.holder(told) == os.getpid(), "also of a file that was deleted"
+            fcntl.flock(held, fcntl.LOCK_UN)
+    assert blocked.file_lock(os.getpid()) == ""
+    path.touch()
+    assert blocked.holder(str(path)) == blocked.holder(str(tmp_path / "none")) == 0
+
+
+def test_a_lock_that_is_asked_for_again_and_again_is_waited_for_unless_for_a_time(
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "hub.lock")
+
+    def asks(thread: threading.Thread) -> str:
+        current = sys._current_frames().get(thread.ident or 0)
+        return waiting._polled_lock(frames.frames_of(current))
+
+    def ask(timeout_s: float) -> None:
+        with contextlib.suppress(filelock.Timeout):
+            filelock.FileLock(path).acquire(timeout_s).lock.release()
+
+    with filelock.FileLock(path) as held:
+        assert blocked.holder(path) == os.getpid()
+        with running(partial(ask, -1)) as ever, running(partial(ask, 60)) as a_while:
+            eventually(lambda: asks(ever) == path, 10, "it waits")
+            eventually(lambda: frames_in(a_while, "acquire"), 10, "the other asks too")
+            assert asks(a_while) == ""
+            held.release()
+
+
+def test_who_opens_a_fifo_waits_for_another_process_at_it(tmp_path: Path) -> None:
+    path = tmp_path / "orders"
+    os.mkfifo(path)
+    with running(lambda: path.open().close()) as thread:
+        eventually(lambda: blocked.fifo(thread.native_id or 0) == str(path), 10, "it opens it")
+        path.open("w").close()
+
+
+@pytest.mark.parametrize("limit_s", [None, 60])
+def test_threads_are_at_rest_where_each_waits_for_a_lock_without_a_limit(
+    limit_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    with running(lambda: ended.wait(limit_s)) as thread:
+        others = {each for each in threading.enumerate() if each is not thread}
+        monkeypatch.setattr(waiting, "_beside", lambda each, current: each in others)
+        if limit_s is None:
+            assert eventually(waiting._at_rest, 10, "it waits") == [thread]
+        else:
+            eventually(lambda: frames_in(thread, "wait"), 10, "it waits")
+            assert waiting._at_rest() is None, "it goes on in a minute"
+        ended.set()
+
+
+def test_a_process_that_waits_at_a_pipe_of_ours_is_told_from_one_that_works() -> None:
+    ours = (blocked.READ, blocked.WRITE)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reads:
+        eventually(lambda: blocked.at_pipe_of_ours(reads.pid, ours), 10, "it reads")
+        assert not blocked.at_pipe_of_ours(reads.pid, (blocked.WRITE,))
+        assert reads.stdin is not None
+        reads.stdin.close()
+    command = ["head", "-c", "1000000", "/dev/zero"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as writes:
+        eventually(lambda: blocked.at_pipe_of_ours(writes.pid, ours), 10, "it writes")
+        assert writes.stdout is not None
+        assert len(writes.stdout.read()) == 1_000_000
+    with subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE) as sleeps:
+        assert not blocked.at_pipe_of_ours(sleeps.pid, ours), "it is in no pipe"
+        sleeps.kill()
+
+
+def test_where_a_signal_runs_code_of_the_users_a_rank_that_waits_may_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(signal, "valid_signals", lambda: {signal.SIGUSR2, signal.SIGTERM})
+    assert not waiting._may_be_called()
+    before = signal.signal(signal.SIGUSR2, lambda *_: None)
+    try:
+        assert waiting._may_be_called()
+    finally:
+        signal.signal(signal.SIGUSR2, before)

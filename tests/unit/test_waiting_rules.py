@@ -13,10 +13,12 @@ from ddp_notebook.diagnosis.collectives.wait_graph import pairs, wait_graph
 from ddp_notebook.diagnosis.progress import doing
 from ddp_notebook.model import (
     Activity,
+    Blocked,
     Case,
     Child,
     Collective,
     Collectives,
+    Lacks,
     Phase,
     Place,
     RankReport,
@@ -138,6 +140,65 @@ def test_a_rank_that_waits_for_processes_that_it_started_is_late_and_they_are_to
         "4711" in line and "sleeping and has not run for 12 s" in line for line in late.evidence
     )
     assert "4711" in doing(parent)
+
+
+# -- a lock, a file or a process of its own --------------------------------------------------
+
+QUEUE = Blocked(Lacks.LOCK, "Queue.get()", threads=("its thread 'loader' waits at train.py:6",))
+IN_GET = replace(BUSY, doing="train.py:9", path=(Place("train.py", 9, "", "q.get()"),), pid=71)
+
+
+def stuck_at(blocked: Blocked, *others: RankReport) -> Case:
+    """Rank 1 of three is blocked; the others wait in all_reduce."""
+    ends = {1: replace(IN_GET, blocked=blocked), **dict(enumerate(others, 2))}
+    case = play({0: [all_reduce(10)], 1: [], 2: [] if others else [all_reduce(10)]}, ends)
+    ranks = tuple(replace(e, pid=70 + e.rank, at_rest=True) for e in case.ranks)
+    return replace(case, ranks=ranks)
+
+
+def test_a_rank_none_of_whose_threads_can_fill_its_queue_is_named() -> None:
+    finding = the_one(stuck_at(QUEUE))
+    assert (finding.category, finding.ranks, finding.waiting) == ("local-deadlock", (1,), (0, 2))
+    assert finding.cause.startswith("rank 1 waits for ever at train.py:9: Queue.get() needs")
+    assert "rank 1: its thread 'loader' waits at train.py:6" in finding.evidence
+    alone = replace(IN_GET, blocked=QUEUE)
+    every = Case(tuple(replace(alone, rank=rank) for rank in (0, 1)))
+    assert found(every) == [("local-deadlock", (0, 1))], "before any collective, too"
+    pipe = the_one(stuck_at(Blocked(Lacks.PIPE, holder=4711)))
+    assert (
+        pipe.category == "local-deadlock" and "rank 1: it waits for process 4711" in pipe.evidence
+    )
+
+
+@pytest.mark.parametrize("holder", [70, 71])
+def test_who_holds_the_lock_on_a_file_and_waits_in_a_collective_is_named(holder: int) -> None:
+    finding = the_one(stuck_at(Blocked(Lacks.FILE_LOCK, "/data/a.lock", holder)))
+    assert (finding.category, finding.ranks) == ("filesystem", (holder - 70,))
+    assert "the lock on /data/a.lock" in finding.cause and "at train.py:9" in finding.cause
+    assert "holds it itself" in finding.cause if holder == 71 else finding.waiting == (1, 2)
+
+
+def test_a_lock_on_a_file_that_a_rank_at_work_or_no_rank_holds_is_waited_for() -> None:
+    at_work = stuck_at(Blocked(Lacks.FILE_LOCK, "/data/a.lock", 72), BUSY)
+    assert {f.passing for f in diagnose_run(at_work).findings} == {True}
+    for_others = stuck_at(Blocked(Lacks.FILE_LOCK, "/data/a.lock", 4711))
+    assert found(for_others) == [], "who has it goes on"
+    saves = stuck_at(Blocked(Lacks.FILE_LOCK, "/data/a.lock", 70))
+    saves = replace(saves, ranks=(replace(saves.ranks[0], at_rest=False), *saves.ranks[1:]))
+    assert found(saves) == [], "a thread of the holder may release it"
+
+
+def test_a_fifo_is_waited_for_in_vain_where_all_other_ranks_wait() -> None:
+    fifo = Blocked(Lacks.FIFO, "/data/orders")
+    finding = the_one(stuck_at(fifo))
+    assert (finding.category, finding.ranks, finding.waiting) == ("filesystem", (1,), (0, 2))
+    assert "the FIFO /data/orders" in finding.cause
+    assert {f.passing for f in diagnose_run(stuck_at(fifo, BUSY)).findings} == {True}
+
+
+@pytest.mark.parametrize("lacks", Lacks)
+def test_of_a_rank_that_waits_by_itself_it_is_said_for_what(lacks: Lacks) -> None:
+    assert doing(replace(IN_GET, blocked=Blocked(lacks))).startswith("waits for ")
 
 
 # -- a key of the store ------------------------------------------------------------------

@@ -18,6 +18,7 @@ from ddp_notebook.model import (
     Category,
     Collective,
     Finding,
+    Lacks,
     Phase,
     Place,
     RankReport,
@@ -86,6 +87,57 @@ def raised_in_thread(context: Context) -> Iterator[Finding]:
             context.victims,
             (f"{name_ranks(ranks)}: {way_to_error(path)}",) if path else (),
         )
+
+
+def local_deadlocks(context: Context) -> Iterator[Finding]:
+    """Ranks that wait for a lock, a queue or a child, where none of their own threads can go on."""
+    same: dict[tuple[object, ...], list[RankReport]] = {}
+    for e in context.case.ranks:
+        if e.blocked is not None and e.blocked.lacks in (Lacks.LOCK, Lacks.PIPE):
+            same.setdefault((e.blocked.lacks, e.blocked.what, e.path), []).append(e)
+    for (lacks, what, path), reports in same.items():
+        ranks = tuple(e.rank for e in reports)
+        at = f" at {reports[0].path[-1]}" if path else ""
+        one = len(ranks) == 1
+        yield Finding(
+            Category.LOCAL_DEADLOCK,
+            ranks,
+            f"{verb(ranks, 'waits', 'wait')} for ever{at}: {_lacking_words(lacks, what, one=one)}",
+            _READ_BOTH if lacks is Lacks.PIPE else _HAVE_ENDED,
+            context.victims,
+            tuple(line for e in reports for line in _blocked_facts(e)),
+        )
+
+
+def _lacking_words(lacks: object, what: object, *, one: bool) -> str:
+    its = "its" if one else "their"
+    if lacks is Lacks.PIPE:
+        return (
+            f"for a process that {'it has' if one else 'they have'} started, which waits at a "
+            f"pipe that {'this rank' if one else 'these ranks'} must read or write"
+        )
+    call = f"{what} needs" if what else "the lock there needs"
+    return f"{call} another thread, and all of {its} threads wait for locks or have ended"
+
+
+def _blocked_facts(e: RankReport) -> Iterator[str]:
+    """Where it and its threads wait."""
+    yield f"rank {e.rank}: {way_to_error(e.path)}" if e.path else f"rank {e.rank}: {e.doing}"
+    if e.blocked is not None and e.blocked.holder:
+        yield f"rank {e.rank}: it waits for process {e.blocked.holder}"
+    for line in e.blocked.threads if e.blocked is not None else ():
+        yield f"rank {e.rank}: {line}"
+
+
+_HAVE_ENDED = (
+    "Release the lock, or put what is waited for, on every way out of the thread that must do it: "
+    "with lock: ..., or try: ... finally: queue.put(END). A time limit (timeout=) makes an error "
+    "of such a wait."
+)
+_READ_BOTH = (
+    "Read what it writes, and close its input, before or while you wait: communicate() does both; "
+    "or give it stdin=subprocess.DEVNULL and a file as stdout."
+)
 
 
 def or_raised(context: Context, classified: Classified, finding: Finding) -> Finding:

@@ -20,6 +20,7 @@ from ddp_notebook.model import (
     Case,
     Category,
     Finding,
+    Lacks,
     RankReport,
     Ranks,
     agree,
@@ -155,13 +156,16 @@ def _too_late(context: Context, late: Ranks, limit_s: float) -> Finding:
 
 
 def polling_ranks(context: Context) -> Iterator[Finding]:
-    """A rank that waits in a loop for a file that no rank that still runs will write."""
+    """A rank that waits for a file, or a FIFO, that no rank that still runs will write."""
     case = context.case
-    pollers = tuple(e for e in case.ranks if e.activity is Activity.BUSY and e.polls_for)
+    pollers = tuple(e for e in case.ranks if e.activity is Activity.BUSY and _waits_for_file(e))
     working = (Activity.BUSY, Activity.SILENT)  # also a rank that does not answer may write it
-    if not pollers or any(e.activity in working and not e.polls_for for e in case.ranks):
+    if not pollers or any(e.activity in working and e not in pollers for e in case.ranks):
         return
     for e in pollers:
+        if not e.polls_for:
+            yield _at_fifo(case, e)
+            continue
         yield Finding(
             Category.FILESYSTEM,
             (e.rank,),
@@ -170,6 +174,22 @@ def polling_ranks(context: Context) -> Iterator[Finding]:
             case.waiting,
             (f"rank {e.rank} is at {e.doing}", f"{e.polls_for} does not exist"),
         )
+
+
+def _waits_for_file(e: RankReport) -> bool:
+    return bool(e.polls_for) or (e.blocked is not None and e.blocked.lacks is Lacks.FIFO)
+
+
+def _at_fifo(case: Case, e: RankReport) -> Finding:
+    assert e.blocked is not None
+    return Finding(
+        Category.FILESYSTEM,
+        (e.rank,),
+        f"waits until another process opens the FIFO {e.blocked.what}, and no rank does",
+        "Start the process at its other end first, or open it with os.O_NONBLOCK.",
+        case.waiting,
+        (f"rank {e.rank} is at {e.doing}",),
+    )
 
 
 def _is_in_setup(e: RankReport) -> bool:

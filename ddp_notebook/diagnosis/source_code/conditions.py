@@ -164,3 +164,13 @@ def retry_handler(loop: ast.For | ast.AsyncFor | ast.While, line: int) -> ast.Ex
         if any(isinstance(each, (ast.Return, ast.Break)) for each in done):
             return next((h for h in node.handlers if not isinstance(h.body[-1], _ENDS)), None)
     return None
+
+
+def passing_handler(
+    loop: ast.For | ast.AsyncFor | ast.While, line: int
+) -> ast.ExceptHandler | None:
+    """The handler after which a loop takes its next turn, though `line` has raised."""
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Try) and any(_holds(each, line) for each in node.body):
+            return next((h for h in node.handlers if not isinstance(h.body[-1], _ENDS)), None)
+    return None

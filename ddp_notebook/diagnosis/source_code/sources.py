@@ -12,6 +12,7 @@ from ddp_notebook.diagnosis.source_code.conditions import (
     Test,
     holds,
     last_name,
+    passing_handler,
     retry_handler,
     shallow,
     tests_around,
@@ -196,7 +197,18 @@ class Sources:
                 test, line, leaves = way
                 return replace(self._as_condition(place, test, line), leaves=leaves)
             innermost = False
-        return None if innermost else self._skipped_in_calls(record)
+        if innermost:
+            return None
+        return self._skipped_in_calls(record) or self._passed_over(record)
+
+    def _passed_over(self, record: Collective) -> Condition | None:
+        """The `except` that passes over an error in a loop around: the innermost one has none."""
+        for place in record.path:
+            for loop in self._loops(place):
+                handler = passing_handler(loop, place.line)
+                if handler is not None:
+                    return self._as_condition(place, ast.Constant(True), handler.lineno)
+        return None
 
     def _skipped_in_calls(self, record: Collective) -> Condition | None:
         """The nearest test of data before `record` in functions that its innermost loop calls."""

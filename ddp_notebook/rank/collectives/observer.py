@@ -30,7 +30,7 @@ from ddp_notebook.rank.collectives.guard import Guard
 from ddp_notebook.rank.collectives.log_writer import LogWriter
 from ddp_notebook.rank.collectives.operations import Facts, Operation
 from ddp_notebook.rank.collectives.pause import PauseGate
-from ddp_notebook.rank.collectives.splits import Exchanges
+from ddp_notebook.rank.collectives.splits import NOTED, Exchanges, NotedExchanges
 from ddp_notebook.rank.collectives.time_limits import PatientWork, TimeLimits
 from ddp_notebook.rank.collectives.works import AsyncWorks, completed
 from ddp_notebook.rank.component import Component, Run
@@ -88,7 +88,7 @@ class Observer(Component):
         """The models that FSDP2 shards, known by their collectives."""
         self.pipelines = Pipelines()
         """The pipelines that this rank has stages of, known by their messages."""
-        self.exchanges: Exchanges | None = None
+        self.exchanges: Exchanges | NotedExchanges | None = None
         """The all_to_alls of the group in which this rank called one last."""
         self.outlived: list[Any] = []
         """Destroyed groups of DDP objects that are freed: see `hold_until_the_next`."""
@@ -256,7 +256,7 @@ class _Group:
         """How many collectives, and sends and receives, were issued so far."""
         self.checks: list[Callable[..., None] | None] = [None, None]
         """The checks against the other ranks: of collectives, not of sends and receives."""
-        self.exchanges: Exchanges | None = None
+        self.exchanges: Exchanges | NotedExchanges | None = None
         """Its all_to_alls, where they are compared."""
         self.waits = torch_private.group_backend(inner) == "gloo"
         """A collective that is waited for is waited for in here, so that its end is seen."""
@@ -380,12 +380,14 @@ class _Making:
         group = self.observer.observed(inner, new)
         if self.guard is not None:
             group.ddp_notebook_group.checks[0] = self.guard.check
-            group.ddp_notebook_group.exchanges = self._exchanges(group.ddp_notebook_group)
+        group.ddp_notebook_group.exchanges = self._exchanges(group.ddp_notebook_group)
         return group
 
-    def _exchanges(self, group: _Group) -> Exchanges:
-        new = self.new
-        folder, where = self.observer.process.folder, (new.store, new.name, new.rank or 0)
+    def _exchanges(self, group: _Group) -> Exchanges | NotedExchanges:
+        new, folder = self.new, self.observer.process.folder
+        if self.guard is None:
+            return NotedExchanges(folder / NOTED, group.members, group.title)
+        where = (new.store, new.name, new.rank or 0)
         return Exchanges(folder, *where, group.members, group.title)
 
     def ended(self) -> None:
@@ -523,6 +525,8 @@ def _recorder(
                 seq_ids[kind] = seq_id
                 log.mark(number, Phase.REFUSED, _now_ns())
                 raise
+        elif exchanges and group.exchanges is not None:
+            group.exchanges.check(seq_id, args, lists=exchanges == "lists")
         return number, waited, started_at
 
     torch_private.keep_from_compiler(record)

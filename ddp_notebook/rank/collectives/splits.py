@@ -8,6 +8,8 @@ group on. Of two that come at once at least one sees the other, as with the guar
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 
 from ddp_notebook import model
+from ddp_notebook.model import codec
 from ddp_notebook.rank.collectives import guard, mapped_file
 from ddp_notebook.rank.collectives.guard import Mismatch
 
@@ -50,6 +53,67 @@ class _File:
         return both if words[at] == seq_id + 1 else None
 
 
+class _Brought:
+    """What this rank brought to the all_to_alls of one group."""
+
+    def __init__(self, members: Sequence[int], group: str) -> None:
+        self.size, self._group = len(members), group
+        self._announced: tuple[int, ...] = ()
+        self.latest: model.Splits | None = None
+
+    def take(self, seq_id: int, args: Sequence[Any], *, lists: bool) -> model.Splits | None:
+        """The splits of an all_to_all that is about to begin; None where they are not known."""
+        sizes = _of_lists(args) if lists else _of_parts(args, self.size)
+        if sizes is None:
+            return None
+        widths = (1, 1) if lists else _widths(args)
+        self.latest = model.Splits(self._group, seq_id, *sizes, self._announced, widths)
+        if not lists:
+            self._announced = _counts(args, self.size) or self._announced
+        return self.latest
+
+
+class NotedExchanges:
+    """The all_to_alls of one group on a rank that refuses none: its splits outlive its process.
+
+    The last ones of all groups are in one file, `path`. gloo aborts who gets too much: such a
+    process cannot say what it had brought, and the others have gone on.
+    """
+
+    _number = itertools.count()
+
+    def __init__(self, path: Path, members: Sequence[int], group: str) -> None:
+        self._path, self._brought = path, _Brought(members, group)
+        self._map: Any = None
+
+    @property
+    def latest(self) -> model.Splits | None:
+        """What it brought to the last one."""
+        return self._brought.latest
+
+    def check(self, seq_id: int, args: Sequence[Any], *, lists: bool) -> None:
+        """Write this rank's splits. It raises nothing: what is not written is not known later."""
+        with contextlib.suppress(Exception):
+            splits = self._brought.take(seq_id, args, lists=lists)
+            if splits is None or self._brought.size > _MOST_RANKS:
+                return
+            if self._map is None:
+                self._map = False  # no room for it: it is not tried again
+                self._map = mapped_file.make(self._path, NOTED_LAST * NOTED_BYTES)
+            if self._map:
+                number = next(NotedExchanges._number)
+                data = json.dumps([number, codec.encode(splits)]).encode() + b"\0"
+                at = number % NOTED_LAST * NOTED_BYTES
+                self._map[at : at + len(data)] = data
+
+
+NOTED, NOTED_LAST, NOTED_BYTES = "splits", 4, 1 << 14
+"""The name of that file, of how many all_to_alls, and how much room there is for each.
+
+There is JSON: a number that grows, and the splits; up to the first byte that is zero.
+"""
+
+
 class Exchanges:
     """The all_to_alls of one group on this rank; `members` are its ranks, this one is `rank`."""
 
@@ -57,12 +121,15 @@ class Exchanges:
         self, folder: Path, store: Any, prefix: str, rank: int, members: Sequence[int], group: str
     ) -> None:
         self._folder, self._store, self._prefix = folder, store, prefix
-        self._rank, self._members, self._group = rank, tuple(members), group
+        self._rank, self._members = rank, tuple(members)
+        self._brought = _Brought(self._members, group)
         self._own: _File | None = None
         self._peers: dict[int, _File] = {}
-        self._announced: tuple[int, ...] = ()
-        self.latest: model.Splits | None = None
-        """This rank's splits in the last all_to_all."""
+
+    @property
+    def latest(self) -> model.Splits | None:
+        """What it brought to the last one."""
+        return self._brought.latest
 
     def check(self, seq_id: int, args: Sequence[Any], *, lists: bool) -> None:
         """Tell the others this rank's splits. Raises Mismatch where a peer has others.
@@ -70,13 +137,10 @@ class Exchanges:
         `lists` says that a list of tensors is sent, and not the parts of one.
         """
         size = len(self._members)
-        sizes = _of_lists(args) if lists else _of_parts(args, size)
-        if sizes is None:
+        splits = self._brought.take(seq_id, args, lists=lists)
+        if splits is None:
             return
-        widths = (1, 1) if lists else _widths(args)
-        self.latest = model.Splits(self._group, seq_id, *sizes, self._announced, widths)
-        if not lists:
-            self._announced = _counts(args, size) or self._announced
+        sizes, widths = (splits.sends, splits.receives), splits.widths
         if size > _MOST_RANKS or not self._begin(size):
             return
         assert self._own is not None

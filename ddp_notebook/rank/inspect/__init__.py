@@ -1,7 +1,7 @@
 """A rank's reports about itself: stacks, call sites, its state.
 
 answers.py       What a rank answers about itself; whoever asks cannot change what it does.
-blocked.py       In which library a thread of this process waits for a lock, as the system sees it.
+blocked.py       For which lock, file or pipe a thread waits, as the system sees it.
 case.py          What this rank knows about itself and its set-up, gathered when it is asked.
 data_workers.py  The workers of the DataLoader that the main thread waits for.
 elsewhere.py     Code that this process does not run as Python: compiled, or run by workers.

@@ -6,6 +6,7 @@ take long or wait for the main thread.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from ddp_notebook.rank.inspect import process as own
 from ddp_notebook.rank.inspect.polling import polled_file
 from ddp_notebook.rank.inspect.process import is_runnable, main_cpu_s, versions
 from ddp_notebook.rank.inspect.reachability import Reachability
-from ddp_notebook.rank.inspect.waiting import Waiting, is_ddp_constructor
+from ddp_notebook.rank.inspect.waiting import Waiting, is_at_rest, is_ddp_constructor
 from ddp_notebook.rank.main_thread import Failure
 from ddp_notebook.rank.setup import listening
 from ddp_notebook.rank.training import ddp
@@ -86,6 +87,9 @@ class Reporter:
             children=() if inside else watched.data_workers.started(stack),
             in_threads=watched.thread_errors.of_run,
             handles=error.during if error else watched.thread_errors.in_main(),
+            blocked=None if inside else self._waiting.blocked(awaited),
+            pid=os.getpid(),
+            at_rest=is_at_rest(),
             locked=not inside and self._waiting.locked(awaited),
             probe=probe,
             file=_store_file(arguments.path, dist.is_initialized()),

@@ -71,10 +71,7 @@ class DataWorkers(Component):
         return tuple(self._worker(loading, pid) for pid in loading.owing)
 
     def started(self, frames: Iterable[FrameType]) -> tuple[model.Child, ...]:
-        """The processes started by the user for whose end these frames of the main thread wait.
-
-        Only those that multiprocessing or torch started, not those of `subprocess`.
-        """
+        """The processes started by the user for whose end these frames of the main thread wait."""
         return tuple(
             model.Child(pid, _STATES.get(_state(pid), "gone"), round(self._still_s(pid), 1))
             for pid in _joined(frames)
@@ -167,7 +164,10 @@ def _joined(frames: Iterable[FrameType]) -> tuple[int, ...]:
     return ()
 
 
-_JOINS = (("torch.multiprocessing.spawn", "join"), ("multiprocessing.process", "join"))
+_JOINS = (
+    *(("torch.multiprocessing.spawn", "join"), ("multiprocessing.process", "join")),
+    *(("subprocess", "wait"), ("subprocess", "communicate")),
+)
 _STATES = {
     "R": "running",
     "S": "sleeping",

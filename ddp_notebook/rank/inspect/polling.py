@@ -10,7 +10,7 @@ import ast
 import functools
 import linecache
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -202,10 +202,35 @@ def _tested_paths(test: ast.expr, frame: FrameType) -> list[str]:
 
 
 def _value(node: ast.expr | None, frame: FrameType) -> str:
-    """The value of a name or a literal text in `frame`; nothing is called or computed."""
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    if isinstance(node, ast.Name):
-        value = _object(node, frame)
-        return str(value) if isinstance(value, (str, Path)) else ""
+    """A path as the source makes it of names and literal texts; none of the user's is called."""
+    match node:
+        case ast.JoinedStr(values=parts):
+            return "".join(_part(part, frame) for part in parts)
+        case ast.BinOp(left=left, op=ast.Div() | ast.Add(), right=right):
+            return _joined("/" if isinstance(node.op, ast.Div) else "", (left, right), frame)
+        case ast.Call(func=func, args=[_, *_] as parts, keywords=[]) if _name(func) in _JOINS:
+            return _joined("/", parts, frame)
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.Name() | ast.Attribute():
+            value = _object(node, frame)
+            return str(value) if isinstance(value, (str, Path)) else ""
     return ""
+
+
+def _joined(by: str, parts: Sequence[ast.expr], frame: FrameType) -> str:
+    """The parts of a path, joined by a slash or by nothing; empty if one is not known."""
+    values = [_value(part, frame) for part in parts]
+    return by.join(values) if all(values) else ""
+
+
+_JOINS = ("join", "Path", "joinpath")
+"""``os.path.join(a, b)``, ``Path(a, b)``."""
+
+
+def _part(node: ast.expr, frame: FrameType) -> str:
+    """A part of an f-string, if it is a text, a path or a plain number."""
+    if isinstance(node, ast.FormattedValue) and node.conversion == -1 and not node.format_spec:
+        value = _object(node.value, frame)
+        return str(value) if type(value) is int else _value(node.value, frame)
+    return _value(node, frame)

@@ -5,21 +5,27 @@ Called on the thread that answers questions: nothing here waits for the main thr
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from ddp_notebook.model import Activity
+import torch.distributed.rpc as rpc
+
+from ddp_notebook.model import Activity, Blocked, Lacks
 from ddp_notebook.rank.collectives import observer
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.inspect import blocked, frames, store_keys
-from ddp_notebook.rank.inspect.frames import UserCode
+from ddp_notebook.rank.inspect.frames import IsUsers, UserCode
 from ddp_notebook.rank.inspect.polling import Polled, polled
 from ddp_notebook.rank.main_thread import MainThread
 
@@ -138,6 +144,36 @@ class Waiting:
             return False
         return not _at_work(sys._current_frames()) and not awaited.has_moved
 
+    def blocked(self, awaited: Awaited) -> Blocked | None:
+        """What the main thread waits for outside of torch, if none of its threads can bring it.
+
+        A lock on a file only if a process holds it that the same parent started, as it did this.
+        """
+        stack = frames.frames_of(frames.main_frame())
+        path = blocked.file_lock(os.getpid()) or _polled_lock(stack)
+        if path:
+            return _behind_lock(path)
+        others = _at_rest()
+        if others is None or awaited.has_moved or _may_be_called():
+            return None
+        at = tuple(f"its thread {each.name!r} waits{self._line_of(each)}" for each in others)
+        return self._by_itself(stack, at)
+
+    def _by_itself(self, stack: Sequence[FrameType], threads: tuple[str, ...]) -> Blocked | None:
+        """The same, where its other threads all wait for locks."""
+        child = _waits_for_child(stack)
+        if child:
+            return Blocked(Lacks.PIPE, "", child, threads)
+        if _is_locked(os.getpid()) and self._observer.waits_for() is None:
+            return Blocked(Lacks.LOCK, _library_call(stack, self._is_users), threads=threads)
+        path = blocked.fifo(os.getpid())
+        alone = path and not blocked.has_children()
+        return Blocked(Lacks.FIFO, path, threads=threads) if alone else None
+
+    def _line_of(self, thread: threading.Thread) -> str:
+        where = self._user_code.describe(sys._current_frames().get(thread.ident or 0))
+        return f" at {where}" if where else ""
+
     def wait(self, awaited: Awaited, runnable: bool) -> Wait:
         """What it waits in; `runnable` if it uses the CPU."""
         stack = awaited.stack
@@ -250,6 +286,107 @@ def _is_locked(native_id: int) -> bool:
     return blocked.in_torch(native_id) is False and blocked.for_ever(native_id)
 
 
+def _at_rest() -> list[threading.Thread] | None:
+    """The other threads, where each waits without a limit for a lock; None if one may go on.
+
+    Without those that run beside the user's code. What has not begun to run between two looks has
+    waited all the time, and so did all at one moment.
+    """
+    current = sys._current_frames()
+    threads = {thread.ident: thread for thread in threading.enumerate()}
+    if not current.keys() <= threads.keys():
+        return None  # one that Python did not start
+    main = threading.main_thread()
+    others = [each for each in threads.values() if each is not main and not _beside(each, current)]
+    ids = [os.getpid(), *(each.native_id or 0 for each in others)]
+    before = blocked.times_run(ids)
+    rest = all(map(_is_locked, ids[1:])) and blocked.times_run(ids) == before
+    return others if rest and -1 not in before else None
+
+
+def _beside(thread: threading.Thread, current: dict[int, FrameType]) -> bool:
+    """True of a thread of this package's or the engine's, or that only draws a progress bar."""
+    modules = [
+        str(frame.f_globals.get("__name__", ""))
+        for frame in frames.chain(current.get(thread.ident or 0))
+    ]
+    return any(name.startswith(_BESIDE) for name in modules) and all(
+        name.startswith(_IDLE) for name in modules
+    )
+
+
+def _behind_lock(path: str) -> Blocked | None:
+    """That it waits for the lock on a file, if this process has it, or one of the same parent."""
+    pid = blocked.holder(path)
+    known = pid == os.getpid() or (pid and blocked.parent(pid) == os.getppid())
+    name = str(Path(path).readlink()) if path.startswith("/proc/self/") else path
+    return Blocked(Lacks.FILE_LOCK, name, pid) if known else None
+
+
+def is_at_rest() -> bool:
+    """True if none of the user's threads besides the main one can go on."""
+    return _at_rest() is not None
+
+
+def _may_be_called() -> bool:
+    """True where others can have the user's code run in a process all of whose threads wait.
+
+    A handler of a signal does, and torch's RPC, on threads that Python does not know.
+    """
+    handlers = {signal.getsignal(each) for each in signal.valid_signals()}
+    for handler in handlers - {signal.default_int_handler}:
+        module = str(getattr(handler, "__module__", ""))
+        if callable(handler) and not module.startswith(("signal", *_BESIDE)):
+            return True
+    with contextlib.suppress(Exception):
+        rpc.get_worker_info()
+        return True
+    return False
+
+
+def _polled_lock(stack: Sequence[FrameType]) -> str:
+    """The file whose lock `filelock` asks for again and again, without a limit; empty for none."""
+    for frame in stack[:4]:
+        names = frame.f_locals
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.startswith("filelock") and frame.f_code.co_name == "acquire" and "self" in names:
+            limit = names.get("timeout")
+            return str(names["self"].lock_file) if limit is None or limit < 0 else ""
+    return ""
+
+
+def _waits_for_child(stack: Sequence[FrameType]) -> int:
+    """The pid of a child that waits for this process at a pipe, as the main thread does for it.
+
+    0 for none. While `communicate` runs, it reads what the child writes, and writes to its input.
+    """
+    for frame in stack[:6]:
+        name = frame.f_code.co_name
+        if frame.f_globals.get("__name__") != "subprocess" or name not in ("wait", "communicate"):
+            continue
+        child, limit = frame.f_locals.get("self"), frame.f_locals.get("timeout")
+        talks = name == "communicate"
+        ends = (blocked.READ,) if talks else (blocked.READ, blocked.WRITE)
+        if limit is not None or not isinstance(child, subprocess.Popen):
+            return 0
+        alone = not (talks and child.stdin) and not blocked.has_children(child.pid)
+        return child.pid if alone and blocked.at_pipe_of_ours(child.pid, ends) else 0
+    return 0
+
+
+def _library_call(stack: Sequence[FrameType], is_users: IsUsers) -> str:
+    """What the user called that waits: ``Queue.get()``; empty for a lock itself."""
+    inner: FrameType | None = None
+    for frame in stack:
+        if is_users(frame.f_code.co_filename):
+            break
+        inner = frame
+    if inner is None:
+        return ""
+    of = type(inner.f_locals["self"]).__name__ + "." if "self" in inner.f_locals else ""
+    return f"{of}{inner.f_code.co_name}()"
+
+
 def _at_work(current: dict[int, FrameType]) -> list[threading.Thread]:
     """The threads besides the main one that do not just wait for work or for a time."""
     return [
@@ -266,11 +403,22 @@ def _at_work(current: dict[int, FrameType]) -> list[threading.Thread]:
     ]
 
 
+_BESIDE = (
+    "ipykernel",
+    "ipyparallel",
+    "zmq",
+    "tornado",
+    "IPython",
+    "traitlets",
+    "ddp_notebook",
+    "tqdm",
+)
+"""Modules of threads that run beside the user's code."""
 _IDLE = (
     *("threading", "queue", "selectors", "socket", "asyncio", "concurrent.futures.thread"),
-    *("ipykernel", "ipyparallel", "zmq", "tornado", "IPython", "traitlets", "ddp_notebook"),
+    *_BESIDE,
 )
-"""Modules of threads that wait for work, and of those that run beside the user's code."""
+"""Those, and modules of threads that wait for work."""
 
 
 def _who_computes(future: object, current: dict[int, FrameType]) -> threading.Thread | None:
