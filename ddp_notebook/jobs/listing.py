@@ -64,6 +64,7 @@ def _unprepared(ranks: Mapping[int, Seen]) -> Listed:
     state = f"runs; looked at from outside: ddp-notebook why {first.pid}"
     if unprepared.was_set(first.pid):
         state = f"has DDP_NOTEBOOK=1, but is not prepared, or not yet: ddp-notebook why {first.pid}"
+        state = unprepared.elsewhere(first.pid) or state
     size = max(first.world_size, max(ranks) + 1)
     return Listed(first.script, size, pids, tuple(ranks), first.began_s, False, None, state)
 
@@ -92,7 +93,10 @@ def text(jobs: Sequence[Listed]) -> str:
         now_s = time.time()
         parts.append(Table(_COLUMNS, [_row(each, now_s) for each in jobs]).text())
     if not any(job.prepared or unprepared.was_set(min(job.pids.values())) for job in jobs):
-        parts.append(f"No job of yours on this host was prepared. {prepared.HOW_TO_PREPARE}")
+        where = prepared.looked_in()
+        parts.append(
+            f"No job of yours on this host was prepared ({where}). {prepared.HOW_TO_PREPARE}"
+        )
     return "\n\n".join(parts)
 
 

@@ -6,6 +6,7 @@ change what they do; that is `acting/`'s.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -18,7 +19,7 @@ from ddp_notebook.cluster.questions import ask
 from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs.records import CRASHES, ORPHANED, Process
-from ddp_notebook.jobs.unprepared import how_to_see, untold, was_set
+from ddp_notebook.jobs.unprepared import elsewhere, how_to_see, untold, was_set
 from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
 from ddp_notebook.model import (
     Activity,
@@ -120,13 +121,21 @@ def newest() -> Job:
         pids = ", ".join(f"{job.first.pid} ({job.title})" for job in alive)
         raise UsageMistake(f"Several jobs run: name one by its pid: {pids}")
     if not everything:
-        raise UsageMistake(f"There is no prepared job of yours on this host. {HOW_TO_PREPARE}")
+        raise UsageMistake(
+            f"There is no prepared job of yours on this host ({looked_in()}). {HOW_TO_PREPARE}"
+        )
     return (alive or everything)[0]
 
 
 HOW_TO_PREPARE = (
     "Start one with DDP_NOTEBOOK=1 in its environment, as in: DDP_NOTEBOOK=1 torchrun …"
 )
+
+
+def looked_in() -> str:
+    """Where prepared jobs are looked for: one that was told another folder is not seen."""
+    named = f", of {job_folder.FOLDER_VARIABLE}" if job_folder.FOLDER_VARIABLE in os.environ else ""
+    return f"looked for in {plain(str(job_folder.root()))}{named}"
 
 
 def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
@@ -151,7 +160,7 @@ def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
             f"Process {pid} has not loaded torch, and is neither a rank nor the launcher of one. "
             "Your jobs: ddp-notebook jobs"
         )
-    how = _WAS_SET if was_set(pid) else HOW_TO_PREPARE
+    how = (elsewhere(pid) or _WAS_SET) if was_set(pid) else HOW_TO_PREPARE
     return (
         f"Process {pid} is not prepared, and cannot be asked. {how} Its stacks, if it "
         f"runs Python and py-spy is installed: {how_to_see(pid)}"

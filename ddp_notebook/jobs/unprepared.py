@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from ddp_notebook.launch.process_groups import stat_fields
 from ddp_notebook.rank.prepared import job_folder, processes
 from ddp_notebook.rank.prepared.processes import has_torch, read
+from ddp_notebook.views.ansi import plain
 
 _MOST_PROCESSES = 10_000
 
@@ -99,6 +101,21 @@ def was_set(pid: int) -> bool:
         return processes.environment(pid).get("DDP_NOTEBOOK") == "1"
     except OSError:
         return False
+
+
+def elsewhere(pid: int) -> str:
+    """That a process writes its record into another folder than is read here; empty if not so."""
+    try:
+        theirs = processes.environment(pid)
+    except OSError:
+        return ""
+    folder = job_folder.FOLDER_VARIABLE
+    name = folder if folder in theirs or folder in os.environ else "TMPDIR"
+    if theirs.get(name, "") == os.environ.get(name, ""):
+        return ""
+    how = f"with {name}={shlex.quote(plain(theirs[name]))}" if name in theirs else f"without {name}"
+    read = plain(str(job_folder.root()))
+    return f"It was started {how}, and its record is not in {read}: ask with the same {name}."
 
 
 def untold(pid: int) -> tuple[int, ...]:

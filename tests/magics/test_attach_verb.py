@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support import shared_shell
 
-from ddp_notebook.jobs import prepared
+from ddp_notebook.jobs import prepared, unprepared
 from ddp_notebook.model import StackTree
 from ddp_notebook.rank.prepared import job_folder
 
@@ -21,6 +21,7 @@ Capture = pytest.CaptureFixture[str]
 def no_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of others on this machine are not seen."""
     monkeypatch.setenv(job_folder.FOLDER_VARIABLE, str(tmp_path / "jobs"))
+    monkeypatch.setattr(unprepared, "jobs", lambda prepared: [])
 
 
 def run(shell: Any, capsys: Capture, source: str) -> tuple[Any, str]:

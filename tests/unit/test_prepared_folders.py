@@ -565,6 +565,22 @@ def test_a_rank_that_was_stopped_is_not_waited_for() -> None:
     assert report.doing == f"process {process.pid} is stopped"
 
 
+def test_where_a_record_is_that_another_folder_hides_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stranger(variable="1") as process:
+        try:
+            monkeypatch.setenv(job_folder.FOLDER_VARIABLE, str(tmp_path / "another"))
+            with pytest.raises(UsageMistake, match="ask with the same DDP_NOTEBOOK_FOLDER") as why:
+                prepared.job_of(process.pid)
+            monkeypatch.delenv(job_folder.FOLDER_VARIABLE)
+            with pytest.raises(UsageMistake, match="was started with DDP_NOTEBOOK_FOLDER="):
+                prepared.job_of(process.pid)
+        finally:
+            process.kill()
+    assert str(tmp_path / "jobs") in str(why.value) and "another" in str(why.value)
+
+
 def test_a_process_that_torch_did_not_prepare_is_told_why_not() -> None:
     with stranger(variable="1") as process:
         try:

@@ -171,6 +171,6 @@ def passing_handler(
 ) -> ast.ExceptHandler | None:
     """The handler after which a loop takes its next turn, though `line` has raised."""
     for node in ast.walk(loop):
-        if isinstance(node, ast.Try) and any(_holds(each, line) for each in node.body):
+        if isinstance(node, ast.Try) and any(holds(each, line) for each in node.body):
             return next((h for h in node.handlers if not isinstance(h.body[-1], _ENDS)), None)
     return None

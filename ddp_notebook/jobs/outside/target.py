@@ -35,7 +35,9 @@ class Unprepared:
         """Its ranks, and how it was started."""
         was_set = any(unprepared.was_set(seen.pid) for seen in self._ranks.values())
         how = "not prepared, or not yet," if was_set else "started without DDP_NOTEBOOK=1"
-        return f"{name_ranks(self._ranks)} of {self.world_size}, {how} and seen from outside"
+        folder = unprepared.elsewhere(next(iter(self._ranks.values())).pid) if was_set else ""
+        seen = f"{name_ranks(self._ranks)} of {self.world_size}, {how} and seen from outside"
+        return f"{seen}. {folder}".rstrip(". ")
 
     @property
     def world_size(self) -> int:
