@@ -65,6 +65,9 @@ class Config:
 class Color(enum.Enum):
     RED = 1
     BLUE = 2
+class Shade(enum.Flag):
+    LIGHT = 1
+    DARK = 2
 class Slots:
     __slots__ = ("a", "b")
     def __init__(self, a): self.a = a
@@ -150,8 +153,8 @@ EQUAL = {
     "by_meta": "<ByMeta>",
     "ByMeta": "<Meta>",
     "Broken": "<class Broken>",
-    "Color.BLUE": "<Color>",
-    "Ids.ONE": "<Ids>",
+    "Color.BLUE": "Color.BLUE",
+    "Ids.ONE": "Ids.ONE",
     "collections.Counter('abc')": "<Counter of 3>",
     "torch": "<module torch>",
     "print": "<function print>",
@@ -163,7 +166,7 @@ DIFFERENT = """rank * 2.5; 'a' + str(rank); text; 1j * rank; huge; [rank] * 3; n
 model; model.state_dict(); touchy; [touchy]; {'k': touchy}; my_int; my_dict; config; array; -rank
 datetime.timedelta(rank); {'when': datetime.timedelta(rank)}; range(rank, 9); Slots(rank); big
 Tagged(rank); Failed('x', rank); Exception('x', rank); collections.OrderedDict(a=rank)
-Point(1, rank)"""
+Point(1, rank); list(Color)[rank:]; {'mode': (*Color, None)[rank]}; Shade(rank)"""
 UNKNOWN = "deep; mine; (i for i in range(rank)); {'o': optimizer}; threading.Lock()"
 
 

@@ -7,6 +7,7 @@ and is in this host's memory; of other objects the name of their class.
 
 from __future__ import annotations
 
+import enum
 import itertools
 import sys
 import types
@@ -28,6 +29,8 @@ _MOST_BITS = 128
 NAME_OF = type.__dict__["__name__"].__get__
 """A class's name, without calling its metaclass."""
 MRO_OF = type.__dict__["__mro__"].__get__
+_MEMBER_OF = enum.Enum.__dict__["__dict__"].__get__
+"""What an enum's member has, without calling its class."""
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Classes of torch's own: a subclass may be anything."""
@@ -96,10 +99,21 @@ def _by_class(value: Any, kind: type) -> str:
         return f"<class {NAME_OF(value)}>"
     if kind is types.ModuleType:
         return f"<module {str(vars(value).get('__name__', ''))[:_LONGEST_STRING]}>"
+    if enum.Enum in MRO_OF(kind):
+        return _member(value)
     for base in (dict, list, tuple, set, frozenset, str):
         if base in MRO_OF(kind):
             return f"<{class_name(value)} of {base.__len__(value)}>"
     return f"<{class_name(value)}>"
+
+
+def _member(value: Any) -> str:
+    """``Color.RED``, ``Access.READ|WRITE``; of flags that have no name their number."""
+    own = _MEMBER_OF(value)
+    name, content = own.get("_name_"), own.get("_value_")
+    if type(name) is str:
+        return f"{class_name(value)}.{name}"
+    return f"{class_name(value)}({content})" if type(content) is int else f"<{class_name(value)}>"
 
 
 def _array(word: str, value: Any, device: object = "") -> str:
