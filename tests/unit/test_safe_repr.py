@@ -42,7 +42,7 @@ class Access(enum.Flag):
     WRITE = 2
 
 
-class Reply(str, enum.Enum):
+class Reply(enum.StrEnum):
     YES = "yes"
 
 
