@@ -17,7 +17,6 @@ from support import shared_session
 
 from ddp_notebook.errors import DDPError
 from ddp_notebook.rank.calls import Breakpoint
-from ddp_notebook.rank.debugger import monitoring
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.session.runs.run import CellResult
 
@@ -46,8 +45,6 @@ class Place:
     function: str = ""
     mark: str = "mark"
     said: str = ""
-    is_compiled: bool = False
-    """Whether `torch.compile` has that line: with sys.monitoring, it does not stop."""
 
     @property
     def text(self) -> str:
@@ -398,7 +395,6 @@ PLACES = (
             compiled(7 + dist.get_rank(), torch.ones(2))
         """,
         "compiled",
-        is_compiled=True,
     ),
     Place(
         "called by what is compiled",
@@ -415,7 +411,6 @@ PLACES = (
             compiled(7 + dist.get_rank(), torch.ones(2))
         """,
         "inner",
-        is_compiled=True,
     ),
     Place(
         "DataLoader's collate",
@@ -598,8 +593,6 @@ def _check(session: Session, place: Place, ran: CellResult, line: int) -> None:
 
 def cases(place: Place) -> list[tuple[str, str]]:
     """Ways and holders of a place: a function of a script has no name before it runs."""
-    if place.is_compiled and monitoring.is_there():
-        return [("breakpoint()", holder) for holder in HOLDERS]
     both = itertools.product(WAYS, HOLDERS)
     named = [(way, holder) for way, holder in both if way == "function" and holder != "script"]
     return [(way, holder) for way in WAYS[:2] for holder in HOLDERS] + named * bool(place.function)

@@ -17,8 +17,8 @@ from ddp_notebook.rank.debugger.debugger import Debugger
 from ddp_notebook.rank.debugger.expressions import Expressions
 from ddp_notebook.rank.debugger.not_finite import NotFinite
 from ddp_notebook.rank.editor.editor import Editor
-from ddp_notebook.rank.inspect import elsewhere
 from ddp_notebook.rank.inspect.answers import Answers
+from ddp_notebook.rank.inspect.elsewhere import Compiled
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.rescue import Rescue
 from ddp_notebook.rank.training.parallel.held import Held
@@ -57,8 +57,10 @@ class RankCore:
         self.debugger = Debugger(main_thread, gate, self.user_code, self.events, names_of)
         # A thread that is paused in what torch compiles evaluates as any other.
         torch_private.keep_from_compiler(Debugger._stop)
-        self.debugger.breakpoints.never_runs = elsewhere.never_runs
-        self.debugger.breakpoints.elsewhere = elsewhere.not_stopped
+        self.compiled = Compiled(self.debugger.breakpoints.canonical)
+        self.debugger.watch_lines = self.compiled.watch
+        self.debugger.breakpoints.never_runs = self.compiled.never_runs
+        self.debugger.breakpoints.elsewhere = self.compiled.not_stopped
         self.debugger.armed.tell = self.observer.limits.lift
         self.debugger.watch_values = NotFinite(self.debugger.occurred).watch
         self.editor = Editor(self.debugger, gate, main_thread)
@@ -75,7 +77,7 @@ class RankCore:
 
     def lifecycle(self, more: Sequence[Component] = ()) -> Lifecycle:
         """All components in their order, with `more`; questions come when all are attached."""
-        stops = self.debugger, self.editor, self.rescue
+        stops = self.debugger, self.compiled, self.editor, self.rescue
         return Lifecycle((*self.watched.components(more, stops), self.questions))
 
     def doing(self, *, in_run: bool) -> str:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from types import FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -226,6 +228,41 @@ def compiled() -> Iterator[tuple[str, Any, bool]]:
         if given is not None:
             of, whole = getattr(given, "__self__", given), getattr(context, "fullgraph", False)
             yield getattr(of, "__qualname__", type(of).__name__), given, whole
+
+
+_NOT_COMPILED = "runs as Python"
+"""A constant in code that is to run as it is: the compiler skips for ever what equals its own."""
+
+
+def on_compiled(chosen: Callable[[CodeType, Sequence[CodeType]], bool], *, load: bool) -> bool:
+    """Have `chosen` hear of what `torch.compile` compiles: code, and all that is compiled in it.
+
+    Where it says so that code runs as Python, until `compile_again`. False while the compiler is
+    not loaded, unless `load`, and where this torch does not tell.
+    """
+    if load:
+        importlib.import_module("torch._dynamo.convert_frame")
+    module = sys.modules.get("torch._dynamo.convert_frame")
+    register = getattr(module, "register_bytecode_hook", None)
+    if register is None:
+        return False
+
+    def hook(code: CodeType, _: CodeType) -> CodeType | None:
+        output = sys._getframe(1).f_locals.get("output")
+        with contextlib.suppress(Exception):  # what is compiled matters more
+            if chosen(code, tuple(getattr(output, "traced_code", ())) or (code,)):
+                return code.replace(co_consts=(*code.co_consts, _NOT_COMPILED))
+        return None
+
+    register(hook)
+    return True
+
+
+def compile_again(code: CodeType) -> None:
+    """Have `torch.compile` forget what it made of `code`. While no thread is in it."""
+    reset = getattr(torch._C._dynamo.eval_frame, "reset_code", None)
+    if reset is not None:
+        reset(code)
 
 
 CALL_OF_MODULE = "_call_impl"

@@ -89,11 +89,14 @@ def watched(name: str, table: VariableTable) -> str:
 def frames_text(
     ranks: Ranks, frames: Sequence[Frame], chosen: int, why: str = ""
 ) -> tuple[str, ...]:
-    """The frames of paused ranks, the innermost first; `chosen` is marked."""
+    """The frames of paused ranks, of which `frames` has the innermost first; `chosen` is marked.
+
+    Shown as in a traceback and in a stack tree: the innermost, number 0, is the last.
+    """
     if not frames:
         return (f"{name_ranks(ranks)}: {why}",)
     lines = [f"{name_ranks(ranks)}:"]
-    for number, frame in enumerate(frames):
+    for number, frame in reversed(tuple(enumerate(frames))):
         function = f", in {frame.function}" if frame.function not in ("", "<module>") else ""
         mark = "→" if number == chosen else " "
         lines.append(

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from line_places import HOLDERS, PLACES, Place, play
 
-from ddp_notebook.rank.debugger import monitoring
 from ddp_notebook.session import Session
 
 CHOSEN = [
@@ -22,7 +21,5 @@ CHOSEN = [
 def test_it_is_hit_with_the_right_variables(
     ranks2: Session, tmp_path: Path, place: Place, way: str, number: int
 ) -> None:
-    if place.is_compiled and monitoring.is_there():
-        way = "breakpoint()"  # %ddp_break says that it cannot stop there
     holders = HOLDERS[:2] if way == "function" else HOLDERS
     play(ranks2, place, way, holders[number // 2 % len(holders)], tmp_path)

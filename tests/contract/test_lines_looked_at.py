@@ -209,12 +209,12 @@ COMPILED = (
 def test_where_nothing_can_stop_is_said(ranks2: Session, tmp_path: Path) -> None:
     """In what is compiled as a whole, and in workers; and the code runs as without a breakpoint."""
     ranks2.run_cell(COMPILED).raise_for_error()
-    for name in ("whole", "inner", "Part.forward"):
+    for name in () if monitoring.is_there() else ("whole", "inner", "Part.forward"):
         with pytest.raises(UsageMistake, match=r"fullgraph=True.*Stop in what calls it"):
             ranks2.breakpoints.add(name, Breakpoint(0))
     row = ranks2.breakpoints.add("breaks", Breakpoint(0))
     assert "Not reached yet" in row.text
-    assert ("torch.compile has breaks compiled" in row.text) == monitoring.is_there()
+    assert ("breaks compiled; while this breakpoint is" in row.text) == monitoring.is_there()
     ranks2.breakpoints.clear()
     row = ranks2.breakpoints.add("Data.__getitem__", Breakpoint(0))
     assert "2 worker processes run it too, and do not stop there" in row.text
@@ -227,6 +227,30 @@ def test_where_nothing_can_stop_is_said(ranks2: Session, tmp_path: Path) -> None
     assert "tensor([3.]) tensor([2.]) [0, 1, 2, 3]" in texts(result)
     stopped = ranks2.run_cell("list(here)")
     assert "in Data.__getitem__" in rows(stopped.steps)[(0, 1)]
+
+
+@pytest.mark.skipif(not monitoring.is_there(), reason="with fullgraph, from Python 3.12 on")
+def test_what_is_compiled_runs_as_python_while_it_has_a_breakpoint(ranks2: Session) -> None:
+    """Whether it was compiled before or after; and is then compiled again."""
+    graphs = (
+        "import torch\nran = 0\ndef backend(graph, _):\n    def run(*inputs):\n"
+        "        global ran\n        ran += 1\n        return graph.forward(*inputs)\n"
+        "    return run\n"
+        "def inner(x):\n    return x * 2\n"
+        "@torch.compile(backend=backend, fullgraph=True)\ndef whole(x):\n    return inner(x) + 1\n"
+    )
+    call = "ran = 0\nprint(whole(torch.ones(1)), ran)"
+    for before in (call, "pass"):
+        ranks2.run_cell(f"{graphs}{before}").raise_for_error()
+        row = ranks2.breakpoints.add("inner", Breakpoint(0))
+        assert "torch.compile has whole compiled; while this breakpoint is set" in row.text
+        for _ in range(2):
+            stopped = ranks2.run_cell(call)
+            assert "in inner: return x * 2" in rows(stopped.steps)[(0, 1)]
+            assert values(ranks2.evaluate("x")) == {(0, 1): "float32 [1] cpu: 1"}
+            assert "tensor([3.]) 0" in texts(ranks2.step(to="end") and ranks2.wait(60))
+        ranks2.breakpoints.clear()
+        assert "tensor([3.]) 1" in texts(ranks2.run_cell(call))
 
 
 def test_what_is_evaluated_where_torch_compiles_is_not_compiled(ranks2: Session) -> None:

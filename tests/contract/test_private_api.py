@@ -55,6 +55,36 @@ def test_torch_still_has_what_forgetting_groups_needs(tmp_path: Path) -> None:
     run_with_torch(FORGET, tmp_path)
 
 
+COMPILED = """
+import torch
+from ddp_notebook.rank import torch_private
+
+told, ran, plain = [], [], True
+def chosen(root, codes):
+    told.append((root.co_name, {code.co_name for code in codes}))
+    return plain
+def backend(graph, _):
+    return lambda *inputs: ran.append(1) or graph.forward(*inputs)
+def inner(x):
+    return x * 2
+def outer(x):
+    return inner(x) + 1
+assert torch_private.on_compiled(chosen, load=True)
+compiled = torch.compile(outer, backend=backend)
+assert compiled(torch.ones(1)) == 3 and ("outer", {"outer", "inner"}) in told and not ran, told
+compiled(torch.ones(1))
+assert not ran, "it is compiled after all"
+plain = False
+for code in (outer.__code__, inner.__code__):
+    torch_private.compile_again(code)
+assert compiled(torch.ones(1)) == 3 and ran == [1], "it is never compiled again"
+"""
+
+
+def test_torch_still_has_what_running_compiled_code_as_python_needs(tmp_path: Path) -> None:
+    run_with_torch(COMPILED, tmp_path)
+
+
 def test_torch_still_has_the_functions_by_which_a_rank_in_set_up_is_known(tmp_path: Path) -> None:
     code = (
         "from torch.distributed import distributed_c10d\n"

@@ -24,11 +24,11 @@ FRAMES = (
 )
 
 
-def test_frames_are_numbered_and_the_chosen_one_is_marked() -> None:
+def test_frames_are_in_the_order_of_a_traceback_numbered_and_the_chosen_one_is_marked() -> None:
     assert frames_text((0, 2, 3), FRAMES, 1) == (
         "ranks 0,2-3:",
-        "   0  cell 3, line 4, in inner: y = x",
         "→  1  train.py:7: inner(2)",
+        "   0  cell 3, line 4, in inner: y = x",
     )
     assert frames_text((1,), (), 0, "does not answer") == ("rank 1: does not answer",)
 

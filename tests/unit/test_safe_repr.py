@@ -29,6 +29,22 @@ class OwnList(list[int]):
 class Colour(enum.Enum):
     RED = 1
 
+    @property
+    def name(self) -> str:
+        raise RuntimeError("its name was asked for")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("it was written out")
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class Reply(enum.StrEnum):
+    YES = "yes"
+
 
 @pytest.mark.parametrize(
     ("value", "text"),
@@ -57,7 +73,10 @@ class Colour(enum.Enum):
         (Path("data"), f"{type(Path()).__name__}('data')"),
         (collections.Counter("aab"), "<Counter of 2>"),
         (OwnList([1, 2]), "<OwnList of 2>"),
-        (Colour.RED, "<Colour>"),
+        (Colour.RED, "Colour.RED"),
+        ([Colour.RED, Reply.YES], "[Colour.RED, Reply.YES]"),
+        (Access.READ | Access.WRITE, "Access.READ|WRITE"),
+        (Access(0), "Access(0)"),
         (len, "<function len>"),
         (int, "<class int>"),
         (KeyError("x"), "<KeyError>"),

@@ -17,7 +17,7 @@ from ddp_notebook.state import variable_table
 MOST_BYTES = 64 << 10
 PARTLY = ", not compared to its end"
 SETUP = """
-import torch, numpy, collections, dataclasses, enum, datetime, threading
+import torch, numpy, collections, dataclasses, datetime, decimal, enum, threading
 ran = []
 class Touchy:
     def __init__(self): self.kept = rank
@@ -65,6 +65,9 @@ class Config:
 class Color(enum.Enum):
     RED = 1
     BLUE = 2
+class Shade(enum.Flag):
+    LIGHT = 1
+    DARK = 2
 class Slots:
     __slots__ = ("a", "b")
     def __init__(self, a): self.a = a
@@ -75,6 +78,18 @@ class Failed(Exception):
 class Ids(enum.IntEnum):
     ONE = 1
 Point = collections.namedtuple("Point", "x y")
+def on_both(): pass
+def defined_twice(): return 1
+first = defined_twice
+def defined_twice(): return 2
+defined_twice = (first, defined_twice)[rank % 2]
+def closing(x):
+    def inner(): return x
+    return inner
+partly = torch.nn.Linear(1, 1, bias=False).requires_grad_(rank == 0)
+torch.nn.init.ones_(partly.weight)
+frozen = torch.nn.Linear(1, 1).requires_grad_(False); torch.nn.init.ones_(frozen.weight)
+torch.nn.init.zeros_(frozen.bias)
 touchy, broken, by_meta = Touchy(), Broken(), ByMeta()
 my_int, my_dict = MyInt(3 + rank), MyDict(a=rank)
 config = Config(seed=rank)
@@ -150,12 +165,16 @@ EQUAL = {
     "by_meta": "<ByMeta>",
     "ByMeta": "<Meta>",
     "Broken": "<class Broken>",
-    "Color.BLUE": "<Color>",
-    "Ids.ONE": "<Ids>",
+    "Color.BLUE": "Color.BLUE",
+    "Ids.ONE": "Ids.ONE",
     "collections.Counter('abc')": "<Counter of 3>",
     "torch": "<module torch>",
     "print": "<function print>",
-    "lambda: rank": "<function <lambda>>",
+    "on_both": "<function on_both>",
+    "frozen": "Linear, 2 parameters (2 frozen), train",
+    "collections.deque([1, 2])": "<deque of 2>",
+    "datetime.datetime(2026, 1, 2)": "datetime.datetime(2026, 1, 2, 0, 0)",
+    "decimal.Decimal('0.1')": "Decimal('0.1')",
     "float('nan')": "nan",
 }
 """With what is shown, where that is short."""
@@ -163,8 +182,11 @@ DIFFERENT = """rank * 2.5; 'a' + str(rank); text; 1j * rank; huge; [rank] * 3; n
 model; model.state_dict(); touchy; [touchy]; {'k': touchy}; my_int; my_dict; config; array; -rank
 datetime.timedelta(rank); {'when': datetime.timedelta(rank)}; range(rank, 9); Slots(rank); big
 Tagged(rank); Failed('x', rank); Exception('x', rank); collections.OrderedDict(a=rank)
-Point(1, rank)"""
-UNKNOWN = "deep; mine; (i for i in range(rank)); {'o': optimizer}; threading.Lock()"
+Point(1, rank); list(Color)[rank:]; {'mode': (*Color, None)[rank]}; Shade(rank)
+collections.deque([rank])
+decimal.Decimal(rank); datetime.datetime(2026, 1, 2, rank); [collections.deque([model, rank])]"""
+UNKNOWN = """deep; mine; (i for i in range(rank)); {'o': optimizer}; threading.Lock(); lambda: rank
+closing(rank)"""
 
 
 @pytest.mark.parametrize("source", EQUAL)
@@ -180,7 +202,17 @@ def test_different_values_are_not(ranks: list[dict[str, Any]], source: str) -> N
     assert cells(compared(ranks, source)).keys() == {(0,), (1,), (2,)}
 
 
-@pytest.mark.parametrize("source", UNKNOWN.split("; "))
+def test_functions_of_one_name_and_models_that_train_otherwise_are_not_equal(
+    ranks: list[dict[str, Any]],
+) -> None:
+    assert cells(compared(ranks, "defined_twice")).keys() == {(0, 2), (1,)}
+    assert cells(compared(ranks, "partly")) == {
+        (0,): "Linear, 1 parameters, train",
+        (1, 2): "Linear, 1 parameters (1 frozen), train",
+    }
+
+
+@pytest.mark.parametrize("source", UNKNOWN.replace("\n", "; ").split("; "))
 def test_what_was_not_compared_is_not_called_equal(
     ranks: list[dict[str, Any]], source: str
 ) -> None:

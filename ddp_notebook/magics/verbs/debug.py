@@ -142,7 +142,8 @@ def _frame(ui: NotebookUi, args: argparse.Namespace) -> None:
 FRAME = Verb(
     "ddp_frame",
     about="Choose the frame that %ddp_print and %ddp_set look at, until the ranks move: 0 is the "
-    "innermost of your functions. Without one: show the frames where ranks stand, or have raised.",
+    "innermost of your functions, the last one shown. Without one: show the frames where ranks "
+    "stand, or have raised.",
     examples=(
         ("%ddp_frame up", "the function that called this one"),
         ("%ddp_frame 0", "the innermost one again"),

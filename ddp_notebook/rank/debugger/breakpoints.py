@@ -59,7 +59,7 @@ class Breakpoints:
         self._at: dict[tuple[str, int], list[_Watched]] = {}
         self._paths: dict[str, str] = {}
         self._compiled: set[str] = set()
-        """Cells and scripts that ran."""
+        """Scripts that ran."""
 
     @property
     def lines(self) -> Lines:
@@ -111,7 +111,8 @@ class Breakpoints:
         A cell with the text of another one, and one that defines a function anew.
         """
         new = False
-        self._compiled.add(self.canonical(file))
+        if not CELL_NAME.fullmatch(file):  # a session has any number of cells
+            self._compiled.add(self.canonical(file))
         text = _normal(source_of(file)) if CELL_NAME.fullmatch(file) else ""
         for watched in self._watched.values():
             same = bool(text) and watched.text == text

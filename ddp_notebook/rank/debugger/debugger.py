@@ -113,6 +113,8 @@ class Debugger(Component):
         """Has another debugger take a paused thread, and is called in it; None: none does."""
         self.watch_values: Callable[[bool], None] = lambda wanted: None
         """Has losses and gradients looked at: a breakpoint is set on those that are not finite."""
+        self.watch_lines: Callable[[Lines], None] = lambda lines: None
+        """Is told of the lines of breakpoints, before the back end is."""
         gate.on_leave = self._left_gate
 
     # -- moments of the rank ---------------------------------------------------------------
@@ -158,6 +160,7 @@ class Debugger(Component):
 
     def _watch(self) -> None:
         lines = self.breakpoints.lines if self.enabled else {}
+        self.watch_lines(lines)
         self._problems = self.backend.watch(lines)
 
     # -- reasons to stop -------------------------------------------------------------------

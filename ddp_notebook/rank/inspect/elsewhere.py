@@ -6,16 +6,20 @@ import gc
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType, MethodType
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from ddp_notebook.rank import torch_private
+from ddp_notebook.rank.component import Component, Run
+from ddp_notebook.rank.debugger.instrument import Lines
 from ddp_notebook.rank.inspect.frames import code_in
 
+_MOST_COMPILED = 1_000
 _MOST = 200
 """So many functions that functions call are looked into."""
 _WHOLE = (
@@ -26,32 +30,96 @@ _COMPILED = (
     "torch.compile has {name} compiled, with what it calls, and from Python 3.12 on nothing stops "
     "in that. Stop in what calls it, or leave torch.compile out while you look"
 )
+_AS_PYTHON = (
+    "torch.compile has {name} compiled; while this breakpoint is set, {name} runs as Python, from "
+    "the next cell or script on"
+)
 _WORKERS = (
     "a DataLoader's {count} worker processes run it too, and do not stop there: "
     "DataLoader(num_workers=0)"
 )
 
 
-def never_runs(file: str, line: int) -> str:
-    """Why nothing can stop at a line, empty when something can. `file` is its real path."""
-    name = _compiled(file, line, whole=True)
-    return _WHOLE.format(name=name) if name else ""
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """What torch.compile compiled as one: its code, with all that was compiled in it."""
+
+    root: CodeType
+    codes: Sequence[CodeType]
+    as_python: bool
+    """It is not used: there are lines to stop at."""
 
 
-def _compiled(file: str, line: int, *, whole: bool) -> str:
+class Compiled(Component):
+    """Code that torch.compile has compiled. From Python 3.12 on, what has breakpoints is not used.
+
+    Before, a call of ours is in the line, and the compiler leaves that out; with `fullgraph` it
+    would raise an error. `canonical` gives a file one name.
+    """
+
+    def __init__(self, canonical: Callable[[str], str]) -> None:
+        self._canonical = canonical
+        self._lines: Lines = {}
+        self._known: dict[int, _Compiled] = {}
+        """By the id of its code, the newest last."""
+        self._hears = False
+
+    def run_begins(self, run: Run) -> None:
+        """What was compiled for other breakpoints than there are now is compiled again.
+
+        Only here: a thread may be in it while something runs.
+        """
+        if not hasattr(sys, "monitoring"):
+            return
+        self._hears = self._hears or torch_private.on_compiled(self._chosen, load=bool(self._lines))
+        for key, known in list(self._known.items()):
+            if known.as_python != self._has_lines(known.codes):
+                del self._known[key]
+                torch_private.compile_again(known.root)
+
+    def watch(self, lines: Lines) -> None:
+        """These are the lines of breakpoints now."""
+        self._lines = lines
+
+    def _chosen(self, root: CodeType, codes: Sequence[CodeType]) -> bool:
+        known = _Compiled(root, codes, self._has_lines(codes))
+        self._known.pop(id(root), None)
+        self._known[id(root)] = known
+        if len(self._known) > _MOST_COMPILED:
+            del self._known[next(iter(self._known))]
+        return known.as_python
+
+    def _has_lines(self, codes: Iterable[CodeType]) -> bool:
+        return any(
+            line in lines
+            for code in codes
+            if (lines := self._lines.get(self._canonical(code.co_filename)))
+            for _, _, line in code.co_lines()
+        )
+
+    def never_runs(self, file: str, line: int) -> str:
+        """Why nothing can stop at a line, empty when something can. `file` is its real path."""
+        name = "" if self._hears else _compiled(file, line, wholes=(True,))
+        return _WHOLE.format(name=name) if name else ""
+
+    def not_stopped(self, file: str, line: int) -> str:
+        """Who runs a line and does not stop there: compiled code, or processes of DataLoaders."""
+        name = _compiled(file, line, wholes=(True, False)) if hasattr(sys, "monitoring") else ""
+        if name:
+            return (_AS_PYTHON if self._hears else _COMPILED).format(name=name)
+        return _in_workers(file, line)
+
+
+def _compiled(file: str, line: int, wholes: Collection[bool]) -> str:
     """What has a line compiled, with `fullgraph` or without; empty for nothing."""
     for name, compiled, is_whole in torch_private.compiled():
-        if is_whole == whole and _has(_reached(_roots(compiled)), file, line):
+        if is_whole in wholes and _has(_reached(_roots(compiled)), file, line):
             return name
     return ""
 
 
-def not_stopped(file: str, line: int) -> str:
-    """Who runs a line and does not stop there: compiled code, or processes of DataLoaders."""
-    # Before Python 3.12 a call of ours is in the line, and the compiler leaves that out.
-    name = _compiled(file, line, whole=False) if hasattr(sys, "monitoring") else ""
-    if name:
-        return _COMPILED.format(name=name)
+def _in_workers(file: str, line: int) -> str:
+    """That the workers of a DataLoader run a line; empty where none does."""
     for loader in _loaders():
         given = (loader.collate_fn, loader.worker_init_fn, loader.dataset)
         held = vars(loader.dataset).values() if hasattr(loader.dataset, "__dict__") else ()

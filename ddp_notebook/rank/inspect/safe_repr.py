@@ -7,11 +7,14 @@ and is in this host's memory; of other objects the name of their class.
 
 from __future__ import annotations
 
+import collections
+import enum
 import itertools
 import sys
 import types
 from collections.abc import Iterable
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -28,10 +31,23 @@ _MOST_BITS = 128
 NAME_OF = type.__dict__["__name__"].__get__
 """A class's name, without calling its metaclass."""
 MRO_OF = type.__dict__["__mro__"].__get__
+_MEMBER_OF = enum.Enum.__dict__["__dict__"].__get__
+"""What an enum's member has, without calling its class."""
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Classes of torch's own: a subclass may be anything."""
-_WRITTEN_OUT = (bool, float, complex, type(None), type(Ellipsis), range, slice, timedelta, date)
+_WRITTEN_OUT = (
+    bool,
+    float,
+    complex,
+    type(None),
+    type(Ellipsis),
+    range,
+    slice,
+    timedelta,
+    date,
+    Decimal,
+)
 _BY_NAME = (*_FUNCTIONS, types.ModuleType)
 _TORCHS_OWN = (torch.device, torch.dtype, torch.Size)
 _PATHS = (type(Path()), type(PurePath()))
@@ -50,7 +66,7 @@ def is_whole(value: Any) -> bool:
     """Whether the text of a value says all of it: equal texts are equal values."""
     kind = type(value)
     written = kind in _WRITTEN_OUT or kind in _TORCHS_OWN or kind in _PATHS
-    return written or kind in _BY_NAME
+    return written or kind in _BY_NAME or (kind is datetime and _is_plain_time(value))
 
 
 def class_name(value: Any) -> str:
@@ -94,12 +110,30 @@ def _by_class(value: Any, kind: type) -> str:
         return f"<function {str(value.__name__)[:_LONGEST_STRING]}>"
     if kind is type:
         return f"<class {NAME_OF(value)}>"
+    if kind is datetime and _is_plain_time(value):
+        return repr(value)
     if kind is types.ModuleType:
         return f"<module {str(vars(value).get('__name__', ''))[:_LONGEST_STRING]}>"
-    for base in (dict, list, tuple, set, frozenset, str):
+    if enum.Enum in MRO_OF(kind):
+        return _member(value)
+    for base in (dict, list, tuple, set, frozenset, str, collections.deque):
         if base in MRO_OF(kind):
             return f"<{class_name(value)} of {base.__len__(value)}>"
     return f"<{class_name(value)}>"
+
+
+def _is_plain_time(value: datetime) -> bool:
+    """Whether its time zone, if any, is Python's own: another one has code of its own."""
+    return type(value.tzinfo) in (type(None), timezone)
+
+
+def _member(value: Any) -> str:
+    """``Color.RED``, ``Access.READ|WRITE``; of flags that have no name their number."""
+    own = _MEMBER_OF(value)
+    name, content = own.get("_name_"), own.get("_value_")
+    if type(name) is str:
+        return f"{class_name(value)}.{name}"
+    return f"{class_name(value)}({content})" if type(content) is int else f"<{class_name(value)}>"
 
 
 def _array(word: str, value: Any, device: object = "") -> str:

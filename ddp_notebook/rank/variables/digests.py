@@ -6,6 +6,7 @@ is what its `__dict__` has, read past its class.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 import marshal
@@ -129,9 +130,19 @@ class Digester:
             is_plain = value.dtype.kind in "fiubc" and value.flags.c_contiguous
             self.opaque |= not is_plain
             return self._blocks((memoryview(value).cast("B"),) if is_plain else (), crc)
+        if type(value) is types.FunctionType:
+            return self._function(value, crc)
         if safe_repr.inherits(value, type) or safe_repr.is_whole(value):
             return zlib.crc32(_written(value).encode(), crc)
         return self._object(value, crc, depth)
+
+    def _function(self, function: types.FunctionType, crc: int) -> int:
+        """Of where it is defined. What it closes over is not looked at, nor which lambda of a line
+        it is: its code has calls of ours on ranks with breakpoints."""
+        code = function.__code__
+        self.opaque |= bool(function.__closure__) or code.co_name == "<lambda>"
+        place = f"{code.co_qualname} {code.co_filename} {code.co_firstlineno}"
+        return zlib.crc32(place.encode("utf-8", "surrogatepass"), crc)
 
     def _object(self, value: Any, crc: int, depth: int) -> int:
         """The digest of an object: its content as one of Python's own types, and its attributes."""
@@ -187,6 +198,7 @@ _CONTENT: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (dict, lambda value: dict(dict.items(value))),
     (list, lambda value: list(list.__iter__(value))),
     (tuple, lambda value: tuple(tuple.__iter__(value))),
+    (collections.deque, lambda value: list(collections.deque.__iter__(value))),
     (set, lambda value: set(set.__iter__(value))),
     (frozenset, lambda value: frozenset(frozenset.__iter__(value))),
     (BaseException, lambda value: vars(BaseException)["args"].__get__(value)),
