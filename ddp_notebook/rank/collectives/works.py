@@ -38,6 +38,21 @@ _OPERATORS = (f"{_TORCH}_ops.py", f"{_TORCH}_library{os.sep}")
 
 completed: Callable[[Any], bool] = dist.Work.is_completed
 """torch's own: to ask a handle by it is not the user's asking."""
+_future_of: Callable[[Any], Any] = dist.Work.get_future
+
+
+def error_of(work: Any) -> Exception | None:
+    """With what a completed one ended; None if it ended well, or cannot tell, as sends cannot."""
+    try:
+        future = _future_of(work)
+    except Exception:  # noqa: BLE001  # torch's
+        return None
+    try:
+        if future.done():
+            future.value()
+    except Exception as error:  # noqa: BLE001  # whatever it is
+        return error
+    return None
 
 
 @dataclass(slots=True)
