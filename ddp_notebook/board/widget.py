@@ -31,7 +31,7 @@ _PAGE = Path(__file__).parent / "page"
 
 _COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n", re.MULTILINE)
 _INDENTATION = re.compile(r"^[ \t]+", re.MULTILINE)
-_AROUND = re.compile(r"\s*([{};])\s*")
+_AROUND = re.compile(r"\s*([{};,])\s*")
 """Spaces that mean nothing in a style sheet."""
 
 
@@ -45,7 +45,7 @@ def _joined(kind: str) -> str:
 
 
 def _notebook() -> str:
-    """A name for the kernel's notebook that tells nothing of its path: it is saved with the state."""
+    """A name for the kernel's notebook that tells nothing of its path: the state is saved."""
     path = os.environ.get("JPY_SESSION_NAME", "")
     return hashlib.sha256(path.encode(errors="replace")).hexdigest()[:12] if path else ""
 

@@ -237,6 +237,8 @@ class RankReport:
     """CPU time of its main thread so far."""
     process: str = ""
     """Of a rank that does not answer, the system's state: sleeping, stopped, …"""
+    pid: int = 0
+    """Of such a rank, on its own host; 0 if unknown."""
     exit_code: int | None = None
     last_words: str = ""
     peak_bytes: int = 0

@@ -425,7 +425,7 @@ def test_a_rank_that_was_stopped_is_not_waited_for() -> None:
             report = prepared.case_of(job).ranks[0]
         finally:
             process.kill()
-    assert report.doing == f"process {process.pid} is stopped"
+    assert (report.doing, report.pid) == (f"process {process.pid} is stopped", process.pid)
 
 
 def test_a_process_that_torch_did_not_prepare_is_told_why_not() -> None:
