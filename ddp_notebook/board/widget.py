@@ -31,7 +31,7 @@ _PAGE = Path(__file__).parent / "page"
 
 _COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n", re.MULTILINE)
 _INDENTATION = re.compile(r"^[ \t]+", re.MULTILINE)
-_AROUND = re.compile(r"\s*([{};,])\s*")
+_AROUND = re.compile(r"(?<=:) +|\s*([{};,])\s*")
 """Spaces that mean nothing in a style sheet."""
 
 
