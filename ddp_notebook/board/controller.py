@@ -111,6 +111,8 @@ class LiveBoard:
         self._lock = threading.Lock()
         self._questions: dict[str, Mapping[str, Any]] = {}
         self._closed = False
+        self._closed_us = 0
+        """When it was closed: what it shows does not become older after that."""
         self.cell_runs = True
         """A cell of the notebook runs: pages are told that the kernel lives, watched or not."""
         self._watched_until_s = 0.0
@@ -161,6 +163,7 @@ class LiveBoard:
         self._wake.set()
         with self._lock:
             widget, now_us = self._widget, self._now_us()
+            self._closed_us = now_us
             last = {**widget.board, **widget.drawn.get("board", {})}
             if final is not None:
                 last |= model.board_json(final, self._epoch_ns)
@@ -277,7 +280,7 @@ class LiveBoard:
         self._widget.draw(self._now_us(), busy=busy, answers=answers, stops=stops)
 
     def _now_us(self) -> int:
-        return (time.monotonic_ns() - self._epoch_ns) // 1000
+        return self._closed_us or (time.monotonic_ns() - self._epoch_ns) // 1000
 
     # -- messages of pages ---------------------------------------------------------------
 

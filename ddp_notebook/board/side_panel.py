@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 BESIDE = (
@@ -18,6 +20,12 @@ HOW = (
 def can_have_panel() -> bool:
     """True where sidecar is installed for the kernel; the page needs it, too."""
     return importlib.util.find_spec("sidecar") is not None
+
+
+def _title() -> str:
+    """What its tab says: also which notebook it is of, for a page that has several."""
+    notebook = Path(os.environ.get("JPY_SESSION_NAME", "")).stem
+    return f"DDP ranks: {notebook}" if notebook else "DDP ranks"
 
 
 class SidePanel:
@@ -38,7 +46,7 @@ class SidePanel:
         if self._panel is None:
             from sidecar import Sidecar  # it may not be installed
 
-            self._panel = Sidecar(title="DDP ranks", anchor="split-right")
+            self._panel = Sidecar(title=_title(), anchor="split-right")
         output = {"output_type": "display_data", "data": dict(bundle), "metadata": {}}
         self._panel.outputs = (output,)
 

@@ -9,6 +9,8 @@ ended, as the text around it is of then; what is drawn later is told to the page
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import uuid
 from collections.abc import Callable, Mapping
@@ -29,6 +31,8 @@ _PAGE = Path(__file__).parent / "page"
 
 _COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n", re.MULTILINE)
 _INDENTATION = re.compile(r"^[ \t]+", re.MULTILINE)
+_AROUND = re.compile(r"(?<=:) +|\s*([{};,])\s*")
+"""Spaces that mean nothing in a style sheet."""
 
 
 def _joined(kind: str) -> str:
@@ -40,6 +44,12 @@ def _joined(kind: str) -> str:
     return _INDENTATION.sub("", _COMMENTS.sub("", text))
 
 
+def _notebook() -> str:
+    """A name for the kernel's notebook that tells nothing of its path: the state is saved."""
+    path = os.environ.get("JPY_SESSION_NAME", "")
+    return hashlib.sha256(path.encode(errors="replace")).hexdigest()[:12] if path else ""
+
+
 class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
     """What the page draws; `board.model` makes it. Safe to set from any thread.
 
@@ -48,9 +58,11 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
     """
 
     _esm = _joined("js")
-    _css = _joined("css")
+    _css = _AROUND.sub(r"\1", _joined("css"))
 
     still = traitlets.Unicode().tag(sync=True)
+    notebook = traitlets.Unicode().tag(sync=True)
+    """Names the notebook, also after a restart of its kernel; empty where the server does not."""
     stages = traitlets.List(STAGES).tag(sync=True)
     board = traitlets.Dict().tag(sync=True)
     findings = traitlets.List().tag(sync=True)
@@ -66,7 +78,7 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
     """What the last of them gave, the newest first."""
 
     def __init__(self, on_message: Callable[[Mapping[str, Any]], None], **values: Any) -> None:
-        super().__init__(still=uuid.uuid4().hex[:12], **values)
+        super().__init__(still=uuid.uuid4().hex[:12], notebook=_notebook(), **values)
         self.drawn: dict[str, Any] = {}
         """What was drawn last, by the names above."""
         self._kept = False

@@ -14,6 +14,7 @@ from ddp_notebook.model import (
     Worker,
     cut,
 )
+from ddp_notebook.state.fold import MISMATCH
 
 IN_SETUP = ("store", "rendezvous", "process-group")
 """The parts of set-up in which a rank waits for the others to arrive."""
@@ -124,6 +125,9 @@ def way_to_error(path: Sequence[Place]) -> str:
 
 def _failure(report: RankReport) -> str:
     """The error of a rank; one of set-up, which has no line, is a sentence by itself."""
+    if report.error_type == MISMATCH:  # the finding says it of all ranks
+        at = f" at {report.error_at[-1]}" if report.error_at else ""
+        return f"its collective{at} did not match, and was not sent"
     if not report.error_at and report.error_text.strip():
         return cut(report.error_text.strip().splitlines()[0], _ERROR_LENGTH)
     return raised_words(report.error_type, report.error_text, report.error_at, _ERROR_LENGTH)

@@ -258,7 +258,7 @@ def _report(
         pid = process.about.pid
         state = _state(pid)
         how = "is stopped" if state == _STOPPED else f"runs{why_not}"
-        return RankReport(rank, doing=f"process {pid} {how}", process=state)
+        return RankReport(rank, doing=f"process {pid} {how}", process=state, pid=pid)
     return process.last_report(rank, others_run)
 
 

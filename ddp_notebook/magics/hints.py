@@ -25,6 +25,8 @@ _EMPTY = re.compile(r"\s*%%ddp\b[^\n]*\s*")
 """A cell for the ranks without its code; IPython would suggest a line magic that runs nothing."""
 _BELOW = re.compile(r"\s*(?!\s|%%)[^\n]*\n(?:[^\n]*\n)*?\s*(%%ddp)\b")
 """A cell whose %%ddp has something above it that is no magic of cells."""
+_MARRED = re.compile(r"^\s*(?:[\w, ]+=\s*)?%%?(?:\s+(ddp\w*)|(ddp\w*)[^\w\s?-])", re.MULTILINE)
+"""A call with something between the % and the name, or right after it: %%ddp; or %ddp_why()."""
 _SIMILAR = 0.6
 _REPLACED = ("show_usage_error", "debugger")
 """The methods of a shell that are replaced while the extension is loaded."""
@@ -51,6 +53,8 @@ def unknown_magic(cell: str, known: Callable[[str], bool]) -> str:
             return f"Did you mean {' or '.join(near)}?"
         if name.startswith("ddp_"):
             return f"There are {', '.join(_MAGIC_OF.values())}"
+    if (marred := _MARRED.search(cell)) and (magic := _MAGIC_OF.get(marred[1] or marred[2])):
+        return f"Did you mean {magic}? Only a space and options may follow its name, as in a shell."
     if _BELOW.match(cell):
         return "%%ddp belongs on the first line of its cell: not even a comment may be above it."
     return ""

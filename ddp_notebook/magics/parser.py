@@ -162,6 +162,9 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
         if unknown:
             meant = self._meant(line, unknown)
             message = f"unrecognized arguments: {' '.join(unknown)}"
+            if not meant and self.prog.startswith("%%") and unknown[0][:1] != "-":
+                below = f"Code and comments belong on the lines below {self.prog}"
+                raise UsageError(f"{message}. {below}   ({self._all_options})")
             if not meant:
                 self.error(message)
             raise UsageError(

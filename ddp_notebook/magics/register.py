@@ -54,7 +54,12 @@ def unload(shell: Any) -> None:
     if ui is None:
         return
     ui.session.attachment.detach()
+    ranks = ui.session.record.snapshot.world_size if ui.session.running else 0
     ui.session.shutdown()
+    if ranks:
+        one = "1 rank was ended, and its" if ranks == 1 else f"{ranks} ranks were ended, and their"
+        again = f"%load_ext ddp_notebook, then %ddp_init --world-size {ranks}"
+        ui.say(f"{one} variables are gone. For new ones: {again}")
     ui.board.withdraw()
     NOTEBOOK.ranks = lambda: 0
     for kind in ("line", "cell"):

@@ -246,7 +246,7 @@ class RankReport:
     blocked: Blocked | None = None
     """What it waits for in its own code, if no thread of its own can bring it."""
     pid: int = 0
-    """Its process, as it sees itself; 0 if unknown."""
+    """Its process, on its own host; 0 if unknown."""
     at_rest: bool = False
     """Besides the main thread no thread of the user's can go on."""
     locked: bool = False

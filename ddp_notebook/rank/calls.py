@@ -145,7 +145,8 @@ FREE = Question("free", Nothing, Freed)
 class Cell:
     """A cell: `cell` is the session's number of it, `number` its prompt ``In [number]``.
 
-    `paused`: it stops before each collective until it is stepped.
+    `paused`: it stops before each collective until it is stepped. `colors`: IPython's setting in
+    the notebook, for tracebacks; empty leaves the rank's own.
     """
 
     cell: int
@@ -153,6 +154,7 @@ class Cell:
     magic_line: str
     source: str
     paused: bool = False
+    colors: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ Without it an interrupted cell takes longer to end, and a rank takes more memory
 from __future__ import annotations
 
 import sys
+import warnings
 from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
 from ipykernel import ipkernel
-from IPython.core import guarded_eval
+from IPython.core import guarded_eval, interactiveshell
 
 INPUTS = 100
 """Sources of cells that a rank keeps, of cells that define nothing: the notebook has them all."""
@@ -45,6 +46,25 @@ def keep_no_tracebacks(shell: Any) -> bool:
         return {"ename": name, "evalue": text, "traceback": []}
 
     shell._format_exception_for_storage = nothing
+    return True
+
+
+def do_not_say_how_to_exit() -> bool:
+    """Have IPython not warn after `exit()` that Ctrl-D exits; False if it does not, or otherwise.
+
+    A filter of warnings hides it only until the user's own filters.
+    """
+    warn = getattr(interactiveshell, "warn", None)
+    if warn is not warnings.warn:
+        return False
+
+    def warn_of_others(
+        message: Any, category: type[Warning] | None = None, stacklevel: int = 1, **more: Any
+    ) -> None:
+        if not str(message).startswith("To exit: use 'exit'"):
+            warnings.warn(message, category, stacklevel + 1, **more)
+
+    interactiveshell.warn = warn_of_others
     return True
 
 

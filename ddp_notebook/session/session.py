@@ -253,6 +253,7 @@ class Session:
         detach: bool = False,
         transform: Callable[[str], str] | None = None,
         started: Callable[[CellRun], None] | None = None,
+        colors: str = "",
     ) -> CellResult:
         """Run a cell on ranks until each has finished it or died, or none can make progress.
 
@@ -262,11 +263,14 @@ class Session:
         says where they stand. With `detach` it returns at once, with `pending` ranks: `wait` waits
         for the end. `number` is the notebook's prompt number and `magic_line` the cell's first
         line, for tracebacks. `transform` turns IPython's syntax into Python's for the check that
-        comes first (default: magics and shell escapes). Raises CellSyntaxError and UsageMistake
-        before any rank runs; what goes wrong on ranks, or an interrupt, is the result's `error`.
+        comes first (default: magics and shell escapes). `colors` is IPython's setting, for
+        tracebacks. Raises CellSyntaxError and UsageMistake before any rank runs; what goes wrong on
+        ranks, or an interrupt, is the result's `error`.
         """
         options = RunOptions(number or 0, wait, hold, detach, started)
-        return self._cells.run(source, ranks, options, magic_line=magic_line, transform=transform)
+        return self._cells.run(
+            source, ranks, options, magic_line=magic_line, transform=transform, colors=colors
+        )
 
     def run_script(
         self,

@@ -131,8 +131,9 @@ def test_a_board_comes_back_in_mid_run_in_two_tabs_and_says_when_the_kernel_is_g
         page.locator("[data-command='notebook:restart-kernel']").first.click()
         page.locator(".jp-Dialog .jp-mod-accept").click()
         board.await_roles("ended", "ended")
-        ended = "These ranks ended with their kernel. Run this cell again."
-        expect(board.el.locator(".ddpb-gone")).to_have_text(ended)
+        ended = "These ranks ended with their kernel. For new ones: %load_ext ddp_notebook, then"
+        expect(board.el.locator(".ddpb-gone")).to_contain_text(ended)
+        expect(board.el.get_by_text("Why? asks every rank")).to_have_count(0)
         expect(board.el.locator(".ddpb-actions")).to_be_hidden()
         page.screenshot(path=tmp_path / "gone.png")
 

@@ -96,3 +96,13 @@ def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
         expect(panels).to_have_count(1)
         expect(rows).to_have_count(4)
         page.screenshot(path=tmp_path / "again.png")
+
+        # The panel of a new kernel takes the place of the one whose ranks ended with theirs.
+        page.locator("[data-command='notebook:restart-kernel']").first.click()
+        page.locator(".jp-Dialog .jp-mod-accept").click()
+        expect(panels.locator(".ddpb-gone")).to_contain_text("These ranks ended with their kernel")
+        notebook.run(LOAD)
+        notebook.start(INIT)
+        expect(panels).to_have_count(1)
+        Board(panels).await_roles(*["ready"] * 4)
+        expect(page.get_by_role("tab", name="DDP ranks: ranks")).to_be_visible()

@@ -31,11 +31,14 @@ def test_exit_ends_the_cell_and_neither_the_rank_nor_its_variables(
     ranks2: Session, ending: str, raised: str
 ) -> None:
     pids = rank_pids(ranks2)
+    # A filter of the user's own would show IPython's "To exit: use 'exit', 'quit', or Ctrl-D".
+    ranks2.run_cell("import warnings; warnings.simplefilter('always')").raise_for_error()
     result = ranks2.run_cell(f"kept = 'still there'\n{ending}\nprint('not reached')")
     assert isinstance(result.error, CellFailed)
     assert raised in str(result.error)
     assert "exit() ends the cell on a rank, not the rank" in str(result.error)
     assert result.outputs == ()
+    assert "%tb" not in result.tracebacks[0].items[0].text
     seen = ranks2.run_cell("import os\nprint(kept, os.getpid())")
     assert {g.items[0].text for g in seen.outputs} == {f"still there {pid}\n" for pid in pids}
 

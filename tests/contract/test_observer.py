@@ -9,6 +9,7 @@ import pytest
 from observed import issued, run, waiting_for_a_cell
 from support import eventually
 
+from ddp_notebook.errors import Stuck
 from ddp_notebook.model import Collective, Part, Phase
 from ddp_notebook.session import Session
 
@@ -164,6 +165,18 @@ def test_what_is_asynchronous_is_done_when_it_is_waited_for(ranks: Session) -> N
         "    work.wait()",
     )
     assert [each.phase for each in found.of[2]] == [Phase.DONE] * 3
+
+
+def test_what_was_freed_by_an_abort_is_not_written_down_as_done(ranks: Session) -> None:
+    """The board painted the time that the ranks waited for nobody as one long all_reduce."""
+    cell = (
+        "model = DDP(torch.nn.Linear(4, 4))\nif rank:\n    model(torch.ones(2, 4)).sum().backward()"
+    )
+    assert isinstance(ranks.run_cell(cell).error, Stuck)
+    ranks.abort()
+    *before, backward = [each for each in issued(ranks).of[1] if each.part is not None]
+    assert (backward.part, backward.phase, backward.freed) == (Part.BACKWARD, Phase.FAILED, True)
+    assert {each.phase for each in before} == {Phase.DONE}
 
 
 def test_a_group_that_the_observer_is_around_is_torchs_in_every_other_way(ranks: Session) -> None:

@@ -43,3 +43,28 @@ test("a cell whose kernel was restarted is not said to run, and has no buttons",
     close();
   }
 });
+
+test("a restart that Jupyter does not mark is noticed: the way to the kernel is closed", () => {
+  globalThis.document = { createElement: () => new Element() };
+  const state = { text: "Cell 3 runs on ranks 0-1", age_s: 3, over: false, busy: [], answers: [] };
+  const [calls, sent, now] = [[], [], Date.now];
+  let gone = false;
+  const send = (message) => { if (gone) throw new Error("disposed"); sent.push(message); };
+  const page = new Element();
+  const close = line.default.render({ model: { get: (name) => state[name], on: (_, call) => calls.push(call), off() {}, send }, el: page });
+  const after = (ms) => { Date.now = () => now() + ms; calls[1](); };
+  try {
+    const [text] = page.of("ddpl-text");
+    after(5000);
+    assert.deepEqual(sent, []); // a kernel that is heard is not asked
+    after(8000);
+    assert.deepEqual(sent, [{ kind: "here" }]);
+    assert.equal(text.textContent, state.text);
+    gone = true;
+    after(16000);
+    assert.match(text.textContent, /the kernel ended, and the ranks with it/);
+  } finally {
+    Date.now = now;
+    close();
+  }
+});

@@ -302,11 +302,14 @@ def test_a_hang_is_given_up_a_dead_rank_restarted_and_in_the_end_all_is_still(
     page.run("%ddp_shutdown")
     page.read_until(lambda: page.state["actions"] == [], "no buttons")
     assert page.state["board"]["closed"] and page.roles == ["ended", "ended"]
+    ended_us = page.state["board"]["now"]
     page.told.clear()
     page.say(kind="do", magic="%ddp_why")
     page.say(kind="hello", view="late")
-    page.read_until(lambda: bool(page.told), "an answer all the same")
+    page.read_until(lambda: any(each["kind"] == "slices" for each in page.told), "all the same")
     assert page.state["busy"] == []
+    # Ages are those of the last known state, whenever a page is loaded.
+    assert {each["now"] for each in page.told} == {ended_us}
 
 
 def test_a_cell_on_the_ranks_may_await(page: Page) -> None:

@@ -85,7 +85,17 @@ def test_a_traceback_has_the_number_of_the_notebooks_own_prompt(
         shell.run_cell(source, store_history=True)
     capsys.readouterr()
     shell.run_cell("%%ddp\n1 / 0", store_history=True)
-    assert "In[4]" in strip_ansi(capsys.readouterr().out)
+    shown = capsys.readouterr().out
+    assert "In[4]" in strip_ansi(shown) and "\x1b[" in shown
+    # Its colours are those of the notebook, or none.
+    shell.run_line_magic("colors", "nocolor")
+    shell.run_cell("%%ddp\n1 / 0", store_history=True)
+    shown = capsys.readouterr().out
+    assert "ZeroDivisionError" in shown and "\x1b[" not in shown
+    shell.run_line_magic("colors", "neutral")
+    # What ends the ranks says so.
+    shell.run_line_magic("reload_ext", "ddp_notebook")
+    assert "1 rank was ended, and its variables are gone" in capsys.readouterr().out
 
 
 def test_a_cell_magic_without_a_cell_says_so_and_has_help(

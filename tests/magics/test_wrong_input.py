@@ -74,6 +74,15 @@ def test_a_wrong_call_without_ranks_says_what_to_type(
     assert said(shell, capsys, call).startswith(expected)
 
 
+def test_an_unknown_category_is_answered_with_the_likely_one(
+    shell: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = said(shell, capsys, "%ddp_why --explain shape-mismach")
+    assert "There is no category 'shape-mismach'" in text
+    assert "Did you mean shape-mismatch" in text and "Category." not in text
+    assert "There are env-mismatch, env-invalid, " in said(shell, capsys, "%ddp_why --explain xyz")
+
+
 def test_ranks_at_lines_need_ranks(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
     for call in ("break 3", "step", "print x", "set x = 1", "frame", "where", "attach_editor"):
         none = f"UsageError: %ddp_{call.split()[0]} needs ranks, and there are none. Start them"
@@ -129,6 +138,7 @@ def test_wrong_calls_with_ranks_lose_nothing(
             ("%ddp_push gen, nothing", "UsageError: The notebook has no variable 'nothing'."),
             ("rank = 9\n%ddp_push rank", "UsageError: rank is the rank's own, from its set-up: "),
             ("%ddp_push nothing", "UsageError: The notebook has no variable 'nothing'."),
+            ("%ddp_push x = 3", "UsageError: %ddp_push takes names: assign the variable in a line"),
             (
                 "%ddp_push",
                 "UsageError: the following arguments are required: names. "

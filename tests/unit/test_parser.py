@@ -41,3 +41,9 @@ def test_a_wrong_line_names_the_right_call(line: str, call: str) -> None:
     with pytest.raises(UsageError) as error:
         PARSERS[verb].read(rest)
     assert str(error.value).partition("Did you mean: ")[2].partition("   (all options")[0] == call
+
+
+@pytest.mark.parametrize("line", ["print(rank)", "# on all ranks", "x = 3", "--ranks 0 x = 3"])
+def test_code_on_the_line_of_a_cell_magic_is_sent_below_it(line: str) -> None:
+    with pytest.raises(UsageError, match="Code and comments belong on the lines below %%ddp"):
+        PARSERS["ddp"].read(line)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_notebook.diagnosis.progress import where_busy, works
-from ddp_notebook.model import Activity, RankReport
+from ddp_notebook.diagnosis.progress import doing, where_busy, works
+from ddp_notebook.model import Activity, Place, RankReport
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,20 @@ def test_a_rank_works_when_it_is_busy_or_too_busy_to_answer(
 )
 def test_where_a_rank_is_busy_stands_after_the_word(evidence: RankReport, expected: str) -> None:
     assert where_busy(evidence) == expected
+
+
+def test_ranks_whose_collective_was_refused_are_told_alike() -> None:
+    """The refusal names the rank itself and the first that differed: as many texts as ranks."""
+    shown = {
+        doing(
+            RankReport(
+                rank,
+                Activity.FAILED,
+                error_type="Mismatch",
+                error_text=f"rank {rank} brings all_reduce of float32 [20], and rank 3 barrier.",
+                error_at=(Place("cell 3", 11, ""),),
+            )
+        )
+        for rank in range(3)
+    }
+    assert shown == {"failed: its collective at cell 3:11 did not match, and was not sent"}

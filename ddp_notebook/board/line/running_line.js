@@ -1,5 +1,6 @@
 // The page's side of the line above a running cell's output.
 const BUTTONS = [["Where?", "%ddp_where"], ["Abort", "%ddp_abort"]];
+const ASK_AFTER_MS = 7000;  // the kernel says something every 5 s
 const SILENT_AFTER_MS = 20000;
 const ENDED = "It did not finish: the kernel ended, and the ranks with it.";
 const STYLE = `
@@ -37,11 +38,15 @@ export default {
     const text = made("span", "ddpl-text");
     const answer = made("div", "ddpl-answer");
     text.setAttribute("role", "status");
+    let cut = false;  // a restart of the kernel closes the way to it, and is not always marked
+    const send = (message) => {
+      try { model.send(message); } catch { cut = true; }
+    };
     const buttons = BUTTONS.map(([label, magic]) => {
       const button = made("button", "", label);
       button.type = "button";
       button.title = magic;
-      button.onclick = () => model.send({ kind: "do", magic });
+      button.onclick = () => { send({ kind: "do", magic }); tick(); };
       return [button, magic];
     });
     row.append(clock, ...buttons.map(([button]) => button), text);
@@ -49,13 +54,18 @@ export default {
     root.append(made("style", "", STYLE + still), row, answer);
     el.append(root);
     let heard = Date.now();
+    let asked = heard;
     let shown = 0;  // the number of the newest answer that was drawn
     let closed = 0;
 
     const tick = () => {
       // Jupyter marks a widget so whose kernel has ended or was restarted.
       const over = model.get("over");
-      const ended = !over && root.closest(".jupyter-widgets-disconnected") !== null;
+      if (!over && Date.now() - Math.max(heard, asked) > ASK_AFTER_MS) {
+        asked = Date.now();
+        send({ kind: "here" });
+      }
+      const ended = !over && (cut || root.closest(".jupyter-widgets-disconnected") !== null);
       const silent = ended || Date.now() - heard > SILENT_AFTER_MS;
       const seconds = model.get("age_s") + (Date.now() - heard) / 1000;
       clock.hidden = over || silent;

@@ -9,7 +9,7 @@ const ASK_AFTER_MS = 4_000;
 const SLEPT_MS = 5_000;
 const HERE_EVERY_MS = 60_000;
 
-const ENDED = "These ranks ended with their kernel. Run this cell again.";
+const ENDED = "These ranks ended with their kernel. For new ones: %load_ext ddp_notebook, then %ddp_init.";
 const SAVED = "This board was saved. Its ranks are not connected with this page. For live ones run this cell again.";
 
 class Page {
@@ -24,7 +24,7 @@ class Page {
     this.messageAt = this.tickAt = performance.now();
     this.hereAt = -Infinity;
     const others = document.querySelectorAll(".ddpb").length;
-    this.el = make("div", { class: "ddpb", role: "region", "aria-label": `Board of the ranks${others ? ` ${others + 1}` : ""}` });
+    this.el = make("div", { class: "ddpb", role: "region", "aria-label": `Board of the ranks${others ? ` ${others + 1}` : ""}`, "data-notebook": model.get("notebook") });
     const part = (name, attributes = {}) => {
       this[name] = make(attributes.tag ?? "div", { class: `ddpb-${name}`, ...attributes, tag: null });
       return this[name];
@@ -120,7 +120,8 @@ class Page {
     this.drawBenchmark(benchmark);
     const todo = board.todo ?? [];
     show(this.todo, todo, () => todo.map((note) => make("li", {}, note)));
-    const calm = findings.length || benchmark.what || board.loading || todo.length ? "" : this.past ? "Nothing was found at that time." : "No finding. What goes wrong is shown here; Why? asks every rank.";
+    const none = this.past ? "Nothing was found at that time." : board.frozen || this.wasEnded ? "No finding." : "No finding. What goes wrong is shown here; Why? asks every rank.";
+    const calm = findings.length || benchmark.what || board.loading || todo.length ? "" : none;
     if (this.calm.textContent !== calm) this.calm.textContent = calm;
   }
 
@@ -194,15 +195,25 @@ class Page {
     if (this.gone.textContent !== why) this.gone.textContent = why;
     if (ended !== this.wasEnded) {
       this.wasEnded = ended;
-      this.drawHead(this.board);
-      this.drawRows(this.board);
-      this.timeline.touch();
+      this.draw();
     }
+    if (ended && this.store.live) this.makeRoom();
     this.drawLoading(this.board.loading, now);
     for (const [element, { heard_us, since_us }] of this.ages ?? []) {
       const text = heard_us ? `silent ${formatAge(now - heard_us)}` : formatAge(Math.max(0, now - since_us));
       if (element.textContent !== text) element.textContent = text;
     }
+  }
+
+  /** A panel whose ranks ended with their kernel makes room for that of the same notebook's new ones. */
+  makeRoom() {
+    const panel = this.el.closest(".jupyterlab-sidecar");
+    const of = this.model.get("notebook");
+    if (!panel || !of || !document.querySelector(`.jupyterlab-sidecar .ddpb[data-notebook="${of}"]:not(.ddpb-ended)`)) return;
+    const close = document.querySelector(`.lm-TabBar-tab[data-id="${CSS.escape(panel.id)}"] .lm-TabBar-tabCloseIcon`);
+    const { x = 0, y = 0 } = close?.getBoundingClientRect() ?? {};
+    // JupyterLab looks where the pointer is, and knows no click.
+    for (const type of ["pointerdown", "pointerup"]) close?.dispatchEvent(new PointerEvent(type, { bubbles: true, clientX: x + 3, clientY: y + 3 }));
   }
 
   // -- actions

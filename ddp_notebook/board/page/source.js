@@ -20,7 +20,8 @@ class Source {
     this.title = make("span", { role: "status" });
     this.code = make("div", { class: "ddpb-code" });
     this.aside = make("div");
-    body.append(make("div", { class: "ddpb-about" }, make("div", { class: "ddpb-steps", role: "toolbar", "aria-label": "Step" }, this.buttons), this.title), this.code, this.aside);
+    this.about = make("div", { class: "ddpb-about" }, make("div", { class: "ddpb-steps", role: "toolbar", "aria-label": "Step" }, this.buttons), this.title);
+    body.append(this.about, this.code, this.aside);
   }
 
   draw(state, act) {
@@ -50,12 +51,15 @@ class Source {
       if (button.getAttribute(attribute) !== String(value)) button.setAttribute(attribute, value);
   }
 
-  /** Scroll to the stops, no farther than it takes to see them. */
+  /** Scroll to the stops, no farther than it takes to see them. In a narrow board the whole panel scrolls. */
   reveal() {
     const here = [...this.code.querySelectorAll(".ddpb-here")];
     if (!here.length) return;
-    const lowest = here.at(-1).offsetTop + 40 - this.code.clientHeight;
-    this.code.scrollTop = Math.min(here[0].offsetTop - 20, Math.max(lowest, this.code.scrollTop));
+    const own = this.code.scrollHeight > this.code.clientHeight;
+    const box = own ? this.code : this.code.closest("[role=tabpanel]");
+    const top = (line) => line.getBoundingClientRect().top - box.getBoundingClientRect().top + box.scrollTop;
+    const highest = top(here[0]) - 20 - (own ? 0 : this.about.offsetHeight);
+    box.scrollTop = Math.min(highest, Math.max(top(here.at(-1)) + 40 - box.clientHeight, box.scrollTop));
   }
 }
 
@@ -65,7 +69,7 @@ const isMoving = (state) => state("busy").some((magic) => magic.startsWith("%ddp
 function codeOf(file, act) {
   let last = 0;
   const rows = file.lines.map(([number, text]) => {
-    const gap = last && number > last + 1;
+    const gap = last > 0 && number > last + 1;
     last = number;
     return [gap && make("div", {}, "⋮"), codeRow(file, number, text, act)];
   });

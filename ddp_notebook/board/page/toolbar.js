@@ -26,6 +26,12 @@ class Toolbar {
         : chosen.size > 0 && make("span", {}, formatRanks(chosen)),
     ]);
     if (focused) this.el.querySelector(`[data-name="${focused}"]`)?.focus();
+    this.tell();
+  }
+
+  /** Beside the ranks: the magic of the button that is pointed at, or has the focus. */
+  tell() {
+    this.types.textContent = this.buttons.querySelector(":is(:hover, :focus)")?.title ?? "";
   }
 
   button(action, busy) {
@@ -34,7 +40,7 @@ class Toolbar {
     const working = busy.includes(magic);
     const whyNot = working ? "running" : enough ? "" : action.why_not;
     const says = whyNot ? `${magic}: ${whyNot}` : magic;
-    const tell = () => (this.types.textContent = says);
+    const tell = () => this.tell();
     return make(
       "button",
       {
@@ -45,7 +51,9 @@ class Toolbar {
         "aria-label": `${action.label} ${magic}`,
         title: says,
         onmouseenter: tell,
+        onmouseleave: tell,
         onfocus: tell,
+        onblur: tell,
         onclick: () => whyNot || this.page.act(magic),
       },
       make("span", { class: "ddpb-mark", "aria-hidden": "true" }, working ? "…" : SIGNS[action.name]),

@@ -30,6 +30,7 @@ from ddp_notebook.model import (
     name_ranks,
     verb,
 )
+from ddp_notebook.state.fold import MISMATCH
 
 _ENDED_BY_OTHERS = (-15, 143)
 """SIGTERM: a launcher ends the remaining ranks when one has died."""
@@ -50,7 +51,7 @@ def ended(context: Context) -> Iterator[Finding]:
     known = {rank for finding in too_much for rank in finding.ranks}
     died = [e for e in died if e.rank not in known]
     findings = too_much + list(deaths(context.case, died, context.victims, partial(_last, context)))
-    refused = {e.rank for e in first if e.error_type == _REFUSED}
+    refused = {e.rank for e in first if e.error_type == MISMATCH}
     raised = _raised_before(context, first, refused)
     findings += raised or _refused(context, refused)
     for finding in torch_errors.all_but(context.case, Category.ENV_INVALID):
@@ -65,7 +66,7 @@ def _in_collectives(context: Context) -> dict[int, Collective]:
     at = context.graph.at
     there = {rank: at[rank] for rank in context.graph.stuck if rank in at}
     for rank, report in context.reports.items():
-        record = last_record(context, rank) if report.error_type == _REFUSED else None
+        record = last_record(context, rank) if report.error_type == MISMATCH else None
         if record is not None and record.phase is Phase.REFUSED:
             there[rank] = record
     return there
@@ -163,9 +164,7 @@ def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Find
         )
 
 
-_REFUSED = "Mismatch"
-"""What the guard raises."""
-_NO_ERRORS = (_REFUSED, "StopIteration", "StopAsyncIteration")
+_NO_ERRORS = (MISMATCH, "StopIteration", "StopAsyncIteration")
 """The end of a loop is none either."""
 
 

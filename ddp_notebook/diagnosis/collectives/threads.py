@@ -27,6 +27,7 @@ from ddp_notebook.model import (
     name_ranks,
     verb,
 )
+from ddp_notebook.state.fold import MISMATCH
 
 _ABORTED = (-6, 134)
 """SIGABRT: gloo ends a process whose buffer is smaller than the message that it gets."""
@@ -211,7 +212,7 @@ def _errors(e: RankReport) -> list[ThreadError]:
     return [
         error
         for error in e.in_threads
-        if error.path and error.type != "Mismatch" and not torch_errors.is_of_others(error.text)
+        if error.path and error.type != MISMATCH and not torch_errors.is_of_others(error.text)
     ]
 
 

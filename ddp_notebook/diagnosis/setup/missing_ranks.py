@@ -48,12 +48,12 @@ def stopped_ranks(context: Context) -> Iterator[Finding]:
     case = context.case
     for e in case.ranks:
         if e.activity is Activity.SILENT and e.process == "stopped":
+            go_on = f"kill -CONT {e.pid or 'and its pid'}"
             yield Finding(
                 Category.STRAGGLER,
                 (e.rank,),
                 f"{e.doing.partition(';')[0]} (SIGSTOP, or Ctrl-Z in its terminal)",
-                "Let it continue: kill -CONT and its pid, in a shell. Or give it a new process: "
-                "%ddp_abort",
+                f"Let it continue: {go_on}, in a shell. Or give it a new process: %ddp_abort",
                 case.waiting,
                 (e.doing,),
                 commands=("%ddp_abort",),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 
 from ddp_notebook.board.side_panel import BESIDE, HOW, can_have_panel
 from ddp_notebook.diagnosis import pages
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
 from ddp_notebook.magics.parser import Option
+from ddp_notebook.magics.tab.completers import one_of
 from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks, value_or_json
 from ddp_notebook.magics.verb import Verb, VerbButton
 from ddp_notebook.magics.verbs import attach
@@ -63,11 +65,21 @@ BOARD = Verb(
 
 def _why(ui: CallerUi, args: argparse.Namespace) -> Diagnosis | None:
     if args.explain is not None:
-        ui.say(pages.text(Category(args.explain)))
+        ui.say(pages.text(_category(args.explain)))
         return None
     if ui.attached is not None:
         return attach.why(ui, args, ui.attached)
     return value_or_json(ui, args, ui.session.why())
+
+
+def _category(text: str) -> Category:
+    """The category that `text` names. Raises UsageMistake."""
+    names = [category.value for category in Category]
+    if text in names:
+        return Category(text)
+    near = difflib.get_close_matches(text, names, 3, 0.6)
+    known = f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(names)}."
+    raise UsageMistake(f"There is no category {text!r}: a finding has it in brackets. {known}")
 
 
 WHY = Verb(
@@ -84,7 +96,7 @@ WHY = Verb(
         Option(
             "--explain CATEGORY",
             "what a category means: what torch prints then, how it is found, how it is mended",
-            choices=tuple(Category),
+            completer=one_of([category.value for category in Category]),
             default=None,
         ),
     ),

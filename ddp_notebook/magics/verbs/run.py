@@ -88,6 +88,7 @@ def _run_cell(ui: NotebookUi, args: argparse.Namespace) -> None:
         chosen_ranks(ui.session, args),
         magic_line=f"%%ddp {args.line}".rstrip(),
         transform=ui.shell.transform_cell,
+        colors=ui.shell.colors,
     )
     _run(ui, args, run)
 

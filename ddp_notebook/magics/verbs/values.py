@@ -40,6 +40,11 @@ VARS = Verb(
 
 def _push(ui: NotebookUi, args: argparse.Namespace) -> None:
     names = " ".join(args.names).replace(",", " ").split()  # with commas, as in Python
+    if any("=" in name for name in names):
+        raise UsageMistake(
+            "%ddp_push takes names: assign the variable in a line of its own, without a magic, and "
+            "name it here. On the ranks: %ddp_set x = 3"
+        )
     for name in names:
         if name not in ui.variables:
             raise UsageMistake(f"The notebook has no variable {name!r}.")

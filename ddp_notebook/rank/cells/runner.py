@@ -107,7 +107,7 @@ class CellRunner:
             signal.signal(signal.SIGINT, previous)
 
     def _begin(self, run: Cell, file_name: str, magic_line: str) -> None:
-        self.shell.prepare(run.number, file_name, magic_line)
+        self.shell.prepare(run.number, file_name, magic_line, run.colors)
         self._life.run_begins(Run(run.cell, run.paused))
         # From this thread: to wake the sending one would take longer than a short cell does.
         self._events.emit_now(CellStarted, cell=run.cell, number=run.number)

@@ -29,6 +29,7 @@ from ddp_notebook.rank.inspect.frames import UserCode
 
 _RESULT_NAME = "__ddp_result__"
 _BEGIN_NAME = "__ddp_begin__"
+_NAMES_TB = "use %tb to see"
 _WITH_WINDOWS = ("gtk", "osx", "qt", "tk", "wx")
 
 
@@ -67,8 +68,10 @@ class RankShell(Component):
             self.shell.user_ns_hidden[name] = None
             self.shell.user_ns[name] = function
 
-    def prepare(self, number: int, file_name: str, magic_line: str) -> None:
-        """Something is about to run under this name, as ``In [number]``."""
+    def prepare(self, number: int, file_name: str, magic_line: str, colors: str = "") -> None:
+        """Something is about to run under this name, as ``In [number]``, with these `colors`."""
+        if colors and colors != self.shell.colors:
+            self.shell.colors = colors
         self.file_name = file_name
         self.magic_line = magic_line
         self._name_pending = True
@@ -155,6 +158,8 @@ class RankShell(Component):
                 return
             self.shell._last_traceback = stb
             lines = [stb] if isinstance(stb, str) else stb
+            if isinstance(value, SystemExit):  # IPython names %tb, which has nothing here
+                lines = [line for line in lines if _NAMES_TB not in line]
             self.forwarder.show(what=OutputKind.ERROR, text=shown("\n".join(lines)))
 
         self.shell.showtraceback = show_unless_interrupted

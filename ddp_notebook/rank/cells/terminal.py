@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import builtins
 import re
-import warnings
 from typing import Any, NoReturn
 
 from IPython.core.autocall import ZMQExitAutocall
 
+from ddp_notebook.rank import engine_private
 from ddp_notebook.rank.cells.keyboard import say
 from ddp_notebook.rank.component import Component
 
@@ -41,12 +41,12 @@ class Terminal(Component):
         shell, ours = self._shell, Exit()
         shell.exiter = ours
         for name in ("exit", "quit"):
-            shell.user_ns[name] = ours
+            shell.user_ns[name] = shell.user_ns_hidden[name] = ours  # %who does not list them
             setattr(builtins, name, ours)
             # IPython hides both while a cell runs, also from modules that the cell calls.
             shell.builtin_trap.auto_builtins.pop(name, None)
         shell.ask_exit = ours
-        warnings.filterwarnings("ignore", "To exit: use 'exit'", UserWarning)
+        engine_private.do_not_say_how_to_exit()
 
     def _explain_magics(self) -> None:
         show = self._shell.show_usage_error

@@ -32,7 +32,7 @@ from ddp_notebook.rank.collectives.operations import Facts, Operation
 from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.collectives.splits import NOTED, Exchanges, NotedExchanges
 from ddp_notebook.rank.collectives.time_limits import PatientWork, TimeLimits
-from ddp_notebook.rank.collectives.works import AsyncWorks, completed
+from ddp_notebook.rank.collectives.works import AsyncWorks, completed, error_of
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.sockets import TorchSockets
@@ -172,15 +172,22 @@ class Observer(Component):
         if site.part is None:
             self.tracker.split.see(frame, method, args, members)
 
-    def settle(self) -> None:
-        """Mark completed collectives. Thread-safe; a concurrent call returns at once."""
+    def settle(self, *, in_call: bool = False) -> None:
+        """Mark completed collectives. Thread-safe; a concurrent call returns at once.
+
+        `in_call`: before a collective returns, where every part of a microsecond counts. After one
+        has failed, few ranks call another.
+        """
         pending, log = self.pending, self.log
         if not pending or not self._settling.acquire(False):
             return
         try:
             while pending and _is_done(pending[0][1]):
-                number, _ = pending.popleft()
-                if log is not None:
+                number, work = pending.popleft()
+                error = None if in_call else error_of(work)
+                if log is not None and error is not None:
+                    self.failed(log, number, error)
+                elif log is not None:
                     log.done(number, _now_ns())
         except IndexError:  # a cell has begun, and what was pending is forgotten
             pass
@@ -459,7 +466,7 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
             if is_barrier:
                 works.barrier()
         else:
-            observer.settle()
+            observer.settle(in_call=True)
             if started_at is not None:
                 works.issued(work, name, args, started_at)
             pending.append(

@@ -39,6 +39,21 @@ _OPERATORS = (f"{_TORCH}_ops.py", f"{_TORCH}_library{os.sep}")
 
 completed: Callable[[Any], bool] = dist.Work.is_completed
 """torch's own method: asking a handle by it does not count as the user's asking."""
+_future_of: Callable[[Any], Any] = dist.Work.get_future
+
+
+def error_of(work: Any) -> Exception | None:
+    """With what a completed one ended; None if it ended well, or cannot tell, as sends cannot."""
+    try:
+        future = _future_of(work)
+    except Exception:  # noqa: BLE001  # torch's
+        return None
+    try:
+        if future.done():
+            future.value()
+    except Exception as error:  # noqa: BLE001  # whatever it is
+        return error
+    return None
 
 
 @dataclass(slots=True)

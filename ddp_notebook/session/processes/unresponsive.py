@@ -16,6 +16,7 @@ def silent(state: RankState) -> RankReport:
         Activity.SILENT,
         doing=last_known(state, process),
         process=process,
+        pid=state.pid or 0,
         main_cpu_s=cpu_s,
     )
 

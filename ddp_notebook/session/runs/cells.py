@@ -42,6 +42,7 @@ class Cells:
         *,
         magic_line: str = "%%ddp",
         transform: Callable[[str], str] | None = None,
+        colors: str = "",
     ) -> CellResult:
         """`Session.run_cell`."""
         processes = self._pool.need("%%ddp")
@@ -55,7 +56,9 @@ class Cells:
                 del self._texts[old]
             run.earlier = self._texts
             processes.begin_last_words(run.ranks)
-            work = CellWork(run, processes.cluster, source, magic_line, is_async=is_async)
+            work = CellWork(
+                run, processes.cluster, source, magic_line, is_async=is_async, colors=colors
+            )
             return self._runs.carry_out(controller, work, interrupted, options)
 
 
@@ -69,12 +72,15 @@ class CellWork:
     magic_line: str
     is_async: bool
     """It has a top-level `await`."""
+    colors: str = ""
     launch = LaunchParameters()
 
     def send(self, ranks: Ranks) -> Ranks:
         """Send the cell to `ranks`; returns those that could not be reached."""
         run = self.run
-        request = calls.Cell(run.cell, run.number, self.magic_line, self.source, run.pausing)
+        request = calls.Cell(
+            run.cell, run.number, self.magic_line, self.source, run.pausing, self.colors
+        )
         order = calls.START_CELL if self.is_async else calls.RUN_CELL
         return self.cluster.tell(ranks, order, request)
 
