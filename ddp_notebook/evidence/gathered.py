@@ -54,7 +54,7 @@ class Gathered:
 
 
 def gather(paths: Sequence[Path]) -> Gathered:
-    """What is in the files and folders at `paths`. Raises UsageMistake where nothing is."""
+    """Read the files and folders at `paths`. Raises UsageMistake if nothing is there."""
     found = folder.read(paths)
     written = logs.read((text, rank) for _, text, rank in found.logs)
     sources = Sources(found.newest_s)

@@ -61,7 +61,7 @@ def ended(context: Context) -> Iterator[Finding]:
 
 
 def _in_collectives(context: Context) -> dict[int, Collective]:
-    """What ranks wait in, or were refused."""
+    """The collectives in which ranks wait, or that they were refused."""
     at = context.graph.at
     there = {rank: at[rank] for rank in context.graph.stuck if rank in at}
     for rank, report in context.reports.items():
@@ -164,7 +164,7 @@ def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Find
 
 
 _REFUSED = "Mismatch"
-"""What the guard raises."""
+"""The error that the guard raises."""
 _NO_ERRORS = (_REFUSED, "StopIteration", "StopAsyncIteration")
 """The end of a loop is none either."""
 

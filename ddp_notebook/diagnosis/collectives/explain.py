@@ -234,7 +234,7 @@ def _is_of_mesh(context: Context, called: str) -> bool:
 
 
 def value_of(record: Collective, other: Collective, what: Difference) -> str:
-    """What a record has of that in which it differs from `other`."""
+    """The value of the property in which a record differs from `other`."""
     match what:
         case Difference.OPERATION:
             return called(record)
@@ -292,7 +292,7 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
 
 
 def _only_some(context: Context, classified: Classified, why: str, *, lacking: bool) -> str:
-    """Which ranks call it alone, and where the others are; culprits that omit it come first."""
+    """A sentence: which ranks call it alone, and where the others are; culprits come first."""
     full, short, there = classified.full, classified.short, classified.there
     record = named(classified.record)
     where = f"{verb(short.ranks, 'is', 'are')} in {named(there)}" if there else ""

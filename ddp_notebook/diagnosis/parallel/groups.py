@@ -72,7 +72,7 @@ def _differ(context: Context, number: int, there: Mapping[int, GroupMade]) -> Fi
 
 
 def _what(made: GroupMade) -> tuple[Ranks, str]:
-    """What must be the same on all ranks: what users call a group may be each rank's own."""
+    """The arguments that all ranks must share; a group's description may be each rank's own."""
     return made.members, made.called if made.of_mesh else ""
 
 
@@ -84,7 +84,7 @@ def _of(context: Context, made: GroupMade) -> str:
 
 
 def _lists(context: Context, report: RankReport) -> str:
-    """What a rank gave to new_group, in its order."""
+    """The rank lists that a rank gave to new_group, in order."""
     made = report.groups_made[:_MOST_SHOWN]
     more = ", …" if len(report.groups_made) > _MOST_SHOWN else ""
     lists = (f"[{format_ranks(_ranks(context, each.members))}]" for each in made)

@@ -78,7 +78,7 @@ def _count(of: _Facts) -> int:
 
 
 def _unlike_inputs(of: _Facts) -> dict[int, Hashable]:
-    """By rank what it got, where that differs in all the steps that can be compared."""
+    """The inputs by rank, if they differ in all steps that can be compared."""
     found = list(_steps_with_other_inputs(of))
     if len(found) < _FEWEST_INPUTS:
         return {}

@@ -27,23 +27,23 @@ from ddp_notebook.model.parallel.split import Forwards
 
 _ROUNDING = 1e-5
 _APART = 1e-3
-"""Factors of one step that differ by less are one factor."""
+"""Factors of one step that differ by less count as equal."""
 _WEIGHT = 1e-2
-"""How exact a weight in a sum is."""
+"""The tolerance of a weight in a sum."""
 _FEWEST_STEPS, _FEWEST_EACH, _FEWEST_CHANGES, _FEWEST_BESIDE = 2, 2, 2, 3
 _MOST_RANKS = 16
 _ADAPTIVE = ("Ada", "NAdam", "RAdam", "RMSprop", "Rprop", "Lion", "SparseAdam")
-"""Their steps hardly depend on the size of all gradients."""
+"""Optimizers whose steps hardly depend on the scale of the gradients."""
 _MEANS = frozenset({"all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor"})
 _GATHERING = frozenset(
     {"all_gather", "all_gather_into_tensor", "scatter", "barrier"}
     | {"reduce_scatter", "reduce_scatter_tensor"}
 )
-"""By these ranks see each other's parts: forward, and backward (gloo scatters)."""
+"""Operations by which ranks get each other's parts, forward and backward (gloo scatters)."""
 _PARTING = frozenset({"all_to_all", "all_to_all_single", "scatter"})
 """gloo scatters in place of an all-to-all with gradients."""
 _FEWEST_VALUES = 4
-"""Values of gradients, not zero, that must be the same on all ranks."""
+"""How many nonzero values of gradients must be the same on all ranks."""
 
 _Of = Mapping[int, OptimizerFacts]
 
@@ -127,7 +127,7 @@ def _ranks_with(gradients: Mapping[int, tuple[float, ...]], own: tuple[float, ..
 
 
 def _ratio(one: Sequence[float], other: Sequence[float]) -> float:
-    """By what `other` is `one` times; 0 where it is no one factor."""
+    """The factor from `one` to `other`; 0 if no single factor gives it."""
     ratios = [b / a for a, b in zip(one, other, strict=False) if a]
     if len(one) != len(other) or len(ratios) < _FEWEST_VALUES:
         return 0.0
@@ -169,7 +169,7 @@ class _Trained:
 
     @property
     def each(self) -> OptimizerFacts:
-        """That of the lowest rank."""
+        """The optimizer on the lowest rank."""
         return next(iter(self.of.values()))
 
     @property
@@ -469,7 +469,7 @@ def _only_gathered(context: Context) -> bool:
 
 
 class _Later:
-    """After any backward."""
+    """In place of the numbers of backwards: holds every number from 1 on."""
 
     def __contains__(self, backwards: object) -> bool:
         return bool(backwards)

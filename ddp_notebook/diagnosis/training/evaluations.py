@@ -131,7 +131,7 @@ def _averaged_after(context: Context, each: EvaluationFacts) -> bool:
 
 
 def _range(counts: Mapping[int, int]) -> str:
-    """From the fewest to the most: ``10 to 50``."""
+    """The fewest and the most, in words: ``10 to 50``."""
     return f"{min(counts.values())} to {max(counts.values())}"
 
 

@@ -26,7 +26,7 @@ from ddp_notebook.model import (
 )
 
 _FEWEST_IDLE = 2
-"""Steps without any gradient: one alone may be there for a scheduler."""
+"""The fewest steps without any gradient that count: a single one may serve a scheduler."""
 
 
 def _at(place: Place | None) -> str:
@@ -456,7 +456,7 @@ def _rates(lrs: Iterable[float | None]) -> str:
 
 
 def diverged_replicas(context: Context) -> Iterator[Finding]:
-    """Replicas differ, and nothing else says why."""
+    """Replicas differ, and no other rule explains it."""
     for model in context.models.values():
         names = model.diverged
         if not names or not any(each.steps for each in model.of.values()):

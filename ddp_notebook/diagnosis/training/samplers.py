@@ -20,7 +20,7 @@ _Samplers = Mapping[int, SamplerFacts]
 
 
 def sampler_misuse(context: Context) -> Iterator[Finding]:
-    """Of each sampler, the first mistake: what comes after it may follow from it."""
+    """The first mistake of each sampler; later ones may follow from it."""
     facts = context.facts
     size = _group_size(facts)
     for key in dict.fromkeys(each.key for one in facts.values() for each in one.samplers):
@@ -33,7 +33,7 @@ def sampler_misuse(context: Context) -> Iterator[Finding]:
 
 
 def _group_size(facts: Mapping[int, RunFacts]) -> int:
-    """Among how many ranks the data are to be divided, 0 when that is not known."""
+    """The number of ranks among which the data are to be divided; 0 if unknown."""
     sizes = {each.group_size for one in facts.values() for each in one.replicas}
     sizes = sizes or {len(one.split.data_ranks) for one in facts.values()}
     return sizes.pop() if len(sizes) == 1 else 0
