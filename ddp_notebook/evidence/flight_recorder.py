@@ -102,12 +102,12 @@ def read(wire: Mapping[str, Any], rank: int, sources: Sources) -> Dump:
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 
 
-def _int(value: object, otherwise: int = 0) -> int:
-    """A number that JSON may have as text."""
+def _int(value: object) -> int:
+    """A number that JSON may have as text; 0 for anything else."""
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 1 << 63:
-        return otherwise
+        return 0
     return value
 
 

@@ -25,6 +25,7 @@ from ddp_notebook.model import (
     Place,
     RankReport,
     Ranks,
+    at_place,
 )
 
 _ENDED_BY_OTHERS = (-15, -2)
@@ -260,5 +261,5 @@ def _unknown(records: tuple[Collective, ...], *, alive: bool) -> str:
     if not records:
         return ran
     last = records[-1]
-    place = f" at {last.place}" if last.place else ""
+    place = at_place(last.place)
     return f"{ran}; collective {last.slot}, {last.operation}{place}, was its last, and is done"

@@ -29,6 +29,7 @@ from ddp_notebook.model import (
     Part,
     Ranks,
     agree,
+    at_place,
     name_ranks,
     verb,
 )
@@ -206,7 +207,7 @@ def _mismatch(context: Context, classified: Classified) -> Finding:
             ((ranks, own, other), (others, other, own)), key=lambda each: each[0] != culprits
         )
     )
-    place = f" at {own.place}" if own.place else ""
+    place = at_place(own.place)
     if other.place and own.place and other.place != own.place:
         place += f" and {other.place}"
     name = called(own) if what is not Difference.LABEL else own.operation

@@ -19,6 +19,7 @@ from ddp_notebook.model import (
     GroupMade,
     RankReport,
     Ranks,
+    at_place,
     by_value,
     format_ranks,
     name_ranks,
@@ -118,7 +119,7 @@ def new_group_not_by_all(context: Context) -> Iterator[Finding]:
     if not elsewhere:
         return
     place = next((e.path[-1] for e in context.case.ranks if e.rank in stuck and e.path), None)
-    where = f" at {place}" if place else ""
+    where = at_place(place)
     # Where more ranks left it out than call it, the call is what only some do.
     culprits = elsewhere if len(elsewhere) <= len(inside) else inside
     standing = context.standing(elsewhere)

@@ -22,7 +22,7 @@ from ddp_notebook.diagnosis.training.replicas import (
     some,
 )
 from ddp_notebook.diagnosis.training.rules import optimizers
-from ddp_notebook.model import Category, Finding, OptimizerFacts, Place, Ranks
+from ddp_notebook.model import Category, Finding, OptimizerFacts, Ranks, in_brackets
 from ddp_notebook.model.parallel.split import Forwards
 
 _ROUNDING = 1e-5
@@ -73,7 +73,7 @@ def _different_from_the_start(
         outvoted(weights),
         f"the parameters differ between the ranks before the first step of {each.type}, though "
         "its gradients are the same on all: the models did not begin with the same values"
-        f"{_at(each.place)}",
+        f"{in_brackets(each.place)}",
         "Have every rank begin with the same parameters: torch.manual_seed(seed), the same on "
         "all, before the model is made; or dist.broadcast(p.data, src=0) for each.",
         evidence=(
@@ -105,7 +105,7 @@ def scaled_apart(context: Context) -> Iterator[Finding]:
                 Category.REPLICA_DIVERGENCE,
                 tuple(others),
                 "the gradients are those of the other ranks, times a factor: they are clipped or "
-                f"scaled there alone, and the parameters drift apart{_at(each.place)}",
+                f"scaled there alone, and the parameters drift apart{in_brackets(each.place)}",
                 "Do the same with the averaged gradients on every rank: clip on all or on none.",
                 evidence=tuple(
                     f"rank {rank}: times {factor:.4g} in the first step"
@@ -145,10 +145,6 @@ def _all_close(rows: Sequence[Sequence[float]]) -> bool:
     )
 
 
-def _at(place: Place | None) -> str:
-    return f" ({place})" if place is not None else ""
-
-
 def _few(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.4g}" for value in values[:3])
 
@@ -175,7 +171,7 @@ class _Trained:
     @property
     def at(self) -> str:
         """The line of its first step."""
-        return f" ({self.each.place})" if self.each.place is not None else ""
+        return in_brackets(self.each.place)
 
     @property
     def began_equal(self) -> bool:
@@ -442,8 +438,8 @@ def unsummed_parts(context: Context) -> Iterator[Finding]:
             yield trained.finding(
                 Category.REPLICA_DIVERGENCE,
                 "each rank computes on a part of its own and gathers what the others have"
-                f"{_at(place)}, but the gradients of the parameters, which all of them have, are "
-                "not summed: every rank steps with those of its part",
+                f"{in_brackets(place)}, but the gradients of the parameters, which all of them "
+                "have, are not summed: every rank steps with those of its part",
                 "all_reduce every parameter's gradient over the ranks that share the samples, and "
                 "divide as your loss needs it; or wrap the model in DistributedDataParallel.",
                 (

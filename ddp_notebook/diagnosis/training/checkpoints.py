@@ -14,6 +14,7 @@ from ddp_notebook.model import (
     OptimizerFacts,
     Place,
     ReplicaFacts,
+    in_brackets,
     name_ranks,
 )
 
@@ -57,7 +58,7 @@ def _finding(
     if not loaded or not others:
         return
     place = loads[loaded[0]][1]
-    at = f" ({place})" if place is not None else ""
+    at = in_brackets(place)
     yield Finding(
         Category.CHECKPOINT_MISUSE,
         outvoted({rank: bool(count) for rank, (count, _) in loads.items()}),

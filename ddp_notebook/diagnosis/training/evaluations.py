@@ -8,7 +8,7 @@ from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.source_code.divisions import is_divisor, is_mean_of_ratios
 from ddp_notebook.diagnosis.training.replicas import Model
 from ddp_notebook.diagnosis.training.reported import is_reported
-from ddp_notebook.model import Category, EvaluationFacts, Finding, name_ranks
+from ddp_notebook.model import Category, EvaluationFacts, Finding, at_place, in_brackets, name_ranks
 
 _UNEVEN = 1.25
 """One rank has so many times as many samples as another one."""
@@ -150,7 +150,7 @@ def _padded(of: _Of) -> tuple[int, int] | None:
 
 def _at_end(of: _Of) -> str:
     place = next((each.counted[-1] for each in of.values() if each.counted), None)
-    return f" at {place}" if place is not None else ""
+    return at_place(place)
 
 
 def _together(model: Model) -> list[dict[int, EvaluationFacts]]:
@@ -205,4 +205,4 @@ def _exchanged(context: Context, model: Model, first: _Of) -> bool:
 
 def _at(of: _Of) -> str:
     place = next((each.place for each in of.values() if each.place is not None), None)
-    return f" ({place})" if place is not None else ""
+    return in_brackets(place)
