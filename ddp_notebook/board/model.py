@@ -33,12 +33,12 @@ MOST_FINDINGS = 8
 MOST_EVIDENCE = 40
 MOST_SIDES = 6
 MOST_CHARACTERS = 600
-"""Of a text in a row or a line of code; evidence and remedies may be four times as long."""
+"""The longest text in a row or line of code; evidence and remedies may be four times as long."""
 
 _ROW_FIELDS = tuple(field.name for field in fields(BoardRow) if field.name != "age_s")
 
 STAGES = [{"name": stage.value, "about": stage.about} for stage in Stage]
-"""The stages of set-up, which a page is told once."""
+"""The stages of set-up, which are sent to a page once."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Action:
 
 
 def board_json(board: Board, epoch_ns: int) -> dict[str, Any]:
-    """The rows and what stands above and below them."""
+    """The board as JSON: the rows, and what is above and below them."""
     address, standing = board.snapshot.init_method or "", board.snapshot.notes
     headline = board.headline.replace(f" · {address}", "") if address else board.headline
     return {
@@ -73,7 +73,7 @@ def board_json(board: Board, epoch_ns: int) -> dict[str, Any]:
 
 
 def _loading(loading: Loading | None, epoch_ns: int) -> dict[str, Any] | None:
-    """How far torch is loaded, and since when."""
+    """The progress of loading torch, and since when."""
     if loading is None:
         return None
     return {"percent": loading.percent, "since_us": _micros(loading.since_ns, epoch_ns)}

@@ -10,7 +10,7 @@ from typing import Any
 from ddp_notebook.model import Collectives
 
 _MOST_MOMENTS = 400
-"""Changes of what was found that are kept; the oldest are forgotten."""
+"""How many changes of the findings are kept, the newest ones."""
 _MOST_RUNS = 30
 
 
@@ -25,7 +25,7 @@ class Moment:
 
 @dataclass
 class Past:
-    """Filled while a board is drawn, asked when its user scrubs back."""
+    """Records what a board shows, for when its user scrubs back."""
 
     _moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=_MOST_MOMENTS))
     _runs: deque[tuple[int, int, Collectives]] = field(
@@ -33,20 +33,20 @@ class Past:
     )
 
     def note(self, moment: Moment) -> None:
-        """This is shown from now on."""
+        """Record what is shown from now on."""
         last = self._moments[-1] if self._moments else Moment()
         if (last.findings, last.locations) != (moment.findings, moment.locations):
             self._moments.append(moment)
 
     def keep(self, run: int, at_ns: int, collectives: Collectives) -> None:
-        """The newest collectives of a run, each time they are looked at; `at_ns` is when."""
+        """Record the newest collectives of a run as they are at `at_ns`."""
         began_ns = at_ns
         if self._runs and self._runs[-1][0] == run:
             began_ns = self._runs.pop()[1]
         self._runs.append((run, began_ns, collectives))
 
     def found_at(self, at_ns: int) -> Moment:
-        """What was found at a time."""
+        """The findings at a time."""
         earlier = [moment for moment in self._moments if moment.at_ns <= at_ns]
         return earlier[-1] if earlier else Moment()
 

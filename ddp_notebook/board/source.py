@@ -33,11 +33,11 @@ _LOOK_AFTER_IN_SETUP_S = 1.2
 _rank_key = attrgetter(
     *(f.name for f in fields(RankState) if f.name not in ("cell", "heard_ns", "since_ns"))
 )
-"""What is shown of a rank, its ages apart."""
+"""A key of what is shown of a rank, without ages."""
 _session_key = attrgetter(
     *(f.name for f in fields(Snapshot) if f.name not in ("ranks", "taken_ns"))
 )
-"""What is shown of the session beside its ranks, its age apart."""
+"""A key of what is shown of the session besides its ranks, without its age."""
 
 
 def ended_badly(run: CellRun | None) -> bool:
@@ -68,17 +68,17 @@ class BoardSource:
 
     @property
     def run(self) -> int:
-        """The number of the run that is followed; 0 for none."""
+        """The number of the current or last run; 0 for none."""
         return self._tails.run
 
     @property
     def left_ns(self) -> Mapping[int, int]:
-        """When each rank left the run that is followed, as far as ranks have."""
+        """When each rank that has left the run did so."""
         run = self._session.current
         return run.left_ns if run is not None and run.cell == self.run else {}
 
     def look(self) -> tuple[BoardFacts, tuple[Collective, ...]]:
-        """What is known now, and the collectives that are new in it, or have changed."""
+        """The current state, and the collectives that are new or have changed."""
         session = self._session
         snapshot, run, logs = session.record.snapshot, session.current, session.logs
         news: tuple[Collective, ...] = ()
@@ -116,7 +116,7 @@ class BoardSource:
         return self._stops
 
     def key(self) -> object:
-        """Another one whenever a board would show something else, but for how long ago it was.
+        """A key that changes whenever a board would show something else, apart from ages.
 
         Takes some microseconds; a look takes a thousand.
         """
@@ -144,7 +144,7 @@ class BoardSource:
     # -- what is wrong -----------------------------------------------------------------
 
     def _diagnosis(self, snapshot: Snapshot, moved: bool) -> Diagnosis | None:
-        """What was found about the state as it is; found anew when it does not change."""
+        """The findings about the current state; looked for again while it does not change."""
         detector = self._detector()
         key = tuple((s.status, s.stage, s.entering, s.cause) for s in snapshot.ranks)
         if moved or key != self._key:
@@ -167,7 +167,7 @@ class BoardSource:
         return run.detector if run is not None else None
 
     def _found_at_end(self, generation: int) -> Diagnosis | None:
-        """What the run that is over was found to suffer from, as its cell has told it.
+        """The findings that the cell of the finished run has shown.
 
         Nothing once its ranks have another group: they were freed, or are new.
         """

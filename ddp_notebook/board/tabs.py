@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 TABS = ("stack", "source", "variables", "console", "history")
 _ASKING = ("stack", "variables")
-"""What the ranks are asked for."""
+"""The tabs for which the ranks are asked."""
 _BESIDE = {"source": _ASKING}
-"""What a tab shows beside what is its own."""
+"""What a tab shows besides its own content."""
 _SETTLED_S = 0.25
 """Ranks are asked when nothing has changed for so long: those that train on are left alone."""
 _WRITTEN_S = 0.5
@@ -33,16 +33,16 @@ _FORGOTTEN_S = 180.0
 
 
 class TabFeed:
-    """What pages watch, and what they were told of it. `tell` gives values to all of them."""
+    """The tabs that pages watch, and what was sent of them. `tell` sends values to all pages."""
 
     def __init__(self, session: Session, tell: Callable[[Mapping[str, Any]], None]) -> None:
         self._session = session
         self._tell = tell
         self._lock = threading.Lock()
         self._watching: dict[str, tuple[str, float]] = {}
-        """By page, the tab that it has open, and when it was heard last."""
+        """The open tab of each page, and when the page last sent a message."""
         self._told: dict[str, object] = {}
-        """By tab, a key of what pages were told last."""
+        """A key of what was last sent for each tab."""
         self._asked: set[str] = set()
         """Tabs for which the ranks are being asked."""
         self._key: object = None

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellRun
 
 _KEPT = 256
-"""Records of each rank that are kept to describe what it does."""
+"""How many records of each rank are kept, to describe what it does."""
 _AT_ONCE = 512
 """If a rank has more new records than this, the oldest are skipped."""
 
 _MAY_CHANGE = 64
-"""Only so many of the newest records are looked at again."""
+"""How many of the newest records are read again, as they may have changed."""
 
 
 class Tails:
@@ -30,7 +30,7 @@ class Tails:
         self._groups: dict[str, Ranks] = {}
 
     def follow(self, logs: CollectiveLogs, run: CellRun) -> tuple[Collective, ...]:
-        """What is new in `run`, or has changed, since it was asked for last."""
+        """The records of `run` that are new or have changed since the last call."""
         if run.cell != self.run:
             self.run, self._kept, self._next, self._groups = run.cell, {}, {}, {}
         found = logs.read_since(run.ranks, run.cell, self._next, _AT_ONCE)

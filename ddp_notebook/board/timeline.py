@@ -22,7 +22,7 @@ PHASES = (*map(str, Phase), FREED)
 """As a page has them: a collective is freed that no rank waits for any more, by %ddp_abort, by an
 interrupt or because its rank left the cell."""
 MOST_SLICES = 40_000
-"""That are kept here, of all ranks together; a page keeps as many."""
+"""How many slices are kept, of all ranks together; a page keeps as many."""
 MOST_PER_RANK = 2_000
 MOST_AT_ONCE = 2_000
 """In one message about what is new; of more, the oldest are skipped, and their number is sent."""
@@ -35,7 +35,7 @@ RANK, NUMBER, KIND, SEQ_ID, ISSUED, DONE, PHASE, HELD = range(8)
 
 
 def died_ns(snapshot: Snapshot) -> dict[int, int]:
-    """When each dead rank died: the end of its process is the last that is heard of it."""
+    """When each dead rank died: its last event is the end of its process."""
     dead = (s for s in snapshot.ranks if s.status is Status.DEAD and not s.restarting)
     return {state.rank: state.heard_ns for state in dead}
 
@@ -51,7 +51,7 @@ class Timeline:
         self.run = 0
         self._sent_run = 0
         self.generation = 0
-        """Grows when what was sent before is no longer valid."""
+        """Counts how often what was sent before became invalid."""
         self._from = 0
         """The number here of what a rank issues first in this run."""
         self._next = 0
@@ -186,7 +186,7 @@ class Timeline:
         return list(islice(row, max(0, len(row) - most), None))
 
     def operation(self, slice_: Slice) -> str:
-        """What it is: all_reduce, send, ..."""
+        """The operation of a slice: all_reduce, send, ..."""
         return str(self._kind_of(slice_)[0])
 
     def collective(self, slice_: Slice) -> tuple[int, str, int]:
@@ -211,7 +211,7 @@ class Timeline:
     # -- messages ----------------------------------------------------------------------
 
     def news(self) -> dict[str, Any] | None:
-        """What is new since the last call; None for nothing."""
+        """The slices that are new since the last call; None for none."""
         if not self._fresh and self._sent_kinds == len(self._kinds) and self.run == self._sent_run:
             return None
         fresh = list(self._fresh.values())
@@ -225,7 +225,7 @@ class Timeline:
         return message
 
     def whole(self) -> dict[str, Any]:
-        """All that is kept."""
+        """All slices."""
         return self._message([slice_ for row in self._slices.values() for slice_ in row], 0)
 
     def _message(self, slices: Sequence[Slice], first_kind: int) -> dict[str, Any]:

@@ -75,12 +75,12 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
     busy = traitlets.List().tag(sync=True)
     """The magics that buttons have started and that are not done."""
     answers = traitlets.List().tag(sync=True)
-    """What the last of them gave, the newest first."""
+    """The answers of the last buttons, the newest first."""
 
     def __init__(self, on_message: Callable[[Mapping[str, Any]], None], **values: Any) -> None:
         super().__init__(still=uuid.uuid4().hex[:12], notebook=_notebook(), **values)
         self.drawn: dict[str, Any] = {}
-        """What was drawn last, by the names above."""
+        """The values that were drawn last, by the names above."""
         self._kept = False
         self.on_msg(
             lambda _, content, __: on_message(content) if isinstance(content, dict) else None
@@ -117,7 +117,7 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
         self.send({**message, "now": now_us})
 
     def bundle(self) -> dict[str, Any]:
-        """What is displayed. Its text is empty: the picture below it stands for it."""
+        """The MIME bundle. Its text is empty: the picture below stands for it."""
         return as_widget(self, "")
 
     def picture(self, bundle: Mapping[str, str], below: str = "") -> dict[str, str]:

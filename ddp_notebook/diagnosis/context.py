@@ -29,12 +29,12 @@ class Context:
 
     @property
     def collectives(self) -> Collectives:
-        """What every rank issued."""
+        """The collectives of every rank."""
         return self.case.collectives
 
     @cached_property
     def reports(self) -> Mapping[int, RankReport]:
-        """By rank."""
+        """The ranks' reports, by rank."""
         return {report.rank: report for report in self.case.ranks}
 
     # -- set-up --------------------------------------------------------------------------
@@ -53,12 +53,12 @@ class Context:
 
     @cached_property
     def alignments(self) -> Mapping[str, Alignment]:
-        """By group."""
+        """The alignments, by group."""
         return align_all(self.collectives)
 
     @cached_property
     def divergences(self) -> tuple[Divergence, ...]:
-        """Where ranks of a group diverge, for every group."""
+        """The divergences of every group."""
         return tuple(
             divergence
             for _, alignment in sorted(self.alignments.items())

@@ -98,7 +98,7 @@ def _how(code: int | None, lacked: bool | None) -> str:
 
 
 def _bring_back(case: Case, ranks: Ranks) -> tuple[str, str]:
-    """What to do, and the magic that does it; empty where none has to."""
+    """The remedy, and the magic that does it; empty if none is needed."""
     if case.script:
         if case.waiting:
             return "End the others too; the session's own ranks are not touched", "%ddp_abort"

@@ -114,7 +114,7 @@ def _left(left: Ranks, failed: Sequence[CellFinished]) -> Finding:
 
 
 def raised_in(case: Case) -> tuple[Finding, ...]:
-    """The same of what is known of ranks in a case alone."""
+    """Findings for what ranks raised, from a case alone."""
     failed = (e for e in case.ranks if e.activity is Activity.FAILED and e.error_at)
     ends = [
         CellFinished(
@@ -132,7 +132,7 @@ def raised_in(case: Case) -> tuple[Finding, ...]:
 
 
 def failed_in_set_up(states: Iterable[RankState], case: Case) -> tuple[Finding, ...]:
-    """What the stages of ranks failed with, a finding for those that failed in the same way."""
+    """Findings for failed stages of set-up; ranks that failed in the same way share one."""
     certain = {report.rank: report.error_category for report in case.ranks}
     same: dict[tuple[str, str, str], list[int]] = {}
     for state in states:

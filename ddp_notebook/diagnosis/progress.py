@@ -34,7 +34,7 @@ def in_setup(report: RankReport) -> bool:
 
 
 def call_number(report: RankReport) -> int:
-    """Which of its calls of init_process_group a rank is at: the one it waits in, or its last."""
+    """The number of a rank's call of init_process_group: the one it waits in, or its last."""
     if in_setup(report) and report.entered > report.left:
         return report.left + 1
     return max(1, report.left)
@@ -73,7 +73,7 @@ def _is_stuck(worker: Worker) -> bool:
 
 
 def evidence_of(e: RankReport) -> tuple[str, ...]:
-    """What shows how busy it is: its own CPU time, and the workers whose batch it waits for."""
+    """Lines of evidence that a rank is busy: its CPU time, and the workers it waits for."""
     return (
         f"its main thread has used {e.main_cpu_s:.1f} s of CPU time",
         *(
@@ -99,7 +99,7 @@ def of_each(facts: Mapping[int, tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def where_busy(e: RankReport) -> str:
-    """Where it is busy, to stand after the word; of one that is too busy to answer, that."""
+    """The words after "busy": where the rank is, or that it is too busy to answer."""
     if e.activity is Activity.SILENT:
         return f" and does not answer ({e.doing})" if e.doing else " and does not answer"
     if e.children:
@@ -155,7 +155,7 @@ _LACKING = {
 
 
 def doing(report: RankReport) -> str:
-    """What a rank does, for a person."""
+    """What a rank does, in words."""
     match report.activity:
         case Activity.WAITING:
             where = report.doing.removeprefix(f"{report.inside}: ")

@@ -22,7 +22,7 @@ _WAITED = re.compile(
 
 @dataclass
 class Connects:
-    """What stands in logs. Ports are those of stores."""
+    """Failed connections in logs. The ports are those of stores."""
 
     refused: set[int] = field(default_factory=set)
     """Ranks whose connection to another rank's gloo address failed: no process listens there."""

@@ -45,7 +45,7 @@ _RANK = re.compile(r"(\d+)(?:\.\w{1,8})?$")
 
 @dataclass(frozen=True)
 class Dump:
-    """What one rank's flight recorder held.
+    """The content of one rank's flight recorder.
 
     `stacks` is true where it says where in the user's code each collective was issued; `groups` has
     the members of those groups of which that is known, as ranks of the default group.
@@ -66,7 +66,7 @@ def rank_of(name: str) -> int | None:
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """What a dump holds, as torch wrote it. Raises NotPlain where it is none."""
+    """The content of a dump, as torch wrote it. Raises NotPlain if it is none."""
     if data[:1] == b"{":
         try:
             value = codec.loads(data, of_others=True)
@@ -102,12 +102,12 @@ def read(wire: Mapping[str, Any], rank: int, sources: Sources) -> Dump:
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 
 
-def _int(value: object, otherwise: int = 0) -> int:
-    """A number that JSON may have as text."""
+def _int(value: object) -> int:
+    """A number that JSON may have as text; 0 for anything else."""
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 1 << 63:
-        return otherwise
+        return 0
     return value
 
 

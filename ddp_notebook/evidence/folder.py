@@ -24,7 +24,7 @@ from ddp_notebook.views.ansi import plain
 MOST_FILES = 4096
 MOST_DUMP_BYTES = 64 << 20
 _LOG_TAIL_BYTES = 2 << 20
-"""Of a log, its end: there stand the errors."""
+"""How much of a log is read, from its end, where the errors are."""
 _MOST_BYTES = 512 << 20
 _GZIP = b"\x1f\x8b"
 _LOGS = (".log", ".txt", ".out", ".err")
@@ -34,12 +34,12 @@ _IN_NAME = re.compile(r"rank[_-]?(\d{1,6})(?!\d)")
 
 @dataclass
 class Found:
-    """What lay there. `notes` say what was not read, and why."""
+    """The files that were found; `notes` say what was not read, and why."""
 
     dumps: dict[int, tuple[Path, dict[str, object]]] = field(default_factory=dict)
     logs: list[tuple[Path, str, int | None]] = field(default_factory=list)
     newest_s: float = 0.0
-    """When the newest of them was written, since 1970."""
+    """When the newest file was written, in seconds since 1970."""
     notes: list[str] = field(default_factory=list)
 
     def leave_out(self, file: Path, why: str) -> None:

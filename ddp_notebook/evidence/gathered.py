@@ -25,6 +25,7 @@ from ddp_notebook.model import (
     Place,
     RankReport,
     Ranks,
+    at_place,
 )
 
 _ENDED_BY_OTHERS = (-15, -2)
@@ -54,7 +55,7 @@ class Gathered:
 
 
 def gather(paths: Sequence[Path]) -> Gathered:
-    """What is in the files and folders at `paths`. Raises UsageMistake where nothing is."""
+    """Read the files and folders at `paths`. Raises UsageMistake if nothing is there."""
     found = folder.read(paths)
     written = logs.read((text, rank) for _, text, rank in found.logs)
     sources = Sources(found.newest_s)
@@ -260,5 +261,5 @@ def _unknown(records: tuple[Collective, ...], *, alive: bool) -> str:
     if not records:
         return ran
     last = records[-1]
-    place = f" at {last.place}" if last.place else ""
+    place = at_place(last.place)
     return f"{ran}; collective {last.slot}, {last.operation}{place}, was its last, and is done"

@@ -46,7 +46,7 @@ class Raised:
 
 @dataclass
 class Logs:
-    """What is known of ranks by what was written. `exits` are codes; negative for signals.
+    """What logs say about ranks. `exits` are codes; negative for signals.
 
     `exits` of a rank that was not listed by an agent that listed others is 0: it had ended well.
     """
@@ -56,9 +56,9 @@ class Logs:
     closed: set[int] = field(default_factory=set)
     """Processes that torchrun's agent ended."""
     pids: dict[int, int] = field(default_factory=dict)
-    """By rank, the process of which torchrun's agent says how it ended."""
+    """By rank, the pid whose end torchrun's agent reported."""
     two_jobs: str = ""
-    """What shows that the logs are of more than one job; empty where nothing does."""
+    """Why the logs must be of more than one job; empty if they need not be."""
     ended_by_agent: set[int] = field(default_factory=set)
     """Ranks that still ran when another one had failed."""
     unclaimed: tuple[str, ...] = ()
@@ -67,11 +67,11 @@ class Logs:
     watchdogs: Watchdogs = field(default_factory=Watchdogs)
     connects: Connects = field(default_factory=Connects)
     ranks: set[int] = field(default_factory=set)
-    """Those that wrote, or about which something is written."""
+    """The ranks that wrote, or about which something is written."""
 
 
 def read(texts: Iterable[tuple[str, int | None]]) -> Logs:
-    """What stands in logs; with each goes the rank that wrote it, None where lines say which."""
+    """Read logs, each with the rank that wrote it; None where its lines name their ranks."""
     logs = Logs()
     unmarked: list[str] = []
     before: dict[int, int] = {}
@@ -123,7 +123,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 def _common(errors: list[Raised]) -> Raised:
-    """What errors that differ at most by their numbers have in common."""
+    """The common part of errors that differ at most by their numbers."""
     same = len({error.text for error in errors}) == 1
     text = errors[0].text if same else _NUMBER.sub("…", errors[0].text)
     return replace(errors[0], text=text)

@@ -60,7 +60,7 @@ class Watched:
 
 @dataclass
 class Watchdogs:
-    """What stands in logs, as it was read: `joined` says what it comes to."""
+    """What NCCL's watchdogs wrote in logs; `joined` combines it by rank and group."""
 
     timed_out: list[tuple[int | None, str, Watched]] = field(default_factory=list)
     """Rank, group and collective; None: the line does not tell of which rank."""
@@ -88,12 +88,12 @@ class Watchdogs:
 
     @property
     def ranks(self) -> frozenset[int]:
-        """Those of which something is known."""
+        """The ranks of which something is known."""
         late = {rank for rank, _, _ in self.timed_out if rank is not None}
         return frozenset(late | {rank for rank, _ in self.status})
 
     def joined(self) -> dict[int, dict[str, Watched]]:
-        """By rank and group. Nothing where it is not certain whose the timeouts are."""
+        """What is known by rank and group; nothing if it is not certain whose the timeouts are."""
         of: dict[int, dict[str, Watched]] = {rank: {} for rank in sorted(self.ranks)}
         for (rank, group), far in self.status.items():
             of[rank][group] = far

@@ -17,7 +17,7 @@ MOST_VALUES = 4_000_000
 
 
 class NotPlain(ValueError):
-    """It is no pickle, or one of more than plain values; the message says what stands there."""
+    """Not a pickle of plain values alone; the message says what is in it."""
 
 
 def loads(data: bytes) -> Any:
@@ -51,7 +51,7 @@ def loads(data: bytes) -> Any:
 
 
 class _Mark:
-    """Where the parts of the next list, dict or tuple begin."""
+    """Marks where the items of the next list, dict or tuple begin."""
 
 
 _CONSTANTS: dict[str, Callable[[], Any]] = {

@@ -29,6 +29,7 @@ from ddp_notebook.model import (
     Diagnosis,
     Finding,
     RankReport,
+    at_place,
     name_ranks,
 )
 
@@ -215,7 +216,7 @@ def _facts(case: Case) -> Iterable[str]:
         last = next((r for r in records if not r.over), records[-1] if records else None)
         text = _doing(report)
         if last is not None:
-            at = f" at {last.place}" if last.place else ""
+            at = at_place(last.place)
             text += f"; its last record is collective {last.slot}: {last.operation}{at}"
         if report.last_words:
             text += f"; its last words: {report.last_words}"

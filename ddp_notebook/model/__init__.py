@@ -45,7 +45,9 @@ _FILES = {
         "Activity Blocked Case Child GroupMade Lacks PipelinePart Probe RankReport ShardedUnit "
         "Splits StoreFile ThreadError Worker"
     ),
-    "collectives": "DEFAULT_GROUP PLACING Collective Collectives Part Phase Place",
+    "collectives": (
+        "DEFAULT_GROUP PLACING Collective Collectives Part Phase Place at_place in_brackets"
+    ),
     "ddp": "Bucket BucketPlan Fingerprint Reduction TensorInfo",
     "diagnosis": "HAS_FAILED Category Diagnosis Finding JudgedRun Remark Side Traceback",
     "events": (

@@ -58,6 +58,16 @@ class Place:
         return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
 
 
+def at_place(place: Place | None) -> str:
+    """The place in a sentence: `` at train.py:3``; empty where it is not known."""
+    return f" at {place}" if place is not None else ""
+
+
+def in_brackets(place: Place | None) -> str:
+    """The place behind a sentence: `` (train.py:3)``; empty where it is not known."""
+    return f" ({place})" if place is not None else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Collective:
     """One collective, send or receive of one rank. Unknown is None, "" or ().

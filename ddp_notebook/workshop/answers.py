@@ -14,6 +14,7 @@ from ddp_notebook.model import Diagnosis, Ranks, parse_ranks
 from ddp_notebook.workshop.check import NOTEBOOK, WrongAnswer
 
 Value = TypeVar("Value")
+Other = TypeVar("Other")
 
 AS_IT_IS = "leave the cell that checks as it is: it passes all that is needed."
 
@@ -130,6 +131,31 @@ def parts(answer: Any, count: int = 2) -> tuple[Any, ...]:
     if not (isinstance(answer, tuple) and len(answer) == count):
         raise WrongAnswer(AS_IT_IS)
     return answer
+
+
+def with_passed(
+    read: Callable[[Any], Value], read_passed: Callable[[Any], Other]
+) -> Callable[[Any], tuple[Value, Other]]:
+    """The learner's answer, and one value that the notebook's own cell passes with it."""
+
+    def read_both(answer: Any) -> tuple[Value, Other]:
+        own, passed = parts(answer)
+        return read(own), read_passed(passed)
+
+    return read_both
+
+
+def two(
+    what: str, read: Callable[[Any], Value], read_second: Callable[[Any], Other]
+) -> Callable[[Any], tuple[Value, Other]]:
+    """Two values in their order; `what` is how they are asked for: ``(rank, line)``."""
+
+    def read_both(answer: Any) -> tuple[Value, Other]:
+        if not (isinstance(answer, (tuple, list)) and len(answer) == 2):
+            raise WrongAnswer(f"two values are asked for, {what}, and {shown(answer)} is not that.")
+        return read(answer[0]), read_second(answer[1])
+
+    return read_both
 
 
 def image_numbers(answer: Any) -> Sequence[int]:

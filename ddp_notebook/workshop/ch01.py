@@ -6,7 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ddp_notebook.workshop.answers import a_rank, by_rank, number, parts, shown, whole_number
+from ddp_notebook.workshop.answers import (
+    a_rank,
+    by_rank,
+    number,
+    shown,
+    whole_number,
+    with_passed,
+)
 from ddp_notebook.workshop.check import NOTEBOOK, WrongAnswer, exercise
 
 
@@ -58,18 +65,13 @@ def images_of_one_step(images: int) -> str:
     )
 
 
-def _first_losses(answer: Any) -> tuple[int, Mapping[int, float]]:
-    rank, losses = parts(answer)
-    return a_rank(rank), by_rank(_first)(losses)
-
-
 def _first(losses: Any) -> float:
     if not isinstance(losses, (list, tuple)) or not losses:
         raise WrongAnswer(f"a list of losses is needed, and {shown(losses)} is none.")
     return number(losses[0])
 
 
-@exercise("1.3", _first_losses)
+@exercise("1.3", with_passed(a_rank, by_rank(_first)))
 def rank_with_the_greatest_first_loss(answer: tuple[int, Mapping[int, float]]) -> str:
     """The rank whose list begins with the greatest number."""
     rank, first = answer

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from ddp_notebook.model import Category, Diagnosis, Ranks, name_ranks
-from ddp_notebook.workshop.answers import a_rank, diagnosis, one_of, parts, ranks, shown
+from ddp_notebook.workshop.answers import (
+    a_rank,
+    diagnosis,
+    one_of,
+    parts,
+    ranks,
+    shown,
+    with_passed,
+)
 from ddp_notebook.workshop.check import WrongAnswer, exercise
 
 _KINDS = ("missing-rank", "duplicate-rank", "env-mismatch", "rank-died", "straggler")
@@ -43,12 +51,7 @@ def whose_key_is_named(rank: int) -> str:
     )
 
 
-def _predicted(answer: Any) -> tuple[Ranks, Diagnosis]:
-    prediction, found = parts(answer)
-    return ranks()(prediction), diagnosis(found)
-
-
-@exercise("3.2", _predicted)
+@exercise("3.2", with_passed(ranks(), diagnosis))
 def ranks_that_stay_in_the_store(answer: tuple[Ranks, Diagnosis]) -> str:
     """The one with the wrong port, and rank 0, which waits for it inside the store."""
     prediction, found = answer

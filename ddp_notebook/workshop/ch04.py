@@ -14,6 +14,7 @@ from ddp_notebook.workshop.answers import (
     shown,
     text,
     whole_number,
+    with_passed,
 )
 from ddp_notebook.workshop.check import WrongAnswer, exercise
 
@@ -194,12 +195,7 @@ def _why_not(later: int) -> str:
 _MICRO_BATCHES = 4
 
 
-def _accumulation(answer: Any) -> tuple[Mapping[int, Distances], Mapping[int, int]]:
-    gradients, counts = parts(answer)
-    return by_rank(_distances)(gradients), by_rank(whole_number)(counts)
-
-
-@exercise("4.4", _accumulation)
+@exercise("4.4", with_passed(by_rank(_distances), by_rank(whole_number)))
 def one_communication_for_four_parts(
     answer: tuple[Mapping[int, Distances], Mapping[int, int]],
 ) -> str:
@@ -263,18 +259,13 @@ def trains_although_parameters_are_unused(became: Mapping[int, str]) -> str:
     )
 
 
-def _norms(answer: Any) -> tuple[float, Mapping[int, tuple[float, float]]]:
-    share, norms = parts(answer)
-    return number(share), by_rank(_pair)(norms)
-
-
 def _pair(value: Any) -> tuple[float, float]:
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise WrongAnswer(AS_IT_IS)
     return number(value[0]), number(value[1])
 
 
-@exercise("4.6", _norms)
+@exercise("4.6", with_passed(number, by_rank(_pair)))
 def gradient_of_a_head_that_one_rank_uses(
     answer: tuple[float, Mapping[int, tuple[float, float]]],
 ) -> str:

@@ -12,9 +12,10 @@ from ddp_notebook.workshop.answers import (
     image_numbers,
     number,
     one_of,
-    parts,
     ranks,
+    two,
     whole_number,
+    with_passed,
 )
 from ddp_notebook.workshop.check import NOTEBOOK, WrongAnswer, exercise
 
@@ -95,13 +96,7 @@ def who_would_be_named(answer: Ranks) -> str:
     )
 
 
-def _rank_and_line(answer: Any) -> tuple[int, int]:
-    if not (isinstance(answer, (tuple, list)) and len(answer) == 2):
-        raise WrongAnswer("two numbers are asked for: the rank and the line.")
-    return a_rank(answer[0]), whole_number(answer[1])
-
-
-@exercise("5.4", _rank_and_line)
+@exercise("5.4", two("(rank, line)", a_rank, whole_number))
 def where_their_ways_part(answer: tuple[int, int]) -> str:
     """The last rank leaves out a loss that is not a number, and with it an all_reduce."""
     rank, line = answer
@@ -130,12 +125,7 @@ def where_their_ways_part(answer: tuple[int, int]) -> str:
     )
 
 
-def _shares(answer: Any) -> tuple[Mapping[int, int], Mapping[int, Sequence[int]]]:
-    steps, used = parts(answer)
-    return by_rank(whole_number)(steps), by_rank(image_numbers)(used)
-
-
-@exercise("5.5", _shares)
+@exercise("5.5", with_passed(by_rank(whole_number), by_rank(image_numbers)))
 def equal_shares(answer: tuple[Mapping[int, int], Mapping[int, Sequence[int]]]) -> str:
     """As many full batches as there are for every rank, no image twice."""
     steps, used = answer

@@ -13,8 +13,9 @@ from ddp_notebook.workshop.answers import (
     image_numbers,
     number,
     one_of,
-    parts,
     text,
+    two,
+    with_passed,
     yes_or_no,
 )
 from ddp_notebook.workshop.check import NOTEBOOK, WrongAnswer, exercise
@@ -26,13 +27,7 @@ UNTRAINED = "untrained"
 """Exercise 6.3."""
 
 
-def _two_numbers(answer: Any) -> tuple[float, float]:
-    if not (isinstance(answer, (tuple, list)) and len(answer) == 2):
-        raise WrongAnswer("two numbers are asked for: (images, factor).")
-    return number(answer[0]), number(answer[1])
-
-
-@exercise("6.1", _two_numbers)
+@exercise("6.1", two("(images, factor)", number, number))
 def what_a_step_is_made_of(answer: tuple[float, float]) -> str:
     """A sum over the ranks is as many times their mean as there are ranks."""
     images, factor = answer
@@ -71,12 +66,7 @@ def _alike(answer: Any) -> Mapping[str, bool]:
     return {name: yes_or_no(value) for name, value in answer.items()}
 
 
-def _alike_and_odd(answer: Any) -> tuple[Mapping[int, Mapping[str, bool]], Mapping[int, int]]:
-    alike, odd = parts(answer)
-    return by_rank(_alike)(alike), by_rank(a_rank)(odd)
-
-
-@exercise("6.2", _alike_and_odd)
+@exercise("6.2", with_passed(by_rank(_alike), by_rank(a_rank)))
 def who_has_another_model(
     answer: tuple[Mapping[int, Mapping[str, bool]], Mapping[int, int]],
 ) -> str:
@@ -104,12 +94,7 @@ def who_has_another_model(
     return "right, and every rank knows it: after an all_gather all decide from the same list."
 
 
-def _marks_and_images(answer: Any) -> tuple[Mapping[int, str], Mapping[int, Sequence[int]]]:
-    mark, seen = parts(answer)
-    return by_rank(text)(mark), by_rank(image_numbers)(seen)
-
-
-@exercise("6.3", _marks_and_images)
+@exercise("6.3", with_passed(by_rank(text), by_rank(image_numbers)))
 def one_model_and_every_image(
     answer: tuple[Mapping[int, str], Mapping[int, Sequence[int]]],
 ) -> str:

@@ -19,6 +19,7 @@ from ddp_notebook.workshop.answers import (
     shown,
     text,
     whole_number,
+    with_passed,
 )
 from ddp_notebook.workshop.check import NOTEBOOK, WrongAnswer, exercise
 
@@ -31,12 +32,7 @@ _KINDS = ("conditional-collective", "divergent-control-flow", "shape-mismatch", 
 _REASONS = ("too few images", "too few epochs", "another model", "it crashed")
 
 
-def _batch(answer: Any) -> tuple[int, float]:
-    batch, difference = parts(answer)
-    return whole_number(batch), number(difference)
-
-
-@exercise("8.1", _batch)
+@exercise("8.1", with_passed(whole_number, number))
 def batch_of_all_ranks(answer: tuple[int, float]) -> str:
     """Two ranks with a batch of 32 see 64 images a step, and so must all."""
     batch, difference = answer

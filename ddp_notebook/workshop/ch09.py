@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ddp_notebook.workshop.answers import near, number, one_of, shown, whole_number
+from ddp_notebook.workshop.answers import near, number, one_of, shown, two, whole_number
 from ddp_notebook.workshop.check import WrongAnswer, exercise
 
 _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -21,18 +21,7 @@ Mapped = Mapping[str, Made]
 """The same, by the layout's name."""
 
 
-def _pair(answer: Any, what: str) -> tuple[Any, Any]:
-    if not (isinstance(answer, (tuple, list)) and len(answer) == 2):
-        raise WrongAnswer(f"two numbers are asked for, {what}, and {shown(answer)} is not that.")
-    return answer[0], answer[1]
-
-
-def _place(answer: Any) -> tuple[int, int]:
-    host, local = _pair(answer, "(host, local rank)")
-    return whole_number(host), whole_number(local)
-
-
-@exercise("9.1", _place)
+@exercise("9.1", two("(host, local rank)", whole_number, whole_number))
 def place_of_rank_5(place: tuple[int, int]) -> str:
     """Rank 5 with two ranks a host: the third host's second."""
     if place == (2, 1):
@@ -214,12 +203,7 @@ def what_is_shut(answer: str) -> str:
     )
 
 
-def _batch_and_rate(answer: Any) -> tuple[float, float]:
-    batch, rate = _pair(answer, "(batch, learning rate)")
-    return number(batch), number(rate)
-
-
-@exercise("9.5", _batch_and_rate)
+@exercise("9.5", two("(batch, learning rate)", number, number))
 def batch_and_learning_rate(answer: tuple[float, float]) -> str:
     """16 ranks with 64 samples each, and four times the rate."""
     batch, rate = answer

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ddp_notebook.workshop.answers import a_rank, shown, text, whole_number
+from ddp_notebook.workshop.answers import a_rank, shown, text, two, whole_number
 from ddp_notebook.workshop.check import NOTEBOOK, WrongAnswer, exercise
 
 STEPS = 100
@@ -18,18 +16,7 @@ IF, STEP = 8, 2
 """Exercise 10.4."""
 
 
-def _two(answer: Any, what: str) -> tuple[Any, Any]:
-    if not (isinstance(answer, (tuple, list)) and len(answer) == 2):
-        raise WrongAnswer(f"two things are asked for, {what}, and {shown(answer)} is not that.")
-    return answer[0], answer[1]
-
-
-def _rank_and_step(answer: Any) -> tuple[int, int]:
-    rank, step = _two(answer, "(rank, step)")
-    return a_rank(rank), whole_number(step)
-
-
-@exercise("10.1", _rank_and_step)
+@exercise("10.1", two("(rank, step)", a_rank, whole_number))
 def where_the_condition_is_true(answer: tuple[int, int]) -> str:
     """One rank stops; the others wait for it, each in the step that it is in."""
     rank, step = answer
@@ -57,12 +44,7 @@ def where_the_condition_is_true(answer: tuple[int, int]) -> str:
     )
 
 
-def _rank_and_name(answer: Any) -> tuple[int, str]:
-    rank, name = _two(answer, "(rank, name)")
-    return a_rank(rank), text(name)
-
-
-@exercise("10.2", _rank_and_name)
+@exercise("10.2", two("(rank, name)", a_rank, text))
 def the_first_that_differs(answer: tuple[int, str]) -> str:
     """The epoch is another one where there are fewer batches."""
     rank, name = answer
@@ -93,12 +75,7 @@ def the_first_that_differs(answer: tuple[int, str]) -> str:
     )
 
 
-def _rank_and_line(answer: Any) -> tuple[int, int]:
-    rank, line = _two(answer, "(rank, line)")
-    return a_rank(rank), whole_number(line)
-
-
-@exercise("10.3", _rank_and_line)
+@exercise("10.3", two("(rank, line)", a_rank, whole_number))
 def the_first_that_is_no_number(answer: tuple[int, int]) -> str:
     """Infinity is a number yet; infinity by infinity is none."""
     rank, line = answer
@@ -128,12 +105,7 @@ def the_first_that_is_no_number(answer: tuple[int, int]) -> str:
     )
 
 
-def _line_and_step(answer: Any) -> tuple[int, int]:
-    line, step = _two(answer, "(line, step)")
-    return whole_number(line), whole_number(step)
-
-
-@exercise("10.4", _line_and_step)
+@exercise("10.4", two("(line, step)", whole_number, whole_number))
 def where_the_ranks_part(answer: tuple[int, int]) -> str:
     """All but rank 1 leave the loop in its third pass."""
     line, step = answer

@@ -40,6 +40,11 @@ def test_every_path_in_contributing_exists() -> None:
     assert [p for p in paths if not (PACKAGE / p).exists() and not (ROOT / p).exists()] == []
 
 
+def test_contributing_says_what_each_file_is_that_tests_share() -> None:
+    named = set(re.findall(r"`(\w+)`", text("CONTRIBUTING.md").partition("What tests share")[2]))
+    assert {path.stem for path in (ROOT / "tests").glob("*.py")} - named == set()
+
+
 def test_the_tree_in_contributing_has_every_room_and_no_other() -> None:
     tree = text("CONTRIBUTING.md").partition("```\nddp_notebook/\n")[2].partition("```")[0]
     rooms, parents = set(), [""]

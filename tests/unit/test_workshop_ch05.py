@@ -55,7 +55,7 @@ def test_the_right_answer_passes(exercise: str, answer: Any) -> None:
         ("5.3", "1-3", "Whose collective has no partner"),
         ("5.3", "all", "do not all do the same"),
         ("5.3", "2", "what has rank 2 done"),
-        ("5.4", 3, "two numbers"),
+        ("5.4", 3, "two values are asked for, (rank, line), and 3 is not that."),
         ("5.4", (7, 12), "the ranks are 0 to 3"),
         ("5.4", (0, 12), "Who does not"),
         ("5.4", (3, 5), "where the others wait"),

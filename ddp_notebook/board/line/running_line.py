@@ -39,7 +39,7 @@ class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
     busy = traitlets.List().tag(sync=True)
     """The magics that buttons have started and that are not done."""
     answers = traitlets.List().tag(sync=True)
-    """What the last of them gave, the newest first."""
+    """The answers of the last buttons, the newest first."""
 
     def __init__(
         self, session: Session, buttons: Mapping[str, Button], text: str, began_s: float
@@ -67,7 +67,7 @@ class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
             self.text, self.over = text, True
 
     def bundle(self, text: str) -> dict[str, Any]:
-        """What is displayed; `text` where there are no widgets."""
+        """The MIME bundle; `text` where there are no widgets."""
         return as_widget(self, text)
 
     def words(self, text: str) -> str:
@@ -93,6 +93,6 @@ class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
 
 
 def as_widget(widget: anywidget.AnyWidget, text: str) -> dict[str, Any]:
-    """What is displayed of a widget; `text` where there are no widgets."""
+    """The MIME bundle of a widget; `text` where there are no widgets."""
     view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
     return {"application/vnd.jupyter.widget-view+json": view, "text/plain": text}

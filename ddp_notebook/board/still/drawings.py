@@ -27,7 +27,7 @@ from ddp_notebook.model import Phase, Ranks, counted, name_ranks
 
 MOST_ROWS = 12
 _LAST = 24
-"""Collectives of each rank."""
+"""How many collectives of each rank are drawn."""
 _WIDE, _HIGH = 1000, 14
 _FULL, _THIN = (1, 12), (5, 4)
 """Where bars begin, and how high they are."""
@@ -56,7 +56,7 @@ class Drawings:
 
     of_rows: Sequence[str]
     about: str = ""
-    """What they show; empty when no rank of theirs has issued anything."""
+    """A caption; empty when no rank has issued anything."""
 
 
 def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:

@@ -29,7 +29,7 @@ _MARGIN = 16
 _EPSILONS = 64
 """How many machine epsilons count as rounding, even if none was measured."""
 _RANDOM = 1e-3
-"""In the first step two orders of the same samples differ by less, unless by random numbers."""
+"""In the first step, other orders of the same samples differ by less; random numbers by more."""
 _MOST_ROUNDING = 0.02
 """Once rounding alone has grown to this size, a difference proves nothing."""
 
@@ -45,7 +45,7 @@ class Sides:
     turned: Kept
 
     def parameters(self, step: int) -> tuple[Parameter, ...]:
-        """Those of the optimizer that makes this step."""
+        """The parameters of the optimizer that makes this step."""
         trail = self.one[0]
         return trail.optimizers[trail.steps[step].optimizer]
 

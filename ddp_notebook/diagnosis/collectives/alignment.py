@@ -43,11 +43,11 @@ class RankSequence:
 
     @property
     def end(self) -> int:
-        """The slot that it would use next."""
+        """The slot of its next collective."""
         return self.first + len(self.records)
 
     def at(self, slot: int) -> Collective | None:
-        """What it has in `slot`."""
+        """Its record in `slot`."""
         index = slot - self.first
         return self.records[index] if 0 <= index < len(self.records) else None
 
@@ -88,7 +88,7 @@ class Edit:
 
     @property
     def in_step(self) -> bool:
-        """True when the slots of both are still the same here."""
+        """True when both begin at the same slot."""
         return self.own_at == self.other_at
 
 
@@ -109,7 +109,7 @@ class Deviation:
 
     @cached_property
     def edits(self) -> tuple[Edit, ...]:
-        """Where both differ, in order."""
+        """The ranges where both differ, in order."""
         return tuple(differences(self.sequence, self.reference))
 
 
@@ -130,7 +130,7 @@ class Alignment:
 
 
 def align_all(collectives: Collectives) -> dict[str, Alignment]:
-    """Every group's sequences, aligned."""
+    """The alignment of every group."""
     numbering = _Numbering()
     lists: dict[str, dict[int, list[Collective]]] = {}
     for rank, records in collectives.of.items():
@@ -234,7 +234,7 @@ def _from(sequence: RankSequence, slot: int) -> RankSequence:
 def _vote(
     ranks_of: Mapping[tuple[int, ...], Sequence[int]],
 ) -> tuple[list[tuple[int, ...]], list[tuple[tuple[int, ...], bool]]]:
-    """The lists that agree with each other, and those that part, with whether they are outvoted.
+    """The lists that agree with each other, and those that differ, with whether they are outvoted.
 
     At the first slot where lists differ each rank that got there has a vote. Where two sets of
     ranks are the largest, that of the lowest rank stays, for want of a better one.

@@ -66,7 +66,7 @@ def difference(one: Collective, other: Collective) -> Difference | None:
 
 
 def _differ(one: object, other: object) -> bool:
-    """True when both are known, and not the same."""
+    """True when both are known and not equal."""
     return one not in (None, "") and other not in (None, "") and one != other
 
 
@@ -77,7 +77,7 @@ def _other_extent(one: Collective, other: Collective) -> bool:
 
 
 def _extent(record: Collective) -> tuple[object, ...]:
-    """Its shape, without dimensions of size 1: they change nothing; and how much in all."""
+    """The shape without dimensions of size 1, which change nothing, and the number of elements."""
     shape = tuple(size for size in record.shape if size != 1)
     return (shape, record.numel, record.tensors) if record.operation in _ALL_TENSORS else (shape,)
 

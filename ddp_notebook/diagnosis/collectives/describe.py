@@ -13,6 +13,7 @@ from ddp_notebook.model import (
     Ranks,
     Side,
     agree,
+    at_place,
     name_ranks,
     verb,
 )
@@ -35,16 +36,14 @@ def named(record: Collective) -> str:
         peer = f" {'to' if record.operation == 'send' else 'from'} "
         peer += f"rank {record.peer}" if record.peer is not None else "any rank"
     over = f" over {record.called}" if record.called else ""
-    return f"{called(record)}{peer}{over}" + (f" at {record.place}" if record.place else "")
+    return f"{called(record)}{peer}{over}" + at_place(record.place)
 
 
 def numbered(record: Collective) -> str:
     """For evidence: its number in its group, what it is, and where it was called."""
     what = f" {record.dtype} {list(record.shape)}" if record.dtype else ""
     group = "" if record.group == DEFAULT_GROUP else f" of group {record.called or record.group}"
-    return f"collective {record.slot}{group}: {called(record)}{what}" + (
-        f" at {record.place}" if record.place else ""
-    )
+    return f"collective {record.slot}{group}: {called(record)}{what}" + (at_place(record.place))
 
 
 def fact(ranks: Ranks, record: Collective) -> str:

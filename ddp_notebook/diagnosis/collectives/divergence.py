@@ -61,7 +61,7 @@ class Branch:
         return self.sequence.keys[: self.at - self.sequence.first]
 
     def key_of(self, record: Collective) -> int:
-        """The key of a record of theirs."""
+        """The key of one of their records."""
         return self.sequence.keys[record.slot - self.sequence.first]
 
     def knows(self, record: Collective) -> bool:
@@ -102,12 +102,12 @@ class Divergence:
 
     @property
     def own(self) -> Branch:
-        """The ranks that deviate."""
+        """The branch that deviates."""
         return Branch(self.deviation.ranks, self.deviation.sequence, self.fault.own_at)
 
     @property
     def other(self) -> Branch:
-        """Those they deviate from."""
+        """The branch that it deviates from."""
         return Branch(self.deviation.others, self.deviation.reference, self.fault.other_at)
 
     @property
@@ -120,7 +120,7 @@ class Divergence:
 
     @property
     def issued(self) -> tuple[int, int]:
-        """When its first collective was issued, for sorting."""
+        """When its first collective was issued, to sort by."""
         records = [*self.fault.own[:1], *self.fault.other[:1]]
         return min((record.issued_ns, record.number) for record in records)
 
@@ -358,7 +358,7 @@ def _one_sided(divergence: Divergence) -> Classified:
 
 
 def _is_a_step(branch: Branch, records: tuple[Collective, ...]) -> bool:
-    """True when just the same lines came just before: a whole step of the loop."""
+    """True when the same lines were called just before: a whole turn of the loop."""
     index = branch.at - branch.sequence.first
     before = branch.sequence.records[max(0, index - len(records)) : index]
     return [call_site(record) for record in before] == [call_site(record) for record in records]
@@ -462,7 +462,7 @@ def _both_new(divergence: Divergence, sources: Sources, left_out: Collective) ->
 
 
 def _in_one_loop(divergence: Divergence) -> Classified:
-    """Both branches have called both before: one is past the loop, or went another way."""
+    """Both branches have called both before: one is past the loop, or took another branch."""
     own, other = divergence.fault.own[0], divergence.fault.other[0]
     mine, theirs = divergence.own, divergence.other
     if divergence.goes_on(theirs) and theirs.repeats(other, since=own):

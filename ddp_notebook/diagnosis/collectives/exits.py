@@ -27,6 +27,7 @@ from ddp_notebook.model import (
     RankReport,
     Ranks,
     ThreadError,
+    at_place,
     name_ranks,
     verb,
 )
@@ -62,7 +63,7 @@ def ended(context: Context) -> Iterator[Finding]:
 
 
 def _in_collectives(context: Context) -> dict[int, Collective]:
-    """What ranks wait in, or were refused."""
+    """The collectives in which ranks wait, or that they were refused."""
     at = context.graph.at
     there = {rank: at[rank] for rank in context.graph.stuck if rank in at}
     for rank, report in context.reports.items():
@@ -212,7 +213,7 @@ def _refused(context: Context, refused: set[int]) -> Iterator[Finding]:
         } | {rank: record}
         brought = {other: numbered(each) for other, each in there.items()}
         ranks = minority(brought) or (rank,)
-        at = f" at {record.place}" if record.place else ""
+        at = at_place(record.place)
         what = f"{verb(ranks, 'brings', 'bring')} another {called(there[ranks[0]])} than the other"
         cause = f"{what} ranks{at}: it was not sent"
         if len(ranks) == len(there):

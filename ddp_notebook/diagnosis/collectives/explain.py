@@ -29,6 +29,7 @@ from ddp_notebook.model import (
     Part,
     Ranks,
     agree,
+    at_place,
     name_ranks,
     verb,
 )
@@ -206,7 +207,7 @@ def _mismatch(context: Context, classified: Classified) -> Finding:
             ((ranks, own, other), (others, other, own)), key=lambda each: each[0] != culprits
         )
     )
-    place = f" at {own.place}" if own.place else ""
+    place = at_place(own.place)
     if other.place and own.place and other.place != own.place:
         place += f" and {other.place}"
     name = called(own) if what is not Difference.LABEL else own.operation
@@ -234,7 +235,7 @@ def _is_of_mesh(context: Context, called: str) -> bool:
 
 
 def value_of(record: Collective, other: Collective, what: Difference) -> str:
-    """What a record has of that in which it differs from `other`."""
+    """The value of the property in which a record differs from `other`."""
     match what:
         case Difference.OPERATION:
             return called(record)
@@ -292,7 +293,7 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
 
 
 def _only_some(context: Context, classified: Classified, why: str, *, lacking: bool) -> str:
-    """Which ranks call it alone, and where the others are; culprits that omit it come first."""
+    """A sentence: which ranks call it alone, and where the others are; culprits come first."""
     full, short, there = classified.full, classified.short, classified.there
     record = named(classified.record)
     where = f"{verb(short.ranks, 'is', 'are')} in {named(there)}" if there else ""

@@ -18,6 +18,7 @@ from ddp_notebook.model import (
     RankReport,
     Ranks,
     ReplicaFacts,
+    in_brackets,
     name_ranks,
     verb,
 )
@@ -70,7 +71,7 @@ def _why_not(e: RankReport, other: RankReport, waiting: Ranks) -> Iterator[Findi
         reason = _difference(mine, theirs) if theirs is not None else None
         if theirs is not None and reason is not None:
             category, cause, remedy, place = reason
-            at = f" ({place})" if place is not None else ""
+            at = in_brackets(place)
             lines = tuple(
                 f"rank {rank}: {c.forwards} forwards through the wrapper, {c.no_sync_forwards} of "
                 f"them under no_sync, {c.bypasses} around it, {c.steps} steps"

@@ -126,7 +126,7 @@ def _issued(sequence: RankSequence, record: Collective) -> bool:
 def _one_step_less(
     context: Context, alignment: Alignment, full: Branch, short: Branch, record: Collective
 ) -> Finding:
-    """They have been there before: one iteration less of a loop."""
+    """One iteration less of a loop: they have called it before."""
     some = sorted((*full.ranks[:2], *short.ranks[:2]))
     facts = (
         fact(full.ranks, record),

@@ -208,7 +208,7 @@ def _raised_alone(context: Context, lost: Branch, rest: Branch) -> bool:
 
 
 def _errors(e: RankReport) -> list[ThreadError]:
-    """What ended threads of it, without errors that only tell of other ranks."""
+    """The errors that ended its threads, without those that other ranks caused."""
     return [
         error
         for error in e.in_threads
@@ -273,7 +273,7 @@ def _went_wrong(context: Context) -> set[str]:
 
 
 def _at_once(records: Iterable[Collective]) -> tuple[Collective, Collective] | None:
-    """The first two of a rank's collectives that were under way at the same time."""
+    """The first two collectives of a rank that ran at the same time."""
     last: Collective | None = None
     for record in sorted(records, key=lambda each: each.issued_ns):
         if record.is_point_to_point or not record.waited or record.phase is Phase.REFUSED:

@@ -19,6 +19,7 @@ from ddp_notebook.model import (
     GroupMade,
     RankReport,
     Ranks,
+    at_place,
     by_value,
     format_ranks,
     name_ranks,
@@ -72,7 +73,7 @@ def _differ(context: Context, number: int, there: Mapping[int, GroupMade]) -> Fi
 
 
 def _what(made: GroupMade) -> tuple[Ranks, str]:
-    """What must be the same on all ranks: what users call a group may be each rank's own."""
+    """The arguments that all ranks must share; a group's description may be each rank's own."""
     return made.members, made.called if made.of_mesh else ""
 
 
@@ -84,7 +85,7 @@ def _of(context: Context, made: GroupMade) -> str:
 
 
 def _lists(context: Context, report: RankReport) -> str:
-    """What a rank gave to new_group, in its order."""
+    """The rank lists that a rank gave to new_group, in order."""
     made = report.groups_made[:_MOST_SHOWN]
     more = ", …" if len(report.groups_made) > _MOST_SHOWN else ""
     lists = (f"[{format_ranks(_ranks(context, each.members))}]" for each in made)
@@ -118,7 +119,7 @@ def new_group_not_by_all(context: Context) -> Iterator[Finding]:
     if not elsewhere:
         return
     place = next((e.path[-1] for e in context.case.ranks if e.rank in stuck and e.path), None)
-    where = f" at {place}" if place else ""
+    where = at_place(place)
     # Where more ranks left it out than call it, the call is what only some do.
     culprits = elsewhere if len(elsewhere) <= len(inside) else inside
     standing = context.standing(elsewhere)

@@ -16,7 +16,7 @@ from ddp_notebook.model.parallel.layout import (
 )
 
 _UNNAMED = "rank"
-"""What the only dimension of a mesh is called that has no name."""
+"""The name shown for the only dimension of a mesh without names."""
 
 
 def arranged(

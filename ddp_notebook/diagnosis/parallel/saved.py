@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.model import Category, Finding, Ranks, SaveFacts, Shards, name_ranks, verb
+from ddp_notebook.model import (
+    Category,
+    Finding,
+    Ranks,
+    SaveFacts,
+    Shards,
+    in_brackets,
+    name_ranks,
+    verb,
+)
 from ddp_notebook.model.parallel.split import CheckpointCall
 
 _FULL = (
@@ -49,7 +58,8 @@ def _only_some(ranks: Ranks, saved: _Saved, shards: Shards) -> Finding:
         Category.CHECKPOINT_MISUSE,
         savers,
         f"only {verb(savers, 'saves', 'save')} a model that is sharded over {name_ranks(ranks)}: "
-        f"the file has a part of {shards.name}, and the others are in no file{_at(first)}",
+        f"the file has a part of {shards.name}, and the others are in no file"
+        f"{in_brackets(first.place)}",
         _FULL,
         evidence=(
             *(f"rank {rank}: {_parts(of)}" for rank, of in saved.items()),
@@ -79,7 +89,7 @@ def _overwritten(together: Mapping[int, str], saved: _Saved) -> Finding:
         Category.CHECKPOINT_MISUSE,
         ranks,
         f"{name_ranks(ranks)} each save their own part of a sharded model to one path: only the "
-        f"last one's part of {shards.name} is left in it{_at(first)}",
+        f"last one's part of {shards.name} is left in it{in_brackets(first.place)}",
         f"{_FULL} A path of its own for each rank does as well, if the same ranks load it again.",
         evidence=tuple(f"rank {rank}: {_parts(saved[rank])}" for rank in ranks),
     )
@@ -89,10 +99,6 @@ def _parts(of: list[tuple[str, SaveFacts, Shards]]) -> str:
     _, each, shards = of[0]
     more = f", and {len(of) - 1} more files" if len(of) > 1 else ""
     return f"part {shards.part + 1} of {shards.parts} in {each.path}{more}"
-
-
-def _at(each: SaveFacts) -> str:
-    return f" ({each.place})" if each.place is not None else ""
 
 
 def apart_checkpoints(context: Context) -> Iterator[Finding]:
@@ -110,7 +116,7 @@ def apart_checkpoints(context: Context) -> Iterator[Finding]:
 
 
 def _apart(ranks: Ranks, row: tuple[CheckpointCall, ...]) -> Finding:
-    at = f" ({row[0].place})" if row[0].place is not None else ""
+    at = in_brackets(row[0].place)
     return Finding(
         Category.CHECKPOINT_MISUSE,
         ranks,

@@ -19,6 +19,7 @@ from ddp_notebook.model import (
     Place,
     Ranks,
     RunFacts,
+    in_brackets,
     name_ranks,
 )
 from ddp_notebook.model.parallel.split import Copy, Input
@@ -57,7 +58,7 @@ def other_inputs(context: Context) -> Iterator[Finding]:
 
 def _fed_apart(of: _Facts, inputs: Mapping[int, Hashable], why: str) -> Finding:
     place = next((e.place for facts in of.values() for e in facts.split.forwards if e.place), None)
-    at = f" ({place})" if place is not None else ""
+    at = in_brackets(place)
     return Finding(
         Category.REPLICA_INPUT_MISMATCH,
         outvoted(inputs),
@@ -78,7 +79,7 @@ def _count(of: _Facts) -> int:
 
 
 def _unlike_inputs(of: _Facts) -> dict[int, Hashable]:
-    """By rank what it got, where that differs in all the steps that can be compared."""
+    """The inputs by rank, if they differ in all steps that can be compared."""
     found = list(_steps_with_other_inputs(of))
     if len(found) < _FEWEST_INPUTS:
         return {}

@@ -116,7 +116,7 @@ def _finding(
 def _whose(
     wrong: list[_Disagreement], there: Mapping[int, Splits], members: Ranks
 ) -> tuple[Ranks, str]:
-    """Whose numbers are wrong, and how that is known; all ranks' if unknown."""
+    """The ranks whose numbers are wrong, and the reason; all ranks if unknown."""
     culprits = {
         rank for each in wrong if (rank := _against_announced(each, there, members)) is not None
     }

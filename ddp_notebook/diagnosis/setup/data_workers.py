@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.progress import stuck_workers
-from ddp_notebook.model import Category, Finding, Ranks, Worker, name_ranks
+from ddp_notebook.model import Category, Finding, Ranks, Worker, at_place, name_ranks
 
 
 def stuck_data_workers(context: Context) -> Iterator[Finding]:
@@ -25,7 +25,7 @@ def stuck_data_workers(context: Context) -> Iterator[Finding]:
 
 def _locked(of: dict[int, tuple[Worker, ...]], waiting: Ranks, forked: bool) -> Finding:
     due = next(each for each in of[min(of)] if each.due)
-    at = f" at {due.place}" if due.place is not None else ""
+    at = at_place(due.place)
     one = sum(map(len, of.values())) == 1
     why = "; most likely it was held, or a pool of threads was in use, when "
     why = f"{why}{'it was' if one else 'they were'} forked" if forked else ""

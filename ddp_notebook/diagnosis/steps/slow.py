@@ -19,7 +19,7 @@ from ddp_notebook.model import Remark, StepPart, StepTimes, TimedStep, name_rank
 
 KIND = "slow-rank"
 FEWEST_STEPS = 24
-"""Of fewer nothing is said: what comes last three times may do so by chance."""
+"""With fewer steps no rank is called slow: three times last may be chance."""
 _WARM_UP = 3
 """Steps at the begin of a run: memory is new, and DDP makes its buckets anew."""
 _LEAST_SHARE, _LEAST_US = 0.06, 500.0
@@ -36,13 +36,13 @@ _MOST_VALUES = 60_000
 _CORE = "core"
 _PARTS: tuple[str, ...] = (*StepPart, _CORE)
 _SPREAD = 1.4826
-"""Of a normal distribution: its standard deviation over its median absolute deviation."""
+"""The standard deviation of a normal distribution over its median absolute deviation."""
 _SURE = 4.0
 """Standard errors."""
 
 
 def slow_ranks(times: Mapping[int, StepTimes]) -> tuple[Remark, ...]:
-    """What is to be said of the ranks that are slow; nothing where none is, or little is known."""
+    """A finding for ranks that are slow; none if no rank is, or too little is known."""
     together: dict[tuple[str, str], dict[int, StepTimes]] = {}
     for rank, of_rank in sorted(times.items()):
         if of_rank.key:
@@ -58,10 +58,10 @@ class _Steps:
 
     ranks: tuple[int, ...]
     bound: tuple[int, ...]
-    """Those that may use other cores than the others."""
+    """The ranks that may use other cores than the others."""
     step_us: float
     own_us: float
-    """What a rank does itself in a step: of a machine with many ranks on few cores, a part."""
+    """A rank's own work in a step; with more ranks than cores, only a part of it."""
     more_waiting: Mapping[int, Sequence[float]]
     """For how much longer than the others a rank waited in collectives."""
     parts: Mapping[str, Mapping[int, Sequence[float]]]
@@ -283,7 +283,7 @@ _NAMES = {
 
 
 def _where(part: str, times: StepTimes) -> str:
-    """In which part of its step, with its lines."""
+    """In which part of its step a rank is slow, with the lines."""
 
     def at(what: str, begin: StepPart) -> str:
         place = times.places.get(begin)

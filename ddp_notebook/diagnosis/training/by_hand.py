@@ -27,34 +27,34 @@ from ddp_notebook.model import (
     Category,
     Finding,
     OptimizerFacts,
-    Place,
     Ranks,
+    in_brackets,
     name_ranks,
 )
 from ddp_notebook.model.parallel.split import Forwards
 
 _ROUNDING = 1e-5
 _APART = 1e-3
-"""Factors of one step that differ by less are one factor."""
+"""Factors of one step that differ by less count as equal."""
 _WEIGHT = 1e-2
-"""How exact a weight in a sum is."""
+"""The tolerance of a weight in a sum."""
 _FEWEST_STEPS, _FEWEST_EACH, _FEWEST_CHANGES, _FEWEST_BESIDE = 2, 2, 2, 3
 _MOST_RANKS = 16
 _ADAPTIVE = ("Ada", "NAdam", "RAdam", "RMSprop", "Rprop", "Lion", "SparseAdam")
-"""Their steps hardly depend on the size of all gradients."""
+"""Optimizers whose steps hardly depend on the scale of the gradients."""
 _MEANS = frozenset({"all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor"})
 _GATHERING = frozenset(
     {"all_gather", "all_gather_into_tensor", "scatter", "barrier"}
     | {"reduce_scatter", "reduce_scatter_tensor"}
 )
-"""By these ranks see each other's parts: forward, and backward (gloo scatters)."""
+"""Operations by which ranks get each other's parts, forward and backward (gloo scatters)."""
 _PARTING = frozenset({"all_to_all", "all_to_all_single", "scatter"})
 """gloo scatters in place of an all-to-all with gradients."""
 _OUTGOING = frozenset({"send", "reduce", "gather"})
 _UNLIKE = 0.1
 """Gradients that differ by more, of their size, are of other samples."""
 _FEWEST_VALUES = 4
-"""Values of gradients, not zero, that must be the same on all ranks."""
+"""How many nonzero values of gradients must be the same on all ranks."""
 
 _Of = Mapping[int, OptimizerFacts]
 
@@ -84,7 +84,7 @@ def _different_from_the_start(
         outvoted(weights),
         f"the parameters differ between the ranks before the first step of {each.type}, though "
         "its gradients are the same on all: the models did not begin with the same values"
-        f"{_at(each.place)}",
+        f"{in_brackets(each.place)}",
         "Have every rank begin with the same parameters: torch.manual_seed(seed), the same on "
         "all, before the model is made; or dist.broadcast(p.data, src=0) for each.",
         evidence=(
@@ -116,7 +116,7 @@ def scaled_apart(context: Context) -> Iterator[Finding]:
                 Category.REPLICA_DIVERGENCE,
                 tuple(others),
                 "the gradients are those of the other ranks, times a factor: they are clipped or "
-                f"scaled there alone, and the parameters drift apart{_at(each.place)}",
+                f"scaled there alone, and the parameters drift apart{in_brackets(each.place)}",
                 "Do the same with the averaged gradients on every rank: clip on all or on none.",
                 evidence=tuple(
                     f"rank {rank}: times {factor:.4g} in the first step"
@@ -139,7 +139,7 @@ def skipped_steps(context: Context) -> Iterator[Finding]:
             outvoted(steps),
             f"{each.type} does not make as many steps on every rank, though the ranks average "
             "their gradients: where one skips a step by a value of its own, the parameters drift "
-            f"apart{_at(each.place)}",
+            f"apart{in_brackets(each.place)}",
             "Decide on all ranks together whether to step: by the averaged gradients, or by a flag "
             "that all_reduce gives to all.",
             evidence=(
@@ -177,7 +177,7 @@ def never_fetched(context: Context) -> Iterator[Finding]:
                 stale,
                 f"{name_ranks(stale)} compute gradients for {each.type} on rank {server}, and get "
                 "nothing of its parameters after the first backward: the gradients are those of "
-                f"the model as it was at first{_at(each.place)}",
+                f"the model as it was at first{in_brackets(each.place)}",
                 f"Send the parameters from rank {server} to the others after each step (send, "
                 "broadcast), and copy them into the model before its next forward.",
                 evidence=(
@@ -212,7 +212,7 @@ def _ranks_with(gradients: Mapping[int, tuple[float, ...]], own: tuple[float, ..
 
 
 def _ratio(one: Sequence[float], other: Sequence[float]) -> float:
-    """By what `other` is `one` times; 0 where it is no one factor."""
+    """The factor from `one` to `other`; 0 if no single factor gives it."""
     ratios = [b / a for a, b in zip(one, other, strict=False) if a]
     if len(one) != len(other) or len(ratios) < _FEWEST_VALUES:
         return 0.0
@@ -228,10 +228,6 @@ def _all_close(rows: Sequence[Sequence[float]]) -> bool:
         )
         for row in rows
     )
-
-
-def _at(place: Place | None) -> str:
-    return f" ({place})" if place is not None else ""
 
 
 def _few(values: Sequence[float]) -> str:
@@ -254,13 +250,13 @@ class _Trained:
 
     @property
     def each(self) -> OptimizerFacts:
-        """That of the lowest rank."""
+        """The optimizer on the lowest rank."""
         return next(iter(self.of.values()))
 
     @property
     def at(self) -> str:
         """The line of its first step."""
-        return f" ({self.each.place})" if self.each.place is not None else ""
+        return in_brackets(self.each.place)
 
     @property
     def began_equal(self) -> bool:
@@ -538,8 +534,8 @@ def unsummed_parts(context: Context) -> Iterator[Finding]:
             yield trained.finding(
                 Category.REPLICA_DIVERGENCE,
                 "each rank computes on a part of its own and gathers what the others have"
-                f"{_at(place)}, but the gradients of the parameters, which all of them have, are "
-                "not summed: every rank steps with those of its part",
+                f"{in_brackets(place)}, but the gradients of the parameters, which all of them "
+                "have, are not summed: every rank steps with those of its part",
                 "all_reduce every parameter's gradient over the ranks that share the samples, and "
                 "divide as your loss needs it; or wrap the model in DistributedDataParallel.",
                 (

@@ -15,6 +15,7 @@ from ddp_notebook.model import (
     Place,
     ReplicaFacts,
     counted,
+    in_brackets,
     name_ranks,
 )
 
@@ -58,7 +59,7 @@ def _finding(
     if not loaded or not others:
         return
     place = loads[loaded[0]][1]
-    at = f" ({place})" if place is not None else ""
+    at = in_brackets(place)
     yield Finding(
         Category.CHECKPOINT_MISUSE,
         outvoted({rank: bool(count) for rank, (count, _) in loads.items()}),

@@ -13,6 +13,7 @@ from ddp_notebook.model import (
     Finding,
     ParallelFacts,
     RunFacts,
+    in_brackets,
     name_ranks,
 )
 
@@ -91,7 +92,7 @@ def _exchanged(collectives: Collectives) -> bool:
 
 def _alone(of: dict[int, ParallelFacts], names: tuple[str, ...]) -> Finding:
     first = of[min(of)]
-    at = f" ({first.place})" if first.place is not None else ""
+    at = in_brackets(first.place)
     does = (
         f"it spreads each batch of its own process over {first.devices} GPUs"
         if first.devices

@@ -15,7 +15,9 @@ from ddp_notebook.model import (
     Finding,
     Ranks,
     RunFacts,
+    at_place,
     counted,
+    in_brackets,
     name_ranks,
 )
 
@@ -194,7 +196,7 @@ def _averaged_after(context: Context, each: EvaluationFacts) -> bool:
 
 
 def _range(counts: Mapping[int, int]) -> str:
-    """From the fewest to the most: ``10 to 50``."""
+    """The fewest and the most, in words: ``10 to 50``."""
     return f"{min(counts.values())} to {max(counts.values())}"
 
 
@@ -213,7 +215,7 @@ def _padded(of: _Of) -> tuple[int, int] | None:
 
 def _at_end(of: _Of) -> str:
     place = next((each.counted[-1] for each in of.values() if each.counted), None)
-    return f" at {place}" if place is not None else ""
+    return at_place(place)
 
 
 def _together(model: Model) -> list[dict[int, EvaluationFacts]]:
@@ -268,4 +270,4 @@ def _exchanged(context: Context, model: Model, first: _Of) -> bool:
 
 def _at(of: _Of) -> str:
     place = next((each.place for each in of.values() if each.place is not None), None)
-    return f" ({place})" if place is not None else ""
+    return in_brackets(place)

@@ -22,6 +22,7 @@ from ddp_notebook.model import (
     OptimizerFacts,
     Ranks,
     counted,
+    in_brackets,
 )
 
 _APART = 1e-3
@@ -48,7 +49,7 @@ def kept_back(context: Context) -> Iterator[Finding]:
             Category.NO_SYNC_MISUSE,
             tuple(ranks),
             f"{each.type} steps while the last backward's gradients are not reduced: gradient sync "
-            f"is off for it, and they go into a later step{_at(each.pending_place)}",
+            f"is off for it, and they go into a later step{in_brackets(each.pending_place)}",
             "Have set_requires_gradient_sync(True) (and set_requires_all_reduce) for the last "
             "micro-batch before optimizer.step().",
             evidence=by_ranks(
@@ -81,7 +82,7 @@ def _local(of: _Of, step: int, steps: int) -> Finding:
         Category.LOCAL_STATISTIC,
         tuple(of),
         f"the gradients of one sharded model are multiplied by another factor on each rank before "
-        f"{each.type} steps{_at(each.place)}: a norm was taken of the rank's own shard",
+        f"{each.type} steps{in_brackets(each.place)}: a norm was taken of the rank's own shard",
         "Take the norm over all shards: torch.nn.utils.clip_grad_norm_ does; by hand, all_reduce "
         "the sum of squares before the root.",
         evidence=(
@@ -110,7 +111,7 @@ def averaged_twice(context: Context) -> Iterator[Finding]:
             tuple(of),
             f"the gradients of {model.title} are divided by the world size, {size}, though "
             f"DistributedDataParallel has averaged them: each step is {size} times too small"
-            f"{_at(each.place)}",
+            f"{in_brackets(each.place)}",
             "Leave the division out: DistributedDataParallel averages over the ranks.",
             evidence=(
                 f"times {1 / size:g} between backward and step, in {counted(len(wrong), 'step')}",
@@ -181,7 +182,7 @@ def divided_losses(context: Context) -> Iterator[Finding]:
                 tuple(model.of),
                 f"the loss of {model.title} is divided by the world size, {size}, though "
                 "DistributedDataParallel averages the gradients: each step is "
-                f"{size} times too small{_at(place)}",
+                f"{size} times too small{in_brackets(place)}",
                 "Leave the division out: DistributedDataParallel averages over the ranks.",
                 evidence=(
                     f"the first {len(rows[0])} losses on every rank are a mean, times {1 / size:g}",
@@ -202,7 +203,7 @@ def unequal_means(context: Context) -> Iterator[Finding]:
             tuple(model.of),
             f"the loss is a mean over far fewer samples on rank {few} than on rank {many} in every "
             "step, and DistributedDataParallel averages the ranks' means: a sample (or token) of "
-            f"rank {few} counts at least {times:.3g} times as much{_at(rows[0][0].place)}",
+            f"rank {few} counts at least {times:.3g} times as much{in_brackets(rows[0][0].place)}",
             "Divide the sum of the loss by what all ranks count: all_reduce the number of samples "
             '(tokens), use reduction="sum", and multiply loss / number by the world size, by which '
             "DistributedDataParallel divides.",
@@ -261,7 +262,7 @@ def leftovers(context: Context) -> Iterator[Finding]:
             Category.STALE_GRADIENTS,
             tuple(ranks),
             f"the gradients are never cleared between steps of {each.type}: each step uses those "
-            f"of all steps before as well{_at(each.place)}",
+            f"of all steps before as well{in_brackets(each.place)}",
             "Call optimizer.zero_grad() once for each step, before its first backward.",
             evidence=by_ranks(
                 {
@@ -271,10 +272,6 @@ def leftovers(context: Context) -> Iterator[Finding]:
                 }
             ),
         )
-
-
-def _at(place: object) -> str:
-    return f" ({place})" if place is not None else ""
 
 
 def _common_steps(of: _Of) -> Ranks:

@@ -16,7 +16,7 @@ from ddp_notebook.model import (
 )
 
 _ROUNDING = 2e-6
-"""Of the size of a tensor's values: replicas on unlike machines may differ by so much."""
+"""A relative difference that replicas on unlike machines may have by rounding."""
 _FEW_METRICS = 8
 AVERAGING = frozenset(
     {
@@ -40,7 +40,7 @@ class Model:
 
     @property
     def title(self) -> str:
-        """How a person calls it: the variable, or its class."""
+        """The name for a reader: the variable, or the class."""
         return self.first.name or f"the DistributedDataParallel of {self.first.type}"
 
     @property

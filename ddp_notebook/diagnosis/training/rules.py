@@ -32,20 +32,19 @@ from ddp_notebook.model import (
     TensorDigest,
     agree,
     counted,
+    in_brackets,
     name_ranks,
 )
 
 _HARDLY = 0.1
 _FEWEST_IDLE = 2
-"""Steps without any gradient: one alone may be there for a scheduler."""
-
-
-def _at(place: Place | None) -> str:
-    return f" ({place})" if place is not None else ""
+"""The fewest steps without any gradient that count: a single one may serve a scheduler."""
 
 
 def _place_of(model: Model, ranks: Ranks, which: Callable[[ReplicaFacts], Place | None]) -> str:
-    return _at(next((place for r in ranks if (place := which(model.of[r])) is not None), None))
+    return in_brackets(
+        next((place for r in ranks if (place := which(model.of[r])) is not None), None)
+    )
 
 
 def _apart(model: Model) -> tuple[str, ...]:
@@ -155,7 +154,7 @@ def _never_through(context: Context, key: str, model: Model) -> Iterator[Finding
     ):
         return
     of = next((of for of in optimizers(context.facts).values() if _trains(of, key)), {})
-    place = _at(next((each.place for each in of.values()), None))
+    place = in_brackets(next((each.place for each in of.values()), None))
     name = model.first.name or "model"
     yield Finding(
         Category.DDP_BYPASS,
@@ -323,7 +322,7 @@ def _detached(model: Model, of: Mapping[int, OptimizerFacts]) -> Finding:
         Category.OPTIMIZER_DETACHED,
         tuple(of),
         f"{each.type} was made of other tensors than the parameters of {model.title}: none of "
-        f"them ever gets a gradient, and its steps change nothing{_at(each.place)}",
+        f"them ever gets a gradient, and its steps change nothing{in_brackets(each.place)}",
         "Make the optimizer of the parameters of the model that is trained, after the model was "
         "copied, moved or loaded: it keeps the tensors that it was given.",
         evidence=by_ranks(
@@ -343,7 +342,7 @@ def _of_before_sharding(context: Context, of: Mapping[int, OptimizerFacts]) -> F
         Category.OPTIMIZER_DETACHED,
         tuple(of),
         f"{each.type} was made before fully_shard: it holds the tensors that the parameters were, "
-        f"none of them ever gets a gradient, and its steps change nothing{_at(each.place)}",
+        f"none of them ever gets a gradient, and its steps change nothing{in_brackets(each.place)}",
         "Make the optimizer after fully_shard(model): it keeps the tensors that it was given.",
         evidence=by_ranks(
             {
@@ -363,7 +362,7 @@ def _detached_in_part(of: Mapping[int, OptimizerFacts]) -> Finding:
         Category.OPTIMIZER_DETACHED,
         tuple(of),
         f"no optimizer holds {some(each.unheld)}, which {get} gradients: {they} never updated; "
-        f"{each.type} holds as many tensors that are in no model any more{_at(each.place)}",
+        f"{each.type} holds as many tensors that are in no model any more{in_brackets(each.place)}",
         "Make the optimizer after the last change of the model (a new head, a copy, a load): it "
         "keeps the tensors that it was given. Or give it the new ones: opt.add_param_group(...).",
         evidence=by_ranks(
@@ -429,7 +428,7 @@ def first_nan(context: Context) -> Iterator[Finding]:
         Category.NAN_ON_ONE_RANK,
         ranks,
         f"{each.nan_what} of backward {begin} is not finite there first, and comes to every rank "
-        f"with the gradients{_at(each.nan_place)}",
+        f"with the gradients{in_brackets(each.nan_place)}",
         "Look at that rank's batch and loss; skip a bad step on all ranks together (all_reduce a "
         "flag first).",
         evidence=(
@@ -479,7 +478,7 @@ def _other_options(of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
         Category.REPLICA_DIVERGENCE,
         ranks,
         f"{each.type} has {some(own or each.options)}, and something else on the other ranks: "
-        f"replicas drift apart{_at(each.place)}",
+        f"replicas drift apart{in_brackets(each.place)}",
         "Give the optimizer the same options on every rank.",
         evidence=tuple(f"rank {rank}: {', '.join(o[:8])}" for rank, o in options.items()),
     )
@@ -496,7 +495,7 @@ def _other_rates(of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
             Category.REPLICA_DIVERGENCE,
             ranks,
             f"{each.type} steps with learning rate {_rates(each.lrs)}{others}: replicas drift "
-            f"apart{_at(each.place)}",
+            f"apart{in_brackets(each.place)}",
             "Give the optimizer and its scheduler the same values on every rank; a scheduler "
             "that reads a metric needs the same metric (all_reduce it).",
             evidence=tuple(f"rank {rank}: learning rate {_rates(lrs[rank])}" for rank in of),
@@ -564,7 +563,7 @@ def _have_own_samples(model: Model) -> bool:
 
 
 def diverged_replicas(context: Context) -> Iterator[Finding]:
-    """Replicas differ, and nothing else says why."""
+    """Replicas differ, and no other rule explains it."""
     for model in context.models.values():
         names = model.diverged
         if not names or not any(each.steps for each in model.of.values()):

@@ -10,9 +10,9 @@ from ddp_notebook.model import (
     Category,
     Finding,
     LoaderFacts,
-    Place,
     RunFacts,
     SamplerFacts,
+    in_brackets,
     name_ranks,
 )
 
@@ -20,7 +20,7 @@ _Samplers = Mapping[int, SamplerFacts]
 
 
 def sampler_misuse(context: Context) -> Iterator[Finding]:
-    """Of each sampler, the first mistake: what comes after it may follow from it."""
+    """The first mistake of each sampler; later ones may follow from it."""
     facts = context.facts
     size = _group_size(facts)
     for key in dict.fromkeys(each.key for one in facts.values() for each in one.samplers):
@@ -33,14 +33,10 @@ def sampler_misuse(context: Context) -> Iterator[Finding]:
 
 
 def _group_size(facts: Mapping[int, RunFacts]) -> int:
-    """Among how many ranks the data are to be divided, 0 when that is not known."""
+    """The number of ranks among which the data are to be divided; 0 if unknown."""
     sizes = {each.group_size for one in facts.values() for each in one.replicas}
     sizes = sizes or {len(one.split.data_ranks) for one in facts.values()}
     return sizes.pop() if len(sizes) == 1 else 0
-
-
-def _at(place: Place | None) -> str:
-    return f" ({place})" if place is not None else ""
 
 
 def _wrong_shards(of: _Samplers, size: int) -> Iterator[Finding]:
@@ -53,7 +49,7 @@ def _wrong_shards(of: _Samplers, size: int) -> Iterator[Finding]:
             Category.SAMPLER_MISUSE,
             wrong,
             f"its DistributedSampler divides the data by num_replicas={each.num_replicas}, "
-            f"and {size} ranks train{_at(each.place)}",
+            f"and {size} ranks train{in_brackets(each.place)}",
             f"Leave num_replicas and rank out, or give num_replicas={size}.",
             evidence=_lines(of, lambda e: f"num_replicas={e.num_replicas}, rank={e.rank}"),
         )
@@ -66,7 +62,7 @@ def _wrong_shards(of: _Samplers, size: int) -> Iterator[Finding]:
             Category.SAMPLER_MISUSE,
             same,
             "its DistributedSampler takes the shard of another rank: both train on the same "
-            f"samples, and others are never seen{_at(of[same[0]].place)}",
+            f"samples, and others are never seen{in_brackets(of[same[0]].place)}",
             "Leave rank= out of DistributedSampler, or give dist.get_rank().",
             evidence=_lines(of, lambda e: f"shard {e.rank} of {e.num_replicas}"),
         )
@@ -83,7 +79,7 @@ def _other_seeds(of: _Samplers) -> Iterator[Finding]:
             Category.SAMPLER_MISUSE,
             ranks,
             "its DistributedSampler has another seed than the others': the ranks' shards are of "
-            f"other orders, and overlap{_at(of[ranks[0]].place)}",
+            f"other orders, and overlap{in_brackets(of[ranks[0]].place)}",
             "Give DistributedSampler the same seed= on every rank.",
             evidence=_lines(of, lambda e: f"seed={e.seed}"),
         )
@@ -100,7 +96,7 @@ def _same_epoch(of: _Samplers) -> Iterator[Finding]:
             Category.SAMPLER_MISUSE,
             stuck,
             f"DistributedSampler was iterated {times} times in the same order: {why}"
-            f"{_at(each.place)}",
+            f"{in_brackets(each.place)}",
             "Call sampler.set_epoch(epoch) before each epoch's loop.",
             evidence=_lines(shuffled, lambda e: f"epochs {', '.join(map(str, e.epochs[:8]))}"),
         )
@@ -112,7 +108,7 @@ def _same_epoch(of: _Samplers) -> Iterator[Finding]:
             Category.SAMPLER_MISUSE,
             ranks,
             "set_epoch is given other numbers than on the other ranks: their shards are of other "
-            f"orders, and overlap{_at(of[ranks[0]].place)}",
+            f"orders, and overlap{in_brackets(of[ranks[0]].place)}",
             "Call sampler.set_epoch(epoch) with the same epoch on every rank.",
             evidence=_lines(shuffled, lambda e: f"epochs {', '.join(map(str, e.epochs[:8]))}"),
         )
@@ -149,7 +145,7 @@ def _same_batches(of: Mapping[int, LoaderFacts], count: int) -> Finding:
     return Finding(
         Category.SAMPLER_MISUSE,
         tuple(of),
-        f"every rank trains on the same batches: {why}{_at(each.place)}",
+        f"every rank trains on the same batches: {why}{in_brackets(each.place)}",
         remedy,
         evidence=(
             f"the first {count} inputs are the same, byte for byte, on {name_ranks(of)}",

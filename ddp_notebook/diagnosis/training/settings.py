@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import minority
-from ddp_notebook.model import Category, Finding, name_ranks
+from ddp_notebook.model import Category, Finding, in_brackets, name_ranks
 
 _FEWEST_FORWARDS = 2
 
@@ -50,7 +50,7 @@ def other_mode(context: Context) -> Iterator[Finding]:
             continue
         ranks = tuple(rank for rank, of in starts.items() if not of[apart[0]].training)
         place = model.of[ranks[0]].start_place
-        at = f" ({place})" if place is not None else ""
+        at = in_brackets(place)
         yield Finding(
             Category.NUMERICS_MISMATCH,
             ranks,

@@ -8,7 +8,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks
 from ddp_notebook.diagnosis.source_code.conditions import last_name
-from ddp_notebook.model import Category, Finding, FunctionalFacts, Place, Ranks, WorkFacts
+from ddp_notebook.model import (
+    Category,
+    Finding,
+    FunctionalFacts,
+    Place,
+    Ranks,
+    WorkFacts,
+    in_brackets,
+)
 
 _SENDS = ("isend", "send")
 _WAITING = frozenset({"wait", "barrier", "monitored_barrier", "synchronize", "is_completed"})
@@ -48,7 +56,7 @@ def unwaited(context: Context) -> Iterator[Finding]:
 
 def _misused(of: Mapping[int, WorkFacts]) -> Finding:
     each = next(iter(of.values()))
-    at = f" ({each.place})" if each.place is not None else ""
+    at = in_brackets(each.place)
     if each.operation in ("isend", "send"):
         what = "the tensor that it sends is changed"
     elif any(one.stepped for one in of.values()):
@@ -236,7 +244,7 @@ def _functional(of: Mapping[int, FunctionalFacts]) -> Iterator[Finding]:
     if not ranks:
         return
     each = next(iter(ranks.values()))
-    at = f" ({each.place})" if each.place is not None else ""
+    at = in_brackets(each.place)
     yield Finding(
         Category.ASYNC_MISUSE,
         tuple(ranks),

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
-from ddp_notebook.model import PLACING, Part
+from ddp_notebook.model import PLACING, Part, Place
 from ddp_notebook.rank.inspect import frames
 from ddp_notebook.rank.inspect.frames import UserCode
 
@@ -134,6 +134,11 @@ def _part(module: str, name: str) -> Part | None:
     if module == "torch.distributed.algorithms.join":
         return Part.JOIN
     return None
+
+
+def place_of(line: Line | None) -> Place | None:
+    """The line as a value of the model."""
+    return Place(*line) if line else None
 
 
 def line_at(frame: FrameType) -> Line:

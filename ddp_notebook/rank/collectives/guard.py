@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ddp_notebook.model import collective_log
+from ddp_notebook.model import at_place, collective_log
 from ddp_notebook.rank.collectives import mapped_file
 from ddp_notebook.rank.collectives.operations import Facts, Operation
 from ddp_notebook.rank.rank_process import RankProcess
@@ -60,7 +60,7 @@ class _Peer:
             for record in collective_log.read(log.read(), self.rank).records:
                 if record.number == number:
                     about = (record.dtype, record.shape, record.reduce_op, record.root)
-                    at = f" at {record.place}" if record.place else ""
+                    at = at_place(record.place)
                     return describe(record.operation, *about) + at
         return "something else"
 

@@ -13,8 +13,7 @@ import torch
 from torch.nn import DataParallel
 
 from ddp_notebook import model
-from ddp_notebook.model import Place
-from ddp_notebook.rank.collectives.call_sites import CallSites, Line
+from ddp_notebook.rank.collectives.call_sites import CallSites, Line, place_of
 from ddp_notebook.rank.training.digests import Digester
 from ddp_notebook.rank.training.replicas import Tracker
 
@@ -90,7 +89,7 @@ class DataParallelTracking:
                 devices=each.devices,
                 steps=each.steps,
                 parameters=_digests(each, digester),
-                place=Place(*each.line) if each.line else None,
+                place=place_of(each.line),
             )
             for number, each in enumerate(used)
         )

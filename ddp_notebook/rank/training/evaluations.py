@@ -13,7 +13,7 @@ import torch
 
 from ddp_notebook import model
 from ddp_notebook.model import Place
-from ddp_notebook.rank.collectives.call_sites import CallSites, Line
+from ddp_notebook.rank.collectives.call_sites import CallSites, Line, place_of
 from ddp_notebook.rank.training.samplers import Source, hash_of, samples_in
 
 _EVALUATIONS, _INPUTS, _STARTS = 8, 2, 8
@@ -61,7 +61,7 @@ class Evaluation:
             tuple(self.inputs),
             self.statistics,
             self.wrote,
-            Place(*self.line) if self.line else None,
+            place_of(self.line),
             self.padded,
             tuple(Place(*each) for each in self.counted),
             self.samples,

@@ -15,9 +15,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook import model
-from ddp_notebook.model import Place, Ranks
+from ddp_notebook.model import Ranks
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.collectives.call_sites import Line
+from ddp_notebook.rank.collectives.call_sites import place_of
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.training.data_parallel import DataParallelTracking
@@ -69,7 +69,7 @@ class RunSummary:
             backwards=tracker.backwards,
             nan_backward=tracker.nan_backward,
             nan_what=tracker.nan_what,
-            nan_place=_place(tracker.nan_place),
+            nan_place=place_of(tracker.nan_place),
             losses=tuple(tracker.losses),
             replicas=tuple(facts for _, facts in replicas),
             optimizers=tuple(self._optimizers(keys, digester)),
@@ -200,17 +200,17 @@ class RunSummary:
                 replicas=models,
                 unwrapped=unwrapped,
                 state=states,
-                place=_place(optimizer.place),
+                place=place_of(optimizer.place),
                 mesh=gradients.mesh if gradients else (),
                 factors=tuple(gradients.factors) if gradients else (),
                 pending_steps=gradients.pending_steps if gradients else 0,
-                pending_place=_place(optimizer.pending_place),
+                pending_place=place_of(optimizer.pending_place),
                 idle_steps=optimizer.idle_steps,
                 numels=optimizer.numels[:_MOST_NUMELS]
                 if optimizer.idle_steps or not optimizer.replicas
                 else (),
                 loads=optimizer.loads.count,
-                load_place=_place(optimizer.loads.place),
+                load_place=place_of(optimizer.loads.place),
                 unheld=optimizer.unheld[:_MOST_NAMES],
                 idle_tensors=len(optimizer.idle) if optimizer.unheld else 0,
                 first_gradients=gradients.first[0] if gradients else (),
@@ -238,11 +238,7 @@ def _sampled(optimizer: TrackedOptimizer, gradients: Gradients | None) -> dict[s
 def _copies(copies: Iterable[Copy]) -> Iterator[model.CopyFacts]:
     for each in copies:
         if each.values and not each.loads:
-            yield model.CopyFacts(each.type, tuple(each.values), _place(each.line))
-
-
-def _place(line: Line | None) -> Place | None:
-    return Place(*line) if line else None
+            yield model.CopyFacts(each.type, tuple(each.values), place_of(each.line))
 
 
 def _counts(replica: Replica, name: str) -> model.ReplicaFacts:
@@ -253,21 +249,21 @@ def _counts(replica: Replica, name: str) -> model.ReplicaFacts:
         forwards=replica.forwards,
         no_sync_forwards=replica.no_sync_forwards,
         bypasses=replica.bypasses,
-        bypass_place=_place(replica.bypass_place),
-        local_place=_place(replica.local_place),
+        bypass_place=place_of(replica.bypass_place),
+        local_place=place_of(replica.local_place),
         backwards=replica.backwards,
         steps=replica.steps,
         local_steps=replica.local_steps,
         bypassed_steps=replica.bypassed_steps,
         unready_steps=replica.unready_steps,
-        bad_place=_place(replica.bad_place),
+        bad_place=place_of(replica.bad_place),
         unready=replica.unready[:_MOST_NAMES],
         evaluations=replica.moments.evaluation_facts(),
         starts=tuple(replica.moments.starts),
         loads=replica.loads.count,
-        load_place=_place(replica.loads.place),
+        load_place=place_of(replica.loads.place),
         autocast=replica.moments.autocast,
-        start_place=_place(replica.moments.start_line),
+        start_place=place_of(replica.moments.start_line),
         twins=replica.twins,
         unheld=replica.unheld[:_MOST_NAMES],
         varies=replica.varies,

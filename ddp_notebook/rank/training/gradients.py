@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from ddp_notebook.model import GradientSample, LossFacts, Place, Ranks
+from ddp_notebook.model import GradientSample, LossFacts, Ranks
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.collectives.call_sites import Line
+from ddp_notebook.rank.collectives.call_sites import Line, place_of
 from ddp_notebook.rank.training.parallel import fsdp_private
 
 WATCHED_STEPS = 8
@@ -35,7 +35,7 @@ def read_loss(loss: torch.Tensor, line: Line | None) -> LossFacts:
     count = torch_private.averaged_over(node)
     if node is not None and count is not None:
         factor *= _constants(node.next_functions[0][0])[1]
-    return LossFacts(factor, count is not None, count or 0.0, Place(*line) if line else None)
+    return LossFacts(factor, count is not None, count or 0.0, place_of(line))
 
 
 def _constants(node: Any) -> tuple[Any, float]:

@@ -12,8 +12,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from ddp_notebook import model
-from ddp_notebook.model import Place
-from ddp_notebook.rank.collectives.call_sites import CallSites, Line
+from ddp_notebook.rank.collectives.call_sites import CallSites, Line, place_of
 
 _MOST = 32
 _EPOCHS = 32
@@ -138,7 +137,7 @@ class Samplers:
                 **each.seen,
                 epochs=tuple(each.epochs),
                 epochs_set=each.epochs_set,
-                place=Place(*each.line) if each.line else None,
+                place=place_of(each.line),
             )
             for number, each in enumerate(used)
         )
@@ -151,7 +150,7 @@ class Samplers:
                 key=str(number),
                 **each.seen,
                 inputs=tuple(each.inputs),
-                place=Place(*each.line) if each.line else None,
+                place=place_of(each.line),
             )
             for number, each in enumerate(used)
         )

@@ -13,7 +13,7 @@ import time
 
 from ddp_notebook.model import Place
 from ddp_notebook.rank.bench.host_load import RunQueue
-from ddp_notebook.rank.collectives.call_sites import CallSites
+from ddp_notebook.rank.collectives.call_sites import CallSites, place_of
 
 (
     LOADING,
@@ -75,7 +75,7 @@ class StepMarks:
             self._write(kind, number, _now_ns(), self._queued_ns(kind))
             if self.written % _LINES_EVERY < _LINES_OF or kind not in self.places:
                 line = self._users_line()
-                self.places[kind] = Place(*line) if line else None
+                self.places[kind] = place_of(line)
 
     def bucket(self) -> None:
         """A bucket is handed over. Only the last of a backward becomes a mark, once it is over."""

@@ -25,10 +25,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ddp_notebook.model import Place
 from ddp_notebook.model.against import trail
 from ddp_notebook.model.against.trail import Parameter, Trail, TrailOrder, TrainingStep
-from ddp_notebook.rank.collectives.call_sites import CallSites, Line
+from ddp_notebook.rank.collectives.call_sites import CallSites, Line, place_of
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.training.against.batches import Batches
 from ddp_notebook.rank.training.against.sketching import Sketcher
@@ -227,8 +226,8 @@ class TrailRecorder(Component):
                     tuple(self._samples),
                     own,
                     loss,
-                    _place(self._call_sites.users_line()),
-                    _place(self._backward),
+                    place_of(self._call_sites.users_line()),
+                    place_of(self._backward),
                 )
             )
             self._samples, self._losses = [], []
@@ -297,7 +296,3 @@ def _drops_out(module: nn.Module) -> bool:
     if isinstance(module, nn.RNNBase):
         return module.num_layers > 1 and module.dropout > 0
     return isinstance(module, nn.MultiheadAttention) and module.dropout > 0
-
-
-def _place(line: Line | None) -> Place | None:
-    return Place(*line) if line is not None else None

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from ddp_notebook.model import Place, Ranks, TensorDigest
+from ddp_notebook.model import Ranks, TensorDigest
 from ddp_notebook.model.parallel.split import Copy, ShardSum
-from ddp_notebook.rank.collectives.call_sites import Line
+from ddp_notebook.rank.collectives.call_sites import Line, place_of
 from ddp_notebook.rank.training import digests
 from ddp_notebook.rank.training.parallel import fsdp_private, meshes
 
@@ -96,7 +96,7 @@ def _sums_of(name: str, parameter: Any, at: Mapping[int, Reduced]) -> Iterable[S
     local = fsdp_private.local_part(parameter.grad)
     found = at.get(local.data_ptr()) if local is not None and local.numel() else None
     if found is not None:
-        place = Place(*found.line) if found.line else None
+        place = place_of(found.line)
         for row in meshes.rows(parameter):
             if row.sharded and set(row.ranks) <= set(found.ranks):
                 yield ShardSum(name, found.ranks, row.dimension, place)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ddp_notebook.model import Place, Ranks
+from ddp_notebook.model import Ranks
 from ddp_notebook.model.parallel.split import (
     CheckpointCall,
     Claim,
@@ -27,7 +27,7 @@ from ddp_notebook.model.parallel.split import (
     SplitFacts,
 )
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.collectives.call_sites import CallSites, Line
+from ddp_notebook.rank.collectives.call_sites import CallSites, Line, place_of
 from ddp_notebook.rank.training import digests
 from ddp_notebook.rank.training.parallel import fsdp_private, held, meshes
 from ddp_notebook.rank.training.parallel.copies import Copies, Reduced
@@ -131,7 +131,7 @@ class Split:
         known = any(each.path == str(path) for each in self._saves)
         if path is not None and not known and len(self._saves) < _MOST_SAVES:
             line = self._call_sites.users_line()
-            self._saves.append(CheckpointCall(str(path), ranks, Place(*line) if line else None))
+            self._saves.append(CheckpointCall(str(path), ranks, place_of(line)))
 
     def _root(self, module: torch.nn.Module, placed: bool, caller: FrameType | None = None) -> None:
         if any(torch_private.is_compiled(each) for each in module.modules()):
@@ -192,7 +192,7 @@ class Split:
         digest = digests.digest("", local.reshape(-1)[:_VALUES])
         line = self._call_sites.users_line()
         if digest is not None:
-            place = Place(*line) if line else None
+            place = place_of(line)
             self._claims.append(Claim(self.backwards, ranks, digest, place))
         if len(self._claims) >= _MOST_CLAIMS:
             self._let_be()
@@ -254,11 +254,10 @@ class Split:
             tuple(self._claims),
             tuple(copy for each in optimizers for copy in each.facts()),
             tuple(
-                Forwards(each.key, tuple(each.inputs), Place(*each.line) if each.line else None)
-                for each in self._roots
+                Forwards(each.key, tuple(each.inputs), place_of(each.line)) for each in self._roots
             ),
             tuple(
-                PartialSum(ranks, backward, Place(*line) if line else None)
+                PartialSum(ranks, backward, place_of(line))
                 for (ranks, backward), line in self._sums.items()
             ),
             tuple(found for each in optimizers for found in each.shard_sums),
