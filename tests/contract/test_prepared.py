@@ -32,7 +32,7 @@ import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 torch.manual_seed(0)
-dist.init_process_group("gloo")
+dist.init_device_mesh("cpu", (2,)) if "mesh" in sys.argv else dist.init_process_group("gloo")
 rank = dist.get_rank()
 net = DDP(torch.nn.Linear(4, 2))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -200,7 +200,8 @@ def test_a_healthy_job_computes_the_same_and_has_no_finding(
     without = [rank.communicate(timeout=120) for rank in plain]
     assert prepared.jobs() == [], "without the variable nothing is written"
     # What answers is loaded though nobody asks, and the main thread never pauses.
-    ranks = launch(tmp_path, started, "busy")
+    # It calls init_process_group through init_device_mesh.
+    ranks = launch(tmp_path, started, "busy", "mesh")
 
     outputs = [rank.communicate(timeout=120) for rank in ranks]
 

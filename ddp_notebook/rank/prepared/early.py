@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from ddp_notebook.rank.prepared.ending import note_the_end, write_stacks_when_en
 from ddp_notebook.rank.prepared.job_folder import About
 
 _PID_VARIABLE = "DDP_NOTEBOOK_RANK_PID"
+_CALLED = "init_process_group"
 _TOLD = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", f"{Path(os.__file__).parent}{os.sep}")
 _OURS = f"{Path(__file__).parents[2]}{os.sep}"
@@ -42,6 +43,12 @@ def begin() -> None:
         os.environ[_PID_VARIABLE] = str(os.getpid())
         here.appear(int(rank))
     here.watch()
+
+
+def _name(function: Callable[..., None], places: Iterable[object]) -> None:
+    """Make it what these modules call."""
+    for place in places:
+        setattr(place, _CALLED, function)
 
 
 def _is_ranks_own() -> bool:
@@ -81,15 +88,16 @@ class Prepared:
             if not self._attached:
                 self._attached = True
                 if distributed_c10d.init_process_group is init_process_group:
-                    distributed_c10d.init_process_group = torchs
-                    dist.init_process_group = torchs
+                    _name(torchs, places)
                 with contextlib.suppress(Exception), _no_collecting():  # the job goes on without us
                     self._attach(inspect.signature(torchs).bind(*args, **options).arguments)
             call = distributed_c10d.init_process_group
             (torchs if call is init_process_group else call)(*args, **options)
 
-        distributed_c10d.init_process_group = init_process_group
-        dist.init_process_group = init_process_group
+        # init_device_mesh calls it by a name of its own.
+        places = [distributed_c10d, dist, sys.modules.get("torch.distributed.device_mesh")]
+        places = [each for each in places if getattr(each, _CALLED, None) is torchs]
+        _name(init_process_group, places)
 
     def _attach(self, given: Mapping[str, Any]) -> None:
         if os.getpid() != self._pid:
