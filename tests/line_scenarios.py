@@ -248,6 +248,8 @@ def a_condition_that_raises_stops_once_and_says_so(rank: Rank) -> None:
     rank.cell("f(1)\nf(2)\n")
     assert rank.lines(END) == [2, 0]
     assert "its condition raised NameError" in rank.stops[-1].why
+    (bound,) = rank.debugger.bounds().bounds
+    assert bound.note.startswith("its condition raised NameError"), "it reads as if not reached"
 
 
 def a_false_condition_without_a_call_is_not_brought_to_the_debugger(rank: Rank) -> None:

@@ -21,6 +21,7 @@ from ddp_notebook.magics.terminal_line import progress_line
 from ddp_notebook.model import Ranks, parse_ranks
 from ddp_notebook.session import Session
 from ddp_notebook.session.runs.run import CellRun
+from ddp_notebook.session.setup.limits import has_room_for_threads
 from ddp_notebook.views.notebook import Displays, Shown, mime_bundle
 
 
@@ -86,8 +87,8 @@ class NotebookUi:
 
     def open_board(self, place: Place = "auto") -> None:
         """Show a live board if there is a front end; an earlier one is closed."""
-        if not self.output.is_live:
-            return
+        if not self.output.is_live or not has_room_for_threads():
+            return  # what starts processes says that there is no room
         self.board.open(place)
         self.displays.shown_already()
 

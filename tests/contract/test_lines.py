@@ -109,7 +109,7 @@ def test_a_breakpoint_in_a_module_in_hooks_and_in_a_script(ranks2: Session, tmp_
     ranks2.step(to="end")
     assert "trained" in texts(ranks2.wait())
     assert [row.text.rpartition(". ")[2] for row in ranks2.breakpoints.rows()] == [
-        "Rank 0: not reached yet; rank 1: 1 hit",
+        "Rank 0: no hit yet; rank 1: 1 hit",
         "1 hit, over",
     ]
     script = tmp_path / "train.py"

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddp_notebook.errors import SessionLost
+from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.launch.out_of_memory import bytes_left
+from ddp_notebook.session.setup import limits
 from ddp_notebook.session.setup.limits import (
     RANK_BYTES,
     warning,
@@ -46,9 +47,35 @@ def test_too_few_processes_are_said_before_anything_starts(tmp_path: Path) -> No
     status(tmp_path, "7", 1000, 50)
     status(tmp_path, "8", 1001, 500)
     (tmp_path / "9").mkdir()  # it has ended meanwhile
-    assert why_too_few_processes(2, tmp_path) == ""
+    assert why_too_few_processes(1, tmp_path) == ""
     said = why_too_few_processes(4, tmp_path)
-    assert "may have 100 processes and threads (ulimit -u), and has 50: 4 ranks need 60" in said
+    assert "may have 100 processes and threads (ulimit -u), and has 50: 4 ranks need about" in said
+
+
+@pytest.mark.usefixtures("limit")
+@pytest.mark.parametrize(
+    ("used", "starts", "fits"),
+    [
+        (95, {"ranks": 0}, False),  # a restart: the notebook's own process met the limit
+        (80, {"ranks": 0}, True),
+        (80, {"ranks": 1}, False),
+        (80, {"in_script": 2}, False),
+        (60, {"in_script": 2}, True),
+        (98, {"editors": 1}, False),
+        (95, {"editors": 1}, True),
+    ],
+)
+def test_too_few_processes_are_said_before_more_are_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: int, starts: dict[str, int], fits: bool
+) -> None:
+    status(tmp_path, "self", 1000, 16)
+    status(tmp_path, "7", 1000, used)
+    monkeypatch.setattr(limits, "PROC", tmp_path)
+    if fits:
+        limits.check_processes("%ddp_restart", **starts)
+        return
+    with pytest.raises(UsageMistake, match=f"and has {used}: %ddp_restart needs about .* more"):
+        limits.check_processes("%ddp_restart", **starts)
 
 
 @pytest.mark.usefixtures("limit")

@@ -34,7 +34,7 @@ class _Watched:
     passes: int = 0
     done: bool = False
     note: str = ""
-    """Who runs it and does not stop."""
+    """Who runs it and does not stop; or that its condition raises."""
     reported: bool = False
     """That its condition or message raises was said."""
 
@@ -203,7 +203,9 @@ class Breakpoints:
                 if watched.reported:
                     return ""
                 watched.reported = True
-                return f"{name}: its condition raised {type(error).__name__}: {error}"
+                raised = f"its condition raised {type(error).__name__}: {error}"[:300]
+                watched.note = f"{raised}, and stops no more where it does"
+                return f"{name}: {raised}"
         watched.passes += 1
         if watched.passes < spec.count:
             return ""

@@ -26,6 +26,7 @@ from ddp_notebook.session.runs import post_run
 from ddp_notebook.session.runs.controller import RunController
 from ddp_notebook.session.runs.gather import LaunchParameters
 from ddp_notebook.session.runs.run import CellResult, CellRun, RunOptions
+from ddp_notebook.session.setup.limits import check_processes
 
 if TYPE_CHECKING:
     from ddp_notebook.model.against.trail import TrailOrder
@@ -60,6 +61,7 @@ class Scripts:
         """`Session.run_script`."""
         processes = self._pool.need("%ddp_run")
         script, package = find_module(path) if as_module else (find_script(path), None)
+        self._check_processes(processes, ranks)
         claim = self._runs.claim(
             ranks, "%ddp_run", processes.cluster, processes.logs, options, script.name
         )
@@ -81,6 +83,12 @@ class Scripts:
                 leaves=options.wait == "forever" and not options.hold,
             )
             return self._runs.carry_out(controller, work, interrupted, options)
+
+    def _check_processes(self, processes: Processes, ranks: Ranks | None) -> None:
+        """Raises UsageMistake. The processes of the last script make room for these."""
+        count = len(ranks) if ranks is not None else processes.options.world_size
+        left = len(processes.script.ranks) if processes.script is not None else 0
+        check_processes("%ddp_run", in_script=max(0, count - left))
 
     def _ended(self, controller: RunController) -> None:
         """No rank is in a script any more."""

@@ -8,12 +8,14 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch.session_folder import parents
 from ddp_notebook.model import counted, format_bytes
 
 if sys.platform != "win32":
     import resource
 
+PROC = Path("/proc")
 RANK_BYTES = 300 * 2**20
 """What a rank needs: Python, torch, an engine, and room for a small model."""
 _LEAST_RANK_BYTES = 60 * 2**20
@@ -23,9 +25,13 @@ RANKS_PER_CORE = 8
 _STOP = "If that is not what you want, interrupt the start (Ctrl-C; in a notebook I, I)."
 
 _LEAST_ROOM_BYTES = 1 << 16
-_TASKS_OF_A_SESSION = 20
-"""Threads and processes beside those of the ranks, at least."""
-_TASKS_OF_A_RANK = 10
+_TASKS_OF_A_SESSION = 32
+"""Threads and processes beside those of the ranks, about; with a board."""
+_TASKS_OF_A_RANK = 16
+_TASKS_OF_A_CHANGE = 8
+"""That come and go while processes are started in a session that runs."""
+_TASKS_OF_A_SCRIPTS_RANK = 8
+_TASKS_OF_AN_EDITOR = 4
 _MAY_PASS_THE_LIMIT = 1 << 24 | 1 << 21
 """CAP_SYS_RESOURCE, CAP_SYS_ADMIN."""
 
@@ -93,28 +99,48 @@ def why_no_room() -> str:
     )
 
 
-def why_too_few_processes(world_size: int, proc: Path = Path("/proc")) -> str:
-    """Why this many ranks cannot be started; empty if they can, or if it is unknown.
+def why_too_few_processes(world_size: int, proc: Path = PROC) -> str:
+    """Why a session of so many ranks cannot be started; empty if it can, or if it is unknown."""
+    needed = _TASKS_OF_A_SESSION + world_size * _TASKS_OF_A_RANK
+    who = "1 rank needs" if world_size == 1 else f"{world_size} ranks need"
+    return _why_too_few(who, needed, proc)
 
-    At the limit a thread that cannot be started ends its process: the notebook's, too.
+
+def has_room_for_threads() -> bool:
+    """Whether a live board may start its own: where it cannot, the notebook's process ends."""
+    return not _why_too_few("", _TASKS_OF_A_CHANGE, PROC)
+
+
+def check_processes(verb: str, *, ranks: int = 0, in_script: int = 0, editors: int = 0) -> None:
+    """Raises UsageMistake where what `verb` starts would meet this user's limit of processes.
+
+    `ranks` have no process now, nor have those of a script; `editors` are to be let in.
     """
+    needed = ranks * _TASKS_OF_A_RANK + in_script * _TASKS_OF_A_SCRIPTS_RANK
+    needed += editors * _TASKS_OF_AN_EDITOR + (0 if editors else _TASKS_OF_A_CHANGE)
+    if why := _why_too_few(f"{verb} needs", needed, PROC):
+        raise UsageMistake(f"{why} Nothing was changed.")
+
+
+def _why_too_few(what: str, needed: int, proc: Path) -> str:
+    """At the limit a thread that cannot be started ends its process: the notebook's, too."""
     if sys.platform != "linux":
         return ""
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if limit == resource.RLIM_INFINITY or limit > 1 << 14:
+        return ""
     status = _status(proc / "self")
     may_pass = int(status.get("CapEff", "0"), 16) & _MAY_PASS_THE_LIMIT
     user = status.get("Uid", "").split()[:1]
-    if limit == resource.RLIM_INFINITY or limit > 1 << 14 or may_pass or user in ([], ["0"]):
+    if may_pass or user in ([], ["0"]):
         return ""
     every = (_status(path) for path in proc.glob("[0-9]*"))
     used = sum(int(s["Threads"]) for s in every if s.get("Uid", "").split()[:1] == user)
-    needed = _TASKS_OF_A_SESSION + world_size * _TASKS_OF_A_RANK
     if limit - used >= needed:
         return ""
     return (
         f"This user may have {limit} processes and threads (ulimit -u), and has {used}: "
-        f"{world_size} ranks need {needed} more at least. End others, or start Jupyter with a "
-        "higher limit."
+        f"{what} about {needed} more. End others, or start Jupyter with a higher limit."
     )
 
 

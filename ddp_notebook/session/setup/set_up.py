@@ -98,6 +98,8 @@ class SetUp:
         self._findings.begin(Found(SET_UP))
         why_anew = ""
         if processes is not None and not self._pool.lost_reason and replace:
+            lacking = options.world_size - len(self._living())
+            limits.check_processes("%ddp_init --replace", ranks=max(0, lacking))
             why_anew = processes.why_not_kept(options)
             if not why_anew:
                 return self._resize(processes, options, devices)
@@ -318,6 +320,8 @@ class SetUp:
         everyone = tuple(range(self._record.snapshot.world_size))
         members = ranks if ranks is not None else everyone
         check_ranks(members, self._record.snapshot)
+        dead = set(members) - set(self._living())
+        limits.check_processes("%ddp_restart", ranks=len(dead))
         processes.end_script()
         survivors = tuple(r for r in everyone if r not in members)
         in_set_up = self._in_set_up(survivors)
@@ -334,6 +338,11 @@ class SetUp:
             why = "The restart was interrupted. Ranks that it had stopped are gone: %ddp_restart"
             raise SetupFailed(why, self.status()) from None
         return self._set_up(self.as_before())
+
+    def _living(self) -> Ranks:
+        """The ranks that have a process."""
+        states = self._record.snapshot.ranks
+        return tuple(state.rank for state in states if state.status is not Status.DEAD)
 
     @contextmanager
     def _unless_lost(self, verb: str) -> Iterator[None]:

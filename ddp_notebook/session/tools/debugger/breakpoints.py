@@ -90,7 +90,8 @@ def _state_of(bound: Bound, spec: Breakpoint) -> str:
         return "each collective pauses; %ddp_step --to end passes those of the run"
     if not spec.on and not (bound.line and bound.loaded):
         return "pending: not imported yet; it stops once it is"
-    hits = "not reached yet" if not bound.passes else f"{bound.passes:,} hits"
+    none = "no hit yet" if spec.condition else "not reached yet"
+    hits = f"{bound.passes:,} hits" if bound.passes else none
     hits = "1 hit" if bound.passes == 1 else hits
     hits = f"{hits}, over" if bound.done else hits
     return f"{hits}; {bound.note}" if bound.note else hits
