@@ -160,8 +160,7 @@ def _of_lone_copy(copy: CopyFacts, moved: Ranks, left: Ranks) -> Finding:
         "Update the copy on every rank (the averaged weights are the same on all), or send it to "
         "the others before they use it: dist.broadcast(p.data, src) for each parameter.",
         evidence=(
-            f"{name_ranks(left)}: its first values still, after "
-            f"{copy.values[-1][0]} backwards",
+            f"{name_ranks(left)}: its first values still, after {copy.values[-1][0]} backwards",
             f"{name_ranks(moved)}: other values by then; the model itself is the same on all ranks",
         ),
     )
