@@ -166,8 +166,29 @@ def divisors_of_loss(tree: ast.Module | None, line: int) -> Iterator[ast.AST]:
 
 
 def given_at(tree: ast.AST | None, line: int) -> set[str]:
-    """The names that get a value in a line."""
-    return {name for node in _plain_at(tree, line) for name, _ in _given_in(node)}
+    """The names that get a value in a line, or one more value: ``losses.append(...)``."""
+    plain = list(_plain_at(tree, line))
+    return {name for node in plain for name, _ in _given_in(node)}.union(map(_extended, plain)) - {
+        ""
+    }
+
+
+def _extended(statement: ast.stmt) -> str:
+    match statement:
+        case ast.Expr(ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="append"))):
+            return name
+    return ""
+
+
+def imported_in(tree: ast.AST) -> set[str]:
+    """The last parts of the names of modules that code imports, and of what it takes of them."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.update(each.name.rpartition(".")[2] for each in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.rpartition(".")[2])
+    return found
 
 
 def reduced_at(tree: ast.AST | None, line: int, called: str = "") -> set[str]:

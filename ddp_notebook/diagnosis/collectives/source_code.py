@@ -12,6 +12,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import TypeAlias
 
 from ddp_notebook.diagnosis.conditions import (
@@ -29,6 +30,7 @@ from ddp_notebook.diagnosis.shared_names import (
     divisors_of_loss,
     functions_around,
     given_at,
+    imported_in,
     is_argument,
     reduced_at,
     tried_before,
@@ -70,10 +72,9 @@ class Sources:
         self._trees: dict[str, ast.Module | None] = {}
         self._names: dict[str, Names] = {}
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Their names."""
-        return tuple(self._texts)
+    def with_words(self, *words: str) -> tuple[str, ...]:
+        """The names of those that have one of these words."""
+        return tuple(f for f, text in self._texts.items() if any(word in text for word in words))
 
     def knows(self, record: Collective) -> bool:
         """True when the code of every line that leads to `record` can be read."""
@@ -266,11 +267,31 @@ class Sources:
         comes_of_it = not given_at(self.tree(evaluated), evaluated.line).isdisjoint(made_of)
         return comes_of_it and any(of_world) and not all(of_world)
 
-    def chooses_rate_by_world(self) -> bool:
-        """True when a learning rate comes of the number of ranks."""
-        nodes = (node for tree in self._known() for node in ast.walk(tree))
+    def chooses_rate_by_world(self, *used: str) -> bool:
+        """True when a learning rate comes of the number of ranks.
+
+        In these files and those that they import; in any if none is given: a folder may have
+        scripts that have nothing to do with each other.
+        """
+        trees = [*filter(None, map(self._tree_of, self._imported_by(used)))] or self._known()
+        nodes = (node for tree in trees for node in ast.walk(tree))
         rates = (n.value for n in nodes if isinstance(n, ast.keyword) and n.arg == "lr")
-        return "get_world_size" in SharedNames(self._known()).read(rates)
+        return "get_world_size" in SharedNames(trees).read(rates)
+
+    def _imported_by(self, files: Collection[str]) -> set[str]:
+        """These files, and what they import, as far as it is known."""
+        modules = {PurePath(file).stem: file for file in self._texts}
+        found, waiting = set(files) & set(self._texts), [*files]
+        while waiting:
+            tree = self._tree_of(waiting.pop())
+            names = imported_in(tree) if tree is not None else set()
+            new = {modules[name] for name in names & set(modules)} - found
+            found |= new
+            waiting += new
+        return found
+
+    def _tree_of(self, file: str) -> ast.Module | None:
+        return self.tree(Place(file, 0))
 
     def _known(self) -> list[ast.Module]:
         trees = (self.tree(Place(file, 0)) for file in self._texts)

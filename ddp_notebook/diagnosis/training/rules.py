@@ -405,6 +405,13 @@ def optimizers(facts: Mapping[int, RunFacts]) -> dict[str, dict[int, OptimizerFa
     return found
 
 
+def where(facts: Mapping[int, RunFacts]) -> set[str]:
+    """The files in which losses and optimizers of a run are used."""
+    losses = (each.place for of in facts.values() for each in of.losses)
+    steps = (each.place for of in facts.values() for each in of.optimizers)
+    return {place.file for place in (*losses, *steps) if place is not None}
+
+
 # -- values ------------------------------------------------------------------------------
 
 
