@@ -465,7 +465,8 @@ def _of_one_group(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
     for of in optimizers(context.facts).values():
         apart: dict[Ranks, dict[int, OptimizerFacts]] = {}
         for rank, each in of.items():
-            groups = [m.of[rank].group for k, m in context.models.items() if k in each.replicas]
+            own = [m.of for k, m in context.models.items() if k in each.replicas and rank in m.of]
+            groups = [of[rank].group for of in own]
             apart.setdefault(max(groups, key=len, default=()), {})[rank] = each
         keys = {key for each in of.values() for key in each.replicas}
         models = [model for key, model in context.models.items() if key in keys]
