@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 NET = """
+import contextlib
 from torch import nn
 torch.manual_seed(0)
 net = DDP(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
@@ -21,6 +22,52 @@ def step(model=None, opt=opt):
 BOTH, SECOND = (0, 1), (1,)
 
 WRONG = {
+    "a communication hook that sums": (
+        "loss-scaling",
+        BOTH,
+        """
+        def summed(state, bucket):
+            work = dist.all_reduce(bucket.buffer(), async_op=True)
+            return work.get_future().then(lambda done: done.value()[0])
+        net.register_comm_hook(None, summed)
+        for _ in range(4): step()
+        """,
+    ),
+    "an average of the weights that one rank alone updates, used on both": (
+        "replica-divergence",
+        (0,),
+        """
+        import copy
+        average = copy.deepcopy(net.module).requires_grad_(False)
+        for _ in range(4):
+            step()
+            for mine, new in zip(average.parameters(), net.parameters()):
+                if rank == 0: mine.lerp_(new.detach(), 0.5)
+        error = average(batch()).pow(2).mean()
+        dist.all_reduce(error)
+        """,
+    ),
+    "a gathered result that is read before its handle is waited for": (
+        "async-misuse",
+        BOTH,
+        """
+        for _ in range(2): step()
+        parts = [torch.zeros(2) for _ in range(2)]
+        work = dist.all_gather(parts, torch.ones(2), async_op=True)
+        mean = torch.stack(parts).mean(0)
+        work.wait()
+        """,
+    ),
+    "accumulated gradients that nobody clears": (
+        "stale-gradients",
+        BOTH,
+        """
+        for i in range(10):
+            with net.no_sync() if i % 2 == 0 else contextlib.nullcontext():
+                (net(batch()).pow(2).mean() / 2).backward()
+            if i % 2: opt.step()
+        """,
+    ),
     "gradients that are added up by hand": (
         "loss-scaling",
         BOTH,

@@ -3,6 +3,44 @@
 from __future__ import annotations
 
 RIGHT = {
+    "a communication hook that divides and sums": """
+        def mean(state, bucket):
+            work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
+            return work.get_future().then(lambda done: done.value()[0])
+        net.register_comm_hook(None, mean)
+        for _ in range(4): step()
+    """,
+    "an average of the weights on one rank, sent to the other before it is used": """
+        import copy
+        average = copy.deepcopy(net.module).requires_grad_(False)
+        for _ in range(4):
+            step()
+            for mine, new in zip(average.parameters(), net.parameters()):
+                if rank == 0: mine.lerp_(new.detach(), 0.5)
+        for mine in average.parameters(): dist.broadcast(mine, 0)
+        error = average(batch()).pow(2).mean()
+        dist.all_reduce(error)
+    """,
+    "accumulated gradients, cleared after each step": """
+        for i in range(10):
+            with net.no_sync() if i % 2 == 0 else contextlib.nullcontext():
+                (net(batch()).pow(2).mean() / 2).backward()
+            if i % 2:
+                opt.step()
+                opt.zero_grad(set_to_none=False)
+    """,
+    "a head of one seed, outside the wrapper, whose ranks join it at the end": """
+        torch.manual_seed(0)
+        head = nn.Linear(2, 3)
+        both = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)
+        torch.manual_seed(100 + rank)
+        for _ in range(4):
+            both.zero_grad()
+            head(net(batch())).pow(2).mean().backward()
+            both.step()
+        every = [None, None]
+        dist.all_gather_object(every, head.state_dict())
+    """,
     "a copy for each task, trained by an optimizer of its own, and a head of each rank's own": """
         import copy
         head = nn.Linear(2, 1)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from collective_cases import found_in_training
 
+from ddp_notebook.diagnosis.source_code.divisions import chooses_rate_by_world
+from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.model import (
     Category,
     Collective,
@@ -715,6 +717,15 @@ for x in part:
 share = right / len(part)
 mean(share)
 """
+LISTED = """
+def mean(t):
+    dist.all_reduce(t)
+    t /= dist.get_world_size()
+for x in part:
+    losses.append((net(x) - x).pow(2).mean())
+mean_of = torch.stack(losses).mean()
+mean(mean_of)
+"""
 _AT, _SUMS = Place("train.py", 6), (Place("train.py", 8), Place("train.py", 3, "mean"))
 
 
@@ -728,6 +739,7 @@ _AT, _SUMS = Place("train.py", 6), (Place("train.py", 8), Place("train.py", 3, "
         (SHARE.replace("right / len(part)", "right"), (40, 10), False),  # a count
         (SHARE.replace("right / len(part)", "right.float().mean()"), (40, 10), True),
         (SHARE.replace("share = right", "share = loss"), (40, 10), False),  # of the training
+        (LISTED, (40, 10), True),
         ("", (40, 10), False),
     ],
 )
@@ -902,3 +914,20 @@ def test_an_average_of_the_weights_that_some_ranks_alone_update(
         for rank, of in enumerate(values)
     ]
     assert kinds(*every) == [(Category.REPLICA_DIVERGENCE, ranks)] * bool(ranks)
+
+
+@pytest.mark.parametrize(
+    ("script", "by_world"),
+    [
+        ("opt = SGD(p, lr=0.1)", False),  # another script of the folder does
+        ("from settings import rate", True),
+        ("import job.settings", True),
+    ],
+)
+def test_a_rate_by_the_number_of_ranks_counts_where_the_script_has_it(
+    script: str, by_world: bool
+) -> None:
+    other = "opt = SGD(p, lr=0.1 * dist.get_world_size())"
+    sources = Sources({"train.py": script, "settings.py": other, "other.py": other})
+    assert chooses_rate_by_world(sources, ["train.py"]) is by_world
+    assert chooses_rate_by_world(sources, [])

@@ -67,11 +67,16 @@ def is_mean_of_ratios(sources: Sources, path: Sequence[Place], evaluated: Place)
     return comes_of_it and any(of_world) and not all(of_world)
 
 
-def chooses_rate_by_world(sources: Sources) -> bool:
-    """True when a learning rate comes of the number of ranks."""
-    nodes = (node for tree in sources.known() for node in ast.walk(tree))
+def chooses_rate_by_world(sources: Sources, used: Collection[str]) -> bool:
+    """True when a learning rate comes of the number of ranks.
+
+    In the files `used` and those that they import; in any if none is given: a folder may have
+    scripts that have nothing to do with each other.
+    """
+    trees = sources.known(sources.imported_by(used)) or sources.known()
+    nodes = (node for tree in trees for node in ast.walk(tree))
     rates = (n.value for n in nodes if isinstance(n, ast.keyword) and n.arg == "lr")
-    return "get_world_size" in SharedNames(sources.known()).read(rates)
+    return "get_world_size" in SharedNames(trees).read(rates)
 
 
 # -- the code of a division ------------------------------------------------------------------
@@ -130,8 +135,17 @@ def _divisors_of_loss(tree: ast.Module | None, line: int) -> Iterator[ast.AST]:
 
 
 def _given_at(tree: ast.AST | None, line: int) -> set[str]:
-    """The names that get a value in a line."""
-    return {name for node in _plain_at(tree, line) for name, _ in given_in(node)}
+    """The names that get a value in a line, or one more value: ``losses.append(...)``."""
+    plain = list(_plain_at(tree, line))
+    given = {name for node in plain for name, _ in given_in(node)}
+    return given.union(map(_extended, plain)) - {""}
+
+
+def _extended(statement: ast.stmt) -> str:
+    match statement:
+        case ast.Expr(ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="append"))):
+            return name
+    return ""
 
 
 def _reduced_at(tree: ast.AST | None, line: int, called: str = "") -> set[str]:

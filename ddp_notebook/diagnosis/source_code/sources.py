@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from ddp_notebook.diagnosis.source_code.conditions import (
     Test,
@@ -27,6 +28,7 @@ from ddp_notebook.diagnosis.source_code.statements import (
     enclosing,
     functions_around,
     hold,
+    imported_in,
     targets_of,
     tried_before,
     ways_around,
@@ -65,10 +67,9 @@ class Sources:
         self._trees: dict[str, ast.Module | None] = {}
         self._names: dict[str, Names] = {}
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Their names."""
-        return tuple(self._texts)
+    def with_words(self, *words: str) -> tuple[str, ...]:
+        """The names of those that have one of these words."""
+        return tuple(f for f, text in self._texts.items() if any(word in text for word in words))
 
     def knows(self, record: Collective) -> bool:
         """True when the code of every line that leads to `record` can be read."""
@@ -230,10 +231,21 @@ class Sources:
         written = names.written(code)
         return bool(written) and not written.isdisjoint(names.read(self._deciding(record)))
 
-    def known(self) -> list[ast.Module]:
-        """The code of all files that parse."""
-        trees = (self.tree(Place(file, 0)) for file in self._texts)
+    def known(self, files: Collection[str] | None = None) -> list[ast.Module]:
+        """The code of these files, by default of all, as far as it parses."""
+        trees = (self.tree(Place(file, 0)) for file in (self._texts if files is None else files))
         return [tree for tree in trees if tree is not None]
+
+    def imported_by(self, files: Collection[str]) -> set[str]:
+        """These files, and what they import, as far as it is known."""
+        modules = {PurePath(file).stem: file for file in self._texts}
+        found, waiting = set(files) & set(self._texts), [*files]
+        while waiting:
+            names = {name for tree in self.known([waiting.pop()]) for name in imported_in(tree)}
+            new = {modules[name] for name in names & set(modules)} - found
+            found |= new
+            waiting += new
+        return found
 
     def _deciding(self, record: Collective) -> Iterator[ast.AST]:
         """The code that decides whether, and how often, `record` is reached."""

@@ -123,3 +123,14 @@ def called_on(tree: ast.AST | None, lines: Collection[int]) -> set[str]:
     nodes = ast.walk(tree) if tree else ()
     calls = (n for n in nodes if isinstance(n, ast.Call) and n.lineno in lines)
     return {last_name(call.func) for call in calls} - {""}
+
+
+def imported_in(tree: ast.AST) -> set[str]:
+    """The last parts of the names of modules that code imports, and of what it takes of them."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.update(each.name.rpartition(".")[2] for each in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.rpartition(".")[2])
+    return found

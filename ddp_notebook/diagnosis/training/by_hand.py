@@ -22,7 +22,7 @@ from ddp_notebook.diagnosis.training.replicas import (
     may_have_joined,
     some,
 )
-from ddp_notebook.diagnosis.training.rules import optimizers
+from ddp_notebook.diagnosis.training.rules import optimizers, where
 from ddp_notebook.model import (
     Category,
     Finding,
@@ -166,7 +166,7 @@ def never_fetched(context: Context) -> Iterator[Finding]:
     """Ranks send their gradients to one that steps, and never get its new parameters."""
     for of in optimizers(context.facts).values():
         (server, each), *others = of.items()
-        stepless = [rank for rank, facts in context.facts.items() if not facts.optimizers]
+        stepless = [rank for rank, facts in sorted(context.facts.items()) if not facts.optimizers]
         if others or each.steps < _FEWEST_BESIDE or each.replicas:
             continue
         sizes = {*each.numels, sum(each.numels)} - {1}
@@ -362,7 +362,9 @@ def summed_gradients(context: Context) -> Iterator[Finding]:
     for trained in _trained(context) if _are_whole_means(context) else ():
         size, each = len(trained.of), trained.each
         summed = trained.used_the_same() and all(_are(1.0, w) for w in trained.weights())
-        scaled = each.type.startswith(_ADAPTIVE) or chooses_rate_by_world(context.sources)
+        scaled = each.type.startswith(_ADAPTIVE) or chooses_rate_by_world(
+            context.sources, where(context.facts)
+        )
         if summed and not scaled and not trained.split:
             yield trained.finding(
                 Category.LOSS_SCALING,

@@ -13,7 +13,7 @@ from ddp_notebook.diagnosis.source_code.divisions import (
     divides_loss_by_world,
 )
 from ddp_notebook.diagnosis.training.replicas import Model
-from ddp_notebook.diagnosis.training.rules import optimizers
+from ddp_notebook.diagnosis.training.rules import optimizers, where
 from ddp_notebook.model import (
     Category,
     Finding,
@@ -144,7 +144,7 @@ def _are_plain_means(context: Context) -> bool:
     """No loss is divided, and no learning rate is chosen, by the number of ranks."""
     losses = [loss for facts in context.facts.values() for loss in facts.losses]
     plain = bool(losses) and all(e.mean and _is(e.factor, 1.0) for e in losses)
-    return plain and not chooses_rate_by_world(context.sources)
+    return plain and not chooses_rate_by_world(context.sources, where(context.facts))
 
 
 def _hooked(model: Model) -> list[tuple[float, ...] | None]:

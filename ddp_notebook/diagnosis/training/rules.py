@@ -406,6 +406,13 @@ def optimizers(facts: Mapping[int, RunFacts]) -> dict[str, dict[int, OptimizerFa
     return found
 
 
+def where(facts: Mapping[int, RunFacts]) -> set[str]:
+    """The files in which losses and optimizers of a run are used."""
+    losses = (each.place for of in facts.values() for each in of.losses)
+    steps = (each.place for of in facts.values() for each in of.optimizers)
+    return {place.file for place in (*losses, *steps) if place is not None}
+
+
 # -- values ------------------------------------------------------------------------------
 
 
@@ -459,7 +466,8 @@ def _of_one_group(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
     for of in optimizers(context.facts).values():
         apart: dict[Ranks, dict[int, OptimizerFacts]] = {}
         for rank, each in of.items():
-            groups = [m.of[rank].group for k, m in context.models.items() if k in each.replicas]
+            own = [m.of for k, m in context.models.items() if k in each.replicas and rank in m.of]
+            groups = [of[rank].group for of in own]
             apart.setdefault(max(groups, key=len, default=()), {})[rank] = each
         keys = {key for each in of.values() for key in each.replicas}
         models = [model for key, model in context.models.items() if key in keys]

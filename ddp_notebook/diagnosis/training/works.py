@@ -97,7 +97,7 @@ def _read_at_once(context: Context, of: Mapping[int, WorkFacts]) -> Iterator[Fin
 
 def _waited_too_late(context: Context, known: Collection[str]) -> Iterator[Finding]:
     """Handles that are waited for, and tensors that the lines before that read."""
-    for file in context.sources.files:
+    for file in context.sources.with_words("async_op=True", "irecv("):
         tree = context.sources.tree(Place(file, 0))
         for node, call, handle in _started(tree):
             ranks, place = _who_started(context, file, node)
@@ -123,7 +123,7 @@ def _who_started(context: Context, file: str, node: ast.Assign) -> tuple[Ranks, 
         if (p := record.place) is not None and p.file == file and p.line in at
     }
     if not context.collectives.of:
-        return tuple(context.facts), Place(file, node.lineno)
+        return tuple(sorted(context.facts)), Place(file, node.lineno)
     place = next((place for place in calls.values() if place is not None), None)
     return tuple(sorted(calls)), place or Place(file, node.lineno)
 

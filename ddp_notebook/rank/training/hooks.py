@@ -276,7 +276,7 @@ class TrainingHooks(Component):
             module.register_forward_pre_hook(ModuleHook(self._bypassed))
 
     def _loads(self, module: torch.nn.Module) -> None:
-        if id(module) not in self._tracker.modules and _is_hooked(module):
+        if not self._tracker.has_inside(module) and _is_hooked(module):
             self._tracker.copy_loads(module)
         else:
             self._tracker.module_loads(module)
@@ -291,7 +291,7 @@ class TrainingHooks(Component):
             return
         with self._contained:
             tracker = self._tracker
-            if id(module) not in tracker.modules:
+            if not tracker.has_inside(module):
                 if not (torch.is_grad_enabled() and any(map(_is_trained, module.parameters()))):
                     tracker.copy_used(module)
             elif torch.is_grad_enabled():

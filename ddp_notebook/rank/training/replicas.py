@@ -112,6 +112,11 @@ class Tracker:
             if wrapped is not None:
                 replica.bypass()
 
+    def has_inside(self, module: torch.nn.Module) -> bool:
+        """True of the module inside a DDP object."""
+        replica = self.modules.get(id(module))
+        return replica is not None and replica.module() is module
+
     def copy_used(self, module: torch.nn.Module) -> None:
         """A forward begins of a copy of a DDP object's module, which nothing is trained by."""
         copy = self._copy(module)
@@ -126,7 +131,7 @@ class Tracker:
 
     def _copy(self, module: torch.nn.Module) -> Copy | None:
         copy = self.copies.get(id(module))
-        if copy is None and len(self.copies) < _MOST_COPIES:
+        if (copy is None or copy.ref() is None) and len(self.copies) < _MOST_COPIES:
             copy = self.copies[id(module)] = Copy(module, self._call_sites.users_line())
         return copy if copy is not None and copy.ref() is module else None
 
