@@ -323,6 +323,16 @@ class Sources:
         ways = [*_ways_around(loop, place.line), *_leaving(loop)]
         return not any(self._differs(place, way[0], _targets(loop)) for way in ways)
 
+    def by_optimizer(self, record: Collective) -> Condition | None:
+        """The ``optimizer.step(closure)`` that calls the function with `record`, however often."""
+        for place, below in itertools.pairwise(record.path):
+            for call in self._expressions(place):
+                if not isinstance(call, ast.Call) or last_name(call.func) != "step":
+                    continue
+                if below.function in map(last_name, call.args):
+                    return self._as_condition(place, ast.Constant(True), place.line)
+        return None
+
     def in_a_loop(self, record: Collective) -> bool | None:
         """True when some line that leads to `record` stands in a loop; None where unknown."""
         if not self.knows(record):
@@ -566,9 +576,17 @@ def _ways_around(loop: _Statement, line: int) -> Iterator[tuple[ast.expr, int, b
                 yield node.test, node.lineno, leaves and not (inside or continues)
         elif node is loop and isinstance(node, ast.While):
             yield node.test, node.lineno, True
-        elif isinstance(node, ast.ExceptHandler) and not _holds(node.body, line):
+        elif isinstance(node, ast.ExceptHandler) and not (
+            _holds(node.body, line) or _ends_inputs(node)
+        ):
             # Whatever it catches, the rest of the iteration may go on without what raised.
             yield ast.Call(ast.Name("except"), [node.type or true], []), node.lineno, False
+
+
+def _ends_inputs(handler: ast.ExceptHandler) -> bool:
+    """True of ``except StopIteration: break``: what ends a loop over batches."""
+    caught = handler.type is not None and last_name(handler.type) == "StopIteration"
+    return caught and _leaves(handler.body[-1])
 
 
 def _leaves(node: ast.AST) -> bool:
