@@ -142,6 +142,13 @@ def test_a_name_that_is_never_a_text_is_not_asked_for_any_more() -> None:
     assert found[0][0] is found[4][0] and found[4][0].variables == ()
 
 
+def test_a_path_is_not_the_name_of_what_is_reduced() -> None:
+    def log(value: str) -> str:
+        return SITES.metric_name(sys._getframe(), reduce_it())
+
+    assert "train/loss" in log("train/loss") and log("/data/ck-1.pt") == ""
+
+
 def test_code_that_is_made_anew_all_the_time_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_sites, "_MOST_KNOWN", 50)
     for _ in range(200):

@@ -114,6 +114,17 @@ def test_a_rank_without_any_batch() -> None:
     assert found(case, {"train.py": LOOP}) == [("uneven-inputs", (2,))]
 
 
+def test_a_loop_that_the_end_of_the_batches_leaves_is_a_loop_over_batches() -> None:
+    code = "it = iter(data)\nwhile True:\n    try:\n        x = next(it)\n    {}: break\n    {}"
+    case = play(same(3, [all_reduce(6)] * 4, r2=[all_reduce(6)] * 3))
+    for handler, category in (
+        ("except StopIteration", "uneven-inputs"),
+        ("except OSError", "divergent-control-flow"),
+    ):
+        text = code.format(handler, "dist.all_reduce(x)")
+        assert found(case, {"train.py": text}) == [(category, (2,))]
+
+
 def test_one_rank_of_three_has_a_batch_more() -> None:
     case = play(same(3, [*DDP, *[backward()] * 3], r1=[*DDP, *[backward()] * 4]))
     assert found(case) == [("uneven-inputs", (1,))]
@@ -388,6 +399,35 @@ def test_a_turn_that_an_except_passes_over_is_no_lack_of_batches(
         finding = the_one(case, code)
         assert (finding.category, finding.ranks) == (category, (1,))
         assert (f"train.py:9: except {error}:" in finding.evidence) == (category[0] == "d")
+
+
+CLOSURE = """
+def closure():
+    loss = f(net(x)); loss.backward()
+    dist.all_reduce(grad)
+    return loss
+for _ in range(3):
+    opt.step({argument})
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("argument", "category"),
+    [("closure", "divergent-control-flow"), ("closure()", "uneven-inputs")],
+)
+def test_an_optimizer_that_calls_its_closure_more_often_on_one_rank(
+    argument: str, category: str
+) -> None:
+    code = {"train.py": CLOSURE.format(argument=argument)}
+    step, end = all_reduce(7, (4, "closure")), barrier(8)
+    past = play(same(2, [*[step] * 9, end], r1=[*[step] * 7, end]))
+    finding = the_one(past, code)
+    assert (finding.category, finding.ranks) == (category, (1,))
+    assert ("train.py:7: opt.step(closure)" in finding.evidence) == (argument == "closure")
+    assert ("all_reduce the loss" in finding.remedy) == (argument == "closure")
+    ended = the_one(play(same(3, [step] * 9, r1=[step] * 7)), code)
+    assert (ended.category, ended.ranks) == (category, (1,))
 
 
 def test_a_rank_that_raised_and_runs_its_step_again_is_told_by_the_second_try() -> None:

@@ -293,6 +293,12 @@ def test_where_a_signal_runs_code_of_the_users_a_rank_that_waits_may_go_on(
 ) -> None:
     monkeypatch.setattr(signal, "valid_signals", lambda: {signal.SIGUSR2, signal.SIGTERM})
     assert not waiting._may_be_called()
+    set_handler = torch.utils.data._utils.signal_handling._set_SIGCHLD_handler
+    monkeypatch.setattr(signal, "valid_signals", lambda: {signal.SIGCHLD, signal.SIGUSR2})
+    child = signal.getsignal(signal.SIGCHLD)
+    set_handler()
+    assert not waiting._may_be_called(), "a DataLoader has set it"
+    signal.signal(signal.SIGCHLD, child)
     before = signal.signal(signal.SIGUSR2, lambda *_: None)
     try:
         assert waiting._may_be_called()

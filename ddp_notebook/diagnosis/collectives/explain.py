@@ -41,6 +41,10 @@ SAME_NAMES = (
     "Loop over the same names on all ranks: sort the union of their keys (all_gather_object), "
     "with a zero for what a rank does not have."
 )
+SAME_CLOSURE = (
+    "The optimizer calls its closure until what that returns suffices: all_reduce the loss, too, "
+    "and give the optimizers the same options on all ranks."
+)
 TRY_AGAIN_TOGETHER = (
     "Leave the collective out of what is tried again, or let all ranks decide together whether to "
     "try again: all_reduce a flag."
@@ -412,6 +416,9 @@ def _past_the_loop(context: Context, classified: Classified) -> Finding:
     way = context.sources.way_around(classified.record)
     layers = beyond is not None and context.sources.past_layers(beyond, classified.record)
     skipped = skipped_backward(context, past, inside, classified.record)
+    closure = context.sources.by_optimizer(classified.record)
+    if closure:
+        way = closure
     another_way = way or layers or skipped
     return _finding(
         context,
@@ -419,7 +426,7 @@ def _past_the_loop(context: Context, classified: Classified) -> Finding:
         Category.DIVERGENT_CONTROL_FLOW if another_way else Category.UNEVEN_INPUTS,
         f"{verb(past.ranks, 'is', 'are')} past the loop{' over layers' * layers}{where}, while "
         f"{verb(inside.ranks, 'is', 'are')} in {named(classified.record)}",
-        TOGETHER if another_way else UNEVEN_REMEDY,
+        SAME_CLOSURE if closure else TOGETHER if another_way else UNEVEN_REMEDY,
         (*((f"{way.place}: {way.place.text}",) if way else ()), *skipped),
     )
 

@@ -10,6 +10,7 @@ from ddp_notebook.diagnosis.collectives.buckets import MissingBuckets
 from ddp_notebook.diagnosis.collectives.describe import fact, named, nothing_after, side
 from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind, missing_from
 from ddp_notebook.diagnosis.collectives.explain import (
+    SAME_CLOSURE,
     SAME_NAMES,
     TOGETHER,
     UNEVEN_REMEDY,
@@ -139,7 +140,8 @@ def _one_step_less(
     again = context.sources.tries_again(record)
     outvoted = len(full.ranks) < len(short.ranks) or (again and len(full.ranks) == len(short.ranks))
     culprits = full.ranks if outvoted else short.ranks
-    way = again or context.sources.way_around(record)
+    closure = context.sources.by_optimizer(record)
+    way = again or closure or context.sources.way_around(record)
     are, have = verb(full.ranks, "is", "are"), verb(short.ranks, "has", "have")
     names = has_more_names(full, short, record)
     skipped = skipped_backward(context, short, full, record)
@@ -170,7 +172,7 @@ def _one_step_less(
         Category.DIVERGENT_CONTROL_FLOW,
         culprits,
         cause,
-        TOGETHER,
+        SAME_CLOSURE if closure else TOGETHER,
         context.victims,
         (*facts, *skipped, *((f"{way.place}: {way.place.text}",) if way else ())),
         sides=sides,

@@ -287,6 +287,16 @@ class Sources:
         ways = [*ways_around(loop, place.line), *ways_out(loop)]
         return not any(self._differs(place, way[0], targets_of(loop)) for way in ways)
 
+    def by_optimizer(self, record: Collective) -> Condition | None:
+        """The ``optimizer.step(closure)`` that calls the function with `record`, however often."""
+        for place, below in itertools.pairwise(record.path):
+            for call in self._expressions(place):
+                if not isinstance(call, ast.Call) or last_name(call.func) != "step":
+                    continue
+                if below.function in map(last_name, call.args):
+                    return self._as_condition(place, ast.Constant(True), place.line)
+        return None
+
     def in_a_loop(self, record: Collective) -> bool | None:
         """True when some line that leads to `record` stands in a loop; None where unknown."""
         if not self.knows(record):

@@ -81,9 +81,17 @@ def ways_around(loop: ast.stmt, line: int) -> Iterator[tuple[ast.expr, int, bool
                 yield node.test, node.lineno, leaves and not (inside or continues)
         elif node is loop and isinstance(node, ast.While):
             yield node.test, node.lineno, True
-        elif isinstance(node, ast.ExceptHandler) and not hold(node.body, line):
+        elif isinstance(node, ast.ExceptHandler) and not (
+            hold(node.body, line) or _ends_inputs(node)
+        ):
             # Whatever it catches, the rest of the iteration may go on without what raised.
             yield ast.Call(ast.Name("except"), [node.type or true], []), node.lineno, False
+
+
+def _ends_inputs(handler: ast.ExceptHandler) -> bool:
+    """True of ``except StopIteration: break``: what ends a loop over batches."""
+    caught = handler.type is not None and last_name(handler.type) == "StopIteration"
+    return caught and _leaves(handler.body[-1])
 
 
 def _leaves(node: ast.AST) -> bool:

@@ -376,7 +376,8 @@ def _read_variables(code: _Code, frame: FrameType, texts: list[str]) -> None:
     for variable in inside:
         value = values.get(variable.name)
         if type(value) is str:
-            texts.append(value)
+            if value[:1] != "/":  # a path, which may be each rank's own, names no metric
+                texts.append(value)
         elif value is not None:
             variable.tries += 1
             if variable.tries >= _TRIES:

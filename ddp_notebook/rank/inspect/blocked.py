@@ -51,12 +51,16 @@ def for_ever(native_id: int) -> bool:
     return False
 
 
-def waits_for_ever(task: Path) -> bool:
-    """The same of any thread, by its folder in /proc. Raises OSError, ValueError, IndexError."""
+def waits_for_ever(task: Path, *, shared: bool = False) -> bool:
+    """The same of any thread, by its folder in /proc. Raises OSError, ValueError, IndexError.
+
+    With `shared` also for a lock that other processes can release, as multiprocessing's.
+    """
     number, *arguments = (task / "syscall").read_text().split()
     if int(number) != FUTEX:
         return False
-    return bool(int(arguments[1], 16) & _PRIVATE) and int(arguments[3], 16) == _NO_LIMIT
+    own = shared or bool(int(arguments[1], 16) & _PRIVATE)
+    return own and int(arguments[3], 16) == _NO_LIMIT
 
 
 def call(pid: int | str, native_id: int) -> tuple[int, list[int]]:

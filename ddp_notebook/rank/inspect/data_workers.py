@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import linecache
+import multiprocessing
 import os
 import platform
 import re
@@ -23,8 +24,9 @@ from ddp_notebook.launch.process_groups import stat_fields
 from ddp_notebook.model import Place
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.component import Component
-from ddp_notebook.rank.inspect.blocked import FUTEX, waits_for_ever
+from ddp_notebook.rank.inspect.blocked import FUTEX, has_children, waits_for_ever
 from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode
+from ddp_notebook.rank.inspect.waiting import is_at_rest
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.torch_private import Loading
 
@@ -68,7 +70,8 @@ class DataWorkers(Component):
             self._batch = loading.batch
             self._ran.clear()
             self._places.clear()
-        return tuple(self._worker(loading, pid) for pid in loading.owing)
+        shared = _nobody_else_releases(loading)
+        return tuple(self._worker(loading, pid, shared=shared) for pid in loading.owing)
 
     def started(self, frames: Iterable[FrameType]) -> tuple[model.Child, ...]:
         """The processes started by the user for whose end these frames of the main thread wait."""
@@ -77,9 +80,9 @@ class DataWorkers(Component):
             for pid in _joined(frames)
         )
 
-    def _worker(self, loading: Loading, pid: int) -> model.Worker:
+    def _worker(self, loading: Loading, pid: int, *, shared: bool) -> model.Worker:
         still_s = self._still_s(pid)
-        locked = still_s > 0 and _waits_for_ever(pid)
+        locked = still_s > 0 and _waits_for_ever(pid, shared=shared)
         forked = self._stacks >= 0 and _catches_signal(pid)
         if locked and forked and pid not in self._places and still_s > _STACK_AFTER_S:
             self._places[pid] = self._place_of(pid)
@@ -191,17 +194,29 @@ def _ran_ns(pid: int) -> int:
     return total
 
 
-def _waits_for_ever(pid: int) -> bool:
+def _nobody_else_releases(loading: Loading) -> bool:
+    """True where a lock that processes share could only be released by one that waits for one.
+
+    All workers that owe a batch do, and so do all threads of this rank besides the main one, which
+    waits for the batch. A rank that multiprocessing started may share locks with other ranks.
+    """
+    if multiprocessing.parent_process() is not None or has_children(*loading.everyone):
+        return False
+    return all(_waits_for_ever(pid, shared=True) for pid in loading.owing) and is_at_rest()
+
+
+def _waits_for_ever(pid: int, *, shared: bool = False) -> bool:
     """True if the threads of a process wait, without a limit, for locks that only they can release.
 
     Threads that wait for connections are ignored: multiprocessing has one, to share files.
+    With `shared` also for locks that other processes can release.
     """
     locked = 0
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
             if int((task / "syscall").read_text().split()[0]) in _ACCEPT:
                 continue
-            if not waits_for_ever(task):
+            if not waits_for_ever(task, shared=shared):
                 return False
             locked += 1
     except (OSError, ValueError, IndexError):  # it ended, runs just now, or may not be read

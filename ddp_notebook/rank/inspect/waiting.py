@@ -331,12 +331,13 @@ def is_at_rest() -> bool:
 def _may_be_called() -> bool:
     """True where others can have the user's code run in a process all of whose threads wait.
 
-    A handler of a signal does, and torch's RPC, on threads that Python does not know.
+    A handler of a signal does, if it is not torch's own, as that for workers of a DataLoader; and
+    torch's RPC, on threads that Python does not know.
     """
     handlers = {signal.getsignal(each) for each in signal.valid_signals()}
     for handler in handlers - {signal.default_int_handler}:
         module = str(getattr(handler, "__module__", ""))
-        if callable(handler) and not module.startswith(("signal", *_BESIDE)):
+        if callable(handler) and not module.startswith(("signal", "torch.", *_BESIDE)):
             return True
     with contextlib.suppress(Exception):
         rpc.get_worker_info()
