@@ -59,6 +59,8 @@ def where_the_condition_is_true(answer: tuple[int, int]) -> str:
 
 def _rank_and_name(answer: Any) -> tuple[int, str]:
     rank, name = _two(answer, "(rank, name)")
+    if isinstance(rank, str) and isinstance(name, int):
+        raise WrongAnswer("the rank comes first, and then the name.")
     return a_rank(rank), text(name)
 
 
@@ -95,7 +97,12 @@ def the_first_that_differs(answer: tuple[int, str]) -> str:
 
 def _rank_and_line(answer: Any) -> tuple[int, int]:
     rank, line = _two(answer, "(rank, line)")
-    return a_rank(rank), whole_number(line)
+    return a_rank(rank), _line(line)
+
+
+def _line(answer: Any) -> int:
+    """A line, also with its word: ``line 11``."""
+    return whole_number(answer.lower().replace("line", "") if isinstance(answer, str) else answer)
 
 
 @exercise("10.3", _rank_and_line)
@@ -103,6 +110,8 @@ def the_first_that_is_no_number(answer: tuple[int, int]) -> str:
     """Infinity is a number yet; infinity by infinity is none."""
     rank, line = answer
     last = NOTEBOOK.world_size - 1
+    if (rank, line) == (DIVIDES, last):
+        raise WrongAnswer("these are the two numbers, in the other order: the rank comes first.")
     if rank != last:
         raise WrongAnswer(
             f"rank {rank} has no nan anywhere in it. Print on all ranks: "
@@ -130,7 +139,7 @@ def the_first_that_is_no_number(answer: tuple[int, int]) -> str:
 
 def _line_and_step(answer: Any) -> tuple[int, int]:
     line, step = _two(answer, "(line, step)")
-    return whole_number(line), whole_number(step)
+    return _line(line), whole_number(step)
 
 
 @exercise("10.4", _line_and_step)
