@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ddp_notebook.workshop.answers import a_rank, shown, text, two, whole_number
 from ddp_notebook.workshop.check import NOTEBOOK, WrongAnswer, exercise
 
@@ -44,7 +46,14 @@ def where_the_condition_is_true(answer: tuple[int, int]) -> str:
     )
 
 
-@exercise("10.2", two("(rank, name)", a_rank, text))
+def _rank_and_name(answer: Any) -> tuple[int, str]:
+    match answer:
+        case (str(), int()):
+            raise WrongAnswer("the rank comes first, and then the name.")
+    return two("(rank, name)", a_rank, text)(answer)
+
+
+@exercise("10.2", _rank_and_name)
 def the_first_that_differs(answer: tuple[int, str]) -> str:
     """The epoch is another one where there are fewer batches."""
     rank, name = answer
@@ -75,11 +84,18 @@ def the_first_that_differs(answer: tuple[int, str]) -> str:
     )
 
 
-@exercise("10.3", two("(rank, line)", a_rank, whole_number))
+def _line(answer: Any) -> int:
+    """A line, also with its word: ``line 11``."""
+    return whole_number(answer.lower().replace("line", "") if isinstance(answer, str) else answer)
+
+
+@exercise("10.3", two("(rank, line)", a_rank, _line))
 def the_first_that_is_no_number(answer: tuple[int, int]) -> str:
     """Infinity is a number yet; infinity by infinity is none."""
     rank, line = answer
     last = NOTEBOOK.world_size - 1
+    if (rank, line) == (DIVIDES, last):
+        raise WrongAnswer("these are the two numbers, in the other order: the rank comes first.")
     if rank != last:
         raise WrongAnswer(
             f"rank {rank} has no nan anywhere in it. Print on all ranks: "
@@ -105,7 +121,7 @@ def the_first_that_is_no_number(answer: tuple[int, int]) -> str:
     )
 
 
-@exercise("10.4", two("(line, step)", whole_number, whole_number))
+@exercise("10.4", two("(line, step)", _line, whole_number))
 def where_the_ranks_part(answer: tuple[int, int]) -> str:
     """All but rank 1 leave the loop in its third pass."""
     line, step = answer

@@ -62,7 +62,7 @@ def test_right_answers_pass_with_any_number_of_ranks(n: int) -> None:
         *(("10.1", (as_(stopped), as_(step))) for as_ in (int, float, np.int64)),
         ("10.1", (f"rank {stopped}", str(step))),
         *(("10.2", (n - 1, name)) for name in ("epoch", " epoch\n")),
-        *(("10.3", of) for of in ((n - 1, 11), [n - 1, 11.0], (f"Rank {n - 1}", "11"))),
+        *(("10.3", of) for of in ((n - 1, 11), [n - 1, 11.0], (f"Rank {n - 1}", "Line 11"))),
         *(("10.4", of) for of in ((8, 2), [8, np.int64(2)], (8, torch.tensor(2)))),
     ]
     if n == 2:  # either differs from the other
@@ -135,3 +135,8 @@ def test_wrong_answers_do_not_pass_with_any_number_of_ranks(n: int) -> None:
 def test_a_model_that_was_not_trained_is_told_so(n: int) -> None:
     verdict = check("6.3", (everywhere(n, "untrained"), shared_out(n)))
     assert "as it was before the loop" in verdict.text
+
+
+def test_an_answer_in_the_other_order_is_told_so(n: int) -> None:
+    for name, answer in (("10.2", ("epoch", n - 1)), ("10.3", (11, n - 1))):
+        assert "the rank comes first" in check(name, answer).text
