@@ -183,7 +183,7 @@ class Left:
 
 
 def named(words: Sequence[str]) -> Target:
-    """What a user names by a pid, or by files; by nothing, the job that runs, or the last one.
+    """What a user names by a pid, or by files; by nothing, the job that runs, or began last.
 
     Raises UsageMistake.
     """
@@ -227,9 +227,11 @@ def _of_others(pid: int) -> Target | None:
 
 
 def _newest() -> Target:
-    others = unprepared.jobs(prepared.pids())
-    if len(others) == 1 and not any(job.alive for job in prepared.jobs()):
-        return Unprepared(others[0], next(iter(others[0].values())).pid)
+    others, jobs = unprepared.jobs(prepared.pids()), prepared.jobs()
+    if len(others) == 1 and not any(job.alive for job in jobs):
+        first = next(iter(others[0].values()))
+        if not jobs or first.began_s > jobs[0].first.wall_s:
+            return Unprepared(others[0], first.pid)
     job = prepared.newest()
     return Prepared(job, job.first.pid)
 

@@ -19,7 +19,8 @@ import torch
 
 from ddp_notebook import __main__
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import listing, prepared, targets
+from ddp_notebook.jobs import listing, prepared, targets, unprepared
+from ddp_notebook.jobs.unprepared import Seen
 from ddp_notebook.jobs.verdict import Outcome
 from ddp_notebook.model import (
     Activity,
@@ -579,6 +580,20 @@ def test_where_a_record_is_that_another_folder_hides_is_said(
         finally:
             process.kill()
     assert str(tmp_path / "jobs") in str(why.value) and "another" in str(why.value)
+
+
+@pytest.mark.parametrize(
+    ("began_s", "wanted"), [(50.0, targets.Prepared), (150.0, targets.Unprepared)]
+)
+def test_without_a_name_it_is_the_job_that_began_last(
+    began_s: float, wanted: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that was not prepared, and still runs, is not the one that has just ended."""
+    job_folder.make(about(0, wall_s=100.0))
+    other = Seen(os.getpid(), os.getppid(), 0, 1, "other.py", began_s)
+    monkeypatch.setattr(unprepared, "jobs", lambda prepared: [{0: other}])
+
+    assert isinstance(targets.named(()), wanted)
 
 
 def test_a_process_that_torch_did_not_prepare_is_told_why_not() -> None:
