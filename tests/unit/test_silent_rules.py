@@ -832,6 +832,7 @@ SPLIT = SamplerFacts("s", 64, 4, 0)
     [
         ({}, {"samplers": (SPLIT,)}, 1, True),
         ({}, {}, 1, False),  # folds, or trials
+        ({}, {"saves": (SaveFacts("model.pt", (5,)),)}, 1, False),  # of which the best is kept
         ({}, {"samplers": (replace(SPLIT, num_replicas=2),)}, 1, False),
         ({"begins": None}, {"samplers": (SPLIT,)}, 1, False),
         ({"starts": (StepStart("", input="same"),)}, {"samplers": (SPLIT,)}, 1, False),
@@ -866,23 +867,6 @@ def test_groups_of_ddp_that_train_one_model_apart(
     assert [each for each in told if each[0] is not Category.SAMPLER_MISUSE] == [
         (Category.REPLICA_DIVERGENCE, (0, 1, 2, 3))
     ] * wrong
-
-
-def test_groups_that_train_apart_are_one_training_if_one_rank_saves_for_all() -> None:
-    def of(rank: int, saving: tuple[int, ...]) -> RunFacts:
-        half = rank // 2
-        made = model(
-            group=(2 * half, 2 * half + 1),
-            begins=(1.0,),
-            starts=(StepStart("", input=f"{rank}"),),
-            parameters=(TensorDigest("w", 16, f"{half}", 1.0 + half, (1.0 + half,)),),
-        )
-        saves = (SaveFacts("model.pt", (5,)),) if rank in saving else ()
-        return run(rank, replicas=(made,), optimizers=(optimizer(),), saves=saves)
-
-    found = kinds(*[of(rank, (0,)) for rank in range(4)])
-    assert found == [(Category.REPLICA_DIVERGENCE, (0, 1, 2, 3))]
-    assert not kinds(*[of(rank, (0, 2)) for rank in range(4)]), "a file for each group"
 
 
 FIRST, LATER = (1.0, 2.0), (3.0, 4.0)

@@ -518,15 +518,15 @@ def parted_groups(context: Context) -> Iterator[Finding]:
     """One training, whose DDP objects reduce gradients in groups of some of the ranks only.
 
     That groups train apart may be meant so: trials, folds. Not where all began the same, with the
-    same settings, each with samples of its own, and the sampler or the file is that of one model.
+    same settings, each with samples of its own, and a sampler splits the samples over all of them.
     """
     for key, model in context.models.items():
         groups = {each.group for each in model.of.values()}
         members = sorted(rank for group in groups for rank in group)
         whole = len(groups) > 1 and members == sorted(model.of) and () not in groups
-        why = _one_training(context, model, groups) if whole else ""
+        whole = whole and _is_sampled_for_all(context, model)
         names = differing({rank: each.parameters for rank, each in model.of.items()})
-        if not why or not names or not _are_alike_alone(context, key, model):
+        if not whole or not names or not _are_alike_alone(context, key, model):
             continue
         shown = " and ".join(name_ranks(group) for group in sorted(groups))
         yield Finding(
@@ -537,21 +537,17 @@ def parted_groups(context: Context) -> Iterator[Finding]:
             "Leave process_group out of DistributedDataParallel(...), so that all ranks average "
             "their gradients; or average those of the groups by hand before each step.",
             evidence=(
-                why,
+                f"DistributedSampler splits the samples over all {len(model.of)} ranks",
                 f"the same values and settings at first, and not the same now: {some(names)}",
             ),
         )
 
 
-def _one_training(context: Context, model: Model, groups: Iterable[Ranks]) -> str:
-    """What says that all ranks train one model, as evidence; empty where nothing does."""
-    facts = [context.facts[rank] for rank in model.of]
-    if all(any(s.num_replicas == len(facts) for s in each.samplers) for each in facts):
-        return f"DistributedSampler splits the samples over all {len(facts)} ranks"
-    saving = {each.rank for each in facts if each.saves}
-    if saving and any(saving <= set(group) for group in groups):
-        return f"{name_ranks(saving)} alone saves a file with torch.save"
-    return ""
+def _is_sampled_for_all(context: Context, model: Model) -> bool:
+    """True where a DistributedSampler splits the samples over all ranks: they train one model."""
+    size = len(model.of)
+    samplers = [context.facts[rank].samplers for rank in model.of]
+    return all(any(each.num_replicas == size for each in of) for of in samplers)
 
 
 def _are_alike_alone(context: Context, key: str, model: Model) -> bool:
