@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import FunctionType
+from types import FrameType, FunctionType
 
 import filelock
 import pytest
@@ -260,6 +260,14 @@ def test_threads_are_at_rest_where_each_waits_for_a_lock_without_a_limit(
     limit_s: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = threading.Event()
+    everyone = sys._current_frames
+
+    def of_python() -> dict[int, FrameType]:
+        """Without threads that Python did not start: a worker of xdist has one."""
+        known = {each.ident for each in threading.enumerate()}
+        return {ident: frame for ident, frame in everyone().items() if ident in known}
+
+    monkeypatch.setattr(sys, "_current_frames", of_python)
     with running(lambda: ended.wait(limit_s)) as thread:
         others = {each for each in threading.enumerate() if each is not thread}
         monkeypatch.setattr(waiting, "_beside", lambda each, current: each in others)
