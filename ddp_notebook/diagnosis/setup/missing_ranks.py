@@ -172,7 +172,7 @@ def polling_ranks(context: Context) -> Iterator[Finding]:
             f"waits in a loop for {e.polls_for}, which no rank has written",
             "Write the file before any rank waits for it, or use dist.barrier() instead.",
             case.waiting,
-            (f"rank {e.rank} is at {e.doing}", f"{e.polls_for} does not exist"),
+            (f"rank {e.rank}: at {e.doing}", f"{e.polls_for} does not exist"),
         )
 
 
@@ -188,7 +188,7 @@ def _at_fifo(case: Case, e: RankReport) -> Finding:
         f"waits until another process opens the FIFO {e.blocked.what}, and no rank does",
         "Start the process at its other end first, or open it with os.O_NONBLOCK.",
         case.waiting,
-        (f"rank {e.rank} is at {e.doing}",),
+        (f"rank {e.rank}: at {e.doing}",),
     )
 
 
