@@ -279,6 +279,27 @@ def test_threads_are_at_rest_where_each_waits_for_a_lock_without_a_limit(
         ended.set()
 
 
+@pytest.mark.parametrize(
+    ("waits_in", "users", "expected"),
+    [
+        ("__main__", True, True),
+        ("__main__", False, False),
+        ("ddp_notebook.rank.events", True, False),
+    ],
+)
+def test_a_wait_counts_in_code_of_the_users_and_not_in_ours_that_it_calls(
+    waits_in: str, users: bool, expected: bool
+) -> None:
+    ended, module = threading.Event(), {"__name__": waits_in}
+    exec("def flush(ended): ended.wait()", module)
+    with running(lambda: module["flush"](ended)) as thread:  # type: ignore[operator]
+        eventually(lambda: frames_in(thread, "wait"), 10, "it waits")
+        stack = frames.frames_of(sys._current_frames()[thread.ident or 0])
+        of_users = lambda name: users and name == __file__  # noqa: E731
+        assert waiting._is_users_wait(stack, of_users) is expected
+        ended.set()
+
+
 def test_a_process_that_waits_at_a_pipe_of_ours_is_told_from_one_that_works() -> None:
     ours = (blocked.READ, blocked.WRITE)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reads:

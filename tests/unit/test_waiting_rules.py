@@ -164,6 +164,8 @@ def test_a_rank_none_of_whose_threads_can_fill_its_queue_is_named() -> None:
     alone = replace(IN_GET, blocked=QUEUE)
     every = Case(tuple(replace(alone, rank=rank) for rank in (0, 1)))
     assert found(every) == [("local-deadlock", (0, 1))], "before any collective, too"
+    over = Case(tuple(replace(e, activity=Activity.IDLE) for e in every.ranks))
+    assert found(over) == [], "their run has ended"
     pipe = the_one(stuck_at(Blocked(Lacks.PIPE, holder=4711)))
     assert (
         pipe.category == "local-deadlock" and "rank 1: it waits for process 4711" in pipe.evidence

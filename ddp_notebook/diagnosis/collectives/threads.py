@@ -94,7 +94,9 @@ def local_deadlocks(context: Context) -> Iterator[Finding]:
     """Ranks that wait for a lock, a queue or a child, where none of their own threads can go on."""
     same: dict[tuple[object, ...], list[RankReport]] = {}
     for e in context.case.ranks:
-        if e.blocked is not None and e.blocked.lacks in (Lacks.LOCK, Lacks.PIPE):
+        if e.activity is not Activity.BUSY or e.blocked is None:
+            continue  # its run may have ended while it was looked at
+        if e.blocked.lacks in (Lacks.LOCK, Lacks.PIPE):
             same.setdefault((e.blocked.lacks, e.blocked.what, e.path), []).append(e)
     for (lacks, what, path), reports in same.items():
         ranks = tuple(e.rank for e in reports)

@@ -150,6 +150,8 @@ class Waiting:
         A lock on a file only if a process holds it that the same parent started, as it did this.
         """
         stack = frames.frames_of(frames.main_frame())
+        if not _is_users_wait(stack, self._is_users):
+            return None
         path = blocked.file_lock(os.getpid()) or _polled_lock(stack)
         if path:
             return _behind_lock(path)
@@ -375,6 +377,18 @@ def _waits_for_child(stack: Sequence[FrameType]) -> int:
     return 0
 
 
+def _is_users_wait(stack: Sequence[FrameType], is_users: IsUsers) -> bool:
+    """True where code of the user's runs, and it is not this package that waits, called by it.
+
+    The end of a run waits for this package's threads, after the user's code, and `print` may.
+    """
+    modules = (str(frame.f_globals.get("__name__", "")) for frame in stack)
+    waits = next((name for name in modules if not name.startswith(_OF_THREADS)), "")
+    return not waits.startswith("ddp_notebook") and any(
+        is_users(frame.f_code.co_filename) for frame in stack
+    )
+
+
 def _library_call(stack: Sequence[FrameType], is_users: IsUsers) -> str:
     """What the user called that waits: ``Queue.get()``; empty for a lock itself."""
     inner: FrameType | None = None
@@ -415,10 +429,8 @@ _BESIDE = (
     "tqdm",
 )
 """Modules of threads that run beside the user's code."""
-_IDLE = (
-    *("threading", "queue", "selectors", "socket", "asyncio", "concurrent.futures.thread"),
-    *_BESIDE,
-)
+_OF_THREADS = ("threading", "queue", "selectors", "socket", "asyncio", "concurrent.futures.thread")
+_IDLE = (*_OF_THREADS, *_BESIDE)
 """Those, and modules of threads that wait for work."""
 
 
