@@ -15,6 +15,8 @@ from ddp_notebook.diagnosis.source_code.names import Varies
 from ddp_notebook.diagnosis.source_code.sources import Condition
 from ddp_notebook.model import (
     Activity,
+    Blocked,
+    Case,
     Category,
     Collective,
     Finding,
@@ -93,11 +95,8 @@ def raised_in_thread(context: Context) -> Iterator[Finding]:
 def local_deadlocks(context: Context) -> Iterator[Finding]:
     """Ranks that wait for a lock, a queue or a child, where none of their own threads can go on."""
     same: dict[tuple[object, ...], list[RankReport]] = {}
-    for e in context.case.ranks:
-        if e.activity is not Activity.BUSY or e.blocked is None:
-            continue  # its run may have ended while it was looked at
-        if e.blocked.lacks in (Lacks.LOCK, Lacks.PIPE):
-            same.setdefault((e.blocked.lacks, e.blocked.what, e.path), []).append(e)
+    for e, blocked in _blocked_alone(context.case):
+        same.setdefault((blocked.lacks, blocked.what, e.path), []).append(e)
     for (lacks, what, path), reports in same.items():
         ranks = tuple(e.rank for e in reports)
         at = f" at {reports[0].path[-1]}" if path else ""
@@ -110,6 +109,14 @@ def local_deadlocks(context: Context) -> Iterator[Finding]:
             context.victims,
             tuple(line for e in reports for line in _blocked_facts(e)),
         )
+
+
+def _blocked_alone(case: Case) -> Iterator[tuple[RankReport, Blocked]]:
+    for e in case.ranks:
+        # The run of one that is not busy has ended while it was looked at.
+        blocked = e.blocked if e.activity is Activity.BUSY else None
+        if blocked is not None and blocked.lacks in (Lacks.LOCK, Lacks.PIPE):
+            yield e, blocked
 
 
 def _lacking_words(lacks: object, what: object, *, one: bool) -> str:
