@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddp_notebook import jobs
 from ddp_notebook.errors import UsageMistake
@@ -11,6 +11,7 @@ from ddp_notebook.errors import UsageMistake
 if TYPE_CHECKING:
     from ddp_notebook.jobs.acting import TakenOver
     from ddp_notebook.jobs.targets import Target
+    from ddp_notebook.model import Ranks
 
 
 class Attachment:
@@ -33,13 +34,18 @@ class Attachment:
         self.current, self.taken_over = target, taken
         return target
 
-    def detach(self) -> Target | None:
-        """Look at the session's ranks again, and give back what was taken; what was looked at."""
+    def detach(self) -> Detached:
+        """Look at the session's ranks again, and give back what was taken."""
         before, self.current = self.current, None
         taken, self.taken_over = self.taken_over, None
-        if taken is not None:
-            taken.give_back()
-        return before
+        return Detached(before, taken.give_back() if taken is not None else None)
+
+
+class Detached(NamedTuple):
+    """What was looked at until now; and if it was taken over, which ranks cannot be given back."""
+
+    job: Target | None
+    kept: Ranks | None
 
 
 def _taken_over(target: Target) -> TakenOver:

@@ -62,6 +62,8 @@ def idle_ranks(
     if busy:
         _, doing = doings(busy, snapshot, claimed)[0]
         before = {rank: what for rank, what in paused().items() if rank in busy}
+        if before:
+            doing = claimed.get(min(before)) or doing  # not "paused at", which is said anyway
         raise UsageMistake(_why_busy(busy, doing, before))
     in_set_up = tuple(
         rank

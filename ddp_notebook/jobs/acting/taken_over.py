@@ -7,7 +7,7 @@ ends (`rank/prepared/taken_over.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from ddp_notebook.cluster.questions import ask
@@ -31,7 +31,7 @@ _STILL_S = 0.3
 """A rank that is not paused and has issued nothing for this long is asked what it does."""
 _LOOKS = 2
 """Number of consecutive answers that must say that it waits."""
-_ENDS_WITHIN_S = 10.0
+_ENDS_WITHIN_S = _BACK_WITHIN_S = 10.0
 _END_AGAIN_S = 0.5
 
 
@@ -100,13 +100,20 @@ class TakenOver:
             self._ask(job, left, calls.FREE)
             time.sleep(_END_AGAIN_S)
 
-    def give_back(self) -> None:
-        """No rank stays paused, and none obeys any more. Does nothing once the job has ended."""
-        try:
-            job = self._target.job
-        except UsageMistake:
-            return  # its record is no more
-        self._ask(job, job.alive, calls.GIVE_BACK)
+    def give_back(self) -> Ranks:
+        """No rank stays paused, and none obeys any more; but for those that do not answer."""
+        until_s, back = time.monotonic() + _BACK_WITHIN_S, set[int]()
+        while True:
+            try:
+                job = self._target.job
+            except UsageMistake:
+                return ()  # its record is no more
+            back.update(self._ask(job, self._left(job, back), calls.GIVE_BACK))
+            if not (left := self._left(job, back)) or time.monotonic() > until_s:
+                return left
+
+    def _left(self, job: Job, back: Collection[int]) -> Ranks:
+        return tuple(rank for rank in job.alive if rank not in back)
 
     def activities(self, ranks: Ranks) -> Mapping[int, Activity]:
         """What ranks do that answer."""

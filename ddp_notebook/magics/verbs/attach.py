@@ -21,6 +21,7 @@ from ddp_notebook.model import (
     StepTable,
     name_ranks,
     parse_ranks,
+    verb,
 )
 from ddp_notebook.session.interrupts import noted
 
@@ -87,11 +88,15 @@ ATTACH = Verb(
 
 
 def _detach(ui: NotebookUi, _args: argparse.Namespace) -> None:
-    was_taken_over = ui.session.attachment.taken_over is not None
-    job = ui.session.attachment.detach()
+    job, kept = ui.session.attachment.detach()
     if job is None:
         raise UsageMistake("No job is attached. Which there are: %ddp_attach")
-    given_back = " It is given back: none of its ranks is paused." if was_taken_over else ""
+    given_back = "" if kept is None else " It is given back: none of its ranks is paused."
+    if kept:
+        given_back = (
+            f" {verb(kept, 'does', 'do').capitalize()} not answer, and may stay paused: attach it "
+            "with --take-over and detach it once more, or end this notebook's kernel."
+        )
     ui.say(f"Detached from {job.name}.{given_back} {_VERBS} mean the session's ranks again.")
 
 

@@ -67,7 +67,8 @@ class PauseGate(Component):
             while not steps.acquire(timeout=_POLL_S):
                 if self._main_thread.abort.is_set():
                     raise Aborted("aborted (%ddp_abort)")
-                if not self.is_wanted():
+                # Resumed before it was paused here, or by who is gone.
+                if not self.paused or not self.is_wanted():
                     self.paused = False
                     break
         finally:
