@@ -56,7 +56,8 @@ def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
         expect(board.finding).to_contain_text("Rank 0 alone calls barrier")
         board.el.locator(".ddpb-pick", has_text="3").click()
         expect(board.rows.nth(3).get_by_role("button")).to_have_attribute("aria-pressed", "true")
-        assert step.bounding_box() == at_first, "a button never moves"
+        now = step.bounding_box()
+        assert now == at_first, f"a button never moves: {at_first}, {now}"
         boxes = page.evaluate("window.boxes")
         assert len(set(boxes)) == 4, f"nothing jumps: {boxes}"
         # All of it is on the screen, both sides of the mismatch beside each other.
