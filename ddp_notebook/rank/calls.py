@@ -125,7 +125,7 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A prepared rank does what the process `by` asks, or nobody's bidding (0)."""
+    """A prepared rank does what the process `by` asks; 0: no process may act on it."""
 
     by: int
 
@@ -133,7 +133,7 @@ class Taken:
 TAKE_OVER = Question("take over", Nothing, Taken)
 """Let the process that asks pause, step and abort a prepared rank, until it gives it back."""
 GIVE_BACK = Question("give back", Nothing, Taken)
-"""Pause the rank no more, and let nobody act on it."""
+"""Pause the rank no more; no process may act on it from now on."""
 FREE = Question("free", Nothing, Freed)
 """End what torch waits for in set-up or a collective. Its process group is broken afterwards."""
 

@@ -157,9 +157,9 @@ def _drifts_from_equal(context: Context, of: _Of) -> bool:
     """The parameters were the same, are no more, and nothing but the steps changed them."""
     equal = _all_close([each.first_weights for each in of.values()])
     apart = not _all_close([each.last_weights for each in of.values()])
-    alike = len({context.facts[rank].backwards for rank in of}) == 1
+    together = len({context.facts[rank].backwards for rank in of}) == 1
     moved = any(each.moved_steps for each in of.values())
-    return equal and apart and alike and not moved and exchanged(context.collectives, of)
+    return equal and apart and together and not moved and exchanged(context.collectives, of)
 
 
 def never_fetched(context: Context) -> Iterator[Finding]:

@@ -556,9 +556,9 @@ def _are_alike_alone(context: Context, key: str, model: Model) -> bool:
     settings = {(each.type, each.lrs, each.options) for each in of if key in each.replicas}
     begins = {each.begins for each in model.of.values()}
     numels = [digest.numel for digest in model.first.parameters]
-    alike = len(settings) == len(begins) == 1 and () not in begins
+    same = len(settings) == len(begins) == 1 and () not in begins
     joined = may_have_joined(context.collectives, model.of, numels)
-    return alike and not joined and _have_own_samples(model)
+    return same and not joined and _have_own_samples(model)
 
 
 def _have_own_samples(model: Model) -> bool:

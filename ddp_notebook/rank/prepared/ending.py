@@ -104,7 +104,7 @@ class _Exits:
 
     @property
     def error(self) -> dict[str, object]:
-        """That of the last call, if its exit code is not 0 and nobody caught what it raised."""
+        """That of the last call, if its exit code is not 0 and what it raised was not caught."""
         ended = self._outermost
         return self._noted if ended is not None and not _returned(ended) else {}
 

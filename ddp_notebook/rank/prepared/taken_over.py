@@ -1,8 +1,8 @@
 """Lets one process of this user's act on a prepared rank, after it has said so (`--take-over`).
 
 Until then, and for all others, a prepared rank can only be asked. Who has taken it over is known by
-what the kernel says of the other end of the socket; when that process ends, the rank goes on as if
-nobody had.
+what the kernel says of the other end of the socket; when that process ends, the rank goes on as
+before.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TakenOver:
         return act()
 
     def _is_there(self) -> bool:
-        """False when nobody has taken it over, or who had is gone."""
+        """True while the process that has taken it over is there."""
         pid, began = self._by
         if pid and job_folder.began(pid) != began:
             self._forget()
