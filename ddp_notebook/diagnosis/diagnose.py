@@ -103,6 +103,8 @@ RULES: tuple[Rule, ...] = (
     Rule(arguments.duplicate_ranks, When.SETUP | When.RUN_BLOCKED),
     Rule(arguments.wrong_world_size, When.SETUP | When.RUN_BLOCKED),
     Rule(store.stale_files, When.SETUP | When.RUN_BLOCKED),
+    Rule(store.missing_folders, When.SETUP | When.RUN_STUCK),
+    Rule(store.opened_twice, When.SETUP | When.RUN_BLOCKED),
     Rule(arguments.differing_models, When.SETUP | When.RUN_BLOCKED),
     Rule(reach.loopback_listeners, When.SETUP),
     # Ranks that ended, or were stopped, before anything else went wrong.
@@ -236,7 +238,7 @@ def diagnose_setup(case: Case) -> Diagnosis:
     """What is wrong with a set-up, in the order in which to correct it."""
     waits = any(map(_waits_for_its_own, case.ranks))
     if waits or _is_stale(case) or case.where(Activity.WAITING, Activity.FAILED):
-        return _diagnosis(case, *_findings(Context(case), When.SETUP))
+        return _diagnosis(case, *_findings(Context(case, Sources(case.sources)), When.SETUP))
     # No rank waits for it, but it is gone. A script's process may end with code 0.
     gone = [report for report in case.ranks if report.activity is Activity.DEAD]
     died = [e for e in gone if e.exit_code or (e.exit_code == 0 and not case.script)]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ddp_notebook.model import (
     HAS_FAILED,
+    OWN_STORE,
     Activity,
     Lacks,
     Place,
@@ -31,6 +32,12 @@ _ERROR_LENGTH = 160
 def in_setup(report: RankReport) -> bool:
     """True of a rank that waits for others in set-up."""
     return report.activity is Activity.WAITING and report.inside in IN_SETUP
+
+
+def opens_store(report: RankReport) -> bool:
+    """True of a rank that waits in a ``TCPStore(...)`` of the user's own code."""
+    in_store = in_setup(report) and report.inside == "store"
+    return in_store and report.arguments.method == OWN_STORE
 
 
 def call_number(report: RankReport) -> int:

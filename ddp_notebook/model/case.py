@@ -36,7 +36,8 @@ class Activity(StrEnum):
 class Probe:
     """An attempt of the rank to reach the store, or another rank.
 
-    `state`: open, refused, timeout, unresolved, resolving.
+    `state`: open, refused, timeout, unresolved, resolving; other, if something else than a store of
+    torch's has answered.
     """
 
     target: str = ""
@@ -54,6 +55,8 @@ class StoreFile:
     """How often each rank's address was written into it, by rank."""
     lost: bool = False
     """The rank has a default group, but the file has no entry of it or does not exist."""
+    missing_folder: str = ""
+    """The folder that it is to be in, if that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,12 +107,17 @@ class StepTable:
     """Further lines: buckets, orders, sizes."""
 
 
+OWN_STORE = "TCPStore"
+"""What the method of `InitArguments` is while the user's own code opens a store."""
+
+
 @dataclass(frozen=True, slots=True)
 class InitArguments:
     """A rank's arguments of `init_process_group`, actual or intended. None and "" if unknown.
 
-    `method` is env, tcp, file or store. `raw` holds values as the rank's environment has
-    them, by the name of the variable; values that are not numbers are only there.
+    `method` is env, tcp, file or store; OWN_STORE before that call, if the user's code opens a
+    TCPStore itself: then the arguments are those of the store. `raw` holds values as the rank's
+    environment has them, by the name of the variable; values that are not numbers are only there.
     """
 
     method: str = "env"

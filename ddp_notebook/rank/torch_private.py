@@ -11,6 +11,8 @@ import functools
 import gc
 import importlib
 import inspect
+import socket
+import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -547,3 +549,27 @@ def _saved(node: Any, name: str) -> torch.Tensor | None:
     if raw is None or getattr(raw, "unpack_hook", True) is not None:
         return None
     return raw.data if isinstance(raw.data, torch.Tensor) else None
+
+
+# -- the protocol of TCPStore --------------------------------------------------------------
+
+_VALIDATE, _PING = 0, 13
+"""Numbers of a client's queries. A client sends the first with this magic number, and then asks
+for a number of its own back."""
+_MAGIC, _NONCE = 0x3C85F7CE, 0x64647021
+
+
+def is_store(connection: socket.socket) -> bool | None:
+    """Whether a TCPStore of torch's answers at the other end, as its clients ask for it.
+
+    False if something else does, or if it hangs up; None if nothing comes within the time limit
+    of `connection`: a store may be too busy.
+    """
+    try:
+        connection.sendall(struct.pack("=BIBI", _VALIDATE, _MAGIC, _PING, _NONCE))
+        answer = connection.recv(4, socket.MSG_WAITALL)
+    except TimeoutError:
+        return None
+    except OSError:
+        return False
+    return answer == struct.pack("=I", _NONCE)

@@ -21,6 +21,7 @@ from ddp_notebook.rank.inspect.reachability import Resolver
 from ddp_notebook.rank.inspect.store_keys import StoreKeys
 from ddp_notebook.rank.main_thread import MainThread
 from ddp_notebook.rank.rank_process import RankProcess
+from ddp_notebook.rank.setup.own_stores import OwnStores
 from ddp_notebook.rank.setup.rendezvous import InitCalls
 from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.setup.subgroups import Subgroups
@@ -68,6 +69,7 @@ class Watched:
         self.subgroups = subgroups = Subgroups()
         self.resolver = resolver = Resolver()
         self.init_calls = InitCalls(main_thread, sockets, resolver)
+        self.own_stores = OwnStores(main_thread, self.init_calls, sockets)
 
         self.tracker = tracker = Tracker(call_sites)
         self.samplers = samplers = Samplers(call_sites)
@@ -99,6 +101,7 @@ class Watched:
             self.gate,
             *stops,
             self.init_calls,
+            self.own_stores,
             self.observer,
             self.hooks,
             self.data_workers,

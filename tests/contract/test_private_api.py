@@ -109,6 +109,25 @@ def test_torch_still_lets_a_store_take_a_listening_socket(tmp_path: Path) -> Non
     run_with_torch(code, tmp_path)
 
 
+def test_torchs_store_still_answers_as_we_ask_it(tmp_path: Path) -> None:
+    code = (
+        "import socket, torch.distributed as dist\n"
+        "from ddp_notebook.rank import torch_private\n"
+        "for libuv in (True, False):\n"
+        "    store = dist.TCPStore('127.0.0.1', 0, 1, True, use_libuv=libuv)\n"
+        "    with socket.create_connection(('127.0.0.1', store.port), 60) as connection:\n"
+        "        assert torch_private.is_store(connection), libuv\n"
+        "    store.set('k', 'v'); assert store.get('k') == b'v'\n"
+        "with socket.create_server(('127.0.0.1', 0)) as other:\n"
+        "    connection = socket.create_connection(other.getsockname(), 0.01)\n"
+        "    assert torch_private.is_store(connection) is None\n"
+        "    other.accept()[0].close()\n"
+        "    connection.settimeout(60)\n"
+        "    assert torch_private.is_store(connection) is False\n"
+    )
+    run_with_torch(code, tmp_path)
+
+
 def test_ipyparallel_still_has_what_forgetting_an_engine_needs(ranks2: Session) -> None:
     assert has_private_api(cluster_of(ranks2)._client)
 

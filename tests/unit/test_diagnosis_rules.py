@@ -116,10 +116,26 @@ def test_of_two_processes_with_one_rank_the_one_that_was_launched_as_another_is_
     assert "rank 2 is missing" in found.findings[0].cause
 
 
-def test_ranks_that_are_counted_from_one_leave_the_last_beyond_the_world() -> None:
+def test_ranks_that_are_all_counted_from_one_share_the_mistake() -> None:
     found = diagnose(*(waiting(rank, "store", came={"rank": rank + 1}) for rank in range(3)))
+    assert blamed(found) == [(Category.ENV_INVALID, (0, 1, 2))]
+    assert "no process has RANK=0" in found.findings[0].cause
+
+
+def test_of_ranks_counted_from_one_the_last_fails_and_is_not_blamed_alone() -> None:
+    last = failed(2, "rank < size. 3 vs 3", came={"rank": 3})
+    found = diagnose(*(waiting(rank, "store", came={"rank": rank + 1}) for rank in range(2)), last)
+    assert blamed(found) == [(Category.ENV_INVALID, (0, 1, 2))]
+
+
+def test_one_rank_beyond_the_last_is_to_blame_alone() -> None:
+    found = diagnose(waiting(0, "store"), waiting(1, "store"), waiting(2, came={"rank": 3}))
     assert blamed(found) == [(Category.ENV_INVALID, (2,))]
-    assert "no process has RANK=0" in found.findings[0].remedy
+
+
+def test_a_port_of_zero_is_no_port() -> None:
+    found = diagnose(*(waiting(rank, "store", came={"master_port": 0}) for rank in range(3)))
+    assert blamed(found) == [(Category.ENV_INVALID, (0, 1, 2))]
 
 
 def test_a_second_rank_zero_that_cannot_have_the_port_is_a_duplicate() -> None:

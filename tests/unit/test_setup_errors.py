@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from setup_cases import (
@@ -20,8 +21,11 @@ from setup_cases import (
     waiting,
 )
 
+from ddp_notebook.diagnosis import diagnose_setup
 from ddp_notebook.model import (
+    OWN_STORE,
     Activity,
+    Case,
     Category,
     InitArguments,
     Place,
@@ -46,6 +50,11 @@ ERRORS = {
     "[Errno 13] Permission denied: '/data/point'": Category.FILESYSTEM,
     "DDP expects same model across all ranks, but Rank 1 has 3 params": Category.PARAM_MISMATCH,
     "No backend type associated with device type cuda": Category.BACKEND_DEVICE_MISMATCH,
+    "Distributed package doesn't have NCCL built in": Category.BACKEND_DEVICE_MISMATCH,
+    "ProcessGroupNCCL is only supported with GPUs, no GPUs found!": (
+        Category.BACKEND_DEVICE_MISMATCH
+    ),
+    "Unknown backend type glo": Category.ENV_INVALID,
     "division by zero": Category.EXCEPTION_ON_ONE_RANK,
 }
 
@@ -317,3 +326,82 @@ def test_a_rank_that_waits_for_a_file_nobody_wrote_is_found() -> None:
 def test_a_file_that_a_rank_may_still_write_is_waited_for_with_reason(activity: Activity) -> None:
     polling = coming(1, polls_for="/tmp/ready")
     assert found(waiting(0), polling, RankReport(2, activity)) == []
+
+
+NO_GROUP = "Default process group has not been initialized, please make sure to call it"
+ONLY_ON_ONE = "if rank == 0:\n    dist.init_process_group('gloo')\ndist.barrier()\n"
+
+
+def test_ranks_that_fail_without_the_group_which_one_waits_for_never_called_for_it() -> None:
+    at = (Place("train.py", 2, "", "dist.init_process_group('gloo')"),)
+    ranks = (waiting(0, path=at), *(failed(r, NO_GROUP, "ValueError", entered=0) for r in (1, 2)))
+    finding = diagnose_setup(Case(ranks, sources={"train.py": ONLY_ON_ONE})).findings[0]
+    assert (finding.category, finding.ranks) == (Category.MISSING_RANK, (1, 2))
+    assert "if rank == 0:" in finding.cause
+    assert "no condition may keep a rank from it" in finding.remedy
+
+
+def test_a_rank_that_exits_before_the_call_is_missing_by_the_test_that_let_it() -> None:
+    at = (Place("train.py", 3, "", "dist.init_process_group('gloo')"),)
+    text = "if rank == 2:\n    sys.exit(0)\ndist.init_process_group('gloo')\n"
+    ranks = (waiting(0, path=at), waiting(1, path=at), idle(2))
+    finding = diagnose_setup(Case(ranks, sources={"train.py": text})).findings[0]
+    assert (finding.category, finding.ranks) == (Category.MISSING_RANK, (2,))
+    assert "if rank == 2: sys.exit()" in finding.cause
+
+
+# --------------------------------------------------------------------------- stores of the user's
+
+
+def opening(rank: int, state: str = "refused", master: bool = False, **more: Any) -> RankReport:
+    """It is in a TCPStore(...) of its own."""
+    own = arguments(rank, method=OWN_STORE, hosts_store=master)
+    return replace(knocking(rank, own, state), **({"entered": 0} | more))
+
+
+def test_a_store_that_every_rank_connects_to_and_none_opens_is_said() -> None:
+    finding = the_one(*map(opening, range(3)))
+    assert (finding.category, finding.ranks) == (Category.UNREACHABLE_MASTER, (0, 1, 2))
+    assert "no rank opens a store there" in finding.cause
+    assert "is_master=True" in finding.remedy
+
+
+def test_a_store_that_a_busy_rank_may_still_open_is_waited_for() -> None:
+    assert found(coming(0), opening(1), opening(2)) == []
+
+
+def test_who_asks_at_another_port_than_the_stores_is_told_where_it_is() -> None:
+    host = opening(0, "open", master=True)
+    elsewhere = arguments(2, method=OWN_STORE, master_port=PORT + 1)
+    finding = the_one(host, opening(1, "open"), replace(opening(2), arguments=elsewhere))
+    assert (finding.category, finding.ranks) == (Category.UNREACHABLE_MASTER, (2,))
+    assert f"rank 0 opens one at 127.0.0.1:{PORT}" in finding.evidence
+
+
+def test_two_ranks_that_open_one_store_are_told_apart() -> None:
+    second = opening(1, "open", master=True, activity=Activity.FAILED, inside="")
+    second = replace(second, error_type="DistNetworkError", error_text="EADDRINUSE: in use")
+    finding = the_one(opening(0, "open", master=True), second, opening(2, "open"))
+    assert (finding.category, finding.ranks) == (Category.PORT_IN_USE, (1,))
+    assert "as rank 0 does" in finding.cause
+
+
+def test_a_rank_that_ended_after_its_store_was_open_did_come_to_it() -> None:
+    ended = opening(1, "open", activity=Activity.IDLE, inside="")
+    finding = the_one(opening(0, "open", master=True), ended, idle(2))
+    assert (finding.category, finding.ranks) == (Category.MISSING_RANK, (2,))
+    assert "never called TCPStore" in finding.cause
+
+
+def test_another_program_at_the_stores_port_is_no_store() -> None:
+    finding = the_one(*(knocking(rank, state="other") for rank in range(3)))
+    assert (finding.category, finding.ranks) == (Category.UNREACHABLE_MASTER, (0, 1, 2))
+    assert "another program answers" in finding.cause
+
+
+def test_a_folder_that_is_not_there_for_the_file_of_the_store_is_said() -> None:
+    file = StoreFile("/nowhere/store", missing_folder="/nowhere")
+    came = [arguments(rank, method="file", path="/nowhere/store") for rank in range(3)]
+    finding = the_one(*(waiting(a.rank or 0, "store", a, file=file) for a in came))
+    assert (finding.category, finding.ranks) == (Category.FILESYSTEM, (0, 1, 2))
+    assert "/nowhere" in finding.cause

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ddp_notebook.diagnosis.progress import in_setup, works
+from ddp_notebook.diagnosis.progress import in_setup, opens_store, works
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     DEFAULT_GROUP,
@@ -129,7 +129,8 @@ def in_new_group(evidence: RankReport) -> bool:
 
     Every rank of the job must call `new_group`, members or not.
     """
-    return in_setup(evidence) and evidence.initialized and evidence.left == evidence.entered
+    complete = evidence.initialized and evidence.left == evidence.entered
+    return complete and in_setup(evidence) and not opens_store(evidence)
 
 
 def missing(case: Case, record: Collective) -> Ranks:

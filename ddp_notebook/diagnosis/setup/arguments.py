@@ -16,6 +16,7 @@ from ddp_notebook.model import (
     Case,
     Category,
     Finding,
+    InitArguments,
     RankReport,
     Ranks,
     by_value,
@@ -27,13 +28,37 @@ from ddp_notebook.model import (
 def invalid_values(context: Context) -> Iterator[Finding]:
     """A value that cannot work anywhere."""
     if _wrong_size(context.case) is None:
-        yield from torch_errors.of_category(context.case, Category.ENV_INVALID)
-        yield from _beyond_the_last(context.case)
+        beyond = list(_beyond_the_last(context.case))
+        known = {rank for finding in beyond for rank in finding.ranks}
+        for finding in torch_errors.of_category(context.case, Category.ENV_INVALID):
+            if not known.issuperset(finding.ranks):
+                yield finding
+        yield from beyond
+        yield from _port_zero(context.case)
+
+
+def _port_zero(case: Case) -> Iterator[Finding]:
+    """Ranks that wait with MASTER_PORT=0: whoever listens gets a port that no one else knows."""
+    ranks = tuple(
+        e.rank
+        for e in case.callers
+        if e.arguments.master_port == 0 and e.activity is Activity.WAITING
+    )
+    if ranks:
+        yield Finding(
+            Category.ENV_INVALID,
+            ranks,
+            "MASTER_PORT is 0: the system would choose a port, and the other ranks could not know "
+            "which",
+            "Set MASTER_PORT to one free port, the same on every rank.",
+            case.waiting,
+            tuple(f"rank {rank}: MASTER_PORT=0" for rank in ranks),
+        )
 
 
 def _beyond_the_last(case: Case) -> Iterator[Finding]:
-    """Ranks whose RANK is not below WORLD_SIZE, and that wait: torch refuses it only at the end."""
-    values = {e.rank: e.arguments for e in case.callers if e.activity is not Activity.FAILED}
+    """Ranks whose RANK is not below WORLD_SIZE: torch refuses it only at the end, if at all."""
+    values = {e.rank: e.arguments for e in case.callers}
     wrong = {
         rank: f"RANK={each.rank}, WORLD_SIZE={each.world_size}"
         for rank, each in values.items()
@@ -42,15 +67,26 @@ def _beyond_the_last(case: Case) -> Iterator[Finding]:
     if wrong:
         ranks = tuple(sorted(wrong))
         values_of = "; ".join(f"{name_ranks(those)} {text}" for those, text in by_value(wrong))
-        shifted = all(each.rank for each in values.values())
+        facts = (f"the process launched as rank {r} has RANK={a.rank}" for r, a in values.items())
+        what = f"RANK is not below WORLD_SIZE: {values_of}"
+        if shift := _shift(values, case):
+            ranks = tuple(values)
+            what = f"RANK is {shift} too high on every rank, so that no process has RANK=0"
         yield Finding(
             Category.ENV_INVALID,
             ranks,
-            f"RANK is not below WORLD_SIZE: {values_of}",
-            f"Count ranks from 0 to WORLD_SIZE - 1{': here no process has RANK=0' * shifted}.",
+            what,
+            "Count ranks from 0 to WORLD_SIZE - 1.",
             case.waiting,
-            tuple(f"the process launched as rank {r} has RANK={a.rank}" for r, a in values.items()),
+            tuple(facts),
         )
+
+
+def _shift(values: Mapping[int, InitArguments], case: Case) -> int:
+    """By how much the RANK of every process is above the one that it was launched as; else 0."""
+    own = {report.rank: number for number, report in enumerate(case.ranks)}
+    shifts = {(each.rank or 0) - own[rank] for rank, each in values.items()}
+    return shifts.pop() if len(shifts) == 1 and len(values) == case.world_size else 0
 
 
 def _wrong_size(case: Case) -> int | None:

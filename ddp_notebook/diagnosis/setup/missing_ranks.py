@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
@@ -11,14 +11,19 @@ from ddp_notebook.diagnosis.progress import (
     evidence_of,
     in_setup,
     of_each,
+    opens_store,
+    raised_words,
     where_busy,
     works,
 )
 from ddp_notebook.diagnosis.setup import torch_errors
+from ddp_notebook.diagnosis.source_code.names import Varies
 from ddp_notebook.model import (
+    OWN_STORE,
     Activity,
     Case,
     Category,
+    Collective,
     Finding,
     Lacks,
     RankReport,
@@ -29,6 +34,9 @@ from ddp_notebook.model import (
     them,
     verb,
 )
+
+_INIT = "init_process_group"
+_LONGEST_ERROR = 300
 
 
 def raised(context: Context) -> Iterator[Finding]:
@@ -66,29 +74,68 @@ def absent_ranks(context: Context) -> Iterator[Finding]:
     waiting = tuple(e for e in case.ranks if in_setup(e))
     if not waiting:
         return
+    if all(map(opens_store, waiting)):
+        yield from _absent_from_store(context, waiting)
+        return
     call = max(call_number(e) for e in waiting)
     expected = max(e.arguments.world_size or case.world_size for e in waiting)
-    idle = tuple(e for e in case.ranks if e.activity is Activity.IDLE)
+    idle = tuple(e for e in case.ranks if _has_ended(e))
     never = tuple(e.rank for e in idle if not (e.entered or e.left or e.initialized))
     once = tuple(e.rank for e in idle if 0 < e.left < call)
     if case.world_size - len(never) - len(once) >= expected:
         return  # a group of some of the processes: the rest is not missing
     if never:
-        yield _absent(case, never, "never called init_process_group")
+        yield _absent(context, waiting, never, f"never called {_INIT}")
     if once:
-        what = "has finished, and did not call init_process_group again as the others did"
-        yield _absent(case, once, what)
+        what = f"has finished, and did not call {_INIT} again as the others did"
+        yield _absent(context, waiting, once, what)
 
 
-def _absent(case: Case, ranks: Ranks, what: str) -> Finding:
+def _has_ended(e: RankReport) -> bool:
+    return e.activity is Activity.IDLE or torch_errors.lacks_group(e)
+
+
+def _absent_from_store(context: Context, waiting: Sequence[RankReport]) -> Iterator[Finding]:
+    """The ranks that did not come to a store whose host waits for as many as it was told."""
+    sizes = [e.arguments.world_size for e in waiting if e.arguments.hosts_store]
+    absent = tuple(
+        e.rank for e in context.case.ranks if _has_ended(e) and e.arguments.method != OWN_STORE
+    )
+    if absent and any(context.case.world_size - len(absent) < (size or 0) for size in sizes):
+        yield _absent(context, waiting, absent, f"never called {OWN_STORE}", OWN_STORE)
+
+
+def _absent(
+    context: Context, waiting: Sequence[RankReport], ranks: Ranks, what: str, called: str = _INIT
+) -> Finding:
+    """The finding of `ranks` that have not called `called`, in which the others wait."""
+    here = tuple(e.rank for e in waiting)
+    path = next((e.path for e in waiting if e.path), ())
+    call = Collective(waiting[0].rank, 0, called, api=called, path=path)
+    test = context.sources.condition(call, None, here, ranks)
+    if test is not None and test.decides < Varies.BY_RANK:
+        test = None
+    tests = (f"{test.place}: {test.place.text}",) if test is not None else ()
+    if test is not None:
+        every = "no condition may keep a rank from it"
+    elif context.case.script:
+        every = "no rank may leave before it"
+    else:
+        every = "run the same code on all ranks (%%ddp without --ranks)"
     return Finding(
         Category.MISSING_RANK,
         ranks,
-        what,
-        "Call it on every rank: run the same code on all ranks (%%ddp without --ranks).",
-        case.waiting,
-        tuple(f"rank {rank} runs nothing" for rank in ranks),
+        f"{what} ({test.quoted})" if test is not None else what,
+        f"Call it on every rank: {every}.",
+        context.case.waiting,
+        (*(f"rank {rank} {_state_of(context.reports[rank])}" for rank in ranks), *tests),
     )
+
+
+def _state_of(e: RankReport) -> str:
+    if e.activity is not Activity.FAILED:
+        return "runs nothing"
+    return f"raised {raised_words(e.error_type, e.error_text, e.error_at, _LONGEST_ERROR)}"
 
 
 def early_exits(context: Context) -> Iterator[Finding]:

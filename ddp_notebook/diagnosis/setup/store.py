@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.progress import evidence_of, in_setup, where_busy, works
+from ddp_notebook.diagnosis.progress import evidence_of, in_setup, opens_store, where_busy, works
 from ddp_notebook.diagnosis.setup.reach import network_of, on_two_hosts
-from ddp_notebook.model import Activity, Case, Category, Finding, RankReport, verb
+from ddp_notebook.model import OWN_STORE, Activity, Case, Category, Finding, RankReport, verb
 
 
 def stale_files(context: Context) -> Iterator[Finding]:
@@ -34,6 +34,49 @@ def stale_files(context: Context) -> Iterator[Finding]:
             "Delete the file before each run, or use a new name (or env://, tcp://).",
             case.waiting,
             tuple(proofs),
+        )
+
+
+def opened_twice(context: Context) -> Iterator[Finding]:
+    """Several ranks open one store with is_master=True, and one could not have the port."""
+    case = context.case
+    masters: dict[str, list[RankReport]] = {}
+    for e in case.ranks:
+        if e.arguments.method == OWN_STORE and e.arguments.hosts_store:
+            masters.setdefault(_address_of(e), []).append(e)
+    for address, reports in masters.items():
+        first, *others = (e.rank for e in reports)
+        if others and any(_found_port_in_use(e) for e in reports):
+            yield Finding(
+                Category.PORT_IN_USE,
+                tuple(others),
+                f"{verb(tuple(others), 'opens', 'open')} the store at {address} with "
+                f"is_master=True, as rank {first} does: one process can listen there",
+                f"Have one rank open it: TCPStore(..., is_master=(rank == {first})).",
+                case.waiting,
+                tuple(f"rank {e.rank}: is_master=True" for e in reports),
+            )
+
+
+def _found_port_in_use(e: RankReport) -> bool:
+    return e.activity is Activity.FAILED and "EADDRINUSE" in e.error_text
+
+
+def missing_folders(context: Context) -> Iterator[Finding]:
+    """The folder that the file of a ``file://`` rendezvous is to be in does not exist."""
+    case = context.case
+    waiting = tuple(
+        e for e in case.ranks if in_setup(e) and e.inside == "store" and e.file.missing_folder
+    )
+    if waiting:
+        yield Finding(
+            Category.FILESYSTEM,
+            tuple(e.rank for e in waiting),
+            f"the folder {waiting[0].file.missing_folder}, in which init_process_group is to make "
+            "the file of its store, does not exist there",
+            "Make the folder before, or name a file in one that exists on every rank.",
+            case.waiting,
+            tuple(f"rank {e.rank}: {e.file.missing_folder} does not exist" for e in waiting),
         )
 
 
@@ -72,7 +115,7 @@ def unreachable_store(context: Context) -> Iterator[Finding]:
         for e in case.ranks
         if e.activity is Activity.WAITING
         and e.inside == "store"
-        and e.probe.state in ("refused", "timeout")
+        and e.probe.state in ("refused", "timeout", "other")
         and not e.arguments.hosts_store
         and _should_answer(e, case)
     )
@@ -158,6 +201,8 @@ def _answer_of(e: RankReport) -> str:
 
 def _should_answer(e: RankReport, case: Case) -> bool:
     """The store's host is known to be past the point where the store opens, or never opens one."""
+    if opens_store(e):
+        return not any(map(works, case.ranks))  # one that works may open it yet
     if case.store_host is None:
         return True
     first = tuple(o for o in case.callers if o.arguments.rank == 0)
@@ -207,15 +252,26 @@ def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
             case.waiting,
             (*evidence, f"rank {inside.rank}: {inside.probe.target}: open"),
         )
+    what = f"no process answers at {first.target} ({first.detail.lower()})"
+    if first.state == "other":
+        what = f"another program answers at {first.target}, and no store of torch's"
+    own = opens_store(shut_out[0])
+    opened = tuple(e for e in case.ranks if e.arguments.hosts_store)
     return Finding(
         Category.UNREACHABLE_MASTER,
         ranks,
-        f"no process answers at {first.target} ({first.detail.lower()})",
-        "Set MASTER_ADDR and MASTER_PORT to where rank 0, or the launcher, listens"
+        f"{what}: no rank opens a store there (is_master=True)" if own and not opened else what,
+        "Have one rank open the store with is_master=True, and give all ranks its address and port."
+        if own
+        else "Set MASTER_ADDR and MASTER_PORT to where rank 0, or the launcher, listens"
         f"{_expected_address(case)}.",
         case.waiting,
-        evidence,
+        (*evidence, *(f"rank {e.rank} opens one at {_address_of(e)}" for e in opened if own)),
     )
+
+
+def _address_of(e: RankReport) -> str:
+    return f"{e.arguments.master_addr}:{e.arguments.master_port}"
 
 
 def _open_inside(case: Case, shut_out: tuple[RankReport, ...]) -> RankReport | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddp_notebook.diagnosis.majority import by_ranks, minority
-from ddp_notebook.diagnosis.progress import raised_words, way_to_error
+from ddp_notebook.diagnosis.progress import in_setup, raised_words, way_to_error
 from ddp_notebook.model import Activity, Case, Category, Finding, RankReport, cut
 
 
@@ -67,6 +67,25 @@ MEANINGS = (
         Category.ENV_INVALID,
         "RANK is not below WORLD_SIZE ({0})",
         "Ranks are 0 to WORLD_SIZE - 1",
+    ),
+    _meaning(
+        r"doesn't have (\w+) built in",
+        Category.BACKEND_DEVICE_MISMATCH,
+        "the backend is {0}, which the torch that is installed here was built without",
+        "Use init_process_group('gloo') on CPUs; {0} needs another build of torch",
+    ),
+    _meaning(
+        r"ProcessGroupNCCL is only supported with GPUs, no GPUs found",
+        Category.BACKEND_DEVICE_MISMATCH,
+        "the backend is NCCL, and this process sees no GPU",
+        "Use init_process_group('gloo') on CPUs; or let the process see a GPU "
+        "(CUDA_VISIBLE_DEVICES)",
+    ),
+    _meaning(
+        r"Unknown backend type (\S+)|Invalid backend: '?([^'\s]+)",
+        Category.ENV_INVALID,
+        "torch knows no backend {0}",
+        "Use 'gloo' on CPUs, 'nccl' on NVIDIA GPUs",
     ),
     _meaning(
         r"initialize the default process group twice",
@@ -175,6 +194,12 @@ def is_victim(e: RankReport) -> bool:
     return not own and is_of_others(e.error_text)
 
 
+def lacks_group(e: RankReport) -> bool:
+    """True of a rank that failed because it has no group, and never called for one."""
+    failed = e.activity is Activity.FAILED and NO_GROUP.search(e.error_text)
+    return bool(failed) and not (e.entered or e.initialized)
+
+
 def of_category(case: Case, category: Category) -> Iterator[Finding]:
     """The findings of this category that ranks' own errors give, ranks that say the same as one."""
     for finding in _all(case):
@@ -245,6 +270,8 @@ def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
         return Category.OOM_ON_ONE_RANK, "it ran out of memory", "Give it more memory."
     if _VICTIM.search(e.error_text):
         return _gave_up_first(e, case)
+    if lacks_group(e) and any(map(in_setup, case.ranks)):
+        return None  # that it did not call for one as the others did is said of it elsewhere
     if e.error_type == "KeyboardInterrupt":
         return None  # the user's own doing
     if not case.where(Activity.WAITING) and not _gave_up(case):
@@ -252,7 +279,7 @@ def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
     return (
         Category.EXCEPTION_ON_ONE_RANK,
         f"raised {raised_words(e.error_type, e.error_text, e.error_at, 300)}",
-        "Mend the error on that rank; the others wait for it.",
+        "Correct the error on that rank; the others wait for it.",
     )
 
 

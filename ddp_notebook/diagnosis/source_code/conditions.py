@@ -10,6 +10,8 @@ from itertools import pairwise
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+_ENDING = ("exit", "_exit", "quit", "abort")
+"""Functions that end the process."""
 _ENDS = (ast.Return, ast.Break, ast.Raise)
 _Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _FOR_SOME = re.compile(r"only|rank|main_process|is_main|master", re.IGNORECASE)
@@ -149,9 +151,18 @@ def _before(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
         body = getattr(parent, name, None)
         if isinstance(body, list) and child in body:
             for other in reversed(body[: body.index(child)]):
-                if isinstance(other, ast.If) and isinstance(last := other.body[-1], _LEAVES):
-                    shown = f"if {ast.unparse(other.test)}: {type(last).__name__.lower()}"
+                if isinstance(other, ast.If) and (how := _leaves(other.body[-1])):
+                    shown = f"if {ast.unparse(other.test)}: {how}"
                     yield Test(other.test, other.lineno, wanted=False, shown=shown)
+
+
+def _leaves(statement: ast.stmt) -> str:
+    """How a statement leads out of what it is in: ``return``, ``sys.exit()``; empty for none."""
+    if isinstance(statement, _LEAVES):
+        return type(statement).__name__.lower()
+    if isinstance(statement, ast.Expr) and isinstance(call := statement.value, ast.Call):
+        return f"{ast.unparse(call.func)}()" if last_name(call.func) in _ENDING else ""
+    return ""
 
 
 def retry_handler(loop: ast.For | ast.AsyncFor | ast.While, line: int) -> ast.ExceptHandler | None:

@@ -64,7 +64,7 @@ class Reporter:
         watched, error = self._watched, self._main_thread.error
         calls = watched.init_calls.calls
         arguments, exchanges = calls.arguments, self._observer.exchanges
-        probe, addresses = self._store_and_name(arguments, calls.entered > 0)
+        probe, addresses = self._store_and_name(arguments, calls.entered > 0 or inside == "store")
         return RankReport(
             rank=watched.process.rank,
             activity=self._waiting.activity(inside),
@@ -164,7 +164,10 @@ def _store_file(path: str, initialized: bool) -> StoreFile:
     try:
         data = Path(path).read_bytes()[: 1 << 20]
     except OSError:
-        return StoreFile(path, lost=initialized)
+        folder = Path(path).parent
+        return StoreFile(
+            path, lost=initialized, missing_folder="" if folder.exists() else str(folder)
+        )
     keys = Counter((match[0], match[1].decode()) for match in _KEY.finditer(data))
     claims: dict[str, int] = {}
     for (_, rank), count in keys.items():  # a group of its own has keys of its own

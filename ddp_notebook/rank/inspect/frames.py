@@ -33,6 +33,7 @@ _OBSERVING = tuple(
         "collectives/works.py",
         "training/hooks.py",
         "inspect/store_keys.py",
+        "setup/own_stores.py",
         "debugger/debugger.py",
         "debugger/stops.py",
         "debugger/tracing.py",

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 
 from ddp_notebook import model
+from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.setup.sockets import TorchSockets
 
 PROBE_TIMEOUT_S = 0.3
@@ -78,7 +79,9 @@ class Reachability:
         if isinstance(addresses, str):
             return model.Probe(target, "unresolved" if addresses else "resolving", addresses)
         try:
-            with socket.create_connection((addresses[0], port), PROBE_TIMEOUT_S):
+            with socket.create_connection((addresses[0], port), PROBE_TIMEOUT_S) as connection:
+                if torch_private.is_store(connection) is False:
+                    return model.Probe(target, "other", "what answers is not a store of torch's")
                 return model.Probe(target, "open")
         except TimeoutError:
             return model.Probe(target, "timeout", f"no answer within {PROBE_TIMEOUT_S:g} s")

@@ -1,12 +1,14 @@
 """Records each call of `init_process_group` on this rank: its arguments, and whether it returned.
 
-The call itself is torch's own, except for the wait for a MASTER_ADDR that does not resolve yet,
-which could not be aborted in torch. If recording fails, the user's call proceeds.
+The call itself is torch's own, except for the wait for a MASTER_ADDR that does not resolve yet, or
+for the folder of a file, which could not be aborted in torch. If recording fails, the user's call
+proceeds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import inspect
 import os
@@ -31,6 +33,8 @@ from ddp_notebook.rank.setup.sockets import TorchSockets
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _MARK = "__ddp_notebook_notes__"
 _ASK_AGAIN_S = 0.2
+_FILE_WITHIN_S = 300.0
+"""How long torch tries to open a rendezvous file."""
 
 
 @dataclass
@@ -102,6 +106,7 @@ class InitCalls(Component):
                 self.enter(arguments)
             try:
                 if not dist.is_initialized():
+                    self._await_folder(arguments)
                     self._await_name(arguments)
                 torchs(*args, **options)
                 if calls is self.calls:
@@ -111,6 +116,27 @@ class InitCalls(Component):
 
         setattr(init_process_group, _MARK, True)
         return init_process_group
+
+    def _await_folder(self, arguments: InitArguments) -> None:
+        """Wait here for the folder of a rendezvous file: torch does with Python's lock held.
+
+        So no thread of the rank could say what is wrong. Raises Aborted, and DistStoreError when
+        torch would give up.
+        """
+        folder = Path(arguments.path).parent
+        if arguments.method != "file" or None in (arguments.rank, arguments.world_size):
+            return
+        deadline = time.monotonic() + _FILE_WITHIN_S
+        try:
+            while not folder.exists():
+                self._main_thread.waiting_in = "store"
+                if self._main_thread.abort.wait(_ASK_AGAIN_S):
+                    raise Aborted("aborted (%ddp_abort)")
+                if time.monotonic() > deadline:
+                    why = os.strerror(errno.ENOENT)
+                    raise dist.DistStoreError(f"open({arguments.path}): {why}")
+        finally:
+            self._main_thread.waiting_in = ""
 
     def _await_name(self, arguments: InitArguments) -> None:
         """Wait here until MASTER_ADDR resolves: torch's client waits for that too, in C++.

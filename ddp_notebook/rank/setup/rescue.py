@@ -19,6 +19,7 @@ from pathlib import Path
 
 from torch.distributed import TCPStore
 
+from ddp_notebook.model import OWN_STORE
 from ddp_notebook.rank.calls import Freed
 from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.inspect import data_workers, frames
@@ -67,12 +68,15 @@ class Rescue(Component):
         data_workers.end(frames.frames_of(frames.main_frame()))
         closed = self._sockets.shut_down()
         calls = self._init_calls.calls
-        stood_in = calls.inside and not closed and self._stand_in()
+        opens = calls.arguments.method == OWN_STORE and self._main_thread.waiting_in == "store"
+        stood_in = (calls.inside or opens) and not closed and self._stand_in()
         return Freed(closed, stood_in)
 
     def _stand_in(self) -> bool:
         """End what `init_process_group` waits for without a connection."""
         calls = self._init_calls.calls
+        if not calls.inside:  # in a store of its own
+            return self._stand_in_for_the_store()
         if calls.arguments.method == "file" and self._file_withheld is not calls:
             self._file_withheld = calls  # once: gloo must not get connections meanwhile
             _let_no_file_be_opened()
