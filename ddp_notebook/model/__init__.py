@@ -64,7 +64,7 @@ _FILES = {
         "Branch Doing Frame Local RankStack RankVariables Scope StackTree TensorFacts Unread "
         "Variable VariableCell VariableRow VariableSection VariableTable"
     ),
-    "stages": "OWN_STORE InitArguments Stage StepRow StepTable",
+    "stages": "OWN_STORE PRIVATE_STORE InitArguments Stage StepRow StepTable",
     "state": "Loading Moment OutputGroup OutputItem RankState Snapshot Status",
     "training": (
         "CopyFacts EvaluationFacts FunctionalFacts GradientSample LoaderFacts LossFacts "

@@ -110,6 +110,9 @@ class StepTable:
 OWN_STORE = "TCPStore"
 """What the method of `InitArguments` is while the user's own code opens a store."""
 
+PRIVATE_STORE = "HashStore"
+"""The `store` of `InitArguments` that is in one process only."""
+
 
 @dataclass(frozen=True, slots=True)
 class InitArguments:
@@ -129,6 +132,8 @@ class InitArguments:
     backend: str = ""
     timeout_s: float | None = None
     hosts_store: bool = False
+    store: str = ""
+    """Of a store that was given to the call: which one it is, the same for ranks that share it."""
     stale: bool = False
     """When it called, the file at `path` held an address of its own rank already."""
     raw: Mapping[str, str] = field(default_factory=dict)

@@ -405,3 +405,27 @@ def test_a_folder_that_is_not_there_for_the_file_of_the_store_is_said() -> None:
     finding = the_one(*(waiting(a.rank or 0, "store", a, file=file) for a in came))
     assert (finding.category, finding.ranks) == (Category.FILESYSTEM, (0, 1, 2))
     assert "/nowhere" in finding.cause
+
+
+def in_given(rank: int, store: str) -> RankReport:
+    return waiting(rank, "process-group", InitArguments("store", rank, 3, store=store))
+
+
+def test_a_store_of_one_process_joins_no_ranks() -> None:
+    finding = the_one(*(in_given(rank, "HashStore") for rank in range(3)))
+    assert (finding.category, finding.ranks) == (Category.ENV_INVALID, (0, 1, 2))
+    assert "HashStore" in finding.cause
+
+
+def test_stores_that_differ_are_a_mismatch_of_the_fewer_ranks() -> None:
+    stores = "FileStore in /tmp/a", "FileStore in /tmp/a", "FileStore in /tmp/b"
+    finding = the_one(*(in_given(rank, store) for rank, store in enumerate(stores)))
+    assert (finding.category, finding.ranks) == (Category.ENV_MISMATCH, (2,))
+    assert "/tmp/b" in finding.cause
+
+
+def test_a_store_that_its_host_could_not_open_is_no_second_finding() -> None:
+    text = "EADDRINUSE: address already in use"
+    host = failed(0, text, "DistNetworkError", arguments=arguments(0, hosts_store=True))
+    found_there = found(host, knocking(1), knocking(2), store="rank0")
+    assert found_there == [(Category.PORT_IN_USE, (0,))]

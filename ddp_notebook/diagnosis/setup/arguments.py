@@ -12,6 +12,7 @@ from ddp_notebook.diagnosis.majority import vote
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.diagnosis.training.models import compare
 from ddp_notebook.model import (
+    PRIVATE_STORE,
     Activity,
     Case,
     Category,
@@ -35,6 +36,7 @@ def invalid_values(context: Context) -> Iterator[Finding]:
                 yield finding
         yield from beyond
         yield from _port_zero(context.case)
+        yield from _private_stores(context.case)
 
 
 def _port_zero(case: Case) -> Iterator[Finding]:
@@ -53,6 +55,25 @@ def _port_zero(case: Case) -> Iterator[Finding]:
             "Set MASTER_PORT to one free port, the same on every rank.",
             case.waiting,
             tuple(f"rank {rank}: MASTER_PORT=0" for rank in ranks),
+        )
+
+
+def _private_stores(case: Case) -> Iterator[Finding]:
+    """Ranks that wait for each other's keys in stores that each has in its own process."""
+    ranks = tuple(
+        e.rank
+        for e in case.callers
+        if e.arguments.store == PRIVATE_STORE and e.activity is Activity.WAITING
+    )
+    if len(ranks) > 1:
+        yield Finding(
+            Category.ENV_INVALID,
+            ranks,
+            "the store is a HashStore, which is in one process only: no rank sees what another "
+            "writes into its own",
+            "Give init_process_group a TCPStore or a FileStore, or no store at all (env://).",
+            case.waiting,
+            tuple(f"rank {rank}: store=HashStore()" for rank in ranks),
         )
 
 
@@ -237,6 +258,7 @@ _VALUES: Mapping[str, Callable[[RankReport], str]] = {
     "backend": lambda report: report.arguments.backend,
     "init_method": lambda report: report.arguments.method,
     "the file": lambda report: report.arguments.path,
+    "the store": lambda report: report.arguments.store,
 }
 """What must be the same on every rank."""
 

@@ -10,6 +10,8 @@ from ddp_notebook.diagnosis.progress import evidence_of, in_setup, opens_store, 
 from ddp_notebook.diagnosis.setup.reach import network_of, on_two_hosts
 from ddp_notebook.model import OWN_STORE, Activity, Case, Category, Finding, RankReport, verb
 
+_ENDED = (Activity.FAILED, Activity.DEAD)
+
 
 def stale_files(context: Context) -> Iterator[Finding]:
     """The file of a ``file://`` rendezvous holds an earlier run's addresses."""
@@ -110,6 +112,8 @@ def unreachable_store(context: Context) -> Iterator[Finding]:
             case.waiting,
             tuple(f"rank {e.rank}: {e.probe.target}: {_answer_of(e)}" for e in unresolved),
         )
+    if any(e.arguments.hosts_store and e.activity in _ENDED for e in case.ranks):
+        return  # its own error says why it opened none
     shut_out = tuple(
         e
         for e in case.ranks

@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from ddp_notebook.model import InitArguments
+from ddp_notebook.model import PRIVATE_STORE, InitArguments
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.inspect import process
 from ddp_notebook.rank.inspect.reachability import Resolver
@@ -175,7 +175,10 @@ def arguments_of(call: Mapping[str, Any]) -> InitArguments:
     timeout_s = timeout.total_seconds() if timeout is not None else None
     rank, world_size = call.get("rank", -1), call.get("world_size", -1)
     if call.get("store") is not None:
-        return InitArguments("store", rank, world_size, backend=backend, timeout_s=timeout_s)
+        store = _which(call["store"])
+        return InitArguments(
+            "store", rank, world_size, backend=backend, timeout_s=timeout_s, store=store
+        )
     url = call.get("init_method") or "env://"
     parsed = urlparse(url)
     query = {key: values[-1] for key, values in parse_qs(parsed.query).items()}
@@ -210,6 +213,20 @@ def arguments_of(call: Mapping[str, Any]) -> InitArguments:
         hosts_store=given_rank == 0 and not uses_agent_store(),
         raw=raw,
     )
+
+
+def _which(store: Any) -> str:
+    """Which store this is, in words; empty where it is not known."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    match store:
+        case dist.TCPStore():
+            return f"TCPStore at port {store.port}"
+        case dist.FileStore():
+            return f"FileStore in {getattr(store, 'path', '?')}"
+        case dist.HashStore():
+            return PRIVATE_STORE
+    return ""
 
 
 def _was_here(path: str, rank: int | None) -> bool:
