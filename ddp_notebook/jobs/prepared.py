@@ -87,9 +87,9 @@ class Job:
 _MOST_RANKS = 4096
 
 
-def jobs() -> list[Job]:
-    """This user's prepared jobs on this host, the newest first."""
-    known = job_folder.processes()
+def jobs(folder: Path | None = None) -> list[Job]:
+    """The prepared jobs in `folder`, by default this user's on this host; the newest first."""
+    known = job_folder.processes(folder)
     folders = {(about.pid, about.began): folder for about, folder in known}
     found = job_folder.by_job(About(**codec.readable(asdict(told))) for told, _ in known)
     return [
@@ -321,6 +321,25 @@ def _state(pid: int) -> str:
 
 
 _STOPPED = "stopped"
+
+
+def written(job: Job) -> tuple[tuple[int, int], ...]:
+    """How many collectives each process has recorded; cheap to read."""
+    return tuple((p.about.pid, p.written(rank)) for rank, p in job.processes.items())
+
+
+def ended(job: Job, *, failed: bool) -> Diagnosis:
+    """What was wrong with a job of which nothing runs any more.
+
+    Where what started it has not `failed`, that ranks were ended, or waited, is no fault.
+    """
+    case = case_of(job)
+    if failed:
+        return _diagnosed(job, case)
+    found = Diagnosis(own_errors(case), None, len(case.ranks))
+    if found.wrong or any(report.activity is not Activity.IDLE for report in case.ranks):
+        return found
+    return _trained(job, case, found)
 
 
 def collectives_of(job: Job) -> Collectives:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import signal
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,6 +101,15 @@ class Process:
             data = b""
         return collective_log.read(data, rank, last)
 
+    def written(self, rank: int) -> int:
+        """How many collectives it has recorded, as `rank`."""
+        try:
+            with (self.folder / f"ring-{rank}").open("rb") as stream:
+                header = stream.read(collective_log.HEADER.size)
+            return int(collective_log.HEADER.unpack(header)[2])
+        except (OSError, struct.error):
+            return 0
+
     def last_report(self, rank: int, others_run: bool) -> RankReport:
         """How it ended, and what it did last, as far as it could write that.
 
@@ -114,6 +124,7 @@ class Process:
             ended = replace(last, activity=Activity.SILENT, doing=ORPHANED, inside="")
             return replace(ended, exit_code=-signal.SIGINT.value)
         code, path = self._signal_and_path()
+        code = code if code is not None else job_folder.exit_code(self.about)
         if last.activity is Activity.WAITING and code not in CRASHES and (path or not others_run):
             return last  # a launcher's SIGTERM has ended it, or no rank is left
         return RankReport(rank, Activity.DEAD, path=path or last.path, exit_code=code)

@@ -36,8 +36,8 @@ from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.component import Run
 from ddp_notebook.rank.core import RankCore
 from ddp_notebook.rank.events import EventSender
-from ddp_notebook.rank.prepared import children
-from ddp_notebook.rank.rank_process import RankProcess, questions_of, streams_of
+from ddp_notebook.rank.prepared.children import Children
+from ddp_notebook.rank.rank_process import RankProcess, questions_of, started_in, streams_of
 from ddp_notebook.rank.training.against.recorder import TrailRecorder
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -89,6 +89,12 @@ class ScriptProcess:
                 *trails,
             )
         )
+        self._children = Children(
+            core.watched,
+            Path(script.path).name,
+            int(os.environ.get("WORLD_SIZE", "1")),
+            started_in(process.folder),
+        )
         self._over = False
 
     def run(self) -> NoReturn:
@@ -98,8 +104,8 @@ class ScriptProcess:
         core.user_code.add_script(script.path)
         main = _as_main(script)
         core.handlers.on_question(calls.PULL, lambda of: values.pickled(of, vars(main)))
-        children.expect(Path(script.path).name, int(os.environ.get("WORLD_SIZE", "1")))
         self._life.attach()
+        self._children.expect()
         self._events.collect, self._events.pulse = self._forwarder.collect, self._pulse
         core.debugger.set_breakpoints(script.breakpoints)
         self._life.run_begins(Run(script.cell, script.paused))

@@ -156,6 +156,8 @@ class ScriptWork:
         }
         hosts = self.placed.hosts if self.placed is not None else {}
         started = self.processes.open_script(self.run.cell, ranks)
+        if len(ranks) == 1:
+            self.run.started_ranks = started.started_ranks
         started.start(scripts, self._environments, hosts)
         return ()
 
@@ -163,7 +165,7 @@ class ScriptWork:
         """How the script ended, with a diagnosis; its processes stay."""
         run = self.run
         result = run.result()
-        diagnosis = Diagnosis() if controller.aborted else diagnose_run(controller.look())
+        diagnosis = Diagnosis() if controller.aborted else self._diagnosed(controller, result)
         if diagnosis.wrong:
             diagnosis = run.with_tracebacks(diagnosis)
             result = replace(result, diagnosis=diagnosis)
@@ -176,6 +178,12 @@ class ScriptWork:
         if self.placed is not None:
             self.processes.end_script()  # also ends the lab's hosts
         return result
+
+    def _diagnosed(self, controller: RunController, result: CellResult) -> Diagnosis:
+        """What was wrong: with the ranks that it started itself, else with its own processes."""
+        started = self.run.started_ranks
+        found = started.ended(failed=result.error is not None) if started is not None else None
+        return found if found is not None else diagnose_run(controller.look())
 
 
 def find_script(path: str) -> Path:

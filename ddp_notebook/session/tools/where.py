@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ddp_notebook import jobs
 from ddp_notebook.diagnosis.parallel.layout import arranged, mesh_of_parameters
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import (
@@ -43,8 +44,11 @@ class Where:
 
     def where(self, ranks: Ranks | None = None, locals: bool = False) -> StackTree:
         """`Session.where`."""
-        cluster = self._pool.need("%ddp_where").cluster
-        snapshot = self._record.snapshot
+        processes = self._pool.need("%ddp_where")
+        script = processes.script
+        if script is not None and (job := script.started_ranks.job) is not None:
+            return jobs.stacks.of_job(job, ranks, locals)
+        cluster, snapshot = processes.cluster, self._record.snapshot
         members = tuple(sorted(set(existing(ranks, snapshot))))
         request = calls.StackRequest(with_locals=locals)
         answers = cluster.ask(living(members, snapshot), calls.STACK, request, _ASK_TIMEOUT_S)
