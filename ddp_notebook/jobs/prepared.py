@@ -37,7 +37,7 @@ from ddp_notebook.model import (
     verb,
 )
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.calls import CannotAnswer
+from ddp_notebook.rank.calls import CannotAnswer, answered
 from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.rank.prepared.job_folder import About
 from ddp_notebook.rank.prepared.processes import has_torch
@@ -331,15 +331,14 @@ def written(job: Job) -> tuple[tuple[int, int], ...]:
 def ended(job: Job, *, failed: bool) -> Diagnosis:
     """What was wrong with a job of which nothing runs any more.
 
-    Where what started it has not `failed`, that ranks were ended, or waited, is no fault.
+    Where what started it has not `failed`, and no rank raised, that ranks were ended is no fault.
     """
     case = case_of(job)
-    if failed:
+    if failed or case.where(Activity.FAILED):
         return _diagnosed(job, case)
-    found = Diagnosis(own_errors(case), None, len(case.ranks))
-    if found.wrong or any(report.activity is not Activity.IDLE for report in case.ranks):
-        return found
-    return _trained(job, case, found)
+    found = Diagnosis(world_size=len(case.ranks))
+    ended = all(report.activity is Activity.IDLE for report in case.ranks)
+    return _trained(job, case, found) if ended else found
 
 
 def collectives_of(job: Job) -> Collectives:
@@ -402,6 +401,9 @@ def _trained(job: Job, case: Case, found: Diagnosis) -> Diagnosis:
     """Post-run checks of a job that ended without an error on all ranks."""
     known = {rank: process.facts for rank, process in job.processes.items()}
     facts = {rank: fact for rank, fact in known.items() if fact is not None}
+    left = {rank: at for rank, at in sockets_of(job).items() if rank not in facts}
+    answers = ask(left, calls.RUN_FACTS, calls.Nothing(), _ASK_TIMEOUT_S)
+    facts |= answered(answers)
     if not any(fact.backwards for fact in facts.values()):
         return replace(found, unsure="")
     if len(facts) < len(case.ranks):

@@ -90,10 +90,7 @@ class ScriptProcess:
             )
         )
         self._children = Children(
-            core.watched,
-            Path(script.path).name,
-            int(os.environ.get("WORLD_SIZE", "1")),
-            started_in(process.folder),
+            core.watched, Path(script.path).name, script.world_size, started_in(process.folder)
         )
         self._over = False
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch.multiprocessing
 
 from ddp_notebook.model import InitArguments
+from ddp_notebook.rank.collectives.splits import NOTED
 from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.rank.prepared.attached import attach_fork
 from ddp_notebook.rank.prepared.early import PID_VARIABLE, about
@@ -115,5 +116,7 @@ class Children:
         folder = job_folder.make(own, self._folder)
         if folder is not None:
             process = self._watched.process
+            process.guards = False  # the others compare nothing before they send it
             (folder / "ask").symlink_to(process.questions)
             (folder / f"ring-{rank}").symlink_to(process.collective_log)
+            (folder / NOTED).symlink_to(process.folder / NOTED)

@@ -136,8 +136,7 @@ def root() -> Path:
 
 
 def make(about: About, folder: Path | None = None) -> Path | None:
-    """A folder for a process, in `folder` or `root()`; None if it cannot be private to this user.
-    """
+    """A folder for a process, in `folder` or `root()`; None if it cannot be made private."""
     folder = folder or root()
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)

@@ -90,7 +90,7 @@ class ScriptProcesses:
         """Ranks whose script is over; the end of their processes is not reported again."""
         self._oom_kills = out_of_memory.kills()
         folder.mkdir(mode=0o700)
-        self.started_ranks = StartedRanks(started_in(folder))
+        self.started_ranks = StartedRanks(started_in(folder), lambda: self._is_over)
         """The ranks that these processes have started themselves."""
         self._sent: dict[tuple[int, OutputKind], int] = {}
         """Bytes received of each stream."""
@@ -131,6 +131,11 @@ class ScriptProcesses:
                 code = self._exits.get(rank)
             if code is not None:  # it ended before its pid was registered
                 self._tell(rank, code)
+
+    @property
+    def _is_over(self) -> bool:
+        """True once the script has ended on a rank."""
+        return bool(self._finished or self._exits)
 
     def kill(self, ranks: Ranks) -> None:
         """End the processes of `ranks`."""

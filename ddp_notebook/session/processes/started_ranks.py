@@ -7,6 +7,9 @@ tells whether more ranks may come.
 from __future__ import annotations
 
 import contextlib
+import signal
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,22 +21,30 @@ from ddp_notebook.launch.process_groups import (
     send_signal,
     session_members,
 )
-from ddp_notebook.model import Activity, Case, Diagnosis, RankReport
+from ddp_notebook.launch.timeouts import scaled_for_load
+from ddp_notebook.model import Activity, Case, Collectives, Diagnosis, Place, RankReport
 
 if TYPE_CHECKING:
     from ddp_notebook.jobs.prepared import Job
 
+_END_WITHIN_S, _LOOK_EVERY_S = 2.0, 0.02
+"""How long ranks may take to end once the script that has started them is over."""
+
 
 class StartedRanks:
-    """The ranks that the processes of a script have started, with their files in `folder`."""
+    """The ranks that the process of a script has started, with their files in `folder`.
 
-    def __init__(self, folder: Path) -> None:
+    `over` tells whether the script has ended; its process stays.
+    """
+
+    def __init__(self, folder: Path, over: Callable[[], bool]) -> None:
         self._folder = folder
+        self._over = over
 
     @property
     def job(self) -> Job | None:
         """Those that run, with the others of their job; the newest job. None without any."""
-        return next((job for job in self._jobs() if job.alive), None)
+        return None if self._over() else next((job for job in self._jobs() if job.alive), None)
 
     def _jobs(self) -> list[Job]:
         """All jobs that it started, the newest first."""
@@ -59,31 +70,55 @@ class StartedRanks:
                 e if e.rank in job.processes else replace(absent, rank=e.rank) for e in case.ranks
             )
             case = replace(case, ranks=tuple(ranks))
-        return replace(case, script=True)
+        return replace(case, collectives=_begun_as_others(job, case.collectives), script=True)
 
     def ended(self, *, failed: bool) -> Diagnosis | None:
-        """What was wrong with those that ran last; None for nothing, or where none ran.
+        """What was wrong with those that ran last, once the script is over; it may have `failed`.
 
-        Where the script has `failed`; else what ranks raised, and what they trained, is told.
+        None where it started none, or where the script alone is to be judged.
         """
         job = next(iter(self._jobs()), None)
-        if job is None or job.alive:
+        if job is None:
             return None
-        found = jobs.prepared.ended(job, failed=failed)
-        return found if found.wrong else None
+        deadline_s = time.monotonic() + scaled_for_load(_END_WITHIN_S)
+        while (left := _started(job)) and time.monotonic() < deadline_s:
+            time.sleep(_LOOK_EVERY_S)
+        found = Diagnosis() if left and not failed else jobs.prepared.ended(job, failed=failed)
+        return found if found.wrong or _own(job) else None
 
-    def signal(self, number: int) -> None:
-        """Signal those that run."""
+    def interrupt(self) -> None:
+        """Interrupt those that run, as a terminal does with all that a script has started."""
         for job in self._jobs():
-            for rank in job.alive:
-                pid = job.processes[rank].about.pid
-                if pid != job.processes[rank].about.parent:  # the script's own process
-                    send_signal(pid, number)
+            for pid in _started(job):
+                send_signal(pid, signal.SIGINT)
+
+    def end(self, script: int) -> None:
+        """End them, with all else that the process `script` has started; if there are any."""
+        if self.job is None:
+            return
+        for pid in session_members(script):
+            if pid != script and not is_resource_tracker(pid):
+                send_signal(pid, signal.SIGKILL)
+
+
+def _own(job: Job) -> list[int]:
+    """The rank that the script's own process is; none where it is no rank."""
+    return [rank for rank, p in job.processes.items() if p.about.pid == p.about.parent]
+
+
+def _started(job: Job) -> list[int]:
+    """The processes of it that run, without the script's own if that is a rank as well."""
+    own = _own(job)
+    return [job.processes[rank].about.pid for rank in job.alive if rank not in own]
 
 
 def _absent(job: Job, of_script: Case) -> RankReport:
     """What is known of a rank that has not called init_process_group: whether it may yet do so."""
-    waits = all(report.children for report in of_script.ranks)  # the script, for the end of others
+    ranks = {process.about.pid for process in job.processes.values()}
+    waits = all(  # the script's process, for the end of others, or for others as a rank itself
+        report.children or (report.activity is Activity.WAITING and report.pid in ranks)
+        for report in of_script.ranks
+    )
     if waits and not any(_coming(job, report.pid) for report in of_script.ranks):
         return RankReport(0, Activity.IDLE, doing="its process has ended, or was not started")
     return RankReport(0, Activity.BUSY, doing="it has not called init_process_group yet")
@@ -94,8 +129,32 @@ def _coming(job: Job, script: int) -> list[int]:
     abouts = [process.about for process in job.processes.values()]
     ranks = {about.pid for about in abouts}
     others = {script, *ranks, *(about.parent for about in abouts)}
+    workers_of = ranks - {script}
     return [
         pid
         for pid in session_members(script)
-        if pid not in others and parent(pid) not in ranks and not is_resource_tracker(pid)
+        if pid not in others and parent(pid) not in workers_of and not is_resource_tracker(pid)
     ]
+
+
+def _begun_as_others(job: Job, collectives: Collectives) -> Collectives:
+    """`collectives`, with paths of the script's own process that begin where others' begin.
+
+    It calls the function that others are started with, from lines that these do not have.
+    """
+    own = _own(job)
+    others = (of for rank, of in collectives.of.items() if rank not in own)
+    first = {(e.path[0].file, e.path[0].function) for of in others for e in of if e.path}
+    if not own or not first:
+        return collectives
+    paths: dict[tuple[Place, ...], tuple[Place, ...]] = {}
+
+    def cut(path: tuple[Place, ...]) -> tuple[Place, ...]:
+        begins = (i for i, at in enumerate(path) if (at.file, at.function) in first)
+        return paths.setdefault(path, path[next(begins, 0) :])
+
+    changed = {
+        rank: tuple(replace(e, path=cut(e.path)) for e in collectives.of.get(rank, ()))
+        for rank in own
+    }
+    return replace(collectives, of={**collectives.of, **changed})

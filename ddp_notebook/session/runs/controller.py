@@ -199,12 +199,13 @@ class RunController:
         for rank in ranks:
             self.cluster.signal(rank, signal.SIGINT)
         if ranks and self.run.started_ranks is not None:  # a terminal's Ctrl-C is sent to all
-            self.run.started_ranks.signal(signal.SIGINT)
+            self.run.started_ranks.interrupt()
 
     def end_started_ranks(self) -> None:
         """End the processes of ranks that a script has started itself; it goes on without them."""
-        if self.run.started_ranks is not None:
-            self.run.started_ranks.signal(signal.SIGKILL)
+        started = self.run.started_ranks
+        if started is not None:
+            started.end(self._record.snapshot.ranks[self.run.ranks[0]].pid)
 
     def look(self, *, as_script: bool = True) -> Case:
         """The case as it is. That of a cell has all ranks of the session in it.
