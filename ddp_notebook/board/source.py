@@ -98,6 +98,9 @@ class BoardSource:
             else {},
             stops_in(session.runs),
         )
+        started = run.started_ranks if run is not None else None
+        if run is not None and started is not None:
+            facts = started.shown(run.title, facts.diagnosis) or facts
         return facts, news
 
     def stops(self) -> dict[str, Any]:
@@ -130,7 +133,9 @@ class BoardSource:
         known = (*map(_rank_key, snapshot.ranks), _session_key(snapshot))
         pending = run.pending if run is not None else ()
         stops = tuple((rank, stop.stop) for rank, stop in stops_in(session.runs).items())
-        return known, pending, written, self._found, session.measuring, stops
+        started = run.started_ranks if run is not None and not run.done else None
+        looked = started.looked if started is not None else 0
+        return known, pending, written, self._found, session.measuring, stops, looked
 
     def past(self, at_ns: int) -> Snapshot:
         """The state as it was at `at_ns`, as far back as it is kept."""

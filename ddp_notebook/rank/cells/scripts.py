@@ -74,6 +74,7 @@ class ScriptProcess:
         forwarder: OutputForwarder,
         script: Script,
     ) -> None:
+        self._pid = os.getpid()
         self._folder = process.folder
         self._events = events
         self._forwarder = forwarder
@@ -107,6 +108,8 @@ class ScriptProcess:
         core.debugger.set_breakpoints(script.breakpoints)
         self._life.run_begins(Run(script.cell, script.paused))
         error = self._end_as_python_does(self._execute(main))
+        if os.getpid() != self._pid:  # a child of os.fork() that has come to the script's end
+            os._exit(_exit_code(error))
         if why := _OutputFile.why_lost:
             note = f"[... printed text was lost in {self._folder}: {why} ...]\n"
             self._forwarder.show(what=OutputKind.STDERR, text=note)
@@ -173,6 +176,9 @@ class ScriptProcess:
         self._show("".join(traceback.format_exception(type(error), error, trace)).rstrip())
 
     def _show(self, text: str) -> bool:
+        if os.getpid() != self._pid:
+            sys.stderr.write(f"{text}\n")  # nothing is forwarded from a child
+            return True
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
@@ -184,6 +190,13 @@ class ScriptProcess:
         doing = self._core.doing(in_run=not self._over)
         cell = 0 if self._over else self._script.cell
         return {"doing": doing, "cell": cell, "withheld_bytes": self._forwarder.withheld_bytes}
+
+
+def _exit_code(error: BaseException | None) -> int:
+    """The exit code of a process that ends with `error`."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return int(error is not None)
 
 
 def _as_main(script: Script) -> types.ModuleType:

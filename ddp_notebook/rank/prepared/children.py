@@ -45,6 +45,7 @@ class Children:
         self._pid = os.getpid()
         self._known = -1
         """The process that is known as a rank of a job that the script starts; -1 for none."""
+        self._warned = False
 
     def expect(self) -> None:
         """Prepare for them, once, before the script begins."""
@@ -87,6 +88,7 @@ class Children:
         return start_processes
 
     def _warn(self, what: str) -> None:
+        self._warned = True
         sys.stderr.write(
             f"{self._script} starts {what} by itself, on each of {self._world_size} ranks: if they "
             f"are ranks, that is too many. Run it once: %ddp_run --python {self._script}\n"
@@ -98,6 +100,8 @@ class Children:
             return
         if os.getpid() != self._pid:
             self._known = os.getpid()
+            if not self._alone and not self._warned and arguments.rank == 0:
+                self._warn("ranks")
             self._attach_fork(arguments.rank, arguments.world_size)
         elif self._alone and (arguments.world_size or 1) > 1:
             self._known = os.getpid()

@@ -7,10 +7,13 @@ tells whether more ranks may come.
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,10 +26,12 @@ from ddp_notebook.launch.process_groups import (
 )
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Activity, Case, Collectives, Diagnosis, Place, RankReport
+from ddp_notebook.state.board_rows import BoardFacts
 
 if TYPE_CHECKING:
     from ddp_notebook.jobs.prepared import Job
 
+_LOOK_AGAIN_S = 1.0
 _END_WITHIN_S, _LOOK_EVERY_S = 2.0, 0.02
 """How long ranks may take to end once the script that has started them is over."""
 
@@ -40,6 +45,8 @@ class StartedRanks:
     def __init__(self, folder: Path, over: Callable[[], bool]) -> None:
         self._folder = folder
         self._over = over
+        self._seen: Case | None = None
+        self._looked_s = -math.inf
 
     @property
     def job(self) -> Job | None:
@@ -62,7 +69,9 @@ class StartedRanks:
         """All that is known of them; None while none runs. `of_script` is that of its process."""
         job = self.job
         if job is None:
+            self._seen = None
             return None
+        self._looked_s = time.monotonic()
         case = jobs.prepared.case_of(job)
         if any(rank not in job.processes for rank in range(job.world_size)):
             absent = _absent(job, of_script)
@@ -70,7 +79,32 @@ class StartedRanks:
                 e if e.rank in job.processes else replace(absent, rank=e.rank) for e in case.ranks
             )
             case = replace(case, ranks=tuple(ranks))
-        return replace(case, collectives=_begun_as_others(job, case.collectives), script=True)
+        collectives = _begun_as_others(job, case.collectives)
+        self._seen = replace(case, collectives=collectives, script=True)
+        return self._seen
+
+    def shown(self, title: str, diagnosis: Diagnosis | None = None) -> BoardFacts | None:
+        """What a board shows of them, as they were seen last; None while none runs.
+
+        `title` names the script. Looks at them again, on a thread, when that was a while ago.
+        """
+        job, case = self.job, self._seen
+        if job is None:
+            return None
+        if time.monotonic() - self._looked_s > _LOOK_AGAIN_S:
+            self._looked_s = time.monotonic()
+            look = partial(self.case, Case(()))
+            threading.Thread(target=look, name="ddp-started", daemon=True).start()
+        if case is None:
+            return None
+        note = f"These are the ranks that {title} has started itself."
+        snapshot = replace(jobs.picture.snapshot(case, over=False), notes=(note,))
+        return BoardFacts(snapshot, case.collectives, job.alive, diagnosis, case.sources)
+
+    @property
+    def looked(self) -> float:
+        """Changes whenever they were looked at."""
+        return self._looked_s
 
     def ended(self, *, failed: bool) -> Diagnosis | None:
         """What was wrong with those that ran last, once the script is over; it may have `failed`.
@@ -115,7 +149,9 @@ def _started(job: Job) -> list[int]:
 def _absent(job: Job, of_script: Case) -> RankReport:
     """What is known of a rank that has not called init_process_group: whether it may yet do so."""
     ranks = {process.about.pid for process in job.processes.values()}
-    waits = all(  # the script's process, for the end of others, or for others as a rank itself
+    waits = bool(
+        of_script.ranks
+    ) and all(  # the script's process, for the end of others, or for others as a rank itself
         report.children or (report.activity is Activity.WAITING and report.pid in ranks)
         for report in of_script.ranks
     )
