@@ -81,11 +81,14 @@ def absent_ranks(context: Context) -> Iterator[Finding]:
 
 
 def _absent(case: Case, ranks: Ranks, what: str) -> Finding:
+    remedy = "Call it on every rank: run the same code on all ranks (%%ddp without --ranks)."
+    if case.script:
+        remedy = "Call it on every rank, and start as many ranks as world_size says."
     return Finding(
         Category.MISSING_RANK,
         ranks,
         what,
-        "Call it on every rank: run the same code on all ranks (%%ddp without --ranks).",
+        remedy,
         case.waiting,
         tuple(f"rank {rank} runs nothing" for rank in ranks),
     )
