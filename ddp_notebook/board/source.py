@@ -47,6 +47,13 @@ def ended_badly(run: CellRun | None) -> bool:
     return not freed and any(end.trained or end.outcome != "ok" for end in ended)
 
 
+def _of_started_ranks(run: CellRun | None, diagnosis: Diagnosis | None) -> BoardFacts | None:
+    """What is known of the ranks that a script has started itself; None where none run."""
+    if run is None or run.started_ranks is None:
+        return None
+    return run.started_ranks.shown(run.title, diagnosis)
+
+
 class BoardSource:
     """Follows a session. For one thread at a time."""
 
@@ -98,10 +105,7 @@ class BoardSource:
             else {},
             stops_in(session.runs),
         )
-        started = run.started_ranks if run is not None else None
-        if run is not None and started is not None:
-            facts = started.shown(run.title, facts.diagnosis) or facts
-        return facts, news
+        return _of_started_ranks(run, facts.diagnosis) or facts, news
 
     def stops(self) -> dict[str, Any]:
         """The lines at which ranks are paused, with the code around and its breakpoints."""

@@ -124,7 +124,6 @@ class Process:
             ended = replace(last, activity=Activity.SILENT, doing=ORPHANED, inside="")
             return replace(ended, exit_code=-signal.SIGINT.value)
         code, path = self._signal_and_path()
-        code = code if code is not None else job_folder.exit_code(self.about)
         if last.activity is Activity.WAITING and code not in CRASHES and (path or not others_run):
             return last  # a launcher's SIGTERM has ended it, or no rank is left
         return RankReport(rank, Activity.DEAD, path=path or last.path, exit_code=code)
@@ -162,16 +161,16 @@ class Process:
     def _signal_and_path(self) -> tuple[int | None, tuple[Place, ...] | None]:
         """Which signal ended it, negative, and where its main thread was, the outermost line first.
 
-        None where that is not known: what Python ended, and what SIGKILL did.
+        Of one whose parent has not yet asked for it, the exit code. None where that is not known.
         """
         try:
             with (self.folder / STACKS).open("rb") as stream:
                 text = stream.read(_MOST_BYTES).decode(errors="replace")
         except OSError:
-            return None, None
+            return job_folder.exit_code(self.about), None
         frames = _frames_of_main(text)
         if frames is None:
-            return None, None
+            return job_folder.exit_code(self.about), None
         crash = _CRASH.search(text)
         code = -(_SIGNALS.get(crash[1], signal.SIGABRT) if crash else signal.SIGTERM).value
         return code, Sources(self.about.wall_s).path(frames)

@@ -32,7 +32,6 @@ from ddp_notebook.session.tools.save import Save
 from ddp_notebook.session.tools.values import Values
 from ddp_notebook.session.tools.where import Where
 from ddp_notebook.session.tools.why import Why
-from ddp_notebook.state.board_rows import board_of
 
 if TYPE_CHECKING:
     from ddp_notebook.archive.format import SavedRun
@@ -223,13 +222,7 @@ class Session:
 
     def status(self) -> Board:
         """The board now; while ranks run that a script has started itself, theirs."""
-        run = self.current
-        if run is not None and run.started_ranks is not None and not run.done:
-            self.why_now()  # looks at them
-            facts = run.started_ranks.shown(run.title)
-            if facts is not None:
-                return board_of(facts)
-        return self._set_up.status()
+        return self._where.started_ranks(self._runs.script) or self._set_up.status()
 
     def step_table(self) -> StepTable:
         """Where the ranks stand in set-up."""

@@ -154,13 +154,11 @@ def _path() -> list[dict[str, Any]]:
 def about(rank: int, world_size: int | None, launcher: int = 0) -> About:
     """What this process says about itself, as `rank`; by default its launcher is looked for."""
     environment = os.environ
-    world = environment.get("WORLD_SIZE", "")
-    if world_size is None and world.isascii() and world.isdigit():
-        world_size = int(world)
+    if world_size is None:
+        world_size = _number(environment.get("WORLD_SIZE"))
     with contextlib.suppress(OSError):  # not Linux
         launcher = launcher or processes.launcher(os.getpid())
     launcher = launcher or os.getppid()
-    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     return About(
         pid=os.getpid(),
         began=job_folder.began(os.getpid()),
@@ -168,7 +166,7 @@ def about(rank: int, world_size: int | None, launcher: int = 0) -> About:
         parent_began=job_folder.began(launcher),
         rank=rank,
         world_size=world_size,
-        attempt=int(attempt) if attempt.isascii() and attempt.isdigit() else 0,
+        attempt=_number(environment.get("TORCHELASTIC_RESTART_COUNT")) or 0,
         script=os.path.abspath(sys.argv[0]) if sys.argv and sys.argv[0] else "",  # noqa: PTH100
         folder=str(Path.cwd()),
         host=job_folder.host(),
@@ -177,3 +175,8 @@ def about(rank: int, world_size: int | None, launcher: int = 0) -> About:
         agents_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         told={name: environment[name] for name in _TOLD if name in environment},
     )
+
+
+def _number(text: str | None) -> int | None:
+    """The number that a variable holds; None for anything else."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None
