@@ -47,6 +47,13 @@ def ended_badly(run: CellRun | None) -> bool:
     return not freed and any(end.trained or end.outcome != "ok" for end in ended)
 
 
+def _of_started_ranks(run: CellRun | None, diagnosis: Diagnosis | None) -> BoardFacts | None:
+    """What is known of the ranks that a script has started itself; None where none run."""
+    if run is None or run.started_ranks is None:
+        return None
+    return run.started_ranks.shown(run.title, diagnosis)
+
+
 class BoardSource:
     """Follows a session. For one thread at a time."""
 
@@ -98,7 +105,7 @@ class BoardSource:
             else {},
             stops_in(session.runs),
         )
-        return facts, news
+        return _of_started_ranks(run, facts.diagnosis) or facts, news
 
     def stops(self) -> dict[str, Any]:
         """The lines at which ranks are paused, with the code around and its breakpoints."""
@@ -130,7 +137,9 @@ class BoardSource:
         known = (*map(_rank_key, snapshot.ranks), _session_key(snapshot))
         pending = run.pending if run is not None else ()
         stops = tuple((rank, stop.stop) for rank, stop in stops_in(session.runs).items())
-        return known, pending, written, self._found, session.measuring, stops
+        started = run.started_ranks if run is not None and not run.done else None
+        looked = started.looked if started is not None else 0
+        return known, pending, written, self._found, session.measuring, stops, looked
 
     def past(self, at_ns: int) -> Snapshot:
         """The state as it was at `at_ns`, as far back as it is kept."""

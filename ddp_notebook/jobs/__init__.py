@@ -27,10 +27,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddp_notebook.jobs import acting as acting
     from ddp_notebook.jobs import listing as listing
+    from ddp_notebook.jobs import picture as picture
+    from ddp_notebook.jobs import prepared as prepared
+    from ddp_notebook.jobs import stacks as stacks
     from ddp_notebook.jobs import targets as targets
 
 
+_LATE = ("acting", "listing", "picture", "prepared", "stacks", "targets")
+
+
 def __getattr__(name: str) -> Any:
-    if name not in ("acting", "listing", "targets"):
+    if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return __import__(f"{__name__}.{name}", fromlist=[name])

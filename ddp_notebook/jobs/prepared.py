@@ -37,7 +37,7 @@ from ddp_notebook.model import (
     verb,
 )
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.calls import CannotAnswer
+from ddp_notebook.rank.calls import CannotAnswer, answered
 from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.rank.prepared.job_folder import About
 from ddp_notebook.rank.prepared.processes import has_torch
@@ -87,9 +87,9 @@ class Job:
 _MOST_RANKS = 4096
 
 
-def jobs() -> list[Job]:
-    """This user's prepared jobs on this host, the newest first."""
-    known = job_folder.processes()
+def jobs(folder: Path | None = None) -> list[Job]:
+    """The prepared jobs in `folder`, by default this user's on this host; the newest first."""
+    known = job_folder.processes(folder)
     folders = {(about.pid, about.began): folder for about, folder in known}
     found = job_folder.by_job(About(**codec.readable(asdict(told))) for told, _ in known)
     return [
@@ -323,6 +323,24 @@ def _state(pid: int) -> str:
 _STOPPED = "stopped"
 
 
+def written(job: Job) -> tuple[tuple[int, int], ...]:
+    """How many collectives each process has recorded; cheap to read."""
+    return tuple((p.about.pid, p.written(rank)) for rank, p in job.processes.items())
+
+
+def ended(job: Job, *, failed: bool) -> Diagnosis:
+    """What was wrong with a job of which nothing runs any more.
+
+    Where what started it has not `failed`, and no rank raised, that ranks were ended is no fault.
+    """
+    case = case_of(job)
+    if failed or case.where(Activity.FAILED):
+        return _diagnosed(job, case)
+    found = Diagnosis(world_size=len(case.ranks))
+    ended = all(report.activity is Activity.IDLE for report in case.ranks)
+    return _trained(job, case, found) if ended else found
+
+
 def collectives_of(job: Job) -> Collectives:
     """The last records of each rank."""
     logs = {rank: process.log(rank, READ_LAST) for rank, process in job.processes.items()}
@@ -383,6 +401,9 @@ def _trained(job: Job, case: Case, found: Diagnosis) -> Diagnosis:
     """Post-run checks of a job that ended without an error on all ranks."""
     known = {rank: process.facts for rank, process in job.processes.items()}
     facts = {rank: fact for rank, fact in known.items() if fact is not None}
+    left = {rank: at for rank, at in sockets_of(job).items() if rank not in facts}
+    answers = ask(left, calls.RUN_FACTS, calls.Nothing(), _ASK_TIMEOUT_S)
+    facts |= answered(answers)
     if not any(fact.backwards for fact in facts.values()):
         return replace(found, unsure="")
     if len(facts) < len(case.ranks):

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import signal
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,6 +101,15 @@ class Process:
             data = b""
         return collective_log.read(data, rank, last)
 
+    def written(self, rank: int) -> int:
+        """How many collectives it has recorded, as `rank`."""
+        try:
+            with (self.folder / f"ring-{rank}").open("rb") as stream:
+                header = stream.read(collective_log.HEADER.size)
+            return int(collective_log.HEADER.unpack(header)[2])
+        except (OSError, struct.error):
+            return 0
+
     def last_report(self, rank: int, others_run: bool) -> RankReport:
         """How it ended, and what it did last, as far as it could write that.
 
@@ -151,16 +161,16 @@ class Process:
     def _signal_and_path(self) -> tuple[int | None, tuple[Place, ...] | None]:
         """Which signal ended it, negative, and where its main thread was, the outermost line first.
 
-        None where that is not known: what Python ended, and what SIGKILL did.
+        Of one whose parent has not yet asked for it, the exit code. None where that is not known.
         """
         try:
             with (self.folder / STACKS).open("rb") as stream:
                 text = stream.read(_MOST_BYTES).decode(errors="replace")
         except OSError:
-            return None, None
+            return job_folder.exit_code(self.about), None
         frames = _frames_of_main(text)
         if frames is None:
-            return None, None
+            return job_folder.exit_code(self.about), None
         crash = _CRASH.search(text)
         code = -(_SIGNALS.get(crash[1], signal.SIGABRT) if crash else signal.SIGTERM).value
         return code, Sources(self.about.wall_s).path(frames)

@@ -30,6 +30,14 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
+def parent(pid: int) -> int:
+    """The process that started `pid`, or has adopted it; 0 where it has ended."""
+    try:
+        return int(stat_fields(Path("/proc", str(pid), "stat"))[1])
+    except (OSError, IndexError):
+        return 0
+
+
 def session_members(leader: int) -> list[int]:
     """Processes in the session (as in setsid) that `leader` leads or led; Linux only."""
     members = []
@@ -76,11 +84,12 @@ def end_sessions(leaders: Iterable[int]) -> None:
 def kill_members(leader: int, *, spare_trackers: bool = False) -> None:
     """Kill what is left in the session of `leader`."""
     for member in session_members(leader):
-        if not (spare_trackers and _is_resource_tracker(member)):
+        if not (spare_trackers and is_resource_tracker(member)):
             send_signal(member, signal.SIGKILL)
 
 
-def _is_resource_tracker(pid: int) -> bool:
+def is_resource_tracker(pid: int) -> bool:
+    """True of a process that multiprocessing has started to remove what others share."""
     with contextlib.suppress(OSError):
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False

@@ -176,6 +176,8 @@ class Script:
     package: str | None = None
     """Of a module that is run by its name, as `python -m` does; None for a script."""
     trail: TrailOrder | None = None
+    world_size: int = 1
+    """In how many processes it runs."""
     """How it keeps its trail for a comparison; None: it keeps none."""
 
 

@@ -50,14 +50,22 @@ def questions_of(folder: Path, rank: int) -> Path:
     return folder / f"ask-{rank}"
 
 
+def started_in(folder: Path) -> Path:
+    """The folder of the ranks that a script starts itself; `folder` is the run's own."""
+    return folder / "started"
+
+
 def streams_of(folder: Path, rank: int) -> tuple[Path, Path]:
     """The files behind stdout and stderr of a script's `rank`; `folder` is the run's own."""
     return folder / f"rank-{rank}.out", folder / f"rank-{rank}.err"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class RankProcess:
-    """A rank: its number, where its events go, and where its files are."""
+    """A rank: its number, where its events go, and where its files are.
+
+    It does not change, but for `becomes`.
+    """
 
     rank: int
     events: Events
@@ -67,6 +75,14 @@ class RankProcess:
     """The unix socket at which it answers questions."""
     guards: bool = True
     """A collective that does not match what others brought is refused."""
+
+    def becomes(self, rank: int, folder: Path) -> None:
+        """In a process that was forked from this one: be another rank, with files in `folder`.
+
+        As of any rank that no session started, nothing of it is refused.
+        """
+        self.rank, self.folder, self.questions = rank, folder, folder / "ask"
+        self.guards = False
 
     @property
     def collective_log(self) -> Path:

@@ -348,6 +348,21 @@ def impatient_loaders() -> Iterator[None]:
         utils.MP_STATUS_CHECK_INTERVAL = patience_s
 
 
+def function_returned(frames: Iterable[FrameType]) -> bool:
+    """True if these frames of a rank end in the launcher that has called a function as that rank.
+
+    By torch's launcher (`elastic_launch`, accelerate's `notebook_launcher`) such a rank waits until
+    the others have returned as well. If torch's code has changed: False.
+    """
+    module = "torch.distributed.elastic.multiprocessing.api"
+    return any(
+        frame.f_code.co_name == "_wrap"
+        and frame.f_globals.get("__name__") == module
+        and "ret" in frame.f_locals
+        for frame in frames
+    )
+
+
 def uses_cuda() -> bool:
     """True when this process has begun to use CUDA: to ask more would begin it."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -64,8 +64,12 @@ class Record:
         self._change_all(set_up_anew)
 
     def lose_group(self) -> None:
-        """Mark every rank as no longer verified: the process group is gone."""
-        self._change_all(without_group)
+        """Mark every rank as no longer verified: the process group is gone.
+
+        While a script's processes replace ranks it is theirs; the session's is not touched.
+        """
+        lent = self._lent
+        self._change_all(lambda s: without_group(s) if not lent or s.rank in lent else s)
 
     @contextmanager
     def restarting(self, ranks: Ranks) -> Iterator[None]:

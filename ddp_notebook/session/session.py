@@ -221,8 +221,8 @@ class Session:
         self.pool.need(verb)
 
     def status(self) -> Board:
-        """The board now."""
-        return self._set_up.status()
+        """The board now; while ranks run that a script has started itself, theirs."""
+        return self._where.started_ranks(self._runs.script) or self._set_up.status()
 
     def step_table(self) -> StepTable:
         """Where the ranks stand in set-up."""
@@ -287,6 +287,7 @@ class Session:
         started: Callable[[CellRun], None] | None = None,
         placed: Placed | None = None,
         as_module: bool = False,
+        as_python: bool = False,
         trails: Mapping[int, TrailOrder] | None = None,
     ) -> CellResult:
         """Run a torchrun-style script, unchanged, and wait until it is over.
@@ -298,8 +299,10 @@ class Session:
         needs a finished one loses its connection, as under torchrun; otherwise it blocks, and the
         hang is diagnosed. `hold` and `detach` are as in `run_cell`. Raises UsageMistake when there
         is no such script, or a rank is not free. `placed` puts its ranks on hosts of the fault lab.
-        With `as_module`, `path` is the name of a module, as in `python -m`. Ranks keep `trails` for
-        a comparison (`against`).
+        With `as_module`, `path` is the name of a module, as in `python -m`. With `as_python` it is
+        one process without torchrun's variables; the ranks that it starts itself, as by
+        `mp.spawn`, are then those that are diagnosed. Ranks keep `trails` for a comparison
+        (`against`).
         """
         return self._scripts.run(
             path,
@@ -310,6 +313,7 @@ class Session:
             settings=settings,
             placed=placed,
             as_module=as_module,
+            as_python=as_python,
             trails=trails,
         )
 

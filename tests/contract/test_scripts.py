@@ -314,4 +314,4 @@ def test_a_script_that_starts_its_ranks_itself_runs_on_one_rank_and_says_so_on_s
     ranks2.run_script(path, settings={0: jobs, 1: jobs}).raise_for_error()
     for rank in (0, 1):
         assert "spawning.py starts a process by itself, on each of 2 ranks" in ranks2.output(rank)
-        assert "%ddp_run --ranks 0 spawning.py" in ranks2.output(rank)
+        assert "%ddp_run --python spawning.py" in ranks2.output(rank)

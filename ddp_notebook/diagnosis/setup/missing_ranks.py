@@ -119,7 +119,7 @@ def _absent(
     if test is not None:
         every = "no condition may keep a rank from it"
     elif context.case.script:
-        every = "no rank may leave before it"
+        every = "no rank may leave before it, and as many must start as WORLD_SIZE says"
     else:
         every = "run the same code on all ranks (%%ddp without --ranks)"
     return Finding(

@@ -44,6 +44,8 @@ def _run_against_one(
     ui: NotebookUi, args: argparse.Namespace, path: str, run: Callable[..., CellResult]
 ) -> None:
     """Run the script at `path` on the ranks and on one, and say where they part."""
+    if getattr(args, "python", False):
+        raise UsageMistake("--against 1 compares ranks of torchrun's: leave --python out.")
     if args.detach or args.step is not None:
         raise UsageMistake(
             "--against 1 runs it three times and waits for each: leave --detach and --step out."
@@ -119,6 +121,7 @@ def _run_script(ui: NotebookUi, args: argparse.Namespace) -> None:
         store=args.store,
         settings=parse_settings(args.set, ui.session.record.snapshot.world_size),
         as_module=args.m,
+        as_python=args.python,
     )
     if args.against:
         _run_against_one(ui, args, args.script, script)
@@ -149,6 +152,7 @@ SCRIPT = Verb(
         ("%ddp_run --step collective train.py", "pausing before each collective"),
         ("%ddp_run --against 1 train.py", "where does it part from the same run on one rank?"),
         ("%ddp_run --detach train.py", "a long one: %ddp_wait shows its end"),
+        ("%ddp_run --python spawn.py", "a script that starts its ranks itself"),
         ("%ddp_run -m package.train --epochs 2", "a module, as torchrun -m would"),
     ),
     run=_run_script,
@@ -163,6 +167,11 @@ SCRIPT = Verb(
         options.settings("1:RANK=0"),
         Option("-n --world-size N", "start N ranks first, if there are none", type=int),
         Option("-m", "run a module by its name, such as package.train, in place of a script"),
+        Option(
+            "--python",
+            "run it once, as python does, without torchrun's variables: a script that starts its "
+            "ranks itself, as by mp.spawn; they are diagnosed",
+        ),
         *options.RUN_OPTIONS,
         Option("script", "the script", completer=files),
         Option("arguments", "its arguments", nargs=argparse.REMAINDER),

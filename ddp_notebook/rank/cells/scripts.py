@@ -36,8 +36,8 @@ from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.component import Run
 from ddp_notebook.rank.core import RankCore
 from ddp_notebook.rank.events import EventSender
-from ddp_notebook.rank.prepared import children
-from ddp_notebook.rank.rank_process import RankProcess, questions_of, streams_of
+from ddp_notebook.rank.prepared.children import Children
+from ddp_notebook.rank.rank_process import RankProcess, questions_of, started_in, streams_of
 from ddp_notebook.rank.training.against.recorder import TrailRecorder
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -74,6 +74,7 @@ class ScriptProcess:
         forwarder: OutputForwarder,
         script: Script,
     ) -> None:
+        self._pid = os.getpid()
         self._folder = process.folder
         self._events = events
         self._forwarder = forwarder
@@ -89,6 +90,9 @@ class ScriptProcess:
                 *trails,
             )
         )
+        self._children = Children(
+            core.watched, Path(script.path).name, script.world_size, started_in(process.folder)
+        )
         self._over = False
 
     def run(self) -> NoReturn:
@@ -98,12 +102,14 @@ class ScriptProcess:
         core.user_code.add_script(script.path)
         main = _as_main(script)
         core.handlers.on_question(calls.PULL, lambda of: values.pickled(of, vars(main)))
-        children.expect(Path(script.path).name, int(os.environ.get("WORLD_SIZE", "1")))
         self._life.attach()
+        self._children.expect()
         self._events.collect, self._events.pulse = self._forwarder.collect, self._pulse
         core.debugger.set_breakpoints(script.breakpoints)
         self._life.run_begins(Run(script.cell, script.paused))
         error = self._end_as_python_does(self._execute(main))
+        if os.getpid() != self._pid:  # a child of os.fork() that has come to the script's end
+            os._exit(_exit_code(error))
         if why := _OutputFile.why_lost:
             note = f"[... printed text was lost in {self._folder}: {why} ...]\n"
             self._forwarder.show(what=OutputKind.STDERR, text=note)
@@ -170,6 +176,9 @@ class ScriptProcess:
         self._show("".join(traceback.format_exception(type(error), error, trace)).rstrip())
 
     def _show(self, text: str) -> bool:
+        if os.getpid() != self._pid:
+            sys.stderr.write(f"{text}\n")  # nothing is forwarded from a child
+            return True
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
@@ -181,6 +190,13 @@ class ScriptProcess:
         doing = self._core.doing(in_run=not self._over)
         cell = 0 if self._over else self._script.cell
         return {"doing": doing, "cell": cell, "withheld_bytes": self._forwarder.withheld_bytes}
+
+
+def _exit_code(error: BaseException | None) -> int:
+    """The exit code of a process that ends with `error`."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return int(error is not None)
 
 
 def _as_main(script: Script) -> types.ModuleType:

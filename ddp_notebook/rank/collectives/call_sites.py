@@ -73,6 +73,10 @@ class _Variable:
         self.tries = 0
 
 
+_FORKED = "multiprocessing.process", "_bootstrap"
+"""The function in which a process of multiprocessing's begins."""
+
+
 class _Code:
     """What a code object is to us."""
 
@@ -82,6 +86,8 @@ class _Code:
         self.code = code  # keeps it alive: it is known by its id
         self.users = users
         self.ends = users and code.co_name == "<module>"
+        if (module, code.co_name) == _FORKED:
+            self.ends = True  # below it are lines of the process that forked this one
         self.part = None if users else _part(module, code.co_name)
         self.api = "" if users else _api(module, code.co_name)
         self.autograd = module.startswith("torch.autograd")
@@ -245,8 +251,8 @@ class CallSites:
             code = self._code(frame)
             if code.users:
                 path.append(line_at(frame))
-                if code.ends:
-                    break
+            if code.ends:
+                break
             frame = frame.f_back
         return tuple(reversed(path))
 
@@ -281,11 +287,11 @@ class CallSites:
             seen.append((frame.f_code, frame.f_lasti))
             if code.users:
                 key += (id(frame.f_code), frame.f_lasti)
-                ends = code.ends
             elif code.api:
                 key.append(id(frame.f_code))
             elif code.autograd and frame is begin:
                 self._engine = frame.f_code
+            ends = code.ends
             frame = frame.f_back
         thread = 0 if ends or begin is None else self._thread()
         if thread:
@@ -340,10 +346,10 @@ class CallSites:
             code = self._code(frame)
             if code.users:
                 path.append(line_at(frame))
-                if code.ends:
-                    break
             elif not path:
                 api, part = code.api or api, code.part or part
+            if code.ends:
+                break
             frame = frame.f_back
         variables = () if part is not None else tuple(self._variables_at(begin))
         lines = tuple(reversed(path[:_MOST_LINES]))
@@ -364,8 +370,8 @@ class CallSites:
             if code.users:
                 seen += 1
                 yield frame
-                if code.ends:
-                    return
+            if code.ends:
+                return
             frame = frame.f_back
 
 

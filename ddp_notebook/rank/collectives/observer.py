@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import os
 import sys
 import threading
 import time
@@ -101,15 +102,26 @@ class Observer(Component):
 
     def attach(self) -> None:
         """Have every group that is made from now on observed, if torch has not changed."""
+        self.open_log()
+        self._group_type = _group_type(self)
+        self.works.attach(self.call_sites.is_users)
+        torch_private.send_together(lambda group: isinstance(group, ObservedGroup))
+        torch_private.watch_groups(lambda new: _Making(self, new))
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.leave_log)
+
+    def open_log(self) -> None:
+        """Record collectives in the file of this process's rank from now on."""
         try:
             self.log = self._file = LogWriter(self.process.collective_log)
         except OSError as error:
             self.disable(error)
             self._say_limited("Collectives are not recorded, nor compared", error)
-        self._group_type = _group_type(self)
-        self.works.attach(self.call_sites.is_users)
-        torch_private.send_together(lambda group: isinstance(group, ObservedGroup))
-        torch_private.watch_groups(lambda new: _Making(self, new))
+
+    def leave_log(self) -> None:
+        """In a forked child: the file is that of its parent."""
+        self.log = self._file = None
+        self._settling = threading.Lock()  # a thread of the parent's may have held it
 
     def issued(self) -> int:
         """One more than the number of collectives in this run; 0 where none are recorded."""

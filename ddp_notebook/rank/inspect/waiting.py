@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch.distributed.rpc as rpc
 
 from ddp_notebook.model import Activity, Blocked, Lacks
+from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives import observer
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.collectives.pause import PauseGate
@@ -103,7 +104,9 @@ class Waiting:
         if inside:
             return Activity.WAITING
         if self._main_thread.running:
-            return Activity.BUSY
+            frame = sys._current_frames().get(threading.main_thread().ident or 0)
+            returned = torch_private.function_returned(frames.chain(frame))
+            return Activity.IDLE if returned else Activity.BUSY
         return Activity.FAILED if self._main_thread.error else Activity.IDLE
 
     def awaited(self) -> Awaited:

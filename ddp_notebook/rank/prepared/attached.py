@@ -1,5 +1,7 @@
 """The runtime in a prepared rank, from its first `init_process_group` on.
 
+A rank that was forked from a process with the runtime has it already.
+
 It observes and answers questions, and does nothing else until it is taken over
 (`taken_over.py`). It refuses no collective: mismatched ones go to torch as they
 would without it. The code that only answers need is loaded in a thread of its own: it takes as long
@@ -13,6 +15,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping
+from multiprocessing import process, util
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from ddp_notebook.model import codec
 from ddp_notebook.rank.component import Lifecycle, Run
 from ddp_notebook.rank.control_socket import ControlSocket
 from ddp_notebook.rank.prepared import job_folder
-from ddp_notebook.rank.prepared.ending import write_when_stuck
+from ddp_notebook.rank.prepared.ending import FIRST, write_when_stuck
 from ddp_notebook.rank.rank_process import NoEvents, RankProcess
 from ddp_notebook.rank.watched import Watched
 
@@ -63,12 +66,25 @@ class _Asked:
 def attach(rank: int, folder: Path) -> None:
     """Observe this process as `rank` and answer at the socket in `folder`."""
     watched = Watched(RankProcess(rank, NoEvents(), folder, folder / "ask", guards=False))
+    Lifecycle(watched.components()).attach()
+    _begin(watched, folder)
+
+
+def attach_fork(watched: Watched, rank: int, folder: Path) -> None:
+    """The same in a child that was forked from the process that `watched` watches."""
+    watched.process.becomes(rank, folder)
+    watched.observer.open_log()
+    watched.hooks.count_in_child()
+    _begin(watched, folder)
+
+
+def _begin(watched: Watched, folder: Path) -> None:
+    """Answer questions from now on, and leave for later what can then not be asked any more."""
     asked = _Asked(watched)
     questions = ControlSocket(watched.process.questions, asked.answer)
     asked.asker = lambda: questions.asker
-    life = Lifecycle((*watched.components(), questions))
-    life.attach()
-    life.run_begins(Run(RUN))
+    questions.attach()
+    Lifecycle(watched.components()).run_begins(Run(RUN))
     pid = os.getpid()
 
     def ends() -> None:
@@ -80,6 +96,8 @@ def attach(rank: int, folder: Path) -> None:
                 job_folder.write(folder / FACTS, {"facts": facts})
 
     atexit.register(ends)
+    if process.parent_process() is not None:  # one that was forked ends without `atexit`
+        util.Finalize(None, ends, exitpriority=FIRST)
 
     def counts() -> tuple[int, int]:
         log = watched.observer.log

@@ -27,7 +27,8 @@ from ddp_notebook.rank.prepared import job_folder, processes
 from ddp_notebook.rank.prepared.ending import note_the_end, write_stacks_when_ended
 from ddp_notebook.rank.prepared.job_folder import About
 
-_PID_VARIABLE = "DDP_NOTEBOOK_RANK_PID"
+PID_VARIABLE = "DDP_NOTEBOOK_RANK_PID"
+"""Of which process RANK is."""
 _CALLED = "init_process_group"
 _TOLD = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", f"{Path(os.__file__).parent}{os.sep}")
@@ -40,7 +41,7 @@ def begin() -> None:
     here = Prepared()
     rank = os.environ.get("RANK", "")
     if rank.isascii() and rank.isdigit() and _is_ranks_own():
-        os.environ[_PID_VARIABLE] = str(os.getpid())
+        os.environ[PID_VARIABLE] = str(os.getpid())
         here.appear(int(rank))
     here.watch()
 
@@ -56,7 +57,7 @@ def _is_ranks_own() -> bool:
     spawned = sys.modules.get("multiprocessing.process")
     if spawned is not None and spawned.parent_process() is not None:
         return False
-    return os.environ.get(_PID_VARIABLE, str(os.getpid())) == str(os.getpid())
+    return os.environ.get(PID_VARIABLE, str(os.getpid())) == str(os.getpid())
 
 
 class Prepared:
@@ -71,8 +72,7 @@ class Prepared:
 
     def appear(self, rank: int, world_size: int | None = None) -> None:
         """Register this process, and answer where its main thread is."""
-        about = _about(rank, world_size)
-        self._rank, self._folder = rank, job_folder.make(about)
+        self._rank, self._folder = rank, job_folder.make(about(rank, world_size))
         if self._folder is not None:
             note_the_end(self._folder)
             write_stacks_when_ended(self._folder)
@@ -151,20 +151,22 @@ def _path() -> list[dict[str, Any]]:
     return path[::-1]
 
 
-def _about(rank: int, world_size: int | None) -> About:
-    environment, launcher = os.environ, os.getppid()
+def about(rank: int, world_size: int | None, launcher: int = 0) -> About:
+    """What this process says about itself, as `rank`; by default its launcher is looked for."""
+    environment = os.environ
+    if world_size is None:
+        world_size = _number(environment.get("WORLD_SIZE"))
     with contextlib.suppress(OSError):  # not Linux
-        launcher = processes.launcher(os.getpid())
-    world = environment.get("WORLD_SIZE", "")
-    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+        launcher = launcher or processes.launcher(os.getpid())
+    launcher = launcher or os.getppid()
     return About(
         pid=os.getpid(),
         began=job_folder.began(os.getpid()),
         parent=launcher,
         parent_began=job_folder.began(launcher),
         rank=rank,
-        world_size=int(world) if world.isascii() and world.isdigit() else world_size,
-        attempt=int(attempt) if attempt.isascii() and attempt.isdigit() else 0,
+        world_size=world_size,
+        attempt=_number(environment.get("TORCHELASTIC_RESTART_COUNT")) or 0,
         script=os.path.abspath(sys.argv[0]) if sys.argv and sys.argv[0] else "",  # noqa: PTH100
         folder=str(Path.cwd()),
         host=job_folder.host(),
@@ -173,3 +175,8 @@ def _about(rank: int, world_size: int | None) -> About:
         agents_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         told={name: environment[name] for name in _TOLD if name in environment},
     )
+
+
+def _number(text: str | None) -> int | None:
+    """The number that a variable holds; None for anything else."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None

@@ -27,7 +27,7 @@ from ddp_notebook.rank.prepared import job_folder
 
 _MOST_TEXT = 2000
 _FIRST_S, _LONGEST_S = 2.0, 60.0
-_FIRST = 1000
+FIRST = 1000
 """Of multiprocessing's finalizers, this one is called first."""
 
 
@@ -68,7 +68,7 @@ def note_the_end(folder: Path) -> None:
     atexit.register(python_ends)
     if process.parent_process() is not None:
         # multiprocessing catches what its child raises, and ends one that it forked by os._exit().
-        util.Finalize(None, child_ends, exitpriority=_FIRST)
+        util.Finalize(None, child_ends, exitpriority=FIRST)
 
 
 def _in_flight() -> BaseException | None:

@@ -135,9 +135,9 @@ def root() -> Path:
     return Path(given) if given else parents()[0] / f"ddp-notebook-jobs-{os.getuid()}"
 
 
-def make(about: About) -> Path | None:
-    """A folder for a process; None if it cannot be made private to this user."""
-    folder = root()
+def make(about: About, folder: Path | None = None) -> Path | None:
+    """A folder for a process, in `folder` or `root()`; None if it cannot be made private."""
+    folder = folder or root()
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     if not is_private(folder):
@@ -167,9 +167,9 @@ def read(path: Path, most_bytes: int) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
-def processes() -> list[tuple[About, Path]]:
-    """This user's prepared processes with their folders, the oldest first."""
-    folder = root()
+def processes(folder: Path | None = None) -> list[tuple[About, Path]]:
+    """The prepared processes in `folder`, by default this user's, with their own; oldest first."""
+    folder = folder or root()
     if not is_private(folder):
         return []
     found = []
@@ -224,6 +224,16 @@ def began(pid: int) -> int:
     except OSError:
         return 0
     return 0 if state == "Z" else int(rest[18])
+
+
+def exit_code(about: About) -> int | None:
+    """How a process ended: negative for a signal. None where it runs, or its parent has asked."""
+    try:
+        state, *rest = stat_fields(Path(f"/proc/{about.pid}/stat"))
+        ended = state == "Z" and int(rest[18]) == about.began and about.pids == namespace()
+        return os.waitstatus_to_exitcode(int(rest[48])) if ended else None
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def namespace() -> str:

@@ -61,6 +61,8 @@ class InitCalls(Component):
         self._sockets = sockets
         self._resolver = resolver
         self.calls = Calls()
+        self.before_call: Callable[[InitArguments], None] = lambda _: None
+        """Called with the arguments of each call before it is recorded."""
 
     def attach(self) -> None:
         """Record torch's `init_process_group`, under both of its names."""
@@ -98,12 +100,14 @@ class InitCalls(Component):
 
         @functools.wraps(torchs)
         def init_process_group(*args: Any, **options: Any) -> None:
-            calls, arguments = self.calls, InitArguments()
+            arguments = InitArguments()
             with contextlib.suppress(Exception):  # torch itself says what is wrong with a call
                 bound = signature.bind(*args, **options)
                 bound.apply_defaults()
                 arguments = arguments_of(bound.arguments)
+                self.before_call(arguments)
                 self.enter(arguments)
+            calls = self.calls
             try:
                 if not dist.is_initialized():
                     self._await_folder(arguments)

@@ -46,7 +46,7 @@ class RunSummary:
         saves: Saves,
         names: GlobalNames,
     ) -> None:
-        self._rank = process.rank
+        self._process = process
         self._observer = observer
         self._tracker = tracker
         self._samplers = samplers
@@ -60,7 +60,7 @@ class RunSummary:
         replicas = self._replicas(digester)
         keys = {id(replica): facts.key for replica, facts in replicas}
         facts = model.RunFacts(
-            rank=self._rank,
+            rank=self._process.rank,
             run=self._observer.run,
             host=socket.gethostname(),
             gpu=_gpu(),

@@ -36,6 +36,8 @@ from ddp_notebook.rank.training.samplers import Samplers
 from ddp_notebook.rank.training.saves import Saves
 from ddp_notebook.rank.training.step_marks import StepMarks
 
+_IN_A_CHILD = "a forked child"
+
 
 class TrainingHooks(Component):
     """The hooks, each installed once. They run in every step, so what they call is bound early."""
@@ -146,7 +148,12 @@ class TrainingHooks(Component):
 
     def _leave_child_alone(self) -> None:
         """In a forked child: a worker that loads data is no rank."""
-        self._tracker.broken = "a forked child"
+        self._tracker.broken = _IN_A_CHILD
+
+    def count_in_child(self) -> None:
+        """In a forked child that is a rank: count from now on."""
+        if self._tracker.broken == _IN_A_CHILD:
+            self._tracker.broken = ""
 
     # -- the hooks -------------------------------------------------------------------------
 

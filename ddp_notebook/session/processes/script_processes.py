@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from ddp_notebook.launch import out_of_memory
 from ddp_notebook.model import CellFinished, Event, Output, OutputKind, RankExited, Ranks, codec
 from ddp_notebook.rank.calls import Script
-from ddp_notebook.rank.rank_process import questions_of, streams_of
+from ddp_notebook.rank.rank_process import questions_of, started_in, streams_of
+from ddp_notebook.session.processes.started_ranks import StartedRanks
 from ddp_notebook.state.output import STREAMS
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ class ScriptProcesses:
         """Ranks whose script is over; the end of their processes is not reported again."""
         self._oom_kills = out_of_memory.kills()
         folder.mkdir(mode=0o700)
+        self.started_ranks = StartedRanks(started_in(folder), lambda: self._is_over)
+        """The ranks that these processes have started themselves."""
         self._sent: dict[tuple[int, OutputKind], int] = {}
         """Bytes received of each stream."""
         self._key = places.receiver.add_source(self._hear)
@@ -128,6 +131,11 @@ class ScriptProcesses:
                 code = self._exits.get(rank)
             if code is not None:  # it ended before its pid was registered
                 self._tell(rank, code)
+
+    @property
+    def _is_over(self) -> bool:
+        """True once the script has ended on a rank."""
+        return bool(self._finished or self._exits)
 
     def kill(self, ranks: Ranks) -> None:
         """End the processes of `ranks`."""

@@ -198,6 +198,14 @@ class RunController:
             self._signalled.update(ranks)
         for rank in ranks:
             self.cluster.signal(rank, signal.SIGINT)
+        if ranks and self.run.started_ranks is not None:  # a terminal's Ctrl-C is sent to all
+            self.run.started_ranks.interrupt()
+
+    def end_started_ranks(self) -> None:
+        """End the processes of ranks that a script has started itself; it goes on without them."""
+        started = self.run.started_ranks
+        if started is not None:
+            started.end(self._record.snapshot.ranks[self.run.ranks[0]].pid)
 
     def look(self, *, as_script: bool = True) -> Case:
         """The case as it is. That of a cell has all ranks of the session in it.
@@ -217,7 +225,9 @@ class RunController:
             collectives=lambda: self.logs.read(ranks, run.cell),
             sources=run.sources,
         )
-        return with_sources_in_use(case, run.earlier)
+        case = with_sources_in_use(case, run.earlier)
+        started = run.started_ranks.case(case) if alone and run.started_ranks is not None else None
+        return started if started is not None else case
 
     # -- to the end ----------------------------------------------------------------------
 
@@ -313,7 +323,12 @@ class RunController:
     def _detector(self) -> StallDetector:
         """Detects stuck ranks; asks no rank while they issue collectives or print."""
         run, logs = self.run, self.logs
-        return StallDetector(self.look, moved=lambda: (logs.written(run.ranks), run.changes))
+
+        def moved() -> object:
+            started = run.started_ranks.written() if run.started_ranks is not None else ()
+            return logs.written(run.ranks), run.changes, started
+
+        return StallDetector(self.look, moved=moved)
 
     def _interrupt(self) -> CellInterrupted:
         """Interrupt its ranks; returns whether or not they stop."""

@@ -38,6 +38,7 @@ from ddp_notebook.state.fold import MISMATCH
 from ddp_notebook.state.output import OutputLog, group, group_live, split_errors
 
 if TYPE_CHECKING:
+    from ddp_notebook.session.processes.started_ranks import StartedRanks
     from ddp_notebook.session.runs.stall_detector import StallDetector
 
 
@@ -120,6 +121,8 @@ class CellRun:
         """Set when no rank is in it any more, or the session has ended under it."""
         self.detector: StallDetector | None = None
         """The stall detector of this run; None while there is none."""
+        self.started_ranks: StartedRanks | None = None
+        """The ranks that it starts itself, if it is a script in one process; else None."""
         self.stops: dict[int, LineStopped] = {}
         """Ranks that are paused at a line, and where."""
         self._left_stops: dict[int, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from ddp_notebook.launch.environment import (
 from ddp_notebook.model import Diagnosis, Ranks
 from ddp_notebook.rank import calls
 from ddp_notebook.session.interrupts import noted
-from ddp_notebook.session.options import Settings
+from ddp_notebook.session.options import Settings, cores
 from ddp_notebook.session.runs import post_run
 from ddp_notebook.session.runs.controller import RunController
 from ddp_notebook.session.runs.gather import LaunchParameters
@@ -56,10 +57,12 @@ class Scripts:
         settings: Settings | None = None,
         placed: Placed | None = None,
         as_module: bool = False,
+        as_python: bool = False,
         trails: Mapping[int, TrailOrder] | None = None,
     ) -> CellResult:
         """`Session.run_script`."""
         processes = self._pool.need("%ddp_run")
+        ranks = _place_of_python(ranks, options) if as_python else ranks
         script, package = find_module(path) if as_module else (find_script(path), None)
         self._check_processes(processes, ranks)
         claim = self._runs.claim(
@@ -81,6 +84,7 @@ class Scripts:
                 package,
                 trails or {},
                 leaves=options.wait == "forever" and not options.hold,
+                as_python=as_python,
             )
             return self._runs.carry_out(controller, work, interrupted, options)
 
@@ -115,8 +119,13 @@ class ScriptWork:
     package: str | None
     trails: Mapping[int, TrailOrder]
     leaves: bool
+    as_python: bool = False
 
     def __post_init__(self) -> None:
+        if self.as_python:
+            self._environments = python_environment(self.processes, self.run.ranks, self.settings)
+            self.launch = LaunchParameters(script=True)
+            return
         run, processes, store = self.run, self.processes, self.store
         host = processes.options.master_addr
         if self.placed is not None:
@@ -145,17 +154,20 @@ class ScriptWork:
                 number=self.run.number,
                 path=self.command[0],
                 arguments=tuple(self.command[1:]),
-                threads=self.processes.options.threads,
+                threads=cores() if self.as_python else self.processes.options.threads,
                 breakpoints=self.breakpoints_of(rank),
                 paused=self.run.pausing,
                 leaves=self.leaves,
                 package=self.package,
                 trail=self.trails.get(rank),
+                world_size=len(self.run.ranks),
             )
             for rank in ranks
         }
         hosts = self.placed.hosts if self.placed is not None else {}
         started = self.processes.open_script(self.run.cell, ranks)
+        if len(ranks) == 1:
+            self.run.started_ranks = started.started_ranks
         started.start(scripts, self._environments, hosts)
         return ()
 
@@ -163,7 +175,7 @@ class ScriptWork:
         """How the script ended, with a diagnosis; its processes stay."""
         run = self.run
         result = run.result()
-        diagnosis = Diagnosis() if controller.aborted else diagnose_run(controller.look())
+        diagnosis = Diagnosis() if controller.aborted else self._diagnosed(controller, result)
         if diagnosis.wrong:
             diagnosis = run.with_tracebacks(diagnosis)
             result = replace(result, diagnosis=diagnosis)
@@ -176,6 +188,23 @@ class ScriptWork:
         if self.placed is not None:
             self.processes.end_script()  # also ends the lab's hosts
         return result
+
+    def _diagnosed(self, controller: RunController, result: CellResult) -> Diagnosis:
+        """What was wrong: with the ranks that it started itself, else with its own processes."""
+        started = self.run.started_ranks
+        found = started.ended(failed=result.error is not None) if started is not None else None
+        return found if found is not None else diagnose_run(controller.look())
+
+
+def _place_of_python(ranks: Ranks | None, options: RunOptions) -> Ranks:
+    """Which rank's place a script has that is one process. Raises UsageMistake."""
+    if options.hold:
+        raise UsageMistake(
+            "Ranks that a script starts itself do not pause before collectives: leave --step out."
+        )
+    if ranks is not None and len(ranks) != 1:
+        raise UsageMistake("--python runs the script once: leave --ranks out, or name one rank.")
+    return ranks or (0,)
 
 
 def find_script(path: str) -> Path:
@@ -227,4 +256,18 @@ def environments(
         unset = {name for name, value in changed.items() if not value}
         whole = child_environment({**common, **changed})
         made[rank] = {name: value for name, value in whole.items() if name not in unset}
+    return made
+
+
+def python_environment(
+    processes: Processes, ranks: Ranks, settings: Settings
+) -> dict[int, dict[str, str]]:
+    """The same for a script that is one process, as plain `python` has it; it sees all GPUs."""
+    common = processes.environment(tuple(range(processes.options.world_size)))
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    made = {}
+    for rank in ranks:
+        changed = {**common, "OMP_NUM_THREADS": threads, **settings.get(rank, {})}
+        whole = child_environment(changed)
+        made[rank] = {name: value for name, value in whole.items() if value or name not in changed}
     return made

@@ -259,6 +259,7 @@ class SetUp:
         self._record.wait_for(begun, scaled_for_load(_BEGUN_WITHIN_S))
         for controller in aborted:
             controller.signal_started()
+            controller.end_started_ranks()
         blocked = bring_up.free(ranks)
         bring_up.processes.replace(blocked)
         return blocked

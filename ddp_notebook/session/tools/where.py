@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ddp_notebook import jobs
 from ddp_notebook.diagnosis.parallel.layout import arranged, mesh_of_parameters
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import (
     Activity,
+    Board,
     Doing,
     Ranks,
     RankStack,
@@ -21,6 +23,7 @@ from ddp_notebook.rank.calls import CannotAnswer, answered
 from ddp_notebook.session.guards import existing, living
 from ddp_notebook.session.processes.unresponsive import last_known, process_of
 from ddp_notebook.state import stack_tree
+from ddp_notebook.state.board_rows import board_of
 from ddp_notebook.state.descriptions import describe
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from ddp_notebook.model.parallel.layout import MeshLayout
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.record import Record
+    from ddp_notebook.session.runs.controller import RunController
 
 _ASK_TIMEOUT_S = 2.0
 _FACTS_TIMEOUT_S = 10.0
@@ -43,13 +47,25 @@ class Where:
 
     def where(self, ranks: Ranks | None = None, locals: bool = False) -> StackTree:
         """`Session.where`."""
-        cluster = self._pool.need("%ddp_where").cluster
-        snapshot = self._record.snapshot
+        processes = self._pool.need("%ddp_where")
+        script = processes.script
+        if script is not None and (job := script.started_ranks.job) is not None:
+            return jobs.stacks.of_job(job, ranks, locals)
+        cluster, snapshot = processes.cluster, self._record.snapshot
         members = tuple(sorted(set(existing(ranks, snapshot))))
         request = calls.StackRequest(with_locals=locals)
         answers = cluster.ask(living(members, snapshot), calls.STACK, request, _ASK_TIMEOUT_S)
         stacks = (_stack(snapshot.ranks[rank], answers.get(rank)) for rank in members)
         return stack_tree.merge(stacks, snapshot.world_size)
+
+    def started_ranks(self, script: RunController | None) -> Board | None:
+        """The board of the ranks that `script` has started itself; None while none run."""
+        started = script.run.started_ranks if script is not None else None
+        if script is None or started is None:
+            return None
+        script.look()
+        facts = started.shown(script.run.title)
+        return board_of(facts) if facts is not None else None
 
     def mesh_of_models(self) -> Mesh | None:
         """The largest mesh on which ranks hold parameters; None for none."""
