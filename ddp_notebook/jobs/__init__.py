@@ -4,6 +4,7 @@ acting/             What a job that was taken over can be told: step, abort.
 attachment.py       Which job the verbs mean that look at ranks.
 commandline.py      `ddp-notebook jobs | why | where | save | run | mcp`: arguments, texts, JSON.
 dead.py             Diagnoses an ended job from the files that it left.
+hosts/              Jobs on other hosts, by ssh or srun.
 listing.py          A user's jobs on this host, as a table and as JSON.
 mcp_server.py       `ddp-notebook mcp`: the jobs of this user for a program, over stdio.
 never_met.py        Set-up mistakes that logs alone prove.
@@ -26,11 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddp_notebook.jobs import acting as acting
+    from ddp_notebook.jobs import hosts as hosts
     from ddp_notebook.jobs import listing as listing
     from ddp_notebook.jobs import targets as targets
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("acting", "listing", "targets"):
+    if name not in ("acting", "hosts", "listing", "targets"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return __import__(f"{__name__}.{name}", fromlist=[name])

@@ -10,19 +10,22 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
+from ddp_notebook.archive.save import check_target, line, write
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import listing, targets
+from ddp_notebook.jobs import hosts, listing, targets
 from ddp_notebook.jobs.verdict import Verdict, places_to_json
-from ddp_notebook.model import Place, name_ranks
+from ddp_notebook.model import Place, Ranks, name_ranks, parse_ranks
 from ddp_notebook.views import findings as view
+from ddp_notebook.views import stacks
 from ddp_notebook.views.ansi import plain
 
 _TARGET = (
     "a pid of a job, a rank's or the launcher's (most is known of one that was started with "
     "DDP_NOTEBOOK=1); or the folder or files that a job left: dumps of torch's flight recorder, "
-    "torchrun's log folder, logs, a run written by %%ddp_save. Without one: the job that runs, "
-    "or the last one"
+    "torchrun's log folder, logs, a run written by %%ddp_save; or HOST:PID for a job on another "
+    "host, by your ssh. Without one: the job that runs, or the last one"
 )
+_SLURM = "the number of a job of Slurm's that runs: its hosts are asked by srun --overlap"
 _CODES = "Exit codes: 0 no problem, 1 a finding, 2 undecided, 3 wrong usage."
 
 
@@ -36,8 +39,16 @@ def add(commands: Any) -> None:
         command = commands.add_parser(
             name, help=about, description=f"{about.capitalize()}. {_CODES}", allow_abbrev=False
         )
-        if run is not _jobs:
+        if run is _jobs:
+            command.add_argument("host", nargs="?", help="another host, by your ssh")
+        else:
             command.add_argument("target", nargs="*", help=_TARGET)
+            command.add_argument("--slurm", metavar="JOB", help=_SLURM)
+        if run is _where:
+            add = command.add_argument
+            add("--stacks", action="store_true", help="the stacks of all ranks, as one tree")
+            add("--locals", action="store_true", help="the same, with the user's variables")
+            add("--ranks", help="the stacks of these ranks only, as in 0,2-3")
         command.add_argument("--json", action="store_true", help="print it as JSON")
         command.set_defaults(run=run)
     _add_save(commands)
@@ -65,7 +76,7 @@ def _add_save(commands: Any) -> None:
     about = "write what is known of a job to a file, for `why` and for a notebook"
     save = commands.add_parser("save", help=about, description=about, allow_abbrev=False)
     save.add_argument("target", help=_TARGET)
-    save.add_argument("file", help="the file to write")
+    save.add_argument("file", help="the file to write; - writes it to the output")
     save.add_argument("--force", action="store_true", help="replace a file that exists")
     save.set_defaults(run=_save)
 
@@ -82,7 +93,11 @@ def _add_run(commands: Any) -> None:
 
 def _save(args: argparse.Namespace) -> int:
     target = targets.named([args.target])
-    target.save(args.file, force=args.force)
+    if args.file == "-":
+        print(line(target.saved()))
+        return 0
+    file = check_target(args.file, args.force, "ddp-notebook save JOB")
+    write(file, target.saved(), args.force)
     print(f"{args.file}: {target.name}. Read it: ddp-notebook why {args.file}")
     return 0
 
@@ -93,19 +108,26 @@ def _run(args: argparse.Namespace) -> NoReturn:
 
 
 def _jobs(args: argparse.Namespace) -> int:
+    if args.host is not None:
+        print(hosts.listed(args.host, *(["--json"] if args.json else [])))
+        return 0
     jobs = listing.listed()
     _print(listing.to_json(jobs) if args.json else listing.text(jobs))
     return 0
 
 
 def _why(args: argparse.Namespace) -> int:
-    verdict = targets.named(args.target).why()
+    verdict = targets.named(args.target, args.slurm).why()
     _print(verdict.to_json() if args.json else _as_text(verdict))
     return verdict.outcome.value
 
 
 def _where(args: argparse.Namespace) -> int:
-    target = targets.named(args.target)
+    target = targets.named(args.target, args.slurm)
+    if args.stacks or args.locals or args.ranks is not None:
+        tree = target.where(_ranks(args.ranks, target.world_size), args.locals)
+        _print(places_to_json(target.places(), tree) if args.json else stacks.text(tree))
+        return 0
     places = target.places()
     _print(
         places_to_json(places)
@@ -113,6 +135,14 @@ def _where(args: argparse.Namespace) -> int:
         else _places_text(places, target.world_size, target.about, " ".join(args.target))
     )
     return 0
+
+
+def _ranks(words: str | None, world_size: int) -> Ranks | None:
+    """Raises UsageMistake for ranks that the job does not have."""
+    try:
+        return None if words is None else parse_ranks(words, world_size)
+    except ValueError as error:
+        raise UsageMistake(str(error)) from None
 
 
 def _as_text(verdict: Verdict) -> str:

@@ -29,12 +29,15 @@ _VERBS = "%ddp_why, %ddp_where and %ddp_board"
 
 
 def _attach(ui: NotebookUi, args: argparse.Namespace) -> None:
-    if not args.job:
+    if not args.job and args.slurm is None:
         ui.say(jobs.listing.text(jobs.listing.listed()))
         _say_which(ui)
         return
+    if len(args.job) == 1 and args.job[0].endswith(":"):
+        ui.say(jobs.hosts.listed(args.job[0].removesuffix(":")))
+        return
     attachment = ui.session.attachment
-    job = attachment.attach(args.job, take_over=args.take_over)
+    job = attachment.attach(args.job, slurm=args.slurm, take_over=args.take_over)
     taken = attachment.taken_over
     ui.say(
         f"Attached to {_first_line(job)}\n"
@@ -65,20 +68,31 @@ ATTACH = Verb(
     "DDP_NOTEBOOK=1; there are no breakpoints in it): what they will do is said first, "
     "%ddp_detach gives it back, and so does the end of the notebook's kernel: no rank stays "
     "paused. Without an argument: which jobs there are. No ranks of this session are needed. A job "
-    "on another host is looked at in a shell there: ddp-notebook why PID; one of Slurm's, too (on "
-    "its host, by srun --overlap), for its number is not understood.",
+    "on another host is looked at through your own ssh, which must not ask for a password, and "
+    "needs the package there: HOST:PID, or several for the hosts of one job; HOST: lists the jobs "
+    "there. One of Slurm's through srun --overlap, on all its hosts. Each question runs "
+    "ddp-notebook there, which ends with its answer. It is found where it is on this host, or on "
+    "the PATH there; else DDP_NOTEBOOK_THERE says where. DDP_NOTEBOOK_SSH='ssh -J login' says what "
+    "to run in place of ssh.",
     examples=(
         ("%ddp_attach", "your jobs on this host: which run, which are stuck"),
         ("%ddp_attach 12345", "one of them, by the pid of a rank or of torchrun"),
         ("%ddp_attach 12345 --take-over", "the same, and %ddp_step and %ddp_abort act on it"),
+        ("%ddp_attach gpu07:12345", "one on another host, by ssh; gpu07: lists those there"),
+        ("%ddp_attach --slurm 991234", "a job of Slurm's, on all its hosts"),
         ("%ddp_attach logs/", "dumps of torch's flight recorder, logs, a run of %ddp_save"),
     ),
     run=_attach,
     options=(
         Option("--take-over", "let %ddp_step and %ddp_abort act on it"),
         Option(
+            "--slurm JOB",
+            "a job of Slurm's that runs, on all its hosts, by srun --overlap",
+            default=None,
+        ),
+        Option(
             "job",
-            "a pid; or the folder or files that a job left",
+            "a pid; HOST:PID for another host, by your ssh; or the folder or files that a job left",
             nargs="*",
             default=[],
             completer=files,
