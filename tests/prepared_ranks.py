@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import with_entry_point
+from support import eventually, with_entry_point
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import prepared
@@ -110,3 +110,27 @@ def said(shell: Any, capsys: pytest.CaptureFixture[str], source: str) -> str:
     capsys.readouterr()
     assert shell.run_cell(source).success, source
     return capsys.readouterr().out
+
+
+def in_its_loop(pid: int) -> Job | None:
+    """The job of a process whose ranks do steps; None before."""
+    try:
+        job = prepared.job_of(pid)
+    except UsageMistake:
+        return None
+    logs = [process.log(rank, 1).records for rank, process in job.processes.items()]
+    return job if len(logs) == 2 and all(of and of[0].number > 9 for of in logs) else None
+
+
+def issued(job: Job) -> list[int]:
+    """How many collectives each rank has issued."""
+    logs = (process.log(rank, 1).records for rank, process in job.processes.items())
+    return [records[-1].number for records in logs]
+
+
+def goes_on(job: Job) -> bool:
+    """True once each rank has issued more."""
+    before = issued(job)
+    return bool(
+        eventually(lambda: all(b > a for a, b in zip(before, issued(job), strict=True)), 30)
+    )

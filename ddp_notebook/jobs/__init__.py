@@ -2,7 +2,7 @@
 
 acting/             What a job that was taken over can be told: step, abort.
 attachment.py       Which job the verbs mean that look at ranks.
-commandline.py      `ddp-notebook jobs | why | where | save | run | mcp`: arguments, texts, JSON.
+commandline.py      `ddp-notebook jobs | why | where | save | step | …`: arguments, texts, JSON.
 dead.py             Diagnoses an ended job from the files that it left.
 hosts/              Jobs on other hosts, by ssh or srun.
 listing.py          A user's jobs on this host, as a table and as JSON.

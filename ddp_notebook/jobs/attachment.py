@@ -54,6 +54,6 @@ def _taken_over(target: Target) -> TakenOver:
     if not isinstance(target, jobs.targets.Prepared):
         raise UsageMistake(
             f"Only a job that runs on this host, and was started with DDP_NOTEBOOK=1, can be taken "
-            f"over; this is {target.name}. To look at it: %ddp_attach without --take-over"
+            f"over; this is {target.name}. It can only be looked at."
         )
     return jobs.acting.TakenOver(target)

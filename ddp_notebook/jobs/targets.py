@@ -16,7 +16,16 @@ from ddp_notebook.jobs.hosts.target import Elsewhere
 from ddp_notebook.jobs.outside.target import Unprepared
 from ddp_notebook.jobs.prepared import Job
 from ddp_notebook.jobs.verdict import Verdict
-from ddp_notebook.model import Board, Case, Place, RankReport, Ranks, StackTree, name_ranks
+from ddp_notebook.model import (
+    Board,
+    Case,
+    Place,
+    RankReport,
+    Ranks,
+    StackTree,
+    name_ranks,
+    parse_ranks,
+)
 from ddp_notebook.rank.prepared import job_folder
 
 
@@ -209,6 +218,14 @@ def named(words: Sequence[str], slurm: str | None = None) -> Target:
     if _ELSEWHERE.fullmatch(first) and not files.exists(Path(first)):
         return _elsewhere(words)
     return Left([named_file(word) for word in words])
+
+
+def ranks_of(target: Target, words: str | None) -> Ranks | None:
+    """The ranks that a user names; None for all. Raises UsageMistake for those it does not have."""
+    try:
+        return None if words is None else parse_ranks(words, target.world_size)
+    except ValueError as error:
+        raise UsageMistake(str(error)) from None
 
 
 def _elsewhere(words: Sequence[str]) -> Target:

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prepared_ranks import ROOT, found_in, launch, said
+from prepared_ranks import ROOT, found_in, goes_on, in_its_loop, issued, launch, said
 from support import eventually
 
 from ddp_notebook import __main__
 from ddp_notebook.cluster.questions import ask
-from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import prepared
-from ddp_notebook.jobs.prepared import Job
 from ddp_notebook.jobs.verdict import Outcome
 from ddp_notebook.rank import calls
 
@@ -147,16 +145,8 @@ def test_a_job_that_is_taken_over_is_stepped_given_back_and_aborted(
 ) -> None:
     ranks = launch(tmp_path, started, "steps")
     pid = ranks[0].pid
-    job = eventually(lambda: _in_its_loop(pid), 120)
+    job = eventually(lambda: in_its_loop(pid), 120)
     sockets = prepared.sockets_of(job)
-
-    def issued() -> list[int]:
-        logs = (process.log(rank, 1).records for rank, process in job.processes.items())
-        return [records[-1].number for records in logs]
-
-    def goes_on() -> bool:
-        before = issued()
-        return bool(eventually(lambda: all(b > a for a, b in zip(before, issued(), strict=True))))
 
     def refusals(*questions: Any) -> list[str]:
         answers = [ask(sockets, each, calls.Nothing(), 10.0) for each in questions]
@@ -178,20 +168,20 @@ def test_a_job_that_is_taken_over_is_stepped_given_back_and_aborted(
         assert len(refusals(*acts)) == 10
         assert "paused" in said(shell, capsys, f"%ddp_attach {pid}\n%ddp_where")
         other.kill()
-    assert goes_on(), "as if nobody had taken it over"
+    assert goes_on(job), "as if nobody had taken it over"
 
     shown = said(shell, capsys, f"%ddp_attach {pid} --take-over")
     assert (
         "It is taken over: nothing has changed in it yet." in shown and "%ddp_abort ends" in shown
     )
-    assert goes_on()
+    assert goes_on(job)
     first = said(shell, capsys, "table = %ddp_step\nprint(table)")
     assert "paused" in first, first
-    at = issued()
+    at = issued(job)
     said(shell, capsys, "table = %ddp_step --to all_reduce")
-    assert all(0 <= b - a <= 1 for a, b in zip(at, issued(), strict=True)), "one each"
+    assert all(0 <= b - a <= 1 for a, b in zip(at, issued(job), strict=True)), "one each"
     assert "given back" in said(shell, capsys, "%ddp_detach")
-    assert goes_on()
+    assert goes_on(job)
     assert len(refusals(*acts)) == 10
 
     # One rank is paused, the other waits for it in all_reduce.
@@ -201,12 +191,3 @@ def test_a_job_that_is_taken_over_is_stepped_given_back_and_aborted(
     # By KeyboardInterrupt, or by what torch raises where the connections end.
     assert {rank.wait(30) for rank in ranks} <= {-signal.SIGINT, 1}
     said(shell, capsys, "%ddp_detach")
-
-
-def _in_its_loop(pid: int) -> Job | None:
-    try:
-        job = prepared.job_of(pid)
-    except UsageMistake:
-        return None
-    logs = [process.log(rank, 1).records for rank, process in job.processes.items()]
-    return job if len(logs) == 2 and all(of and of[0].number > 9 for of in logs) else None

@@ -16,11 +16,9 @@ from ddp_notebook.magics.verb import Verb
 from ddp_notebook.model import (
     Board,
     Diagnosis,
-    Ranks,
     StackTree,
     StepTable,
     name_ranks,
-    parse_ranks,
     verb,
 )
 from ddp_notebook.session.interrupts import noted
@@ -61,8 +59,9 @@ ATTACH = Verb(
     "ddp_attach",
     about="Look at a job that no notebook started: one that runs on this host, or the files that "
     "one left. Most is known of one that was started with DDP_NOTEBOOK=1; of another, what py-spy "
-    "shows from outside. torch's flight recorder cannot be read while a job runs: name the files "
-    "that it writes. %ddp_why, %ddp_where and %ddp_board then mean that job, until %ddp_detach. "
+    "shows from outside, and torch's flight recorder where the ranks give it away: by torch's "
+    "worker server at TORCH_WORKER_SERVER_SOCKET; by NCCL's pipe or its dumps (never run). "
+    "%ddp_why, %ddp_where and %ddp_board then mean that job, until %ddp_detach. "
     "Nothing changes what it does: it is not paused, gets no signal, and goes on when the notebook "
     "ends. With --take-over %ddp_step and %ddp_abort mean it, too (a job that was started with "
     "DDP_NOTEBOOK=1; there are no breakpoints in it): what they will do is said first, "
@@ -142,7 +141,7 @@ def why(ui: CallerUi, args: argparse.Namespace, job: jobs.targets.Target) -> Dia
 
 def where(ui: CallerUi, args: argparse.Namespace, job: jobs.targets.Target) -> StackTree | None:
     """`%ddp_where` of an attached job."""
-    tree = job.where(_ranks_of(job, args), args.locals)
+    tree = job.where(jobs.targets.ranks_of(job, args.ranks), args.locals)
     if args.json:
         _say_json(ui, job, tree.to_json())
         return None
@@ -156,7 +155,7 @@ def step(ui: CallerUi, args: argparse.Namespace, taken: jobs.acting.TakenOver) -
     goals = ", ".join(jobs.acting.GOALS)
     if args.into or args.out or (args.to is not None and args.to not in jobs.acting.GOALS):
         raise UsageMistake(f"{job.name} is stepped by collectives only: --to is one of {goals}.")
-    ranks = _ranks_of(job, args)
+    ranks = jobs.targets.ranks_of(job, args.ranks)
     with noted() as interrupted:
         return taken.step(ranks, args.to, interrupted)
 
@@ -164,7 +163,7 @@ def step(ui: CallerUi, args: argparse.Namespace, taken: jobs.acting.TakenOver) -
 def abort(ui: CallerUi, args: argparse.Namespace, taken: jobs.acting.TakenOver) -> Board:
     """`%ddp_abort` of a job that was taken over."""
     job = _acted_on(ui)
-    ranks = _ranks_of(job, args)
+    ranks = jobs.targets.ranks_of(job, args.ranks)
     who = "all ranks" if ranks is None else name_ranks(ranks)
     ui.say(f"Ends what {job.name} runs on {who}: as Ctrl-C does, and what is blocked in torch.")
     left = ", ".join(f"rank {rank} (pid {pid})" for rank, pid in taken.end(ranks).items())
@@ -178,14 +177,6 @@ def _acted_on(ui: CallerUi) -> jobs.targets.Target:
     if job is None:
         raise UsageMistake("No job is attached. Which there are: %ddp_attach")
     return job
-
-
-def _ranks_of(job: jobs.targets.Target, args: argparse.Namespace) -> Ranks | None:
-    """Raises UsageMistake for ranks that it does not have."""
-    try:
-        return None if args.ranks is None else parse_ranks(args.ranks, job.world_size)
-    except ValueError as error:
-        raise UsageMistake(str(error)) from None
 
 
 def only_looked_at(job: jobs.targets.Target | None) -> str:
