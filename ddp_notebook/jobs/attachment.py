@@ -30,8 +30,13 @@ class Attachment:
 
         With `take_over` it can be acted on. One that was before is given back.
         """
-        target = jobs.targets.named(words, slurm)
-        taken = _taken_over(target) if take_over else None
+        if take_over and slurm is not None:
+            raise UsageMistake("A job of Slurm's can only be looked at. Leave out --take-over.")
+        if take_over:
+            target = jobs.targets.on_this_host(words)
+            taken = _taken_over(target)
+        else:
+            target, taken = jobs.targets.named(words, slurm), None
         self.detach()
         self.current, self.taken_over = target, taken
         return target

@@ -1,4 +1,4 @@
-"""`ddp-notebook jobs | why | where | save | step | abort | run | mcp`: arguments, texts, JSON, exit codes."""
+"""`ddp-notebook jobs | why | where | save | step | …`: arguments, texts, JSON, exit codes."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from ddp_notebook.model import (
     parse_ranks,
 )
 from ddp_notebook.rank.prepared import job_folder
+from ddp_notebook.views.ansi import plain
 
 
 class Target(Protocol):
@@ -206,6 +207,13 @@ def named(words: Sequence[str], slurm: str | None = None) -> Target:
             raise UsageMistake("Give --slurm or a job, not both.")
         number, nodes = hosts.of_slurm(slurm)
         return Elsewhere([(node, f"{_OF_SLURM}{number}") for node in nodes])
+    if words and _is_elsewhere(words[0]):
+        return _elsewhere(words)
+    return on_this_host(words)
+
+
+def on_this_host(words: Sequence[str]) -> Target:
+    """The same, of this host alone: no other one is asked. Raises UsageMistake."""
     if not words:
         return _newest()
     first = words[0]
@@ -215,9 +223,16 @@ def named(words: Sequence[str], slurm: str | None = None) -> Target:
         return _of_pid(int(first[:18]))
     if first.startswith(_OF_SLURM) and (number := first.removeprefix(_OF_SLURM)).isdecimal():
         return _of_slurm(number)
-    if _ELSEWHERE.fullmatch(first) and not files.exists(Path(first)):
-        return _elsewhere(words)
+    if _is_elsewhere(first):
+        raise UsageMistake(
+            f"{plain(first)}: this is for jobs on this host only. In a shell: ddp-notebook why "
+            f"{plain(first)}"
+        )
     return Left([named_file(word) for word in words])
+
+
+def _is_elsewhere(word: str) -> bool:
+    return bool(_ELSEWHERE.fullmatch(word)) and not files.exists(Path(word))
 
 
 def ranks_of(target: Target, words: str | None) -> Ranks | None:

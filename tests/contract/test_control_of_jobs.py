@@ -19,6 +19,7 @@ from support import eventually
 from ddp_notebook import __main__
 
 mcp = pytest.importorskip("mcp")
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 OURS = [sys.executable, "-m", "ddp_notebook"]
 ACTS = {"take_over", "step", "abort", "give_back"}
 
@@ -48,15 +49,6 @@ def test_a_job_is_controlled_by_a_program_and_a_shell_that_were_allowed_to(
     ranks = launch(tmp_path, started, "steps")
     pid = str(ranks[0].pid)
     job = eventually(lambda: in_its_loop(ranks[0].pid), 120)
-
-    async def only_looks(client: Any) -> None:
-        assert {tool.name for tool in (await client.list_tools()).tools} == {"jobs", "why", "where"}
-        for name in sorted(ACTS):
-            answer = await client.call_tool(name, {"target": [pid]} if name == "take_over" else {})
-            assert answer.is_error and "Unknown tool" in str(answer.content)
-
-    with_server(only_looks)
-    assert goes_on(job)
 
     async def acts(client: Any) -> None:
         tools = {tool.name: tool.annotations for tool in (await client.list_tools()).tools}

@@ -118,6 +118,8 @@ WRONG = (
     (f"%ddp_attach {os.getpid()}", f"Process {os.getpid()} is not prepared"),
     ("%ddp_attach 1 2", "Name one pid, or files of one job."),
     ("%ddp_attach gpu07:12345", "gpu07 cannot be asked: there is no program no-ssh here."),
+    ("%ddp_attach gpu07:1 --take-over", "gpu07:1: this is for jobs on this host only"),
+    ("%ddp_attach --slurm 3 --take-over", "A job of Slurm's can only be looked at"),
     ("%ddp_attach gpu07:", "gpu07 cannot be asked"),
     ("%ddp_attach gpu07:1 gpu07:2", "Name a job on other hosts by one HOST:PID for each"),
     ("%ddp_attach 'gpu 7:1'", "gpu 7:1 does not exist."),
