@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import subprocess
 import tempfile
 import uuid
 from collections import defaultdict
@@ -24,6 +25,7 @@ from support import (
     leftovers,
 )
 
+from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.session import InitOptions, Session
 
 # Before anything starts a process: children inherit both. The folder's name is short,
@@ -259,3 +261,17 @@ def ranks4(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
 def _shared_session(world_size: int) -> Iterator[Any]:
     with support.shared_session(InitOptions(world_size=world_size, device="cpu")) as session:
         yield session
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen]]:
+    """Ranks of `prepared_ranks` that a test started; they are ended after it."""
+    # A socket's path is short.
+    folder = f"/tmp/ddpnb-test-{os.getpid()}"
+    monkeypatch.setenv(job_folder.FOLDER_VARIABLE, folder)
+    ranks: list[subprocess.Popen] = []
+    yield ranks
+    for rank in ranks:
+        rank.kill()
+        rank.communicate()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -8,10 +8,11 @@ from typing import Any
 
 from ddp_notebook.model import codec
 from ddp_notebook.model.case import Case
-from ddp_notebook.model.codec import DecodeError
+from ddp_notebook.model.codec import OMIT_DEFAULT, DecodeError
 from ddp_notebook.model.collectives import Collectives
 from ddp_notebook.model.diagnosis import Diagnosis
 from ddp_notebook.model.events import SESSION, CellFinished, Output, RankExited
+from ddp_notebook.model.ranks import Ranks
 from ddp_notebook.model.state import Moment, Snapshot
 
 FORMAT = "ddp_notebook run"
@@ -33,6 +34,23 @@ class Dropped:
     events: int = 0
     outputs: int = 0
     collectives: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """How a job that no notebook started was looked at.
+
+    `name` is the job's, as it was asked for, `about` a line on how it was then; `basis` says what
+    the diagnosis stands on, `unread` what was left out. `ranks` are those of which processes were
+    found on that host, and `prepared` says whether these could be asked.
+    """
+
+    name: str
+    about: str = ""
+    basis: str = ""
+    unread: tuple[str, ...] = ()
+    ranks: Ranks = ()
+    prepared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +78,8 @@ class SavedRun:
     dropped: Dropped = Dropped()
     stands: bool = False
     """`diagnosis` stands on more than `case` has, as on a look at a job from outside."""
+    observed: Observed | None = field(default=None, metadata=OMIT_DEFAULT)
+    """Of a job that no notebook started."""
 
     @property
     def world_size(self) -> int:

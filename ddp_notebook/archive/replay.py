@@ -31,7 +31,7 @@ from ddp_notebook.state.fold import state_at
 from ddp_notebook.state.output import OutputLog
 from ddp_notebook.views.ansi import plain
 
-_LARGEST_FILE = 64 << 20
+LARGEST_FILE = 64 << 20
 """Bytes; a full record of sixteen ranks takes less than half of it."""
 
 
@@ -47,19 +47,12 @@ class Replay:
     def read(cls, path: str | os.PathLike[str]) -> Replay:
         """The run in the file at `path`. Raises UsageMistake when there is none in it."""
         file = named_file(path)
-        wire = _run_in(file)
-        version = wire.get("version")
-        if type(version) is not int or version < 1:
-            raise _damaged(file, "it has no version of its format")
-        if version > VERSION:
-            raise UsageMistake(
-                f"{file} was written by a newer ddp_notebook: its format is {version}, and this "
-                f"one reads up to {VERSION}. Bring it up to date: pip install -U ddp-notebook"
-            )
-        try:
-            return cls(decode_run(wire), file.name)
-        except DecodeError as error:
-            raise _damaged(file, str(error)) from None
+        return cls(_decoded(file, _text_of(file)), file.name)
+
+    @classmethod
+    def of_text(cls, text: bytes, name: str) -> Replay:
+        """The run in what `ddp-notebook save JOB -` wrote. Raises UsageMistake as `read`."""
+        return cls(_decoded(Path(name), text), name)
 
     # -- the verbs ---------------------------------------------------------------------
 
@@ -193,20 +186,42 @@ def what_is_missing(saved: SavedRun) -> list[str]:
     return lines
 
 
-def _run_in(file: Path) -> dict[str, Any]:
-    """The run in a file, not yet checked. Raises UsageMistake."""
+def _decoded(file: Path, text: bytes) -> SavedRun:
+    """The run in the text of a file. Raises UsageMistake."""
+    wire = _run_in(file, text)
+    version = wire.get("version")
+    if type(version) is not int or version < 1:
+        raise _damaged(file, "it has no version of its format")
+    if version > VERSION:
+        raise UsageMistake(
+            f"{file} was written by a newer ddp_notebook: its format is {version}, and this "
+            f"one reads up to {VERSION}. Bring it up to date: pip install -U ddp-notebook"
+        )
+    try:
+        return decode_run(wire)
+    except DecodeError as error:
+        raise _damaged(file, str(error)) from None
+
+
+def _text_of(file: Path) -> bytes:
+    """What is in a file. Raises UsageMistake where it cannot be a run."""
     try:
         with files.opened(file) as stream:
             size_bytes = os.fstat(stream.fileno()).st_size
-            text = stream.read(_LARGEST_FILE)
-        if size_bytes > _LARGEST_FILE:
+            text = stream.read(LARGEST_FILE)
+        if size_bytes > LARGEST_FILE:
             raise UsageMistake(
                 f"{file} has {format_bytes(size_bytes)}, and no run that %ddp_save wrote has more "
-                f"than {format_bytes(_LARGEST_FILE)}. Save the run anew: %ddp_save FILE"
+                f"than {format_bytes(LARGEST_FILE)}. Save the run anew: %ddp_save FILE"
             )
     except OSError as error:
         why = error.strerror or str(error)
         raise UsageMistake(f"{file} cannot be read: {why}. Type: %ddp_replay FILE") from None
+    return text
+
+
+def _run_in(file: Path, text: bytes) -> dict[str, Any]:
+    """The run in the text of a file, not yet checked. Raises UsageMistake."""
     try:
         whole = codec.loads(text, of_others=True)
     except ValueError:

@@ -135,6 +135,11 @@ def _exists(target: Path, verb: str = "%ddp_save") -> UsageMistake:
     )
 
 
+def line(saved: SavedRun) -> str:
+    """A run as one line of JSON that a reader of files takes too; as a trace it is empty."""
+    return codec.dumps({"traceEvents": [], KEY: encode_run(saved)})
+
+
 def write(target: Path, saved: SavedRun, force: bool) -> None:
     """Write beside the target first and put it in place when it is whole."""
     # traceEvents come first: viewers look there to know what a file is.

@@ -2,8 +2,9 @@
 
 acting/             What a job that was taken over can be told: step, abort.
 attachment.py       Which job the verbs mean that look at ranks.
-commandline.py      `ddp-notebook jobs | why | where | save | run | mcp`: arguments, texts, JSON.
+commandline.py      `ddp-notebook jobs | why | where | save | step | …`: arguments, texts, JSON.
 dead.py             Diagnoses an ended job from the files that it left.
+hosts/              Jobs on other hosts, by ssh or srun.
 listing.py          A user's jobs on this host, as a table and as JSON.
 mcp_server.py       `ddp-notebook mcp`: the jobs of this user for a program, over stdio.
 never_met.py        Set-up mistakes that logs alone prove.
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddp_notebook.jobs import acting as acting
+    from ddp_notebook.jobs import hosts as hosts
     from ddp_notebook.jobs import listing as listing
     from ddp_notebook.jobs import picture as picture
     from ddp_notebook.jobs import prepared as prepared
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from ddp_notebook.jobs import targets as targets
 
 
-_LATE = ("acting", "listing", "picture", "prepared", "stacks", "targets")
+_LATE = ("acting", "hosts", "listing", "picture", "prepared", "stacks", "targets")
 
 
 def __getattr__(name: str) -> Any:

@@ -23,13 +23,20 @@ class Attachment:
         self.taken_over: TakenOver | None = None
         """The same job, if it was taken over; None: it is only looked at."""
 
-    def attach(self, words: Sequence[str], *, take_over: bool = False) -> Target:
+    def attach(
+        self, words: Sequence[str], *, slurm: str | None = None, take_over: bool = False
+    ) -> Target:
         """Look at what the user names. Raises UsageMistake, and then nothing has changed.
 
         With `take_over` it can be acted on. One that was before is given back.
         """
-        target = jobs.targets.named(words)
-        taken = _taken_over(target) if take_over else None
+        if take_over and slurm is not None:
+            raise UsageMistake("A job of Slurm's can only be looked at. Leave out --take-over.")
+        if take_over:
+            target = jobs.targets.on_this_host(words)
+            taken = _taken_over(target)
+        else:
+            target, taken = jobs.targets.named(words, slurm), None
         self.detach()
         self.current, self.taken_over = target, taken
         return target
@@ -51,7 +58,7 @@ class Detached(NamedTuple):
 def _taken_over(target: Target) -> TakenOver:
     if not isinstance(target, jobs.targets.Prepared):
         raise UsageMistake(
-            f"Only a job that runs, and was started with DDP_NOTEBOOK=1, can be taken over; this "
-            f"is {target.name}. To look at it: %ddp_attach without --take-over"
+            f"Only a job that runs on this host, and was started with DDP_NOTEBOOK=1, can be taken "
+            f"over; this is {target.name}. It can only be looked at."
         )
     return jobs.acting.TakenOver(target)

@@ -1,4 +1,4 @@
-"""`ddp-notebook jobs | why | where | save | run | mcp`: arguments, texts, JSON, exit codes."""
+"""`ddp-notebook jobs | why | where | save | step | …`: arguments, texts, JSON, exit codes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
+from ddp_notebook.archive.save import check_target, line, write
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import listing, targets
+from ddp_notebook.jobs import hosts, listing, targets
+from ddp_notebook.jobs.acting.control import Control
 from ddp_notebook.jobs.verdict import Verdict, places_to_json
 from ddp_notebook.model import Place, name_ranks
 from ddp_notebook.views import findings as view
+from ddp_notebook.views import stacks, step_table
 from ddp_notebook.views.ansi import plain
 
 _TARGET = (
     "a pid of a job, a rank's or the launcher's (most is known of one that was started with "
     "DDP_NOTEBOOK=1); or the folder or files that a job left: dumps of torch's flight recorder, "
-    "torchrun's log folder, logs, a run written by %%ddp_save. Without one: the job that runs, "
-    "or the last one"
+    "torchrun's log folder, logs, a run written by %%ddp_save; or HOST:PID for a job on another "
+    "host, by your ssh. Without one: the job that runs, or the last one"
 )
+_SLURM = "the number of a job of Slurm's that runs: its hosts are asked by srun --overlap"
 _CODES = "Exit codes: 0 no problem, 1 a finding, 2 undecided, 3 wrong usage."
 
 
@@ -36,11 +40,20 @@ def add(commands: Any) -> None:
         command = commands.add_parser(
             name, help=about, description=f"{about.capitalize()}. {_CODES}", allow_abbrev=False
         )
-        if run is not _jobs:
+        if run is _jobs:
+            command.add_argument("host", nargs="?", help="another host, by your ssh")
+        else:
             command.add_argument("target", nargs="*", help=_TARGET)
+            command.add_argument("--slurm", metavar="JOB", help=_SLURM)
+        if run is _where:
+            add = command.add_argument
+            add("--stacks", action="store_true", help="the stacks of all ranks, as one tree")
+            add("--locals", action="store_true", help="the same, with the user's variables")
+            add("--ranks", help="the stacks of these ranks only, as in 0,2-3")
         command.add_argument("--json", action="store_true", help="print it as JSON")
         command.set_defaults(run=run)
     _add_save(commands)
+    _add_acting(commands)
     _add_run(commands)
     _add_mcp(commands)
 
@@ -48,24 +61,78 @@ def add(commands: Any) -> None:
 def _add_mcp(commands: Any) -> None:
     about = "answer a program that speaks MCP, over stdin and stdout: jobs, why and where"
     command = commands.add_parser("mcp", help=about, description=about, allow_abbrev=False)
+    command.add_argument(
+        ALLOW_CONTROL, action="store_true", help="also have tools that step and end jobs"
+    )
     command.set_defaults(run=_mcp)
 
 
-def _mcp(_args: argparse.Namespace) -> NoReturn:
+ALLOW_CONTROL = "--allow-control"
+
+
+def _mcp(args: argparse.Namespace) -> NoReturn:
     """The server as a program of its own: only it needs the package, which is an extra."""
     if find_spec("mcp") is None:
         raise UsageMistake(
             'The package mcp is not installed. Type: pip install "ddp-notebook[mcp]"'
         )
     words = [sys.executable, "-m", "ddp_notebook.jobs.mcp_server"]
+    words += [ALLOW_CONTROL] if args.allow_control else []
     os.execv(sys.executable, words)  # noqa: S606
+
+
+def _add_acting(commands: Any) -> None:
+    """Both need --take-over, so that no one changes a job who only wants to look."""
+    for name, about, run in (
+        ("step", "step a job by collectives: Enter for the next, Ctrl-D gives it back", _step),
+        ("abort", "end what a job runs, as Ctrl-C does, also where it is blocked in torch", _abort),
+    ):
+        command = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+        add = command.add_argument
+        add("target", help="the pid of a rank or of the launcher, started with DDP_NOTEBOOK=1")
+        add("--take-over", action="store_true", required=True, help="act on it")
+        add("--ranks", help="these ranks only, as in 0,2-3")
+        command.set_defaults(run=run)
+
+
+def _step(args: argparse.Namespace) -> int:
+    control = Control()
+    print(f"{control.take_over([args.target])['job']} is taken over. {_HOW_TO_STEP}", flush=True)
+    try:
+        print(step_table.text(control.step(args.ranks, None)), flush=True)
+        for words in sys.stdin:
+            try:
+                print(step_table.text(control.step(args.ranks, words.strip() or None)), flush=True)
+            except UsageMistake as mistake:
+                print(mistake, flush=True)
+    finally:
+        kept = tuple(control.give_back()["not_given_back"])
+    print("It is given back." if not kept else f"{name_ranks(kept)} may stay paused.")
+    return 0
+
+
+_HOW_TO_STEP = (
+    "Each rank is paused before its next collective. Enter: the next one. A name such as "
+    "all_reduce: until one is next. end: none is paused. Ctrl-D gives it back."
+)
+
+
+def _abort(args: argparse.Namespace) -> int:
+    control = Control()
+    control.take_over([args.target])
+    left = control.abort(args.ranks)
+    who = ", ".join(f"rank {rank} (pid {pid})" for rank, pid in left["still_running"].items())
+    whose = "its ranks" if args.ranks is None else f"ranks {args.ranks}"
+    print(f"{left['job']}: {f'still there: {who}' if who else f'{whose} have ended'}.")
+    control.give_back()
+    return 1 if who else 0
 
 
 def _add_save(commands: Any) -> None:
     about = "write what is known of a job to a file, for `why` and for a notebook"
     save = commands.add_parser("save", help=about, description=about, allow_abbrev=False)
     save.add_argument("target", help=_TARGET)
-    save.add_argument("file", help="the file to write")
+    save.add_argument("file", help="the file to write; - writes it to the output")
     save.add_argument("--force", action="store_true", help="replace a file that exists")
     save.set_defaults(run=_save)
 
@@ -82,7 +149,11 @@ def _add_run(commands: Any) -> None:
 
 def _save(args: argparse.Namespace) -> int:
     target = targets.named([args.target])
-    target.save(args.file, force=args.force)
+    if args.file == "-":
+        print(line(target.saved()))
+        return 0
+    file = check_target(args.file, args.force, "ddp-notebook save JOB")
+    write(file, target.saved(), args.force)
     print(f"{args.file}: {target.name}. Read it: ddp-notebook why {args.file}")
     return 0
 
@@ -93,19 +164,26 @@ def _run(args: argparse.Namespace) -> NoReturn:
 
 
 def _jobs(args: argparse.Namespace) -> int:
+    if args.host is not None:
+        print(hosts.listed(args.host, *(["--json"] if args.json else [])))
+        return 0
     jobs = listing.listed()
     _print(listing.to_json(jobs) if args.json else listing.text(jobs))
     return 0
 
 
 def _why(args: argparse.Namespace) -> int:
-    verdict = targets.named(args.target).why()
+    verdict = targets.named(args.target, args.slurm).why()
     _print(verdict.to_json() if args.json else _as_text(verdict))
     return verdict.outcome.value
 
 
 def _where(args: argparse.Namespace) -> int:
-    target = targets.named(args.target)
+    target = targets.named(args.target, args.slurm)
+    if args.stacks or args.locals or args.ranks is not None:
+        tree = target.where(targets.ranks_of(target, args.ranks), args.locals)
+        _print(places_to_json(target.places(), tree) if args.json else stacks.text(tree))
+        return 0
     places = target.places()
     _print(
         places_to_json(places)

@@ -32,6 +32,7 @@ from ddp_notebook.model import (
     at_place,
     name_ranks,
 )
+from ddp_notebook.views.ansi import plain
 
 Files = Replay | Gathered
 """What was read of a job: a saved run, or dumps and logs."""
@@ -85,7 +86,9 @@ def judged(gathered: Gathered) -> Diagnosis:
 def basis(files: Files) -> str:
     """The basis of a verdict."""
     if isinstance(files, Replay):
-        return f"the saved run {files.name}"
+        observed = files.saved.observed
+        stood = f" ({plain(observed.basis)})" if observed is not None and observed.basis else ""
+        return f"the saved run {files.name}{stood}"
     parts = []
     if files.dumps:
         stacks = "with stacks" if files.stacks else "without stacks"

@@ -1,15 +1,15 @@
-"""A job as a board and as a run in a file, as a session would show and save it."""
+"""A job as a board and as a run to be saved, as a session would show and save it."""
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 
-from ddp_notebook.archive.format import SavedRun
+from ddp_notebook.archive.format import Observed, SavedRun
 from ddp_notebook.archive.history import Kept
-from ddp_notebook.archive.save import check_target, saved_run, write
+from ddp_notebook.archive.save import saved_run
 from ddp_notebook.diagnosis.progress import doing
+from ddp_notebook.jobs.verdict import Verdict
 from ddp_notebook.model import (
     Activity,
     Board,
@@ -25,7 +25,6 @@ from ddp_notebook.model import (
 from ddp_notebook.state.board_rows import BoardFacts, board_rows
 
 _OVER = "the job has ended"
-_VERB = "ddp-notebook save JOB"
 
 
 def board(
@@ -83,21 +82,9 @@ def _state(report: RankReport, now_ns: int, over: bool) -> RankState:
             return replace(state, heard_ns=0 if over else now_ns)
 
 
-def save(
-    case: Case,
-    found: Diagnosis,
-    over: bool,
-    path: str | os.PathLike[str],
-    *,
-    force: bool,
-) -> SavedRun:
-    """Write what is known, and what was found, to a file; no events were heard.
-
-    Raises UsageMistake when it cannot be written there.
-    """
-    target = check_target(path, force, _VERB)
+def saved(case: Case, verdict: Verdict, over: bool, observed: Observed) -> SavedRun:
+    """What is known, and what was found, as a run; no events were heard."""
     shown = snapshot(case, over)
-    saved = saved_run(shown, Kept(shown, (), (), 0, 0), case)
-    saved = replace(saved, diagnosis=found, stands=True)
-    write(target, saved, force)
-    return saved
+    run = saved_run(shown, Kept(shown, (), (), 0, 0), case)
+    observed = replace(observed, basis=verdict.basis, unread=verdict.unread)
+    return replace(run, diagnosis=verdict.diagnosis, stands=True, observed=observed)

@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from ddp_notebook import files
 from ddp_notebook.cluster.questions import ask
 from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
 from ddp_notebook.errors import UsageMistake
+from ddp_notebook.jobs.outside import system
 from ddp_notebook.jobs.records import CRASHES, ORPHANED, Process
 from ddp_notebook.jobs.unprepared import elsewhere, how_to_see, untold, was_set
 from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
@@ -31,6 +32,7 @@ from ddp_notebook.model import (
     Phase,
     Place,
     RankReport,
+    Ranks,
     codec,
     collective_log,
     name_ranks,
@@ -72,6 +74,11 @@ class Job:
         sizes = [process.about.world_size or 0 for process in self.processes.values()]
         size = max(set(sizes), key=sizes.count)
         return min(max(size, max(self.processes) + 1), _MOST_RANKS)
+
+    @property
+    def absent(self) -> Ranks:
+        """The ranks of which no process was prepared on this host."""
+        return tuple(rank for rank in range(self.world_size) if rank not in self.processes)
 
     @property
     def title(self) -> str:
@@ -185,14 +192,17 @@ def why(job: Job) -> Verdict:
     found = _diagnosed(job, case)
     if job.alive and found.wrong:
         time.sleep(_AGAIN_S)
-        case = case_of(job)
-        again = _diagnosed(job, case)
-        same = {(finding.category, finding.ranks) for finding in found.findings}
-        both = tuple(f for f in again.findings if (f.category, f.ranks) in same)
-        found = replace(again, findings=both)
+        found = in_both(found, _diagnosed(job, case_of(job)))
     if job.alive != alive:  # who ended meanwhile may have written how
         return why(job)
-    return for_others(found, _basis(job))
+    return for_others(found, _basis(job), _elsewhere(job))
+
+
+def in_both(first: Diagnosis, second: Diagnosis) -> Diagnosis:
+    """The second of two looks, with those findings alone that the first one had as well."""
+    same = {(finding.category, finding.ranks) for finding in first.findings}
+    both = tuple(f for f in second.findings if (f.category, f.ranks) in same)
+    return replace(second, findings=both)
 
 
 def where(job: Job) -> dict[int, tuple[Place, ...]]:
@@ -349,7 +359,20 @@ def collectives_of(job: Job) -> Collectives:
 
 
 def _diagnosed(job: Job, case: Case) -> Diagnosis:
-    """By the rules; where they find nothing, what ranks raised, or who waits for long."""
+    """Also by what was trained; without a finding, why that proves nothing."""
+    found = by_rules(case, all_seen=not job.absent)
+    if found.wrong:
+        return found
+    if all(report.activity is Activity.IDLE for report in case.ranks):
+        return _trained(job, case, found)
+    return replace(found, unsure=_unsure(job, case, found.unsure))
+
+
+def by_rules(case: Case, all_seen: bool = True) -> Diagnosis:
+    """By the rules; where they find nothing, what ranks raised, or who waits for long.
+
+    Unless all ranks are seen, the rest may be what these wait for.
+    """
     found = diagnose_run(case)
     if found.wrong:
         return found
@@ -357,13 +380,9 @@ def _diagnosed(job: Job, case: Case) -> Diagnosis:
     if before.wrong:
         return replace(before, doing=found.doing)
     more: tuple[Finding, ...] = own_errors(case)
-    if not more and (finding := failures.unexplained(case, _waited_s(job, case))):
+    if not more and all_seen and (finding := failures.unexplained(case, _waited_s(case))):
         more = (finding,)
-    if not more and all(report.activity is Activity.IDLE for report in case.ranks):
-        return _trained(job, case, found)
-    if more:
-        return replace(found, findings=(*more, *found.findings), unsure="")
-    return replace(found, unsure=_unsure(job, case, found.unsure))
+    return replace(found, findings=(*more, *found.findings), unsure="") if more else found
 
 
 def _before_ends(case: Case) -> Case:
@@ -415,7 +434,7 @@ def _trained(job: Job, case: Case, found: Diagnosis) -> Diagnosis:
 _NOT_COMPARED = "All ranks ended without an error; what they trained could not be compared."
 
 
-def _waited_s(job: Job, case: Case) -> dict[int, float]:
+def _waited_s(case: Case) -> dict[int, float]:
     """For how long each rank has been in its collective; of a job that has ended, long enough."""
     now_ns = time.monotonic_ns()
     waited = {}
@@ -453,6 +472,23 @@ def _unsure_of_ended(job: Job, case: Case) -> str:
     if waited:
         parts.append(f"{name_ranks(waited)} {_end_by(_TERMINATED, job, waited)} while waiting")
     return f"{'; '.join(parts)}; by whom and why is not recorded." if len(parts) > 1 else ""
+
+
+def _elsewhere(job: Job) -> Iterator[str]:
+    """That ranks of a job that runs may be on other hosts, and which hosts its store connects."""
+    if not (job.alive and job.absent):
+        return
+    port = (job.first.told or {}).get("MASTER_PORT", "")
+    pid = job.processes[job.alive[0]].about.pid
+    others = sorted(system.connected_hosts(pid, int(port))) if port.isdecimal() else []
+    where = (
+        f", perhaps {' or '.join(others[:8])}, which its store is connected with" if others else ""
+    )
+    there = others[0] if others else "HOST"
+    yield (
+        f"{verb(job.absent, 'was', 'were')} not found on this host. If they run on another one"
+        f"{where}, look at all of the job: ddp-notebook why {job.first.pid} {there}:PID"
+    )
 
 
 def _end_by(code: int | None, job: Job, ranks: Sequence[int]) -> str:

@@ -9,12 +9,25 @@ from pathlib import Path
 from typing import Protocol
 
 from ddp_notebook import files
+from ddp_notebook.archive.format import Observed, SavedRun
 from ddp_notebook.errors import UsageMistake, named_file
-from ddp_notebook.jobs import dead, picture, prepared, stacks, unprepared
+from ddp_notebook.jobs import dead, hosts, picture, prepared, stacks, unprepared
+from ddp_notebook.jobs.hosts.target import Elsewhere
 from ddp_notebook.jobs.outside.target import Unprepared
 from ddp_notebook.jobs.prepared import Job
 from ddp_notebook.jobs.verdict import Verdict
-from ddp_notebook.model import Board, Case, Place, RankReport, Ranks, StackTree, name_ranks
+from ddp_notebook.model import (
+    Board,
+    Case,
+    Place,
+    RankReport,
+    Ranks,
+    StackTree,
+    name_ranks,
+    parse_ranks,
+)
+from ddp_notebook.rank.prepared import job_folder
+from ddp_notebook.views.ansi import plain
 
 
 class Target(Protocol):
@@ -44,8 +57,8 @@ class Target(Protocol):
     def board(self) -> Board:
         """What is known of each rank, in a row. Raises UsageMistake where nothing is."""
 
-    def save(self, path: str, *, force: bool) -> None:
-        """Write what is known to a file that `%ddp_attach` reads. Raises UsageMistake."""
+    def saved(self) -> SavedRun:
+        """All that is known now, as a run to be saved. Raises UsageMistake where nothing is."""
 
 
 class Prepared:
@@ -109,11 +122,12 @@ class Prepared:
         headline = f"{self.name}: {self.about}"
         return picture.board(prepared.case_of(job), headline, diagnosis, over=not job.alive)
 
-    def save(self, path: str, *, force: bool) -> None:
+    def saved(self) -> SavedRun:
         """Asks the ranks that run."""
         job = self.job
-        found = prepared.why(job).diagnosis
-        picture.save(prepared.case_of(job), found, not job.alive, path, force=force)
+        found = prepared.why(job)
+        observed = Observed(self.name, self.about, ranks=tuple(job.processes), prepared=True)
+        return picture.saved(prepared.case_of(job), found, not job.alive, observed)
 
 
 def _keys(job: Job) -> set[tuple[int, int]]:
@@ -166,9 +180,10 @@ class Left:
         headline = f"{self.name}: {self.about}"
         return picture.board(self._case(), headline, self.why().diagnosis, over=True)
 
-    def save(self, path: str, *, force: bool) -> None:
-        """All that the files told, in one file."""
-        picture.save(self._case(), self.why().diagnosis, True, path, force=force)
+    def saved(self) -> SavedRun:
+        """All that the files told."""
+        observed = Observed(self.name, self.about)
+        return picture.saved(self._case(), self.why(), True, observed)
 
     @property
     def _reports(self) -> tuple[RankReport, ...]:
@@ -182,11 +197,23 @@ class Left:
         return case
 
 
-def named(words: Sequence[str]) -> Target:
+def named(words: Sequence[str], slurm: str | None = None) -> Target:
     """What a user names by a pid, or by files; by nothing, the job that runs, or began last.
 
-    Raises UsageMistake.
+    `slurm` is the number of a job of Slurm's, with no words beside it. Raises UsageMistake.
     """
+    if slurm is not None:
+        if words:
+            raise UsageMistake("Give --slurm or a job, not both.")
+        number, nodes = hosts.of_slurm(slurm)
+        return Elsewhere([(node, f"{_OF_SLURM}{number}") for node in nodes])
+    if words and _is_elsewhere(words[0]):
+        return _elsewhere(words)
+    return on_this_host(words)
+
+
+def on_this_host(words: Sequence[str]) -> Target:
+    """The same, of this host alone: no other one is asked. Raises UsageMistake."""
     if not words:
         return _newest()
     first = words[0]
@@ -194,12 +221,53 @@ def named(words: Sequence[str]) -> Target:
         if len(words) > 1:
             raise UsageMistake("Name one pid, or files of one job.")
         return _of_pid(int(first[:18]))
-    if (elsewhere := _ELSEWHERE.fullmatch(first)) and not files.exists(Path(first)):
+    if first.startswith(_OF_SLURM) and (number := first.removeprefix(_OF_SLURM)).isdecimal():
+        return _of_slurm(number)
+    if _is_elsewhere(first):
         raise UsageMistake(
-            f"{first}: only jobs on this host can be looked at from here. In a shell on "
-            f"{elsewhere[1]}: ddp-notebook why {elsewhere[2]}"
+            f"{plain(first)}: this is for jobs on this host only. In a shell: ddp-notebook why "
+            f"{plain(first)}"
         )
     return Left([named_file(word) for word in words])
+
+
+def _is_elsewhere(word: str) -> bool:
+    return bool(_ELSEWHERE.fullmatch(word)) and not files.exists(Path(word))
+
+
+def ranks_of(target: Target, words: str | None) -> Ranks | None:
+    """The ranks that a user names; None for all. Raises UsageMistake for those it does not have."""
+    try:
+        return None if words is None else parse_ranks(words, target.world_size)
+    except ValueError as error:
+        raise UsageMistake(str(error)) from None
+
+
+def _elsewhere(words: Sequence[str]) -> Target:
+    """A job on other hosts, each named with a pid there. Raises UsageMistake."""
+    named_there = [_ELSEWHERE.fullmatch(word) for word in words]
+    pairs = [(match[1], match[2]) for match in named_there if match]
+    if len(pairs) < len(words) or len({host for host, _ in pairs}) < len(pairs):
+        raise UsageMistake("Name a job on other hosts by one HOST:PID for each of them.")
+    return Elsewhere([(hosts.by_ssh(host), pid) for host, pid in pairs])
+
+
+def _of_slurm(number: str) -> Target:
+    """The ranks on this host of a job of Slurm's, of those that run the ones that began last."""
+
+    def is_its(told: Mapping[str, str] | None) -> bool:
+        return (told or {}).get(job_folder.SLURM_JOB) == number
+
+    jobs = [job for job in prepared.jobs() if is_its(job.first.told)]
+    if alive := [job for job in jobs if job.alive]:
+        return Prepared(alive[0], alive[0].first.pid)
+    for ranks in unprepared.jobs(prepared.pids()):
+        first = next(iter(ranks.values()))
+        if is_its(first.told):
+            return Unprepared(ranks, first.pid)
+    if jobs:
+        return Prepared(jobs[0], jobs[0].first.pid)
+    raise UsageMistake(f"Job {number} of Slurm has no rank with torch here.")
 
 
 def _of_pid(pid: int) -> Target:
@@ -236,4 +304,6 @@ def _newest() -> Target:
     return Prepared(job, job.first.pid)
 
 
-_ELSEWHERE = re.compile(r"([\w.-]+):(\d+)")
+_ELSEWHERE = re.compile(r"([^\s/:]+):(\d{1,18})", re.ASCII)
+_OF_SLURM = "slurm-job="
+"""Before the number of a job of Slurm's: its ranks on this host."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddp_notebook.diagnosis import failures
 from ddp_notebook.diagnosis.setup import torch_errors
-from ddp_notebook.model import Case, Category, Diagnosis, Finding, Place, codec
+from ddp_notebook.model import Case, Category, Diagnosis, Finding, Place, StackTree, codec
 
 FORMAT = "ddp_notebook verdict"
 VERSION = 1
@@ -80,10 +80,17 @@ def _without_magics(finding: Finding) -> Finding:
     return replace(finding, remedy=_AGAIN if "%ddp" in own else own, commands=())
 
 
-def places_to_json(paths: Mapping[int, tuple[Place, ...]]) -> dict[str, Any]:
-    """By rank, the lines where it is, as a JSON object of the form in ``schema_where.json``."""
+def places_to_json(
+    paths: Mapping[int, tuple[Place, ...]], tree: StackTree | None = None
+) -> dict[str, Any]:
+    """By rank, the lines where it is, as a JSON object of the form in ``schema_where.json``.
+
+    With `tree` it has the stacks of its ranks as well, each as ``model/stacks.py`` has it.
+    """
+    stacks = {} if tree is None else {"stacks": [codec.encode(tree.stack(r)) for r in tree.ranks]}
     return {
         "format": "ddp_notebook places",
         "version": VERSION,
         "ranks": {str(rank): codec.encode(path) for rank, path in paths.items()},
+        **stacks,
     }

@@ -8,127 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import eventually, with_entry_point
+from prepared_ranks import ROOT, found_in, goes_on, in_its_loop, issued, launch, said
+from support import eventually
 
 from ddp_notebook import __main__
 from ddp_notebook.cluster.questions import ask
-from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import prepared
-from ddp_notebook.jobs.prepared import Job
-from ddp_notebook.jobs.verdict import Outcome, Verdict
-from ddp_notebook.launch.addresses import free_port
+from ddp_notebook.jobs.verdict import Outcome
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.prepared import job_folder
-
-ROOT = Path(__file__).parents[2]
-SCRIPT = """\
-import os, sys, time
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-torch.manual_seed(0)
-dist.init_device_mesh("cpu", (2,)) if "mesh" in sys.argv else dist.init_process_group("gloo")
-rank = dist.get_rank()
-net = DDP(torch.nn.Linear(4, 2))
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-for step in range(3):
-    optimizer.zero_grad()
-    net(torch.ones(3, 4) * (rank + step)).sum().backward()
-    optimizer.step()
-while "busy" in sys.argv and "ddp_notebook.rank.inspect.answers" not in sys.modules:
-    pass
-if "hang" in sys.argv and rank == 0:
-    dist.barrier()
-total = sum(parameter.double().sum() for parameter in net.parameters())
-dist.all_reduce(total)
-def report(total):  # with a function, Python clears the module's tensors as garbage when it ends
-    print(rank, repr(float(total)))
-report(total)
-while "steps" in sys.argv:
-    dist.all_reduce(torch.ones(1))
-    time.sleep(0.01)
-dist.destroy_process_group()
-"""
-
-
-@pytest.fixture
-def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen]]:
-    """Ranks that a test started; they are ended after it."""
-    # A socket's path is short.
-    monkeypatch.setenv(job_folder.FOLDER_VARIABLE, f"/tmp/ddpnb-test-{os.getpid()}")
-    ranks: list[subprocess.Popen] = []
-    yield ranks
-    for rank in ranks:
-        rank.kill()
-        rank.communicate()
-    subprocess.run(["rm", "-rf", str(job_folder.root())], check=True)
-
-
-def launch(
-    folder: Path,
-    ranks: list[subprocess.Popen],
-    *arguments: str,
-    variable: str = "1",
-    by: Sequence[str] = (),
-) -> list[subprocess.Popen]:
-    """Two ranks of the script, started as a launcher does; `by` is what runs the script."""
-    script = folder / "train.py"
-    script.write_text(SCRIPT)
-    environment = {
-        **os.environ,
-        "DDP_NOTEBOOK": variable,
-        "PYTHONPATH": f"{ROOT}:{with_entry_point(folder)}",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port("127.0.0.1")),
-        "WORLD_SIZE": "2",
-        "OMP_NUM_THREADS": "1",
-    }
-    new = [
-        subprocess.Popen(
-            [sys.executable, *by, str(script), *arguments],
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    ranks += new
-    return new
-
-
-def job_of(pid: int, deadline_s: float) -> Job | None:
-    """The job of a process, once it is there."""
-    while time.monotonic() < deadline_s:
-        try:
-            return prepared.job_of(pid)
-        except UsageMistake:
-            time.sleep(0.1)
-    return None
-
-
-def found_in(pid: int, timeout_s: float = 120) -> Verdict:
-    """The verdict on a job, once it has a finding, or none can come any more."""
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        job = job_of(pid, deadline_s)
-        assert job is not None, "no job appeared"
-        verdict = prepared.why(job)
-        if verdict.outcome is Outcome.FINDING or time.monotonic() > deadline_s:
-            return verdict
-        time.sleep(0.2)
-
-
-def said(shell: Any, capsys: pytest.CaptureFixture[str], source: str) -> str:
-    """What a cell of a notebook shows."""
-    capsys.readouterr()
-    assert shell.run_cell(source).success, source
-    return capsys.readouterr().out
 
 
 def test_a_job_that_hangs_is_judged_while_it_runs_and_after(
@@ -254,16 +145,8 @@ def test_a_job_that_is_taken_over_is_stepped_given_back_and_aborted(
 ) -> None:
     ranks = launch(tmp_path, started, "steps")
     pid = ranks[0].pid
-    job = eventually(lambda: _in_its_loop(pid), 120)
+    job = eventually(lambda: in_its_loop(pid), 120)
     sockets = prepared.sockets_of(job)
-
-    def issued() -> list[int]:
-        logs = (process.log(rank, 1).records for rank, process in job.processes.items())
-        return [records[-1].number for records in logs]
-
-    def goes_on() -> bool:
-        before = issued()
-        return bool(eventually(lambda: all(b > a for a, b in zip(before, issued(), strict=True))))
 
     def refusals(*questions: Any) -> list[str]:
         answers = [ask(sockets, each, calls.Nothing(), 10.0) for each in questions]
@@ -285,20 +168,20 @@ def test_a_job_that_is_taken_over_is_stepped_given_back_and_aborted(
         assert len(refusals(*acts)) == 10
         assert "paused" in said(shell, capsys, f"%ddp_attach {pid}\n%ddp_where")
         other.kill()
-    assert goes_on(), "as if nobody had taken it over"
+    assert goes_on(job), "as if nobody had taken it over"
 
     shown = said(shell, capsys, f"%ddp_attach {pid} --take-over")
     assert (
         "It is taken over: nothing has changed in it yet." in shown and "%ddp_abort ends" in shown
     )
-    assert goes_on()
+    assert goes_on(job)
     first = said(shell, capsys, "table = %ddp_step\nprint(table)")
     assert "paused" in first, first
-    at = issued()
+    at = issued(job)
     said(shell, capsys, "table = %ddp_step --to all_reduce")
-    assert all(0 <= b - a <= 1 for a, b in zip(at, issued(), strict=True)), "one each"
+    assert all(0 <= b - a <= 1 for a, b in zip(at, issued(job), strict=True)), "one each"
     assert "given back" in said(shell, capsys, "%ddp_detach")
-    assert goes_on()
+    assert goes_on(job)
     assert len(refusals(*acts)) == 10
 
     # One rank is paused, the other waits for it in all_reduce.
@@ -308,12 +191,3 @@ def test_a_job_that_is_taken_over_is_stepped_given_back_and_aborted(
     # By KeyboardInterrupt, or by what torch raises where the connections end.
     assert {rank.wait(30) for rank in ranks} <= {-signal.SIGINT, 1}
     said(shell, capsys, "%ddp_detach")
-
-
-def _in_its_loop(pid: int) -> Job | None:
-    try:
-        job = prepared.job_of(pid)
-    except UsageMistake:
-        return None
-    logs = [process.log(rank, 1).records for rank, process in job.processes.items()]
-    return job if len(logs) == 2 and all(of and of[0].number > 9 for of in logs) else None

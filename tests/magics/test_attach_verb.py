@@ -117,8 +117,14 @@ WRONG = (
     ("%ddp_attach 4194305", "There is no process 4194305 here."),
     (f"%ddp_attach {os.getpid()}", f"Process {os.getpid()} is not prepared"),
     ("%ddp_attach 1 2", "Name one pid, or files of one job."),
-    ("%ddp_attach gpu07:12345", "gpu07:12345: only jobs on this host can be looked at"),
-    ("%ddp_attach --slurm 3", "unrecognized arguments: --slurm"),
+    ("%ddp_attach gpu07:12345", "gpu07 cannot be asked: there is no program no-ssh here."),
+    ("%ddp_attach gpu07:1 --take-over", "gpu07:1: this is for jobs on this host only"),
+    ("%ddp_attach --slurm 3 --take-over", "A job of Slurm's can only be looked at"),
+    ("%ddp_attach gpu07:", "gpu07 cannot be asked"),
+    ("%ddp_attach gpu07:1 gpu07:2", "Name a job on other hosts by one HOST:PID for each"),
+    ("%ddp_attach 'gpu 7:1'", "gpu 7:1 does not exist."),
+    ("%ddp_attach --slurm x", "'x' is no number of a job of Slurm's"),
+    ("%ddp_attach --slurm 3 7", "Give --slurm or a job, not both."),
     ("%ddp_attach trace_rank_0", "Nothing of a job is there"),
     ("%ddp_attach run.json", "run.json is damaged, and cannot be replayed"),
     ("%ddp_attach notes.md", "Nothing of a job is there"),
@@ -129,6 +135,7 @@ def test_wrong_input_is_told_what_to_type(
     shell: Any, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DDP_NOTEBOOK_SSH", "no-ssh")
     # Which other tests ran here decides whether torch is loaded, and what was started.
     monkeypatch.setattr(prepared, "untold", lambda pid: ())
     monkeypatch.setattr(prepared, "has_torch", lambda pid: True)

@@ -1,5 +1,6 @@
 """Acts on a prepared job that was taken over (`%ddp_attach PID --take-over`).
 
+control.py          The same for programs and shells: answers are JSON.
 taken_over.py       Pauses, steps and ends its ranks, and gives them back.
 """
 

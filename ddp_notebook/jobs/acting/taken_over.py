@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.cluster.questions import ask
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import prepared
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Activity, Collective, Ranks, StepTable, name_ranks
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import Answer, CannotAnswer, Question, answered
@@ -91,7 +92,7 @@ class TakenOver:
     def end(self, ranks: Ranks | None) -> Mapping[int, int]:
         """Interrupt ranks, and end what they wait in; the pids of those that run all the same."""
         obeying, _ = self._take()
-        until_s = time.monotonic() + _ENDS_WITHIN_S
+        until_s = time.monotonic() + scaled_for_load(_ENDS_WITHIN_S)
         while True:
             job = self._target.job
             left = tuple(r for r in job.alive if r in obeying and (ranks is None or r in ranks))

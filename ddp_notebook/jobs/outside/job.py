@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ddp_notebook.diagnosis.standing_still import diagnose_standing
+from ddp_notebook.evidence.flight_recorder import Dump
 from ddp_notebook.evidence.frames import Sources
-from ddp_notebook.jobs.outside import pyspy, reports, system
+from ddp_notebook.jobs.outside import pyspy, recorder, reports, system
 from ddp_notebook.jobs.outside.pyspy import Stacks, Thread
 from ddp_notebook.jobs.outside.system import Used
 from ddp_notebook.jobs.unprepared import Seen
@@ -64,10 +65,19 @@ class Outside:
     still: Ranks
     threads: Mapping[int, tuple[Thread, ...]]
     why_not: tuple[str, ...] = ()
+    recorded: Mapping[int, Dump] = field(default_factory=dict)
+    """What torch's flight recorder says of ranks that give it away."""
 
     def verdict(self) -> Verdict:
-        """What is wrong with it, as far as stacks prove it."""
-        return for_others(self._diagnosis(), self._basis(), self.why_not)
+        """What is wrong with it, as far as stacks prove it.
+
+        Flight recorders are shown beside it: they tell what was called, and not why.
+        """
+        found, known = self._diagnosis(), recorder.facts(self.recorded)
+        if not found.wrong:
+            return for_others(found, self._basis(), (*self.why_not, *known))
+        findings = tuple(replace(f, evidence=(*f.evidence, *known)) for f in found.findings)
+        return for_others(replace(found, findings=findings), self._basis(), self.why_not)
 
     def variables(self, rank: int) -> Mapping[int, tuple[Local, ...]]:
         """Those of the user's frames of a rank, by the frame's place in its path."""
@@ -126,9 +136,12 @@ class Outside:
     def _basis(self) -> str:
         if not self.threads:
             return "the processes alone, without stacks"
+        before = "which collectives ranks called before is not known"
+        if self.recorded:
+            before = f"torch's flight recorders of {name_ranks(self.recorded)}"
         return (
             f"Python stacks of {name_ranks(self.threads)} by py-spy, read twice within "
-            f"{BETWEEN_S} s; which collectives ranks called before is not known"
+            f"{BETWEEN_S} s; {before}"
         )
 
 
@@ -145,7 +158,9 @@ def look(ranks: Mapping[int, Seen], twice: bool = True) -> Outside:
     if not (first.threads and twice):
         return seen(ranks, first, first)
     time.sleep(max(0.0, began_s + BETWEEN_S - time.monotonic()))
-    return seen(ranks, first, _look(ranks))
+    found = seen(ranks, first, _look(ranks))
+    sources = Sources(min(each.began_s for each in ranks.values()) + _CLOCK_S)
+    return replace(found, recorded=recorder.read(ranks, sources))
 
 
 def _look(ranks: Mapping[int, Seen]) -> Look:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
+from typing import NamedTuple
 
 from ddp_notebook.launch.process_groups import stat_fields
 
-_LISTEN = "0A"
+_ESTABLISHED, _LISTEN = "01", "0A"
 _MOST_SOCKETS = 65_536
 
 
@@ -46,16 +49,29 @@ def listens(pid: int, port: int) -> bool | None:
         rows = list(_tcp(pid))
     except OSError:
         return None
-    return any(state == _LISTEN and at == port for _, at, state, *_ in rows)
+    return any(row.state == _LISTEN and _port(row.at) == port for row in rows)
 
 
 def connected(pid: int) -> frozenset[int]:
     """The ports to which a process has TCP connections; none where unknown."""
     try:
         own = set(_sockets(pid))
-        return frozenset(row[-1] for row in _tcp(pid) if row[0] in own and row[-1])
+        return frozenset(
+            _port(row.other) for row in _tcp(pid) if row.inode in own and _port(row.other)
+        )
     except OSError:
         return frozenset()
+
+
+def connected_hosts(pid: int, port: int) -> frozenset[str]:
+    """Addresses of other hosts that have TCP connections to or from a port in its network."""
+    try:
+        rows = [(row.at, row.other) for row in _tcp(pid) if row.state == _ESTABLISHED]
+    except OSError:
+        return frozenset()
+    own = {_address(at) for at in {at.rpartition(":")[0] + ":" for at, _ in rows}}
+    met = {_address(other) for at, other in rows if port in (_port(at), _port(other))}
+    return frozenset(str(address) for address in met - own if not address.is_loopback)
 
 
 def ticks_in(seconds: float) -> float:
@@ -65,11 +81,7 @@ def ticks_in(seconds: float) -> float:
 
 def _queues(pid: int) -> dict[str, tuple[int, int]]:
     own = set(_sockets(pid))
-    return {
-        inode: (to_send, to_read)
-        for inode, _, state, to_send, to_read, _ in _tcp(pid)
-        if inode in own and state != _LISTEN
-    }
+    return {row.inode: row.queued for row in _tcp(pid) if row.inode in own and row.state != _LISTEN}
 
 
 def _sockets(pid: int) -> Iterable[str]:
@@ -82,8 +94,19 @@ def _sockets(pid: int) -> Iterable[str]:
             yield name[8:-1]
 
 
-def _tcp(pid: int) -> Iterable[tuple[str, int, str, int, int, int]]:
-    """Each TCP socket of its network: inode, port, state, bytes to send, to read, peer's port."""
+class _Socket(NamedTuple):
+    """A TCP socket. `at` and `other` are its own end and its peer's, as the system writes them."""
+
+    inode: str
+    state: str
+    queued: tuple[int, int]
+    """Bytes to be sent, and to be read."""
+    at: str
+    other: str
+
+
+def _tcp(pid: int) -> Iterable[_Socket]:
+    """Each TCP socket of its network."""
     for name in ("tcp", "tcp6"):
         path = Path(f"/proc/{pid}/net/{name}")
         if name == "tcp6" and not path.exists():
@@ -91,5 +114,17 @@ def _tcp(pid: int) -> Iterable[tuple[str, int, str, int, int, int]]:
         for line in path.read_text().splitlines()[1:]:
             words = line.split()
             to_send, _, to_read = words[4].partition(":")
-            port, other = (int(words[n].rpartition(":")[2], 16) for n in (1, 2))
-            yield words[9], port, words[3], int(to_send, 16), int(to_read, 16), other
+            queued = int(to_send, 16), int(to_read, 16)
+            yield _Socket(words[9], words[3], queued, words[1], words[2])
+
+
+def _port(end: str) -> int:
+    return int(end.rpartition(":")[2], 16)
+
+
+def _address(end: str) -> IPv4Address | IPv6Address:
+    """An address, which the system writes in hexadecimal, in words of four bytes."""
+    data = bytes.fromhex(end.rpartition(":")[0])
+    words = [data[at : at + 4] for at in range(0, len(data), 4)]
+    found = ip_address(b"".join(w[::-1] if sys.byteorder == "little" else w for w in words))
+    return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found

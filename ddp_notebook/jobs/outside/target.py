@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ddp_notebook.archive.format import Observed, SavedRun
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import picture, unprepared
 from ddp_notebook.jobs.outside.job import Outside, look
@@ -68,10 +69,11 @@ class Unprepared:
         headline = f"{self.name}: {self.about}"
         return picture.board(outside.case, headline, outside.verdict().diagnosis)
 
-    def save(self, path: str, *, force: bool) -> None:
+    def saved(self) -> SavedRun:
         """What is seen of it."""
         outside = self._look()
-        picture.save(outside.case, outside.verdict().diagnosis, False, path, force=force)
+        observed = Observed(self.name, self.about, ranks=tuple(self._ranks))
+        return picture.saved(outside.case, outside.verdict(), False, observed)
 
     def _look(self, twice: bool = True) -> Outside:
         present = unprepared.job_of(self._pid, frozenset())

@@ -16,11 +16,9 @@ from ddp_notebook.magics.verb import Verb
 from ddp_notebook.model import (
     Board,
     Diagnosis,
-    Ranks,
     StackTree,
     StepTable,
     name_ranks,
-    parse_ranks,
     verb,
 )
 from ddp_notebook.session.interrupts import noted
@@ -29,12 +27,15 @@ _VERBS = "%ddp_why, %ddp_where and %ddp_board"
 
 
 def _attach(ui: NotebookUi, args: argparse.Namespace) -> None:
-    if not args.job:
+    if not args.job and args.slurm is None:
         ui.say(jobs.listing.text(jobs.listing.listed()))
         _say_which(ui)
         return
+    if len(args.job) == 1 and args.job[0].endswith(":"):
+        ui.say(jobs.hosts.listed(args.job[0].removesuffix(":")))
+        return
     attachment = ui.session.attachment
-    job = attachment.attach(args.job, take_over=args.take_over)
+    job = attachment.attach(args.job, slurm=args.slurm, take_over=args.take_over)
     taken = attachment.taken_over
     ui.say(
         f"Attached to {_first_line(job)}\n"
@@ -58,27 +59,39 @@ ATTACH = Verb(
     "ddp_attach",
     about="Look at a job that no notebook started: one that runs on this host, or the files that "
     "one left. Most is known of one that was started with DDP_NOTEBOOK=1; of another, what py-spy "
-    "shows from outside. torch's flight recorder cannot be read while a job runs: name the files "
-    "that it writes. %ddp_why, %ddp_where and %ddp_board then mean that job, until %ddp_detach. "
+    "shows from outside, and torch's flight recorder where the ranks give it away: by torch's "
+    "worker server at TORCH_WORKER_SERVER_SOCKET; by NCCL's pipe or its dumps (never run). "
+    "%ddp_why, %ddp_where and %ddp_board then mean that job, until %ddp_detach. "
     "Nothing changes what it does: it is not paused, gets no signal, and goes on when the notebook "
     "ends. With --take-over %ddp_step and %ddp_abort mean it, too (a job that was started with "
     "DDP_NOTEBOOK=1; there are no breakpoints in it): what they will do is said first, "
     "%ddp_detach gives it back, and so does the end of the notebook's kernel: no rank stays "
     "paused. Without an argument: which jobs there are. No ranks of this session are needed. A job "
-    "on another host is looked at in a shell there: ddp-notebook why PID; one of Slurm's, too (on "
-    "its host, by srun --overlap), for its number is not understood.",
+    "on another host is looked at through your own ssh, which must not ask for a password, and "
+    "needs the package there: HOST:PID, or several for the hosts of one job; HOST: lists the jobs "
+    "there. One of Slurm's through srun --overlap, on all its hosts. Each question runs "
+    "ddp-notebook there, which ends with its answer. It is found where it is on this host, or on "
+    "the PATH there; else DDP_NOTEBOOK_THERE says where. DDP_NOTEBOOK_SSH='ssh -J login' says what "
+    "to run in place of ssh.",
     examples=(
         ("%ddp_attach", "your jobs on this host: which run, which are stuck"),
         ("%ddp_attach 12345", "one of them, by the pid of a rank or of torchrun"),
         ("%ddp_attach 12345 --take-over", "the same, and %ddp_step and %ddp_abort act on it"),
+        ("%ddp_attach gpu07:12345", "one on another host, by ssh; gpu07: lists those there"),
+        ("%ddp_attach --slurm 991234", "a job of Slurm's, on all its hosts"),
         ("%ddp_attach logs/", "dumps of torch's flight recorder, logs, a run of %ddp_save"),
     ),
     run=_attach,
     options=(
         Option("--take-over", "let %ddp_step and %ddp_abort act on it"),
         Option(
+            "--slurm JOB",
+            "a job of Slurm's that runs, on all its hosts, by srun --overlap",
+            default=None,
+        ),
+        Option(
             "job",
-            "a pid; or the folder or files that a job left",
+            "a pid; HOST:PID for another host, by your ssh; or the folder or files that a job left",
             nargs="*",
             default=[],
             completer=files,
@@ -128,7 +141,7 @@ def why(ui: CallerUi, args: argparse.Namespace, job: jobs.targets.Target) -> Dia
 
 def where(ui: CallerUi, args: argparse.Namespace, job: jobs.targets.Target) -> StackTree | None:
     """`%ddp_where` of an attached job."""
-    tree = job.where(_ranks_of(job, args), args.locals)
+    tree = job.where(jobs.targets.ranks_of(job, args.ranks), args.locals)
     if args.json:
         _say_json(ui, job, tree.to_json())
         return None
@@ -142,7 +155,7 @@ def step(ui: CallerUi, args: argparse.Namespace, taken: jobs.acting.TakenOver) -
     goals = ", ".join(jobs.acting.GOALS)
     if args.into or args.out or (args.to is not None and args.to not in jobs.acting.GOALS):
         raise UsageMistake(f"{job.name} is stepped by collectives only: --to is one of {goals}.")
-    ranks = _ranks_of(job, args)
+    ranks = jobs.targets.ranks_of(job, args.ranks)
     with noted() as interrupted:
         return taken.step(ranks, args.to, interrupted)
 
@@ -150,7 +163,7 @@ def step(ui: CallerUi, args: argparse.Namespace, taken: jobs.acting.TakenOver) -
 def abort(ui: CallerUi, args: argparse.Namespace, taken: jobs.acting.TakenOver) -> Board:
     """`%ddp_abort` of a job that was taken over."""
     job = _acted_on(ui)
-    ranks = _ranks_of(job, args)
+    ranks = jobs.targets.ranks_of(job, args.ranks)
     who = "all ranks" if ranks is None else name_ranks(ranks)
     ui.say(f"Ends what {job.name} runs on {who}: as Ctrl-C does, and what is blocked in torch.")
     left = ", ".join(f"rank {rank} (pid {pid})" for rank, pid in taken.end(ranks).items())
@@ -164,14 +177,6 @@ def _acted_on(ui: CallerUi) -> jobs.targets.Target:
     if job is None:
         raise UsageMistake("No job is attached. Which there are: %ddp_attach")
     return job
-
-
-def _ranks_of(job: jobs.targets.Target, args: argparse.Namespace) -> Ranks | None:
-    """Raises UsageMistake for ranks that it does not have."""
-    try:
-        return None if args.ranks is None else parse_ranks(args.ranks, job.world_size)
-    except ValueError as error:
-        raise UsageMistake(str(error)) from None
 
 
 def only_looked_at(job: jobs.targets.Target | None) -> str:

@@ -30,7 +30,7 @@ from ddp_notebook.rank.prepared.job_folder import About
 PID_VARIABLE = "DDP_NOTEBOOK_RANK_PID"
 """Of which process RANK is."""
 _CALLED = "init_process_group"
-_TOLD = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+_TOLD = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", job_folder.SLURM_JOB)
 _LIBRARIES = ("/site-packages/", "/dist-packages/", f"{Path(os.__file__).parent}{os.sep}")
 _OURS = f"{Path(__file__).parents[2]}{os.sep}"
 

@@ -21,6 +21,8 @@ from ddp_notebook.launch.process_groups import stat_fields
 from ddp_notebook.launch.session_folder import is_private, parents
 
 FOLDER_VARIABLE = "DDP_NOTEBOOK_FOLDER"
+SLURM_JOB = "SLURM_JOB_ID"
+"""The variable in which Slurm tells a process its job's number."""
 KEPT_JOBS = 5
 """How many ended jobs are kept, the newest ones."""
 _ABOUT = "about.json"
