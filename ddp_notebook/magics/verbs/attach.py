@@ -23,7 +23,11 @@ from ddp_notebook.model import (
     parse_ranks,
     verb,
 )
+from ddp_notebook.rank.calls import How
 from ddp_notebook.session.interrupts import noted
+from ddp_notebook.session.runs.steps import END, Step
+from ddp_notebook.session.tools.debugger.of_job import JobDebugger
+from ddp_notebook.state.collective_table import OPERATIONS
 
 _VERBS = "%ddp_why, %ddp_where and %ddp_board"
 
@@ -61,21 +65,22 @@ ATTACH = Verb(
     "shows from outside. torch's flight recorder cannot be read while a job runs: name the files "
     "that it writes. %ddp_why, %ddp_where and %ddp_board then mean that job, until %ddp_detach. "
     "Nothing changes what it does: it is not paused, gets no signal, and goes on when the notebook "
-    "ends. With --take-over %ddp_step and %ddp_abort mean it, too (a job that was started with "
-    "DDP_NOTEBOOK=1; there are no breakpoints in it): what they will do is said first, "
-    "%ddp_detach gives it back, and so does the end of the notebook's kernel: no rank stays "
-    "paused. Without an argument: which jobs there are. No ranks of this session are needed. A job "
-    "on another host is looked at in a shell there: ddp-notebook why PID; one of Slurm's, too (on "
-    "its host, by srun --overlap), for its number is not understood.",
+    "ends. With --take-over (of a job that was started with DDP_NOTEBOOK=1) %ddp_break, %ddp_step, "
+    "%ddp_print, %ddp_set, %ddp_frame, %ddp_wait and %ddp_abort mean it, too, and breakpoint() in "
+    "its code stops it: what they will do is said first. %ddp_detach gives it back, and so does "
+    "the end of the notebook's kernel: no rank stays paused. Without an argument: which jobs there "
+    "are. No ranks of this session are needed. A job on another host is looked at in a shell "
+    "there: ddp-notebook why PID; one of Slurm's, too (on its host, by srun --overlap), for its "
+    "number is not understood.",
     examples=(
         ("%ddp_attach", "your jobs on this host: which run, which are stuck"),
         ("%ddp_attach 12345", "one of them, by the pid of a rank or of torchrun"),
-        ("%ddp_attach 12345 --take-over", "the same, and %ddp_step and %ddp_abort act on it"),
+        ("%ddp_attach 12345 --take-over", "the same, and it can be stopped, stepped and aborted"),
         ("%ddp_attach logs/", "dumps of torch's flight recorder, logs, a run of %ddp_save"),
     ),
     run=_attach,
     options=(
-        Option("--take-over", "let %ddp_step and %ddp_abort act on it"),
+        Option("--take-over", "let what stops, moves and ends ranks act on it"),
         Option(
             "job",
             "a pid; or the folder or files that a job left",
@@ -136,15 +141,23 @@ def where(ui: CallerUi, args: argparse.Namespace, job: jobs.targets.Target) -> S
     return tree
 
 
-def step(ui: CallerUi, args: argparse.Namespace, taken: jobs.acting.TakenOver) -> StepTable:
+def step(ui: CallerUi, wanted: Step, debugger: JobDebugger) -> StepTable:
     """`%ddp_step` of a job that was taken over."""
     job = _acted_on(ui)
-    goals = ", ".join(jobs.acting.GOALS)
-    if args.into or args.out or (args.to is not None and args.to not in jobs.acting.GOALS):
-        raise UsageMistake(f"{job.name} is stepped by collectives only: --to is one of {goals}.")
-    ranks = _ranks_of(job, args)
+    goals = (How.COLLECTIVE.value, *OPERATIONS, END)
+    if wanted.to is not None and wanted.to not in goals and not wanted.to.isdecimal():
+        raise UsageMistake(
+            f"{job.name} has no set-up to step: --to is a line or one of {', '.join(goals)}."
+        )
     with noted() as interrupted:
-        return taken.step(ranks, args.to, interrupted)
+        return debugger.step(wanted, interrupted)
+
+
+def wait(ui: CallerUi, timeout_s: float | None, debugger: JobDebugger) -> StepTable:
+    """`%ddp_wait` of a job that was taken over: until no rank can make progress by itself."""
+    _acted_on(ui)
+    with noted() as interrupted:
+        return debugger.wait(timeout_s, interrupted)
 
 
 def abort(ui: CallerUi, args: argparse.Namespace, taken: jobs.acting.TakenOver) -> Board:

@@ -141,6 +141,12 @@ class Breakpoints:
             self._index()
         return found
 
+    def run_begins(self) -> None:
+        """The first value that is not finite is that of each run."""
+        for watched in self._watched.values():
+            if watched.spec.on == "nan":
+                watched.done = False
+
     def wants(self, on: str) -> bool:
         """Whether one of them is set on what may happen: an exception, a value, a collective."""
         return any(each.spec.on == on and not each.done for each in self._watched.values())

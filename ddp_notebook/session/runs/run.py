@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ddp_notebook.diagnosis.partings import Passed
 from ddp_notebook.errors import CellFailed, DDPError
 from ddp_notebook.model import (
     CellFinished,
@@ -122,6 +123,8 @@ class CellRun:
         """The stall detector of this run; None while there is none."""
         self.stops: dict[int, LineStopped] = {}
         """Ranks that are paused at a line, and where."""
+        self.passed = Passed()
+        """Where its ranks were paused since all were at one line."""
         self._left_stops: dict[int, int] = {}
         """By rank, the last stop that it left: a rank may leave a stop before its event arrives."""
         self.changes = 0
