@@ -111,6 +111,8 @@ class CellRun:
         self.started: set[int] = set()
         self.finished: dict[int, CellFinished] = {}
         self.died: dict[int, RankExited] = {}
+        self.restarted: Ranks = ()
+        """Ranks whose process the user had ended, for a new one."""
         self._replaced: set[int] = set()
         """Ranks that died and have a new process since."""
         self.lost: set[int] = set()
@@ -330,6 +332,9 @@ class CellRun:
     def _deaths(self) -> list[str]:
         lines = []
         for rank, exited in sorted(self.died.items()):
+            if rank in self.restarted:
+                lines.append(f"rank {rank} was ended by %ddp_restart")
+                continue
             # Its log may contain output of anything that ran in its process, also of earlier runs.
             logged = exited.last_words.strip().splitlines()[-1:]
             own = self.written(rank).strip().splitlines()[-1:]

@@ -64,12 +64,13 @@ class BreakpointRow:
 
     def _where(self) -> str:
         file, line = self.place
+        name = _inside(file)
         spec = self.breakpoint
         if spec.on:
             return _EVENTS[spec.on]
         if not line:
             return spec.function or place(_shown(spec.file), spec.line)
-        where = place(file, line)
+        where = place(file, line, name)
         if spec.function:
             return f"{spec.function} ({where})"
         if line > spec.line:
@@ -108,6 +109,12 @@ def _check_has_line(path: Path, line: int) -> None:
         raise UsageMistake(f"{path} cannot be read: {why}. Type {_HOW}") from None
     if not 1 <= line <= lines:
         raise UsageMistake(f"{path.name} has no line {line}: it has {lines:,}.")
+
+
+def _inside(file: str) -> str:
+    """A file by its path in the notebook's folder; empty if it is not in there."""
+    path, here = Path(file), Path.cwd().resolve()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else ""
 
 
 def _shown(file: str) -> str:
