@@ -339,6 +339,7 @@ class Session:
         `how`: from a line, to the next one, into a call, or out of the function.
         Returns when each has arrived, or can only wait for others. Raises UsageMistake.
         """
+        self.breakpoints.ranks_move()
         return self.looking.with_watched(self._stepping.step(Step(ranks, to, how)), self.evaluate)
 
     # -- asking --------------------------------------------------------------------------

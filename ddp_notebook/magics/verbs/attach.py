@@ -189,7 +189,11 @@ def _ranks_of(job: jobs.targets.Target, args: argparse.Namespace) -> Ranks | Non
 
 def only_looked_at(job: jobs.targets.Target | None) -> str:
     """A hint for verbs that find no ranks: they do not act on an attached job's."""
-    return "" if job is None else f" Only {_VERBS} look at {job.name}, which is attached."
+    if job is None:
+        return ""
+    taken = isinstance(job, jobs.targets.Prepared) and bool(job.job.alive)
+    more = " To stop its ranks at lines, too: %ddp_attach PID --take-over." if taken else ""
+    return f" Only {_VERBS} look at {job.name}, which is attached.{more}"
 
 
 def _first_line(job: jobs.targets.Target) -> str:

@@ -22,7 +22,7 @@ from ddp_notebook.rank.debugger import monitoring
 from ddp_notebook.rank.debugger.armed import Armed
 from ddp_notebook.rank.debugger.breakpoints import Breakpoints
 from ddp_notebook.rank.debugger.code_swap import lines_of
-from ddp_notebook.rank.debugger.goals import Goal, has_line
+from ddp_notebook.rank.debugger.goals import Goal, has_line, with_line
 from ddp_notebook.rank.debugger.instrument import Lines
 from ddp_notebook.rank.debugger.monitoring import Monitoring
 from ddp_notebook.rank.debugger.stops import Places, Stop
@@ -162,6 +162,7 @@ class Debugger(Component):
     def compiled(self, tree: Any, file: str) -> Any:
         """The module `tree` of a cell or a script, as it is to be compiled as `file`."""
         self.armed.runs(tree)
+        self.armed.loaded.add(file)
         if self.breakpoints.adopt(tree, file):
             self._watch()
         return self.backend.compiled(tree, file)
@@ -345,13 +346,14 @@ class Debugger(Component):
         lines = lines_of(code.co_filename)
         first = max(1, line - _AROUND)
         main = threading.main_thread()
+        edited = self.armed.loaded.note(code.co_filename)
         return {
             "cell": self._run,
             "stop": stop.number,
             "file": f"cell {cell[1]}" if cell else code.co_filename,
             "line": line,
             "function": code.co_qualname.rpartition(".<locals>.")[2],
-            "why": "; ".join(filter(None, (stop.why[:300], stop.note))),
+            "why": "; ".join(filter(None, (stop.why[:300], stop.note, edited))),
             "thread": "" if stop.thread is main else stop.thread.name,
             "first": first,
             "source": tuple(
@@ -404,8 +406,9 @@ class Debugger(Component):
         if stop.over and order.how not in (How.NEXT, How.END):
             raised = "it is paused where an error was raised, which ends what runs"
             return calls.Moved(0, f"{raised}; it can continue with that: %ddp_step")
-        if order.how is How.LINE and not has_line(stop.frame, order.line):
-            function = stop.frame.f_code.co_qualname
+        frame = with_line(stop.frame, order.line)
+        if order.how is How.LINE and not has_line(frame, order.line):
+            function = frame.f_code.co_qualname.rpartition(".<locals>.")[2]
             function = "the code outside functions" if function == "<module>" else function
             return calls.Moved(
                 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from ddp_notebook.model import by_value, name_ranks, said_by
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import ON, Bound, Breakpoint, CannotAnswer
 from ddp_notebook.rank.inspect.frames import CELL_NAME, cell_file
+from ddp_notebook.session.tools.debugger.subjects import as_on_ranks
 from ddp_notebook.state.line_table import place
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ _SET_TIMEOUT_S = 10.0
 """A busy rank looks through all functions that it has loaded."""
 _AT = re.compile(r"(.+):(\d+)")
 _SHOWN_CELL = re.compile(r"cell (\d+)")
+_SAME = 0.5
+"""The least part of its lines that a new version of a cell has of the old one."""
 _HOW = "%ddp_break 7 (a line of the last cell), %ddp_break train.py:42, %ddp_break Model.forward"
 
 
@@ -43,6 +47,8 @@ class BreakpointRow:
     breakpoint: Breakpoint
     bounds: Mapping[int, Bound]
     enabled: bool = True
+    gone: bool = False
+    """The cell was edited, and the line is not in it any more."""
 
     @property
     def place(self) -> tuple[str, int]:
@@ -80,7 +86,8 @@ class BreakpointRow:
     def _state(self) -> str:
         states = {rank: _state_of(bound, self.breakpoint) for rank, bound in self.bounds.items()}
         text = said_by(states) if len(set(states.values())) > 1 else next(iter(states.values()), "")
-        return f"{text[:1].upper()}{text[1:]}"
+        gone = "; its cell was edited and ran without this line" if self.gone else ""
+        return f"{text[:1].upper()}{text[1:]}{gone}"
 
 
 def _state_of(bound: Bound, spec: Breakpoint) -> str:
@@ -134,6 +141,7 @@ class Breakpoints:
         """The breakpoints with their locations, as ranks last reported them."""
         self._sent: dict[int, int] = {}
         """By rank, the process that has them."""
+        self._gone: set[int] = set()
         self._over: dict[int, Mapping[int, Bound]] = {}
         """Breakpoints on the first loss or gradient that is not finite, once some rank had it in
         this run: where ranks were then."""
@@ -181,6 +189,7 @@ class Breakpoints:
         for each in gone:
             del self._all[each]
             self._over.pop(each, None)
+            self._gone.discard(each)
         self._send()
         return len(gone)
 
@@ -220,12 +229,35 @@ class Breakpoints:
 
     def run_begins(self, run: CellRun) -> None:
         """`run` is about to be sent to the ranks."""
-        if self._over:
+        followed = self._follow(run)
+        if self._over or followed:
             self._over.clear()
             self._send()
         if self.enabled and any(spec.on == COLLECTIVE for spec in self._all.values()):
             run.pausing = True
         self.renew()
+
+    def _follow(self, run: CellRun) -> bool:
+        """A cell that was edited and runs again has the breakpoints of its old version.
+
+        True when some were moved to the new one.
+        """
+        if run.script:
+            return False
+        text, followed = as_on_ranks(run.sources.get(run.title, "")), False
+        for number, spec in self._all.items():
+            if not spec.text or spec.text.strip() == text.strip():
+                continue  # the ranks know an equal text themselves
+            line = moved(spec.text, spec.line, text)
+            if line is not None:
+                self._gone.discard(number)
+                if line:
+                    file = cell_file(run.number)
+                    self._all[number] = replace(spec, file=file, line=line, text=text)
+                else:
+                    self._gone.add(number)
+                followed = True
+        return followed
 
     # -- where they are --------------------------------------------------------------------
 
@@ -240,7 +272,8 @@ class Breakpoints:
                 raise UsageMistake(f"{where!r} is neither a line nor a function. Type {_HOW}")
             return replace(wanted, function=where)
         if cell := _SHOWN_CELL.fullmatch(at[1]):
-            return replace(wanted, file=cell_file(int(cell[1])), line=int(at[2]))
+            text = self._subject.cell(int(cell[1]))
+            return replace(wanted, file=cell_file(int(cell[1])), line=int(at[2]), text=text)
         path = self._subject.file(at[1])
         if not files.exists(path):
             return replace(wanted, file=at[1], line=int(at[2]))
@@ -284,9 +317,27 @@ class Breakpoints:
                 bounds[bound.number][rank] = bound
         bounds |= {number: dict(of) for number, of in self._over.items() if number in bounds}
         self.known = tuple(
-            BreakpointRow(spec, bounds[number], self.enabled) for number, spec in self._all.items()
+            BreakpointRow(spec, bounds[number], self.enabled, number in self._gone)
+            for number, spec in self._all.items()
         )
         return self.known
+
+
+def moved(before: str, line: int, after: str) -> int | None:
+    """Where a line of a text is in another version of it; 0 where it has been taken out.
+
+    None for a text that is no version of it: less than half is the same.
+    """
+    old, new = before.splitlines(), after.splitlines()
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    if matcher.ratio() < _SAME:
+        return None
+    for kind, begin, end, there, there_end in matcher.get_opcodes():
+        if begin < line <= end:
+            index = there + line - 1 - begin
+            kept = kind == "equal" or (kind == "replace" and index < there_end)
+            return index + 1 if kept else 0
+    return 0
 
 
 def _on_event(wanted: Breakpoint) -> Breakpoint:

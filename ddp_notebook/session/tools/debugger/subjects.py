@@ -64,8 +64,16 @@ class Subject(Protocol):
         Raises UsageMistake when there is none.
         """
 
+    def cell(self, number: int) -> str:
+        """The text of that cell as ranks have it; empty where it is not known."""
+
     def pause_before_collectives(self) -> None:
         """A breakpoint was set on collectives: what runs now is paused there, too."""
+
+
+def as_on_ranks(cell: str) -> str:
+    """The text of a cell with its line numbers: in place of its magic it has an empty line."""
+    return f"\n{cell.partition(chr(10))[2]}" if cell else ""
 
 
 class OwnRanks:
@@ -130,12 +138,17 @@ class OwnRanks:
         for controller in reversed(self._runs.controllers):
             run = controller.run
             if not run.script:
-                text = run.sources.get(run.title, "")
-                return cell_file(run.number), f"\n{text.partition(chr(10))[2]}"
+                return cell_file(run.number), as_on_ranks(run.sources.get(run.title, ""))
         raise UsageMistake(
             "No cell has run on the ranks yet, so a line alone does not say where. Run it once, "
             "or write breakpoint() in it. Lines of files: %ddp_break train.py:42"
         )
+
+    def cell(self, number: int) -> str:
+        """Of the newest that had this number."""
+        runs = [c.run for c in self._runs.controllers if not c.run.script]
+        texts = (r.sources.get(r.title, "") for r in reversed(runs) if r.number == number)
+        return as_on_ranks(next(texts, ""))
 
     def pause_before_collectives(self) -> None:
         """What runs now is paused there, too."""
@@ -202,6 +215,10 @@ class JobRanks:
     def latest(self) -> tuple[str, str]:
         """Its script."""
         return self._taken.script, ""
+
+    def cell(self, number: int) -> str:
+        """It has none."""
+        return ""
 
     def pause_before_collectives(self) -> None:
         """Each rank pauses there by itself."""
