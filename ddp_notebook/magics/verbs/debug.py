@@ -194,7 +194,9 @@ BREAK = Verb(
     "already. The cell ends when they are paused there; %ddp_step moves them on. While a "
     "breakpoint is set, or what runs says breakpoint(), collectives do not time out; those issued "
     "before do, and the table says when, and so do new_group and a wait with a timeout of its "
-    "own. Without a place: list the breakpoints.",
+    "own. A cell that was edited and runs again has the breakpoints of its old version. --on nan "
+    "means the first such value of a run, on whichever rank; a step that a GradScaler skips is "
+    "none. Without a place: list the breakpoints.",
     examples=(
         ("%ddp_break train.py:42", "line 42 of a file, imported or not"),
         ("%ddp_break 7 --ranks 1", "line 7 of the last cell, rank 1 alone"),
