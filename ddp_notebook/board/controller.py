@@ -290,6 +290,7 @@ class LiveBoard:
         self._watched_until_s = time.monotonic() + _WATCHED_S
         self._tabs.message(content, str(content.get("view", ""))[:64])
         if kind == "do" and not self._closed:
+            self._widget.tell({"kind": "took"}, self._now_us())
             self._buttons.press(str(content.get("magic", "")))
         elif kind == "close":
             self._buttons.close(content.get("number"))

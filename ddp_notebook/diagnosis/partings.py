@@ -3,15 +3,58 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Mapping
 
 from ddp_notebook.diagnosis.source_code.conditions import Test, tests_around
+from ddp_notebook.model import LineStopped, Ranks
+from ddp_notebook.state.line_table import places_of
+
+Place = tuple[str, int]
+"""A file, and a line of it."""
+
+
+class Passed:
+    """The lines at which ranks were paused since all were at one.
+
+    Who has been where most ranks are now is no more than ahead: no test parted it from them.
+    """
+
+    def __init__(self) -> None:
+        self._by_rank: dict[int, set[Place]] = {}
+
+    def add(self, stops: Mapping[int, LineStopped]) -> None:
+        """Ranks are paused there now."""
+        if len(places_of(stops)) == 1:
+            self._by_rank.clear()
+        for rank, stop in stops.items():
+            self._by_rank.setdefault(rank, set()).add((stop.file, stop.line))
+
+    def by(self, ranks: Ranks, place: Place) -> bool:
+        """True if all of `ranks` have been at `place`."""
+        return all(place in self._by_rank.get(rank, ()) for rank in ranks)
+
+
+def partings(
+    stops: Mapping[int, LineStopped], passed: Passed, source_of: Callable[[str], str]
+) -> dict[Place, str]:
+    """Why some ranks are not where most ranks are, by their line. `source_of` reads a file."""
+    (most, ranks), *others = places_of(stops).items()
+    function = stops[ranks[0]].function
+    found = {}
+    for place, of in others:
+        if passed.by(of, most):
+            found[place] = "ahead"
+        elif passed.by(ranks, place):
+            found[place] = "behind"
+        elif place[0] == most[0] and stops[of[0]].function == function:
+            found[place] = parting(source_of(place[0]), most[1], place[1])
+    return found
 
 
 def parting(source: str, most: int, other: int) -> str:
     """Why ranks at line `other` are not at line `most`, in words; empty when nothing tells.
 
-    ``other branch: `if rank == 1` ``. It is said from the lines alone: a rank that was stepped
-    further than the others is inside a test that they have not come to.
+    ``other branch: `if rank == 1` ``. It is said from the lines alone.
     """
     try:
         tree = ast.parse(source)

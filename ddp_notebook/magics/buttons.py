@@ -21,6 +21,7 @@ class ButtonUi:
         self.session = session
         self.attached = self.taken_over = None
         """None: the board with the button is always that of the session's ranks."""
+        self.debugger = session
         self.texts: list[str] = []
 
     def say(self, text: str) -> None:

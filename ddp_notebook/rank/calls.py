@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from ddp_notebook.launch.timeouts import GROUP_TIMEOUT
 from ddp_notebook.model import (
     Frame,
+    LineStopped,
     Probe,
     RankReport,
     Ranks,
@@ -393,6 +394,15 @@ class Checksums:
     """Those of a part that has few; None for what is NaN or infinite."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The line at which a rank is paused, as an event tells it; nothing where it is at none."""
+
+    stops: tuple[LineStopped, ...] = ()
+
+
+STOPPED = Question("stopped", Nothing, Stopped)
+"""Where a rank is paused at a line: of a job that was taken over, which sends no events."""
 CHECKSUMS = Question("checksums", Part, Checksums)
 """What tells in which part of a tensor two ranks differ."""
 STANDING = Question("standing", Nothing, Standing)
@@ -407,6 +417,17 @@ ARM = Question("arm", Nothing, Nothing)
 """Another rank of the run is paused: collectives issued from now on have no short timeouts."""
 BREAKPOINTS = Question("breakpoints", Nothing, Bounds)
 """Where they are, and how often they were passed."""
+AT_LINES: tuple[Question[Any, Any], ...] = (
+    EVALUATE,
+    CHECKSUMS,
+    STANDING,
+    MOVE,
+    SET_BREAKPOINTS,
+    ARM,
+    BREAKPOINTS,
+    STOPPED,
+)
+"""What the debugger of a rank answers."""
 
 
 @dataclass(frozen=True, slots=True)

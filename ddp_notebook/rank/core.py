@@ -7,18 +7,16 @@ has a process that is a rank by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ddp_notebook import model
-from ddp_notebook.rank import calls, torch_private
+from ddp_notebook.rank import calls
 from ddp_notebook.rank.component import Component, Lifecycle
 from ddp_notebook.rank.control import Handlers
 from ddp_notebook.rank.control_socket import ControlSocket
-from ddp_notebook.rank.debugger.debugger import Debugger
-from ddp_notebook.rank.debugger.expressions import Expressions
-from ddp_notebook.rank.debugger.not_finite import NotFinite
+from ddp_notebook.rank.debugger.at_lines import AtLines
 from ddp_notebook.rank.editor.editor import Editor
 from ddp_notebook.rank.inspect.answers import Answers
-from ddp_notebook.rank.inspect.elsewhere import Compiled
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.rescue import Rescue
 from ddp_notebook.rank.training.parallel.held import Held
@@ -53,23 +51,13 @@ class RankCore:
         self.tracker, self.data_parallel = watched.tracker, watched.data_parallel
         self.observer, self.hooks = watched.observer, watched.hooks
 
-        names_of = watched.names.get
-        self.debugger = Debugger(main_thread, gate, self.user_code, self.events, names_of)
-        # A thread that is paused in what torch compiles evaluates as any other.
-        torch_private.keep_from_compiler(Debugger._stop)
-        self.compiled = Compiled(self.debugger.breakpoints.canonical)
-        self.debugger.watch_lines = self.compiled.watch
-        self.debugger.breakpoints.never_runs = self.compiled.never_runs
-        self.debugger.breakpoints.elsewhere = self.compiled.not_stopped
+        self.answers = Answers(watched)
+        self.at_lines = AtLines(watched, process.events, self.answers.variables)
+        self.debugger, self.compiled = self.at_lines.debugger, self.at_lines.compiled
         self.debugger.armed.tell = self.observer.limits.lift
-        self.debugger.watch_values = NotFinite(self.debugger.occurred).watch
         self.editor = Editor(self.debugger, gate, main_thread)
         self.rescue = Rescue(main_thread, self.init_calls, self.sockets, self.resolver)
         self.step_timer = StepTimer(watched.marks, self.tracker, self.observer, process.rank)
-        self.answers = Answers(watched)
-        self.expressions = Expressions(
-            process.rank, self.debugger, self.answers.variables, watched.names
-        )
         self.held = Held(watched.names)
         self.handlers = self.answers.to(Handlers())
         self.questions = ControlSocket(process.questions, self.handlers.answer)
@@ -97,12 +85,7 @@ class RankCore:
         on(calls.STEP_TIMES, lambda _: self.step_timer.times())
         on(calls.HELD, lambda _: self.held.parameters())
         on(calls.STEP, lambda _: calls.PausedAt(self.gate.step()))
-        on(calls.EVALUATE, self.expressions.evaluate)
-        on(calls.CHECKSUMS, self.expressions.checksums)
-        on(calls.STANDING, self.expressions.standing)
-        on(calls.MOVE, self.debugger.move)
         on(calls.EDITOR, self.editor.answer)
-        on(calls.SET_BREAKPOINTS, self.debugger.set_breakpoints)
-        on(calls.ARM, lambda _: self.debugger.arm())
-        on(calls.BREAKPOINTS, lambda _: self.debugger.bounds())
         on(calls.RESUME, lambda _: calls.PausedAt(self.gate.resume()))
+        for question in calls.AT_LINES:
+            on(question, partial(self.at_lines.answer, question))

@@ -25,7 +25,9 @@ from ddp_notebook.session.tools.bench_steps import StepBench
 from ddp_notebook.session.tools.ddp_construction import DdpConstruction
 from ddp_notebook.session.tools.debugger.breakpoints import Breakpoints
 from ddp_notebook.session.tools.debugger.editors import Editors
+from ddp_notebook.session.tools.debugger.evaluating import evaluate
 from ddp_notebook.session.tools.debugger.looking import Looking
+from ddp_notebook.session.tools.debugger.subjects import OwnRanks
 from ddp_notebook.session.tools.fault_lab import FaultLab
 from ddp_notebook.session.tools.measuring import Benchmarks
 from ddp_notebook.session.tools.save import Save
@@ -77,10 +79,13 @@ class Session:
         self.against = AgainstOne(self.pool, self._findings)
         self._construction = DdpConstruction(self.record, self.pool, self._runs, self._findings)
         self._stepping = Stepping(self.record, self._runs, self._set_up, self._construction)
-        self.breakpoints = Breakpoints(self.record, self.pool, self._runs)
-        self.looking = Looking(self.record, self.pool, self._runs)
+        self._ranks = OwnRanks(self.record, self.pool, self._runs)
+        self.breakpoints = Breakpoints(self._ranks)
+        self._runs.before_run = self.breakpoints.run_begins
+        self._runs.breakpoints_of = self.breakpoints.of_rank
+        self.looking = Looking(self._ranks)
         self.editors = Editors(self.record, self.pool)
-        self._values = Values(self.record, self.pool, self._runs, self.looking)
+        self._values = Values(self.record, self.pool, self._runs)
         self._where = Where(self.record, self.pool)
         self._why = Why(self._runs, self._set_up, self._findings, self.record)
         self._save = Save(self.record, self._runs, self._why)
@@ -338,6 +343,7 @@ class Session:
         `how`: from a line, to the next one, into a call, or out of the function.
         Returns when each has arrived, or can only wait for others. Raises UsageMistake.
         """
+        self.breakpoints.ranks_move()
         return self.looking.with_watched(self._stepping.step(Step(ranks, to, how)), self.evaluate)
 
     # -- asking --------------------------------------------------------------------------
@@ -375,7 +381,9 @@ class Session:
         user frames above that (default: the selected frame). With `assign` it is an assignment,
         with `own_text` shown by its own `repr`; `unread` says why not. Raises UsageMistake.
         """
-        return self._values.evaluate(source, ranks, up, assign=assign, own_text=own_text)
+        return evaluate(
+            self._ranks, self.looking, source, ranks, up, assign=assign, own_text=own_text
+        )
 
     def why(self) -> Diagnosis:
         """The current diagnosis of the ranks. From any thread, any time.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
@@ -50,15 +50,17 @@ def line_table(
     """
     issued = {rank: row.passed for row in others.rows for rank in row.ranks}
     rows = []
+    names = names_of(stop.file for stop in stops.values())
     at = {r: (s.file, s.line, s.function, s.why, s.thread) for r, s in stops.items()}
     for ranks, _ in by_value(at):
         for same, passed in by_value({rank: issued.get(rank, "") for rank in ranks}):
-            rows.append(StepRow(same, passed, "paused", stop_text(stops[same[0]])))
+            stop = stops[same[0]]
+            rows.append(StepRow(same, passed, "paused", stop_text(stop, names[stop.file])))
     for row in others.rows:
         left = tuple(rank for rank in row.ranks if rank not in stops)
         if left:
             rows.append(replace(row, ranks=left, text=f"{row.text}{_limit(row)}"))
-    title = f"Paused: {_title(stops, partings)}."
+    title = f"Paused: {_title(stops, partings, names)}."
     return StepTable(title, tuple(rows), next_call=_NEXT, details=_source(stops))
 
 
@@ -72,9 +74,19 @@ def _limit(row: StepRow) -> str:
     return f"; its group's timeout ({limit}) ends it in {left}"
 
 
-def place(file: str, line: int) -> str:
-    """``train.py:43``, ``cell 3, line 4``."""
-    return f"{file}, line {line}" if _is_cell(file) else f"{PurePath(file).name}:{line}"
+def place(file: str, line: int, name: str = "") -> str:
+    """``train.py:43``, ``cell 3, line 4``; `name` is the file's where its own does not tell."""
+    return f"{file}, line {line}" if _is_cell(file) else f"{name or PurePath(file).name}:{line}"
+
+
+def names_of(files: Iterable[str]) -> dict[str, str]:
+    """A short name for each file: its own, with its folder's if two have the same."""
+    own = {file: PurePath(file) for file in files}
+    names = [path.name for path in own.values()]
+    return {
+        file: "/".join(path.parts[-2:]) if names.count(path.name) > 1 else path.name
+        for file, path in own.items()
+    }
 
 
 def watched(name: str, table: VariableTable) -> str:
@@ -115,10 +127,14 @@ def _is_cell(file: str) -> bool:
     return file.startswith("cell ")
 
 
-def _title(stops: Mapping[int, LineStopped], partings: Mapping[tuple[str, int], str]) -> str:
+def _title(
+    stops: Mapping[int, LineStopped],
+    partings: Mapping[tuple[str, int], str],
+    names: Mapping[str, str],
+) -> str:
     parts, before = [], ""
     for (file, line), ranks in places_of(stops).items():
-        where = place(file, line)
+        where = place(file, line, names[file])
         if file == before:
             where = f"line {line}" if _is_cell(file) else f":{line}"
         before = file
@@ -127,9 +143,9 @@ def _title(stops: Mapping[int, LineStopped], partings: Mapping[tuple[str, int], 
     return "; ".join(parts)
 
 
-def stop_text(stop: LineStopped) -> str:
-    """``cell 1, line 4, in f: a = i * 2 (breakpoint 1)``."""
-    where = place(stop.file, stop.line)
+def stop_text(stop: LineStopped, name: str = "") -> str:
+    """``cell 1, line 4, in f: a = i * 2 (breakpoint 1)``; `name` as of `place`."""
+    where = place(stop.file, stop.line, name)
     if stop.function not in ("", "<module>"):
         where += f", in {stop.function}"
     if stop.thread:

@@ -36,7 +36,7 @@ _NARROWEST = 40
 _LONGEST_STATE = 200
 
 _STATES = {
-    Activity.HELD: ("paused (by %ddp_step)", "paused before {more}"),
+    Activity.HELD: ("paused (%ddp_step continues)", "paused before {more}"),
     Activity.IDLE: ("runs nothing", "runs nothing"),
     Activity.FAILED: ("runs nothing", "runs nothing, since it failed: {more}"),
     Activity.DEAD: ("dead", "dead: {more}"),

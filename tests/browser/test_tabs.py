@@ -42,7 +42,9 @@ print("done")"""
 def test_tabs_show_what_ranks_have_wrote_and_where_they_are(
     lab: Lab, browser: Browser, tmp_path: Path, place: str
 ) -> None:
-    cells = ["%load_ext ddp_notebook", "%ddp_init --world-size 3", VALUES, HANG, NEXT, STOP]
+    go_on = tmp_path / "go on"
+    busy = f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.1)"
+    cells = ["%load_ext ddp_notebook", "%ddp_init --world-size 3", VALUES, HANG, NEXT, STOP, busy]
     with opened(lab, browser, cells, tmp_path / "last.png", place) as notebook:
         page = notebook.page
         notebook.run(0)
@@ -123,8 +125,13 @@ def test_tabs_show_what_ranks_have_wrote_and_where_they_are(
         expect(panel.locator(".ddpb-file")).to_have_text(re.compile(r"^cell 61\s2def double"))
         board.await_roles("paused", "paused", "paused")
         assert not Axe().run(page, context=".ddpb-tabs").response["violations"]
+        notebook.start(6)  # a cell without %%ddp, in which the kernel takes no click
         page.keyboard.press("F10")  # the focus is in the notebook
+        waits = "The notebook runs a cell without %%ddp, and does %ddp_step when that is over."
+        expect(board.el).to_contain_text(waits)
+        go_on.touch()
         expect(here).to_contain_text("lr = double(rank)")
+        expect(board.el).not_to_contain_text(waits)
         tab("Source").focus()
         page.keyboard.press("Tab")  # to the panel, where JupyterLab leaves F11 free
         page.keyboard.press("F11")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from results import texts, values
+from results import last_values, rank_pids, texts, values
 from support import eventually
 
 from ddp_notebook.errors import UsageMistake
@@ -235,6 +235,23 @@ def test_a_restart_of_a_paused_rank_keeps_breakpoints_and_strands_nobody(session
     session.restart((1,))
     result = session.run_cell("def f():\n    a = 1\n    return a\nf()\n")
     assert set(where(result.steps)) == {(0, 1)}
+
+
+def test_a_restart_of_a_rank_frees_the_others_that_are_paused_with_their_variables(
+    session: Session,
+) -> None:
+    session.init(InitOptions(world_size=2, device="cpu"))
+    pids = rank_pids(session)
+    assert set(where(session.run_cell("kept = 5\nbreakpoint()\nlater = 1\n").steps)) == {(0, 1)}
+    board = session.restart((1,))
+    assert board.snapshot.ready
+    assert "Rank 0 was paused: its cell was aborted, its variables stay." in board.notes
+    now = rank_pids(session)
+    assert now[0] == pids[0] and now[1] != pids[1]
+    assert last_values(session, "kept", ranks=(0,)) == {(0,): "5"}
+    (run,) = (c.run for c in session.runs if "breakpoint" in str(c.run.sources))
+    assert "rank 1 was ended by %ddp_restart" in str(run.error())
+    assert not session.why().wrong, "nobody died but as the user wanted"
 
 
 def test_expressions_are_evaluated_where_ranks_stand_and_variables_are_assigned(

@@ -92,14 +92,56 @@ def test_it_stops_at_the_first_loss_or_gradient_that_is_not_finite(ranks2: Sessi
     assert "loss.backward()" in at[(1,)]
     assert "the loss is not finite: NaN" in at[(1,)]
     assert values(ranks2.evaluate("i", (1,))) == {(1,): "2"}
-    spread = ranks2.step((1,), to="end")
-    assert "optimizer.step()" in rows(spread)[(0,)]
-    assert "the gradient of parameter 1 of 2 is not finite" in rows(spread)[(0,)]
+    # From there it comes to the other ranks with the gradients: they had it not first.
+    ranks2.step((1,), to="end")
+    ranks2.wait(10)
+    (row,) = ranks2.breakpoints.rows()
+    assert row.text.endswith("Rank 0: not reached yet; rank 1: 1 hit, over")
+    again = ranks2.run_cell(f"{TRAINS}bad = 1\ntrain(4)\n")
+    assert values(ranks2.evaluate("i", (1,))) == {(1,): "2"}, "the first of each run"
+    assert set(rows(again.steps)) == {(0,), (1,)}
     ranks2.step(to="end")
     ranks2.wait(10)
-    assert [row.text.rpartition(". ")[2] for row in ranks2.breakpoints.rows()] == ["1 hit, over"]
     ranks2.breakpoints.clear()
     assert ranks2.run_cell("train(4)\nprint(torch.autograd.backward.__module__)").error is None
+
+
+def test_it_stops_at_the_first_gradient_that_is_not_finite(ranks2: Session) -> None:
+    ranks2.run_cell(
+        f"{TRAINS}bad = 7\n"
+        "hook = net.module.weight.register_hook(lambda g: g * (float('nan') if rank else 1))\n"
+    )
+    ranks2.breakpoints.add("", Breakpoint(0, on="nan"))
+    at = rows(ranks2.run_cell("train(4)").steps)
+    assert "optimizer.step()" in at[(0, 1)]
+    assert "the gradient of parameter 1 of 2 is not finite" in at[(0, 1)]
+    ranks2.step(to="end")
+    assert ranks2.wait(10).error is None
+
+
+SCALES = (
+    "from torch.amp import GradScaler\nscaler = GradScaler('cpu', init_scale=2.0**127)\n"
+    "def scaled(steps):\n    for i in range(steps):\n        optimizer.zero_grad()\n"
+    "        loss = net(torch.ones(4, 2)).sum() * 100\n"
+    "        if i == bad and rank == 1:\n            loss = loss * float('nan')\n"
+    "        scaler.scale(loss).backward()\n        scaler.step(optimizer)\n"
+    "        scaler.update()\n    return scaler.get_scale()\n"
+)
+
+
+def test_a_scale_that_a_grad_scaler_tries_is_no_loss_that_is_not_finite(ranks2: Session) -> None:
+    plain = "print(GradScaler.scale.__code__.co_filename.rpartition('/')[2])"
+    ranks2.run_cell(f"{TRAINS}{SCALES}bad = 7")
+    ranks2.breakpoints.add("", Breakpoint(0, on="nan"))
+    through = ranks2.run_cell("print(scaled(3) < 2.0**127)")
+    assert (through.steps, through.error) == (None, None)
+    assert "True" in texts(through), "it has skipped steps"
+    at = rows(ranks2.run_cell("bad = 1\nscaled(3)").steps)
+    assert "the loss is not finite: NaN" in at[(1,)]
+    ranks2.step(to="end")
+    ranks2.wait(10)
+    ranks2.breakpoints.clear()
+    assert "grad_scaler.py" in texts(ranks2.run_cell(plain)), "torch's own again"
 
 
 def test_every_collective_pauses_while_that_is_set(ranks2: Session) -> None:

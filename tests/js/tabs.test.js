@@ -48,3 +48,9 @@ test("a click beside a line sets a breakpoint, or takes away the one that is the
   assert.equal(board.breakOf(file, 7), "%ddp_break --clear 2");
   assert.equal(board.breakOf({ ...file, break: "" }, 6), "");
 });
+
+test("what the kernel has not taken in waits for a cell, and says so after a moment", () => {
+  assert.equal(board.waitsFor(null, 9000), "");
+  assert.equal(board.waitsFor(["%ddp_step", 8000], 9000), "");
+  assert.match(board.waitsFor(["%ddp_step", 8000], 9900), /does %ddp_step when that is over/);
+});

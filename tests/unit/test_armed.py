@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.machinery
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from ddp_notebook.rank.debugger.armed import Armed
+from ddp_notebook.rank.debugger.armed import Armed, Loaded
 
 
 @pytest.fixture
@@ -82,3 +83,17 @@ def test_a_module_of_the_users_that_says_breakpoint_arms_as_long_as_it_is_there(
     for name in ("armed_one", "armed_two", "armed_library"):
         del sys.modules[name]
     assert not run(of, told, "x = 1")
+
+
+def test_a_file_that_was_edited_after_it_was_loaded_is_said_to_be(tmp_path: Path) -> None:
+    file, before = tmp_path / "module.py", Loaded()
+    assert before.note(str(file)) == before.note("<ddp cell 3>") == ""
+    file.write_text("x = 1\n")
+    loaded = Loaded()
+    loaded.add(str(file))
+    assert loaded.note(str(file)) == ""
+    stat = file.stat()
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1_000_000))
+    assert "edited after it was loaded" in loaded.note(str(file))
+    loaded.add(str(file))  # it was loaded anew
+    assert loaded.note(str(file)) == ""

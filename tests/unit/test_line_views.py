@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
+from ddp_notebook.diagnosis.partings import Passed, partings
 from ddp_notebook.model import (
     Frame,
     LineStopped,
@@ -14,8 +17,9 @@ from ddp_notebook.model import (
     Unread,
     Variable,
 )
+from ddp_notebook.session.tools.debugger.breakpoints import moved
 from ddp_notebook.session.tools.differences import unravelled
-from ddp_notebook.state.line_table import frames_text, line_table, watched
+from ddp_notebook.state.line_table import frames_text, line_table, names_of, watched
 from ddp_notebook.state.variable_table import fold, spark
 
 FRAMES = (
@@ -66,3 +70,54 @@ def test_an_index_into_values_is_one_into_the_tensor() -> None:
     assert unravelled(0, (2, 3)) == [0, 0]
     assert unravelled(5, (2, 3)) == [1, 2]
     assert unravelled(123 * 700 + 456, (300, 700)) == [123, 456]
+
+
+CELL = "\nfor i in range(3):\n    v = i\n    w = v\nz = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("after", "line", "now"),
+    [
+        (CELL, 4, 4),
+        (CELL.replace("\nfor", "\n# new\nfor"), 4, 5),
+        (CELL.replace("w = v", "w = v * 2"), 4, 4),
+        (CELL.replace("    w = v\n", ""), 4, 0),
+        (CELL.replace("    w = v\n", ""), 5, 4),
+        ("\nprint('another cell')\n", 4, None),
+        ("", 4, None),
+    ],
+)
+def test_a_line_of_a_cell_is_found_in_its_new_version(
+    after: str, line: int, now: int | None
+) -> None:
+    assert moved(CELL, line, after) == now
+
+
+def stops(**lines: int) -> dict[int, LineStopped]:
+    return {
+        int(rank[1:]): LineStopped(
+            rank=int(rank[1:]), cell=1, stop=1, file="cell 1", line=line, function="f"
+        )
+        for rank, line in lines.items()
+    }
+
+
+def test_who_has_passed_where_most_are_is_ahead_and_is_not_in_another_branch() -> None:
+    source = "def f():\n    if go:\n        a = 1\n    else:\n        a = 2\n    return a\n"
+    passed, place = Passed(), ("cell 1", 6)
+    for at in (stops(r0=2, r1=2, r2=2), stops(r0=3, r1=3, r2=3), stops(r0=3, r1=3, r2=6)):
+        passed.add(at)
+    assert partings(at, passed, lambda _: source) == {place: "ahead"}
+    behind = stops(r0=6, r1=3, r2=6)
+    passed.add(behind)
+    assert partings(behind, passed, lambda _: source) == {("cell 1", 3): "behind"}
+    passed.add(stops(r0=2, r1=2, r2=2))
+    parted = stops(r0=3, r1=3, r2=5)
+    passed.add(parted)
+    (why,) = partings(parted, passed, lambda _: source).values()
+    assert why.startswith("other branch: `")
+
+
+def test_files_of_one_name_are_shown_with_their_folders() -> None:
+    known = names_of(["/a/x/util.py", "/a/y/util.py", "/a/train.py", "cell 3"])
+    assert list(known.values()) == ["x/util.py", "y/util.py", "train.py", "cell 3"]

@@ -27,6 +27,7 @@ export default () => {
     }
     for (const page of pages) {
       page.received(message.now);
+      if (message.kind === "took") page.asked = null;
       if (message.kind === "state") page.draw();
       if (message.kind === "past" && message.view === page.view && !page.timeline.window.follow) {
         page.past = { ...message.board, findings: message.findings, locations: message.locations };

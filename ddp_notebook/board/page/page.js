@@ -3,6 +3,7 @@
 
 // A kernel sends something every two seconds while it is busy or watched.
 const LOST_AFTER_MS = 10_000;
+const TAKEN_WITHIN_MS = 1500;
 // An idle one that knows of no page is asked first.
 const ASK_AFTER_MS = 4_000;
 // Between two looks: the page slept, and knows nothing of that time.
@@ -11,6 +12,10 @@ const HERE_EVERY_MS = 60_000;
 
 const ENDED = "These ranks ended with their kernel. For new ones: %load_ext ddp_notebook, then %ddp_init.";
 const SAVED = "This board was saved. Its ranks are not connected with this page. For live ones run this cell again.";
+
+/** `asked` is what was asked last, and when: of what the kernel has not taken in since, that it waits. */
+export const waitsFor = (asked, now) =>
+  asked && now - asked[1] > TAKEN_WITHIN_MS ? `The notebook runs a cell without %%ddp, and does ${asked[0]} when that is over.` : "";
 
 class Page {
   /** `guarded` runs what is drawn later, while the page exists. */
@@ -87,6 +92,7 @@ class Page {
   }
 
   act(magic) {
+    this.asked = [magic, performance.now()];
     this.send({ kind: "do", magic });
   }
 
@@ -191,7 +197,8 @@ class Page {
     const lost = !frozen && !ended && quietMs > LOST_AFTER_MS;
     this.el.classList.toggle("ddpb-lost", lost);
     this.el.classList.toggle("ddpb-ended", ended);
-    const why = ended ? (this.store.live ? ENDED : SAVED) : lost ? `The kernel has not responded for ${formatAge(quietMs * 1000)}. This is the last known state.` : "";
+    const quiet = `The kernel has not responded for ${formatAge(quietMs * 1000)}. This is the last known state.`;
+    const why = ended ? (this.store.live ? ENDED : SAVED) : lost ? quiet : waitsFor(this.asked, time);
     if (this.gone.textContent !== why) this.gone.textContent = why;
     if (ended !== this.wasEnded) {
       this.wasEnded = ended;

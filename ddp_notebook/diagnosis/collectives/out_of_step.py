@@ -273,6 +273,6 @@ def _late(context: Context, reports: list[RankReport], what: str, *, paused: boo
 
 def _doing(report: RankReport, *, paused: bool) -> str:
     if paused:
-        return "paused (by %ddp_step)"
+        return "paused"
     at = f" at {report.path[-1]}" if report.path and not report.children else where_busy(report)
     return f"busy{at}"

@@ -8,9 +8,13 @@ from typing import Any
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import targets
-from ddp_notebook.jobs.acting.taken_over import GOALS, TakenOver
+from ddp_notebook.jobs.acting.taken_over import TakenOver
 from ddp_notebook.jobs.attachment import Attachment
 from ddp_notebook.model import StepTable, codec
+from ddp_notebook.rank.calls import How, Move
+from ddp_notebook.state import collective_table
+
+GOALS = (*collective_table.OPERATIONS, How.END.value)
 
 STEPS_WITHIN_S = 60.0
 """A step is given up then: ranks that compute for longer are not paused yet, and will be."""
@@ -39,8 +43,12 @@ class Control:
         if to is not None and to not in GOALS:
             raise UsageMistake(f"There is no goal {to!r}. There are: {', '.join(GOALS)}")
         until_s = time.monotonic() + STEPS_WITHIN_S
-        wanted = targets.ranks_of(self._target(), ranks)
-        return taken.step(wanted, to, lambda: over() or time.monotonic() > until_s)
+        return taken.step(
+            targets.ranks_of(self._target(), ranks),
+            Move(How.END if to == How.END else How.COLLECTIVE),
+            lambda: over() or time.monotonic() > until_s,
+            operation=to if to in collective_table.OPERATIONS else "",
+        )
 
     def abort(self, ranks: str | None) -> dict[str, Any]:
         """End what it runs, as Ctrl-C does; the pids of processes that run all the same."""

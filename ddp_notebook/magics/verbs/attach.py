@@ -21,7 +21,11 @@ from ddp_notebook.model import (
     name_ranks,
     verb,
 )
+from ddp_notebook.rank.calls import How
 from ddp_notebook.session.interrupts import noted
+from ddp_notebook.session.runs.steps import END, Step
+from ddp_notebook.session.tools.debugger.of_job import JobDebugger
+from ddp_notebook.state.collective_table import OPERATIONS
 
 _VERBS = "%ddp_why, %ddp_where and %ddp_board"
 
@@ -63,27 +67,27 @@ ATTACH = Verb(
     "worker server at TORCH_WORKER_SERVER_SOCKET; by NCCL's pipe or its dumps (never run). "
     "%ddp_why, %ddp_where and %ddp_board then mean that job, until %ddp_detach. "
     "Nothing changes what it does: it is not paused, gets no signal, and goes on when the notebook "
-    "ends. With --take-over %ddp_step and %ddp_abort mean it, too (a job that was started with "
-    "DDP_NOTEBOOK=1; there are no breakpoints in it): what they will do is said first, "
-    "%ddp_detach gives it back, and so does the end of the notebook's kernel: no rank stays "
-    "paused. Without an argument: which jobs there are. No ranks of this session are needed. A job "
-    "on another host is looked at through your own ssh, which must not ask for a password, and "
-    "needs the package there: HOST:PID, or several for the hosts of one job; HOST: lists the jobs "
-    "there. One of Slurm's through srun --overlap, on all its hosts. Each question runs "
-    "ddp-notebook there, which ends with its answer. It is found where it is on this host, or on "
-    "the PATH there; else DDP_NOTEBOOK_THERE says where. DDP_NOTEBOOK_SSH='ssh -J login' says what "
-    "to run in place of ssh.",
+    "ends. With --take-over (of a job that was started with DDP_NOTEBOOK=1) %ddp_break, %ddp_step, "
+    "%ddp_print, %ddp_set, %ddp_frame, %ddp_wait and %ddp_abort mean it, too, and breakpoint() in "
+    "its code stops it: what they will do is said first. %ddp_detach gives it back, and so does "
+    "the end of the notebook's kernel: no rank stays paused. Without an argument: which jobs there "
+    "are. No ranks of this session are needed. A job on another host is looked at through your own "
+    "ssh, which must not ask for a password, and needs the package there: HOST:PID, or several for "
+    "the hosts of one job; HOST: lists the jobs there. One of Slurm's through srun --overlap, on "
+    "all its hosts. Each question runs ddp-notebook there, which ends with its answer. It is found "
+    "where it is on this host, or on the PATH there; else DDP_NOTEBOOK_THERE says where. "
+    "DDP_NOTEBOOK_SSH='ssh -J login' says what to run in place of ssh.",
     examples=(
         ("%ddp_attach", "your jobs on this host: which run, which are stuck"),
         ("%ddp_attach 12345", "one of them, by the pid of a rank or of torchrun"),
-        ("%ddp_attach 12345 --take-over", "the same, and %ddp_step and %ddp_abort act on it"),
+        ("%ddp_attach 12345 --take-over", "the same, and it can be stopped, stepped and aborted"),
         ("%ddp_attach gpu07:12345", "one on another host, by ssh; gpu07: lists those there"),
         ("%ddp_attach --slurm 991234", "a job of Slurm's, on all its hosts"),
         ("%ddp_attach logs/", "dumps of torch's flight recorder, logs, a run of %ddp_save"),
     ),
     run=_attach,
     options=(
-        Option("--take-over", "let %ddp_step and %ddp_abort act on it"),
+        Option("--take-over", "let what stops, moves and ends ranks act on it"),
         Option(
             "--slurm JOB",
             "a job of Slurm's that runs, on all its hosts, by srun --overlap",
@@ -149,15 +153,23 @@ def where(ui: CallerUi, args: argparse.Namespace, job: jobs.targets.Target) -> S
     return tree
 
 
-def step(ui: CallerUi, args: argparse.Namespace, taken: jobs.acting.TakenOver) -> StepTable:
+def step(ui: CallerUi, wanted: Step, debugger: JobDebugger) -> StepTable:
     """`%ddp_step` of a job that was taken over."""
     job = _acted_on(ui)
-    goals = ", ".join(jobs.acting.GOALS)
-    if args.into or args.out or (args.to is not None and args.to not in jobs.acting.GOALS):
-        raise UsageMistake(f"{job.name} is stepped by collectives only: --to is one of {goals}.")
-    ranks = jobs.targets.ranks_of(job, args.ranks)
+    goals = (How.COLLECTIVE.value, *OPERATIONS, END)
+    if wanted.to is not None and wanted.to not in goals and not wanted.to.isdecimal():
+        raise UsageMistake(
+            f"{job.name} has no set-up to step: --to is a line or one of {', '.join(goals)}."
+        )
     with noted() as interrupted:
-        return taken.step(ranks, args.to, interrupted)
+        return debugger.step(wanted, interrupted)
+
+
+def wait(ui: CallerUi, timeout_s: float | None, debugger: JobDebugger) -> StepTable:
+    """`%ddp_wait` of a job that was taken over: until no rank can make progress by itself."""
+    _acted_on(ui)
+    with noted() as interrupted:
+        return debugger.wait(timeout_s, interrupted)
 
 
 def abort(ui: CallerUi, args: argparse.Namespace, taken: jobs.acting.TakenOver) -> Board:
@@ -181,7 +193,11 @@ def _acted_on(ui: CallerUi) -> jobs.targets.Target:
 
 def only_looked_at(job: jobs.targets.Target | None) -> str:
     """A hint for verbs that find no ranks: they do not act on an attached job's."""
-    return "" if job is None else f" Only {_VERBS} look at {job.name}, which is attached."
+    if job is None:
+        return ""
+    taken = isinstance(job, jobs.targets.Prepared) and bool(job.job.alive)
+    more = " To stop its ranks at lines, too: %ddp_attach PID --take-over." if taken else ""
+    return f" Only {_VERBS} look at {job.name}, which is attached.{more}"
 
 
 def _first_line(job: jobs.targets.Target) -> str:

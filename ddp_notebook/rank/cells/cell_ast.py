@@ -6,10 +6,10 @@ import ast
 from collections.abc import Sequence
 
 
-def as_module(statements: Sequence[ast.stmt], begin: str, show: str) -> ast.Module:
+def as_module(statements: Sequence[ast.stmt], show: str) -> ast.Module:
     """The module of a cell's `statements`, of which there is at least one.
 
-    It calls ``begin()`` first, and ``show(value)`` with the value of its last expression.
+    It calls ``show(value)`` with the value of its last expression.
     """
     nodes = list(statements)
     if isinstance(nodes[-1], ast.Expr):
@@ -19,9 +19,14 @@ def as_module(statements: Sequence[ast.stmt], begin: str, show: str) -> ast.Modu
         shown = ast.copy_location(ast.Expr(ast.copy_location(call, last.value)), last)
         ast.copy_location(call.func, last.value)
         nodes = [*nodes[:-1], shown]
+    return ast.Module(nodes, [])
+
+
+def begin_with(module: ast.Module, begin: str) -> None:
+    """Have `module` call ``begin()`` first: no line of the user's, where nothing is to stop."""
+    nodes = module.body
     first = _first_after_future_imports(nodes)
     nodes.insert(first, _call_at(begin, nodes[min(first, len(nodes) - 1)]))
-    return ast.Module(nodes, [])
 
 
 def _first_after_future_imports(nodes: list[ast.stmt]) -> int:

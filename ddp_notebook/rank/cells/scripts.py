@@ -12,7 +12,9 @@ import ast
 import atexit
 import contextlib
 import errno
+import importlib.util
 import io
+import linecache
 import os
 import signal
 import sys
@@ -143,7 +145,12 @@ class ScriptProcess:
 
     def _compiled(self, path: str) -> types.CodeType:
         debugger = self._core.debugger
-        tree = debugger.compiled(ast.parse(Path(path).read_bytes(), path), path)
+        data = Path(path).read_bytes()
+        tree = debugger.compiled(ast.parse(data, path), path)
+        with contextlib.suppress(SyntaxError, UnicodeDecodeError):  # of an encoding: Python says it
+            # Its lines are shown as they run, whoever edits the file meanwhile.
+            text = importlib.util.decode_source(data).splitlines(keepends=True)
+            linecache.cache[path] = len(data), None, text, path
         code: types.CodeType = compile(tree, path, "exec", dont_inherit=True)
         debugger.was_compiled(code)
         return code

@@ -208,12 +208,13 @@ class RankShell(Component):
     async def _run_as_module(self, nodes: list[ast.stmt], compiler: Any, result: Any) -> bool:
         if not nodes:
             return False
-        module = cell_ast.as_module(nodes, _BEGIN_NAME, _RESULT_NAME)
+        module = cell_ast.as_module(nodes, _RESULT_NAME)
         ast.increment_lineno(module, 1 + self._blank)
         lines = linecache.getlines(self.file_name)
         text = [f"{self.magic_line}\n", *["\n"] * self._blank, *lines]
         linecache.cache[self.file_name] = (sum(map(len, text)), None, text, self.file_name)
         module = self.debugger.compiled(module, self.file_name)
+        cell_ast.begin_with(module, _BEGIN_NAME)
         try:
             with compiler.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT):
                 code = compiler(module, self.file_name, "exec")

@@ -1,6 +1,7 @@
 """Stops this rank at a line, steps it from line to line, and inspects its frames.
 
-armed.py        Whether ranks may be paused: collectives issued then have long timeouts.
+armed.py        The user's code as it is loaded: whether it may pause ranks, and was edited since.
+at_lines.py     All of it for one process, and what it answers.
 breakpoints.py  Where and when a rank stops, with hit counts.
 code_swap.py    Breakpoints compiled into functions that are loaded already (Python 3.11).
 collective_calls.py  Whether an expression may issue a collective.

@@ -1,16 +1,49 @@
-"""Whether ranks may be paused: what is issued meanwhile must not time out."""
+"""The user's code as it is loaded: whether it may pause ranks, and whether it was edited since.
+
+What is issued while ranks may be paused must not time out.
+"""
 
 from __future__ import annotations
 
 import ast
 import importlib.machinery
 import inspect
+import os
 import sys
+import time
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
 _STOPS = frozenset({"breakpoint", "set_trace"})
+
+
+class Loaded:
+    """When the files of the user's were last edited before they were loaded."""
+
+    def __init__(self) -> None:
+        self._edited_ns: dict[str, int] = {}
+        self._began_ns = time.time_ns()
+        """From when on what is loaded is known here."""
+
+    def add(self, file: str) -> None:
+        """It is loaded now."""
+        self._edited_ns[file] = _edited_ns(file)
+
+    def note(self, file: str) -> str:
+        """That `file` is not what runs; empty where nothing tells that."""
+        if file.startswith("<"):
+            return ""
+        known, now_ns = self._edited_ns.get(file), _edited_ns(file)
+        edited = now_ns != known if known is not None else now_ns > self._began_ns
+        return "its file was edited after it was loaded: what runs is as it was" if edited else ""
+
+
+def _edited_ns(file: str) -> int:
+    try:
+        return os.stat(file).st_mtime_ns  # noqa: PTH116
+    except (OSError, ValueError):
+        return 0
 
 
 class Armed:
@@ -25,6 +58,7 @@ class Armed:
         """Functions and classes of the user's cells: whether they call `breakpoint()`."""
         self._modules: set[str] = set()
         """The user's modules that do, and were imported."""
+        self.loaded = Loaded()
 
     def attach(self, is_users: Callable[[str], bool]) -> None:
         """Look at each module of the user's that is imported from now on."""
@@ -33,8 +67,10 @@ class Armed:
 
         def get_code(own: Any, fullname: str) -> CodeType | None:
             code = plain(own, fullname)
-            if code is not None and is_users(code.co_filename) and _names_stop(code):
-                self._imported(fullname)
+            if code is not None and is_users(code.co_filename):
+                self.loaded.add(code.co_filename)
+                if _names_stop(code):
+                    self._imported(fullname)
             return code
 
         loader.get_code = get_code  # type: ignore[method-assign, assignment]

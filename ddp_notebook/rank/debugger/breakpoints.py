@@ -85,6 +85,7 @@ class Breakpoints:
         watched = _Watched(spec, self._checked(self._bind(spec)))
         if watched.bound.line:
             watched.note = self.elsewhere(watched.bound.file, watched.bound.line)
+            watched.note = watched.note or self._others_note(spec, watched.bound.file)
         if spec.condition:
             watched.condition = compile(spec.condition, "<condition>", "eval")
             watched.plain = plain(spec.condition)
@@ -140,6 +141,12 @@ class Breakpoints:
         if found:
             self._index()
         return found
+
+    def run_begins(self) -> None:
+        """The first value that is not finite is that of each run."""
+        for watched in self._watched.values():
+            if watched.spec.on == "nan":
+                watched.done = False
 
     def wants(self, on: str) -> bool:
         """Whether one of them is set on what may happen: an exception, a value, a collective."""
@@ -267,13 +274,27 @@ class Breakpoints:
         """The file of that name: it is there, or a module has been imported from one like it."""
         if os.path.isabs(wanted) and os.path.exists(wanted):  # noqa: PTH110, PTH117
             return wanted
+        return next(iter(self._files(wanted)), "")
+
+    def _files(self, wanted: str) -> list[str]:
+        """All of that name: the imported ones, the user's first; else those on the path."""
         end = os.sep + wanted.lstrip(os.sep)
         names = {file for file in _module_files() if file.endswith(end)}
         if not names and not os.path.isabs(wanted):  # noqa: PTH117
             folders = [folder for folder in sys.path if type(folder) is str]
             paths = (os.path.join(folder, wanted) for folder in folders)  # noqa: PTH118
             names = {path for path in paths if os.path.isfile(path)}  # noqa: PTH113
-        return min(names, key=lambda name: (not self._is_users(name), len(name)), default="")
+        return sorted(names, key=lambda name: (not self._is_users(name), len(name), name))
+
+    def _others_note(self, spec: Breakpoint, file: str) -> str:
+        """That other files of the user's have the name; empty where its name says which."""
+        if not spec.file or CELL_NAME.fullmatch(spec.file) or os.path.isabs(spec.file):  # noqa: PTH117
+            return ""
+        named_so = map(self.canonical, filter(self._is_users, self._files(spec.file)))
+        others = sorted({each for each in named_so if each != file})
+        if not others:
+            return ""
+        return f"this is {file}. Not stopped at: {', '.join(others)}; name one with its folder"
 
     def _bind_function(self, spec: Breakpoint) -> Bound:
         value = named(spec.function, self._names(), self._is_users)

@@ -192,7 +192,8 @@ class CodeSwap:
         if failed:
             return (
                 f"what {', '.join(sorted(failed))} runs is not what is in the file now: it was "
-                "edited after it was imported"
+                "edited after it was imported. Load it anew: importlib.reload(module) in a %%ddp "
+                "cell, or %ddp_restart"
             )
         return ""
 

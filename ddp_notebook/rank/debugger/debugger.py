@@ -22,7 +22,7 @@ from ddp_notebook.rank.debugger import monitoring
 from ddp_notebook.rank.debugger.armed import Armed
 from ddp_notebook.rank.debugger.breakpoints import Breakpoints
 from ddp_notebook.rank.debugger.code_swap import lines_of
-from ddp_notebook.rank.debugger.goals import Goal, has_line
+from ddp_notebook.rank.debugger.goals import Goal, has_line, with_line
 from ddp_notebook.rank.debugger.instrument import Lines
 from ddp_notebook.rank.debugger.monitoring import Monitoring
 from ddp_notebook.rank.debugger.stops import Places, Stop
@@ -111,6 +111,8 @@ class Debugger(Component):
         self.armed = Armed()
         self.take: Callable[[Stop], None] | None = None
         """Has another debugger take a paused thread, and is called in it; None: none does."""
+        self.is_wanted: Callable[[], bool] = lambda: True
+        """Polled while a thread is paused: False when who stopped it is gone, and it continues."""
         self.watch_values: Callable[[bool], None] = lambda wanted: None
         """Has losses and gradients looked at: a breakpoint is set on those that are not finite."""
         self.watch_lines: Callable[[Lines], None] = lambda lines: None
@@ -133,6 +135,7 @@ class Debugger(Component):
         """From now on lines are those of this run."""
         self._run = run.number
         self._passing.clear()
+        self.breakpoints.run_begins()
         self._said_in_child[0] = 0
         self._gate.paused |= self._pauses_all
         self.armed.in_run(self._gate.paused)
@@ -145,11 +148,21 @@ class Debugger(Component):
         self.backend.forget()
         self.armed.in_run(paused=False)
 
+    def leave(self) -> None:
+        """Stop nowhere any more, and resume what is paused. Any thread."""
+        self.set_breakpoints(calls.Breakpoints((), enabled=False))
+        self._run = 0
+        if (stop := self.stopped) is not None:
+            stop.resume(Move(How.END))
+        self.backend.release()
+        self.armed.in_run(paused=False)
+
     # -- code that is about to run ---------------------------------------------------------
 
     def compiled(self, tree: Any, file: str) -> Any:
         """The module `tree` of a cell or a script, as it is to be compiled as `file`."""
         self.armed.runs(tree)
+        self.armed.loaded.add(file)
         if self.breakpoints.adopt(tree, file):
             self._watch()
         return self.backend.compiled(tree, file)
@@ -315,6 +328,16 @@ class Debugger(Component):
         """Raises Aborted."""
         if self._main_thread.abort.is_set():
             raise Aborted("aborted (%ddp_abort)")
+        stop = self.stopped
+        if stop is not None and not stop.ordered and not self.is_wanted():
+            stop.resume(Move(How.END))
+
+    def now(self) -> calls.Stopped:
+        """Where a thread is paused now. Any thread."""
+        stop = self.stopped
+        if stop is None or stop.ordered:
+            return calls.Stopped()
+        return calls.Stopped((LineStopped(rank=-1, **self._event_fields(stop)),))
 
     def _event_fields(self, stop: Stop) -> dict[str, Any]:
         frame = stop.frame
@@ -323,13 +346,14 @@ class Debugger(Component):
         lines = lines_of(code.co_filename)
         first = max(1, line - _AROUND)
         main = threading.main_thread()
+        edited = self.armed.loaded.note(code.co_filename)
         return {
             "cell": self._run,
             "stop": stop.number,
             "file": f"cell {cell[1]}" if cell else code.co_filename,
             "line": line,
             "function": code.co_qualname.rpartition(".<locals>.")[2],
-            "why": "; ".join(filter(None, (stop.why[:300], stop.note))),
+            "why": "; ".join(filter(None, (stop.why[:300], stop.note, edited))),
             "thread": "" if stop.thread is main else stop.thread.name,
             "first": first,
             "source": tuple(
@@ -382,8 +406,9 @@ class Debugger(Component):
         if stop.over and order.how not in (How.NEXT, How.END):
             raised = "it is paused where an error was raised, which ends what runs"
             return calls.Moved(0, f"{raised}; it can continue with that: %ddp_step")
-        if order.how is How.LINE and not has_line(stop.frame, order.line):
-            function = stop.frame.f_code.co_qualname
+        frame = with_line(stop.frame, order.line)
+        if order.how is How.LINE and not has_line(frame, order.line):
+            function = frame.f_code.co_qualname.rpartition(".<locals>.")[2]
             function = "the code outside functions" if function == "<module>" else function
             return calls.Moved(
                 0,

@@ -8,6 +8,8 @@ from types import FrameType
 from ddp_notebook.rank.calls import How
 from ddp_notebook.rank.inspect.frames import IsUsers
 
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+"""Functions of their own before Python 3.12, and no more to who steps."""
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -17,6 +19,7 @@ class Goal:
     def __init__(self, how: How, frame: FrameType, line: int, is_users: IsUsers) -> None:
         self.into = how is How.INTO
         self._line = line if how is How.LINE else 0
+        frame = with_line(frame, line) if self._line else frame
         self._start = frame
         self.is_users = is_users
         self.frames: set[FrameType] = set()
@@ -54,6 +57,15 @@ class Goal:
 def can_be_suspended(frame: FrameType) -> bool:
     """True for a generator's or a coroutine's frame, which is left by `yield` and `await` too."""
     return bool(frame.f_code.co_flags & _SUSPENDED)
+
+
+def with_line(frame: FrameType, line: int) -> FrameType:
+    """`frame`; that of the function around it, where it is a comprehension without this line."""
+    while frame.f_code.co_name in _COMPREHENSIONS and not has_line(frame, line):
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return frame
 
 
 def has_line(frame: FrameType, line: int) -> bool:

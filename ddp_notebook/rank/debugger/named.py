@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from ddp_notebook.rank.inspect.frames import IsUsers
+from ddp_notebook.rank.inspect.frames import IsUsers, code_in
 
 _DEEPEST = 20
 """So many wrappers around a function are looked through."""
@@ -35,7 +35,15 @@ def named(name: str, names: Mapping[str, Any], is_users: IsUsers) -> Any:
         if type(each) is FunctionType and _ends(each.__code__.co_qualname, name)
     ]
     users = [each for each in functions if is_users(each.__code__.co_filename)]
-    return next(iter(users or functions), vars(builtins).get(name))
+    inner = None if users else _in_a_function(name, is_users)
+    return next(iter(users), inner) or next(iter(functions), vars(builtins).get(name))
+
+
+def _in_a_function(name: str, is_users: IsUsers) -> CodeType | None:
+    """The code of a function that one of the user's defines when it is called."""
+    codes = [each.__code__ for each in gc.get_objects() if type(each) is FunctionType]
+    inner = (each for code in codes if is_users(code.co_filename) for each in code_in(code))
+    return next((each for each in inner if _ends(each.co_qualname, name)), None)
 
 
 def _ends(qualified: str, name: str) -> bool:

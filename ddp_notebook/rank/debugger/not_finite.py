@@ -9,7 +9,9 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.amp import GradScaler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 Found = Callable[[str, FrameType, str], None]
 """Called in the thread that computed it: with "nan", its frame, and what is not finite."""
@@ -19,6 +21,8 @@ class NotFinite:
     """Looks at what `backward()` begins with, and at gradients before an optimizer's step.
 
     Nothing of it is there unless it is wanted. On a GPU each look waits for what the GPU is at.
+    A GradScaler tries scales that are too large, and skips those steps: that is no finding. So
+    the loss is looked at as it was before it was scaled, and gradients in the steps that count.
     """
 
     def __init__(self, found: Found) -> None:
@@ -26,6 +30,10 @@ class NotFinite:
         self._hook: Any = None
         self._plain: Any = None
         self._ours: Any = None
+        self._scaled: Any = WeakIdKeyDictionary()
+        """By a loss that a GradScaler has scaled, what it was before."""
+        self._scales: dict[type, tuple[Any, Any]] = {}
+        """By class of scalers, its own method, and the one that is there in its place."""
 
     def watch(self, wanted: bool) -> None:
         """Look from now on, or no more."""
@@ -33,11 +41,29 @@ class NotFinite:
             self._hook = register_optimizer_step_pre_hook(self._before_step)
             self._plain = torch.autograd.backward
             self._ours = torch.autograd.backward = self._looking_first(self._plain)
+            for kind in _scalers(GradScaler):
+                plain = vars(kind)["scale"]
+                self._scales[kind] = plain, self._remembering(plain)
+                kind.scale = self._scales[kind][1]  # type: ignore[attr-defined]
         elif not wanted and self._hook is not None:
             self._hook.remove()
             self._hook = None
             if torch.autograd.backward is self._ours:
                 torch.autograd.backward = self._plain
+            for kind, (plain, ours) in self._scales.items():
+                if vars(kind)["scale"] is ours:
+                    kind.scale = plain  # type: ignore[attr-defined]
+            self._scales.clear()
+
+    def _remembering(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def scale(scaler: Any, outputs: Any, *args: Any, **named: Any) -> Any:
+            scaled = plain(scaler, outputs, *args, **named)
+            if isinstance(outputs, torch.Tensor) and isinstance(scaled, torch.Tensor):
+                self._scaled[scaled] = outputs.detach()
+            return scaled
+
+        return scale
 
     def _looking_first(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
@@ -45,7 +71,8 @@ class NotFinite:
             __tracebackhide__ = True
             if self._hook is not None and not torch.compiler.is_compiling():
                 each = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
-                self._look(each, "the loss", sys._getframe(1))
+                before = [self._scaled.get(loss, loss) for loss in each]
+                self._look(before, "the loss", sys._getframe(1))
             return plain(tensors, *args, **named)
 
         return backward
@@ -53,6 +80,8 @@ class NotFinite:
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _named: Any) -> None:
         if self._hook is None or torch.compiler.is_compiling():
             return
+        if getattr(optimizer, "found_inf", None) is not None:
+            return  # a GradScaler leaves it to the optimizer to skip the step
         frame, parameters = sys._getframe(1), _named_parameters(optimizer)
         for number, (name, parameter) in enumerate(parameters, 1):
             what = f"the gradient of parameter {number} of {len(parameters)}{name}"
@@ -67,6 +96,13 @@ class NotFinite:
                 self._found("nan", frame, f"{what} is not finite: {text}")
                 return True
         return False
+
+
+def _scalers(kind: type) -> list[type]:
+    """This class of scalers and those made from it, each with a `scale` of its own."""
+    found = [kind] if "scale" in vars(kind) else []
+    made: list[type] = kind.__subclasses__()
+    return found + [each for sub in made for each in _scalers(sub)]
 
 
 def _named_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:

@@ -57,6 +57,8 @@ class Tracing:
         """Stop before these lines, and before no others; by file, why one cannot be."""
         self._lines = lines
         problems = self._swap.apply(lines)
+        if not lines:
+            self._followed.clear()  # each thread finds that out at its next line
         self._suspended = list(self._without_calls(_suspended())) if lines else []
         main = sys._current_frames().get(threading.main_thread().ident or 0)
         if lines and (self._suspended or self._to_follow(main)):

@@ -34,8 +34,3 @@ class Answers:
         on(calls.RUN_FACTS, lambda _: self._summary.facts())
         on(calls.SOFTWARE, lambda _: calls.SoftwareFacts(facts.gather()))
         return handlers
-
-
-def handlers_of(watched: Watched) -> Handlers:
-    """What answers in a process that can be asked, and not be told to do anything."""
-    return Answers(watched).to(Handlers())

@@ -53,10 +53,11 @@ class _Asked:
         """Load the code that answers."""
         with self._turn:
             if self._handlers is None:
-                answers = load("ddp_notebook.rank.inspect.answers")
-                self._handlers = answers.handlers_of(self._watched)
+                answers = load("ddp_notebook.rank.inspect.answers").Answers(self._watched)
+                handlers = answers.to(load("ddp_notebook.rank.control").Handlers())
                 taken_over = load("ddp_notebook.rank.prepared.taken_over")
-                taken_over.TakenOver(self._watched, self.asker).to(self._handlers)
+                taken = taken_over.TakenOver(self._watched, answers, RUN, lambda: self.asker())
+                self._handlers = taken.to(handlers)
 
     def report(self) -> Any:
         """The answer to the question what the rank does. Raises KeyError if there is none."""

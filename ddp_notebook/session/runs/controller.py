@@ -277,8 +277,9 @@ class RunController:
         elif result.error is None and run.done:
             self.run.found.nothing()
         elif self.run.found.diagnosis is None or not self.run.found.diagnosis.wrong:
+            died = {rank: e for rank, e in run.died.items() if rank not in run.restarted}
             own = (
-                *deaths.died(run.died, script=bool(run.script)),
+                *deaths.died(died, script=bool(run.script)),
                 *failures.raised(run.finished.values(), run.ranks),
             )
             if own:

@@ -88,7 +88,7 @@ class RunRegistry:
             if controller.state.claimed
             for rank in controller.run.pending
         }
-        return idle_ranks(ranks, verb, self._record.snapshot, claimed, self._paused)
+        return idle_ranks(ranks, verb, self._record.snapshot, claimed, self.paused)
 
     @property
     def script(self) -> RunController | None:
@@ -114,7 +114,13 @@ class RunRegistry:
         if processes is not None and processes.script is not None and self.script_left:
             processes.end_script()
 
-    def _paused(self) -> Mapping[int, str]:
+    def restarts(self, ranks: Ranks) -> None:
+        """The user has the processes of `ranks` ended: no run is to say that they died."""
+        for controller in self.controllers:
+            if not controller.run.done:
+                controller.run.restarted = ranks
+
+    def paused(self) -> Mapping[int, str]:
         """The ranks that are paused in the run that ranks are in, and before what."""
         current = self.current
         if current is None or not current.run.paused:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ddp_notebook.diagnosis.partings import Passed
 from ddp_notebook.errors import CellFailed, DDPError
 from ddp_notebook.model import (
     CellFinished,
@@ -111,6 +112,8 @@ class CellRun:
         self.started: set[int] = set()
         self.finished: dict[int, CellFinished] = {}
         self.died: dict[int, RankExited] = {}
+        self.restarted: Ranks = ()
+        """Ranks whose process the user had ended, for a new one."""
         self._replaced: set[int] = set()
         """Ranks that died and have a new process since."""
         self.lost: set[int] = set()
@@ -125,6 +128,8 @@ class CellRun:
         """The ranks that it starts itself, if it is a script in one process; else None."""
         self.stops: dict[int, LineStopped] = {}
         """Ranks that are paused at a line, and where."""
+        self.passed = Passed()
+        """Where its ranks were paused since all were at one line."""
         self._left_stops: dict[int, int] = {}
         """By rank, the last stop that it left: a rank may leave a stop before its event arrives."""
         self.changes = 0
@@ -330,6 +335,9 @@ class CellRun:
     def _deaths(self) -> list[str]:
         lines = []
         for rank, exited in sorted(self.died.items()):
+            if rank in self.restarted:
+                lines.append(f"rank {rank} was ended by %ddp_restart")
+                continue
             # Its log may contain output of anything that ran in its process, also of earlier runs.
             logged = exited.last_words.strip().splitlines()[-1:]
             own = self.written(rank).strip().splitlines()[-1:]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_notebook import files
-from ddp_notebook.diagnosis.partings import parting
+from ddp_notebook.diagnosis.partings import partings
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import (
     Activity,
     Collective,
-    LineStopped,
     Ranks,
     StepTable,
     name_ranks,
@@ -24,7 +24,7 @@ from ddp_notebook.rank.calls import How, answered
 from ddp_notebook.session.processes.collective_logs import READ_LAST
 from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.state import collective_table
-from ddp_notebook.state.line_table import line_table, places_of
+from ddp_notebook.state.line_table import line_table
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.rank_cluster import RankCluster
@@ -106,18 +106,10 @@ def table(run: CellRun, logs: CollectiveLogs) -> StepTable:
         what=run.script or "The cell",
         failures=run.failures,
     )
-    return line_table(stops, made, _partings(run, stops)) if stops else made
-
-
-def _partings(run: CellRun, stops: Mapping[int, LineStopped]) -> dict[tuple[str, int], str]:
-    """Why some ranks are not where most ranks are, by their current line."""
-    (most, ranks), *others = places_of(stops).items()
-    function = stops[ranks[0]].function
-    partings = {}
-    for (file, line), of in others:
-        if file == most[0] and stops[of[0]].function == function:
-            partings[file, line] = parting(source_of(run, file), most[1], line)
-    return partings
+    if not stops:
+        return made
+    run.passed.add(stops)
+    return line_table(stops, made, partings(stops, run.passed, partial(source_of, run)))
 
 
 def source_of(run: CellRun, file: str) -> str:

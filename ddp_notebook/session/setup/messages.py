@@ -55,6 +55,14 @@ def why_not_restarted(stopped: Ranks, busy: Ranks, dead: Ranks) -> str:
     )
 
 
+def freed(paused: Ranks) -> str:
+    """What a restart of other ranks did to those that were paused."""
+    their = agree(paused, "its cell was aborted, its variables stay", "their variables stay")
+    if len(paused) > 1:
+        their = f"their cell was aborted, {their}"
+    return f"{verb(paused, 'was', 'were').capitalize()} paused: {their}."
+
+
 def why_not_started(error: BaseException) -> str:
     """What went wrong in set-up, and how to retry."""
     what = str(error)

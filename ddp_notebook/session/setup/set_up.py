@@ -326,14 +326,18 @@ class SetUp:
         processes.end_script()
         survivors = tuple(r for r in everyone if r not in members)
         in_set_up = self._in_set_up(survivors)
+        paused = tuple(rank for rank in survivors if rank in self._runs.paused())
         try:
             with self._unless_lost("%ddp_restart"), self._record.restarting(members):
+                self._runs.restarts(members)
+                if paused:  # nothing else would let them leave their cell
+                    self.free(paused)
                 processes.stop(members)
                 if in_set_up:  # they wait for the old group and must be unblocked
                     self.free(in_set_up)
                 self._await_survivors(survivors, members)
                 self._runs.await_released()
-                self._note_replaced(())
+                self._note_replaced((messages.freed(paused),) if paused else ())
                 processes.launch(members)
         except KeyboardInterrupt:
             why = "The restart was interrupted. Ranks that it had stopped are gone: %ddp_restart"

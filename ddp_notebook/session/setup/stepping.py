@@ -58,9 +58,9 @@ class Stepping:
         if current is not None and current.run.pending:
             raise UsageMistake(
                 f"{current.run.heading} is not over on {name_ranks(current.run.pending)}, and no "
-                "rank is paused. What they do: %ddp_where. To stop at a line that they come to: "
-                "%ddp_break 7, %ddp_break train.py:42. To pause before each collective, run it "
-                "again: %%ddp --step collective"
+                "rank is paused. What they wait for: %ddp_why; what they do: %ddp_where; to free "
+                "them: %ddp_abort. To stop at a line that they come to: %ddp_break 7, %ddp_break "
+                "train.py:42"
             )
         if self._construction.latest is not None:
             return _step_construction(self._construction.latest, ranks, to)
@@ -81,6 +81,8 @@ class Stepping:
 
 def _step_stage(bring_up: BringUp, ranks: Ranks | None, to: str | None) -> StepTable:
     stages = {stage.value: stage for stage in Stage} | {END: Stage.VERIFIED}
+    if bring_up.record.snapshot.ready:
+        raise UsageMistake(_why_not(bring_up, ranks))
     if to is not None and to not in stages:
         raise UsageMistake(f"--to is one of {', '.join(list(stages)[1:])}, not {to!r}.")
     with noted() as interrupted:

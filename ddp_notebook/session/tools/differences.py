@@ -11,7 +11,7 @@ from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import MOST_VALUES
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.rank_cluster import RankCluster
+    from ddp_notebook.session.tools.debugger.subjects import Subject
 
 _ASK_TIMEOUT_S = 1.0
 _MOST_CELLS = 3
@@ -22,7 +22,7 @@ LARGEST = 2**24
 
 
 def placed(
-    table: VariableTable, values: Sequence[RankVariables], cluster: RankCluster
+    table: VariableTable, values: Sequence[RankVariables], subject: Subject
 ) -> VariableTable:
     """`table`, of one expression, with the index at which tensors differ from most ranks'."""
     facts = {
@@ -33,31 +33,31 @@ def placed(
         if variable.tensor is not None
     }
     sections = tuple(
-        replace(section, rows=tuple(_row(row, facts, cluster) for row in section.rows))
+        replace(section, rows=tuple(_row(row, facts, subject) for row in section.rows))
         for section in table.sections
     )
     return replace(table, sections=sections)
 
 
-def _row(row: VariableRow, facts: Mapping[int, TensorFacts], cluster: RankCluster) -> VariableRow:
+def _row(row: VariableRow, facts: Mapping[int, TensorFacts], subject: Subject) -> VariableRow:
     base = next((cell for cell in row.cells if not cell.note and not cell.odd), None)
     if base is None or len(row.cells) < 2:
         return row
     cells = [
-        _cell(cell, base.ranks[0], facts, cluster) if number <= _MOST_CELLS else cell
+        _cell(cell, base.ranks[0], facts, subject) if number <= _MOST_CELLS else cell
         for number, cell in enumerate(row.cells)
     ]
     return replace(row, cells=tuple(cells))
 
 
 def _cell(
-    cell: VariableCell, base: int, facts: Mapping[int, TensorFacts], cluster: RankCluster
+    cell: VariableCell, base: int, facts: Mapping[int, TensorFacts], subject: Subject
 ) -> VariableCell:
     rank = cell.ranks[0]
     own, other = facts.get(rank), facts.get(base)
     if rank == base or own is None or other is None or not _comparable(own, other):
         return cell
-    index, far = _first((base, rank), own.size, cluster)
+    index, far = _first((base, rank), own.size, subject)
     return cell if index is None else replace(cell, note=_note(cell.note, index, far, own))
 
 
@@ -75,9 +75,7 @@ def _comparable(own: TensorFacts, other: TensorFacts) -> bool:
     return was_read and own.shape == other.shape and 1 < own.size <= LARGEST
 
 
-def _first(
-    ranks: tuple[int, int], size: int, cluster: RankCluster
-) -> tuple[int | None, float | None]:
+def _first(ranks: tuple[int, int], size: int, subject: Subject) -> tuple[int | None, float | None]:
     """The index of the first of `size` values that differs between both; None if unknown.
 
     Also the largest difference among the values read: all of them if they are few.
@@ -85,7 +83,7 @@ def _first(
     begin, end, far = 0, size, None
     while True:
         request = calls.Part(begin, end)
-        answers = cluster.ask(ranks, calls.CHECKSUMS, request, _ASK_TIMEOUT_S)
+        answers = subject.ask(ranks, calls.CHECKSUMS, request, _ASK_TIMEOUT_S)
         checksums = [each for each in answers.values() if isinstance(each, calls.Checksums)]
         if len(checksums) < len(ranks) or not all(each.step for each in checksums):
             return None, far

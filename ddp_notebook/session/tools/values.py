@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import base64
 import contextlib
 import io
@@ -13,9 +12,9 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Ranks, Unread, VariableTable, by_value, name_ranks, said_by
+from ddp_notebook.model import Ranks, Unread, VariableTable, name_ranks, said_by
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.calls import CannotAnswer, answered
+from ddp_notebook.rank.calls import answered
 from ddp_notebook.session.guards import (
     check_name,
     check_ranks,
@@ -23,7 +22,6 @@ from ddp_notebook.session.guards import (
     existing,
     living,
 )
-from ddp_notebook.session.tools import differences
 from ddp_notebook.state import variable_table
 from ddp_notebook.views.ansi import strip_ansi
 
@@ -33,14 +31,11 @@ if TYPE_CHECKING:
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
     from ddp_notebook.session.runs.run import CellRun
-    from ddp_notebook.session.tools.debugger.looking import Looking
 
 _TIMEOUT_S = 60.0
 _QUICK_S = 0.3
 """The longest wait after Tab, as it blocks the kernel."""
 _ASK_TIMEOUT_S = 2.0
-_EXPRESSION = "expression, such as loss.item()", "%ddp_print loss.item()"
-_ASSIGNMENT = "assignment, such as x = 3", "%ddp_set x = 3"
 _BUSY = "busy: the values of its tensors are read when it stands"
 
 
@@ -68,8 +63,7 @@ def _made_of(values: Mapping[str, Any]) -> list[str]:
 class Values:
     """Values and output of the ranks of a session."""
 
-    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry, looking: Looking) -> None:
-        self._looking = looking
+    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry) -> None:
         self._record = record
         self._pool = pool
         self._runs = runs
@@ -189,35 +183,6 @@ class Values:
         _check_known(names, table, tuple(variables))
         return table
 
-    def evaluate(
-        self,
-        source: str,
-        ranks: Ranks | None = None,
-        up: int | None = None,
-        *,
-        assign: bool = False,
-        own_text: bool = False,
-    ) -> VariableTable:
-        """`Session.evaluate`."""
-        cluster = self._pool.need("%ddp_set" if assign else "%ddp_print").cluster
-        snapshot = self._record.snapshot
-        members = existing(ranks, snapshot)
-        _check_source(source, assign=assign)
-        if up is not None and up < 0:
-            raise UsageMistake("--up is 0 or more; 0 is the innermost. %ddp_frame shows all frames")
-        alive = living(members, snapshot)
-        paused = {rank for controller in self._runs.controllers for rank in controller.run.stops}
-        everywhere = paused >= set(range(snapshot.world_size)) == set(members)
-        up = self._looking.up if up is None else up
-        request = calls.Expression(source, up, assign, own_text, everywhere)
-        answers = cluster.ask(alive, calls.EVALUATE, request, _ASK_TIMEOUT_S)
-        evaluated = answered(answers)
-        values = [each.value for each in evaluated.values() if each.value is not None]
-        reasons = {rank: _why_none(answers.get(rank), alive=rank in alive) for rank in members}
-        unread = [Unread(of, why) for of, why in by_value(reasons) if why]
-        table = variable_table.fold(values, unread, snapshot.world_size, evaluated=True)
-        return differences.placed(table, values, cluster)
-
     def output(self, rank: int, log: bool = False) -> str:
         """`Session.output`."""
         processes = self._pool.need("%ddp_output")
@@ -245,36 +210,6 @@ def _unpickled(name: str, data: bytes) -> Any:
             "the ranks' own are not known here, nor is a group. Pull what it is made of, such as a "
             f"model's: %%ddp, then weights = {name}.state_dict(), and %ddp_pull weights"
         ) from None
-
-
-def _why_none(answer: calls.Evaluated | CannotAnswer | None, *, alive: bool) -> str:
-    """Why a rank gave no value; empty if none was requested."""
-    if answer is None:
-        return "does not answer" if alive else "dead"
-    return answer.why if isinstance(answer, CannotAnswer) else answer.problem
-
-
-def _check_source(source: str, *, assign: bool) -> None:
-    """Raises UsageMistake for text that is not an expression, or not an assignment."""
-    what, example = _ASSIGNMENT if assign else _EXPRESSION
-    if not source.strip():
-        raise UsageMistake(f"The {what.partition(',')[0]} is missing. For example: {example}")
-    try:
-        tree = ast.parse(source, mode="exec" if assign else "eval")
-    except (SyntaxError, ValueError) as error:
-        why = f"{getattr(error, 'msg', error)}).{_to_assign(source)}"
-        raise UsageMistake(f"{source!r} is no {what} ({why}") from None
-    assignments = (ast.Assign, ast.AugAssign, ast.AnnAssign)
-    if isinstance(tree, ast.Module) and not all(isinstance(n, assignments) for n in tree.body):
-        raise UsageMistake(f"{source!r} is no {what}.")
-
-
-def _to_assign(source: str) -> str:
-    """What to type where an expression is wanted, and this is an assignment."""
-    with contextlib.suppress(SyntaxError, ValueError):
-        if any(isinstance(node, ast.Assign | ast.AugAssign) for node in ast.parse(source).body):
-            return f" To assign: %ddp_set {source}"
-    return ""
 
 
 def _check_known(names: Sequence[str], table: VariableTable, ranks: Ranks) -> None:

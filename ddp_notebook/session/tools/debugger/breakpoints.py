@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,23 +10,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_notebook import files
-from ddp_notebook.errors import UsageMistake, named_file
-from ddp_notebook.model import Ranks, Status, by_value, name_ranks, said_by
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.model import by_value, name_ranks, said_by
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import ON, Bound, Breakpoint, CannotAnswer
 from ddp_notebook.rank.inspect.frames import CELL_NAME, cell_file
-from ddp_notebook.session.guards import check_ranks
+from ddp_notebook.session.tools.debugger.subjects import as_on_ranks
 from ddp_notebook.state.line_table import place
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.pool import RankPool
-    from ddp_notebook.session.record import Record
-    from ddp_notebook.session.runs.registry import RunRegistry
     from ddp_notebook.session.runs.run import CellRun
+    from ddp_notebook.session.tools.debugger.subjects import Subject
 
 _ASK_TIMEOUT_S = 3.0
+_SET_TIMEOUT_S = 10.0
+"""A busy rank looks through all functions that it has loaded."""
 _AT = re.compile(r"(.+):(\d+)")
 _SHOWN_CELL = re.compile(r"cell (\d+)")
+_SAME = 0.5
+"""The least part of its lines that a new version of a cell has of the old one."""
 _HOW = "%ddp_break 7 (a line of the last cell), %ddp_break train.py:42, %ddp_break Model.forward"
 
 
@@ -44,6 +47,8 @@ class BreakpointRow:
     breakpoint: Breakpoint
     bounds: Mapping[int, Bound]
     enabled: bool = True
+    gone: bool = False
+    """The cell was edited, and the line is not in it any more."""
 
     @property
     def place(self) -> tuple[str, int]:
@@ -65,12 +70,13 @@ class BreakpointRow:
 
     def _where(self) -> str:
         file, line = self.place
+        name = _inside(file)
         spec = self.breakpoint
         if spec.on:
             return _EVENTS[spec.on]
         if not line:
             return spec.function or place(_shown(spec.file), spec.line)
-        where = place(file, line)
+        where = place(file, line, name)
         if spec.function:
             return f"{spec.function} ({where})"
         if line > spec.line:
@@ -80,7 +86,8 @@ class BreakpointRow:
     def _state(self) -> str:
         states = {rank: _state_of(bound, self.breakpoint) for rank, bound in self.bounds.items()}
         text = said_by(states) if len(set(states.values())) > 1 else next(iter(states.values()), "")
-        return f"{text[:1].upper()}{text[1:]}"
+        gone = "; its cell was edited and ran without this line" if self.gone else ""
+        return f"{text[:1].upper()}{text[1:]}{gone}"
 
 
 def _state_of(bound: Bound, spec: Breakpoint) -> str:
@@ -111,6 +118,12 @@ def _check_has_line(path: Path, line: int) -> None:
         raise UsageMistake(f"{path.name} has no line {line}: it has {lines:,}.")
 
 
+def _inside(file: str) -> str:
+    """A file by its path in the notebook's folder; empty if it is not in there."""
+    path, here = Path(file), Path.cwd().resolve()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else ""
+
+
 def _shown(file: str) -> str:
     cell = CELL_NAME.fullmatch(file)
     return f"cell {cell[1]}" if cell else file
@@ -119,10 +132,8 @@ def _shown(file: str) -> str:
 class Breakpoints:
     """The breakpoints of a session; new ranks get them before their next run."""
 
-    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry) -> None:
-        self._record = record
-        self._pool = pool
-        self._runs = runs
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
         self._last_number = 0
         self._all: dict[int, Breakpoint] = {}
         self.enabled = True
@@ -130,8 +141,10 @@ class Breakpoints:
         """The breakpoints with their locations, as ranks last reported them."""
         self._sent: dict[int, int] = {}
         """By rank, the process that has them."""
-        runs.before_run = self._run_begins
-        runs.breakpoints_of = self._of_rank
+        self._gone: set[int] = set()
+        self._over: dict[int, Mapping[int, Bound]] = {}
+        """Breakpoints on the first loss or gradient that is not finite, once some rank had it in
+        this run: where ranks were then."""
 
     def add(self, where: str, wanted: Breakpoint) -> BreakpointRow:
         """Stop ranks at `where`: ``train.py:42``, a function, or a line of the last cell.
@@ -139,16 +152,15 @@ class Breakpoints:
         The location and number in `wanted` are ignored. Stops also in code that already runs, and
         in files that are imported later. Raises UsageMistake when no rank can ever stop there.
         """
-        self._pool.need("%ddp_break")
-        if wanted.ranks is not None:
-            check_ranks(wanted.ranks, self._record.snapshot)
+        self._subject.need("%ddp_break")
+        self._subject.members(wanted.ranks)
         placed = _on_event(wanted) if wanted.on else self._placed(where, wanted)
         _check_code(placed)
         spec = replace(placed, number=self._last_number + 1)
         self._all[spec.number] = spec
         self.enabled = True
-        if spec.on == COLLECTIVE and (current := self._runs.current) is not None:
-            current.run.pausing |= not current.run.done
+        if spec.on == COLLECTIVE:
+            self._subject.pause_before_collectives()
         row = next(row for row in self._send() if row.breakpoint.number == spec.number)
         if problem := _why_never(row, where):
             del self._all[spec.number]
@@ -159,48 +171,99 @@ class Breakpoints:
 
     def rows(self) -> tuple[BreakpointRow, ...]:
         """All breakpoints, with each rank's hit count."""
-        cluster = self._pool.need("%ddp_break").cluster
+        self._subject.need("%ddp_break")
         if not self._all:
             return ()
         self.renew()
-        answers = cluster.ask(self._alive(), calls.BREAKPOINTS, calls.Nothing(), _ASK_TIMEOUT_S)
+        ready = self._subject.ready()
+        answers = self._subject.ask(ready, calls.BREAKPOINTS, calls.Nothing(), _ASK_TIMEOUT_S)
         return self._rows(answers)
 
     def clear(self, number: int | None = None) -> int:
         """Remove one, or all; returns how many. Raises UsageMistake for an unknown one."""
-        self._pool.need("%ddp_break")
+        self._subject.need("%ddp_break")
         if number is not None and number not in self._all:
             known = ", ".join(map(str, self._all)) or "none"
             raise UsageMistake(f"There is no breakpoint {number}; there are: {known}.")
         gone = list(self._all) if number is None else [number]
         for each in gone:
             del self._all[each]
+            self._over.pop(each, None)
+            self._gone.discard(each)
         self._send()
         return len(gone)
 
     def enable(self, on: bool) -> None:
         """Enable all breakpoints, or disable them, including `breakpoint()`."""
-        self._pool.need("%ddp_break")
+        self._subject.need("%ddp_break")
         self.enabled = on
         self._send()
 
     def renew(self) -> None:
         """Send them to ranks whose process is new."""
-        new = [rank for rank in self._alive() if self._sent.get(rank) != self._pid(rank)]
+        pid = self._subject.pid
+        new = [rank for rank in self._subject.ready() if self._sent.get(rank) != pid(rank)]
         if new and (self._all or not self.enabled):
             self._send()
 
-    def _run_begins(self, run: CellRun) -> None:
+    @property
+    def stop_ranks(self) -> bool:
+        """True when ranks may stop at some."""
+        return self.enabled and any(not spec.log for spec in self._all.values())
+
+    def ranks_move(self) -> None:
+        """Paused ranks are about to continue.
+
+        The first value that is not finite, on any rank, ends a breakpoint on it for all: from there
+        it comes to the others with the gradients.
+        """
+        wanted = [n for n, each in self._all.items() if each.on == NAN and n not in self._over]
+        if not wanted or not self.enabled:
+            return
+        for row in self.rows():
+            number = row.breakpoint.number
+            if number in wanted and any(bound.done for bound in row.bounds.values()):
+                self._over[number] = row.bounds
+        if any(number in self._over for number in wanted):
+            self._send()
+
+    def run_begins(self, run: CellRun) -> None:
         """`run` is about to be sent to the ranks."""
+        followed = self._follow(run)
+        if self._over or followed:
+            self._over.clear()
+            self._send()
         if self.enabled and any(spec.on == COLLECTIVE for spec in self._all.values()):
             run.pausing = True
         self.renew()
+
+    def _follow(self, run: CellRun) -> bool:
+        """A cell that was edited and runs again has the breakpoints of its old version.
+
+        True when some were moved to the new one.
+        """
+        if run.script:
+            return False
+        text, followed = as_on_ranks(run.sources.get(run.title, "")), False
+        for number, spec in self._all.items():
+            if not spec.text or spec.text.strip() == text.strip():
+                continue  # the ranks know an equal text themselves
+            line = moved(spec.text, spec.line, text)
+            if line is not None:
+                self._gone.discard(number)
+                if line:
+                    file = cell_file(run.number)
+                    self._all[number] = replace(spec, file=file, line=line, text=text)
+                else:
+                    self._gone.add(number)
+                followed = True
+        return followed
 
     # -- where they are --------------------------------------------------------------------
 
     def _placed(self, where: str, wanted: Breakpoint) -> Breakpoint:
         if where.isdecimal():
-            file, text = self._last_cell()
+            file, text = self._subject.latest()
             return replace(wanted, file=file, line=int(where), text=text)
         at = _AT.fullmatch(where)
         if at is None:
@@ -209,48 +272,36 @@ class Breakpoints:
                 raise UsageMistake(f"{where!r} is neither a line nor a function. Type {_HOW}")
             return replace(wanted, function=where)
         if cell := _SHOWN_CELL.fullmatch(at[1]):
-            return replace(wanted, file=cell_file(int(cell[1])), line=int(at[2]))
-        path = named_file(at[1])
+            text = self._subject.cell(int(cell[1]))
+            return replace(wanted, file=cell_file(int(cell[1])), line=int(at[2]), text=text)
+        path = self._subject.file(at[1])
         if not files.exists(path):
             return replace(wanted, file=at[1], line=int(at[2]))
         _check_has_line(path, int(at[2]))
         return replace(wanted, file=str(path.resolve()), line=int(at[2]))
 
-    def _last_cell(self) -> tuple[str, str]:
-        """Its file name on the ranks, and its text."""
-        for controller in reversed(self._runs.controllers):
-            run = controller.run
-            if not run.script:
-                text = run.sources.get(run.title, "")
-                return cell_file(run.number), f"\n{text.partition(chr(10))[2]}"
-        raise UsageMistake(
-            "No cell has run on the ranks yet, so a line alone does not say where. Run it once, "
-            "or write breakpoint() in it. Lines of files: %ddp_break train.py:42"
-        )
-
     # -- to the ranks ------------------------------------------------------------------------
 
-    def _alive(self) -> Ranks:
-        states = self._record.snapshot.ranks
-        return tuple(s.rank for s in states if s.status not in (Status.DEAD, Status.STARTING))
-
-    def _pid(self, rank: int) -> int:
-        return self._record.snapshot.ranks[rank].pid
-
-    def _of_rank(self, rank: int) -> calls.Breakpoints:
-        own = (b for b in self._all.values() if b.ranks is None or rank in b.ranks)
+    def of_rank(self, rank: int) -> calls.Breakpoints:
+        """Those of a rank."""
+        own = (
+            each
+            for number, each in self._all.items()
+            if number not in self._over and (each.ranks is None or rank in each.ranks)
+        )
         may_stop = any(not breakpoint.log for breakpoint in self._all.values())
         return calls.Breakpoints(tuple(own), self.enabled, may_stop)
 
     def _send(self) -> tuple[BreakpointRow, ...]:
         """Send every rank its breakpoints; returns their locations."""
-        cluster = self._pool.need("%ddp_break").cluster
+        subject = self._subject
+        subject.need("%ddp_break")
         answers: dict[int, calls.Bounds | CannotAnswer] = {}
-        for ranks, request in by_value({rank: self._of_rank(rank) for rank in self._alive()}):
-            replies = cluster.ask(ranks, calls.SET_BREAKPOINTS, request, _ASK_TIMEOUT_S)
+        for ranks, request in by_value({rank: self.of_rank(rank) for rank in subject.ready()}):
+            replies = subject.ask(ranks, calls.SET_BREAKPOINTS, request, _SET_TIMEOUT_S)
             answers |= replies
         for rank in answers:
-            self._sent[rank] = self._pid(rank)
+            self._sent[rank] = subject.pid(rank)
         return self._rows(answers)
 
     def _rows(
@@ -264,10 +315,29 @@ class Breakpoints:
                 continue
             for bound in answer.bounds:
                 bounds[bound.number][rank] = bound
+        bounds |= {number: dict(of) for number, of in self._over.items() if number in bounds}
         self.known = tuple(
-            BreakpointRow(spec, bounds[number], self.enabled) for number, spec in self._all.items()
+            BreakpointRow(spec, bounds[number], self.enabled, number in self._gone)
+            for number, spec in self._all.items()
         )
         return self.known
+
+
+def moved(before: str, line: int, after: str) -> int | None:
+    """Where a line of a text is in another version of it; 0 where it has been taken out.
+
+    None for a text that is no version of it: less than half is the same.
+    """
+    old, new = before.splitlines(), after.splitlines()
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    if matcher.ratio() < _SAME:
+        return None
+    for kind, begin, end, there, there_end in matcher.get_opcodes():
+        if begin < line <= end:
+            index = there + line - 1 - begin
+            kept = kind == "equal" or (kind == "replace" and index < there_end)
+            return index + 1 if kept else 0
+    return 0
 
 
 def _on_event(wanted: Breakpoint) -> Breakpoint:

@@ -10,13 +10,10 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Frame, Ranks, StepTable, VariableTable, by_value
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import Standing
-from ddp_notebook.session.guards import existing, living
 from ddp_notebook.state import line_table
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.pool import RankPool
-    from ddp_notebook.session.record import Record
-    from ddp_notebook.session.runs.registry import RunRegistry
+    from ddp_notebook.session.tools.debugger.subjects import Subject
 
 _ASK_TIMEOUT_S = 2.0
 _MOST_WATCHED = 20
@@ -43,10 +40,8 @@ def _frames_or_why(answer: object) -> tuple[tuple[Frame, ...], str]:
 class Looking:
     """The selection lasts until ranks move; watched expressions stay."""
 
-    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry) -> None:
-        self._record = record
-        self._pool = pool
-        self._runs = runs
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
         self._chosen: tuple[object, int] = (None, 0)
         self.watched: tuple[str, ...] = ()
         """Expressions whose values are shown after each step."""
@@ -55,15 +50,15 @@ class Looking:
     def up(self) -> int:
         """The selected frame: the number of user frames above the innermost."""
         at, up = self._chosen
-        return up if at == self._moment() else 0
+        return up if up and at == self._subject.moment() else 0
 
     def stands(self, ranks: Ranks | None) -> tuple[Stand, ...]:
         """The frames of `ranks` (all by default). Raises UsageMistake for an unknown rank."""
-        cluster = self._pool.need("%ddp_frame").cluster
-        snapshot = self._record.snapshot
-        members = existing(ranks, snapshot)
-        alive = living(members, snapshot)
-        answers = cluster.ask(alive, calls.STANDING, calls.Nothing(), _ASK_TIMEOUT_S)
+        subject = self._subject
+        subject.need("%ddp_frame")
+        members = subject.members(ranks)
+        alive = subject.alive(members)
+        answers = subject.ask(alive, calls.STANDING, calls.Nothing(), _ASK_TIMEOUT_S)
         found = {rank: _frames_or_why(answers.get(rank)) for rank in members}
         return tuple(Stand(of, *each) for of, each in by_value(found))
 
@@ -84,7 +79,7 @@ class Looking:
         if not 0 <= up < deepest:
             known = f"they are 0 (innermost) to {deepest - 1}" if deepest > 1 else "there is only 0"
             raise UsageMistake(f"There is no frame {up if up > 0 else 'below 0'}: {known}.")
-        self._chosen = (self._moment(), up)
+        self._chosen = (self._subject.moment(), up)
         return stands
 
     def watch(self, source: str) -> None:
@@ -104,15 +99,8 @@ class Looking:
         self, table: StepTable, evaluate: Callable[[str, Ranks], VariableTable]
     ) -> StepTable:
         """`table` with the watched expressions, on the ranks that are paused at lines."""
-        paused = tuple(sorted(rank for c in self._runs.controllers for rank in c.run.stops))
+        paused = tuple(sorted(self._subject.stops()))
         if not paused or not self.watched:
             return table
         lines = [line_table.watched(each, evaluate(each, paused)) for each in self.watched]
         return replace(table, details=(*table.details, *lines))
-
-    def _moment(self) -> object:
-        """A value that changes whenever ranks have moved."""
-        return tuple(
-            (c.run.cell, c.run.pending, tuple((r, s.stop) for r, s in sorted(c.run.stops.items())))
-            for c in self._runs.controllers
-        )

@@ -1,0 +1,109 @@
+"""Which line, file or rank is meant: names that files share, edits, and who is only ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from results import rows
+
+from ddp_notebook.rank.calls import Breakpoint, How
+from ddp_notebook.session import Session
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(ranks2: Session) -> Iterator[None]:
+    """Each test begins without breakpoints and with idle ranks."""
+    yield
+    ranks2.breakpoints.clear()
+    if any(not controller.run.done for controller in ranks2.runs):
+        ranks2.abort()
+
+
+def test_a_rank_that_was_stepped_further_is_ahead_and_no_test_has_parted_it(
+    ranks2: Session,
+) -> None:
+    ranks2.run_cell("go = True\nif go:\n    breakpoint()\nx = 1\ny = 2\n")
+    title = ranks2.step((0,)).title
+    assert "rank 1" in title and "(" not in title.replace("(ahead)", "").replace("(behind)", "")
+    assert ("ahead" in title) != ("behind" in title)
+    assert "(" not in ranks2.step((1,)).title
+    ranks2.step(to="end")
+    ranks2.run_cell("breakpoint()\nif rank == 1:\n    x = 1\nelse:\n    x = 2\ny = 2\n")
+    ranks2.step()
+    assert "other branch: `" in ranks2.step().title
+    ranks2.step(to="end")
+
+
+def test_a_breakpoint_at_a_loop_that_begins_a_cell_stops_once_a_round(ranks2: Session) -> None:
+    source = "for i in range(2):\n    a = i\n    b = a\n"
+    ranks2.run_cell(source)
+    ranks2.breakpoints.add("2", Breakpoint(0))
+    assert "line 2: for i" in rows(ranks2.run_cell(source).steps)[(0, 1)]
+    assert "line 4: b = a" in rows(ranks2.step(to="4"))[(0, 1)]
+    assert "line 2: for i" in rows(ranks2.step(to="end"))[(0, 1)]
+    ranks2.step(to="end")
+    assert ranks2.wait(10).error is None
+    (row,) = ranks2.breakpoints.rows()
+    assert row.text.endswith("2 hits")
+
+
+def test_a_cell_that_was_edited_has_the_breakpoints_of_its_old_version(ranks2: Session) -> None:
+    ranks2.run_cell("for i in range(3):\n    v = i\n    w = v\nz = 1\n")
+    ranks2.breakpoints.add("4", Breakpoint(0))
+    edited = "# new\nfor i in range(3):\n    v = i\n    w = v * 2\nz = 1\n"
+    at = rows(ranks2.run_cell(edited).steps)
+    assert "w = v * 2" in at[(0, 1)], "the line that took the place of the old one"
+    ranks2.breakpoints.clear()
+    ranks2.step(to="end")
+    ranks2.wait(10)
+    ranks2.breakpoints.add("5", Breakpoint(0))
+    assert ranks2.run_cell("print('quite another cell')").steps is None
+    assert ranks2.run_cell("# new\nfor i in range(3):\n    v = i\nz = 1\n").steps is None
+    (row,) = ranks2.breakpoints.rows()
+    assert row.text.endswith("its cell was edited and ran without this line")
+
+
+def test_files_of_one_name_are_told_apart(ranks2: Session, tmp_path: Path) -> None:
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "same.py").write_text("def work():\n    x = 1\n    return x\n")
+        (tmp_path / folder / "__init__.py").touch()
+    ranks2.run_cell(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n")
+    ranks2.run_cell("import first.same, second.same")
+    text = ranks2.breakpoints.add("same.py:2", Breakpoint(0)).text
+    assert f"Not stopped at: {tmp_path}/second/same.py; name one with its folder" in text
+    ranks2.breakpoints.add("second/same.py:3", Breakpoint(0))
+    table = ranks2.run_cell("(second if rank else first).same.work()").steps
+    assert table is not None
+    assert "rank 0 at first/same.py:2; rank 1 at second/same.py:3" in table.title
+    assert "second/same.py:3" in rows(table)[(1,)]
+    ranks2.step(to="end")
+
+
+def test_a_function_in_a_function_is_known_by_its_own_name(ranks2: Session) -> None:
+    ranks2.run_cell(
+        "def outer():\n    def inside(n):\n        a = n\n        return a\n"
+        "    b = [inside(i) for i in range(2)]\n    c = b\n    return c\n"
+    )
+    ranks2.breakpoints.add("inside", Breakpoint(0, once=True))
+    assert "in inside" in rows(ranks2.run_cell("outer()").steps)[(0, 1)]
+    assert "line 6" in rows(ranks2.step(how=How.OUT))[(0, 1)]
+    # A comprehension is a function of its own before Python 3.12; its lines are those around it.
+    assert "line 7" in rows(ranks2.step(to="7"))[(0, 1)]
+    ranks2.step(to="end")
+
+
+def test_a_script_that_is_edited_while_it_is_paused_is_shown_as_it_runs(
+    ranks2: Session, tmp_path: Path
+) -> None:
+    script = tmp_path / "edited.py"
+    source = "def f(x):\n    a = x + 1\n    b = a * 2\n    return b\nprint(f(3))\n"
+    script.write_text(source)
+    ranks2.breakpoints.add(f"{script}:3", Breakpoint(0))
+    ranks2.run_script(str(script))
+    script.write_text(f"# a new line\n{source}")
+    at = rows(ranks2.step())[(0, 1)]
+    assert "return b (its file was edited after it was loaded: what runs is as it was)" in at
+    ranks2.step(to="end")
