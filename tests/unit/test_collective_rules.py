@@ -320,6 +320,69 @@ def test_a_rank_that_is_past_a_loop_in_a_function_is_not_alone_in_what_comes_nex
     assert found(case, {"train.py": code}) == [("conditional-collective", (1,))]
 
 
+EPOCHS = """
+for epoch in range(2):
+    for x in data:
+        net(x).sum().backward()
+    dist.all_gather_object(parts, mine)
+    log(values)
+dist.barrier()
+
+def log(values):
+    for name in values:
+        dist.all_reduce(values[name])
+"""
+
+
+def test_ranks_that_have_all_left_a_loop_did_not_part_in_it() -> None:
+    train = [*[backward(4)] * 3, op("all_gather_object", 5, dtype="uint8")]
+    logged = all_reduce(6, (11, "log"), label="accuracy")
+    case = play(same(3, [*train, *train, barrier(7)], r0=[*train, logged, *train, barrier(7)]))
+    finding = the_one(case, {"train.py": EPOCHS})
+    assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
+    assert "rank 0 alone calls all_reduce of 'accuracy' at train.py:11 in log" in finding.cause
+    # With a batch less in the same place it is the batch.
+    short = [*train[1:], logged, *train, barrier(7)]
+    case = play(same(3, [*train, logged, *train, barrier(7)], r0=short))
+    finding = the_one(case, {"train.py": EPOCHS})
+    assert (finding.category, finding.ranks) == (Category.UNEVEN_INPUTS, (0,))
+    every = play(same(3, [*train, logged, *train, barrier(7)]))
+    assert found(every, {"train.py": EPOCHS}) == []
+
+
+WRITER = """
+for step in range(4):
+    dist.all_reduce(loss)
+    if step % 2:
+        flush(rows)
+dist.all_reduce(total)
+
+def flush(rows):
+    if not rows:
+        return
+    dist.monitored_barrier()
+"""
+
+
+def test_a_rank_that_leaves_a_turn_early_has_not_had_fewer_batches() -> None:
+    step, flush = all_reduce(3, shape=()), op("monitored_barrier", 5, (11, "flush"))
+    half, end = [step, step, flush], all_reduce(6, shape=(2,))
+    case = play(same(4, [*half, *half, end], r1=[*half, step, step, end]))
+    finding = the_one(case, {"train.py": WRITER})
+    assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
+    assert "has left out the rest of the last turn (if not rows: return), in" in finding.cause
+    assert "train.py:9 in flush: if not rows:" in finding.evidence
+    # The same where it has finished.
+    case = play(same(4, [*half, *half], r1=[*half, step, step]))
+    finding = the_one(case, {"train.py": WRITER})
+    assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
+    # A whole turn less is one: it is past the loop before the first call of the turn.
+    case = play(same(4, [*half, *half, end], r1=[*half, end]))
+    finding = the_one(case, {"train.py": WRITER})
+    assert (finding.category, finding.ranks) == (Category.UNEVEN_INPUTS, (1,))
+    assert found(play(same(4, [*half, *half, end])), {"train.py": WRITER}) == []
+
+
 def test_a_rank_that_leaves_the_loop_has_not_skipped_an_iteration() -> None:
     code = "for x in data:\n  net(x).backward()\n  if good(x):\n    sys.exit()\n"
     step = backward(2)

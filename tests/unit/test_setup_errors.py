@@ -46,6 +46,7 @@ ERRORS = {
     "[Errno 13] Permission denied: '/data/point'": Category.FILESYSTEM,
     "DDP expects same model across all ranks, but Rank 1 has 3 params": Category.PARAM_MISMATCH,
     "No backend type associated with device type cuda": Category.BACKEND_DEVICE_MISMATCH,
+    "Global rank 0 is not part of group <ProcessGroup object at 0x7f10>": Category.SUBGROUP_MISUSE,
     "division by zero": Category.EXCEPTION_ON_ONE_RANK,
 }
 
@@ -54,6 +55,14 @@ ERRORS = {
 def test_an_error_is_known_by_its_words(text: str, category: Category) -> None:
     finding = the_one(waiting(0), failed(1, text), waiting(2))
     assert (finding.category, finding.ranks, finding.waiting) == (category, (1,), (0, 2))
+
+
+def test_errors_that_differ_by_where_an_object_lies_in_memory_are_one() -> None:
+    texts = (f"no batch left in <Loader object at {at}>" for at in ("0x7f1c", "0x7fee183e9c70"))
+    first, second = texts
+    finding = the_one(waiting(0), failed(1, first), failed(2, second))
+    assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1, 2))
+    assert "no batch left in <Loader object>" in finding.cause
 
 
 def test_an_error_of_ours_brings_its_category_and_remedy() -> None:

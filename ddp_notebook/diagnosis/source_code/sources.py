@@ -322,6 +322,25 @@ class Sources:
             return None if self.alternatives(one, other) else False
         return None if loop is None else True
 
+    def in_one_turn(self, before: Collective, after: Collective) -> bool:
+        """True when `after` stands behind `before` in the body of the innermost loop around it.
+
+        A rank that called `before` last has begun the turn in which `after` comes.
+        """
+        mine, theirs = _parting(before, after)
+        if mine is None or theirs is None or mine.file != theirs.file or mine.line >= theirs.line:
+            return False
+        loop = self._loop(theirs)
+        below = after.path[after.path.index(theirs) + 1 :]
+        return loop is not None and holds(loop, mine.line) and not any(map(self._loop, below))
+
+    def stands_behind(self, one: Collective, other: Collective) -> bool:
+        """True when `one` stands behind the loop of `other`: both ranks have left that loop."""
+        mine, theirs = _parting(one, other)
+        if mine is None or theirs is None or mine.line <= theirs.line:
+            return False
+        return self.in_one_loop(one, other) is False
+
     def past_layers(self, one: Collective, other: Collective) -> bool:
         """True when the loop of `other` that `one` is past goes over layers: it is in a forward.
 
