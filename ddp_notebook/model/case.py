@@ -53,7 +53,10 @@ class StoreFile:
     claims: Mapping[str, int] = field(default_factory=dict)
     """How often each rank's address was written into it, by rank."""
     lost: bool = False
-    """The rank has a default group, but the file has no entry of it or does not exist."""
+    """What the rank wrote into it is not there, or the file does not exist.
+
+    Of a rank that has a default group, or that has waited for the others for seconds.
+    """
 
 
 @dataclass(frozen=True, slots=True)
