@@ -156,6 +156,7 @@ _LACKING = {
     Lacks.FILE_LOCK: "the lock on a file",
     Lacks.FIFO: "another process that opens a FIFO",
     Lacks.PIPE: "a process that waits for it at a pipe",
+    Lacks.EVENT: "an event that none of its tasks will bring",
 }
 
 

@@ -104,6 +104,8 @@ class Lacks(StrEnum):
     """Another process that opens a FIFO."""
     PIPE = "pipe"
     """The end of a process that waits for this one at a pipe."""
+    EVENT = "event"
+    """An event of asyncio: its event loop has no timer, no file and nothing left to run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,8 @@ class Blocked:
     """What the main thread waits for outside of torch, where the rank cannot bring it itself.
 
     `what` is the path, or the call, such as ``Queue.get()``; `holder` is the pid of the process
-    that has the lock, or is waited for; `threads` say where the rank's other threads wait.
+    that has the lock, or is waited for; `threads` say where the rank's other threads, or the tasks
+    of its event loop, wait.
     """
 
     lacks: Lacks
