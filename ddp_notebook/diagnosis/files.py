@@ -218,17 +218,19 @@ def lost_store_file(context: Context) -> Iterator[Finding]:
     everyone = tuple(e.rank for e in context.case.ranks)
     files = {place.file for e in waiting for place in e.path}
     culprits, place = context.sources.who_calls(_DELETES, sorted(files), everyone)
-    by = f", by {name_ranks(culprits)} at {place}" if place else ""
     ranks: Ranks = tuple(e.rank for e in waiting)
+    need = f"while {name_ranks(ranks)} still {agree(ranks, 'needs', 'need')} it as a store"
+    cause = f"the file of the rendezvous, {path}, was deleted {need}"
+    if culprits and place:
+        cause = f"{name_ranks(culprits)} deleted the file of the rendezvous, {path}, at {place}, {need}"
     yield Finding(
         Category.STORE_GONE,
         culprits,
-        f"the file of the rendezvous, {path}, was deleted{by} while {name_ranks(ranks)} "
-        f"still {agree(ranks, 'needs', 'need')} it as a store",
+        cause,
         "Delete it before any rank is started, or when all ranks have left: after "
         "dist.destroy_process_group() on every rank.",
         context.victims,
-        (f"{name_ranks(ranks)}: nothing that they wrote is in {path} any more",),
+        (f"nothing that {name_ranks(ranks)} wrote is in {path} any more",),
     )
 
 

@@ -96,7 +96,9 @@ def in_new_group(*, lost: bool) -> Case:
 def test_a_stores_file_that_a_rank_deleted_is_told_with_the_rank() -> None:
     finding = the_one(in_new_group(lost=True), {"train.py": DELETES})
     assert (finding.category, finding.ranks) == ("store-gone", (0,))
-    assert "/tmp/store, was deleted, by rank 0 at train.py:4" in finding.cause
+    assert finding.sentence.startswith(
+        "Rank 0 deleted the file of the rendezvous, /tmp/store, at train.py:4, while ranks 0-1"
+    )
 
 
 def test_who_deleted_it_is_not_guessed_and_a_file_that_is_there_is_left_alone() -> None:
@@ -125,7 +127,7 @@ def test_a_rendezvous_file_that_was_deleted_after_a_rank_had_joined_by_it() -> N
     code = "if rank == 0 and os.path.exists(path):\n  os.remove(path)\ninit()\n"
     finding = the_one(joining(lost=True), {"train.py": code})
     assert (finding.category, finding.ranks) == ("store-gone", (0,))
-    assert "was deleted, by rank 0 at train.py:2 while rank 1 still needs it" in finding.cause
+    assert "/tmp/store, at train.py:2, while rank 1 still needs it" in finding.cause
     assert found(joining(lost=False), {"train.py": code}) == []
 
 
