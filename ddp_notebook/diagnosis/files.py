@@ -222,7 +222,9 @@ def lost_store_file(context: Context) -> Iterator[Finding]:
     need = f"while {name_ranks(ranks)} still {agree(ranks, 'needs', 'need')} it as a store"
     cause = f"the file of the rendezvous, {path}, was deleted {need}"
     if culprits and place:
-        cause = f"{name_ranks(culprits)} deleted the file of the rendezvous, {path}, at {place}, {need}"
+        cause = (
+            f"{name_ranks(culprits)} deleted the file of the rendezvous, {path}, at {place}, {need}"
+        )
     yield Finding(
         Category.STORE_GONE,
         culprits,

@@ -404,6 +404,18 @@ def test_one_line_for_many_tensors_tells_whose_tensor_each_rank_is_at() -> None:
     assert "rank 1 has float32 [7], ranks 0,2 have float32 [6], in all_reduce" in finding.cause
 
 
+def test_one_line_for_many_tensors_is_another_order_where_the_loop_leaves_none_out() -> None:
+    many = [all_reduce(2, shape=(size,)) for size in (12, 3, 120, 40)]
+    ends = {rank: raised("all_reduce does not match", "Mismatch") for rank in range(3)}
+    case = play(same(3, many, r1=[many[2], many[3]]), ends)
+    code = "for p in params:\n  dist.all_reduce(p.grad, async_op=True)\n"
+    finding = the_one(case, {"train.py": code})
+    assert (finding.category, finding.ranks) == (Category.MISMATCHED_ORDER, (1,))
+    assert "rank 1 is at float32 [120] where ranks 0,2 are at float32 [12]" in finding.cause
+    code = "for p in params:\n  if p.grad is not None: dist.all_reduce(p.grad, async_op=True)\n"
+    assert found(case, {"train.py": code}) == [("divergent-control-flow", (1,))]
+
+
 def _handles(case: Case, *ranks: int, kind: str = "ValueError", text: str = "bad") -> Case:
     error = ThreadError("main", kind, text, places((9, "train")))
     reports = (replace(e, handles=error) if e.rank in ranks else e for e in case.ranks)

@@ -496,7 +496,38 @@ def _another_way(context: Context, classified: Classified) -> Finding:
     )
 
 
+def _goes_over_others(context: Context, classified: Classified) -> bool:
+    """True where one line in a loop brings them all, and no test in the loop passes one over.
+
+    Then the ranks loop over other things, or over the same in another order.
+    """
+    record, there = classified.record, classified.short.here
+    if there is None or {call_site(each) for each in classified.records} != {call_site(there)}:
+        return False
+    sources = context.sources
+    in_loop = sources.knows(record) and sources.in_a_loop(record)
+    alike = (record.dtype, record.shape) == (there.dtype, there.shape)
+    return bool(in_loop) and not (
+        alike or record.label or sources.condition(record) or sources.way_around(record)
+    )
+
+
+def _loops_otherwise(context: Context, classified: Classified) -> Finding:
+    lacks, has = classified.short, classified.full
+    return _finding(
+        context,
+        classified,
+        Category.MISMATCHED_ORDER,
+        f"{verb(lacks.ranks, 'is', 'are')} at {_size(lacks.here)} where "
+        f"{verb(has.ranks, 'is', 'are')} at {_size(has.here)}, in {named(classified.record)}: they "
+        "loop over other tensors there, or in another order",
+        "Loop over the same tensors in the same order on every rank: sort them by name.",
+    )
+
+
 def _more_often(context: Context, classified: Classified) -> Finding:
+    if _goes_over_others(context, classified):
+        return _loops_otherwise(context, classified)
     more, ranks, others = "more", classified.full, classified.short
     if classified.culprits != ranks.ranks:
         more, ranks, others = "less", others, ranks
