@@ -170,7 +170,7 @@ def test_a_rank_before_a_loop_has_not_left_it() -> None:
     code = "for _ in range(warm):\n  forward()\nfor _ in range(rest):\n  forward()\n  backward()\n"
     case = play(
         {
-            1: [message("send", 2, 2), message("send", 2, 2)],
+            1: [message("send", 2, 2), message("send", 2, 4)],
             2: [message("recv", 1, 2), message("send", 3, 2), message("send", 3, 2)],
             3: [message("recv", 2, 4), message("send", 2, 5)],
         }
