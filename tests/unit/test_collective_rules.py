@@ -416,6 +416,29 @@ def test_one_line_for_many_tensors_is_another_order_where_the_loop_leaves_none_o
     assert found(case, {"train.py": code}) == [("divergent-control-flow", (1,))]
 
 
+FINISH = """
+def meet_first(x):
+    dist.barrier()
+    dist.all_reduce(x)
+def reduce_first(x):
+    dist.all_reduce(x)
+    dist.barrier()
+finish = reduce_first if rank == 2 else meet_first
+finish(x)
+"""
+
+
+def test_two_functions_that_are_called_at_one_line_may_have_another_order() -> None:
+    usual = [barrier(9, (3, "meet_first")), all_reduce(9, (4, "meet_first"))]
+    odd = [all_reduce(9, (6, "reduce_first")), barrier(9, (7, "reduce_first"))]
+    finding = the_one(play(same(3, usual, r2=odd)), {"train.py": FINISH})
+    assert (finding.category, finding.ranks) == (Category.MISMATCHED_ORDER, (2,))
+    assert "another order" in finding.cause
+    once = FINISH.replace("    dist.barrier()\nfinish", "    pass\nfinish")
+    case = play(same(3, usual, r2=odd[:1]))
+    assert found(case, {"train.py": once}) != [("mismatched-order", (2,))], "it has no barrier"
+
+
 def _handles(case: Case, *ranks: int, kind: str = "ValueError", text: str = "bad") -> Case:
     error = ThreadError("main", kind, text, places((9, "train")))
     reports = (replace(e, handles=error) if e.rank in ranks else e for e in case.ranks)
