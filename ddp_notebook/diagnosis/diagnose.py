@@ -114,7 +114,7 @@ RULES: tuple[Rule, ...] = (
     Rule(missing_ranks.stopped_ranks, When.SETUP | When.RUN),
     # Collectives that met and do not match are proof, whether ranks are stuck or not.
     Rule(hang.unreduced_gradients, When.RUN),
-    Rule(files.lost_store_file, When.RUN_BLOCKED),
+    Rule(files.lost_store_file, When.SETUP | When.RUN_BLOCKED),
     Rule(groups.other_groups, When.SETUP | When.RUN_BLOCKED),
     Rule(threads.concurrent_use, When.RUN),
     Rule(sharding.other_wrapping, When.RUN_BLOCKED),
@@ -225,7 +225,7 @@ def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagno
     are less sure. While no rank has issued anything, it is set-up that is judged.
     """
     if not any(case.collectives.of.values()) and not any(map(in_new_group, case.ranks)):
-        return diagnose_setup(case)
+        return diagnose_setup(case, sources)
     case = with_purposes(case)
     context = Context(case, Sources(case.sources if sources is None else sources))
     findings, notes = _findings(context, _of_run(context))
@@ -234,11 +234,15 @@ def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagno
     return _diagnosis(case, findings, notes)
 
 
-def diagnose_setup(case: Case) -> Diagnosis:
-    """What is wrong with a set-up, in the order in which to correct it."""
+def diagnose_setup(case: Case, sources: Mapping[str, str] | None = None) -> Diagnosis:
+    """What is wrong with a set-up, in the order in which to correct it.
+
+    `sources` are as in `diagnose_run`.
+    """
     waits = any(map(_waits_for_its_own, case.ranks))
     if waits or _is_stale(case) or case.where(Activity.WAITING, Activity.FAILED):
-        return _diagnosis(case, *_findings(Context(case, Sources(case.sources)), When.SETUP))
+        context = Context(case, Sources(case.sources if sources is None else sources))
+        return _diagnosis(case, *_findings(context, When.SETUP))
     # No rank waits for it, but it is gone. A script's process may end with code 0.
     gone = [report for report in case.ranks if report.activity is Activity.DEAD]
     died = [e for e in gone if e.exit_code or (e.exit_code == 0 and not case.script)]

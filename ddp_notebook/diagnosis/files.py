@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.progress import raised_words, way_to_error
+from ddp_notebook.diagnosis.progress import in_setup, raised_words, way_to_error
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -218,19 +218,24 @@ def lost_store_file(context: Context) -> Iterator[Finding]:
     everyone = tuple(e.rank for e in context.case.ranks)
     files = {place.file for e in waiting for place in e.path}
     culprits, place = context.sources.who_calls(_DELETES, sorted(files), everyone)
-    by = f", by {name_ranks(culprits)} at {place}" if place else ""
     ranks: Ranks = tuple(e.rank for e in waiting)
+    need = f"while {name_ranks(ranks)} still {agree(ranks, 'needs', 'need')} it as a store"
+    cause = f"the file of the rendezvous, {path}, was deleted {need}"
+    if culprits and place:
+        cause = (
+            f"{name_ranks(culprits)} deleted the file of the rendezvous, {path}, at {place}, {need}"
+        )
     yield Finding(
         Category.STORE_GONE,
         culprits,
-        f"the file of the rendezvous, {path}, was deleted{by} while {name_ranks(ranks)} "
-        f"still {agree(ranks, 'needs', 'need')} it as a store",
-        "Delete it when all ranks have left: after dist.destroy_process_group() on every rank.",
+        cause,
+        "Delete it before any rank is started, or when all ranks have left: after "
+        "dist.destroy_process_group() on every rank.",
         context.victims,
-        (f"{name_ranks(ranks)}: nothing of the default group is in {path} any more",),
+        (f"nothing that {name_ranks(ranks)} wrote is in {path} any more",),
     )
 
 
 def _needs_lost_file(report: RankReport) -> bool:
     waits = report.activity in (Activity.WAITING, Activity.FAILED)
-    return waits and report.initialized and report.file.lost
+    return waits and (report.initialized or in_setup(report)) and report.file.lost

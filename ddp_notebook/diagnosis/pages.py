@@ -82,9 +82,12 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.STORE_GONE: Page(
         "«Broken pipe» or «Connection reset by peer» in a store call, or «failed to recv».",
-        "The process that hosts the store, rank 0 as a rule, left while others still need it.",
-        "The end of the store's host, and who is in a call to the store.",
-        "Let all ranks reach a barrier before rank 0 leaves.",
+        "The process that hosts the store, rank 0 as a rule, left while others still need it; or "
+        "the file of a file:// rendezvous was deleted while ranks join or make groups.",
+        "The end of the store's host, and who is in a call to the store; what each rank wrote into "
+        "the file, and is not in it any more.",
+        "Let all ranks reach a barrier before rank 0 leaves. Delete the file before any rank is "
+        "started.",
     ),
     Category.UNREACHABLE_MASTER: Page(
         "«The client socket has timed out after … while trying to connect».",
@@ -181,11 +184,14 @@ PAGES: Mapping[Category, Page] = {
         "Set the key on the rank that should, under the same prefix and name.",
     ),
     Category.SUBGROUP_MISUSE: Page(
-        "Nothing: a hang in new_group, or messages that go to the wrong group.",
+        "Nothing: a hang in new_group, or messages that go to the wrong group. Or «Global rank 0 "
+        "is not part of group».",
         "torch tells groups apart by counting calls of new_group. Ranks gave other lists in their "
-        "k-th call, or some did not call it.",
-        "The lists that each rank gave, compared call by call.",
-        "Call new_group on every rank, members or not, with the same lists in the same order.",
+        "k-th call, or some did not call it. Or src= or dst= counts in the group, where torch "
+        "counts in the whole job.",
+        "The lists that each rank gave, compared call by call; torch's own error.",
+        "Call new_group on every rank, members or not, with the same lists in the same order. For "
+        "a rank of the group there are group_src= and group_dst=.",
     ),
     Category.MESH_MISMATCH: Page(
         "Nothing: a hang while the mesh is made or used, or sums over the wrong ranks.",
@@ -365,12 +371,14 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.LOCAL_DEADLOCK: Page(
         _HANGS,
-        "A rank waits for a lock or a queue of its own, or for a process that waits for it at a "
-        "pipe. Another of its threads would have to go on, and none can.",
-        "All its threads wait for locks without a time limit, or the process that it started is at "
-        "a pipe of which the rank has the other end.",
-        "Release locks and fill queues on every way out of a thread; read a process's output while "
-        "you wait for it (communicate()).",
+        "A rank waits for a lock or a queue of its own, for a future of its event loop, or for a "
+        "process that waits for it at a pipe. Another of its threads or tasks would have to go on, "
+        "and none can.",
+        "All its threads wait for locks without a time limit, its event loop has no timer, no "
+        "connection and nothing left to run, or the process that it started is at a pipe of which "
+        "the rank has the other end.",
+        "Release locks, fill queues and set futures on every way out of a thread or task; read a "
+        "process's output while you wait for it (communicate()).",
     ),
     Category.DATALOADER_DEADLOCK: Page(
         _HANGS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from ddp_notebook.model import (
@@ -119,9 +120,13 @@ def raised_words(name: str, text: str, path: Sequence[Place], most: int) -> str:
 
     `path` are the user's lines that it passed through; of the message so many characters.
     """
-    lines = text.strip().splitlines()
+    lines = _ADDRESS.sub("", text.strip()).splitlines()
     what = f"{name}: {cut(lines[0], most)}" if lines else name
     return f"{what} at {path[-1]}" if path else what
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+(?=>)")
+"""Where an object lies in memory: it differs on each rank, and says nothing."""
 
 
 def way_to_error(path: Sequence[Place]) -> str:
@@ -158,6 +163,7 @@ _LACKING = {
     Lacks.FILE_LOCK: "the lock on a file",
     Lacks.FIFO: "another process that opens a FIFO",
     Lacks.PIPE: "a process that waits for it at a pipe",
+    Lacks.EVENT: "an event that none of its tasks will bring",
 }
 
 

@@ -54,7 +54,10 @@ class StoreFile:
     claims: Mapping[str, int] = field(default_factory=dict)
     """How often each rank's address was written into it, by rank."""
     lost: bool = False
-    """The rank has a default group, but the file has no entry of it or does not exist."""
+    """What the rank wrote into it is not there, or the file does not exist.
+
+    Of a rank that has a default group, or that has waited for the others for seconds.
+    """
     missing_folder: str = ""
     """The folder that it is to be in, if that does not exist."""
 
@@ -104,6 +107,8 @@ class Lacks(StrEnum):
     """Another process that opens a FIFO."""
     PIPE = "pipe"
     """The end of a process that waits for this one at a pipe."""
+    EVENT = "event"
+    """An event of asyncio: its event loop has no timer, no file and nothing left to run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,8 @@ class Blocked:
     """What the main thread waits for outside of torch, where the rank cannot bring it itself.
 
     `what` is the path, or the call, such as ``Queue.get()``; `holder` is the pid of the process
-    that has the lock, or is waited for; `threads` say where the rank's other threads wait.
+    that has the lock, or is waited for; `threads` say where the rank's other threads, or the tasks
+    of its event loop, wait.
     """
 
     lacks: Lacks

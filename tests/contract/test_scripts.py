@@ -276,6 +276,59 @@ def test_a_script_that_is_stuck_is_looked_at_and_does_not_hold_the_sessions_rank
     assert ranks2.why().findings == ()
 
 
+HANDLED = """
+import signal, subprocess
+
+class Bad(Exception):
+    def __str__(self):
+        subprocess.run(["true"])  # a child ends while the error is shown
+        return "the users own words"
+
+def handler(*_):
+    raise RuntimeError("a worker was killed")
+
+signal.signal(signal.SIGCHLD, handler)
+raise Bad
+"""
+
+
+def test_a_handler_of_ended_children_does_not_end_what_shows_an_error(
+    ranks2: Session, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(HANDLED)
+    (traceback,) = ranks2.run_script(str(path)).tracebacks
+    shown = "".join(item.text for item in traceback.items)
+    assert "Bad: the users own words" in shown and "a worker was killed" not in shown
+
+
+AWAITS = """
+import asyncio, os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+
+async def collect(rank):
+    done = asyncio.get_running_loop().create_future()
+    if rank == 0:
+        done.set_result(1)
+    return await done
+
+asyncio.run(collect(int(os.environ["RANK"])))
+dist.barrier()
+"""
+
+
+def test_a_rank_whose_event_loop_has_nothing_left_to_run_is_not_taken_for_busy(
+    ranks2: Session, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(AWAITS)
+    stuck = ranks2.run_script(str(path)).error
+    assert isinstance(stuck, Stuck)
+    (finding,) = stuck.diagnosis.findings
+    assert (finding.category, finding.ranks) == (Category.LOCAL_DEADLOCK, (1,))
+    assert any("'Task-1' waits at train.py:9" in line for line in finding.evidence), finding
+
+
 SPAWNING = """
 import os, sys
 import torch, torch.distributed as dist, torch.multiprocessing as mp

@@ -320,6 +320,69 @@ def test_a_rank_that_is_past_a_loop_in_a_function_is_not_alone_in_what_comes_nex
     assert found(case, {"train.py": code}) == [("conditional-collective", (1,))]
 
 
+EPOCHS = """
+for epoch in range(2):
+    for x in data:
+        net(x).sum().backward()
+    dist.all_gather_object(parts, mine)
+    log(values)
+dist.barrier()
+
+def log(values):
+    for name in values:
+        dist.all_reduce(values[name])
+"""
+
+
+def test_ranks_that_have_all_left_a_loop_did_not_part_in_it() -> None:
+    train = [*[backward(4)] * 3, op("all_gather_object", 5, dtype="uint8")]
+    logged = all_reduce(6, (11, "log"), label="accuracy")
+    case = play(same(3, [*train, *train, barrier(7)], r0=[*train, logged, *train, barrier(7)]))
+    finding = the_one(case, {"train.py": EPOCHS})
+    assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
+    assert "rank 0 alone calls all_reduce of 'accuracy' at train.py:11 in log" in finding.cause
+    # With a batch less in the same place it is the batch.
+    short = [*train[1:], logged, *train, barrier(7)]
+    case = play(same(3, [*train, logged, *train, barrier(7)], r0=short))
+    finding = the_one(case, {"train.py": EPOCHS})
+    assert (finding.category, finding.ranks) == (Category.UNEVEN_INPUTS, (0,))
+    every = play(same(3, [*train, logged, *train, barrier(7)]))
+    assert found(every, {"train.py": EPOCHS}) == []
+
+
+WRITER = """
+for step in range(4):
+    dist.all_reduce(loss)
+    if step % 2:
+        flush(rows)
+dist.all_reduce(total)
+
+def flush(rows):
+    if not rows:
+        return
+    dist.monitored_barrier()
+"""
+
+
+def test_a_rank_that_leaves_a_turn_early_has_not_had_fewer_batches() -> None:
+    step, flush = all_reduce(3, shape=()), op("monitored_barrier", 5, (11, "flush"))
+    half, end = [step, step, flush], all_reduce(6, shape=(2,))
+    case = play(same(4, [*half, *half, end], r1=[*half, step, step, end]))
+    finding = the_one(case, {"train.py": WRITER})
+    assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
+    assert "has left out the rest of the last turn (if not rows: return), in" in finding.cause
+    assert "train.py:9 in flush: if not rows:" in finding.evidence
+    # The same where it has finished.
+    case = play(same(4, [*half, *half], r1=[*half, step, step]))
+    finding = the_one(case, {"train.py": WRITER})
+    assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
+    # A whole turn less is one: it is past the loop before the first call of the turn.
+    case = play(same(4, [*half, *half, end], r1=[*half, end]))
+    finding = the_one(case, {"train.py": WRITER})
+    assert (finding.category, finding.ranks) == (Category.UNEVEN_INPUTS, (1,))
+    assert found(play(same(4, [*half, *half, end])), {"train.py": WRITER}) == []
+
+
 def test_a_rank_that_leaves_the_loop_has_not_skipped_an_iteration() -> None:
     code = "for x in data:\n  net(x).backward()\n  if good(x):\n    sys.exit()\n"
     step = backward(2)
@@ -339,6 +402,41 @@ def test_one_line_for_many_tensors_tells_whose_tensor_each_rank_is_at() -> None:
     finding = the_one(case, {"train.py": code})
     assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
     assert "rank 1 has float32 [7], ranks 0,2 have float32 [6], in all_reduce" in finding.cause
+
+
+def test_one_line_for_many_tensors_is_another_order_where_the_loop_leaves_none_out() -> None:
+    many = [all_reduce(2, shape=(size,)) for size in (12, 3, 120, 40)]
+    ends = {rank: raised("all_reduce does not match", "Mismatch") for rank in range(3)}
+    case = play(same(3, many, r1=[many[2], many[3]]), ends)
+    code = "for p in params:\n  dist.all_reduce(p.grad, async_op=True)\n"
+    finding = the_one(case, {"train.py": code})
+    assert (finding.category, finding.ranks) == (Category.MISMATCHED_ORDER, (1,))
+    assert "rank 1 is at float32 [120] where ranks 0,2 are at float32 [12]" in finding.cause
+    code = "for p in params:\n  if p.grad is not None: dist.all_reduce(p.grad, async_op=True)\n"
+    assert found(case, {"train.py": code}) == [("divergent-control-flow", (1,))]
+
+
+FINISH = """
+def meet_first(x):
+    dist.barrier()
+    dist.all_reduce(x)
+def reduce_first(x):
+    dist.all_reduce(x)
+    dist.barrier()
+finish = reduce_first if rank == 2 else meet_first
+finish(x)
+"""
+
+
+def test_two_functions_that_are_called_at_one_line_may_have_another_order() -> None:
+    usual = [barrier(9, (3, "meet_first")), all_reduce(9, (4, "meet_first"))]
+    odd = [all_reduce(9, (6, "reduce_first")), barrier(9, (7, "reduce_first"))]
+    finding = the_one(play(same(3, usual, r2=odd)), {"train.py": FINISH})
+    assert (finding.category, finding.ranks) == (Category.MISMATCHED_ORDER, (2,))
+    assert "another order" in finding.cause
+    once = FINISH.replace("    dist.barrier()\nfinish", "    pass\nfinish")
+    case = play(same(3, usual, r2=odd[:1]))
+    assert found(case, {"train.py": once}) != [("mismatched-order", (2,))], "it has no barrier"
 
 
 def _handles(case: Case, *ranks: int, kind: str = "ValueError", text: str = "bad") -> Case:

@@ -96,13 +96,39 @@ def in_new_group(*, lost: bool) -> Case:
 def test_a_stores_file_that_a_rank_deleted_is_told_with_the_rank() -> None:
     finding = the_one(in_new_group(lost=True), {"train.py": DELETES})
     assert (finding.category, finding.ranks) == ("store-gone", (0,))
-    assert "/tmp/store, was deleted, by rank 0 at train.py:4" in finding.cause
+    assert finding.sentence.startswith(
+        "Rank 0 deleted the file of the rendezvous, /tmp/store, at train.py:4, while ranks 0-1"
+    )
 
 
 def test_who_deleted_it_is_not_guessed_and_a_file_that_is_there_is_left_alone() -> None:
     twice = DELETES + "os.remove(log)\n"
     assert found(in_new_group(lost=True), {"train.py": twice}) == [("store-gone", ())]
     assert found(in_new_group(lost=False), {"train.py": DELETES}) == []
+
+
+def joining(*, lost: bool) -> Case:
+    """Rank 1 waits for rank 0, which has come later, and rank 0 for rank 1."""
+    came = InitArguments("file", 1, 2, path="/tmp/store", backend="gloo")
+    e = RankReport(
+        1,
+        Activity.WAITING,
+        "process-group",
+        entered=1,
+        arguments=came,
+        file=StoreFile("/tmp/store", True, {"0": 1}, lost=lost),
+        path=places(3),
+    )
+    first = replace(e, rank=0, arguments=replace(came, rank=0), file=replace(e.file, lost=False))
+    return Case((first, e))
+
+
+def test_a_rendezvous_file_that_was_deleted_after_a_rank_had_joined_by_it() -> None:
+    code = "if rank == 0 and os.path.exists(path):\n  os.remove(path)\ninit()\n"
+    finding = the_one(joining(lost=True), {"train.py": code})
+    assert (finding.category, finding.ranks) == ("store-gone", (0,))
+    assert "/tmp/store, at train.py:2, while rank 1 still needs it" in finding.cause
+    assert found(joining(lost=False), {"train.py": code}) == []
 
 
 OWN = "run = f'/out/{uuid.uuid4().hex}'\ndist.barrier()\nload(run)\ndist.all_reduce(x)\n"

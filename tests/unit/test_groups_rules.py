@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from collective_cases import found, the_one
-from traces import all_reduce, barrier, places, play, raised
+from traces import all_reduce, backward, barrier, op, places, play, raised
 
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.model import Case, Collective
@@ -122,3 +122,21 @@ def test_a_call_of_some_over_another_group_is_told_by_its_condition_and_not_as_a
     crossed = {0: [all_reduce(3, group="both"), save], 1: [save, all_reduce(5, group="both")]}
     first = diagnose_run(play(crossed, groups={"both": (0, 1)}), {"train.py": SAVES}).findings[0]
     assert first.category == "mismatched-order", "neither was where the other is"
+
+
+def pushed(pulls: int) -> Case:
+    """Ranks 0 and 1 train; rank 0 sends three tensors to rank 2, which has a loop of its own."""
+    groups = {"train": (0, 1), "sync": (0, 2)}
+    step = [replace(backward(20), group="train")]
+    push = [op("broadcast", (40, "push"), group="sync", root=0, shape=(n,)) for n in (5, 6, 7)]
+    pull = [op("broadcast", (50, "pull"), group="sync", root=0, shape=(n,)) for n in (5, 6, 7, 8)]
+    rounds = {0: [*step, *push], 1: step, 2: pull[:pulls]}
+    return play({rank: [*of, barrier(60)] * 2 for rank, of in rounds.items()}, groups=groups)
+
+
+def test_a_rank_is_not_expected_in_a_group_of_others_that_has_as_many_members() -> None:
+    finding = the_one(pushed(4))
+    assert (finding.category, finding.ranks) == ("divergent-control-flow", (0, 2))
+    assert "which has called one less in that group, at train.py:40 in push" in finding.cause
+    assert "rank 0 is in barrier at train.py:60" in finding.cause
+    assert found(pushed(3)) == []

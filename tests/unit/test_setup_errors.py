@@ -55,6 +55,7 @@ ERRORS = {
         Category.BACKEND_DEVICE_MISMATCH
     ),
     "Unknown backend type glo": Category.ENV_INVALID,
+    "Global rank 0 is not part of group <ProcessGroup object at 0x7f10>": Category.SUBGROUP_MISUSE,
     "division by zero": Category.EXCEPTION_ON_ONE_RANK,
 }
 
@@ -63,6 +64,14 @@ ERRORS = {
 def test_an_error_is_known_by_its_words(text: str, category: Category) -> None:
     finding = the_one(waiting(0), failed(1, text), waiting(2))
     assert (finding.category, finding.ranks, finding.waiting) == (category, (1,), (0, 2))
+
+
+def test_errors_that_differ_by_where_an_object_lies_in_memory_are_one() -> None:
+    texts = (f"no batch left in <Loader object at {at}>" for at in ("0x7f1c", "0x7fee183e9c70"))
+    first, second = texts
+    finding = the_one(waiting(0), failed(1, first), failed(2, second))
+    assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1, 2))
+    assert "no batch left in <Loader object>" in finding.cause
 
 
 def test_an_error_of_ours_brings_its_category_and_remedy() -> None:

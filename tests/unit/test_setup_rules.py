@@ -358,13 +358,19 @@ def test_a_group_of_some_of_the_processes_is_no_mistake(third: RankReport) -> No
         ((0, 1, 1), (2,), "launched as ranks 1-2 both have RANK=1; rank 2 is missing"),
         ((0, 0, 2), (1,), "launched as ranks 0-1 both have RANK=0; rank 1 is missing"),
         ((2, 1, 2), (0,), "launched as ranks 0,2 both have RANK=2; rank 0 is missing"),
+        (
+            (0, 1, 0, 1),
+            (2, 3),
+            "ranks 0,2 both have RANK=0; ranks 1,3 both have RANK=1; ranks 2-3 are missing",
+        ),
         ((0, 0, 0), (1, 2), "launched as ranks 0-2 all have RANK=0; ranks 1-2 are missing"),
     ],
 )
 def test_a_rank_that_is_claimed_twice_is_the_mistake_of_who_was_launched_as_another(
     claims: Ranks, culprits: Ranks, said: str
 ) -> None:
-    finding = the_one(*(waiting(r, came=arguments(claim)) for r, claim in enumerate(claims)))
+    size = len(claims)
+    finding = the_one(*(waiting(r, came=arguments(own, size)) for r, own in enumerate(claims)))
     assert (finding.category, finding.ranks) == (Category.DUPLICATE_RANK, culprits)
     assert said in finding.cause
     assert f"RANK={culprits[0]} on rank {culprits[0]}" in finding.remedy

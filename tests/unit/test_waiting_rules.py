@@ -172,6 +172,14 @@ def test_a_rank_none_of_whose_threads_can_fill_its_queue_is_named() -> None:
     )
 
 
+def test_a_rank_whose_event_loop_has_nothing_left_to_run_is_named() -> None:
+    line = "its task 'Task-1' waits at train.py:7 in collect"
+    finding = the_one(stuck_at(Blocked(Lacks.EVENT, threads=(line,))))
+    assert (finding.category, finding.ranks, finding.waiting) == ("local-deadlock", (1,), (0, 2))
+    assert "waits for ever at train.py:9: its event loop has no timer" in finding.cause
+    assert f"rank 1: {line}" in finding.evidence and "wait_for" in finding.remedy
+
+
 @pytest.mark.parametrize("holder", [70, 71])
 def test_who_holds_the_lock_on_a_file_and_waits_in_a_collective_is_named(holder: int) -> None:
     finding = the_one(stuck_at(Blocked(Lacks.FILE_LOCK, "/data/a.lock", holder)))

@@ -166,6 +166,20 @@ def test_who_left_a_ring_early_is_told_also_where_messages_are_asynchronous() ->
     assert "rank 1 is past the loop in which ranks 0,2 wait for it" in finding.cause
 
 
+def test_a_rank_before_a_loop_has_not_left_it() -> None:
+    code = "for _ in range(warm):\n  forward()\nfor _ in range(rest):\n  forward()\n  backward()\n"
+    case = play(
+        {
+            1: [message("send", 2, 2), message("send", 2, 4)],
+            2: [message("recv", 1, 2), message("send", 3, 2), message("send", 3, 2)],
+            3: [message("recv", 2, 4), message("send", 2, 5)],
+        }
+    )
+    finding = the_one(case, {"train.py": code})
+    assert (finding.category, finding.ranks) == ("p2p-mismatch", (2, 3))
+    assert "each sends first and waits for the other's recv" in finding.cause
+
+
 def test_in_a_ring_in_which_two_peers_are_new_either_may_be_wrong() -> None:
     case = play(
         {

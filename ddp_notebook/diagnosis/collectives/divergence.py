@@ -50,6 +50,11 @@ class Branch:
         return self.sequence.at(self.at)
 
     @property
+    def last(self) -> Collective | None:
+        """Their last record before the divergence."""
+        return self.sequence.at(self.at - 1)
+
+    @property
     def key(self) -> int | None:
         """The key of `here`."""
         index = self.at - self.sequence.first
@@ -444,7 +449,7 @@ def _crossed(divergence: Divergence, sources: Sources) -> Classified:
     full, short, record, there = (
         (mine, theirs, own, other) if new_to_other else (theirs, mine, other, own)
     )
-    if _behind_the_loop(sources, record, there):
+    if _behind_the_loop(sources, record, there, full.last):
         return _past_the_loop(divergence, full, short, there)
     return _one_branch_only(divergence, full, short, record, there)
 
@@ -473,9 +478,17 @@ def _in_one_loop(divergence: Divergence) -> Classified:
     return Classified(Kind.ANOTHER_WAY, culprits, mine, theirs, (mine, theirs), (own,), other)
 
 
-def _behind_the_loop(sources: Sources, record: Collective, there: Collective) -> bool:
-    """True if `record` follows the loop of `there`, and is not conditional on the rank."""
+def _behind_the_loop(
+    sources: Sources, record: Collective, there: Collective, last: Collective | None
+) -> bool:
+    """True if `record` follows the loop of `there`, and is not conditional on the rank.
+
+    Not where all ranks had left that loop, as `last`, which all have called, shows: then those at
+    `there` have passed the place of `record` without calling it, and are in the loop once more.
+    """
     if sources.in_one_loop(record, there) is not False:
+        return False
+    if last is not None and sources.stands_behind(last, there):
         return False
     condition, other = sources.condition(record), sources.condition(there)
     return condition is None or not condition.on_rank or condition == other

@@ -419,16 +419,33 @@ def _past_the_loop(context: Context, classified: Classified) -> Finding:
     closure = context.sources.by_optimizer(classified.record)
     if closure:
         way = closure
-    another_way = way or layers or skipped
+    begun = has_begun_turn(context, inside, classified.record)
+    if begun and way is None:
+        way = context.sources.condition(classified.record, inside.last)
+    another_way = way or layers or skipped or begun
+    have = agree(past.ranks, "has", "have")
+    left_out = f" and {have} left out the rest of the last turn{_because(way)}" if begun else ""
     return _finding(
         context,
         classified,
         Category.DIVERGENT_CONTROL_FLOW if another_way else Category.UNEVEN_INPUTS,
-        f"{verb(past.ranks, 'is', 'are')} past the loop{' over layers' * layers}{where}, while "
-        f"{verb(inside.ranks, 'is', 'are')} in {named(classified.record)}",
+        f"{verb(past.ranks, 'is', 'are')} past the loop{' over layers' * layers}{left_out}{where}, "
+        f"while {verb(inside.ranks, 'is', 'are')} in {named(classified.record)}",
         SAME_CLOSURE if closure else TOGETHER if another_way else UNEVEN_REMEDY,
         (*((f"{way.place}: {way.place.text}",) if way else ()), *skipped),
     )
+
+
+def has_begun_turn(context: Context, branch: Branch, record: Collective) -> bool:
+    """True when what `branch` called before `record` is of the same turn of its loop.
+
+    All ranks have called that: none of them had fewer turns, one has left a turn early.
+    """
+    return branch.last is not None and context.sources.in_one_turn(branch.last, record)
+
+
+def _because(condition: Condition | None) -> str:
+    return f" ({condition.quoted})" if condition else ""
 
 
 def skipped_backward(
@@ -479,7 +496,38 @@ def _another_way(context: Context, classified: Classified) -> Finding:
     )
 
 
+def _goes_over_others(context: Context, classified: Classified) -> bool:
+    """True where one line in a loop brings them all, and no test in the loop passes one over.
+
+    Then the ranks loop over other things, or over the same in another order.
+    """
+    record, there = classified.record, classified.short.here
+    if there is None or {call_site(each) for each in classified.records} != {call_site(there)}:
+        return False
+    sources = context.sources
+    in_loop = sources.knows(record) and sources.in_a_loop(record)
+    alike = (record.dtype, record.shape) == (there.dtype, there.shape)
+    return bool(in_loop) and not (
+        alike or record.label or sources.condition(record) or sources.way_around(record)
+    )
+
+
+def _loops_otherwise(context: Context, classified: Classified) -> Finding:
+    lacks, has = classified.short, classified.full
+    return _finding(
+        context,
+        classified,
+        Category.MISMATCHED_ORDER,
+        f"{verb(lacks.ranks, 'is', 'are')} at {_size(lacks.here)} where "
+        f"{verb(has.ranks, 'is', 'are')} at {_size(has.here)}, in {named(classified.record)}: they "
+        "loop over other tensors there, or in another order",
+        "Loop over the same tensors in the same order on every rank: sort them by name.",
+    )
+
+
 def _more_often(context: Context, classified: Classified) -> Finding:
+    if _goes_over_others(context, classified):
+        return _loops_otherwise(context, classified)
     more, ranks, others = "more", classified.full, classified.short
     if classified.culprits != ranks.ranks:
         more, ranks, others = "less", others, ranks

@@ -247,7 +247,7 @@ def _left_loop(
             for other in graph.stuck
             if other in at and at[other].peer == rank and graph.waits[other] == (rank,)
         }
-        past = [context.sources.in_one_loop(record, each) is False for each in others.values()]
+        past = [context.sources.stands_behind(record, each) for each in others.values()]
         if len(others) > 1 and all(past):
             those = tuple(others)
             return (

@@ -15,6 +15,7 @@ from ddp_notebook.diagnosis.collectives.explain import (
     TOGETHER,
     UNEVEN_REMEDY,
     explain,
+    has_begun_turn,
     has_more_names,
     skipped_backward,
 )
@@ -142,10 +143,13 @@ def _one_step_less(
     culprits = full.ranks if outvoted else short.ranks
     closure = context.sources.by_optimizer(record)
     way = again or closure or context.sources.way_around(record)
+    begun = has_begun_turn(context, full, record)
+    if begun and way is None:
+        way = context.sources.condition(record, full.last)
     are, have = verb(full.ranks, "is", "are"), verb(short.ranks, "has", "have")
     names = has_more_names(full, short, record)
     skipped = skipped_backward(context, short, full, record)
-    if names or not (way or skipped):
+    if names or not (way or skipped or begun):
         cause = f"{have} left the loop; {are} once more in {named(record)}"
         if names:
             lack = verb(short.ranks, "does not have", "do not have")

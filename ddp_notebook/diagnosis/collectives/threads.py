@@ -93,8 +93,8 @@ def raised_in_thread(context: Context) -> Iterator[Finding]:
 
 
 def local_deadlocks(context: Context) -> Iterator[Finding]:
-    """Ranks that wait for a lock, a queue or a child, where none of their own threads can go on."""
-    same: dict[tuple[object, ...], list[RankReport]] = {}
+    """Ranks that wait for a lock, a queue, a child or a task, and none of their threads goes on."""
+    same: dict[tuple[Lacks, str, tuple[Place, ...]], list[RankReport]] = {}
     for e, blocked in _blocked_alone(context.case):
         same.setdefault((blocked.lacks, blocked.what, e.path), []).append(e)
     for (lacks, what, path), reports in same.items():
@@ -105,7 +105,7 @@ def local_deadlocks(context: Context) -> Iterator[Finding]:
             Category.LOCAL_DEADLOCK,
             ranks,
             f"{verb(ranks, 'waits', 'wait')} for ever{at}: {_lacking_words(lacks, what, one=one)}",
-            _READ_BOTH if lacks is Lacks.PIPE else _HAVE_ENDED,
+            _REMEDIES[lacks],
             context.victims,
             tuple(line for e in reports for line in _blocked_facts(e)),
         )
@@ -115,16 +115,21 @@ def _blocked_alone(case: Case) -> Iterator[tuple[RankReport, Blocked]]:
     for e in case.ranks:
         # The run of one that is not busy has ended while it was looked at.
         blocked = e.blocked if e.activity is Activity.BUSY else None
-        if blocked is not None and blocked.lacks in (Lacks.LOCK, Lacks.PIPE):
+        if blocked is not None and blocked.lacks in _REMEDIES:
             yield e, blocked
 
 
-def _lacking_words(lacks: object, what: object, *, one: bool) -> str:
+def _lacking_words(lacks: Lacks, what: str, *, one: bool) -> str:
     its = "its" if one else "their"
     if lacks is Lacks.PIPE:
         return (
             f"for a process that {'it has' if one else 'they have'} started, which waits at a "
             f"pipe that {'this rank' if one else 'these ranks'} must read or write"
+        )
+    if lacks is Lacks.EVENT:
+        return (
+            f"{its} event loop has no timer, no open connection and nothing left to run, so what "
+            f"{its} tasks await never comes"
         )
     call = f"{what} needs" if what else "the lock there needs"
     return f"{call} another thread, and all of {its} threads wait for locks or have ended"
@@ -148,6 +153,12 @@ _READ_BOTH = (
     "Read what it writes, and close its input, before or while you wait: communicate() does both; "
     "or give it stdin=subprocess.DEVNULL and a file as stdout."
 )
+_SET_EACH = (
+    "Give each future a result or an exception on every way out of the task that must do it. A "
+    "time limit (asyncio.wait_for) makes an error of such a wait."
+)
+_REMEDIES = {Lacks.LOCK: _HAVE_ENDED, Lacks.PIPE: _READ_BOTH, Lacks.EVENT: _SET_EACH}
+"""What to do about a wait that the rank alone could end."""
 
 
 def or_raised(context: Context, classified: Classified, finding: Finding) -> Finding:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import CallSite, align_programs, call_site
 from ddp_notebook.diagnosis.collectives.describe import again, called, named, numbered
-from ddp_notebook.diagnosis.collectives.divergence import classify, divergences
+from ddp_notebook.diagnosis.collectives.divergence import Divergence, classify, divergences
 from ddp_notebook.diagnosis.collectives.explain import explain
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
@@ -160,11 +160,30 @@ def parted_over_groups(context: Context) -> Iterator[Finding]:
     for divergence in divergences(programs):
         records = (*divergence.fault.own, *divergence.fault.other)
         named = any(call_site(record) in unbalanced for record in records)
-        if divergence.deviation.sure and named:
+        meant = _may_all_call(context, divergence)
+        if divergence.deviation.sure and named and meant:
             classified = classify(divergence, context.sources)
             if classified is not None:
                 yield explain(context, classified)
                 return
+
+
+def _may_all_call(context: Context, divergence: Divergence) -> bool:
+    """True when the ranks of each branch have a group in which to call what the other calls.
+
+    That is the same group, or another of the same size: groups of one kind share no rank.
+    """
+    groups = context.collectives.groups.values()
+    for branch, others in ((divergence.own, divergence.other), (divergence.other, divergence.own)):
+        own = branch.here
+        if own is None:
+            continue
+        members = set(wait_graph.members(context.case, own.group))
+        alike = [members, *(set(g) for g in groups if len(g) == len(members))]
+        kind = [group for group in alike if group == members or not group & members]
+        if not all(any(rank in group for group in kind) for rank in others.ranks):
+            return False
+    return True
 
 
 def _unbalanced(context: Context) -> set[CallSite]:
@@ -192,7 +211,40 @@ def opposite_groups(context: Context) -> Iterator[Finding]:
             continue
         if next(parted_over_groups(context), None) is not None:
             return  # that one of them left the common way explains the ring
-        yield _only_some(context, records) or _ring_of_groups(context, ring, records)
+        found = _only_some(context, records) or _one_side_more(context, records)
+        yield found or _ring_of_groups(context, ring, records)
+
+
+def _one_side_more(context: Context, records: list[Collective]) -> Finding | None:
+    """A group in which one rank calls at lines where its peer never is, and once more than that.
+
+    So do a sender and a receiver, each with a loop of its own. Which loop is wrong is not known.
+    """
+    for record in records:
+        alignment = context.alignments.get(record.group)
+        for peer in context.graph.waits[record.rank]:
+            there = alignment.sequences.get(peer) if alignment is not None else None
+            own = alignment.sequences.get(record.rank) if alignment is not None else None
+            if own is None or there is None or there.end != record.slot or not there.records:
+                continue
+            if {*own.call_sites}.isdisjoint(there.call_sites):
+                return _loops_of_two_sides(context, record, there.records[-1])
+    return None
+
+
+def _loops_of_two_sides(context: Context, record: Collective, last: Collective) -> Finding:
+    ranks = tuple(sorted((record.rank, last.rank)))
+    return Finding(
+        Category.DIVERGENT_CONTROL_FLOW,
+        ranks,
+        f"rank {record.rank} waits in {named(record)} for rank {last.rank}, which has called one "
+        f"less in that group, at {last.path[-1] if last.path else 'other lines'}; "
+        f"{context.standing((last.rank,))}",
+        "Let both sides loop over the same things: send the list of names first, and loop over "
+        "that on both.",
+        context.victims,
+        (f"rank {record.rank}: {numbered(record)}", f"rank {last.rank}: {numbered(last)}"),
+    )
 
 
 def _only_some(context: Context, records: list[Collective]) -> Finding | None:

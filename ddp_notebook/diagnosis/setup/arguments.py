@@ -136,23 +136,31 @@ def _claimed_twice(reports: tuple[RankReport, ...], case: Case) -> Iterator[Find
     for report in reports:
         if report.arguments.rank is not None and _same_world(report, case):
             claims.setdefault(report.arguments.rank, []).append(report.rank)
+    twice = {claimed: ranks for claimed, ranks in sorted(claims.items()) if len(ranks) > 1}
+    wrong = {r: own[r] for claimed, ranks in twice.items() for r in ranks if own[r] != claimed}
+    if not wrong:
+        return
     missing = tuple(sorted(set(range(case.world_size)) - claims.keys()))
     rest = ""
     if missing and len(reports) == case.world_size:
         rest = f"; {verb(missing, 'is', 'are')} missing"
-    for claimed, ranks in sorted(claims.items()):
-        if len(ranks) > 1:
-            culprits = tuple(rank for rank in ranks if own[rank] != claimed)
-            right = ", ".join(f"RANK={own[rank]} on rank {rank}" for rank in culprits)
-            yield Finding(
-                Category.DUPLICATE_RANK,
-                culprits,
-                f"the processes launched as {name_ranks(ranks)} "
-                f"{'both' if len(ranks) == 2 else 'all'} have RANK={claimed}{rest}",
-                f"Give each process its own RANK: {right}.",
-                case.waiting,
-                tuple(f"the process launched as rank {r} has RANK={claimed}" for r in ranks),
-            )
+    have = "; ".join(
+        f"{name_ranks(ranks)} {'both' if len(ranks) == 2 else 'all'} have RANK={claimed}"
+        for claimed, ranks in twice.items()
+    )
+    right = ", ".join(f"RANK={number} on rank {rank}" for rank, number in sorted(wrong.items()))
+    yield Finding(
+        Category.DUPLICATE_RANK,
+        tuple(sorted(wrong)),
+        f"the processes launched as {have}{rest}",
+        f"Give each process its own RANK: {right}.",
+        case.waiting,
+        tuple(
+            f"the process launched as rank {rank} has RANK={claimed}"
+            for claimed, ranks in twice.items()
+            for rank in ranks
+        ),
+    )
 
 
 def _same_world(report: RankReport, case: Case) -> bool:

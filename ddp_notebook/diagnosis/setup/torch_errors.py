@@ -156,6 +156,14 @@ MEANINGS = (
         "Make the splits of the very tensor that is sent: sum(input_split_sizes) == len(input)",
     ),
     _meaning(
+        r"Global rank (\d+) is not part of group",
+        Category.SUBGROUP_MISUSE,
+        "a collective of a smaller group names rank {0}, which is not in that group, as src= or "
+        "dst=: that is a rank of the whole job, not of the group",
+        "Count in the group: group_src= or group_dst=; or translate the rank first: "
+        "dist.get_global_rank(group, number)",
+    ),
+    _meaning(
         r"No backend type associated with device type (\w+)",
         Category.BACKEND_DEVICE_MISMATCH,
         "a tensor is on {0}, for which the group has no backend",

@@ -322,6 +322,25 @@ class Sources:
             return None if self.alternatives(one, other) else False
         return None if loop is None else True
 
+    def in_one_turn(self, before: Collective, after: Collective) -> bool:
+        """True when `after` stands behind `before` in the body of the innermost loop around it.
+
+        A rank that called `before` last has begun the turn in which `after` comes.
+        """
+        mine, theirs = _parting(before, after)
+        if mine is None or theirs is None or mine.file != theirs.file or mine.line >= theirs.line:
+            return False
+        loop = self._loop(theirs)
+        below = after.path[after.path.index(theirs) + 1 :]
+        return loop is not None and holds(loop, mine.line) and not any(map(self._loop, below))
+
+    def stands_behind(self, one: Collective, other: Collective) -> bool:
+        """True when `one` stands behind the loop of `other`: both ranks have left that loop."""
+        mine, theirs = _parting(one, other)
+        if mine is None or theirs is None or mine.line <= theirs.line:
+            return False
+        return self.in_one_loop(one, other) is False
+
     def past_layers(self, one: Collective, other: Collective) -> bool:
         """True when the loop of `other` that `one` is past goes over layers: it is in a forward.
 
@@ -345,10 +364,15 @@ class Sources:
         return self._branches(one, other) is not None
 
     def swapped(self, one: Collective, other: Collective) -> bool:
-        """True when both branches of one `if` make both calls, each the other's first."""
-        branches = self._branches(one, other)
+        """True when both branches of one `if` make both calls, each the other's first.
+
+        Or both of two functions that are called at one line.
+        """
         mine, theirs = _parting(one, other)
-        if branches is None or mine is None or theirs is None:
+        if mine is None or theirs is None:
+            return False
+        branches = self._branches(one, other) or self._two_functions(mine, theirs)
+        if branches is None:
             return False
         later_mine = called_after(branches[0], mine.line)
         later_theirs = called_after(branches[1], theirs.line)
@@ -389,6 +413,17 @@ class Sources:
                     if hold(a, mine.line) and hold(b, theirs.line):
                         return a, b
         return None
+
+    def _two_functions(
+        self, mine: Place, theirs: Place
+    ) -> tuple[list[ast.stmt], list[ast.stmt]] | None:
+        """The bodies of the functions around two lines, if these are two."""
+        one, other = (self._function(place) for place in (mine, theirs))
+        return (one.body, other.body) if one and other and one is not other else None
+
+    def _function(self, place: Place) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        around = [n for n in self._around(place) if isinstance(n, SCOPES)]
+        return around[-1] if around and not isinstance(around[-1], ast.ClassDef) else None
 
     def tree(self, place: Place) -> ast.Module | None:
         """The code of the file of a line; None where it is not known, or does not parse."""

@@ -135,6 +135,9 @@ class ScriptProcess:
                 sys.stderr.write(f"{stop.code}\n")
             return None if stop.code in (None, 0) else stop
         except BaseException as error:  # noqa: BLE001  # shown, and told to the session
+            # A DataLoader's handler raises wherever its rank is when one more worker ends.
+            with contextlib.suppress(ValueError):
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             # The first frame is this one; the user's begins after it.
             trace = error.__traceback__
             error = error.with_traceback(trace.tb_next if trace is not None else None)

@@ -7,7 +7,7 @@ data_workers.py  The workers of the DataLoader that the main thread waits for.
 elsewhere.py     Code that this process does not run as Python: compiled, or run by workers.
 facts.py         Versions, backends and the environment, for `%ddp_doctor`.
 frames.py        Frames told apart and described in words a user knows.
-polling.py       What the user's code waits for in a loop: a file, a key, a collective.
+polling.py       What the user's code waits for in a loop: a file, a key, a collective, an event.
 process.py       What the system says of this process: its network, whether it is runnable.
 reachability.py  Which ranks this rank can reach, and what names resolve to.
 safe_repr.py     Values as short texts, made without running any of their code.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,11 +34,13 @@ from ddp_notebook.rank.inspect.reachability import Reachability
 from ddp_notebook.rank.inspect.waiting import Waiting, is_at_rest, is_ddp_constructor
 from ddp_notebook.rank.main_thread import Failure
 from ddp_notebook.rank.setup import listening
+from ddp_notebook.rank.setup.rendezvous import Calls
 from ddp_notebook.rank.training import ddp
 from ddp_notebook.rank.training.parallel import fsdp_private
 from ddp_notebook.rank.watched import Watched
 
 _KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")
+_JOINED_AFTER_S = 4.0
 _DEFAULT_GROUP = re.compile(rb"default_pg/\d+//[a-z]+//")
 """The keys of the default group; those of other groups have their number here."""
 
@@ -92,7 +95,7 @@ class Reporter:
             at_rest=is_at_rest(),
             locked=not inside and self._waiting.locked(awaited),
             probe=probe,
-            file=_store_file(arguments.path, dist.is_initialized()),
+            file=_store_file(arguments.path, dist.is_initialized(), _has_joined(inside, calls)),
             host=calls.host or own.host(),
             network=calls.network or own.network(),
             versions=versions(),
@@ -157,8 +160,25 @@ def _holder(error: Failure | None, port: int | None) -> str:
     return listening.holder(port) if in_use else ""
 
 
-def _store_file(path: str, initialized: bool) -> StoreFile:
-    """What is in the file of a ``file://`` rendezvous: an address per rank, or more."""
+def _has_joined(inside: str, calls: Calls) -> str:
+    """This rank's number in the group under construction, once its address must be in the store.
+
+    gloo writes it as soon as it listens: a rank that has waited for so long has done so. Empty
+    before, and for other backends.
+    """
+    waited_s = (time.monotonic_ns() - calls.called_ns) / 1e9
+    if inside != "process-group" or waited_s < _JOINED_AFTER_S or dist.is_initialized():
+        return ""
+    if calls.arguments.backend and "gloo" not in calls.arguments.backend:
+        return ""
+    return str(calls.arguments.rank)
+
+
+def _store_file(path: str, initialized: bool, joined: str) -> StoreFile:
+    """What is in the file of a ``file://`` rendezvous: an address per rank, or more.
+
+    `joined` is the rank whose address must be in it.
+    """
     if not path:
         return StoreFile()
     try:
@@ -166,10 +186,13 @@ def _store_file(path: str, initialized: bool) -> StoreFile:
     except OSError:
         folder = Path(path).parent
         return StoreFile(
-            path, lost=initialized, missing_folder="" if folder.exists() else str(folder)
+            path,
+            lost=initialized or bool(joined),
+            missing_folder="" if folder.exists() else str(folder),
         )
     keys = Counter((match[0], match[1].decode()) for match in _KEY.finditer(data))
     claims: dict[str, int] = {}
     for (_, rank), count in keys.items():  # a group of its own has keys of its own
         claims[rank] = max(count, claims.get(rank, 0))
-    return StoreFile(path, True, claims, initialized and not _DEFAULT_GROUP.search(data))
+    lost = joined not in claims if joined else initialized and not _DEFAULT_GROUP.search(data)
+    return StoreFile(path, True, claims, lost)

@@ -1,12 +1,13 @@
-"""What the user's code waits for in a loop: a file, a key of a store, a collective.
+"""What the user's code waits for in a loop: a file, a key of a store, a collective, an event.
 
 ``while not done.exists(): sleep(1)``, ``while not work.is_completed(): pass``. From the source of
-the loop; none of the user's code is called.
+the loop; none of the user's code is called. Of an event loop of asyncio, by what is left in it.
 """
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import functools
 import linecache
 import re
@@ -234,3 +235,49 @@ def _part(node: ast.expr, frame: FrameType) -> str:
         value = _object(node.value, frame)
         return str(value) if type(value) is int else _value(node.value, frame)
     return _value(node, frame)
+
+
+# -- event loops ---------------------------------------------------------------------------
+
+
+def event_loop_at_end(stack: Sequence[FrameType]) -> asyncio.AbstractEventLoop | None:
+    """The event loop that these frames run, if it waits and holds nothing that can wake it.
+
+    It has no timer, nothing that is ready, no handler of a signal, and watches no file but its own:
+    then only another thread can. asyncio has no public way to ask that.
+    """
+    for frame in stack[:_MOST_ABOVE]:
+        where = frame.f_globals.get("__name__"), frame.f_code.co_name
+        if where == ("asyncio.base_events", "_run_once"):
+            loop, limit = frame.f_locals.get("self"), frame.f_locals.get("timeout")
+            empty = isinstance(loop, asyncio.BaseEventLoop) and _holds_nothing(loop)
+            return loop if empty and limit is None else None
+    return None
+
+
+_MOST_ABOVE = 3
+"""The frames of a selector, and of this package's, above the one that runs a loop."""
+
+
+def _holds_nothing(loop: Any) -> bool:
+    try:
+        watched = set(loop._selector.get_map())
+        return watched == {loop._ssock.fileno()} and not (
+            loop._ready or loop._scheduled or loop._signal_handlers
+        )
+    except (AttributeError, TypeError):  # another kind of loop, or a later Python's
+        return False
+
+
+def lines_of_tasks(loop: asyncio.AbstractEventLoop, user_code: UserCode) -> Iterator[str]:
+    """Where the unfinished tasks of an event loop wait."""
+    for task in sorted(asyncio.all_tasks(loop), key=lambda each: each.get_name()):
+        innermost: FrameType | None = None
+        awaitable: object = task.get_coro()
+        while awaitable is not None:
+            frame = getattr(awaitable, "cr_frame", None)
+            if frame is not None and user_code.is_users(frame.f_code.co_filename):
+                innermost = frame
+            awaitable = getattr(awaitable, "cr_await", None)
+        if innermost is not None:
+            yield f"its task {task.get_name()!r} waits at {user_code.describe(innermost)}"

@@ -27,7 +27,12 @@ from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.inspect import blocked, frames, store_keys
 from ddp_notebook.rank.inspect.frames import IsUsers, UserCode
-from ddp_notebook.rank.inspect.polling import Polled, polled
+from ddp_notebook.rank.inspect.polling import (
+    Polled,
+    event_loop_at_end,
+    lines_of_tasks,
+    polled,
+)
 from ddp_notebook.rank.main_thread import MainThread
 
 _WAITS_IN_CPP = ("torch.autograd", "torch.nn.parallel", "torch.distributed", "torch._")
@@ -171,6 +176,10 @@ class Waiting:
             return Blocked(Lacks.PIPE, "", child, threads)
         if _is_locked(os.getpid()) and self._observer.waits_for() is None:
             return Blocked(Lacks.LOCK, _library_call(stack, self._is_users), threads=threads)
+        loop = event_loop_at_end(stack)
+        if loop is not None:
+            tasks = tuple(lines_of_tasks(loop, self._user_code))
+            return Blocked(Lacks.EVENT, threads=(*tasks, *threads))
         path = blocked.fifo(os.getpid())
         alone = path and not blocked.has_children()
         return Blocked(Lacks.FIFO, path, threads=threads) if alone else None
@@ -341,8 +350,9 @@ def _may_be_called() -> bool:
     """
     handlers = {signal.getsignal(each) for each in signal.valid_signals()}
     for handler in handlers - {signal.default_int_handler}:
-        module = str(getattr(handler, "__module__", ""))
-        if callable(handler) and not module.startswith(("signal", "torch.", *_BESIDE)):
+        # asyncio.run() has a method of its own, with arguments, called at Ctrl-C.
+        module = str(getattr(getattr(handler, "func", handler), "__module__", ""))
+        if callable(handler) and not module.startswith(_NO_USERS_HANDLERS):
             return True
     with contextlib.suppress(Exception):
         rpc.get_worker_info()
@@ -433,6 +443,7 @@ _BESIDE = (
 )
 """Modules of threads that run beside the user's code."""
 _OF_THREADS = ("threading", "queue", "selectors", "socket", "asyncio", "concurrent.futures.thread")
+_NO_USERS_HANDLERS = ("signal", "torch.", "asyncio.runners", *_BESIDE)
 _IDLE = (*_OF_THREADS, *_BESIDE)
 """Those, and modules of threads that wait for work."""
 
