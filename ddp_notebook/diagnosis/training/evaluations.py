@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.source_code.divisions import is_divisor, is_mean_of_ratios
+from ddp_notebook.diagnosis.training.by_hand import trained_together
 from ddp_notebook.diagnosis.training.replicas import Model
 from ddp_notebook.diagnosis.training.reported import is_reported
 from ddp_notebook.model import (
@@ -31,19 +32,21 @@ _Of = Mapping[int, EvaluationFacts]
 
 def other_statistics(context: Context) -> Iterator[Finding]:
     """Every rank evaluates, each with running statistics of its own batches."""
-    for model in context.models.values():
+    for model in trained_together(context):
         if not model.whole or any(each.broadcast_buffers for each in model.of.values()):
             continue
         differing = [of for of in _together(model) if _evaluated_apart(of)]
         if not differing:
             continue
-        first = differing[0]
+        first, with_ddp = differing[0], bool(model.first.parameters)
+        why = "with broadcast_buffers=False" if with_ddp else "nothing sends buffers:"
+        leave = "leave broadcast_buffers=True, " if with_ddp else ""
         yield Finding(
             Category.BUFFER_SYNC,
             tuple(model.of),
-            f"with broadcast_buffers=False the running statistics of {model.title} are those of "
+            f"{why} the running statistics of {model.title} are those of "
             f"each rank's own batches: every rank evaluates another model{_at(first)}",
-            "Use SyncBatchNorm, leave broadcast_buffers=True, or all_reduce running_mean and "
+            f"Use SyncBatchNorm, {leave}or all_reduce running_mean and "
             "running_var before each evaluation.",
             evidence=(
                 f"running statistics differ between {name_ranks(model.of)} at the begin of "
@@ -54,7 +57,7 @@ def other_statistics(context: Context) -> Iterator[Finding]:
 
 def unjoined_results(context: Context) -> Iterator[Finding]:
     """Ranks evaluate on parts, exchange nothing afterwards, and one alone says what came of it."""
-    for model in context.models.values():
+    for model in trained_together(context):
         if not model.whole or not all(each.steps for each in model.of.values()):
             continue
         evaluations = _together(model)
@@ -86,7 +89,7 @@ def padded_counts(context: Context) -> Iterator[Finding]:
 
     That they are counted is no mistake by itself: for the throughput, say, they are to be.
     """
-    for model in context.models.values():
+    for model in trained_together(context):
         padded = [(of, each) for of in _together(model) if (each := _padded(of)) is not None]
         if not padded or not model.whole:
             continue
@@ -116,7 +119,7 @@ def unweighted_means(context: Context) -> Iterator[Finding]:
 
     Ranks with fewer samples count as much as those with more.
     """
-    for model in context.models.values():
+    for model in trained_together(context):
         wrong = [
             of
             for of in _together(model)
