@@ -32,7 +32,7 @@ def _way_around(after: Sequence[ast.stmt]) -> ast.expr | None:
             if around and not any(_calls(s, *_CLEARS) for s in each.body):
                 return each.test
             if inside:
-                return ast.UnaryOp(ast.Not(), each.test)
+                return ast.copy_location(ast.UnaryOp(ast.Not(), each.test), each.test)
         if _calls(each, *_CLEARS, "step"):
             return None
     return None

@@ -404,8 +404,10 @@ def _is_of_models(of: _Of) -> bool:
 
 
 def _is_averaged(trained: _Trained) -> bool:
+    """Ranks with the same samples have the same gradients, whether they average them or not."""
     kinds = {kind for row in trained.kinds() for kind in row}
-    return "averaged" in kinds and "kept" not in kinds and not trained.split
+    alike = trained.used_the_same() and exchanged(trained.context.collectives, trained.of)
+    return ("averaged" in kinds or alike) and "kept" not in kinds and not trained.split
 
 
 def summed_gradients(context: Context) -> Iterator[Finding]:

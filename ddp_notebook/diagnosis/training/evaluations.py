@@ -11,9 +11,11 @@ from ddp_notebook.diagnosis.training.replicas import Model
 from ddp_notebook.diagnosis.training.reported import is_reported
 from ddp_notebook.model import (
     Category,
+    Collective,
     CopyFacts,
     EvaluationFacts,
     Finding,
+    Part,
     Ranks,
     RunFacts,
     at_place,
@@ -26,6 +28,7 @@ _UNEVEN = 1.25
 """One rank has so many times as many samples as another one."""
 _FEWEST_BACKWARDS = 2
 _SILENT = ("barrier", "monitored_barrier")
+_OF_SHARDS = ("all_gather_into_tensor", "reduce_scatter_tensor")
 
 _Of = Mapping[int, EvaluationFacts]
 
@@ -267,8 +270,16 @@ def _exchanged(context: Context, model: Model, first: _Of) -> bool:
     return any(
         each.part is None and each.operation not in _SILENT and each.backwards >= since
         for rank in model.of
-        for each in collectives.of.get(rank, ())
+        for each in _without_shards(context, rank)
     )
+
+
+def _without_shards(context: Context, rank: int) -> Iterator[Collective]:
+    """A rank's collectives, without FSDP2's, whose sizes are those of a backward's as well."""
+    records, ranks = context.collectives.of.get(rank, ()), context.facts[rank].split.data_ranks
+    sizes = {r.numel for r in records if ranks and r.part is Part.BACKWARD}
+    sizes |= {numel // len(ranks) for numel in sizes}
+    yield from (r for r in records if r.operation not in _OF_SHARDS or r.numel not in sizes)
 
 
 def _at(of: _Of) -> str:
