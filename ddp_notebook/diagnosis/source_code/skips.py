@@ -24,18 +24,22 @@ def skipping_test(tree: ast.Module | None, line: int) -> ast.expr | None:
 
 def _way_around(after: Sequence[ast.stmt]) -> ast.expr | None:
     for i, each in enumerate(after):
-        if isinstance(each, ast.If) and not _counts(each.test):
-            rest = after[i + 1 :]
-            leaves = bool(each.body) and isinstance(each.body[-1], ast.Continue | ast.Return)
-            around = _steps(rest) and leaves and not _steps(each.body)
-            inside = _steps(each.body) and not each.orelse and not _steps(rest)
-            if around and not any(_calls(s, *_CLEARS) for s in each.body):
-                return each.test
-            if inside:
-                return ast.copy_location(ast.UnaryOp(ast.Not(), each.test), each.test)
-        if _calls(each, *_CLEARS, "step"):
-            return None
+        test = _skips(each, after[i + 1 :]) if isinstance(each, ast.If) else None
+        if test is not None or _calls(each, *_CLEARS, "step"):
+            return test
     return None
+
+
+def _skips(branch: ast.If, rest: Sequence[ast.stmt]) -> ast.expr | None:
+    """The test that leads around a step that is in `rest`, or that is in the branch itself."""
+    if _counts(branch.test):
+        return None
+    leaves = isinstance(branch.body[-1], ast.Continue | ast.Return)
+    cleared = any(_calls(each, *_CLEARS, "step") for each in branch.body)
+    if leaves and not cleared and _steps(rest):
+        return branch.test
+    inside = _steps(branch.body) and not branch.orelse and not _steps(rest)
+    return ast.copy_location(ast.UnaryOp(ast.Not(), branch.test), branch.test) if inside else None
 
 
 def _steps(block: Sequence[ast.stmt]) -> bool:

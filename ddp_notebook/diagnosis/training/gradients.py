@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.least_squares import solved
@@ -22,7 +23,6 @@ from ddp_notebook.model import (
     GradientSample,
     LossFacts,
     OptimizerFacts,
-    Place,
     Ranks,
     counted,
     in_brackets,
@@ -299,22 +299,24 @@ def left_by_skipped(context: Context) -> Iterator[Finding]:
     places = {each.place for facts in context.facts.values() for each in facts.losses}
     place = next(iter(places)) if len(places) == 1 else None
     test = skipping_test(context.sources.tree(place), place.line) if place is not None else None
-    for of in optimizers(context.facts).values() if test is not None else ():
-        since = {rank: context.facts[rank].backwards - e.span[1] for rank, e in of.items()}
-        ranks = {rank: e.windows for rank, e in of.items() if _skips(e.windows, since[rank])}
-        if not ranks or place is None or test is None or len(ranks) < len(of):
-            continue
-        each = next(iter(of.values()))
-        at = in_brackets(Place(place.file, test.lineno, place.function))
-        yield Finding(
-            Category.STALE_GRADIENTS,
-            tuple(ranks),
-            f"where a step of {each.type} is skipped (if {ast.unparse(test)}), its gradients are "
-            f"not cleared: the next step uses them as well{at}",
-            "Call optimizer.zero_grad() where the step is skipped, too; or always before the "
-            "backward.",
-            evidence=by_ranks({rank: _words(w, since[rank]) for rank, w in ranks.items()}),
-        )
+    if place is None or test is None:
+        return
+    for of in optimizers(context.facts).values():
+        since = {rank: context.facts[rank].backwards - each.span[1] for rank, each in of.items()}
+        if all(_skips(each.windows, since[rank]) for rank, each in of.items()):
+            at = in_brackets(replace(place, line=test.lineno, text=""))
+            yield _left_by_skipped(of, since, f"if {ast.unparse(test)}", at)
+
+
+def _left_by_skipped(of: _Of, since: Mapping[int, int], test: str, at: str) -> Finding:
+    return Finding(
+        Category.STALE_GRADIENTS,
+        tuple(of),
+        f"where a step of {next(iter(of.values())).type} is skipped ({test}), its gradients are "
+        f"not cleared: the next step uses them as well{at}",
+        "Call optimizer.zero_grad() where the step is skipped, too; or always before the backward.",
+        evidence=by_ranks({rank: _words(e.windows, since[rank]) for rank, e in of.items()}),
+    )
 
 
 def _skips(windows: Sequence[tuple[int, int]], since: int) -> bool:
@@ -324,7 +326,7 @@ def _skips(windows: Sequence[tuple[int, int]], since: int) -> bool:
     """
     steps = dict(windows)
     after_one, more = steps.get(1, 0), sum(n for b, n in windows if b > 1)
-    return (more > 0 or since > 1) and after_one > _MOSTLY * sum(steps.values())
+    return (more > 0 or since > 1) and after_one >= _MOSTLY * sum(steps.values())
 
 
 def _words(windows: Sequence[tuple[int, int]], since: int) -> str:

@@ -60,8 +60,6 @@ def _wrong_shards(of: _Samplers, size: int) -> Iterator[Finding]:
     if len(set(shards.values())) < len(shards):
         own = {rank: place for place, rank in enumerate(sorted(of))}
         same = tuple(rank for rank in of if shards[rank] != own[rank])
-        if len(set(shards.values())) == 1:
-            same = tuple(of)  # one number for all: the mistake is every rank's
         yield Finding(
             Category.SAMPLER_MISUSE,
             same,

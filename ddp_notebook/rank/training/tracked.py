@@ -320,9 +320,8 @@ class TrackedOptimizer:
         backwards: int,
     ) -> None:
         """The optimizer is about to make a step; `flat`: what FSDP1 shards, over which ranks."""
-        window = backwards - self.span[1]
-        if self.steps and (window in self.windows or len(self.windows) < _MOST_WINDOWS):
-            self.windows[window] = self.windows.get(window, 0) + 1
+        if self.steps:
+            self._count(backwards - self.span[1])
         self.span = self.span[0] if self.steps else backwards, backwards
         groups = optimizer.param_groups
         self.idle_steps += all(p.grad is None for group in groups for p in group["params"])
@@ -361,6 +360,10 @@ class TrackedOptimizer:
         if self.replicas and not torch_private.in_backward():
             for replica in self.replicas:
                 replica.step()
+
+    def _count(self, window: int) -> None:
+        if window in self.windows or len(self.windows) < _MOST_WINDOWS:
+            self.windows[window] = self.windows.get(window, 0) + 1
 
     def _look_for_idle(self, others: Mapping[int, TrackedOptimizer]) -> None:
         """Which tensors no forward uses; after a few steps, which parameters no optimizer has."""
