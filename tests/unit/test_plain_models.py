@@ -221,6 +221,12 @@ for x in data:
         (SKIPS.replace("        continue", "        opt.zero_grad()\n        continue"), ""),
         (SKIPS.replace("    loss.back", "    opt.zero_grad()\n    loss.back"), ""),
         (SKIPS.replace("bad(loss)", "(i + 1) % 4 != 0"), ""),  # accumulates
+        (
+            SKIPS.replace("bad(loss)", "tokens < 100").replace(
+                "    loss.b", "    tokens += 9\n    loss.b"
+            ),
+            "",
+        ),
         (SKIPS.replace("bad(loss)", "dry_run"), ""),
         (SKIPS.replace("    opt.zero_grad()\n", ""), ""),  # is cleared elsewhere
         (SKIPS.replace("        continue", "        log(loss)"), ""),

@@ -6,20 +6,28 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from ddp_notebook.diagnosis.source_code.conditions import holds, last_name
+from ddp_notebook.diagnosis.source_code.shared_names import names_in
 
 _CLEARS = ("zero_grad",)
 
 
 def skipping_test(tree: ast.Module | None, line: int) -> ast.expr | None:
     """The test by which the code goes from a backward to the next one, without clearing."""
+    counters = _counters(tree) if tree is not None else set()
     for block in _blocks(tree) if tree is not None else ():
         at = next((i for i, s in enumerate(block) if _is_at(s, line)), None)
         if at is None or any(_calls(each, *_CLEARS) for each in block[: at + 1]):
             continue
         found = _way_around(block[at + 1 :])
-        if found is not None:
+        if found is not None and counters.isdisjoint(names_in(found)):
             return found
     return None
+
+
+def _counters(tree: ast.AST) -> set[str]:
+    """Names that are added to: a test of one tells how much has been accumulated."""
+    added = (node.target for node in ast.walk(tree) if isinstance(node, ast.AugAssign))
+    return {last_name(target) for target in added} - {""}
 
 
 def _way_around(after: Sequence[ast.stmt]) -> ast.expr | None:
