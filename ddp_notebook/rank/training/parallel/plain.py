@@ -6,6 +6,7 @@ tells a model from any other module. A hook then sees their forwards.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -83,7 +84,10 @@ class PlainModels:
             if self._looks >= _MOST_LOOKS:
                 return
             self._looks += 1
-            models = self._by_optimizer[id(optimizer)] = list(self._find(optimizer, list(inside())))
+            models = self._by_optimizer[id(optimizer)] = []
+            # Of all modules that exist, some of the user's may be half made.
+            with contextlib.suppress(Exception):
+                models += self._find(optimizer, list(inside()))
         for each in models:
             each.steps += 1
 
