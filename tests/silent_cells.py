@@ -21,7 +21,83 @@ def step(model=None, opt=opt):
 """
 BOTH, SECOND = (0, 1), (1,)
 
+BY_HAND = """
+def averaged(model, opt, loss, tensors=None):
+    opt.zero_grad()
+    loss.backward()
+    for each in model.parameters() if tensors is None else tensors:
+        dist.all_reduce(each.grad)
+        each.grad /= 2
+    opt.step()
+"""
+
 WRONG = {
+    "gradients averaged by hand, and statistics of batches that nothing sends": (
+        "buffer-sync",
+        BOTH,
+        BY_HAND
+        + """
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(rank)
+for _ in range(2):
+    model.train()
+    for _ in range(4): averaged(model, sgd, model(torch.randn(6, 4) + rank).pow(2).mean())
+    model.eval()
+    with torch.no_grad(): model(torch.ones(2, 4))
+""",
+    ),
+    "layers that are unfrozen, and are in no list of what is averaged": (
+        "replica-divergence",
+        BOTH,
+        BY_HAND
+        + """
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+model[0].requires_grad_(False)
+trained = [each for each in model.parameters() if each.requires_grad]
+sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(rank)
+for i in range(20):
+    if i == 9: model[0].requires_grad_(True)
+    averaged(model, sgd, model(torch.randn(6, 4)).pow(2).mean(), trained)
+""",
+    ),
+    "an average, copied before the model was wrapped, that one rank alone updates": (
+        "replica-divergence",
+        (0,),
+        """
+        import copy
+        model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+        for each in model.parameters(): dist.broadcast(each.data, 0)
+        average = copy.deepcopy(model).requires_grad_(False)
+        wrapped = DDP(model)
+        sgd = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+        for _ in range(4):
+            step(wrapped, sgd)
+            if rank == 0:
+                for mine, new in zip(average.parameters(), model.parameters()):
+                    mine.lerp_(new.detach(), 0.5)
+        error = average(batch()).pow(2).mean()
+        dist.all_reduce(error)
+        """,
+    ),
+    "a step that is skipped, and leaves its gradients": (
+        "stale-gradients",
+        BOTH,
+        """
+        for i in range(12):
+            loss = net(batch() * (50 if i % 4 == 2 else 1)).pow(2).mean()
+            loss.backward()
+            large = torch.tensor(float(loss > 4))
+            dist.all_reduce(large)
+            if large.item() > 0:
+                continue
+            opt.step()
+            opt.zero_grad()
+        """,
+    ),
     "a communication hook that sums": (
         "loss-scaling",
         BOTH,

@@ -3,6 +3,64 @@
 from __future__ import annotations
 
 RIGHT = {
+    "statistics of batches that are averaged by hand, as gradients are": """
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.manual_seed(rank)
+        for _ in range(2):
+            model.train()
+            for _ in range(4):
+                sgd.zero_grad()
+                model(torch.randn(6, 4) + rank).pow(2).mean().backward()
+                for each in model.parameters():
+                    dist.all_reduce(each.grad)
+                    each.grad /= 2
+                sgd.step()
+            for each in model.buffers():
+                if each.is_floating_point():
+                    dist.all_reduce(each)
+                    each /= 2
+            model.eval()
+            with torch.no_grad(): model(torch.ones(2, 4))
+    """,
+    "models of each rank's own, with statistics of batches, whose answers are averaged": """
+        torch.manual_seed(rank)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(6):
+            sgd.zero_grad()
+            model(torch.randn(6, 4)).pow(2).mean().backward()
+            sgd.step()
+        model.eval()
+        with torch.no_grad(): answer = model(torch.ones(2, 4))
+        dist.all_reduce(answer)
+    """,
+    "an average, copied before the model was wrapped, that both update": """
+        import copy
+        model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+        for each in model.parameters(): dist.broadcast(each.data, 0)
+        average = copy.deepcopy(model).requires_grad_(False)
+        wrapped = DDP(model)
+        sgd = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+        for _ in range(4):
+            step(wrapped, sgd)
+            for mine, new in zip(average.parameters(), model.parameters()):
+                mine.lerp_(new.detach(), 0.5)
+        average(batch())
+    """,
+    "a step that is skipped, and its gradients cleared": """
+        for i in range(12):
+            loss = net(batch() * (50 if i % 4 == 2 else 1)).pow(2).mean()
+            loss.backward()
+            large = torch.tensor(float(loss > 4))
+            dist.all_reduce(large)
+            if large.item() > 0:
+                opt.zero_grad()
+                continue
+            opt.step()
+            opt.zero_grad()
+    """,
     "a communication hook that divides and sums": """
         def mean(state, bucket):
             work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)

@@ -289,8 +289,9 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.BUFFER_SYNC: Page(
         _SILENT,
-        "Buffers, such as running statistics, differ between the replicas.",
-        "Digests of the buffers by name.",
+        "Buffers, such as running statistics, differ between the replicas. Without "
+        "DistributedDataParallel nothing sends them.",
+        "Digests of the buffers by name, and of running statistics when an evaluation begins.",
         "broadcast_buffers=True, SyncBatchNorm, or a broadcast before evaluation.",
     ),
     Category.REPLICA_DIVERGENCE: Page(
@@ -307,9 +308,11 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.STALE_GRADIENTS: Page(
         _SILENT,
-        "Gradients of a step stay and go into the next one: nobody clears them.",
-        "Values of a few gradients after a step, and when the next backward begins.",
-        "optimizer.zero_grad() once for each step, before its first backward.",
+        "Gradients of a step stay and go into the next one: nothing clears them, or not where a "
+        "test skips a step.",
+        "Values of a few gradients after a step, and when the next backward begins; how many "
+        "backwards came before each step, and the code from one to the next.",
+        "optimizer.zero_grad() once for each step, before its first backward, skipped or not.",
     ),
     Category.LOSS_SCALING: Page(
         _SILENT,
@@ -352,9 +355,12 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.RNG_MISMATCH: Page(
         _SILENT,
-        "Ranks were given one seed, so noise and the like is the same for their different samples.",
-        "The state of torch's generator before each training forward, and the code that draws.",
-        "torch.manual_seed(seed + dist.get_rank()) once the model is made.",
+        "Ranks were given one seed, so noise and the like is the same for their different samples; "
+        "or ranks of one tensor-parallel group, which need the same, were given one each.",
+        "The state of torch's generator before each training forward, and the code that draws, or "
+        "the dropout in the model.",
+        "torch.manual_seed(seed + dist.get_rank()) once the model is made; within a "
+        "tensor-parallel group the same seed on all.",
     ),
     Category.NUMERICS_MISMATCH: Page(
         _SILENT,

@@ -134,6 +134,8 @@ class LossFacts:
     mean: bool = False
     count: float = 0.0
     place: Place | None = None
+    divisor: float = 0.0
+    """What a sum was divided by; 0 where it is no sum, or not divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +279,8 @@ class OptimizerFacts:
     first_weights: tuple[float, ...] = ()
     samples: tuple[GradientSample, ...] = ()
     """Of its next steps, where no DDP object has its parameters."""
+    later: tuple[GradientSample, ...] = ()
+    """Of its 16th step, its 32nd, and so on."""
     sampled: tuple[str, ...] = ()
     """Names of the parameters in `samples`."""
     last_weights: tuple[float, ...] = ()
@@ -290,6 +294,8 @@ class OptimizerFacts:
     loads: int = 0
     """How often its load_state_dict was called."""
     load_place: Place | None = None
+    windows: tuple[tuple[int, int], ...] = ()
+    """How many steps came after so many backwards since the step before: ``(backwards, steps)``."""
     watched_steps: int = 0
     """Steps of which `leftover_steps` were looked for."""
     leftover_steps: int = 0
@@ -379,6 +385,8 @@ class RunFacts:
     optimizers: tuple[OptimizerFacts, ...] = ()
     copies: tuple[CopyFacts, ...] = ()
     """In the order of their first use."""
+    plain: tuple[ReplicaFacts, ...] = ()
+    """Models that an optimizer trains and no DDP object contains; only how they were used."""
     samplers: tuple[SamplerFacts, ...] = ()
     loaders: tuple[LoaderFacts, ...] = ()
     parallels: tuple[ParallelFacts, ...] = ()

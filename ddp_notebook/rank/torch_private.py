@@ -549,6 +549,11 @@ def averaged_over(node: Any) -> float | None:
     return (_number(node, "total_weight") or 0.0) if node._saved_weight is None else 0.0
 
 
+def is_sum(node: Any) -> bool:
+    """True of a step of autograd's graph that adds all values up."""
+    return node is not None and node.name() == "SumBackward0"
+
+
 def _first(shape: Sequence[int]) -> float:
     return float(shape[0]) if shape else 0.0
 

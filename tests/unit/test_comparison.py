@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ddp_notebook.diagnosis.against import compare
+from ddp_notebook.diagnosis.against.causes import cause_of
 from ddp_notebook.model import Place
 from ddp_notebook.model.against.comparison import Comparison
 from ddp_notebook.model.against.trail import (
@@ -81,6 +82,24 @@ def test_where_they_part_is_the_first_thing_that_does(
     assert parting.relative == pytest.approx(0.3)
     text = comparison_text(result)
     assert "PARTED in step 2, at 0.bias" in text and "train.py" in text
+
+
+def test_other_values_before_the_first_step_are_of_no_step_before() -> None:
+    changed = kept(lambda k, stage, value: value * (1 + (k == 0 and stage == "start")), (3, 4))
+    parting = compared(kept(), changed).parting
+    assert parting is not None and (parting.step, parting.ranks) == (1, (1,))
+    assert (parting.place, parting.until) == (None, STEP)
+    assert "do not begin with the same values" in parting.cause
+    assert "after train.py" not in comparison_text(compared(kept(), changed))
+
+
+@pytest.mark.parametrize(("loss", "told"), [(2.0, True), (1.0, False), (None, False)])
+def test_a_loss_that_is_not_the_mean_of_all_samples(loss: float | None, told: bool) -> None:
+    step = TrainingStep(0, (), (0.1,), 1.0, None, None)
+    ranks = [[[1.0, 2.0], [3.0, 4.0]]] * 2
+    alone = replace(step, loss=loss)
+    cause = cause_of("backward", ranks, [[2.0, 1.0], [3.0, 5.0]], [step, step], alone)
+    assert ("of another loss" in cause) is told and bool(cause) is told
 
 
 def test_a_single_rank_that_parts_is_named() -> None:

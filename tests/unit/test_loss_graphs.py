@@ -37,6 +37,21 @@ def test_the_graph_of_a_loss(loss: torch.Tensor, factor: float, mean: bool, coun
     assert found.factor == pytest.approx(factor)
 
 
+@pytest.mark.parametrize(
+    ("loss", "divisor"),
+    [
+        (_X.square().sum() / torch.tensor(5.0), 5.0),
+        (_X.square().sum() * 2 / torch.tensor(5.0), 2.5),
+        (F.cross_entropy(_X, _Y, reduction="none").sum() / 3, 3.0),
+        (_X.square().sum(), 0.0),
+        (_X.square().mean() / 2, 0.0),
+        (_X.square().sum() / _X.sum(), 0.0),
+    ],
+)
+def test_what_a_sum_was_divided_by(loss: torch.Tensor, divisor: float) -> None:
+    assert read_loss(loss, None).divisor == pytest.approx(divisor)
+
+
 def test_what_was_packed_is_not_unpacked() -> None:
     """To unpack may mean to compute it once more: activation checkpointing."""
     asked: list[torch.Tensor] = []

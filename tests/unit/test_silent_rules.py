@@ -639,6 +639,54 @@ def test_means_over_far_fewer_values_on_one_rank(
     assert kinds(*every) == [(Category.LOSS_SCALING, (0, 1))] * wrong
 
 
+@pytest.mark.parametrize(
+    ("divisors", "wrong"),
+    [
+        (((20, 18, 21, 19), (3, 4, 3, 5)), True),
+        (((20, 18, 21, 19), (12, 11, 13, 12)), False),  # not twice as many
+        (((23, 22, 24, 24), (23, 22, 24, 24)), False),  # what all ranks have counted
+        (((20, 18, 21, 0), (3, 4, 3, 5)), False),  # not known
+    ],
+)
+def test_sums_that_each_rank_divides_by_what_it_has_counted(
+    divisors: tuple[tuple[int, ...], ...], wrong: bool
+) -> None:
+    every = [
+        run(
+            rank,
+            losses=tuple(LossFacts(1 / d if d else 1.0, place=HERE, divisor=d) for d in of),
+            replicas=(model(),),
+        )
+        for rank, of in enumerate(divisors)
+    ]
+    assert kinds(*every) == [(Category.LOSS_SCALING, (0, 1))] * wrong
+
+
+@pytest.mark.parametrize(
+    ("then", "read"),
+    [
+        ("mean = sum(got)", True),
+        ("got[0] = own\nx = torch.cat(got)\nh.wait()", True),
+        ("h.wait()\nx = torch.cat(got)", False),
+        ("finish(h)\nx = torch.cat(got)", False),
+        ("x = torch.cat(other)\nh.wait()", False),
+    ],
+)
+def test_a_function_that_returns_a_tensor_and_its_handle(then: str, read: bool) -> None:
+    call = "work = dist.all_gather(parts, x, async_op=True)"
+    starts = f"parts = make()\n    {call}\n    return parts, work"
+    code = (
+        f"def gather(x):\n    {starts}\ndef finish(h):\n    h.wait()\ngot, h = gather(z)\n{then}\n"
+    )
+    every = [run(rank, replicas=(model(),)) for rank in (0, 1)]
+    records = (Collective(0, 0, "all_gather", path=(Place("train.py", 3),)),)
+    wrong = [(Category.ASYNC_MISUSE, (0, 1))]
+    assert kinds(*every, records=records, source=code) == wrong * read
+    plain = code.replace("return parts, work", "work.wait()\n    return parts, work")
+    plain = plain.replace("async_op=True", "async_op=False")
+    assert not kinds(*every, records=records, source=plain)
+
+
 # -- modes, and parameters that nobody updates -------------------------------------------
 
 

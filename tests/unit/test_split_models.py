@@ -86,6 +86,35 @@ def test_what_is_not_sharded_must_be_the_same_along_the_mesh() -> None:
     assert not told(copy(1.0, 2.0), copy(1.0, 2.0 + 1e-7))
 
 
+@pytest.mark.parametrize(
+    ("begins", "drops", "seeds", "inputs_of", "category"),
+    [
+        ((1.0, 1.0), True, ("s", "t"), ("a", "a"), Category.RNG_MISMATCH),
+        ((1.0, 1.0), True, ("s", "s"), ("a", "a"), Category.REPLICA_DIVERGENCE),
+        ((1.0, 1.0), False, ("s", "t"), ("a", "a"), Category.REPLICA_DIVERGENCE),
+        ((1.0, 1.0), True, ("s", "t"), ("a", "b"), Category.REPLICA_DIVERGENCE),
+        ((1.0, 3.0), True, ("s", "t"), ("a", "a"), Category.REPLICA_DIVERGENCE),
+    ],
+)
+def test_dropout_that_draws_other_numbers_within_a_tensor_parallel_group(
+    begins: tuple[float, float],
+    drops: bool,
+    seeds: tuple[str, str],
+    inputs_of: tuple[str, str],
+    category: Category,
+) -> None:
+    def split(rank: int, end: float) -> SplitFacts:
+        got = tuple(
+            Input(step, f"{inputs_of[rank]}{step}", f"{seeds[rank]}{step}") for step in (1, 2)
+        )
+        return SplitFacts(
+            copies=copy(begins[rank], end), forwards=(Forwards("Net 0", got, HERE, drops),)
+        )
+
+    assert found(ranks(split(0, 5.0), split(1, 6.0))) == [(category, BOTH)]
+    assert not found(ranks(split(0, 5.0), split(1, 5.0))), "what is split may be dropped otherwise"
+
+
 def test_experts_of_each_rank_are_no_copies() -> None:
     exchange = (Collective(0, 0, "all_to_all_single", numel=64),)
     facts = ranks(SplitFacts(copies=copy(1.0, 2.0)), SplitFacts(copies=copy(3.0, 4.0)))

@@ -15,16 +15,29 @@ Tensors = Sequence[Sequence[float]]
 
 
 def cause_of(
-    stage: str, ranks: Sequence[Tensors], one: Tensors, steps: Sequence[TrainingStep]
+    stage: str,
+    ranks: Sequence[Tensors],
+    one: Tensors,
+    steps: Sequence[TrainingStep],
+    alone: TrainingStep,
+    *,
+    first: bool = False,
 ) -> str:
     """The cause, if the numbers determine it; else "".
 
-    `ranks` are the sketches of all parameters on each rank, `one` those of one rank.
+    `ranks` are the sketches of all parameters on each rank, `one` those of one rank, with the
+    step that made them: `steps` and `alone`.
     """
     count = len(ranks)
-    if stage == "start":
+    if stage == "start" and not first:
         return (
             "Something changed the parameters between two steps, in another way than on one rank."
+        )
+    if stage == "start":
+        return (
+            "The ranks do not begin with the same values: something changed the parameters of some "
+            "after DistributedDataParallel had sent those of rank 0 to all (an initialisation, "
+            "load_state_dict), or they are in no DistributedDataParallel."
         )
     if stage == "update":
         return (
@@ -48,8 +61,24 @@ def cause_of(
         )
     factor = _factor(ranks[0], one)
     if factor is None:
-        return ""
+        return _of_losses(steps, alone)
     return _of_factor(factor, count)
+
+
+def _of_losses(steps: Sequence[TrainingStep], alone: TrainingStep) -> str:
+    """The ranks' gradients are averaged, and are of another loss than that of all samples."""
+    losses = [step.loss for step in steps if step.loss is not None]
+    if len(losses) < len(steps) or alone.loss is None:
+        return ""
+    mean = sum(losses) / len(losses)
+    if math.isclose(mean, alone.loss, rel_tol=_SAME):
+        return ""
+    return (
+        "All ranks have the same gradients, of another loss: the mean of the ranks' losses is not "
+        "that of all samples together. Each rank's is a mean over another number of samples "
+        "(tokens, a mask), or depends on what else is in its batch (in-batch negatives, statistics "
+        "of the batch)."
+    )
 
 
 def _of_factor(factor: float, count: int) -> str:

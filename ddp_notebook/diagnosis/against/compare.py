@@ -253,15 +253,22 @@ class _Step:
             self._noise[stage],
             len(parted) - 1,
             evidence_of(ranks, alone, steps, self._sides.one[0].steps[self._k]),
-            cause_of(STAGES[where], ranks, alone, steps),
+            cause_of(
+                STAGES[where],
+                ranks,
+                alone,
+                steps,
+                self._sides.one[0].steps[self._k],
+                first=self._k == 0,
+            ),
         )
 
     def _lines(self, stage: int, rank: int) -> tuple[Place | None, Place | None]:
         """The line that computed what diverges, or the lines between which it diverged."""
         steps = self._sides.ranks[rank][0].steps
-        step, before = steps[self._k], steps[max(0, self._k - 1)]
+        step, before = steps[self._k], steps[self._k - 1].place if self._k else None
         return {
-            START: (before.place, step.place),
+            START: (before, step.place),
             BACKWARD: (step.backward, None),
             GRADIENT: (step.backward, step.place),
             UPDATE: (step.place, None),

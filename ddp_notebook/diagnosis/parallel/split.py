@@ -25,8 +25,8 @@ from ddp_notebook.model import (
 from ddp_notebook.model.parallel.split import Copy, Input
 
 _FEWEST_INPUTS, _FEWEST_LOSSES = 2, 3
-_APART = 1e-4
-"""Losses that differ by less, of their size, are the same."""
+_APART = 1e-5
+"""Losses that differ by less, of their size, are the same: rounding makes some millionths."""
 _ELSEWISE = frozenset(
     {
         *("all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"),
@@ -160,6 +160,12 @@ def summed_shards(context: Context) -> Iterator[Finding]:
 
 def unlike_copies(context: Context) -> Iterator[Finding]:
     """A parameter that is not split differs between the ranks that all have it."""
+    for ranks, copies in _apart_by_ranks(context).items():
+        yield _unlike(ranks, copies)
+
+
+def _apart_by_ranks(context: Context) -> dict[Ranks, dict[str, dict[int, Copy]]]:
+    """What differs and is not split, by the ranks that have it, by name and by rank."""
     by_row: dict[tuple[Ranks, str], dict[int, Copy]] = {}
     for rank, facts in sorted(context.facts.items()):
         for copy in facts.split.copies:
@@ -168,8 +174,7 @@ def unlike_copies(context: Context) -> Iterator[Finding]:
     for (ranks, name), of in by_row.items():
         if set(of) == set(ranks) and _differ(of, "end") and _may_be_alike(context, of):
             wrong.setdefault(ranks, {})[name] = of
-    for ranks, copies in wrong.items():
-        yield _unlike(ranks, copies)
+    return wrong
 
 
 def _may_be_alike(context: Context, of: Mapping[int, Copy]) -> bool:
@@ -223,6 +228,40 @@ def _unlike(ranks: Ranks, copies: Mapping[str, Mapping[int, Copy]]) -> Finding:
     )
 
 
+def other_draws(context: Context) -> Iterator[Finding]:
+    """Ranks with parts of one model drop other values of what all of them have, and drift apart.
+
+    What is split may be dropped otherwise on each rank: then nothing drifts.
+    """
+    for ranks, copies in _apart_by_ranks(context).items():
+        of = {rank: context.facts[rank] for rank in ranks}
+        began = not any(_differ(each, "begin") for each in copies.values())
+        if not began or not _same_inputs(of) or not _drops_otherwise(of):
+            continue
+        place = next(e.place for facts in of.values() for e in facts.split.forwards)
+        yield Finding(
+            Category.RNG_MISMATCH,
+            ranks,
+            "ranks that hold parts of one model get the same samples, and their dropout draws "
+            f"other random numbers on each{in_brackets(place)}: what they compute together is of "
+            "no one model, and what all of them have drifts apart",
+            "Seed the ranks of one tensor-parallel group alike where a layer works on what all of "
+            "them have: torch.manual_seed(seed + <the rank's place in dp>), the same within tp.",
+            evidence=(
+                f"torch's generator was not the same on {name_ranks(ranks)} before the first "
+                f"{len(_inputs_of(of[ranks[0]]))} training forwards",
+                "the model's inputs were the same there, and it has dropout",
+            ),
+        )
+
+
+def _drops_otherwise(of: _Facts) -> bool:
+    """True where all have dropout, and another state of random numbers before each forward."""
+    drops = all(facts.split.forwards and facts.split.forwards[0].drops for facts in of.values())
+    rows = [[e.random for e in _inputs_of(facts)] for facts in of.values()]
+    return drops and all("" not in row and len(set(row)) > 1 for row in zip(*rows, strict=True))
+
+
 # -- split by hand -----------------------------------------------------------------------
 
 
@@ -270,9 +309,9 @@ def _why_parted(step: int, forward: Place | None, backward: Place | None) -> str
 
 
 def _same_inputs(of: _Facts) -> bool:
-    got = {tuple(_inputs_of(facts)) for facts in of.values()}
+    got = {tuple((e.backwards, e.hash) for e in _inputs_of(facts)) for facts in of.values()}
     inputs = next(iter(got))
-    return len(got) == 1 and len(inputs) >= _FEWEST_INPUTS and all(e.hash for e in inputs)
+    return len(got) == 1 and len(inputs) >= _FEWEST_INPUTS and all(hash for _, hash in inputs)
 
 
 def _parted_at(of: _Facts) -> int | None:

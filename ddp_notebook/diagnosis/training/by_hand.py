@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ddp_notebook.diagnosis.context import Context
@@ -25,6 +25,7 @@ from ddp_notebook.diagnosis.training.replicas import (
 from ddp_notebook.diagnosis.training.rules import optimizers, where
 from ddp_notebook.model import (
     Category,
+    Collective,
     Finding,
     OptimizerFacts,
     Ranks,
@@ -308,6 +309,20 @@ class _Trained:
             for step in range(len(self.each.samples))
         ]
 
+    def later_kinds(self) -> list[tuple[str, ...]]:
+        """The same of later steps, which are some time apart."""
+        rows = [each.later for each in self.of.values()]
+        return [
+            tuple(
+                map(
+                    _kind,
+                    zip(*(each.own for each in step), strict=False),
+                    zip(*(each.used for each in step), strict=False),
+                )
+            )
+            for step in zip(*rows, strict=False)
+        ]
+
     def _by_parameter(self, step: int, which: str) -> list[tuple[tuple[float, ...], ...]]:
         rows = [getattr(each.samples[step], which) for each in self.of.values()]
         return list(zip(*rows, strict=False))
@@ -355,6 +370,44 @@ def _trained(context: Context) -> Iterator[_Trained]:
         trained = _Trained(context, of)
         if comparable and len(of) <= _MOST_RANKS and len(trained.each.samples) >= _FEWEST_STEPS:
             yield trained
+
+
+def trained_together(context: Context) -> list[Model]:
+    """The models that all ranks train as one: with DDP, by hand, or sharded over all of them.
+
+    Of the last two little more is known than how they were used.
+    """
+    ranks = tuple(sorted(context.facts))
+    rows = [context.facts[rank].plain for rank in ranks]
+    if not rows or not rows[0] or len({tuple(e.key for e in row) for row in rows}) > 1:
+        return list(context.models.values())
+    if not _is_one_training(context, ranks):
+        return list(context.models.values())
+    plain = [
+        Model({r: replace(e, group_size=len(ranks)) for r, e in zip(ranks, row, strict=True)})
+        for row in zip(*rows, strict=True)
+    ]
+    return [*context.models.values(), *plain]
+
+
+def _is_one_training(context: Context, ranks: Ranks) -> bool:
+    """True where FSDP2 shards over all ranks, or all step with gradients that they averaged."""
+    sharded = {context.facts[rank].split.data_ranks for rank in ranks} == {ranks}
+    of = list(_trained(context))
+    without = [o for o in optimizers(context.facts).values() if not _is_of_models(o)]
+    by_hand = bool(of) and len(of) == len(without) and all(map(_is_averaged, of))
+    return len(ranks) > 1 and (sharded or by_hand)
+
+
+def _is_of_models(of: _Of) -> bool:
+    return all(each.replicas for each in of.values())
+
+
+def _is_averaged(trained: _Trained) -> bool:
+    """Ranks with the same samples have the same gradients, whether they average them or not."""
+    kinds = {kind for row in trained.kinds() for kind in row}
+    alike = trained.used_the_same() and exchanged(trained.context.collectives, trained.of)
+    return ("averaged" in kinds or alike) and "kept" not in kinds and not trained.split
 
 
 def summed_gradients(context: Context) -> Iterator[Finding]:
@@ -413,11 +466,13 @@ def averaged_in_part(context: Context) -> Iterator[Finding]:
     """Some parameters' gradients are averaged, and those of others between them are not."""
     for trained in _trained(context):
         rows = trained.kinds()
-        kept, averaged = (_of_kind(trained, rows[0], kind) for kind in ("kept", "averaged"))
         changes = sum(a != b for a, b in pairwise(filter(None, rows[0])))
         # A part of its own may be meant to be each rank's: a head, an embedding.
-        between = bool(kept and averaged) and changes >= _FEWEST_CHANGES
-        if len(set(rows)) > 1 or not between or trained.split or not trained.began_equal:
+        between = len(set(rows)) == 1 and changes >= _FEWEST_CHANGES
+        if not between:
+            rows = _with_what_came_later(trained, rows)
+        kept, averaged = (_of_kind(trained, rows[-1], kind) for kind in ("kept", "averaged"))
+        if not (kept and averaged) or trained.split or not trained.began_equal:
             continue
         yield trained.finding(
             Category.REPLICA_DIVERGENCE,
@@ -431,6 +486,21 @@ def averaged_in_part(context: Context) -> Iterator[Finding]:
                 "all began with the same values",
             ),
         )
+
+
+def _with_what_came_later(trained: _Trained, rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The kinds of later steps, if all that is then kept was not trained at first, or is nothing.
+
+    What was unfrozen since then is in no list that was made before.
+    """
+    first, later = rows[0], trained.later_kinds()
+    averaged = len(set(rows)) == 1 and "averaged" in first and "kept" not in first
+    unfrozen = later and all(
+        kind != "kept" or before == ""
+        for row in later
+        for kind, before in zip(row, first, strict=False)
+    )
+    return later if averaged and unfrozen else [()]
 
 
 def _of_kind(trained: _Trained, kinds: Sequence[str], wanted: str) -> list[str]:
@@ -553,13 +623,21 @@ def _got_other_inputs(of: Mapping[int, Sequence[Forwards]]) -> bool:
 
 
 def _only_gathered(context: Context) -> bool:
-    """The ranks exchanged more than numbers in training only to see each other's parts."""
+    """The ranks exchanged more than numbers in training only to see each other's parts.
+
+    A gather's own backward may add the gradients of what was gathered up.
+    """
     return all(
-        r.operation in _GATHERING
+        r.operation in _GATHERING or _is_in_function(r)
         for records in context.collectives.of.values()
         for r in records
         if r.part is None and r.numel > 1 and r.backwards
     )
+
+
+def _is_in_function(record: Collective) -> bool:
+    """True of what a forward or backward calls, such as those of a torch.autograd.Function."""
+    return bool(record.path) and record.path[-1].function in ("forward", "backward")
 
 
 def _are_unlike(one: Sequence[float], other: Sequence[float]) -> bool:

@@ -6,13 +6,16 @@ from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.source_code.divisions import is_divisor, is_mean_of_ratios
+from ddp_notebook.diagnosis.training.by_hand import trained_together
 from ddp_notebook.diagnosis.training.replicas import Model
 from ddp_notebook.diagnosis.training.reported import is_reported
 from ddp_notebook.model import (
     Category,
+    Collective,
     CopyFacts,
     EvaluationFacts,
     Finding,
+    Part,
     Ranks,
     RunFacts,
     at_place,
@@ -25,25 +28,28 @@ _UNEVEN = 1.25
 """One rank has so many times as many samples as another one."""
 _FEWEST_BACKWARDS = 2
 _SILENT = ("barrier", "monitored_barrier")
+_OF_SHARDS = ("all_gather_into_tensor", "reduce_scatter_tensor")
 
 _Of = Mapping[int, EvaluationFacts]
 
 
 def other_statistics(context: Context) -> Iterator[Finding]:
     """Every rank evaluates, each with running statistics of its own batches."""
-    for model in context.models.values():
+    for model in trained_together(context):
         if not model.whole or any(each.broadcast_buffers for each in model.of.values()):
             continue
         differing = [of for of in _together(model) if _evaluated_apart(of)]
         if not differing:
             continue
-        first = differing[0]
+        first, with_ddp = differing[0], bool(model.first.parameters)
+        why = "with broadcast_buffers=False" if with_ddp else "nothing sends buffers:"
+        leave = "leave broadcast_buffers=True, " if with_ddp else ""
         yield Finding(
             Category.BUFFER_SYNC,
             tuple(model.of),
-            f"with broadcast_buffers=False the running statistics of {model.title} are those of "
+            f"{why} the running statistics of {model.title} are those of "
             f"each rank's own batches: every rank evaluates another model{_at(first)}",
-            "Use SyncBatchNorm, leave broadcast_buffers=True, or all_reduce running_mean and "
+            f"Use SyncBatchNorm, {leave}or all_reduce running_mean and "
             "running_var before each evaluation.",
             evidence=(
                 f"running statistics differ between {name_ranks(model.of)} at the begin of "
@@ -54,7 +60,7 @@ def other_statistics(context: Context) -> Iterator[Finding]:
 
 def unjoined_results(context: Context) -> Iterator[Finding]:
     """Ranks evaluate on parts, exchange nothing afterwards, and one alone says what came of it."""
-    for model in context.models.values():
+    for model in trained_together(context):
         if not model.whole or not all(each.steps for each in model.of.values()):
             continue
         evaluations = _together(model)
@@ -86,7 +92,7 @@ def padded_counts(context: Context) -> Iterator[Finding]:
 
     That they are counted is no mistake by itself: for the throughput, say, they are to be.
     """
-    for model in context.models.values():
+    for model in trained_together(context):
         padded = [(of, each) for of in _together(model) if (each := _padded(of)) is not None]
         if not padded or not model.whole:
             continue
@@ -116,7 +122,7 @@ def unweighted_means(context: Context) -> Iterator[Finding]:
 
     Ranks with fewer samples count as much as those with more.
     """
-    for model in context.models.values():
+    for model in trained_together(context):
         wrong = [
             of
             for of in _together(model)
@@ -264,8 +270,16 @@ def _exchanged(context: Context, model: Model, first: _Of) -> bool:
     return any(
         each.part is None and each.operation not in _SILENT and each.backwards >= since
         for rank in model.of
-        for each in collectives.of.get(rank, ())
+        for each in _without_shards(context, rank)
     )
+
+
+def _without_shards(context: Context, rank: int) -> Iterator[Collective]:
+    """A rank's collectives, without FSDP2's, whose sizes are those of a backward's as well."""
+    records, ranks = context.collectives.of.get(rank, ()), context.facts[rank].split.data_ranks
+    sizes = {r.numel for r in records if ranks and r.part is Part.BACKWARD}
+    sizes |= {numel // len(ranks) for numel in sizes}
+    yield from (r for r in records if r.operation not in _OF_SHARDS or r.numel not in sizes)
 
 
 def _at(of: _Of) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.least_squares import solved
@@ -12,6 +14,7 @@ from ddp_notebook.diagnosis.source_code.divisions import (
     chooses_rate_by_world,
     divides_loss_by_world,
 )
+from ddp_notebook.diagnosis.source_code.skips import skipping_test
 from ddp_notebook.diagnosis.training.replicas import Model
 from ddp_notebook.diagnosis.training.rules import optimizers, where
 from ddp_notebook.model import (
@@ -32,6 +35,7 @@ _COMPRESSED, _ABOUT = 1e-2, 0.05
 _FEWEST_STEPS = 2
 _FEWEST_LEFTOVERS = 3
 _FEWEST_LOSSES = 4
+_MOSTLY = 0.5
 _UNEQUAL = 2.0
 """Ranks that average over so many times as many samples as others, in each step."""
 
@@ -193,9 +197,8 @@ def divided_losses(context: Context) -> Iterator[Finding]:
 def unequal_means(context: Context) -> Iterator[Finding]:
     """Some ranks' losses are means over far fewer samples, in every step; DDP averages them."""
     for model, rows in _losses(context):
-        factors = {each.factor if each.mean else 0.0 for row in rows for each in row}
         times, *places = _lopsided(rows)
-        if len(factors) > 1 or not all(factors) or times < _UNEQUAL:
+        if not _are_means(rows) or times < _UNEQUAL:
             continue
         few, many = (tuple(model.of)[place] for place in places)
         yield Finding(
@@ -208,10 +211,23 @@ def unequal_means(context: Context) -> Iterator[Finding]:
             '(tokens), use reduction="sum", and multiply loss / number by the world size, by which '
             "DistributedDataParallel divides.",
             evidence=tuple(
-                f"rank {rank}: means over {', '.join(f'{e.count:g}' for e in row[:6])} samples"
+                f"rank {rank}: means over {', '.join(f'{_count(e):g}' for e in row[:6])} samples"
                 for rank, row in zip(model.of, rows, strict=True)
             ),
         )
+
+
+def _are_means(rows: list[tuple[LossFacts, ...]]) -> bool:
+    """True where all are means times one factor, or all are sums that were divided."""
+    losses = [each for row in rows for each in row]
+    means = all(each.mean and each.factor for each in losses)
+    if means:
+        return len({each.factor for each in losses}) == 1
+    return all(each.divisor and not each.mean for each in losses)
+
+
+def _count(loss: LossFacts) -> float:
+    return loss.count if loss.mean else loss.divisor
 
 
 def _lopsided(rows: list[tuple[LossFacts, ...]]) -> tuple[float, int, int]:
@@ -219,7 +235,7 @@ def _lopsided(rows: list[tuple[LossFacts, ...]]) -> tuple[float, int, int]:
 
     With their positions; 0 where it is not the same ones in all steps.
     """
-    steps = [tuple(each.count for each in step) for step in zip(*rows, strict=True)]
+    steps = [tuple(map(_count, step)) for step in zip(*rows, strict=True)]
     ends = {(step.index(min(step)), step.index(max(step))) for step in steps}
     times = min(max(step) / min(step) if min(step) else 0.0 for step in steps)
     return (times if len(ends) == 1 else 0.0, *ends.pop())
@@ -272,6 +288,50 @@ def leftovers(context: Context) -> Iterator[Finding]:
                 }
             ),
         )
+
+
+def left_by_skipped(context: Context) -> Iterator[Finding]:
+    """A step is skipped by a test, and the gradients of its backward go into the next step.
+
+    That some steps came after several backwards is how gradients are accumulated. So most must
+    come after one, and the code must show a way to the next backward that clears nothing.
+    """
+    places = {each.place for facts in context.facts.values() for each in facts.losses}
+    place = next(iter(places)) if len(places) == 1 else None
+    test = skipping_test(context.sources.tree(place), place.line) if place is not None else None
+    if place is None or test is None:
+        return
+    for of in optimizers(context.facts).values():
+        since = {rank: context.facts[rank].backwards - each.span[1] for rank, each in of.items()}
+        if all(_skips(each.windows, since[rank]) for rank, each in of.items()):
+            at = in_brackets(replace(place, line=test.lineno, text=""))
+            yield _left_by_skipped(of, since, f"if {ast.unparse(test)}", at)
+
+
+def _left_by_skipped(of: _Of, since: Mapping[int, int], test: str, at: str) -> Finding:
+    return Finding(
+        Category.STALE_GRADIENTS,
+        tuple(of),
+        f"where a step of {next(iter(of.values())).type} is skipped ({test}), its gradients are "
+        f"not cleared: the next step uses them as well{at}",
+        "Call optimizer.zero_grad() where the step is skipped, too; or always before the backward.",
+        evidence=by_ranks({rank: _words(e.windows, since[rank]) for rank, e in of.items()}),
+    )
+
+
+def _skips(windows: Sequence[tuple[int, int]], since: int) -> bool:
+    """Most steps came after one backward, and some after several; or several came since the last.
+
+    Where gradients add up, every later step may be skipped.
+    """
+    steps = dict(windows)
+    after_one, more = steps.get(1, 0), sum(n for b, n in windows if b > 1)
+    return (more > 0 or since > 1) and after_one >= _MOSTLY * sum(steps.values())
+
+
+def _words(windows: Sequence[tuple[int, int]], since: int) -> str:
+    parts = (f"{counted(steps, 'step')} after {backwards}" for backwards, steps in windows)
+    return f"by backwards since the step before: {', '.join(parts)}; {since} since the last step"
 
 
 def _common_steps(of: _Of) -> Ranks:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.source_code.conditions import holds
+from ddp_notebook.diagnosis.training.by_hand import trained_together
 from ddp_notebook.diagnosis.training.replicas import Model
 from ddp_notebook.model import Category, Finding, Place, StepStart, name_ranks
 
@@ -26,7 +27,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 def same_draws(context: Context) -> Iterator[Finding]:
     """Ranks with other samples draw the same numbers in step after step."""
-    for model in context.models.values():
+    for model in trained_together(context):
         place = model.first.start_place
         steps = _same_steps(model)
         tree = context.sources.tree(place) if place is not None and steps else None

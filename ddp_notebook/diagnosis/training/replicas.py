@@ -41,6 +41,8 @@ class Model:
     @property
     def title(self) -> str:
         """The name for a reader: the variable, or the class."""
+        if not self.first.parameters and not self.first.device and not self.first.name:
+            return f"the model {self.first.type}"  # nothing wraps it
         return self.first.name or f"the DistributedDataParallel of {self.first.type}"
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import minority
+from ddp_notebook.diagnosis.training.by_hand import trained_together
 from ddp_notebook.model import (
     Category,
     Finding,
@@ -22,7 +23,7 @@ _Samplers = Mapping[int, SamplerFacts]
 def sampler_misuse(context: Context) -> Iterator[Finding]:
     """The first mistake of each sampler; later ones may follow from it."""
     facts = context.facts
-    size = _group_size(facts)
+    size = _group_size(context)
     for key in dict.fromkeys(each.key for one in facts.values() for each in one.samplers):
         of = {
             rank: each for rank in sorted(facts) for each in facts[rank].samplers if each.key == key
@@ -32,9 +33,10 @@ def sampler_misuse(context: Context) -> Iterator[Finding]:
     yield from _no_sampler(facts, size)
 
 
-def _group_size(facts: Mapping[int, RunFacts]) -> int:
+def _group_size(context: Context) -> int:
     """The number of ranks among which the data are to be divided; 0 if unknown."""
-    sizes = {each.group_size for one in facts.values() for each in one.replicas}
+    facts = context.facts
+    sizes = {each.group_size for model in trained_together(context) for each in model.of.values()}
     sizes = sizes or {len(one.split.data_ranks) for one in facts.values()}
     return sizes.pop() if len(sizes) == 1 else 0
 

@@ -35,6 +35,7 @@ _OUT_FIRST = frozenset(
     }
 )
 """They write the tensors that are their first argument."""
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _WAIT = "Keep every handle, and call its wait() before the tensor is used."
 
 
@@ -103,14 +104,65 @@ def _waited_too_late(context: Context, known: Collection[str]) -> Iterator[Findi
             ranks, place = _who_started(context, file, node)
             given, line = _next_read(tree, place.line, call, {handle} | _functions(tree))
             if given and ranks and str(place) not in known:
-                yield Finding(
-                    Category.ASYNC_MISUSE,
-                    ranks,
-                    f"{file}:{line} reads {given} before {call} was waited for ({place}): the "
-                    "result depends on which is first",
-                    _WAIT,
-                    evidence=(f"{handle}.wait() comes after line {line}, or never",),
-                )
+                yield _too_late(ranks, place, (given, line), (call, handle))
+                known = {*known, str(place)}
+        starters = _starters(tree)
+        own = _functions(tree) - starters.keys()
+        for node, name, given, handle in _handed_out(tree, starters):
+            started, call = starters[name]
+            ranks, place = _who_started(context, file, started)
+            line = _read_after(tree, node.lineno, given, {handle} | own)
+            if line and ranks and str(place) not in known:
+                yield _too_late(ranks, place, (given, line), (call, handle))
+                known = {*known, str(place)}
+
+
+def _too_late(ranks: Ranks, place: Place, read: tuple[str, int], of: tuple[str, str]) -> Finding:
+    """What was read, and in which line; the call that gives it its values, and its handle."""
+    (given, line), (call, handle) = read, of
+    return Finding(
+        Category.ASYNC_MISUSE,
+        ranks,
+        f"{place.file}:{line} reads {given} before {call} was waited for ({place}): the "
+        "result depends on which is first",
+        _WAIT,
+        evidence=(f"{handle}.wait() comes after line {line}, or never",),
+    )
+
+
+def _starters(tree: ast.Module | None) -> dict[str, tuple[ast.Assign, str]]:
+    """Functions that return ``tensor, handle`` of what they started: the call, and its name."""
+    found: dict[str, tuple[ast.Assign, str]] = {}
+    functions = (n for n in ast.walk(tree or ast.Module([], [])) if isinstance(n, _FUNCTIONS))
+    for function in functions:
+        for node, call, handle in _started(function):
+            given = next((ast.unparse(c.args[0]) for c in _calls(node, call) if c.args), "")
+            if any(_pair(each.value) == (given, handle) for each in _returns(function)):
+                found[function.name] = node, call
+    return found
+
+
+def _returns(function: ast.AST) -> Iterator[ast.Return]:
+    yield from (node for node in ast.walk(function) if isinstance(node, ast.Return))
+
+
+def _pair(node: ast.AST | None) -> tuple[str, str]:
+    match node:
+        case ast.Tuple(elts=[ast.Name(id=given), ast.Name(id=handle)]):
+            return given, handle
+    return "", ""
+
+
+def _handed_out(
+    tree: ast.Module | None, starters: Collection[str]
+) -> Iterator[tuple[ast.Assign, str, str, str]]:
+    """Where ``tensor, handle`` are the result of one of these functions, its name, and theirs."""
+    for node in ast.walk(tree) if tree is not None and starters else ():
+        match node:
+            case ast.Assign(targets=[ast.Tuple() as target], value=ast.Call(func=func)):
+                given, handle = _pair(target)
+                if handle and last_name(func) in starters:
+                    yield node, last_name(func), given, handle
 
 
 def _who_started(context: Context, file: str, node: ast.Assign) -> tuple[Ranks, Place]:
@@ -128,7 +180,7 @@ def _who_started(context: Context, file: str, node: ast.Assign) -> tuple[Ranks, 
     return tuple(sorted(calls)), place or Place(file, node.lineno)
 
 
-def _started(tree: ast.Module | None) -> Iterator[tuple[ast.Assign, str, str]]:
+def _started(tree: ast.AST | None) -> Iterator[tuple[ast.Assign, str, str]]:
     """Asynchronous calls, their names, and the variables of their handles."""
     for node in ast.walk(tree) if tree is not None else ():
         match node:
@@ -162,20 +214,39 @@ def _next_read(
 
     Before it waits for anything, or mentions one of the names `until`.
     """
+    for statement, *rest in _rests(tree, line, itself=True):
+        given = next((ast.unparse(c.args[0]) for c in _calls(statement, called) if c.args), "")
+        read = _first_read(rest, given, until)
+        if read:
+            return given, read
+    return "", 0
+
+
+def _rests(tree: ast.Module | None, line: int, *, itself: bool = False) -> Iterator[list[ast.stmt]]:
+    """The statements behind that of a line, in its own block; first that one if `itself`."""
     for block in _blocks(tree) if tree is not None else ():
         at = next((i for i, s in enumerate(block) if s.lineno <= line <= (s.end_lineno or 0)), None)
-        if at is None or hasattr(block[at], "body"):
-            continue
-        given = next((ast.unparse(c.args[0]) for c in _calls(block[at], called) if c.args), "")
-        for statement in block[at + 1 :]:
-            names = {last_name(call.func) for call in _calls(statement)}
-            if not given or names & _WAITING or _mentions(statement, until):
-                break
-            if any(_is(part, given) for part in _parts_read(statement)):
-                return given, statement.lineno
-            if any(_is(n, given) and isinstance(n.ctx, ast.Store) for n in _named(statement)):
-                break
-    return "", 0
+        if at is not None and not hasattr(block[at], "body"):
+            yield block[at if itself else at + 1 :]
+
+
+def _read_after(tree: ast.Module | None, line: int, given: str, until: Collection[str]) -> int:
+    """Where the code behind a line, of one block, reads this tensor; 0 for nowhere."""
+    found = (_first_read(rest, given, until) for rest in _rests(tree, line))
+    return next(filter(None, found), 0)
+
+
+def _first_read(block: Iterable[ast.stmt], given: str, until: Collection[str]) -> int:
+    """The line of the first statement that reads a tensor, 0 if it waits for anything before."""
+    for statement in block:
+        names = {last_name(call.func) for call in _calls(statement)}
+        if not given or names & _WAITING or _mentions(statement, until):
+            break
+        if any(_is(part, given) for part in _parts_read(statement)):
+            return statement.lineno
+        if any(_is(n, given) and isinstance(n.ctx, ast.Store) for n in _named(statement)):
+            break
+    return 0
 
 
 def _blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:

@@ -41,10 +41,14 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A hash of what a model got in a training forward, after so many backwards; "" if unread."""
+    """A hash of what a model got in a training forward, after so many backwards; "" if unread.
+
+    `random` is a hash of torch's generator then; "" where unknown.
+    """
 
     backwards: int
     hash: str
+    random: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class Forwards:
     key: str
     inputs: tuple[Input, ...] = ()
     place: Place | None = None
+    drops: bool = False
+    """It has layers that drop values at random."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ evaluations.py    The first evaluations of a replica, and its random numbers.
 facts.py          The summary of a run: what was trained, and on what.
 gradients.py      What happens to an optimizer's gradients between two steps.
 hooks.py          Hooks in torch that count what happens to replicas, optimizers and samplers.
-parallel/         Models in parts: FSDP2, DTensor, pipelines.
+parallel/         Models in parts or without DDP: FSDP2, DTensor, pipelines, by hand.
 replicas.py       What this rank's DDP objects and optimizers do, counted as they do it.
 samplers.py       The samplers and loaders of this rank's batches.
 saves.py          Which files this rank has written with torch.save.

@@ -18,6 +18,10 @@ from ddp_notebook.rank.training.samplers import Source, hash_of, samples_in
 
 _EVALUATIONS, _INPUTS, _STARTS = 8, 2, 8
 _FEW_SUMS, _FEWEST_SAMPLES, _SUMS = 16, 2, 4
+DROPOUTS = (
+    *(torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d),
+    *(torch.nn.AlphaDropout, torch.nn.FeatureAlphaDropout),
+)
 _STATISTICS, _STATISTICS_BYTES = 64, 2**20
 
 
@@ -130,7 +134,7 @@ class Moments:
         if self.start_line is None:
             self.start_line = self._call_sites.users_line()
             self.autocast = _autocast()
-        random = _random_state()
+        random = random_state()
         drew = bool(self._random) and random != self._random and loads == self._loads
         self.starts.append(model.StepStart(random, drew, hash_of(inputs), module.training))
         self._random = ""
@@ -138,7 +142,7 @@ class Moments:
     def stepped(self, loads: int) -> None:
         """A training step is over."""
         if len(self.starts) < _STARTS:
-            self._random, self._loads = _random_state(), loads
+            self._random, self._loads = random_state(), loads
 
     def backward(self) -> None:
         """A backward begins, or the run is over: this ends an evaluation.
@@ -174,7 +178,17 @@ def _autocast() -> str:
     return ""
 
 
-def _random_state() -> str:
+def drops_out(layer: torch.nn.Module) -> bool:
+    """True of a layer that drops values at random in training mode."""
+    if isinstance(layer, DROPOUTS):
+        return layer.p > 0
+    if isinstance(layer, torch.nn.RNNBase):
+        return layer.num_layers > 1 and layer.dropout > 0
+    return isinstance(layer, torch.nn.MultiheadAttention) and layer.dropout > 0
+
+
+def random_state() -> str:
+    """A hash of the state of torch's generator."""
     return f"{zlib.crc32(torch.get_rng_state().numpy().data):08x}"
 
 

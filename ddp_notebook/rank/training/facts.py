@@ -23,6 +23,7 @@ from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.training.data_parallel import DataParallelTracking
 from ddp_notebook.rank.training.digests import Digester
 from ddp_notebook.rank.training.gradients import Gradients
+from ddp_notebook.rank.training.parallel.plain import PlainModel
 from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.samplers import Samplers
 from ddp_notebook.rank.training.saves import Saves
@@ -74,6 +75,7 @@ class RunSummary:
             replicas=tuple(facts for _, facts in replicas),
             optimizers=tuple(self._optimizers(keys, digester)),
             copies=tuple(_copies(tracker.copies.values())),
+            plain=tuple(_plain(tracker.plain.of)),
             samplers=self._samplers.sampler_facts(),
             loaders=self._samplers.loader_facts(),
             parallels=self._data_parallel.facts(digester),
@@ -217,6 +219,8 @@ class RunSummary:
                 first_weights=gradients.first[1] if gradients else (),
                 begins=optimizer.begins,
                 **_sampled(optimizer, gradients),
+                span=optimizer.span,
+                windows=tuple(sorted(optimizer.windows.items())),
                 watched_steps=gradients.watched_steps if gradients else 0,
                 leftover_steps=gradients.leftover_steps if gradients else 0,
             )
@@ -228,11 +232,24 @@ def _sampled(optimizer: TrackedOptimizer, gradients: Gradients | None) -> dict[s
         return {}
     return {
         "samples": tuple(gradients.samples),
+        "later": tuple(gradients.later),
         "sampled": gradients.sampled,
         "last_weights": tuple(value for row in gradients.last_weights for value in row),
-        "span": optimizer.span,
         "moved_steps": gradients.moved_steps,
     }
+
+
+def _plain(models: Iterable[PlainModel]) -> Iterator[model.ReplicaFacts]:
+    for each in models:
+        yield model.ReplicaFacts(
+            each.key,
+            each.type,
+            steps=each.steps,
+            broadcast_buffers=False,
+            evaluations=each.moments.evaluation_facts(),
+            starts=tuple(each.moments.starts),
+            start_place=place_of(each.moments.start_line),
+        )
 
 
 def _copies(copies: Iterable[Copy]) -> Iterator[model.CopyFacts]:

@@ -35,7 +35,8 @@ def read_loss(loss: torch.Tensor, line: Line | None) -> LossFacts:
     count = torch_private.averaged_over(node)
     if node is not None and count is not None:
         factor *= _constants(node.next_functions[0][0])[1]
-    return LossFacts(factor, count is not None, count or 0.0, place_of(line))
+    divisor = 1 / factor if torch_private.is_sum(node) and 0 < factor < 1 else 0.0
+    return LossFacts(factor, count is not None, count or 0.0, place_of(line), divisor)
 
 
 def _constants(node: Any) -> tuple[Any, float]:
@@ -83,6 +84,9 @@ class Gradients:
         """Some gradients of the first step, and the parameters that they were for, before it."""
         self.samples: list[GradientSample] = []
         """Gradients of the steps after the first one."""
+        self.later: list[GradientSample] = []
+        """Those of the 16th step, the 32nd, and so on: what is trained may be more by then."""
+        self._steps = 0
         self.moved_steps = 0
         self.last_weights: tuple[tuple[float, ...], ...] = ()
         self._after_backward: list[list[float]] = []
@@ -92,7 +96,11 @@ class Gradients:
 
     @property
     def watched(self) -> bool:
-        """True while this run has few steps."""
+        """True while this run has few steps, and at the next step if it is the 16th, the 32nd..."""
+        return self._is_early or not self._steps & (self._steps + 1)
+
+    @property
+    def _is_early(self) -> bool:
         return self.watched_steps < WATCHED_STEPS
 
     def backward_begins(self) -> None:
@@ -101,6 +109,8 @@ class Gradients:
         With those that backwards have added since, where a step follows several of them.
         """
         self._backwards += 1
+        if not self._is_early:
+            return
         left = [
             ref() is grad and any(values) and _values(grad) == values
             for (ref, values), grad in zip(self._left, self._gradients(), strict=False)
@@ -115,16 +125,17 @@ class Gradients:
 
     def step_begins(self) -> bool:
         """Record their factor since the backward; True if other gradients are not reduced yet."""
-        if self.watched:
+        if not self._is_early:
+            if self.watched:
+                self.later.append(self._sample([_values(each) for each in self._gradients()]))
+        else:
             now = [_values(each) for each in self._gradients()]
             weights = self._weights()
             self.factors.append(_factor(self._after_backward, now))
             if not self.watched_steps:
                 self.first = _joined(now), _joined(weights)
             elif len(self.samples) < _SAMPLED_STEPS:
-                self.samples.append(
-                    GradientSample(_rows(self._after_backward), _rows(now), weights)
-                )
+                self.samples.append(self._sample(now))
             self.moved_steps += bool(self.last_weights) and weights != self.last_weights
             self._after_backward = []
         pending = bool(self._pending)
@@ -133,7 +144,8 @@ class Gradients:
 
     def step_ends(self) -> None:
         """Record what the optimizer left in the gradients that it used."""
-        if not self.watched:
+        self._steps += 1
+        if not self._is_early:
             return
         self.watched_steps += 1
         self.last_weights = self._weights()
@@ -141,6 +153,9 @@ class Gradients:
             self.leftover_steps += self._leftover_backwards == self._backwards
         self._backwards = self._leftover_backwards = 0
         self._left = self._kept()
+
+    def _sample(self, now: list[list[float]]) -> GradientSample:
+        return GradientSample(_rows(self._after_backward), _rows(now), self._weights())
 
     def _kept(self) -> list[tuple[Any, list[float]]]:
         return [

@@ -31,6 +31,7 @@ from ddp_notebook.rank.training.data_parallel import DataParallelTracking
 from ddp_notebook.rank.training.facts import RunSummary
 from ddp_notebook.rank.training.gradients import Hooked
 from ddp_notebook.rank.training.parallel.module_hook import ModuleHook
+from ddp_notebook.rank.training.parallel.plain import PlainModel
 from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.samplers import Samplers
 from ddp_notebook.rank.training.saves import Saves
@@ -76,6 +77,8 @@ class TrainingHooks(Component):
         self._mark_loading()
         self._saves.attach(self._off)
         self._tracker.split.trains = self._fed
+        self._tracker.plain.tell = self._plain_forward
+        self._tracker.plain.hook_copy = self._hook_copy
         self._tell_before(DataParallel, "forward", self._data_parallel.forward)
         self._tell_before(torch.nn.Module, "load_state_dict", self._loads)
         self._tell_before(torch.optim.Optimizer, "load_state_dict", self._tracker.optimizer_loads)
@@ -89,6 +92,7 @@ class TrainingHooks(Component):
         """End an evaluation that the run ended with."""
         with self._contained:
             self._tracker.split.take_out()
+            self._tracker.plain.take_out()
             for replica in self._tracker.replicas.values():
                 replica.moments.backward()
 
@@ -293,6 +297,25 @@ class TrainingHooks(Component):
         if self._samplers.current is not None:
             self._samplers.forward(inputs)
 
+    def _plain_forward(self, model: PlainModel, module: torch.nn.Module, inputs: Any) -> None:
+        """A forward of a model begins that no DDP object contains."""
+        if self._off():
+            return
+        with self._contained:
+            tracker, samplers = self._tracker, self._samplers
+            if not torch.is_grad_enabled():
+                tracker.evaluation = model.moments.evaluates(
+                    module, inputs, tracker.backwards, samplers.current
+                )
+                return
+            model.moments.trains(module, inputs, samplers.iterations)
+            if samplers.current is not None and not tracker.split.sees(module):
+                samplers.forward(inputs)
+
+    def _hook_copy(self, module: torch.nn.Module) -> None:
+        if not _is_hooked(module):
+            module.register_forward_pre_hook(ModuleHook(self._bypassed))
+
     def _bypassed(self, module: torch.nn.Module, inputs: Any) -> None:
         if self._off():
             return
@@ -373,14 +396,14 @@ class TrainingHooks(Component):
             with self._contained:
                 self._tracker.stepped(optimizer)
                 self._data_parallel.stepped(optimizer)
-                for replica in self._tracker.replicas.values():
-                    replica.moments.stepped(self._samplers.iterations)
+                for moments in self._tracker.moments():
+                    moments.stepped(self._samplers.iterations)
                 self._marks.mark(step_marks.STEPPED)
 
 
 def _is_hooked(module: torch.nn.Module) -> bool:
     """True of the module of a DDP object, and of its copies."""
-    return any(isinstance(hook, ModuleHook) for hook in module._forward_pre_hooks.values())
+    return any(type(hook) is ModuleHook for hook in module._forward_pre_hooks.values())
 
 
 def _is_trained(parameter: torch.Tensor) -> bool:

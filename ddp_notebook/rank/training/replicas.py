@@ -16,8 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.model import LossFacts
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
-from ddp_notebook.rank.training.evaluations import Evaluation
+from ddp_notebook.rank.training.evaluations import Evaluation, Moments
 from ddp_notebook.rank.training.gradients import Gradients, read_loss
+from ddp_notebook.rank.training.parallel.plain import PlainModels
 from ddp_notebook.rank.training.parallel.split import Split
 from ddp_notebook.rank.training.tracked import Copy, Replica, TrackedOptimizer
 
@@ -48,6 +49,8 @@ class Tracker:
         self.backwards = 0
         self.split = Split(call_sites)
         """Models that are split over ranks."""
+        self.plain = PlainModels(call_sites)
+        """Models that no DDP object contains."""
         self.evaluation: Evaluation | None = None
         """The forwards without gradients since the last backward."""
         self._small_buckets = 0
@@ -73,6 +76,7 @@ class Tracker:
         self.nan_place = self.evaluation = None
         self.losses.clear()
         self.split.begin()
+        self.plain.begin()
 
     def disable(self, error: BaseException) -> None:
         """Stop counting in this process."""
@@ -145,6 +149,8 @@ class Tracker:
             gradients.backward_begins()
         for replica in self.replicas.values():
             replica.backward()
+        for model in self.plain.of:
+            model.moments.backward()
         # To read a value from a device would wait for it.
         known = isinstance(loss, torch.Tensor) and loss.is_cpu and loss.numel() == 1
         value = float(loss.item()) if known else None
@@ -195,6 +201,16 @@ class Tracker:
             optimizer, self.split.flat, self.replicas, self.backwards
         )
         self.split.step_begins(optimizer)
+        self.plain.step_begins(optimizer, self._modules)
+
+    def moments(self) -> list[Moments]:
+        """Those of all models, with DDP and without."""
+        with_ddp = [replica.moments for replica in self.replicas.values()]
+        return with_ddp + [model.moments for model in self.plain.of]
+
+    def _modules(self) -> list[torch.nn.Module]:
+        modules = [replica.module() for replica in self.replicas.values()]
+        return [module for module in modules if module is not None]
 
     def module_loads(self, module: torch.nn.Module) -> None:
         """`load_state_dict` of a module is called; ignored unless a DDP object contains it."""

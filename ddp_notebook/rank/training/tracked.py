@@ -26,7 +26,7 @@ _DROPOUTS = (torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.
 _STEPS_TO_BE_IDLE = 3
 """A tensor without a gradient in so many steps counts as unused by any forward."""
 _MOST_COMPARED, _COMPARED, _MOST_TWINS = 2000, 16, 8
-_MOST_BEGINS, _BEGIN_VALUES, _MOST_GROUPS = 100, 2**14, 8
+_MOST_BEGINS, _BEGIN_VALUES, _MOST_GROUPS, _MOST_WINDOWS = 100, 2**14, 8, 8
 
 
 def _twins(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
@@ -300,6 +300,8 @@ class TrackedOptimizer:
         """Forget the last run."""
         self.steps = self.idle_steps = 0
         self.span = 0, 0
+        self.windows: dict[int, int] = {}
+        """How many steps came after so many backwards since the step before."""
         self.lrs: tuple[Any, ...] = ()
         self.options: tuple[str, ...] = ()
         self.place: Line | None = None
@@ -318,6 +320,8 @@ class TrackedOptimizer:
         backwards: int,
     ) -> None:
         """The optimizer is about to make a step; `flat`: what FSDP1 shards, over which ranks."""
+        if self.steps:
+            self._count(backwards - self.span[1])
         self.span = self.span[0] if self.steps else backwards, backwards
         groups = optimizer.param_groups
         self.idle_steps += all(p.grad is None for group in groups for p in group["params"])
@@ -356,6 +360,10 @@ class TrackedOptimizer:
         if self.replicas and not torch_private.in_backward():
             for replica in self.replicas:
                 replica.step()
+
+    def _count(self, window: int) -> None:
+        if window in self.windows or len(self.windows) < _MOST_WINDOWS:
+            self.windows[window] = self.windows.get(window, 0) + 1
 
     def _look_for_idle(self, others: Mapping[int, TrackedOptimizer]) -> None:
         """Which tensors no forward uses; after a few steps, which parameters no optimizer has."""

@@ -31,19 +31,12 @@ from ddp_notebook.rank.collectives.call_sites import CallSites, Line, place_of
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.training.against.batches import Batches
 from ddp_notebook.rank.training.against.sketching import Sketcher
+from ddp_notebook.rank.training.evaluations import drops_out
 from ddp_notebook.rank.training.samplers import tensors_in
 
 _MOST_NUMBERS = 2**21
 """In one trail; they take 16 MiB."""
 _MOST_NAMED = 5
-_DROPOUT = (
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-)
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 """Without SyncBatchNorm, which uses the samples of all ranks."""
 
@@ -167,7 +160,7 @@ class TrailRecorder(Component):
         for name, part in module.named_modules():
             if not part.training:
                 continue
-            if _drops_out(part):
+            if drops_out(part):
                 _note(self._dropout, f"{type(part).__name__} {name or 'itself'}")
             elif isinstance(part, _BATCH_NORM):
                 _note(self._batch_norm, f"{type(part).__name__} {name or 'itself'}")
@@ -288,11 +281,3 @@ class TrailRecorder(Component):
 def _note(noted: list[str], text: str) -> None:
     if text not in noted and len(noted) < _MOST_NAMED:
         noted.append(text)
-
-
-def _drops_out(module: nn.Module) -> bool:
-    if isinstance(module, _DROPOUT):
-        return module.p > 0
-    if isinstance(module, nn.RNNBase):
-        return module.num_layers > 1 and module.dropout > 0
-    return isinstance(module, nn.MultiheadAttention) and module.dropout > 0

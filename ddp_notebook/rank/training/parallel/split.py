@@ -29,6 +29,7 @@ from ddp_notebook.model.parallel.split import (
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line, place_of
 from ddp_notebook.rank.training import digests
+from ddp_notebook.rank.training.evaluations import drops_out, random_state
 from ddp_notebook.rank.training.parallel import fsdp_private, held, meshes
 from ddp_notebook.rank.training.parallel.copies import Copies, Reduced
 from ddp_notebook.rank.training.parallel.module_hook import ModuleHook
@@ -53,6 +54,8 @@ class _Root:
         self.key = key
         self.line = line
         self.inputs: list[Input] = []
+        self.drops = False
+        """It has layers that drop values at random."""
         self.handle: Any = None
 
     def take_out(self) -> None:
@@ -85,6 +88,10 @@ class Split:
         self._optimizers: dict[int, Copies] = {}
         self.losses: list[float] = []
         self.backwards = self._seen = 0
+
+    def sees(self, module: torch.nn.Module) -> bool:
+        """True of a model whose forwards are seen here."""
+        return any(each.ref() is module for each in self._roots)
 
     def take_out(self) -> None:
         """Remove the hooks: the run is over."""
@@ -152,7 +159,9 @@ class Split:
         if root.ref() is not module or not torch.is_grad_enabled():
             return
         with contextlib.suppress(*_CHANGED):
-            root.inputs.append(Input(self.backwards, hash_of(inputs)))
+            if not root.inputs:
+                root.drops = any(each.training and drops_out(each) for each in module.modules())
+            root.inputs.append(Input(self.backwards, hash_of(inputs), random_state()))
             self.trains(inputs)
             if len(root.inputs) >= _MOST_INPUTS:
                 root.take_out()
@@ -254,7 +263,8 @@ class Split:
             tuple(self._claims),
             tuple(copy for each in optimizers for copy in each.facts()),
             tuple(
-                Forwards(each.key, tuple(each.inputs), place_of(each.line)) for each in self._roots
+                Forwards(each.key, tuple(each.inputs), place_of(each.line), each.drops)
+                for each in self._roots
             ),
             tuple(
                 PartialSum(ranks, backward, place_of(line))
