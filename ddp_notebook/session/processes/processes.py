@@ -343,8 +343,11 @@ class Processes:
 
     @property
     def folder_gone(self) -> str:
-        """Says that the session's folder was removed, and the likely cause; empty if it exists."""
-        if self.folder.is_dir():
+        """Says that the session's folder was removed, and the likely cause; empty if it exists.
+
+        Empty also once the session ends, which removes it.
+        """
+        if self.folder.is_dir() or self._closing:  # its end removes it
             return ""
         return (
             f"The session's temporary folder {self.folder} is gone: another program removed it, "
@@ -353,7 +356,11 @@ class Processes:
 
     def _need_folder(self, meanwhile: str) -> None:
         _need_current_folder(meanwhile)
-        if gone := self.folder_gone:
+        gone = self.folder_gone
+        if self._closing:
+            ended = self.record.snapshot.ended or "The ranks were shut down."
+            raise SessionLost(f"{ended} Start again: %ddp_init")
+        if gone:
             raise SetupFailed(f"{gone} {meanwhile} Start again: %ddp_init --replace")
 
     def close(self, keep_warm: bool) -> bool:
