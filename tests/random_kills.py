@@ -21,7 +21,7 @@ import support
 from editors import EditorClient, port_of
 from kernels import Reply
 from random_rounds import OURS, SESSION
-from support import Pids
+from support import Pids, is_alive
 
 from ddp_notebook.launch.timeouts import scaled_for_load
 
@@ -88,6 +88,7 @@ BEFORE = {
 NEXT = ("%ddp_restart", "%ddp_restart --ranks 1", "%ddp_shutdown", "%ddp_why")
 NOBODY = Pids(0, 0, 0, (), "")
 RUNNING = f"{SESSION}.running and not {SESSION}.pool.lost_reason"
+ALL_READY = f"{SESSION}.record.snapshot.ready"
 SCRIPT = """import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 kept = 1
@@ -135,11 +136,11 @@ class Blow:
     def await_end(self) -> None:
         """What was to end has ended: what is typed next finds it so."""
         if self.number != signal.SIGSTOP and self.struck:
-            support.eventually(lambda: not support.is_alive(self.struck), what=f"the end by {self}")
+            support.eventually(lambda: not is_alive(self.struck), what=f"the end by {self}")
 
     def _chosen(self) -> int:
         new = (p.pid for p in support.our_processes() if p.pid != self.kernel)
-        among = [pid for pid in self.among if support.is_alive(pid)] or sorted(new)
+        among = [pid for pid in self.among if is_alive(pid)] or sorted(new)
         return (among[0] if self.target == "fork server" else among[-1]) if among else 0
 
     def let_go(self) -> None:
@@ -203,11 +204,9 @@ class Kills(random_rounds.Rounds):
         try:
             reply = self.answer(what, self._code(DOINGS[doing]), blow)
             if target == "kernel" and number != signal.SIGSTOP:
-                support.eventually(lambda: not support.is_alive(blow.kernel))
+                support.eventually(lambda: not is_alive(blow.kernel))
                 self.kernel.close(now=True)
-                support.eventually(
-                    lambda: not support.leftovers(), what=f"the end of all after {what}"
-                )
+                self._await_end_of_all(what)
                 self.kernel.start()
             else:
                 self.go_on(what, pids)
@@ -217,6 +216,12 @@ class Kills(random_rounds.Rounds):
                 self.editor.close()
                 self.editor = None
         return f"{what}: {reply.status} {reply.evalue.partition(chr(10))[0]}"
+
+    def _await_end_of_all(self, what: str) -> None:
+        try:
+            support.eventually(lambda: not support.leftovers())
+        except AssertionError:
+            raise AssertionError(f"left after {what}: {support.leftovers()}") from None
 
     def begin(self, doing: str) -> Pids:
         """Two ranks that are ready, with a variable each, and what has to be done first."""
@@ -240,12 +245,17 @@ class Kills(random_rounds.Rounds):
         self.answer(f"abort after {what}", "%ddp_abort")
         if self.kernel.ask(f"{RUNNING} and {SESSION}.ready"):
             ranks = self.kernel.pids().ranks
-            for rank in (rank for rank, pid in enumerate(ranks) if pid in before.ranks):
+            kept = [n for n, pid in enumerate(ranks) if pid in before.ranks and is_alive(pid)]
+            for rank in kept:
                 if not what.endswith(" step"):
                     code = f"%%ddp --ranks {rank}\nassert kept == rank + 100"
-                    kept = self.answer(f"variables after {what}", code)
-                    assert kept.status == "ok", f"{what}: rank {rank} lost its variables"
+                    has = self.answer(f"variables after {what}", code)
+                    assert has.status == "ok", f"{what}: rank {rank} lost its variables"
         self.answer(f"the next after {what}", self.choose.choice(NEXT))
+        if self.kernel.ask(
+            f"{RUNNING} and {SESSION}.ready and not {SESSION}.record.snapshot.ready"
+        ):
+            self.answer(f"restart after {what}", "%ddp_restart")  # it died behind a script
         if not self.kernel.ask(f"{RUNNING} and {SESSION}.ready"):
             reply = self.answer(f"init after {what}", DOINGS["init"])
             assert reply.status == "ok", f"the next init after {what}: {reply.evalue}"

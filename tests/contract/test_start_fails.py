@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -42,6 +43,52 @@ def test_a_controller_that_dies_while_it_starts_is_named_at_once(
     assert time.monotonic() - killed_s[0] < scaled_for_load(AT_ONCE_S)
     assert "Try again with %ddp_init" in str(caught.value)
     assert session.init(ONE).snapshot.ready
+
+
+def test_a_rank_that_is_stopped_while_it_starts_is_named_in_time(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.init(ONE)
+    spawn = ForkServerClient.spawn
+
+    def stopped(self: ForkServerClient, *args: Any, **options: Any) -> int:
+        pid = spawn(self, *args, **options)
+        os.kill(pid, signal.SIGSTOP)
+        return pid
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(ForkServerClient, "spawn", stopped)
+        began_s = time.monotonic()
+        with pytest.raises(SetupFailed, match=r"Rank 0 did not start.* kill -CONT \d+"):
+            session.restart((0,))
+        assert time.monotonic() - began_s < scaled_for_load(AT_ONCE_S)
+    session.restart((0,))
+    session.run_cell("rank").raise_for_error()
+
+
+def test_without_a_loopback_interface_nothing_is_started(tmp_path: Path) -> None:
+    """In a network namespace of its own it is down. Before, a start took three minutes to fail."""
+    script = tmp_path / "start.py"
+    script.write_text(WITHOUT_LOOPBACK)
+    if subprocess.run(["unshare", "--net", "true"], check=False).returncode:
+        pytest.skip("no network namespace can be made here")
+    words = ["unshare", "--net", sys.executable, str(script)]
+    ended = subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
+    assert "the loopback interface is down" in ended.stdout, ended
+    assert "Nothing is left running" in ended.stdout
+
+
+WITHOUT_LOOPBACK = """
+from ddp_notebook.errors import SetupFailed
+from ddp_notebook.session import InitOptions, Session
+session = Session()
+try:
+    session.init(InitOptions(world_size=1, device="cpu"))
+except SetupFailed as error:
+    print(error)
+finally:
+    session.shutdown()
+"""
 
 
 def test_a_long_name_of_the_temporary_folder_is_no_obstacle(

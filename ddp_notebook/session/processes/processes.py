@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ddp_notebook.cluster.cluster import CONTROLLER, IPyParallelCluster
@@ -16,6 +16,7 @@ from ddp_notebook.cluster.order_sender import OrderSender
 from ddp_notebook.cluster.rank_cluster import RankCluster
 from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch import out_of_memory
+from ddp_notebook.launch.addresses import why_no_loopback
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.environment import loopback_interface, rank_environment
@@ -38,6 +39,7 @@ from ddp_notebook.session.processes.deaths import deaths
 from ddp_notebook.session.processes.lab_hosts import LabHosts, Placed
 from ddp_notebook.session.processes.script_processes import Places, ScriptProcesses
 from ddp_notebook.session.processes.store import StoreProcess
+from ddp_notebook.session.processes.unresponsive import StoppedRanks
 from ddp_notebook.session.record import Record
 from ddp_notebook.state.descriptions import exit_text
 
@@ -112,6 +114,8 @@ class Processes:
         What needs no torch is started while the fork server still loads it.
         """
         _need_current_folder()
+        if why := why_no_loopback():
+            raise SetupFailed(why)
         began_ns = time.monotonic_ns()
         self.fork_server.on_loading(lambda done: self._show_loading(done, began_ns))
         if not self.fork_server.pid:  # one forked by a shared server starts with torch loaded
@@ -142,13 +146,16 @@ class Processes:
         """Start the processes of `ranks` and wait until they accept calls. Raises SetupFailed."""
         for rank in ranks:
             self._launch_one(rank)
+        stopped = StoppedRanks(lambda: self.record.snapshot.ranks)
         missing = self.cluster.wait_for(
-            ranks, self.options.timeout_s + _REGISTER_GRACE_S, lambda: self._any_dead(ranks)
+            ranks,
+            self.options.timeout_s + _REGISTER_GRACE_S,
+            lambda: self._any_dead(ranks) or bool(stopped.among(ranks)),
         )
         if missing and self.record.snapshot.ended:
             raise SessionLost(f"{self.record.snapshot.ended} Start again: %ddp_init")
         if missing:
-            raise SetupFailed(self._why_not_up(missing))
+            raise SetupFailed(self._why_not_up(missing, stopped.among(missing)))
 
     def replace(self, ranks: Ranks) -> None:
         """End the processes of `ranks` and launch new ones. Raises SetupFailed."""
@@ -219,9 +226,10 @@ class Processes:
         visible = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
         return {"OMP_NUM_THREADS": str(self.options.threads), **visible, **self._network()}
 
-    def _why_not_up(self, missing: Ranks) -> str:
-        """Which rank could not be launched, and why."""
+    def _why_not_up(self, missing: Ranks, stopped: Mapping[int, str]) -> str:
+        """Which rank could not be launched, and why; `stopped` says it of some."""
         lines = deaths(self.record.snapshot)
+        lines += [f"Rank {rank} did not start: {why}." for rank, why in stopped.items()]
         return "\n".join(lines or [f"{name_ranks(missing).capitalize()} did not start."])
 
     def _any_dead(self, ranks: Ranks) -> bool:
