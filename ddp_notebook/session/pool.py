@@ -96,7 +96,11 @@ class RankPool:
         """The processes for new ranks; they are yet to be started. Raises OSError, DDPError."""
         fork_server = self.warm_fork_server(mode)
         self.fork_server = None  # now owned by `processes`
-        made = _load_processes_class()(options, devices, fork_server, self._record, self._lose)
+        try:
+            made = _load_processes_class()(options, devices, fork_server, self._record, self._lose)
+        except BaseException:
+            fork_server.close()
+            raise
         self.processes = made
         return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import session_folders
 
+from ddp_notebook.cluster.order_sender import OrderSender
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.timeouts import scaled_for_load
@@ -64,6 +67,25 @@ def test_a_rank_that_is_stopped_while_it_starts_is_named_in_time(
         assert time.monotonic() - began_s < scaled_for_load(AT_ONCE_S)
     session.restart((0,))
     session.run_cell("rank").raise_for_error()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["fork server gone", "no descriptor left"])
+def test_what_was_made_is_removed_where_the_rest_cannot_be_made(
+    session: Session, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    before, taken = session_folders(), []
+
+    def fails(self: Any, *_: Any) -> None:
+        taken.append(session_folders())
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as meanwhile:
+        of, name = (OrderSender, "__init__") if late else (ForkServerClient, "own")
+        meanwhile.setattr(of, name, fails)
+        with pytest.raises(SetupFailed, match="Nothing is left running"):
+            session.init(ONE)
+    assert taken[0] != before and session_folders() == before
+    assert session.init(ONE).snapshot.ready
 
 
 def test_without_a_loopback_interface_nothing_is_started(tmp_path: Path) -> None:

@@ -79,16 +79,21 @@ class Processes:
         """Per rank, the part of its log that an earlier run or process wrote."""
         self._oom_kills: int | None = None
         """How many processes the kernel had killed for lack of memory when something began."""
-        fork_server.own(str(self.folder))
-        self.output_folder.mkdir(mode=0o700)
-        self.logs = CollectiveLogs(self.output_folder)
-        """The collective logs of the ranks."""
-        self.receiver = EventReceiver(self.folder, record.hear)
-        self.orders = OrderSender(self.folder, self.receiver.key)
-        self.cluster: RankCluster = IPyParallelCluster(
-            fork_server, self.folder, self.orders, self._exited
-        )
-        fork_server.on_lost(self._fork_server_lost)
+        with contextlib.ExitStack() as undo:  # nothing is left where the rest cannot be made
+            undo.callback(self._remove_folder)
+            fork_server.own(str(self.folder))
+            self.output_folder.mkdir(mode=0o700)
+            self.logs = CollectiveLogs(self.output_folder)
+            """The collective logs of the ranks."""
+            self.receiver = EventReceiver(self.folder, record.hear)
+            undo.callback(self.receiver.close)
+            self.orders = OrderSender(self.folder, self.receiver.key)
+            undo.callback(self.orders.close)
+            self.cluster: RankCluster = IPyParallelCluster(
+                fork_server, self.folder, self.orders, self._exited
+            )
+            fork_server.on_lost(self._fork_server_lost)
+            undo.pop_all()
         self._awake = KeptAwake(self._serving, self._wake)
 
     @property
@@ -387,9 +392,12 @@ class Processes:
         self.receiver.close()
         self.orders.close()
         self.logs.close()
+        self._remove_folder()
+        return stays
+
+    def _remove_folder(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         let_go(self._held)
-        return stays
 
     @staticmethod
     def sweep_stale_folders() -> None:
