@@ -51,11 +51,11 @@ class StoppedRanks:
         if now_s >= self._next_s:
             self._next_s = now_s + self._LOOK_EVERY_S
             self._since = {r: self._since.get(r, now_s) for r in ranks if _is_stopped(states[r])}
-        return {
-            rank: f"its process is stopped, by kill -STOP; resume it: kill -CONT {states[rank].pid}"
-            for rank, since_s in self._since.items()
-            if rank in ranks and now_s - since_s >= self.LONG_S
-        }
+        long = [r for r in self._since.keys() & {*ranks} if now_s > self._since[r] + self.LONG_S]
+        return {rank: f"{_STOPPED}: kill -CONT {states[rank].pid}" for rank in sorted(long)}
+
+
+_STOPPED = "its process is stopped, by kill -STOP; resume it"
 
 
 def _is_stopped(state: RankState) -> bool:
