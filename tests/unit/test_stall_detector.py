@@ -255,7 +255,7 @@ def test_stuck_needs_a_mistake_and_nobody_who_works() -> None:
 
 
 def test_a_rank_that_is_stopped_is_named_though_no_other_waits_for_it() -> None:
-    """It is the only one of its cell. Before, after 30 s: "native code that holds Python's lock"."""
+    """The only one of its cell; before, it was "native code that holds Python's lock"."""
     gone = RankReport(
         1, Activity.SILENT, doing="its process 7 is stopped", process="stopped", pid=7
     )
