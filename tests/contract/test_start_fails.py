@@ -113,6 +113,33 @@ finally:
 """
 
 
+def test_with_as_few_files_as_are_asked_for_ranks_start(tmp_path: Path) -> None:
+    script = tmp_path / "start.py"
+    script.write_text(WITH_FEW_FILES)
+    words = [sys.executable, str(script)]
+    ended = subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
+    assert "ready with 94 files" in ended.stdout, ended
+    assert "2 ranks need 94" in ended.stdout, ended
+
+
+WITH_FEW_FILES = """
+import resource
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.session import InitOptions, Session
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+session = Session()
+for limit in (93, 94):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    try:
+        session.init(InitOptions(world_size=2, device="cpu"))
+        session.run_cell("dist.barrier()").raise_for_error()
+        print("ready with", limit, "files")
+    except UsageMistake as mistake:
+        print(mistake)
+session.shutdown()
+"""
+
+
 def test_a_long_name_of_the_temporary_folder_is_no_obstacle(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
