@@ -160,7 +160,7 @@ class FakeProcesses(Processes):
         self.options = options
         self.devices = plan_devices(options.world_size, "cpu", "gloo", (), ())
         self.record = cluster.record
-        self.folder = folder
+        self.folder, self._closing = folder, False
         self.script = None
         self.cluster = cluster
         self.logs = CollectiveLogs(folder)

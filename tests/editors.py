@@ -8,6 +8,15 @@ import socket
 from typing import Any
 
 
+def port_of(text: str) -> int:
+    """The port in what is to go into a launch.json."""
+    wanted = json.loads(text[text.index("{\n") : text.index("\n}") + 2])
+    assert (wanted["type"], wanted["request"]) == ("debugpy", "attach")
+    assert wanted["connect"]["host"] == "127.0.0.1"
+    port: int = wanted["connect"]["port"]
+    return port
+
+
 class EditorClient:
     """Attached to a rank at a port. Each read has a deadline."""
 

@@ -23,6 +23,7 @@ from ddp_notebook.cluster.ipyparallel_private import (
     caught_up,
     check_private_api,
     engine_name,
+    magics_where_they_load,
     unregister,
 )
 from ddp_notebook.cluster.launchers import ForkServerControllerLauncher, ForkServerEngineLauncher
@@ -159,8 +160,13 @@ class IPyParallelCluster:
             )
         )
         # Before any engine is started: the hub publishes registrations once.
-        self._client = self._wait(self._cluster.connect_client(timeout=scaled_for_load(60)))
+        self._client = self._connected()
         check_private_api(self._client)
+
+    def _connected(self) -> Any:
+        """A client that is connected to the controller."""
+        with magics_where_they_load():
+            return self._wait(self._cluster.connect_client(timeout=scaled_for_load(60)))
 
     @property
     def controller_pid(self) -> int:
@@ -224,10 +230,7 @@ class IPyParallelCluster:
 
     def _reconnect(self) -> None:
         """Connect a new client; the previous one must not have pending calls."""
-        before, self._client = (
-            self._client,
-            self._wait(self._cluster.connect_client(timeout=scaled_for_load(60))),
-        )
+        before, self._client = self._client, self._connected()
         self._views.clear()
         before.close(linger=0)
 

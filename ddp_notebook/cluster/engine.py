@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from ipykernel.iostream import OutStream
 
 from ddp_notebook.rank import engine_private, runtime
+
+_LIBRARIES = (
+    "IPython",
+    "ipykernel",
+    "ipyparallel",
+    "jupyter_client",
+    "tornado",
+    "traitlets",
+    "zmq",
+)
+"""What an engine consists of."""
 
 
 class EngineStream(OutStream):  # type: ignore[misc]
@@ -28,6 +40,7 @@ def engine(argv: Sequence[str]) -> None:
     from ipyparallel.engine.app import IPEngine
 
     engine_private.list_no_modules()
+    let_libraries_warn()
     sys.argv = ["ipengine", *argv]
     app = IPEngine.instance()
     app.initialize(list(argv))
@@ -43,9 +56,19 @@ def engine(argv: Sequence[str]) -> None:
             return
 
 
+def let_libraries_warn() -> None:
+    """Where warnings are errors, as with PYTHONWARNINGS=error: not those of `_LIBRARIES`.
+
+    ipykernel warns of what ipyparallel does: as an error it would end the rank. The user's stay so.
+    """
+    if any(action == "error" for action, *_ in warnings.filters):
+        for name in _LIBRARIES:
+            warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
+
+
 def _by_a_callback_of_the_user(stop: SystemExit) -> bool:
     """True for an error of an event loop callback, which is printed and ends nothing."""
-    if not runtime.current().is_of_user(stop):
+    if not runtime.is_of_user(stop):
         return False
     traceback.print_exception(stop)
     what = "sys.exit() in a callback of the event loop ends the callback, not the rank"

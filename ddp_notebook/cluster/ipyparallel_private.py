@@ -2,20 +2,23 @@
 
 What is used: sending messages to the hub, to unregister an engine whose process is gone
 (ipyparallel itself would notice by missed heartbeats, half a minute later) and to await the answer;
-the table of the engines' names; the class that its controller starts as the heart monitor; and
-the monitor's beat, with the registrations for which it must be quick.
+the table of the engines' names; where it looks for its magics; the class that its controller starts
+as the heart monitor; and the monitor's beat, with the registrations for which it must be quick.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
 import ipyparallel as ipp
+from IPython import get_ipython
 
 CALM_S = 1.0
 """Between two beats: each wakes every rank, also at night. Ten a second took 2 % of a core."""
@@ -34,6 +37,25 @@ def check_private_api(client: Any) -> None:
             "ipyparallel %s has changed: restarting a dead rank may take a minute.",
             ipp.__version__,
         )
+
+
+@contextlib.contextmanager
+def magics_where_they_load() -> Iterator[None]:
+    """A client that is made meanwhile registers `%px` only where ipyparallel's magics can load.
+
+    They have their help made from docstrings, which ``python -OO`` removes. The first client looks
+    for `%px` among the magics, and registers all if it is not there.
+    """
+    shell = get_ipython()
+    lines = shell.magics_manager.magics["line"] if shell is not None else {}
+    if sys.flags.optimize < 2 or "px" in lines:
+        yield
+        return
+    lines["px"] = ""
+    try:
+        yield
+    finally:
+        del lines["px"]
 
 
 def engine_name(client: Any, rank: int) -> str | None:

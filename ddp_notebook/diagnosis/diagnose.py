@@ -245,10 +245,11 @@ def diagnose_setup(case: Case, sources: Mapping[str, str] | None = None) -> Diag
     if waits or _is_stale(case) or case.where(Activity.WAITING, Activity.FAILED):
         context = Context(case, Sources(case.sources if sources is None else sources))
         return _diagnosis(case, *_findings(context, When.SETUP))
-    # No rank waits for it, but it is gone. A script's process may end with code 0.
+    # No rank waits for it, but it is gone, or stopped. A script's process may end with code 0.
     gone = [report for report in case.ranks if report.activity is Activity.DEAD]
     died = [e for e in gone if e.exit_code or (e.exit_code == 0 and not case.script)]
-    return _diagnosis(case, list(deaths(case, died, ())), [])
+    stopped = missing_ranks.stopped_ranks(Context(case))
+    return _diagnosis(case, [*deaths(case, died, ()), *stopped], [])
 
 
 def _waits_for_its_own(report: RankReport) -> bool:

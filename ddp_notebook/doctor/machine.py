@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ddp_notebook.launch.out_of_memory import Limit
 from ddp_notebook.model import agree, format_bytes, name_ranks
 from ddp_notebook.model.doctor import Check
-from ddp_notebook.session.setup.limits import RANK_BYTES
+from ddp_notebook.session.setup.limits import RANK_BYTES, files_needed
 
 _MIB = 2**20
 _GIB = 2**30
@@ -99,11 +99,6 @@ def check_shared_memory(size: tuple[int, int] | None, nccl_wanted: bool) -> Chec
 
 
 # --------------------------------------------------------------------------- files, processes
-
-
-def files_needed(world_size: int) -> int:
-    """Open files of the process that has most, the controller: as measured, and some to spare."""
-    return 64 + 6 * world_size
 
 
 def check_open_files(soft: int | None, hard: int | None, world_size: int) -> Check:

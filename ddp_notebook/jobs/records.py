@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 import signal
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from ddp_notebook import files
 from ddp_notebook.evidence.frames import Frame, Sources
 from ddp_notebook.model import (
     Activity,
@@ -31,8 +29,6 @@ from ddp_notebook.rank.prepared.job_folder import About
 
 _MOST_BYTES = 1 << 20
 _MOST_FACTS_BYTES = 1 << 24
-_SPLITS, _SPLITS_BYTES = 4, 1 << 14
-"""As `NotedExchanges` writes them."""
 _RUN = 1
 _MAIN = "main thread"
 _THREAD = re.compile(rf"({_MAIN}|Current thread|Thread) (0x[0-9a-f]+)")
@@ -82,33 +78,20 @@ class Process:
     @property
     def splits(self) -> tuple[Splits, ...]:
         """What it brought to its last all_to_alls, written before it took part; oldest first."""
-        data = b""
-        with contextlib.suppress(OSError), (self.folder / "splits").open("rb") as stream:
-            data = stream.read(_SPLITS * _SPLITS_BYTES)
-        found: list[tuple[int, Splits]] = []
-        for at in range(0, len(data), _SPLITS_BYTES):
-            text = data[at : at + _SPLITS_BYTES].partition(b"\0")[0]
-            with contextlib.suppress(ValueError):  # none, or one that a kill has cut
-                found.append(codec.decode(tuple[int, Splits], json.loads(text)))
-        return tuple(splits for _, splits in sorted(found, key=lambda pair: pair[0]))
+        return collective_log.read_splits(
+            self._bytes_of(collective_log.SPLITS, collective_log.SPLITS_FILE_BYTES)
+        )
 
     def log(self, rank: int, last: int) -> LogTail:
         """Its last records of collectives, as `rank`."""
-        try:
-            with (self.folder / f"ring-{rank}").open("rb") as stream:
-                data = stream.read(collective_log.FILE_BYTES)
-        except OSError:
-            data = b""
+        data = self._bytes_of(f"ring-{rank}", collective_log.FILE_BYTES)
         return collective_log.read(data, rank, last)
 
     def written(self, rank: int) -> int:
         """How many collectives it has recorded, as `rank`."""
-        try:
-            with (self.folder / f"ring-{rank}").open("rb") as stream:
-                header = stream.read(collective_log.HEADER.size)
-            return int(collective_log.HEADER.unpack(header)[2])
-        except (OSError, struct.error):
-            return 0
+        header = self._bytes_of(f"ring-{rank}", collective_log.HEADER.size)
+        whole = len(header) == collective_log.HEADER.size
+        return int(collective_log.HEADER.unpack(header)[2]) if whole else 0
 
     def last_report(self, rank: int, others_run: bool) -> RankReport:
         """How it ended, and what it did last, as far as it could write that.
@@ -150,6 +133,14 @@ class Process:
         wire = codec.readable(job_folder.read(self.folder / name, most_bytes))
         return cast("dict[str, Any]", wire)
 
+    def _bytes_of(self, name: str, most_bytes: int) -> bytes:
+        """What is in a file in its folder; nothing where there is none, or what is no file."""
+        try:
+            with files.opened(self.folder / name) as stream:
+                return stream.read(most_bytes)
+        except OSError:
+            return b""
+
     @property
     def signalled_s(self) -> float:
         """When a signal had it write its stacks, since 1970; 0 where none did."""
@@ -163,11 +154,7 @@ class Process:
 
         Of one whose parent has not yet asked for it, the exit code. None where that is not known.
         """
-        try:
-            with (self.folder / STACKS).open("rb") as stream:
-                text = stream.read(_MOST_BYTES).decode(errors="replace")
-        except OSError:
-            return job_folder.exit_code(self.about), None
+        text = self._bytes_of(STACKS, _MOST_BYTES).decode(errors="replace")
         frames = _frames_of_main(text)
         if frames is None:
             return job_folder.exit_code(self.about), None

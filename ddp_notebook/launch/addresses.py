@@ -43,6 +43,17 @@ def _works(address: str) -> bool:
     return True
 
 
+def why_no_loopback() -> str:
+    """Why no process can reach another one over 127.0.0.1, and what to type; empty if they can."""
+    if _works(LOOPBACK):
+        return ""
+    return (
+        f"No process here can reach another one at {LOOPBACK}: the loopback interface is down, as "
+        "in a new network namespace, or it has no IPv4 address. Type in a shell, as root: ip link "
+        f"set lo up; ip address add {LOOPBACK}/8 dev lo"
+    )
+
+
 def free_port(host: str) -> int:
     """A port of `host` that is free now. Raises OSError.
 

@@ -4,7 +4,7 @@ against/           A run compared with the same run on one rank: what both sides
 board.py           What `%ddp_status` returns: the session as rows of ranks in the same state.
 case.py            What a diagnosis needs: a report of each rank, and the user's code.
 codec.py           The one codec: values as JSON and back, by the types of their fields.
-collective_log.py  The file in which a rank logs its collectives: its layout, and how it is read.
+collective_log.py  The files in which a rank logs its collectives: layout, and how they are read.
 collectives.py     The ranks' collectives: one record each, written by every rank's observer.
 ddp.py             DDP's construction as values: its stages, fingerprints of models, buckets.
 diagnosis.py       Findings: what is wrong with a job, the culprits, and the remedy.

@@ -1,13 +1,15 @@
-"""The file in which a rank logs its collectives: its layout, and how it is read.
+"""The files in which a rank logs its collectives: their layout, and how they are read.
 
 Memory-mapped, in the session's folder: what was written stays when the rank is killed, and is
 read without asking the rank. A ring of fixed-size records, followed by the texts that records name
 by number. One writer, which takes no lock: readers check afterwards that what they read was not
-overwritten meanwhile.
+overwritten meanwhile. Of its last all_to_alls, a rank that refuses none writes what it brought into
+a second file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections import Counter
@@ -16,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ddp_notebook.model import codec
+from ddp_notebook.model.case import Splits
 from ddp_notebook.model.collectives import Collective, Collectives, Part, Phase, Place
 from ddp_notebook.model.ranks import Ranks
 
@@ -242,3 +245,28 @@ def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collecti
         held_ns=fields[22 + DIMENSIONS],
         freed=bool(fields[23 + DIMENSIONS]),
     )
+
+
+# -- what a rank brought to its last all_to_alls ---------------------------------------------
+
+SPLITS = "splits"
+"""The name of the file."""
+_SPLITS_KEPT, _SPLITS_BYTES = 4, 1 << 14
+SPLITS_FILE_BYTES = _SPLITS_KEPT * _SPLITS_BYTES
+
+
+def write_splits(buffer: Any, number: int, splits: Splits) -> None:
+    """Write the splits of the all_to_all that is the `number`th of this process, from 0."""
+    data = json.dumps([number, codec.encode(splits)]).encode() + b"\0"
+    at = number % _SPLITS_KEPT * _SPLITS_BYTES
+    buffer[at : at + len(data)] = data
+
+
+def read_splits(buffer: bytes) -> tuple[Splits, ...]:
+    """Those in the file, the oldest first."""
+    found: list[tuple[int, Splits]] = []
+    for at in range(0, min(len(buffer), SPLITS_FILE_BYTES), _SPLITS_BYTES):
+        text = buffer[at : at + _SPLITS_BYTES].partition(b"\0")[0]
+        with contextlib.suppress(ValueError, RecursionError):  # none, or one that a kill has cut
+            found.append(codec.decode(tuple[int, Splits], json.loads(text)))
+    return tuple(splits for _, splits in sorted(found, key=lambda pair: pair[0]))

@@ -149,9 +149,13 @@ class Reduction:
     idle: tuple[str, ...] = ()
 
 
+STOPPED = "stopped"
+"""Of a rank whose process is stopped (SIGSTOP)."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """Why a rank did not pass a stage. `kind`: ``memory``, ``error`` or ``interrupted``."""
+    """Why a rank did not pass a stage. `kind`: memory, error, interrupted, or `STOPPED`."""
 
     kind: str
     text: str

@@ -146,6 +146,11 @@ def current() -> RankRuntime:
     return _runtime
 
 
+def is_of_user(error: BaseException) -> bool:
+    """Whether the user's code raised it; none of it has run before there is a runtime."""
+    return _runtime is not None and _runtime.is_of_user(error)
+
+
 def wake() -> None:
     """Have this rank read orders: as any call does."""
     current()

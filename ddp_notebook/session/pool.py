@@ -36,6 +36,8 @@ class RankPool:
         self._before_close: list[Callable[[str], None]] = []
         self._gpus: tuple[str, ...] | None = None
         self._lock = threading.Lock()
+        self._begun: object = None
+        """Stands for the present processes: a loss of earlier ones, known late, is no one's."""
         self._owner_pid = os.getpid()
 
     def need(self, verb: str) -> Processes:
@@ -96,16 +98,27 @@ class RankPool:
         """The processes for new ranks; they are yet to be started. Raises OSError, DDPError."""
         fork_server = self.warm_fork_server(mode)
         self.fork_server = None  # now owned by `processes`
-        made = _load_processes_class()(options, devices, fork_server, self._record, self._lose)
+        self._begun = begun = object()
+        lose = partial(self._lose, begun)
+        try:
+            made = _load_processes_class()(options, devices, fork_server, self._record, lose)
+        except BaseException:
+            fork_server.close()
+            raise
         self.processes = made
         return made
 
     # -- ending --------------------------------------------------------------------------
 
-    def close(self, reason: str, *, keep_warm: bool = True) -> None:
-        """End all processes; `keep_warm` spares the fork server. Does nothing without processes."""
+    def close(self, reason: str, *, keep_warm: bool = True, begun: object = None) -> None:
+        """End all processes; `keep_warm` spares the fork server. Does nothing without processes.
+
+        Nor where others than those that `begun` stands for, if it is given, are there now.
+        """
         with self._lock:
-            processes, self.processes = self.processes, None
+            if begun is not None and begun is not self._begun:
+                return
+            processes, self.processes, self._begun = self.processes, None, None
         if processes is None:
             return
         with noted():  # an interrupted shutdown would leave processes without an owner
@@ -129,14 +142,16 @@ class RankPool:
                 warm.close()
         self._record.begin(0)
 
-    def _lose(self, reason: str) -> None:
-        """Mark the session as lost (called from any thread)."""
-        if self.lost_reason:
-            return
-        self.lost_reason = reason
+    def _lose(self, begun: object, reason: str) -> None:
+        """Mark the session as lost, if its processes are still those (called from any thread)."""
+        with self._lock:
+            if self.lost_reason or begun is not self._begun:
+                return
+            self.lost_reason = reason
         self._record.note(ended=reason)
         self._record.add(())
-        close = partial(self.close, reason, keep_warm=False)  # what broke may be the fork server
+        # What broke may be the fork server.
+        close = partial(self.close, reason, keep_warm=False, begun=begun)
         threading.Thread(target=close, name="ddp-close", daemon=True).start()
 
 

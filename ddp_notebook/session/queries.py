@@ -1,7 +1,7 @@
 """Calls ranks without waiting for answers that cannot arrive.
 
-A dead rank never answers; a failed one may have left the others blocked in a collective. In both
-cases the wait ends by itself, or earlier when it is cancelled or interrupted.
+A rank that is dead or stopped never answers; a failed one may have left the others blocked in a
+collective. The wait then ends by itself, or earlier when it is cancelled or interrupted.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Generic
 
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.model import Ranks, Status
-from ddp_notebook.model.ddp import RankFailure
+from ddp_notebook.model.ddp import STOPPED, RankFailure
 from ddp_notebook.rank.calls import Answer, Call, Request
 from ddp_notebook.session.interrupts import noted, quick_switches
+from ddp_notebook.session.processes.unresponsive import StoppedRanks
 from ddp_notebook.session.record import Record
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def ask(
 ) -> Answers[Answer]:
     """Call ranks, all with the same request.
 
-    Returns when all have answered; `OTHERS_GRACE_S` after one died or failed; or when the
+    Returns when all have answered; `OTHERS_GRACE_S` after one died, failed or was stopped, which
+    counts as a failure; or when the
     user interrupts or `cancelled` returns True: then the ranks are interrupted and have
     `interrupt_grace_s` to answer. Raises SessionLost.
     """
@@ -99,6 +101,7 @@ class _Gathering(Generic[Answer]):
         self._cluster = cluster
         self._record = record
         self._sent = sent
+        self._stopped = StoppedRanks(lambda: record.snapshot.ranks)
 
     def wait(self, stopped: Callable[[], bool], until_s: float = math.inf) -> None:
         """Collect until all have answered, `stopped` is true, or no more answers can arrive.
@@ -156,6 +159,8 @@ class _Gathering(Generic[Answer]):
                 answers.dead[rank] = snapshot.ranks[rank].exit_code or 0
             elif self._sent[rank].done():
                 self._take_one(rank)
+        for rank, why in self._stopped.among(answers.pending).items():
+            answers.failed.setdefault(rank, RankFailure(STOPPED, why))
         known = answers.values.keys() | answers.failed.keys() | answers.dead.keys()
         answers.pending = tuple(rank for rank in self._sent if rank not in known)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from editors import EditorClient
+from editors import EditorClient, port_of
 from kernels import Kernel
 from results import rows, texts, values
 from support import GONE_WITHIN_S, eventually, is_alive
@@ -29,15 +28,6 @@ def nothing_left(ranks2: Session) -> Iterator[None]:
     ranks2.breakpoints.clear()
     if any(not controller.run.done for controller in ranks2.runs):
         ranks2.abort()
-
-
-def port_of(text: str) -> int:
-    """The port in what is to go into a launch.json."""
-    wanted = json.loads(text[text.index("{\n") : text.index("\n}") + 2])
-    assert (wanted["type"], wanted["request"]) == ("debugpy", "attach")
-    assert wanted["connect"]["host"] == "127.0.0.1"
-    port: int = wanted["connect"]["port"]
-    return port
 
 
 def refused(port: int) -> bool:

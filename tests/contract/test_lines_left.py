@@ -10,9 +10,9 @@ import time
 import pytest
 from kernels import Kernel
 from results import rank_pids, texts
-from support import GONE_WITHIN_S, eventually, is_alive
+from support import GONE_WITHIN_S, eventually, is_alive, pids_of
 
-from ddp_notebook.errors import NoSession
+from ddp_notebook.errors import NoSession, SessionLost
 from ddp_notebook.session import InitOptions, Session
 
 PAUSED = "kept = 5\nbreakpoint()\nfor i in range(100):\n    j = i\n"
@@ -44,6 +44,23 @@ def test_a_restart_and_a_shutdown_end_paused_ranks(session: Session) -> None:
     assert not any(map(is_alive, paused))
     with pytest.raises(NoSession):
         session.step()
+
+
+@pytest.mark.timeout(120)
+def test_a_step_ends_when_the_session_is_lost_meanwhile(session: Session) -> None:
+    """It waited for ever for ranks that were gone."""
+    session.run_cell("import time\nbreakpoint()\ntime.sleep(600)\n")
+    session.step()
+
+    def lose() -> None:
+        eventually(lambda: not session.runs[-1].run.stops)
+        os.kill(pids_of(session).controller, signal.SIGKILL)
+
+    losing = threading.Thread(target=lose)
+    losing.start()
+    with pytest.raises(SessionLost, match="controller"):
+        session.step()
+    losing.join()
 
 
 def test_an_interrupt_of_a_step_leaves_ranks_where_they_are(ranks2: Session) -> None:

@@ -16,7 +16,7 @@ from support import GONE_WITHIN_S, eventually, pids_of
 from ddp_notebook.cluster import cluster as cluster_module
 from ddp_notebook.cluster.ipyparallel_private import unregister
 from ddp_notebook.cluster.launchers import ForkServerEngineLauncher
-from ddp_notebook.errors import SetupFailed, Stuck, UsageMistake
+from ddp_notebook.errors import SessionLost, SetupFailed, Stuck, UsageMistake
 from ddp_notebook.model import Status
 from ddp_notebook.rank import calls
 from ddp_notebook.session import InitOptions, Session
@@ -279,6 +279,17 @@ def test_a_restart_whose_folder_was_removed_says_so_at_once_and_init_starts_agai
     assert last_values(session, "mine") == {(0,): "0", (1,): "1", (2,): "2"}, "nobody was ended"
     session.init(InitOptions(world_size=2, device="cpu"), replace=True)
     assert last_values(session, ALL_REDUCE) == {(0, 1): "2.0"}
+
+
+def test_a_folder_that_the_end_of_the_session_removed_is_nobody_elses_deed(
+    session: Session,
+) -> None:
+    processes, server = processes_of(session), pids_of(session).fork_server
+    os.kill(server, signal.SIGKILL)
+    eventually(lambda: not processes.folder.exists())
+    with pytest.raises(SessionLost, match="The fork server that started the ranks ended"):
+        processes.stop((1,))
+    assert not processes.folder_gone
 
 
 def test_without_a_current_folder_no_rank_is_ended_and_the_next_folder_serves(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -11,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import session_folders
 
+from ddp_notebook.cluster.order_sender import OrderSender
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.timeouts import scaled_for_load
@@ -42,6 +46,98 @@ def test_a_controller_that_dies_while_it_starts_is_named_at_once(
     assert time.monotonic() - killed_s[0] < scaled_for_load(AT_ONCE_S)
     assert "Try again with %ddp_init" in str(caught.value)
     assert session.init(ONE).snapshot.ready
+
+
+def test_a_rank_that_is_stopped_while_it_starts_is_named_in_time(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.init(ONE)
+    spawn = ForkServerClient.spawn
+
+    def stopped(self: ForkServerClient, *args: Any, **options: Any) -> int:
+        pid = spawn(self, *args, **options)
+        os.kill(pid, signal.SIGSTOP)
+        return pid
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(ForkServerClient, "spawn", stopped)
+        began_s = time.monotonic()
+        with pytest.raises(SetupFailed, match=r"Rank 0 did not start.* kill -CONT \d+"):
+            session.restart((0,))
+        assert time.monotonic() - began_s < scaled_for_load(AT_ONCE_S)
+    session.restart((0,))
+    session.run_cell("rank").raise_for_error()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["fork server gone", "no descriptor left"])
+def test_what_was_made_is_removed_where_the_rest_cannot_be_made(
+    session: Session, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    before, taken = session_folders(), []
+
+    def fails(self: Any, *_: Any) -> None:
+        taken.append(session_folders())
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as meanwhile:
+        of, name = (OrderSender, "__init__") if late else (ForkServerClient, "own")
+        meanwhile.setattr(of, name, fails)
+        with pytest.raises(SetupFailed, match="Nothing is left running"):
+            session.init(ONE)
+    assert taken[0] != before and session_folders() == before
+    assert session.init(ONE).snapshot.ready
+
+
+def test_without_a_loopback_interface_nothing_is_started(tmp_path: Path) -> None:
+    """In a network namespace of its own it is down. Before, a start took three minutes to fail."""
+    script = tmp_path / "start.py"
+    script.write_text(WITHOUT_LOOPBACK)
+    if subprocess.run(["unshare", "--net", "true"], check=False).returncode:
+        pytest.skip("no network namespace can be made here")
+    words = ["unshare", "--net", sys.executable, str(script)]
+    ended = subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
+    assert "the loopback interface is down" in ended.stdout, ended
+    assert "Nothing is left running" in ended.stdout
+
+
+WITHOUT_LOOPBACK = """
+from ddp_notebook.errors import SetupFailed
+from ddp_notebook.session import InitOptions, Session
+session = Session()
+try:
+    session.init(InitOptions(world_size=1, device="cpu"))
+except SetupFailed as error:
+    print(error)
+finally:
+    session.shutdown()
+"""
+
+
+def test_with_as_few_files_as_are_asked_for_ranks_start(tmp_path: Path) -> None:
+    script = tmp_path / "start.py"
+    script.write_text(WITH_FEW_FILES)
+    words = [sys.executable, str(script)]
+    ended = subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
+    assert "ready with 94 files" in ended.stdout, ended
+    assert "2 ranks need 94" in ended.stdout, ended
+
+
+WITH_FEW_FILES = """
+import resource
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.session import InitOptions, Session
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+session = Session()
+for limit in (93, 94):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    try:
+        session.init(InitOptions(world_size=2, device="cpu"))
+        session.run_cell("dist.barrier()").raise_for_error()
+        print("ready with", limit, "files")
+    except UsageMistake as mistake:
+        print(mistake)
+session.shutdown()
+"""
 
 
 def test_a_long_name_of_the_temporary_folder_is_no_obstacle(

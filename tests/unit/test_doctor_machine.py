@@ -81,7 +81,7 @@ def test_shared_memory(
         (None, None, 256, OK, "no limit", ""),
         (1024, 4096, 4, OK, "1,024 a process (ulimit -n)", ""),
         (256, None, 4, WARNING, "data loading takes more", "ulimit -n 65536"),
-        (1024, 4096, 256, FAILURE, "256 ranks take up to 1,600", "ulimit -n 4096"),
+        (1024, 4096, 256, FAILURE, "256 ranks take up to 1,872", "ulimit -n 4096"),
         (1024, 1024, 256, FAILURE, "1,024 a process", "Ask the administrator"),
     ],
 )

@@ -16,7 +16,10 @@ from ddp_notebook import __main__, files
 from ddp_notebook.archive.replay import Replay, is_saved_run
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.evidence.frames import Frame, Sources
-from ddp_notebook.jobs import targets
+from ddp_notebook.jobs import prepared, targets
+from ddp_notebook.jobs.verdict import Outcome
+from ddp_notebook.rank.prepared import job_folder
+from ddp_notebook.rank.prepared.job_folder import About
 from ddp_notebook.session.tools.debugger.breakpoints import _check_has_line
 
 ROOM_BYTES = 1 << 30
@@ -80,6 +83,23 @@ def test_what_is_no_regular_file_is_no_run_and_no_log(left: Path) -> None:
             targets.named([str(left)])
         with pytest.raises(UsageMistake):
             _check_has_line(left, 3)
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "link to a device"])
+def test_what_is_no_file_in_the_record_of_a_job_holds_no_reader_up(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(job_folder.FOLDER_VARIABLE, str(tmp_path / "jobs"))
+    folder = job_folder.make(About(2**22, 5, 1, 3, 0, 2, 0, "a.py", "/", "h", "p", 1.0, False, {}))
+    assert folder is not None
+    for name in ("splits", "ring-0", "stacks.txt", "end.json", "facts.json", "report.json"):
+        os.mkfifo(folder / name) if kind == "FIFO" else (folder / name).symlink_to("/dev/zero")
+    with at_once():
+        (job,) = prepared.jobs()
+        assert prepared.why(job).outcome is Outcome.UNDECIDED
+        (folder / "about.json").unlink()
+        os.mkfifo(folder / "about.json")
+        assert prepared.jobs() == []
 
 
 def test_code_that_is_newer_than_the_job_or_too_long_is_not_shown_as_its(tmp_path: Path) -> None:

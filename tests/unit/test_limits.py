@@ -114,6 +114,24 @@ def test_too_few_open_files_are_said_for_what_they_are() -> None:
     assert why_too_few_files(RuntimeError()) == ""
 
 
+@pytest.mark.parametrize(
+    ("soft", "hard", "says"),
+    [
+        (64, 4096, "2 ranks need 94. In the shell that starts Jupyter: ulimit -n 94"),
+        (64, 80, "Ask the administrator"),
+        (94, 94, ""),
+        (-1, -1, ""),
+    ],
+)
+def test_a_limit_of_open_files_is_told_before_the_controller_meets_it(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, says: str
+) -> None:
+    """It aborted there, without a word."""
+    monkeypatch.setattr("resource.getrlimit", lambda which: (soft, hard))
+    said = limits.why_too_low_for_files(2)
+    assert (says in said) if says else said == ""
+
+
 def test_more_ranks_than_fit_are_warned_of_with_what_fits_and_what_to_type() -> None:
     said = warning(100, 2, AMPLE)
     assert "100 ranks take turns on 2 CPU cores: starting them takes long" in said

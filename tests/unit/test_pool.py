@@ -65,3 +65,31 @@ def test_an_interrupt_while_ranks_are_shut_down_does_not_leave_them_half_ended()
     ranks.shut_down(keep_warm=True)
     assert ended == [True] and ranks.processes is None
     assert record.snapshot.world_size == 0
+
+
+def test_a_loss_that_is_known_late_is_not_the_loss_of_the_next_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of a fork server was told a second after it: the next %ddp_init ended with it."""
+    closed = threading.Event()
+
+    class Processes:
+        def __init__(self, *given: Any) -> None:
+            self.fork_server, self.lose = given[2], given[4]
+
+        def close(self, keep_warm: bool) -> bool:
+            closed.set()
+            return False
+
+    ranks = pool.RankPool(Record())
+    monkeypatch.setattr(pool, "_processes_class", lambda: Processes)
+    monkeypatch.setattr(ranks, "warm_fork_server", lambda mode: None)
+    nothing = cast(Any, None)
+    first = cast(Any, ranks.open(nothing, nothing, "fork"))
+    ranks.close("New ranks were started.")
+    second = cast(Any, ranks.open(nothing, nothing, "fork"))
+    closed.clear()
+    first.lose("It ended.")
+    assert not ranks.lost_reason and ranks.processes is second
+    second.lose("It ended as well.")
+    assert ranks.lost_reason == "It ended as well." and closed.wait(20)

@@ -634,3 +634,28 @@ def test_splits_that_are_no_such_thing_are_passed_over() -> None:
     (folder / "splits").write_bytes(b'[1, {"group": 3}' + bytes(100) + b"\xff" * (1 << 14))
     (job,) = prepared.jobs()
     assert job.processes[0].splits == ()
+
+
+CRASHES = """
+import faulthandler, os, signal, sys
+from pathlib import Path
+from ddp_notebook.rank.prepared import ending
+ending.write_stacks_when_ended(Path(sys.argv[1]))
+assert not faulthandler.is_enabled() and not faulthandler.disable()
+ending.write_stacks_when_ended(Path(sys.argv[1]))
+if sys.argv[2] == "users" and not faulthandler.is_enabled():
+    faulthandler.enable()
+assert faulthandler.is_enabled() is (sys.argv[2] == "users")
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+@pytest.mark.parametrize("whose", ["ours", "users"])
+def test_a_crash_is_on_stderr_where_the_program_wants_it_there(whose: str, tmp_path: Path) -> None:
+    """As without us: a program that enables faulthandler where it is not enabled does so."""
+    words = [sys.executable, "-c", CRASHES, str(tmp_path), whose]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == -signal.SIGSEGV, ended
+    assert ("Segmentation fault" in ended.stderr) is (whose == "users"), ended.stderr
+    left = (tmp_path / "stacks.txt").read_text()
+    assert ("Segmentation fault" in left) is (whose == "ours"), left

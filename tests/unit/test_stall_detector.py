@@ -252,3 +252,14 @@ def test_stuck_needs_a_mistake_and_nobody_who_works() -> None:
     watch.look()
     assert stuck(Case(SURE), watch.detector.latest)
     assert not stuck(Case((*SURE, busy(3))), watch.detector.latest)
+
+
+def test_a_rank_that_is_stopped_is_named_though_no_other_waits_for_it() -> None:
+    """The only one of its cell; before, it was "native code that holds Python's lock"."""
+    gone = RankReport(
+        1, Activity.SILENT, doing="its process 7 is stopped", process="stopped", pid=7
+    )
+    watch = Watch(idle(0), gone)
+    found = watch.pass_s(5)
+    assert said(found) == (Category.STRAGGLER, (1,))
+    assert found is not None and "kill -CONT 7" in found.findings[0].remedy

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from ddp_notebook import model
 from ddp_notebook.model import DEFAULT_GROUP, Part, Phase, Ranks
-from ddp_notebook.model.collective_log import DIMENSIONS, NOBODY, PARTS, PHASES, REST
+from ddp_notebook.model.collective_log import DIMENSIONS, NOBODY, PARTS, PHASES, REST, SPLITS
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives import guard, operations
 from ddp_notebook.rank.collectives.call_sites import CallSite, CallSites
@@ -31,7 +31,7 @@ from ddp_notebook.rank.collectives.guard import Guard
 from ddp_notebook.rank.collectives.log_writer import LogWriter
 from ddp_notebook.rank.collectives.operations import Facts, Operation
 from ddp_notebook.rank.collectives.pause import PauseGate
-from ddp_notebook.rank.collectives.splits import NOTED, Exchanges, NotedExchanges
+from ddp_notebook.rank.collectives.splits import Exchanges, NotedExchanges
 from ddp_notebook.rank.collectives.time_limits import PatientWork, TimeLimits
 from ddp_notebook.rank.collectives.works import AsyncWorks, completed, error_of
 from ddp_notebook.rank.component import Component, Run
@@ -405,7 +405,7 @@ class _Making:
     def _exchanges(self, group: _Group) -> Exchanges | NotedExchanges:
         new, folder = self.new, self.observer.process.folder
         if self.guard is None:
-            return NotedExchanges(folder / NOTED, group.members, group.title)
+            return NotedExchanges(folder / SPLITS, group.members, group.title)
         where = (new.store, new.name, new.rank or 0)
         return Exchanges(folder, *where, group.members, group.title)
 

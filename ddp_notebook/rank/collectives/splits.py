@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 from ddp_notebook import model
-from ddp_notebook.model import codec
+from ddp_notebook.model import collective_log
 from ddp_notebook.rank.collectives import guard, mapped_file
 from ddp_notebook.rank.collectives.guard import Mismatch
 
@@ -99,19 +98,9 @@ class NotedExchanges:
                 return
             if self._map is None:
                 self._map = False  # no room for it: it is not tried again
-                self._map = mapped_file.make(self._path, NOTED_LAST * NOTED_BYTES)
+                self._map = mapped_file.make(self._path, collective_log.SPLITS_FILE_BYTES)
             if self._map:
-                number = next(NotedExchanges._number)
-                data = json.dumps([number, codec.encode(splits)]).encode() + b"\0"
-                at = number % NOTED_LAST * NOTED_BYTES
-                self._map[at : at + len(data)] = data
-
-
-NOTED, NOTED_LAST, NOTED_BYTES = "splits", 4, 1 << 14
-"""The name of that file, of how many all_to_alls, and how much room there is for each.
-
-There is JSON: a number that grows, and the splits; up to the first byte that is zero.
-"""
+                collective_log.write_splits(self._map, next(NotedExchanges._number), splits)
 
 
 class Exchanges:

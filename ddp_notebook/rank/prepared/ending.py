@@ -152,7 +152,39 @@ def write_stacks_when_ended(folder: Path) -> None:
         faulthandler.register(signal.SIGTERM, file, all_threads=True, chain=True)
         if not faulthandler.is_enabled():  # else the user reads of crashes elsewhere
             faulthandler.enable(file)
+            _hide_from_the_user()
         os.register_at_fork(after_in_child=functools.partial(_write_none_in_a_fork, file))
+
+
+def _hide_from_the_user() -> None:
+    """Have faulthandler seem as it would be without us: not enabled.
+
+    A program that enables it only where it is not enabled would else not do so, and a crash of it
+    would be in our file and not on its stderr.
+    """
+    module: Any = faulthandler
+    is_enabled, enable, disable = module.is_enabled, module.enable, module.disable
+    ours = True
+
+    @functools.wraps(is_enabled)
+    def users_is_enabled() -> bool:
+        return not ours and is_enabled()
+
+    @functools.wraps(enable)
+    def users_enable(*args: Any, **options: Any) -> None:
+        nonlocal ours
+        enable(*args, **options)
+        ours = False
+
+    @functools.wraps(disable)
+    def users_disable() -> bool:
+        nonlocal ours
+        was_enabled, ours = users_is_enabled(), False
+        disable()
+        return was_enabled
+
+    module.is_enabled, module.enable = users_is_enabled, users_enable
+    module.disable = users_disable
 
 
 def _write_none_in_a_fork(file: int) -> None:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from ddp_notebook import files
 from ddp_notebook.launch.process_groups import stat_fields
 from ddp_notebook.launch.session_folder import is_private, parents
 
@@ -162,7 +163,7 @@ def write(path: Path, content: Mapping[str, object]) -> None:
 def read(path: Path, most_bytes: int) -> dict[str, object]:
     """The JSON that `write` wrote; empty if it is missing or no JSON."""
     try:
-        with path.open("rb") as stream:
+        with files.opened(path) as stream:
             value = json.loads(stream.read(most_bytes))
     except (OSError, ValueError, RecursionError):
         return {}

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ddp_notebook.cluster.cluster import CONTROLLER, IPyParallelCluster
@@ -16,6 +16,7 @@ from ddp_notebook.cluster.order_sender import OrderSender
 from ddp_notebook.cluster.rank_cluster import RankCluster
 from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch import out_of_memory
+from ddp_notebook.launch.addresses import why_no_loopback
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.environment import loopback_interface, rank_environment
@@ -38,6 +39,7 @@ from ddp_notebook.session.processes.deaths import deaths
 from ddp_notebook.session.processes.lab_hosts import LabHosts, Placed
 from ddp_notebook.session.processes.script_processes import Places, ScriptProcesses
 from ddp_notebook.session.processes.store import StoreProcess
+from ddp_notebook.session.processes.unresponsive import StoppedRanks
 from ddp_notebook.session.record import Record
 from ddp_notebook.state.descriptions import exit_text
 
@@ -77,16 +79,21 @@ class Processes:
         """Per rank, the part of its log that an earlier run or process wrote."""
         self._oom_kills: int | None = None
         """How many processes the kernel had killed for lack of memory when something began."""
-        fork_server.own(str(self.folder))
-        self.output_folder.mkdir(mode=0o700)
-        self.logs = CollectiveLogs(self.output_folder)
-        """The collective logs of the ranks."""
-        self.receiver = EventReceiver(self.folder, record.hear)
-        self.orders = OrderSender(self.folder, self.receiver.key)
-        self.cluster: RankCluster = IPyParallelCluster(
-            fork_server, self.folder, self.orders, self._exited
-        )
-        fork_server.on_lost(self._fork_server_lost)
+        with contextlib.ExitStack() as undo:  # nothing is left where the rest cannot be made
+            undo.callback(self._remove_folder)
+            fork_server.own(str(self.folder))
+            self.output_folder.mkdir(mode=0o700)
+            self.logs = CollectiveLogs(self.output_folder)
+            """The collective logs of the ranks."""
+            self.receiver = EventReceiver(self.folder, record.hear)
+            undo.callback(self.receiver.close)
+            self.orders = OrderSender(self.folder, self.receiver.key)
+            undo.callback(self.orders.close)
+            self.cluster: RankCluster = IPyParallelCluster(
+                fork_server, self.folder, self.orders, self._exited
+            )
+            fork_server.on_lost(self._fork_server_lost)
+            undo.pop_all()
         self._awake = KeptAwake(self._serving, self._wake)
 
     @property
@@ -112,6 +119,8 @@ class Processes:
         What needs no torch is started while the fork server still loads it.
         """
         _need_current_folder()
+        if why := why_no_loopback():
+            raise SetupFailed(why)
         began_ns = time.monotonic_ns()
         self.fork_server.on_loading(lambda done: self._show_loading(done, began_ns))
         if not self.fork_server.pid:  # one forked by a shared server starts with torch loaded
@@ -142,13 +151,16 @@ class Processes:
         """Start the processes of `ranks` and wait until they accept calls. Raises SetupFailed."""
         for rank in ranks:
             self._launch_one(rank)
+        stopped = StoppedRanks(lambda: self.record.snapshot.ranks)
         missing = self.cluster.wait_for(
-            ranks, self.options.timeout_s + _REGISTER_GRACE_S, lambda: self._any_dead(ranks)
+            ranks,
+            self.options.timeout_s + _REGISTER_GRACE_S,
+            lambda: self._any_dead(ranks) or bool(stopped.among(ranks)),
         )
         if missing and self.record.snapshot.ended:
             raise SessionLost(f"{self.record.snapshot.ended} Start again: %ddp_init")
         if missing:
-            raise SetupFailed(self._why_not_up(missing))
+            raise SetupFailed(self._why_not_up(missing, stopped.among(missing)))
 
     def replace(self, ranks: Ranks) -> None:
         """End the processes of `ranks` and launch new ones. Raises SetupFailed."""
@@ -219,9 +231,10 @@ class Processes:
         visible = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
         return {"OMP_NUM_THREADS": str(self.options.threads), **visible, **self._network()}
 
-    def _why_not_up(self, missing: Ranks) -> str:
-        """Which rank could not be launched, and why."""
+    def _why_not_up(self, missing: Ranks, stopped: Mapping[int, str]) -> str:
+        """Which rank could not be launched, and why; `stopped` says it of some."""
         lines = deaths(self.record.snapshot)
+        lines += [f"Rank {rank} did not start: {why}." for rank, why in stopped.items()]
         return "\n".join(lines or [f"{name_ranks(missing).capitalize()} did not start."])
 
     def _any_dead(self, ranks: Ranks) -> bool:
@@ -343,8 +356,11 @@ class Processes:
 
     @property
     def folder_gone(self) -> str:
-        """Says that the session's folder was removed, and the likely cause; empty if it exists."""
-        if self.folder.is_dir():
+        """Says that the session's folder was removed, and the likely cause; empty if it exists.
+
+        Empty also once the session ends, which removes it.
+        """
+        if self.folder.is_dir() or self._closing:  # its end removes it
             return ""
         return (
             f"The session's temporary folder {self.folder} is gone: another program removed it, "
@@ -353,7 +369,11 @@ class Processes:
 
     def _need_folder(self, meanwhile: str) -> None:
         _need_current_folder(meanwhile)
-        if gone := self.folder_gone:
+        gone = self.folder_gone
+        if self._closing:
+            ended = self.record.snapshot.ended or "The ranks were shut down."
+            raise SessionLost(f"{ended} Start again: %ddp_init")
+        if gone:
             raise SetupFailed(f"{gone} {meanwhile} Start again: %ddp_init --replace")
 
     def close(self, keep_warm: bool) -> bool:
@@ -372,9 +392,12 @@ class Processes:
         self.receiver.close()
         self.orders.close()
         self.logs.close()
+        self._remove_folder()
+        return stays
+
+    def _remove_folder(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         let_go(self._held)
-        return stays
 
     @staticmethod
     def sweep_stale_folders() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook import files
 from ddp_notebook.diagnosis.partings import partings
-from ddp_notebook.errors import UsageMistake
+from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.model import (
     Activity,
     Collective,
@@ -161,7 +161,7 @@ def step(
 ) -> StepTable:
     """Resume paused ranks to the next line, or past their collective to the next one.
 
-    Raises UsageMistake when no rank is paused, or none can reach its goal.
+    Raises UsageMistake when no rank is paused, or none can reach its goal, and SessionLost.
     """
     while True:
         moving = paused_ranks(run, logs, wanted.ranks)
@@ -170,6 +170,8 @@ def step(
         settling = Settling(run, cluster, logs, _let_go(run, cluster, moving, wanted))
         while not settling.done() and not interrupted():
             record.wait_for(lambda: run.done or _all_at_lines(run), _LOOK_EVERY_S)
+            if ended := record.snapshot.ended:
+                raise SessionLost(f"{ended} Start again: %ddp_init")
         if not wanted.operation or interrupted() or run.done:
             break
         paused = paused_ranks(run, logs, wanted.ranks)

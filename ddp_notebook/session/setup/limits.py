@@ -144,6 +144,32 @@ def _why_too_few(what: str, needed: int, proc: Path) -> str:
     )
 
 
+def files_needed(world_size: int) -> int:
+    """Open files of the process that has most, the controller: as measured, and some to spare."""
+    return 80 + 7 * world_size
+
+
+def why_too_low_for_files(world_size: int) -> str:
+    """Why so many ranks cannot be started; empty where the limit of open files allows it.
+
+    At the limit the controller is killed by an error in C code that says nothing.
+    """
+    if sys.platform == "win32":
+        return ""
+    (limit, most), needed = resource.getrlimit(resource.RLIMIT_NOFILE), files_needed(world_size)
+    if limit == resource.RLIM_INFINITY or limit >= needed:
+        return ""
+    what = f"A process may have {limit} files and sockets open here (ulimit -n), and "
+    what += f"{counted(world_size, 'rank')} need{'s' * (world_size == 1)} {needed}. "
+    if most != resource.RLIM_INFINITY and most < needed:
+        return f"{what}Ask the administrator to raise the hard limit (nofile in limits.conf)."
+    return (
+        f"{what}In the shell that starts Jupyter: ulimit -n {needed}. Or restart the kernel, and "
+        "before %load_ext: import resource; "
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({most}, {most}))"
+    )
+
+
 def why_too_few_files(error: BaseException) -> str:
     """A message if the error means the limit of open files; empty for another error."""
     if sys.platform == "win32" or getattr(error, "errno", None) != errno.EMFILE:

@@ -92,7 +92,7 @@ class SetUp:
         devices = self._pool.plan(options)  # first: an impossible plan costs no ranks
         if processes is None:
             size = options.world_size
-            why = limits.why_too_few_processes(size)
+            why = limits.why_too_low_for_files(size) or limits.why_too_few_processes(size)
             if why := why or limits.why_too_little_memory(size, out_of_memory.bytes_left()):
                 raise UsageMistake(why)
         self._findings.begin(Found(SET_UP))

@@ -23,7 +23,7 @@ from ddp_notebook.model import (
     name_ranks,
     said_by,
 )
-from ddp_notebook.model.ddp import RankFailure
+from ddp_notebook.model.ddp import STOPPED, RankFailure
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import Answer, Call, Request
 from ddp_notebook.session.guards import check_name
@@ -157,6 +157,8 @@ class StepBench:
         how = _how(answers)
         if answers.interrupted and not (answers.pending or answers.failed or answers.dead):
             return how
+        if any(failure.kind == STOPPED for failure in answers.failed.values()):
+            return f"{how} After that: %ddp_abort"  # which would end a process that is stopped
         try:
             # A rank that failed may have left the others in a collective.
             self._set_up.abort(answers.pending or None)
@@ -274,7 +276,8 @@ def _how(answers: Answers[Any]) -> str:
     if answers.interrupted:
         return "The benchmark was interrupted."
     died = [f"rank {rank} died, {exit_text(code)}" for rank, code in answers.dead.items()]
-    why = "; ".join(died) or said_by(answers.texts, " raised ")
+    stopped = {r: f.text for r, f in answers.failed.items() if f.kind == STOPPED}
+    why = "; ".join(died) or said_by(stopped) or said_by(answers.texts, " raised ")
     why = why or f"{name_ranks(answers.pending)} did not answer"
     return f"The benchmark ended early: {why}."
 
