@@ -59,7 +59,8 @@ class SavedRun:
     versions: Mapping[str, str] = field(default_factory=dict)
     dropped: Dropped = Dropped()
     stands: bool = False
-    """`diagnosis` stands on more than `case` has, as on a look at a job from outside."""
+    """`diagnosis` stands on more than `case` has: on a look at a job from outside, or on post-run
+    checks."""
 
     @property
     def world_size(self) -> int:

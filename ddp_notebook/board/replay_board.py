@@ -111,7 +111,8 @@ class ReplayBoard:
         findings, lines = model.findings_json(diagnosis, sources, at), model.locations_json(at)
         sides = findings[0]["sides"] if findings else ()
         self._still = picture.html(named, diagnosis, sides, self._timeline)
-        self._found = Moment(_last_ns(records), findings, lines)
+        last_ns = max(_last_ns(records), *saved.left_ns.values(), 0)
+        self._found = Moment(last_ns, findings, lines)
         """What is wrong is so from the last on that the ranks did."""
         self.widget: BoardWidget = widget_class()(
             self._on_message,
