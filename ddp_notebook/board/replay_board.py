@@ -17,7 +17,7 @@ from ddp_notebook.board.timeline import FREED, Timeline, died_ns
 from ddp_notebook.model import Collective, Collectives, Diagnosis, Snapshot, Status
 from ddp_notebook.session.interrupts import do_meanwhile
 from ddp_notebook.state.board_rows import BoardFacts, board_of
-from ddp_notebook.state.collective_table import collectives_at
+from ddp_notebook.state.collective_table import collectives_at, of_run
 from ddp_notebook.state.stack_locations import locations
 from ddp_notebook.views.notebook import mime_bundle
 
@@ -95,7 +95,8 @@ class ReplayBoard:
         self._epoch_ns = saved.began_ns
         self._end_us = (saved.snapshot.taken_ns - self._epoch_ns) // 1000
         self._timeline = Timeline(self._epoch_ns, saved.world_size)
-        records = [record for issued in saved.collectives.of.values() for record in issued]
+        issued = [record for each in saved.collectives.of.values() for record in each]
+        records = of_run(issued, saved.left_ns)
         self._timeline.take(saved.run or 1, records)
         self._timeline.end(died_ns(saved.snapshot))
         self._timeline.end(saved.left_ns, FREED)

@@ -29,7 +29,7 @@ __all__ = ["BoardWidget", "RunningLine"]
 _PAGE = Path(__file__).parent / "page"
 
 
-_COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n", re.MULTILINE)
+_COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n| +// .*$", re.MULTILINE)
 _INDENTATION = re.compile(r"^[ \t]+", re.MULTILINE)
 _AROUND = re.compile(r"(?<=:) +|\s*([{};,])\s*")
 """Spaces that mean nothing in a style sheet."""
@@ -38,7 +38,7 @@ _AROUND = re.compile(r"(?<=:) +|\s*([{};,])\s*")
 def _joined(kind: str) -> str:
     """The files of the page as one, by name: nothing in one of them runs before all are read.
 
-    Without the comments that have lines of their own, and indentation: a page has no use for them.
+    Without comments and indentation: a page has no use for them.
     """
     text = "\n".join(path.read_text("utf-8") for path in sorted(_PAGE.glob(f"*.{kind}")))
     return _INDENTATION.sub("", _COMMENTS.sub("", text))

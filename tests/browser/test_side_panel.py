@@ -88,15 +88,21 @@ def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
         notebook.await_kernel()
         expect(panels).to_contain_text("Rank 0 alone calls barrier")
         # Its own cell has ended long ago: what it shows now is what the ranks are at now.
-        panels.get_by_role("button", name="Abort").click()
-        expect(rows.nth(0)).to_contain_text("ready")
-
         before = panels.get_attribute("id")
         notebook.start(AGAIN)
         expect(page.locator(f"[id='{before}']")).to_have_count(0)
         expect(panels).to_have_count(1)
         expect(rows).to_have_count(4)
+        # The new one says what is wrong, too, and knows the runs before.
+        expect(panels).to_contain_text("Rank 0 alone calls barrier")
+        info = panels.locator(".ddpb-info")
+        expect(info).to_contain_text("cell 4 · ")
+        board.el.get_by_role("slider").fill("500")
+        expect(info).to_contain_text("cell 3 · ")
+        board.el.locator(".ddpb-past").click()
         page.screenshot(path=tmp_path / "again.png")
+        panels.get_by_role("button", name="Abort").click()
+        expect(rows.nth(0)).to_contain_text("ready")
 
         # The panel of a new kernel takes the place of the one whose ranks ended with theirs.
         page.locator("[data-command='notebook:restart-kernel']").first.click()

@@ -168,6 +168,7 @@ def _one_step_less(
             f"{are} once more in {named(record)} than the others, who have finished: it was "
             f"called again in some iteration{why}"
         )
+    parts_at = way.place if way and culprits == short.ranks else None
     return Finding(
         Category.DIVERGENT_CONTROL_FLOW,
         culprits,
@@ -175,7 +176,7 @@ def _one_step_less(
         SAME_CLOSURE if closure else TOGETHER,
         context.victims,
         (*facts, *skipped, *((f"{way.place}: {way.place.text}",) if way else ())),
-        sides=sides,
+        sides=(sides[0], side(short.ranks, None, parts_at)),
     )
 
 

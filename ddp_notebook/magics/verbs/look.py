@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 
-from ddp_notebook.board.side_panel import BESIDE, HOW, can_have_panel
+from ddp_notebook.board.side_panel import HOW, can_have_panel
 from ddp_notebook.diagnosis import pages
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
@@ -45,8 +45,8 @@ def _board(ui: NotebookUi, args: argparse.Namespace) -> Board | None:
         return ui.session.status()
     beside = can_have_panel() and not args.here
     ui.open_board("side" if beside else "here")
-    if not args.here:
-        ui.say(BESIDE if beside else HOW)
+    if not (beside or args.here):
+        ui.say(HOW)
     return None
 
 

@@ -100,6 +100,8 @@ class CellRun:
         """The source code of the run, by the file name under which its lines are shown."""
         self.earlier: Mapping[str, str] = {}
         """The sources of earlier cells, whose functions it may call."""
+        self.generation = 0
+        """Which process group its ranks had when it began, as `Snapshot.generation` counts."""
         self.pausing = False
         """Every rank pauses before each collective until it is stepped."""
         self.script = script
