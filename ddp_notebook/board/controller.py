@@ -95,6 +95,11 @@ class StillBoard:
         self._region.close(bundle and {**bundle, "text/html": bundle["text/html"] + _CAPTION})
 
 
+def _has_ranks(snapshot: Snapshot) -> bool:
+    """True of a session that has begun and has not ended."""
+    return bool(snapshot.ranks) and not snapshot.ended
+
+
 class LiveBoard:
     """A board that changes by itself, from `open` to `close`.
 
@@ -170,7 +175,7 @@ class LiveBoard:
 
     def close(self, final: Board | None = None) -> None:
         """Stop drawing: what is shown then stays, or else `final`."""
-        self._draw()
+        self._draw(closing=True)
         with self._lock:
             self._closed = True
             widget, now_us = self._widget, self._now_us()
@@ -223,12 +228,14 @@ class LiveBoard:
             if not self._closed and not self._in_run:
                 self._wake.wait(_QUIET_S)
 
-    def _draw(self) -> None:
+    def _draw(self, *, closing: bool = False) -> None:
         """Bring the widget up to date; what did not change is not sent."""
         with self._lock:
             if self._closed:
                 return
             facts, news = self._source.look()
+            if self._shown is None and not closing and not _has_ranks(facts.snapshot):
+                return  # %ddp_init has not cleared the record yet
             memory = self._memory_of(facts.snapshot.world_size)
             memory.timeline.take(self._source.run, news, self._source.title)
             memory.past.keep(self._source.run, time.monotonic_ns(), facts.collectives)
