@@ -110,6 +110,7 @@ class BoardSource:
             if run is not None
             else {},
             stops_in(session.runs),
+            run.ranks if run is not None else (),
         )
         return facts, news
 

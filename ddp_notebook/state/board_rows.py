@@ -36,7 +36,7 @@ class BoardFacts:
     `collectives` are those that the ranks issued in the current or last run; `pending` are the
     ranks that are still in it. `sources` is code by file name. `store` says who hosts the store:
     session or rank0. `raised` has the user's lines in the traceback, for the ranks that raised in
-    that run. `stops`: at which lines ranks are paused.
+    that run. `stops`: at which lines ranks are paused. `members` are the ranks of the run.
     """
 
     snapshot: Snapshot
@@ -47,6 +47,7 @@ class BoardFacts:
     store: str = "session"
     raised: Mapping[int, Sequence[Place]] = field(default_factory=dict)
     stops: Mapping[int, LineStopped] = field(default_factory=dict)
+    members: Ranks = ()
 
 
 def board(snapshot: Snapshot) -> Board:
@@ -197,7 +198,7 @@ def _word(state: RankState, activity: _Activity, facts: BoardFacts) -> str:
     if state.status is Status.RUNNING and wrong and _waits(state, activity, facts.diagnosis):
         return Role.WAITING.value
     idle = facts.pending and state.status is Status.READY and not state.raised
-    if idle and facts.collectives.of.get(state.rank):
+    if idle and state.rank in facts.members:
         return "finished"
     return state_word(state)
 

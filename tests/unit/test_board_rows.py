@@ -106,6 +106,7 @@ def test_the_headline_over_a_finding_calls_no_rank_ready_or_running_that_waits()
         snapshot=Snapshot(ranks=tuple(sorted(ranks, key=lambda s: s.rank)), taken_ns=11 * S),
         collectives=Collectives(of, {"default": (0, 1, 2, 3)}),
         pending=(0, 1, 3),
+        members=(0, 1, 2, 3),
     )
     assert board_of(stuck).headline.endswith("rank 2 finished; ranks 0-1,3 running")
     found = replace(stuck, diagnosis=blames(2, waiting=(0, 1, 3)))
