@@ -95,7 +95,7 @@ WHY = Verb(
         options.JSON,
         Option(
             "--explain CATEGORY",
-            "what a category means: what torch prints then, how it is found, how it is mended",
+            "what a category means: what torch prints then, how it is found, how to correct it",
             completer=one_of([category.value for category in Category]),
             default=None,
         ),
