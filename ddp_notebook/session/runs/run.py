@@ -31,6 +31,7 @@ from ddp_notebook.model import (
     format_ranks,
     name_ranks,
     verb,
+    without_ports,
 )
 from ddp_notebook.session.findings import Found
 from ddp_notebook.state.descriptions import exit_text
@@ -354,7 +355,8 @@ class CellRun:
         return lines
 
     def _raised(self, finished: CellFinished) -> str:
-        first = finished.evalue.strip().splitlines()[0] if finished.evalue.strip() else ""
+        message = without_ports(finished.evalue).strip()
+        first = message.splitlines()[0] if message else ""
         where = f"{self.script}, line" if self.script else "cell line"
         line = f" ({where} {finished.line})" if finished.line else ""
         return f"raised {finished.ename}{': ' if first else ''}{cut(first, 200)}{line}"
