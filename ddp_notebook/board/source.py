@@ -182,14 +182,14 @@ class BoardSource:
         return run.detector if run is not None else None
 
     def _found_at_end(self, generation: int) -> Diagnosis | None:
-        """The findings that the cell of the finished run has shown.
+        """The findings that the run's cell has shown: it is over, or its ranks are stuck in it.
 
         Nothing once its ranks have another group: they were freed, or are new.
         """
         run = self._session.current
         if run is None or run.generation != generation:
             return None
-        return run.found.diagnosis if run.done and ended_badly(run) else None
+        return run.found.diagnosis if not run.done or ended_badly(run) else None
 
     def _may_ask(self, snapshot: Snapshot) -> bool:
         return not self._asked and self._may_be_wrong(snapshot) and self._long_still(snapshot)

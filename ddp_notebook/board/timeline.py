@@ -195,6 +195,10 @@ class Timeline:
         """The operation of a slice: all_reduce, send, ..."""
         return str(self._kind_of(slice_)[0])
 
+    def run_of(self, slice_: Slice) -> int:
+        """The number of the run that issued it."""
+        return int(self._kind_of(slice_)[13])
+
     def collective(self, slice_: Slice) -> tuple[int, str, int]:
         """Equal for slices of ranks that are one collective; a send or receive is its own."""
         kind = self._kind_of(slice_)

@@ -109,6 +109,18 @@ def test_a_board_that_is_opened_while_ranks_hang_says_so_at_once() -> None:
     assert source.look()[0].diagnosis is found
 
 
+def test_what_a_cell_said_of_ranks_that_are_stuck_in_it_stands_on_the_board() -> None:
+    """Of "undecided", which no rule finds anew, the board never knew."""
+    found = Diagnosis((Finding(Category.UNDECIDED, (), "nothing moves", ""),), None, 2)
+    run = CellRun(1, (0, 1))
+    states = (RankState(0, Status.RUNNING), RankState(1, Status.RUNNING))
+    source = BoardSource(cast(Session, a_session(states, run)))
+    assert source.look()[0].diagnosis is None
+    run.found.take(found)  # no thread waits for it any more
+    facts, _ = source.look()
+    assert facts.diagnosis is not None and facts.diagnosis.findings == found.findings
+
+
 def test_until_a_run_is_examined_the_board_says_that_it_is_being_checked() -> None:
     run = CellRun(1, (0,))
     now_ns = time.monotonic_ns()

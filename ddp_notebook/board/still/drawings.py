@@ -17,9 +17,9 @@ from ddp_notebook.board.timeline import (
     FREED,
     HELD,
     ISSUED,
-    NUMBER,
     PHASE,
     PHASES,
+    SEQ_ID,
     Slice,
     Timeline,
 )
@@ -40,7 +40,7 @@ _LOOKS = {
 }
 _LEGEND = (
     "high bars: communicates; low bars: waits for others; high and red: failed; low and violet:"
-    " paused (held by you); low and grey: freed, nobody waits for it any more"
+    " paused (by you); low and grey: freed, no rank waits any more"
 )
 _DRAWING = "display: block; width: 100%; border-left: 1px solid rgba(128, 128, 128, 0.6)"
 
@@ -64,9 +64,12 @@ def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:
     if timeline is None:
         return Drawings([""] * len(rows))
     last = [timeline.last(ranks[0], _LAST) for ranks in rows[:MOST_ROWS]]
-    issued = [slice_ for slices in last for slice_ in slices]
-    if not issued:
+    if not any(last):
         return Drawings([""] * len(rows))
+    # Minutes may lie between two runs: both in one drawing would be two dots.
+    newest = max(timeline.run_of(slice_) for slices in last for slice_ in slices)
+    last = [[each for each in slices if timeline.run_of(each) == newest] for slices in last]
+    issued = [slice_ for slices in last for slice_ in slices]
     scale = _Scale.of(issued)
     arrived = timeline.last_arrivals()
     drawn = [
@@ -112,7 +115,7 @@ def _drawing(ranks: Ranks, slices: Sequence[Slice], drawn: Bars, timeline: Timel
     if slices:
         operation, phase = timeline.operation(slices[-1]), PHASES[slices[-1][PHASE]]
         count = counted(len(slices), "collective")
-        about = f"{count}, the last: {operation} #{slices[-1][NUMBER]}, {phase}"
+        about = f"{count}, the last: {operation} #{slices[-1][SEQ_ID]}, {phase}"
     else:
         about = "no collective"
     title = escape(f"{name_ranks(ranks[:1])}: {about}")
