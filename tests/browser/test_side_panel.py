@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from boards import Board
-from labs import Lab, opened
+from labs import SLOW, Lab, opened
 from playwright.sync_api import Browser, expect
 
 pytestmark = pytest.mark.timeout(240)
@@ -49,6 +49,7 @@ def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
         page.keyboard.press("Control+b")  # without the list of files there is room for both
         panels = page.locator(".jupyterlab-sidecar")
         rows = panels.locator(".ddpb-row")
+        page.evaluate(SLOW)
         notebook.run(LOAD)
         notebook.start(INIT)
         board = Board(panels)

@@ -57,7 +57,7 @@ export default () => {
         el.replaceChildren(page.el);
         page.draw();
         names.forEach((name) => model.on(`change:${name}`, draw));
-        page.send({ kind: "hello" });
+        hearAlways(model, model.get("still")).then(() => guard(() => page.send({ kind: "hello" })));
       });
       const key = (event) => guard(() => page.key(event));
       const released = () => setTimeout(() => guard(() => page.draw()));

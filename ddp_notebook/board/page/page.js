@@ -192,8 +192,8 @@ class Page {
     const lost = !frozen && !ended && quietMs > LOST_AFTER_MS;
     this.el.classList.toggle("ddpb-lost", lost);
     this.el.classList.toggle("ddpb-ended", ended);
-    const anew = `${ENDED}${this.el.closest(".jupyterlab-sidecar") ? " --board side" : ""}`;
-    const why = ended ? (this.store.live ? anew : SAVED) : lost ? `The kernel has not responded for ${formatAge(quietMs * 1000)}. This is the last known state.` : "";
+    const side = this.el.closest(".jupyterlab-sidecar") ? " --board side" : "";
+    const why = ended ? (this.store.live ? ENDED + side : SAVED) : lost ? `The kernel has not responded for ${formatAge(quietMs * 1000)}. This is the last known state.` : "";
     if (this.gone.textContent !== why) this.gone.textContent = why;
     if (ended !== this.wasEnded) {
       this.wasEnded = ended;

@@ -46,7 +46,7 @@ class Timeline {
     this.pause = this.button("Pause", () => (this.window.follow ? this.hold() : this.goLive()));
     this.slider = make("input", { type: "range", min: "0", max: "1000", value: "1000", "aria-label": "Time", "data-lm-suppress-shortcuts": "true", oninput: () => this.scrub() });
     this.info = make("span", { class: "ddpb-info" });
-    const legend = [["a", "all_reduce"], ["b", "broadcast"], ["c", "barrier"], ["d", "other"], ["wait", "waits", "waits for others"], ["last", "last to arrive"], ["fail", "failed", "failed or refused"], ["pause", "paused", "paused by you"], ["free", "freed", "freed: no rank waits any more"], ["at", "time shown", "the time that is shown"]];
+    const legend = [["a", "all_reduce"], ["b", "broadcast"], ["c", "barrier"], ["d", "other"], ["wait", "waits"], ["last", "last to arrive"], ["fail", "failed"], ["pause", "paused"], ["free", "freed"], ["at", "time shown"]];
     this.el = make(
       "div",
       { class: "ddpb-timeline", role: "group", "aria-label": "Collectives" },
@@ -62,7 +62,7 @@ class Timeline {
         this.info,
       ),
       make("div", { class: "ddpb-lanes" }, rows, make("div", { class: "ddpb-canvas" }, this.canvas, this.frameAt, this.tip)),
-      make("div", { class: "ddpb-legend" }, legend.map(([name, text, title]) => make("span", { title }, make("i", { class: `ddpb-key-${name}`, "aria-hidden": "true" }), text))),
+      make("div", { class: "ddpb-legend" }, legend.map(([name, text]) => make("span", {}, make("i", { class: `ddpb-key-${name}`, "aria-hidden": "true" }), text))),
     );
   }
 
