@@ -39,8 +39,7 @@ def saved_run(
     """
     case = _with_sources_in_use(case) if case is not None else None
     collectives = case.collectives if case is not None else None
-    diagnosis = diagnose_run(case) if case is not None else None
-    stands = found is not None and bool(found.findings) and not (diagnosis and diagnosis.findings)
+    diagnosis, stands = _judged(case, found)
     saved = SavedRun(
         snapshot=snapshot,
         start=kept.start,
@@ -48,7 +47,7 @@ def saved_run(
         moments=kept.moments,
         outputs=kept.outputs if output else (),
         case=case,
-        diagnosis=found if stands else diagnosis,
+        diagnosis=diagnosis,
         script=script,
         run=run,
         versions=_versions(case),
@@ -60,6 +59,14 @@ def saved_run(
         stands=stands,
     )
     return saved if output else _without_output(saved)
+
+
+def _judged(case: Case | None, found: Diagnosis | None) -> tuple[Diagnosis | None, bool]:
+    """The diagnosis of `case`; if that has no finding, `found`, which stands on more, if it has."""
+    diagnosis = diagnose_run(case) if case is not None else Diagnosis()
+    if found is not None and found.findings and not diagnosis.findings:
+        return found, True
+    return (diagnosis if case is not None else None), False
 
 
 def _versions(case: Case | None) -> dict[str, str]:

@@ -213,8 +213,7 @@ def actions(
     no_line = "" if at_lines else _NO_LINE
     none = "" if running else _NO_RANK
     no_step = none or _no_step(rows, measuring)
-    in_setup = not in_run and any(row.stages_passed < len(Stage) for row in rows)
-    end = Stage.VERIFIED.value if in_setup else "end"
+    end = "end" if in_run else _end_of(rows)
     restart = _restart(rows)
     return (
         Action("continue", "Continue", f"%ddp_step --to {end}", True, no_step),
@@ -226,6 +225,12 @@ def actions(
         Action("into", "Into", "%ddp_step --into", True, no_line),
         Action("out", "Out", "%ddp_step --out", True, no_line),
     )
+
+
+def _end_of(rows: Sequence[BoardRow]) -> str:
+    """What Continue leads to, outside of runs: the last stage, until set-up is done."""
+    in_setup = any(row.stages_passed < len(Stage) for row in rows)
+    return Stage.VERIFIED.value if in_setup else "end"
 
 
 def _no_answer(rows: Sequence[BoardRow]) -> str:

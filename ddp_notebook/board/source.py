@@ -162,10 +162,7 @@ class BoardSource:
         detector = self._detector()
         key = tuple((s.status, s.stage, s.entering, s.cause) for s in snapshot.ranks)
         if moved or key != self._key:
-            # What was found before a board was opened is so, until ranks go on.
-            self._old = detector.latest if detector is not None and self._key is not None else None
-            self._key, self._still_since_s = key, time.monotonic()
-            self._asked, self._found = False, None
+            self._begin_anew(key, detector)
         if detector is not None:
             if detector.latest is not self._old:
                 self._found = detector.latest
@@ -175,6 +172,16 @@ class BoardSource:
             self._asked = True
             threading.Thread(target=self._ask, args=(key,), name="ddp-why", daemon=True).start()
         return self._found
+
+    def _begin_anew(self, key: object, detector: StallDetector | None) -> None:
+        """Ranks have gone on: what was found before is not so any more.
+
+        When a board is opened it is so, until they go on.
+        """
+        opened = self._key is None
+        self._old = detector.latest if detector is not None and not opened else None
+        self._key, self._still_since_s = key, time.monotonic()
+        self._asked, self._found = False, None
 
     def _detector(self) -> StallDetector | None:
         """The stall detector of the run that ranks are in; None without one."""

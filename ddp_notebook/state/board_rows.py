@@ -192,15 +192,15 @@ def _word(state: RankState, activity: _Activity, facts: BoardFacts) -> str:
 
     That it waits is said where something is wrong: in a healthy run it would change all the time.
     """
-    if state.status is Status.RUNNING and activity.paused:
+    word = state_word(state)
+    if word == Status.READY.value and facts.pending and state.rank in facts.members:
+        return "finished"
+    if state.status is not Status.RUNNING:
+        return word
+    if activity.paused:
         return Status.PAUSED.value
     wrong = facts.diagnosis is not None and facts.diagnosis.wrong
-    if state.status is Status.RUNNING and wrong and _waits(state, activity, facts.diagnosis):
-        return Role.WAITING.value
-    idle = facts.pending and state.status is Status.READY and not state.raised
-    if idle and state.rank in facts.members:
-        return "finished"
-    return state_word(state)
+    return Role.WAITING.value if wrong and _waits(state, activity, facts.diagnosis) else word
 
 
 def _role(state: RankState, activity: _Activity, silent: bool, diagnosis: Diagnosis | None) -> Role:

@@ -63,13 +63,10 @@ def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:
     """Draw `rows`, ranks in the same state, of which the first is drawn."""
     if timeline is None:
         return Drawings([""] * len(rows))
-    last = [timeline.last(ranks[0], _LAST) for ranks in rows[:MOST_ROWS]]
-    if not any(last):
-        return Drawings([""] * len(rows))
-    # Minutes may lie between two runs: both in one drawing would be two dots.
-    newest = max(timeline.run_of(slice_) for slices in last for slice_ in slices)
-    last = [[each for each in slices if timeline.run_of(each) == newest] for slices in last]
+    last = _newest(timeline, [timeline.last(ranks[0], _LAST) for ranks in rows[:MOST_ROWS]])
     issued = [slice_ for slices in last for slice_ in slices]
+    if not issued:
+        return Drawings([""] * len(rows))
     scale = _Scale.of(issued)
     arrived = timeline.last_arrivals()
     drawn = [
@@ -83,6 +80,12 @@ def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:
         [*drawn, *[""] * (len(rows) - len(drawn))],
         f"The last collectives, {span}: {_LEGEND}.{more}",
     )
+
+
+def _newest(timeline: Timeline, rows: Sequence[Sequence[Slice]]) -> list[list[Slice]]:
+    """The slices of the newest run: minutes may lie between two, and both would be two dots."""
+    newest = max((timeline.run_of(each) for slices in rows for each in slices), default=0)
+    return [[each for each in slices if timeline.run_of(each) == newest] for slices in rows]
 
 
 @dataclass(frozen=True)
