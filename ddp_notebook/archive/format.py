@@ -77,7 +77,8 @@ class SavedRun:
     versions: Mapping[str, str] = field(default_factory=dict)
     dropped: Dropped = Dropped()
     stands: bool = False
-    """`diagnosis` stands on more than `case` has, as on a look at a job from outside."""
+    """`diagnosis` stands on more than `case` has: on a look at a job from outside, or on post-run
+    checks."""
     observed: Observed | None = field(default=None, metadata=OMIT_DEFAULT)
     """Of a job that no notebook started."""
 

@@ -19,13 +19,14 @@ from ddp_notebook.archive.history import Kept
 from ddp_notebook.archive.trace import trace
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import UsageMistake, named_file
-from ddp_notebook.model import Case, Moment, RankExited, Snapshot, codec
+from ddp_notebook.model import Case, Diagnosis, Moment, RankExited, Snapshot, codec
 
 
 def saved_run(
     snapshot: Snapshot,
     kept: Kept,
     case: Case | None,
+    found: Diagnosis | None = None,
     *,
     script: str = "",
     run: int = 0,
@@ -33,10 +34,12 @@ def saved_run(
 ) -> SavedRun:
     """All that is known of a run, to be written; what the ranks wrote only with `output`.
 
-    `case` is None if no rank is left to ask. `script` and `run` say what ran last.
+    `case` is None if no rank is left to ask. `found` is what `%ddp_why` says: what post-run checks
+    found of a run that is over is not in `case`. `script` and `run` say what ran last.
     """
     case = _with_sources_in_use(case) if case is not None else None
     collectives = case.collectives if case is not None else None
+    diagnosis, stands = _judged(case, found)
     saved = SavedRun(
         snapshot=snapshot,
         start=kept.start,
@@ -44,7 +47,7 @@ def saved_run(
         moments=kept.moments,
         outputs=kept.outputs if output else (),
         case=case,
-        diagnosis=diagnose_run(case) if case is not None else None,
+        diagnosis=diagnosis,
         script=script,
         run=run,
         versions=_versions(case),
@@ -53,8 +56,17 @@ def saved_run(
             kept.dropped_outputs if output else 0,
             {r: n for r, n in collectives.first.items() if n} if collectives else {},
         ),
+        stands=stands,
     )
     return saved if output else _without_output(saved)
+
+
+def _judged(case: Case | None, found: Diagnosis | None) -> tuple[Diagnosis | None, bool]:
+    """The diagnosis of `case`; if that has no finding, `found`, which stands on more, if it has."""
+    diagnosis = diagnose_run(case) if case is not None else Diagnosis()
+    if found is not None and found.findings and not diagnosis.findings:
+        return found, True
+    return (diagnosis if case is not None else None), False
 
 
 def _versions(case: Case | None) -> dict[str, str]:
@@ -83,7 +95,7 @@ def _with_sources_in_use(case: Case) -> Case:
 
 def _without_output(saved: SavedRun) -> SavedRun:
     """The same without what ranks wrote, except the line that the board shows of a dead one."""
-    case = saved.case
+    case, found = saved.case, saved.diagnosis
     if case is not None:
         brief = (replace(e, last_words=_last_line(e.last_words)) for e in case.ranks)
         case = replace(case, ranks=tuple(brief))
@@ -93,6 +105,7 @@ def _without_output(saved: SavedRun) -> SavedRun:
         start=_brief(saved.start),
         moments=tuple(_brief_moment(moment) for moment in saved.moments),
         case=case,
+        diagnosis=replace(found, tracebacks=()) if found is not None else None,
     )
 
 

@@ -93,7 +93,9 @@ class Buttons:
                 "of": run.title if run is not None else "",
                 "begun": self._session.begun,
             }
-            others = tuple(other for other in self.answers if other["magic"] != magic)
+            # A button has one answer, whatever is typed after its magic.
+            name = magic.partition(" ")[0]
+            others = tuple(a for a in self.answers if a["magic"].partition(" ")[0] != name)
             self.answers = others if seen else (answer, *others)[:_MAX_ANSWERS]
         self._changed()
 

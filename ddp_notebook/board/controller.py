@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import model
 from ddp_notebook.board.buttons import Button, Buttons
-from ddp_notebook.board.past import Moment, Past
+from ddp_notebook.board.past import Memory, Moment, Past
 from ddp_notebook.board.replay_board import can_show_widgets, past_message, widget_class
 from ddp_notebook.board.source import BoardSource
 from ddp_notebook.board.still import picture as still_picture
@@ -47,11 +47,14 @@ def _still(board: Board, **more: Any) -> dict[str, str]:
 
 
 def open_board(
-    session: Session, shell: Any, buttons: Mapping[str, Button]
+    session: Session, shell: Any, buttons: Mapping[str, Button], memory: Memory | None = None
 ) -> LiveBoard | StillBoard:
-    """A board for `shell`: the widget where there can be one, else the picture alone."""
+    """A board for `shell`: the widget where there can be one, else the picture alone.
+
+    `memory` is that of the board before it.
+    """
     if can_show_widgets(shell):
-        return LiveBoard(session, shell, buttons)
+        return LiveBoard(session, shell, buttons, memory)
     return StillBoard(session, shell)
 
 
@@ -66,6 +69,7 @@ class StillBoard:
             settle_s=BOARD_INTERVAL_S,
         )
         self.nudge = self._region.nudge
+        self.memory: Memory | None = None
         self._session = session
         self._kept = False
 
@@ -91,6 +95,11 @@ class StillBoard:
         self._region.close(bundle and {**bundle, "text/html": bundle["text/html"] + _CAPTION})
 
 
+def _has_ranks(snapshot: Snapshot) -> bool:
+    """True of a session that has begun and has not ended."""
+    return bool(snapshot.ranks) and not snapshot.ended
+
+
 class LiveBoard:
     """A board that changes by itself, from `open` to `close`.
 
@@ -98,14 +107,22 @@ class LiveBoard:
     there too. After `close` it stays as it is, and still answers a page that is opened later.
     """
 
-    def __init__(self, session: Session, shell: Any, buttons: Mapping[str, Button]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        shell: Any,
+        buttons: Mapping[str, Button],
+        memory: Memory | None = None,
+    ) -> None:
         self._session = session
         self._publisher = shell.display_pub
         self._source = BoardSource(session)
         self._buttons = Buttons(session, buttons, self._pressed, self._source.diagnosed)
-        self._timeline: Timeline | None = None
-        self._past = Past()
-        self._epoch_ns = time.monotonic_ns()
+        self.memory = memory
+        """Its own once it has drawn."""
+        self._opened_ns = time.monotonic_ns()
+        self._last_slices: Mapping[str, Any] = {}
+        """All that the timeline shows, once it is closed."""
         self._tabs = TabFeed(session, self._tell_tab)
         self._wake = threading.Event()
         self._lock = threading.Lock()
@@ -158,17 +175,18 @@ class LiveBoard:
 
     def close(self, final: Board | None = None) -> None:
         """Stop drawing: what is shown then stays, or else `final`."""
-        self._draw()
-        self._closed = True
-        self._wake.set()
+        self._draw(closing=True)
         with self._lock:
+            self._closed = True
             widget, now_us = self._widget, self._now_us()
             self._closed_us = now_us
+            self._last_slices = self.memory.timeline.whole() if self.memory is not None else {}
             last = {**widget.board, **widget.drawn.get("board", {})}
             if final is not None:
                 last |= model.board_json(final, self._epoch_ns)
-            shown = {**last, "loading": None, "frozen": True, "closed": True}
+            shown = {**last, "loading": None, "checking": False, "frozen": True, "closed": True}
             widget.draw(now_us, board=shown, actions=[], benchmark={}, stops={})
+        self._wake.set()
         self._keep(final)
 
     def _keep(self, final: Board | None = None) -> None:
@@ -197,7 +215,8 @@ class LiveBoard:
             board = final or self._shown or self._session.status()
             findings = self._widget.drawn.get("findings", ())
             sides = findings[0]["sides"] if findings else ()
-            bundle = _still(board, found=self._found, sides=sides, timeline=self._timeline)
+            timeline = self.memory.timeline if self.memory is not None else None
+            bundle = _still(board, found=self._found, sides=sides, timeline=timeline)
         return self._widget.picture(bundle, below)
 
     def _draw_loop(self, delay_s: float) -> None:
@@ -209,26 +228,42 @@ class LiveBoard:
             if not self._closed and not self._in_run:
                 self._wake.wait(_QUIET_S)
 
-    def _draw(self) -> None:
+    def _draw(self, *, closing: bool = False) -> None:
         """Bring the widget up to date; what did not change is not sent."""
         with self._lock:
             if self._closed:
                 return
             facts, news = self._source.look()
-            board = board_of(facts)
-            if self._timeline is None:
-                self._timeline = Timeline(self._epoch_ns, facts.snapshot.world_size)
-            self._timeline.take(self._source.run, news)
-            self._past.keep(self._source.run, time.monotonic_ns(), facts.collectives)
-            self._timeline.end(died_ns(facts.snapshot))
-            self._timeline.end(self._source.left_ns, FREED)
-            self._found = facts.diagnosis
-            self._show(board, facts)
-            self._send_slices(self._timeline)
+            if self._shown is None and not closing and not _has_ranks(facts.snapshot):
+                return  # %ddp_init has not cleared the record yet
+            memory = self._memory_of(facts.snapshot.world_size)
+            memory.timeline.take(self._source.run, news, self._source.title)
+            memory.past.keep(self._source.run, time.monotonic_ns(), facts.collectives)
+            memory.timeline.end(died_ns(facts.snapshot))
+            memory.timeline.end(self._source.left_ns, FREED)
+            self._found, self._shown = facts.diagnosis, board_of(facts)
+            self._show(self._shown, facts, memory.past)
+            self._send_slices(memory.timeline)
             self._answer()
         self._tabs.turn(self._source.key())
 
-    def _show(self, board: Board, facts: BoardFacts) -> None:
+    def _memory_of(self, world_size: int) -> Memory:
+        """What is remembered of this session: begun anew with it."""
+        of = (self._session.record.began_ns, world_size)
+        before = self.memory
+        if before is None or before.of != of:
+            epoch_ns = min(of[0], self._opened_ns) if before is None else self._epoch_ns
+            timeline = Timeline(epoch_ns, world_size)
+            timeline.generation += before.timeline.generation if before is not None else 0
+            self.memory = before = Memory(of, epoch_ns, timeline, Past())
+        return before
+
+    @property
+    def _epoch_ns(self) -> int:
+        """From when on times are counted."""
+        return self.memory.epoch_ns if self.memory is not None else self._opened_ns
+
+    def _show(self, board: Board, facts: BoardFacts, past: Past) -> None:
         """Set what the widget shows."""
         widget, session = self._widget, self._session
         benchmark = session.measuring
@@ -237,7 +272,7 @@ class LiveBoard:
         at = pending_locations(facts)
         widget.draw(
             self._now_us(),
-            board={**shown, "began": 0, "frozen": False},
+            board={**shown, "began": 0, "frozen": False, "checking": self._source.checking},
             findings=model.findings_json(facts.diagnosis, facts.sources, at),
             locations=model.locations_json(at),
             benchmark=model.benchmark_json(benchmark.what, benchmark.done) if benchmark else {},
@@ -248,7 +283,7 @@ class LiveBoard:
             ),
         )
         found = widget.drawn
-        self._past.note(Moment(time.monotonic_ns(), found["findings"], found["locations"]))
+        past.note(Moment(time.monotonic_ns(), found["findings"], found["locations"]))
         self._show_buttons()
 
     def _send_slices(self, timeline: Timeline) -> None:
@@ -305,13 +340,16 @@ class LiveBoard:
 
     def _answer(self) -> None:
         """Answer the latest question of each kind."""
-        if self._questions.pop("hello", None) is not None and self._timeline is not None:
+        memory = self.memory
+        if memory is None:
+            return
+        if self._questions.pop("hello", None) is not None:
             self._widget.tell_whole(self._now_us())
-            self._widget.tell(self._timeline.whole(), self._now_us())
+            self._widget.tell(self._last_slices or memory.timeline.whole(), self._now_us())
         past = self._questions.pop("at", None)
         if past is not None:
             at_ns = self._epoch_ns + 1000 * int(past["at"])
-            known = collectives_at(self._past.collectives_at(at_ns), at_ns)
-            then, found = self._source.past(at_ns), self._past.found_at(at_ns)
+            known = collectives_at(memory.past.collectives_at(at_ns), at_ns)
+            then, found = self._source.past(at_ns), memory.past.found_at(at_ns)
             message = past_message(past, then, known, found, self._epoch_ns)
             self._widget.tell(message, past["at"])

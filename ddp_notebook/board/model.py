@@ -19,6 +19,7 @@ from ddp_notebook.model import (
     Loading,
     Role,
     Side,
+    Snapshot,
     StackLocation,
     Stage,
     Status,
@@ -65,7 +66,7 @@ def board_json(board: Board, epoch_ns: int) -> dict[str, Any]:
         "world_size": board.snapshot.world_size,
         "ended": bool(board.snapshot.ended),
         "loading": _loading(board.snapshot.loading, epoch_ns),
-        "rows": [_row(row, epoch_ns) for row in board.rows[:MOST_ROWS]],
+        "rows": [_row(row, board.snapshot, epoch_ns) for row in board.rows[:MOST_ROWS]],
         "left_out": format_ranks(rank for row in board.rows[MOST_ROWS:] for rank in row.ranks),
         "notes": [_line(note, 4 * MOST_CHARACTERS) for note in board.notes if note in standing],
         "todo": [_line(note, 4 * MOST_CHARACTERS) for note in board.notes if note not in standing],
@@ -79,13 +80,19 @@ def _loading(loading: Loading | None, epoch_ns: int) -> dict[str, Any] | None:
     return {"percent": loading.percent, "since_us": _micros(loading.since_ns, epoch_ns)}
 
 
-def _row(row: BoardRow, epoch_ns: int) -> dict[str, Any]:
-    """All fields of a row but its age, which changes all the time, and what follows from them."""
+def _row(row: BoardRow, snapshot: Snapshot, epoch_ns: int) -> dict[str, Any]:
+    """All fields of a row but its age, which changes all the time, and what follows from them.
+
+    Of ranks that raised the error alone: the word beside it says the rest.
+    """
     wire = {
         name.replace("_ns", "_us"): _value(name, getattr(row, name), epoch_ns)
         for name in _ROW_FIELDS
     }
     derived = {"stages_passed": row.stages_passed, "gone": row.gone, "process": _line(row.process)}
+    state = next((state for state in snapshot.ranks if state.rank == row.ranks[0]), None)
+    if state is not None and state.raised and row.role in (Role.RAISED, Role.REFUSED):
+        wire["text"] = _line(state.raised)
     return {**wire, **derived, "first": row.ranks[0], "count": len(row.ranks)}
 
 
@@ -206,7 +213,7 @@ def actions(
     no_line = "" if at_lines else _NO_LINE
     none = "" if running else _NO_RANK
     no_step = none or _no_step(rows, measuring)
-    end = "end" if in_run else Stage.VERIFIED.value
+    end = "end" if in_run else _end_of(rows)
     restart = _restart(rows)
     return (
         Action("continue", "Continue", f"%ddp_step --to {end}", True, no_step),
@@ -218,6 +225,12 @@ def actions(
         Action("into", "Into", "%ddp_step --into", True, no_line),
         Action("out", "Out", "%ddp_step --out", True, no_line),
     )
+
+
+def _end_of(rows: Sequence[BoardRow]) -> str:
+    """What Continue leads to, outside of runs: the last stage, until set-up is done."""
+    in_setup = any(row.stages_passed < len(Stage) for row in rows)
+    return Stage.VERIFIED.value if in_setup else "end"
 
 
 def _no_answer(rows: Sequence[BoardRow]) -> str:

@@ -1,4 +1,4 @@
-"""What a live board showed earlier: findings, lines, collectives of earlier runs."""
+"""What live boards showed earlier: findings, lines, collectives of earlier runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddp_notebook.board.timeline import Timeline
 from ddp_notebook.model import Collectives
 
 _MOST_MOMENTS = 400
@@ -21,6 +22,20 @@ class Moment:
     at_ns: int = 0
     findings: Sequence[Any] = ()
     locations: Sequence[Any] = ()
+
+
+@dataclass
+class Memory:
+    """What the boards of a session have shown, one after another: a new one begins with it.
+
+    For one board at a time; `of` says which session it is, by its beginning and its number of
+    ranks. Times are counted from `epoch_ns`.
+    """
+
+    of: tuple[int, int]
+    epoch_ns: int
+    timeline: Timeline
+    past: Past
 
 
 @dataclass

@@ -17,7 +17,7 @@ from ddp_notebook.board.timeline import FREED, Timeline, died_ns
 from ddp_notebook.model import Collective, Collectives, Diagnosis, Snapshot, Status
 from ddp_notebook.session.interrupts import do_meanwhile
 from ddp_notebook.state.board_rows import BoardFacts, board_of
-from ddp_notebook.state.collective_table import collectives_at
+from ddp_notebook.state.collective_table import collectives_at, of_run
 from ddp_notebook.state.stack_locations import locations
 from ddp_notebook.views.notebook import mime_bundle
 
@@ -95,12 +95,15 @@ class ReplayBoard:
         self._epoch_ns = saved.began_ns
         self._end_us = (saved.snapshot.taken_ns - self._epoch_ns) // 1000
         self._timeline = Timeline(self._epoch_ns, saved.world_size)
-        records = [record for issued in saved.collectives.of.values() for record in issued]
-        self._timeline.take(saved.run or 1, records)
+        issued = [record for each in saved.collectives.of.values() for record in each]
+        records = of_run(issued, saved.left_ns)
+        self._timeline.take(saved.run or 1, records, saved.script)
         self._timeline.end(died_ns(saved.snapshot))
         self._timeline.end(saved.left_ns, FREED)
         pending = saved.snapshot.with_status(Status.RUNNING)
-        board = board_of(BoardFacts(saved.snapshot, saved.collectives, pending, diagnosis))
+        members = (*pending, *saved.left_ns)
+        facts = BoardFacts(saved.snapshot, saved.collectives, pending, diagnosis, members=members)
+        board = board_of(facts)
         named = replace(board, headline=f"{replay.name}: {board.headline}")
         shown = model.board_json(named, self._epoch_ns)
         reports = saved.case.ranks if saved.case is not None else ()
@@ -111,7 +114,8 @@ class ReplayBoard:
         findings, lines = model.findings_json(diagnosis, sources, at), model.locations_json(at)
         sides = findings[0]["sides"] if findings else ()
         self._still = picture.html(named, diagnosis, sides, self._timeline)
-        self._found = Moment(_last_ns(records), findings, lines)
+        last_ns = max(_last_ns(records), *saved.left_ns.values(), 0)
+        self._found = Moment(last_ns, findings, lines)
         """What is wrong is so from the last on that the ranks did."""
         self.widget: BoardWidget = widget_class()(
             self._on_message,

@@ -17,6 +17,7 @@ from ddp_notebook.model import Collective, Collectives, Diagnosis, RankState, Sn
 from ddp_notebook.session.runs.registry import stops_in
 from ddp_notebook.session.runs.steps import source_of
 from ddp_notebook.state.board_rows import BoardFacts
+from ddp_notebook.state.collective_table import of_run
 from ddp_notebook.state.fold import state_at
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.stall_detector import StallDetector
     from ddp_notebook.session.session import Session
 
+_CHECKED_WITHIN_S = 10
+"""By then a run that has ended is examined, or nothing waits for it."""
 _LOOK_AFTER_S = 0.5
 """The ranks are asked why when nothing has changed for this long."""
 _LOOK_AFTER_IN_SETUP_S = 1.2
@@ -67,16 +70,26 @@ class BoardSource:
         self._found: Diagnosis | None = None
         self._stops_key: object = None
         self._stops: dict[str, Any] = {}
-        run = session.current
-        self._before = run if run is not None and run.done else None
-        """A run that was over when this began: its finding stands in another cell."""
-        self._run_seen: tuple[CellRun | None, int] = (None, 0)
-        """The run that was seen last, and which process group it has run in."""
 
     @property
     def run(self) -> int:
         """The number of the current or last run; 0 for none."""
         return self._tails.run
+
+    @property
+    def title(self) -> str:
+        """What that run is called."""
+        run = self._session.current
+        return run.title if run is not None and run.cell == self.run else ""
+
+    @property
+    def checking(self) -> bool:
+        """True while a run that has ended is examined: whether it is wrong is not known yet."""
+        run = self._session.current
+        if run is None or run.found.judged or not (run.done and ended_badly(run)):
+            return False
+        ended_ns = max(run.left_ns.values(), default=0)
+        return time.monotonic_ns() - ended_ns < _CHECKED_WITHIN_S * 1_000_000_000
 
     @property
     def left_ns(self) -> Mapping[int, int]:
@@ -92,7 +105,7 @@ class BoardSource:
         if run is not None and logs is not None:
             # The collective logs are closed from another thread when the session ends.
             with contextlib.suppress(ValueError):
-                news = self._tails.follow(logs, run)
+                news = of_run(self._tails.follow(logs, run), run.left_ns)
         facts = BoardFacts(
             snapshot,
             self._tails.collectives if run is not None else Collectives(),
@@ -104,6 +117,7 @@ class BoardSource:
             if run is not None
             else {},
             stops_in(session.runs),
+            run.ranks if run is not None else (),
         )
         return _of_started_ranks(run, facts.diagnosis) or facts, news
 
@@ -157,9 +171,7 @@ class BoardSource:
         detector = self._detector()
         key = tuple((s.status, s.stage, s.entering, s.cause) for s in snapshot.ranks)
         if moved or key != self._key:
-            self._key, self._still_since_s = key, time.monotonic()
-            self._asked, self._found = False, None
-            self._old = detector.latest if detector is not None else None
+            self._begin_anew(key, detector)
         if detector is not None:
             if detector.latest is not self._old:
                 self._found = detector.latest
@@ -170,22 +182,30 @@ class BoardSource:
             threading.Thread(target=self._ask, args=(key,), name="ddp-why", daemon=True).start()
         return self._found
 
+    def _begin_anew(self, key: object, detector: StallDetector | None) -> None:
+        """Ranks have gone on: what was found before is not so any more.
+
+        When a board is opened it is so, until they go on.
+        """
+        opened = self._key is None
+        self._old = detector.latest if detector is not None and not opened else None
+        self._key, self._still_since_s = key, time.monotonic()
+        self._asked, self._found = False, None
+
     def _detector(self) -> StallDetector | None:
         """The stall detector of the run that ranks are in; None without one."""
         run = self._session.current
         return run.detector if run is not None else None
 
     def _found_at_end(self, generation: int) -> Diagnosis | None:
-        """The findings that the cell of the finished run has shown.
+        """The findings that the run's cell has shown: it is over, or its ranks are stuck in it.
 
         Nothing once its ranks have another group: they were freed, or are new.
         """
         run = self._session.current
-        if run is not self._run_seen[0]:
-            self._run_seen = run, generation
-        if run is None or run is self._before or self._run_seen[1] != generation:
+        if run is None or run.generation != generation:
             return None
-        return run.found.diagnosis if run.done and ended_badly(run) else None
+        return run.found.diagnosis if not run.done or ended_badly(run) else None
 
     def _may_ask(self, snapshot: Snapshot) -> bool:
         return not self._asked and self._may_be_wrong(snapshot) and self._long_still(snapshot)

@@ -26,6 +26,7 @@ MOST_SLICES = 40_000
 MOST_PER_RANK = 2_000
 MOST_AT_ONCE = 2_000
 """In one message about what is new; of more, the oldest are skipped, and their number is sent."""
+MOST_TITLES = 100
 MOST_KINDS = 4_000
 """With more, the page is told to forget everything, and gets the newest again."""
 
@@ -49,6 +50,8 @@ class Timeline:
     def __init__(self, epoch_ns: int, world_size: int) -> None:
         self.epoch_ns = epoch_ns
         self.run = 0
+        self._titles: dict[int, str] = {}
+        """What each run is called, of the newest."""
         self._sent_run = 0
         self.generation = 0
         """Counts how often what was sent before became invalid."""
@@ -70,12 +73,15 @@ class Timeline:
         self._buckets: dict[int, tuple[object, int]] = {}
         self._skipped = 0
 
-    def take(self, run: int, records: Iterable[Collective]) -> None:
-        """Take in records that are new or have changed, each rank's in their order."""
+    def take(self, run: int, records: Iterable[Collective], title: str = "") -> None:
+        """Take in records that are new or have changed, each rank's in their order. `title` is what
+        the run is called.
+        """
         if len(self._kinds) > MOST_KINDS:
             self._forget()
         if run != self.run:
             self.run, self._from = run, self._next
+            self._titles = dict([*self._titles.items(), (run, title)][-MOST_TITLES:])
             self._close()
         for record in records:
             self._take(record)
@@ -189,6 +195,10 @@ class Timeline:
         """The operation of a slice: all_reduce, send, ..."""
         return str(self._kind_of(slice_)[0])
 
+    def run_of(self, slice_: Slice) -> int:
+        """The number of the run that issued it."""
+        return int(self._kind_of(slice_)[13])
+
     def collective(self, slice_: Slice) -> tuple[int, str, int]:
         """Equal for slices of ranks that are one collective; a send or receive is its own."""
         kind = self._kind_of(slice_)
@@ -230,9 +240,11 @@ class Timeline:
 
     def _message(self, slices: Sequence[Slice], first_kind: int) -> dict[str, Any]:
         kinds = self._kind_list[first_kind:]
+        titles = self._titles if not first_kind else {self.run: self._titles.get(self.run, "")}
         return {
             "kind": "slices",
             "run": self.run,
+            "titles": [list(each) for each in titles.items()],
             "generation": self.generation,
             "first_kind": first_kind,
             "kinds": [list(kind) for kind in kinds],

@@ -27,20 +27,22 @@ from ddp_notebook.board.still.lost import hidden_beside
 __all__ = ["BoardWidget", "RunningLine"]
 
 _PAGE = Path(__file__).parent / "page"
+_SHARED = Path(__file__).parent / "line" / "anywidget.js"
 
 
-_COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n", re.MULTILINE)
-_INDENTATION = re.compile(r"^[ \t]+", re.MULTILINE)
-_AROUND = re.compile(r"(?<=:) +|\s*([{};,])\s*")
+_COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n| +// .*$", re.MULTILINE)
+_INDENTATION = re.compile(r"^\s+", re.MULTILINE)
+_AROUND = re.compile(r"(?<=:) +|\s*([{};,>])\s*")
 """Spaces that mean nothing in a style sheet."""
 
 
 def _joined(kind: str) -> str:
     """The files of the page as one, by name: nothing in one of them runs before all are read.
 
-    Without the comments that have lines of their own, and indentation: a page has no use for them.
+    Without comments, indentation and empty lines: a page has no use for them.
     """
-    text = "\n".join(path.read_text("utf-8") for path in sorted(_PAGE.glob(f"*.{kind}")))
+    files = [*sorted(_PAGE.glob(f"*.{kind}")), *([_SHARED] if kind == "js" else [])]
+    text = "\n".join(path.read_text("utf-8") for path in files)
     return _INDENTATION.sub("", _COMMENTS.sub("", text))
 
 
@@ -53,8 +55,9 @@ def _notebook() -> str:
 class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
     """What the page draws; `board.model` makes it. Safe to set from any thread.
 
-    `still` names the picture without scripts that stands below it in the notebook: while the
-    script draws, it hides that; wherever the script does not run, the picture is what is seen.
+    `still` names the model, and the picture without scripts that stands below it in the notebook:
+    while the script draws, it hides that; wherever the script does not run, the picture is what is
+    seen.
     """
 
     _esm = _joined("js")
@@ -78,7 +81,8 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
     """The answers of the last buttons, the newest first."""
 
     def __init__(self, on_message: Callable[[Mapping[str, Any]], None], **values: Any) -> None:
-        super().__init__(still=uuid.uuid4().hex[:12], notebook=_notebook(), **values)
+        name = uuid.uuid4().hex
+        super().__init__(model_id=name, still=name, notebook=_notebook(), **values)
         self.drawn: dict[str, Any] = {}
         """The values that were drawn last, by the names above."""
         self._kept = False
@@ -106,8 +110,10 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
         self._kept = True
 
     def tell_whole(self, now_us: int) -> None:
-        """Tell a page that opens late what is drawn, if it is not the widget's state."""
-        if self._kept and self.drawn:
+        """Tell a page that opens late, or has missed messages, what is drawn."""
+        if not self._kept:
+            self.send_state(list(self.drawn))
+        elif self.drawn:
             values = dict(self.drawn)
             values["board"] = {**values["board"], "now": now_us}
             self.tell({"kind": "state", "values": values}, now_us)

@@ -105,7 +105,7 @@ PAGES: Mapping[Category, Page] = {
         "«Connection refused» to 127.x from another host.",
         "A rank's host name resolves to its own loopback, and it tells others that address.",
         "The address at which the rank listens.",
-        "Mend /etc/hosts, or set GLOO_SOCKET_IFNAME to the interface that the others reach.",
+        "Correct /etc/hosts, or set GLOO_SOCKET_IFNAME to the interface that the others reach.",
     ),
     Category.WRONG_INTERFACE: Page(
         "«Unable to find address for: bond1».",
@@ -424,13 +424,13 @@ PAGES: Mapping[Category, Page] = {
         "One rank raised an error; the others wait for it.",
         "Its error, or that of a thread on which its way depends, and that the others' errors only "
         "say that it is gone.",
-        "Mend that error. Errors that a rank may meet have to be agreed on: all_reduce a flag.",
+        "Correct that error. Errors that a rank may meet have to be agreed on: all_reduce a flag.",
     ),
     Category.EXCEPTION: Page(
         "The same traceback on every rank.",
         "All ranks raised: no rank differs from the others.",
         "The errors of all ranks.",
-        "Mend the error as in a program of one process.",
+        "Correct the error as in a program of one process.",
     ),
     Category.RANK_DIED: Page(
         "«Connection closed by peer» on the others, or «exitcode: -9» of the launcher.",
@@ -491,5 +491,5 @@ def text(category: Category) -> str:
         f"What torch prints   {page.prints}\n"
         f"What it means       {page.means}\n"
         f"How it is found     {page.found}\n"
-        f"How it is mended    {page.mended}"
+        f"How to correct it   {page.mended}"
     )

@@ -15,6 +15,7 @@ from ddp_notebook.model import (
     ThreadError,
     Worker,
     cut,
+    without_ports,
 )
 from ddp_notebook.state.fold import MISMATCH
 
@@ -120,7 +121,7 @@ def raised_words(name: str, text: str, path: Sequence[Place], most: int) -> str:
 
     `path` are the user's lines that it passed through; of the message so many characters.
     """
-    lines = _ADDRESS.sub("", text.strip()).splitlines()
+    lines = _ADDRESS.sub("", without_ports(text).strip()).splitlines()
     what = f"{name}: {cut(lines[0], most)}" if lines else name
     return f"{what} at {path[-1]}" if path else what
 

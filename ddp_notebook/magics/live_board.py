@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ddp_notebook.board.buttons import Button
 from ddp_notebook.board.controller import LiveBoard, StillBoard, open_board
+from ddp_notebook.board.past import Memory
 from ddp_notebook.board.replay_board import can_show_widgets
 from ddp_notebook.board.side_panel import HOW, SidePanel, can_have_panel
 from ddp_notebook.errors import UsageMistake
@@ -30,6 +31,7 @@ class NotebookBoard:
         self._session = session
         self._buttons = buttons
         self._open: LiveBoard | StillBoard | None = None
+        self._memory: Memory | None = None
         self._panel = SidePanel()
         session.record.subscribe(self._changed)
         shell.events.register("pre_run_cell", self._cell_begins)
@@ -52,7 +54,7 @@ class NotebookBoard:
         if place == "off":
             return
         in_panel = place == "side" or (place == "auto" and self._panel.is_open)
-        self._open = open_board(self._session, self._shell, self._buttons)
+        self._open = open_board(self._session, self._shell, self._buttons, self._memory)
         if not in_panel:
             self._panel.close()
         show = partial(self._panel.show, anew=place == "side") if in_panel else self._show_here
@@ -70,6 +72,7 @@ class NotebookBoard:
         board, self._open = self._open, None
         if board is not None:
             board.close(final)
+            self._memory = board.memory
 
     def nudge(self) -> None:
         """Something may have changed (any thread; quick)."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from ddp_notebook import jobs
 from ddp_notebook.board.buttons import Button
+from ddp_notebook.board.side_panel import BESIDE
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.cell_output import CellOutput
 from ddp_notebook.magics.live_board import NotebookBoard, Place
@@ -107,6 +108,8 @@ class NotebookUi:
             return  # what starts processes says that there is no room
         self.board.open(place)
         self.displays.shown_already()
+        if place == "side":
+            self.say(BESIDE)  # a page without sidecar shows nothing else
 
     def progress(self) -> AbstractContextManager[None]:
         """A line in the terminal that shows the progress, if there is no live board."""

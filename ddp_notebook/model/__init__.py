@@ -58,7 +58,7 @@ _FILES = {
     "parallel.digests": "TensorDigest",
     "ranks": (
         "Ranks agree are by_value counted cut format_bytes format_ranks name_ranks parse_ranks "
-        "said_by them verb"
+        "said_by them verb without_ports"
     ),
     "stacks": (
         "Branch Doing Frame Local RankStack RankVariables Scope StackTree TensorFacts Unread "

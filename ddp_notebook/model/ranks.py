@@ -99,6 +99,17 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
+def without_ports(text: str) -> str:
+    """gloo's message without the peer's port: ``Connection closed by peer [127.0.0.1]``.
+
+    The port differs on every rank and is none that a user knows: without it equal ends are equal.
+    """
+    return _PEER.sub(r"\1", text)
+
+
+_PEER = re.compile(r"(\[[\w.:%]+\]):\d+")
+
+
 def format_bytes(count: int) -> str:
     """A readable number of bytes: ``4 B``, ``64 KiB``, ``1.5 MiB``. 1 KiB is 1024 bytes."""
     for unit, worth in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

@@ -27,6 +27,8 @@ class Found:
         self._is_over = is_over
         self._diagnosis: Diagnosis | None = None
         self._at_s = time.monotonic()
+        self.judged = False
+        """True once the run has ended and was examined; so it is with a detached one, too."""
 
     def take(self, diagnosis: Diagnosis) -> None:
         """Store the diagnosis."""

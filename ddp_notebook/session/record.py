@@ -28,6 +28,8 @@ class Record:
         self._subscribers: list[Callable[[Sequence[Event]], None]] = []
         self._lent: dict[int, RankState] = {}
         """The session's own ranks that are currently replaced by a script's processes."""
+        self.began_ns = time.monotonic_ns()
+        """When the session began."""
 
     @property
     def snapshot(self) -> Snapshot:
@@ -43,7 +45,7 @@ class Record:
     def begin(self, world_size: int, **fields: Any) -> None:
         """Start over with `world_size` unknown ranks."""
         with self._changed:
-            self._lent = {}
+            self._lent, self.began_ns = {}, time.monotonic_ns()
             ranks = tuple(RankState(rank) for rank in range(world_size))
             self._snapshot = Snapshot(ranks=ranks, **fields)
             self._history = History(self._snapshot)

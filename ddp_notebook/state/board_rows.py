@@ -36,7 +36,7 @@ class BoardFacts:
     `collectives` are those that the ranks issued in the current or last run; `pending` are the
     ranks that are still in it. `sources` is code by file name. `store` says who hosts the store:
     session or rank0. `raised` has the user's lines in the traceback, for the ranks that raised in
-    that run. `stops`: at which lines ranks are paused.
+    that run. `stops`: at which lines ranks are paused. `members` are the ranks of the run.
     """
 
     snapshot: Snapshot
@@ -47,6 +47,7 @@ class BoardFacts:
     store: str = "session"
     raised: Mapping[int, Sequence[Place]] = field(default_factory=dict)
     stops: Mapping[int, LineStopped] = field(default_factory=dict)
+    members: Ranks = ()
 
 
 def board(snapshot: Snapshot) -> Board:
@@ -57,10 +58,10 @@ def board(snapshot: Snapshot) -> Board:
 def board_of(facts: BoardFacts) -> Board:
     """The board of all that is known at the time of the snapshot."""
     snapshot, rows = facts.snapshot, board_rows(facts)
-    paused = tuple(rank for row in rows if row.role is Role.PAUSED for rank in row.ranks)
+    words = {rank: row.word for row in rows for rank in row.ranks}
     remarks = facts.diagnosis.remarks if facts.diagnosis is not None else ()
     standing = (*notes(snapshot), *(remark.text for remark in remarks))
-    return Board(headline(snapshot, paused), rows, standing, snapshot)
+    return Board(headline(snapshot, words), rows, standing, snapshot)
 
 
 def board_rows(facts: BoardFacts) -> tuple[BoardRow, ...]:
@@ -131,7 +132,7 @@ def _row(
         age_s=age_s,
         silent=silent,
         role=role,
-        word=Role.ENDED.value if role is Role.ENDED else state_word(state),
+        word=Role.ENDED.value if role is Role.ENDED else _word(state, activity, facts),
         waits_for=activity.waits_for,
         since_ns=0 if role is Role.ENDED else activity.since_ns,
         heard_ns=state.heard_ns if silent else 0,
@@ -179,6 +180,29 @@ def _activity(
             return _Activity(text, state.since_ns, paused=state.status is Status.PAUSED)
 
 
+def _waits(state: RankState, activity: _Activity, diagnosis: Diagnosis | None) -> bool:
+    """True if it waits for others, as far as is known of what it does, or as was found."""
+    findings = diagnosis.findings if diagnosis is not None else ()
+    blocked = state.status in (Status.RUNNING, Status.SETTING_UP)
+    return activity.waits or (blocked and any(state.rank in each.waiting for each in findings))
+
+
+def _word(state: RankState, activity: _Activity, facts: BoardFacts) -> str:
+    """The state of a rank in a word: in a run also whether it is paused, or has finished it.
+
+    That it waits is said where something is wrong: in a healthy run it would change all the time.
+    """
+    word = state_word(state)
+    if word == Status.READY.value and facts.pending and state.rank in facts.members:
+        return "finished"
+    if state.status is not Status.RUNNING:
+        return word
+    if activity.paused:
+        return Status.PAUSED.value
+    wrong = facts.diagnosis is not None and facts.diagnosis.wrong
+    return Role.WAITING.value if wrong and _waits(state, activity, facts.diagnosis) else word
+
+
 def _role(state: RankState, activity: _Activity, silent: bool, diagnosis: Diagnosis | None) -> Role:
     """The first description that is true of the rank; the worst are tried first."""
     findings = diagnosis.findings if diagnosis is not None else ()
@@ -187,14 +211,12 @@ def _role(state: RankState, activity: _Activity, silent: bool, diagnosis: Diagno
             return Role.CULPRIT
         if state.rank in finding.ranks:
             return Role.PAUSED if activity.paused else Role.LATE
-    blocked = state.status in (Status.RUNNING, Status.SETTING_UP)
-    waits = activity.waits or (blocked and any(state.rank in each.waiting for each in findings))
     roles = (
         (state.status is Status.DEAD and not state.restarting, Role.DEAD),
         (state.status is Status.FAILED, Role.FAILED),
         (silent, Role.SILENT),
         (activity.paused, Role.PAUSED),
-        (waits, Role.WAITING),
+        (_waits(state, activity, diagnosis), Role.WAITING),
         (state.status is Status.READY and state.refused, Role.REFUSED),
         (state.status is Status.READY and bool(state.raised), Role.RAISED),
         (state.status is Status.READY, Role.READY),

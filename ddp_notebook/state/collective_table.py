@@ -22,7 +22,7 @@ _DOCUMENTED = "https://docs.pytorch.org/docs/stable/distributed.html#torch.distr
 _ABOUT = {
     "all_reduce": "Every rank brings a tensor; each gets the sum (or MAX, MIN, ...) of them all.",
     "broadcast": "One rank's tensor is copied to all the others.",
-    "barrier": "Nobody goes on before everybody is here.",
+    "barrier": "No rank continues until every rank has called it.",
     "all_gather": "Every rank brings a tensor; each gets all of them.",
     "all_gather_into_tensor": "Every rank brings a tensor; each gets all of them, in one tensor.",
     "reduce": "The sum of all ranks' tensors is given to one rank.",
@@ -180,6 +180,19 @@ class MissingRanks:
             and not is_paused(other)
             for other in reversed(self._collectives.of.get(rank, ()))
         )
+
+
+def of_run(records: Sequence[Collective], left_ns: Mapping[int, int]) -> tuple[Collective, ...]:
+    """The records that a run's code issued. `left_ns`: when each rank has left the run.
+
+    What no line of the user's issues after that is set-up's: %ddp_abort builds a group and checks
+    it, minutes later perhaps.
+    """
+    return tuple(
+        record
+        for record in records
+        if record.path or record.issued_ns <= left_ns.get(record.rank, record.issued_ns)
+    )
 
 
 def collectives_at(collectives: Collectives, at_ns: int) -> Collectives:

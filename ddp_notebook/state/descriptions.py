@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from ddp_notebook.model import Ranks, RankState, Snapshot, Status, counted, format_ranks, name_ranks
 
 
-def headline(snapshot: Snapshot, paused: Ranks = ()) -> str:
-    """The session in one line. `paused` are ranks that are paused in what they run."""
+def headline(snapshot: Snapshot, known: Mapping[int, str] = MappingProxyType({})) -> str:
+    """The session in one line. `known` has the ranks' states in a word, where more is known."""
     if snapshot.ended:
         return f"Session ended: {snapshot.ended}"
     if not snapshot.ranks:
@@ -19,7 +20,7 @@ def headline(snapshot: Snapshot, paused: Ranks = ()) -> str:
         return f"{count}, {snapshot.backend or 'no backend'}: torch is being loaded"
     words: dict[str, list[int]] = {}
     for state in sorted(snapshot.ranks, key=lambda state: list(Status).index(state.status)):
-        word = Status.PAUSED.value if state.rank in paused else state_word(state)
+        word = known.get(state.rank) or state_word(state)
         words.setdefault(word, []).append(state.rank)
     parts = [
         word if len(ranks) == snapshot.world_size else f"{name_ranks(ranks)} {word}"

@@ -64,6 +64,11 @@ def text(board: Board) -> str:
     return "\n\n".join(parts)
 
 
+def brief(board: Board) -> str:
+    """What a button has come to, for a reader who sees the rows of the board anyway."""
+    return "\n".join([strip_ansi(board.headline), *map(_note, board.notes)])
+
+
 def html(board: Board) -> str:
     """The board as one element with its own style sheet: no scripts, nothing to load."""
     notes = "".join(f'<li style="white-space: pre-wrap">{_text(n)}</li>' for n in board.notes)

@@ -279,7 +279,7 @@ def _remark(remark: Remark) -> str:
 
 
 def _finding(finding: Finding, d: Diagnosis, sides: str = "") -> str:
-    """One finding as a card, its colour at the edge; what may mend itself is not in bold."""
+    """One finding as a card, its colour at the edge; what may resolve by itself is not in bold."""
     sign = symbol(finding)
     colour = _COLOURS[sign]
     card = f"{_CARD}; border-left: 4px solid rgb({colour}); background: rgba({colour}, 0.08)"

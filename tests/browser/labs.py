@@ -36,6 +36,11 @@ CHROMIUM_ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+SLOW = """() => {
+  const timeout = AbortSignal.timeout;
+  AbortSignal.timeout = (ms) => timeout.call(AbortSignal, ms === 2000 ? 0 : ms);
+}"""
+"""Has anywidget give up on a model at once that it gives two seconds, as a busy machine has it."""
 SETTINGS = {
     "notification": {"fetchNews": "false", "checkForUpdates": False},
     "themes": {"theme": "JupyterLab Light"},

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from labs import SHOWN_WITHIN_MS, Lab, opened
+from labs import SHOWN_WITHIN_MS, SLOW, Lab, opened
 from playwright.sync_api import Browser, expect
 
 pytestmark = pytest.mark.timeout(240)
@@ -24,6 +24,7 @@ def test_a_running_cell_is_looked_into_and_aborted_by_its_own_buttons_and_long_o
     lab: Lab, browser: Browser, tmp_path: Path
 ) -> None:
     with opened(lab, browser, CELLS, tmp_path / "cells.png") as notebook:
+        notebook.page.evaluate(SLOW)
         notebook.run(0)
         notebook.run(1)
         cell = notebook.start(2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from boards import Board
-from labs import Lab, opened
+from labs import SLOW, Lab, opened
 from playwright.sync_api import Browser, expect
 
 pytestmark = pytest.mark.timeout(240)
@@ -33,6 +33,11 @@ NOTE_BOXES = """board => {
     note(el.className, el);
 }"""
 """Has the page note where these are, whenever one of them gets another size."""
+STEP_AT = """() => {
+  const step = document.querySelector(".jupyterlab-sidecar .ddpb-action[data-name=step]");
+  return JSON.stringify(step.getBoundingClientRect());
+}"""
+"""Where a button is: asked at once, as buttons are made anew when what they do changes."""
 
 
 def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
@@ -44,19 +49,27 @@ def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
         page.keyboard.press("Control+b")  # without the list of files there is room for both
         panels = page.locator(".jupyterlab-sidecar")
         rows = panels.locator(".ddpb-row")
+        page.evaluate(SLOW)
         notebook.run(LOAD)
         notebook.start(INIT)
         board = Board(panels)
         board.el.evaluate(NOTE_BOXES)
         board.await_roles(*["ready"] * 4)
-        notebook.run(TRAIN)
-        step = board.el.locator(".ddpb-action[data-name=step]")
-        at_first = step.bounding_box()
+        # What is drawn again while it is pressed is pressed nevertheless.
+        notebook.start(TRAIN)
+        pick = board.rows.nth(1).get_by_role("button")
+        pick.hover()
+        page.mouse.down()
+        expect(notebook.prompt(TRAIN)).to_have_text(f"[{TRAIN + 1}]:")
+        page.mouse.up()
+        expect(pick).to_have_attribute("aria-pressed", "true")
+        pick.click()
+        at_first = page.evaluate(STEP_AT)
         notebook.run(HANG)
         expect(board.finding).to_contain_text("Rank 0 alone calls barrier")
         board.el.locator(".ddpb-pick", has_text="3").click()
         expect(board.rows.nth(3).get_by_role("button")).to_have_attribute("aria-pressed", "true")
-        now = step.bounding_box()
+        now = page.evaluate(STEP_AT)
         assert now == at_first, f"a button never moves: {at_first}, {now}"
         boxes = page.evaluate("window.boxes")
         assert len(set(boxes)) == 4, f"nothing jumps: {boxes}"
@@ -88,15 +101,21 @@ def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
         notebook.await_kernel()
         expect(panels).to_contain_text("Rank 0 alone calls barrier")
         # Its own cell has ended long ago: what it shows now is what the ranks are at now.
-        panels.get_by_role("button", name="Abort").click()
-        expect(rows.nth(0)).to_contain_text("ready")
-
         before = panels.get_attribute("id")
         notebook.start(AGAIN)
         expect(page.locator(f"[id='{before}']")).to_have_count(0)
         expect(panels).to_have_count(1)
         expect(rows).to_have_count(4)
+        # The new one says what is wrong, too, and knows the runs before.
+        expect(panels).to_contain_text("Rank 0 alone calls barrier")
+        info = panels.locator(".ddpb-info")
+        expect(info).to_contain_text("cell 4 · ")
+        board.el.get_by_role("slider").fill("0")
+        expect(info).to_contain_text("cell 3 · ")
+        board.el.locator(".ddpb-past").click()
         page.screenshot(path=tmp_path / "again.png")
+        panels.get_by_role("button", name="Abort").click()
+        expect(rows.nth(0)).to_contain_text("ready")
 
         # The panel of a new kernel takes the place of the one whose ranks ended with theirs.
         page.locator("[data-command='notebook:restart-kernel']").first.click()

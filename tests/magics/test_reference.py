@@ -154,6 +154,16 @@ def test_a_button_gives_the_verbs_value_as_text() -> None:
     assert pressed(session, "%ddp_why --json")["text"].startswith("{")
 
 
+def test_a_button_has_one_answer_for_whichever_ranks_it_was_pressed() -> None:
+    """Three tabs were called Step."""
+    session = Answers()
+    session.record.begin(2)
+    pressing = Buttons(session, board_buttons(session, VERBS), lambda: None, lambda _: None)  # type: ignore[arg-type]
+    for magic in ("%ddp_step", "%ddp_why", "%ddp_step --ranks 0", "%ddp_step --to end"):
+        pressing._do(magic)
+    assert [answer["magic"] for answer in pressing.answers] == ["%ddp_step --to end", "%ddp_why"]
+
+
 def test_what_is_seen_in_the_code_at_which_ranks_are_paused_needs_no_answer() -> None:
     session = Answers()
     session.record.begin(2)

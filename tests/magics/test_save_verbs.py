@@ -12,6 +12,14 @@ from results import said
 
 from ddp_notebook.session import Replay
 
+BYPASS = """%%ddp
+model = DDP(torch.nn.Linear(10, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    model.module(torch.randn(8, 10)).sum().backward()
+    optimizer.step()"""
+
 
 def test_a_run_is_saved_and_shown_again_without_ranks(
     shell: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -36,6 +44,22 @@ def test_a_run_is_saved_and_shown_again_without_ranks(
     assert replay.output(1) == "hello\n"
     assert repr(replay).startswith("<Replay of my run.json: 2 ranks")
     assert json.loads(path.read_text())["traceEvents"]
+
+
+def test_what_post_run_checks_found_is_in_the_saved_run(
+    shell: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "run.json"
+    shell.run_cell("%ddp_init --world-size 2 --device cpu")
+    shell.run_cell(BYPASS)
+    expected = "the forward calls the module inside model and not the wrapper"
+    assert expected in said(shell, capsys, "%ddp_why", ok=True)
+    said(shell, capsys, f"%ddp_save '{path}'", ok=True)
+    shell.run_cell("%ddp_shutdown")
+
+    text = said(shell, capsys, f"%ddp_replay '{path}'", ok=True)
+    assert expected in text
+    assert "No problem found" not in text
 
 
 @pytest.mark.parametrize(

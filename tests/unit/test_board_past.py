@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,6 +23,20 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.session import Session
 from ddp_notebook.session.runs.run import CellRun
+from ddp_notebook.session.runs.stall_detector import StallDetector
+
+
+def a_session(states: tuple[RankState, ...], run: CellRun | None) -> SimpleNamespace:
+    """A session with ranks in these states, whose current or last run is `run`."""
+    return SimpleNamespace(
+        record=SimpleNamespace(snapshot=Snapshot(states)),
+        current=run,
+        logs=None,
+        running=True,
+        measuring=None,
+        runs=(),
+        store="",
+    )
 
 
 def test_a_moment_has_what_was_found_then_and_not_what_was_found_later() -> None:
@@ -70,21 +85,49 @@ def test_what_a_cell_said_at_its_end_stands_on_the_board_at_the_next_look() -> N
     run.take(ends)
     run.found.take(found)
     states = (RankState(0, Status.READY), RankState(1, Status.READY))
-    session = SimpleNamespace(
-        record=SimpleNamespace(snapshot=Snapshot(states)),
-        current=None,
-        logs=None,
-        running=True,
-        measuring=None,
-        runs=(),
-        store="",
-    )
+    session = a_session(states, None)
     source = BoardSource(cast(Session, session))
     session.current = run
     facts, _ = source.look()
     assert facts.diagnosis is not None and facts.diagnosis.findings == found.findings
     later = BoardSource(cast(Session, session)).look()[0]
-    assert later.diagnosis is None, "the board of a later cell"
+    assert later.diagnosis is not None, "a board that is opened later says what %ddp_why says"
+    run.found.judged = False
+    assert source.checking is False, "it ended long ago"
     session.record.snapshot = Snapshot((states[0], RankState(1, Status.STARTING)), generation=1)
     facts, _ = source.look()
     assert facts.diagnosis is None, "the ranks are restarted"
+
+
+def test_a_board_that_is_opened_while_ranks_hang_says_so_at_once() -> None:
+    """It said "No finding" until ranks were asked again."""
+    found = Diagnosis((Finding(Category.UNEVEN_INPUTS, (1,), "left the loop", ""),), None, 2)
+    run = CellRun(1, (0, 1))
+    run.detector = cast(StallDetector, SimpleNamespace(latest=found))
+    states = (RankState(0, Status.RUNNING), RankState(1, Status.READY))
+    source = BoardSource(cast(Session, a_session(states, run)))
+    assert source.look()[0].diagnosis is found
+
+
+def test_what_a_cell_said_of_ranks_that_are_stuck_in_it_stands_on_the_board() -> None:
+    """Of "undecided", which no rule finds anew, the board never knew."""
+    found = Diagnosis((Finding(Category.UNDECIDED, (), "nothing moves", ""),), None, 2)
+    run = CellRun(1, (0, 1))
+    states = (RankState(0, Status.RUNNING), RankState(1, Status.RUNNING))
+    source = BoardSource(cast(Session, a_session(states, run)))
+    assert source.look()[0].diagnosis is None
+    run.found.take(found)  # no thread waits for it any more
+    facts, _ = source.look()
+    assert facts.diagnosis is not None and facts.diagnosis.findings == found.findings
+
+
+def test_until_a_run_is_examined_the_board_says_that_it_is_being_checked() -> None:
+    run = CellRun(1, (0,))
+    now_ns = time.monotonic_ns()
+    end = CellFinished(rank=0, time_ns=5, heard_ns=now_ns, cell=1, outcome="ok", trained=True)
+    source = BoardSource(cast(Session, a_session((RankState(0, Status.READY),), run)))
+    assert not source.checking
+    run.take([end])
+    assert source.checking
+    run.found.judged = True
+    assert not source.checking

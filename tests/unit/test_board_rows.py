@@ -98,6 +98,28 @@ def test_a_finding_says_the_culprit_and_who_waits() -> None:
     assert late[2].role is Role.LATE
 
 
+def test_the_headline_over_a_finding_calls_no_rank_ready_or_running_that_waits() -> None:
+    ranks = (*(running(rank) for rank in (0, 1, 3)), running(2, status=Status.READY))
+    ended = {2: (issued(2, phase=Phase.DONE),)}
+    of = {**{rank: (issued(rank, 1),) for rank in (0, 1, 3)}, **ended}
+    stuck = facts(
+        snapshot=Snapshot(ranks=tuple(sorted(ranks, key=lambda s: s.rank)), taken_ns=11 * S),
+        collectives=Collectives(of, {"default": (0, 1, 2, 3)}),
+        pending=(0, 1, 3),
+        members=(0, 1, 2, 3),
+    )
+    assert board_of(stuck).headline.endswith("rank 2 finished; ranks 0-1,3 running")
+    found = replace(stuck, diagnosis=blames(2, waiting=(0, 1, 3)))
+    assert board_of(found).headline.endswith("rank 2 finished; ranks 0-1,3 waiting")
+
+
+def test_a_rank_that_raised_has_its_error_beside_the_word_for_it() -> None:
+    raised = running(1, status=Status.READY, raised="KeyError: 'x'")
+    snapshot = Snapshot(ranks=(running(0, status=Status.READY), raised))
+    rows = model.board_json(board_of(BoardFacts(snapshot)), 0)["rows"]
+    assert [row["text"] for row in rows] == ["", "KeyError: 'x'"]
+
+
 def test_silence_is_no_health_and_death_needs_no_age() -> None:
     states = (running(0, heard_ns=5 * S), running(1, status=Status.DEAD, heard_ns=S, exit_code=-9))
     silent, dead = board_rows(BoardFacts(Snapshot(ranks=states, taken_ns=11 * S)))
@@ -223,6 +245,7 @@ def test_buttons_say_what_they_do_and_why_they_cannot() -> None:
     assert ready["step"].why_not and ready["abort"].why_not
     assert ready["restart"].why_not == model.CHOOSE_RANKS
     assert not ready["why"].why_not and not ready["where"].why_not
+    assert ready["continue"].magic == "%ddp_step --to end"
     paused = buttons(running(0, status=Status.PAUSED, stage=Stage.LAUNCHED))
     assert not paused["step"].why_not and not paused["abort"].why_not
     assert paused["continue"].magic == "%ddp_step --to verified"

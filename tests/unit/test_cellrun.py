@@ -61,6 +61,19 @@ def test_equal_errors_are_told_once() -> None:
     )
 
 
+def test_a_lost_peer_is_told_once_though_its_port_differs() -> None:
+    run = CellRun(1, (0, 1, 2))
+    lost = "[/a/gloo/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:{}. GLHF"
+    ends = [
+        (rank, {"ename": "RuntimeError", "evalue": lost.format(2000 + rank)}) for rank in (0, 1)
+    ]
+    run.take([finished(2), *(finished(rank, "error", **end) for rank, end in ends)])
+    assert str(run.result().error) == (
+        "ranks 0-1 raised RuntimeError: [/a/gloo/tcp/pair.cc:553] Connection closed by peer "
+        "[127.0.0.1]. GLHF; rank 2 finished."
+    )
+
+
 def test_what_still_runs_is_neither_finished_nor_failed() -> None:
     run = CellRun(1, (0, 1, 2))
     run.take([finished(0), finished(1, "error", ename="ValueError", evalue="bad")])

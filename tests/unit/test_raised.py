@@ -77,7 +77,7 @@ def test_every_view_says_it_and_none_runs_it() -> None:
     assert "its last cell raised KeyError: &lt;script&gt;" in page and HOSTILE not in page
     assert board(raised).rows[3].role is Role.RAISED
     shown = model.board_json(board(raised), 0)
-    assert [row["text"] for row in shown["rows"]] == ["", "", "", said]
+    assert [row["text"] for row in shown["rows"]] == ["", "", "", f"KeyError: {HOSTILE}"]
 
 
 def test_of_an_endless_recursion_the_top_and_the_bottom_are_formatted() -> None:

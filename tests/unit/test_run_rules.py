@@ -29,6 +29,22 @@ def test_ranks_that_the_launcher_ended_after_the_first_are_victims() -> None:
     assert found(replace(case, ranks=(*ended, case.ranks[2]))) == [("rank-died", (2,))]
 
 
+def test_a_rank_that_got_a_sigterm_before_the_others_lost_it_is_the_first() -> None:
+    """ "Nothing has moved for 30 s, and no rule says why"."""
+    case = play(same(3, [*[backward()] * 6], r2=[*[backward()] * 3]), {2: died(-15)})
+    assert found(case) == [("rank-died", (2,))]
+    assert found(lost(case, 0)) == [("rank-died", (2,))]
+    assert found(lost(case, 0, 1)) == [("rank-died", (2,))]
+
+
+def test_who_a_launcher_ended_after_another_lost_a_rank_that_left_is_no_culprit() -> None:
+    case = play(same(4, [*[backward()] * 6], r3=[*[backward()] * 3]), {3: died(0)})
+    case = lost(case, 0)
+    ended = [replace(died(-15), rank=rank) for rank in (1, 2)]
+    case = replace(case, ranks=(case.ranks[0], *ended, case.ranks[3]))
+    assert all(not {1, 2} & set(ranks) for _, ranks in found(case))
+
+
 def test_who_was_aborted_inside_a_collective_that_a_dead_rank_had_left_is_a_victim() -> None:
     case = play(same(3, [*[backward()] * 6], r2=[*[backward()] * 3]), {2: died(3)})
     aborted = [replace(died(-6), rank=rank) for rank in (0, 1)]

@@ -90,6 +90,17 @@ def test_what_is_not_done_reaches_the_edge_and_what_failed_is_red() -> None:
     ]
 
 
+def test_the_newest_run_alone_is_drawn_and_has_the_number_of_its_collectives() -> None:
+    timeline = Timeline(0, 2)
+    timeline.take(1, [collective(rank, n, n, n + 1) for rank in (0, 1) for n in range(3)])
+    timeline.take(2, [collective(0, 0, 90_000, 90_010)])
+    first, second = drawn(timeline, (0,), (1,))
+    assert spans(first, BLUE)[0][1] > 900 and not spans(second, BLUE)
+    title = first.find(f"{SVG}title")
+    assert title is not None
+    assert title.text == "rank 0: 1 collective, the last: all_reduce #0, done"
+
+
 def test_ranks_of_which_nothing_is_drawn_are_named() -> None:
     timeline = Timeline(0, 64)
     timeline.take(1, [collective(rank, 0, 1, 2) for rank in range(64)])

@@ -23,6 +23,7 @@ from ddp_notebook.model import (
     Status,
 )
 from ddp_notebook.session.runs.run import CellRun
+from ddp_notebook.state.collective_table import of_run
 
 
 class Page:
@@ -55,6 +56,28 @@ def test_only_what_is_new_or_changed_is_sent() -> None:
     assert news is not None and len(news["slices"]) == 1 and news["kinds"] == []
     page.take(news)
     assert page.slices[0, 0][4:6] == [1000, 3000]
+
+
+def test_runs_have_their_titles_the_latest_at_once_and_all_in_the_whole() -> None:
+    timeline = Timeline(0, 1)
+    timeline.take(1, [collective(0, 0, 1, 3)], "cell 4")
+    news = timeline.news()
+    assert news is not None and news["titles"] == [[1, "cell 4"]]
+    timeline.take(2, [collective(0, 0, 5, 7)], "train.py")
+    news = timeline.news()
+    assert news is not None and news["titles"] == [[2, "train.py"]]
+    assert timeline.whole()["titles"] == [[1, "cell 4"], [2, "train.py"]]
+
+
+def test_the_check_of_a_group_that_an_abort_built_is_no_part_of_the_run() -> None:
+    """It came half a minute after the run, and pressed all of it into a corner of the timeline."""
+    mine, check = collective(0, 0, 1, 3), replace(collective(0, 1, 30_000, 30_001), path=())
+    thread = collective(0, 2, 30_000, 30_001)
+    left_ns = {0: 10 * MS}
+    assert mine.path and thread.path
+    assert of_run([mine, check, thread], left_ns) == (mine, thread)
+    early = replace(mine, path=())
+    assert of_run([early], left_ns) == of_run([early], {}) == (early,)
 
 
 def test_what_comes_in_pieces_is_what_comes_as_a_whole() -> None:

@@ -53,6 +53,7 @@ export default {
     const still = `.ddpl-still-${model.get("stand_in")} { display: none }`;
     root.append(made("style", "", STYLE + still), row, answer);
     el.append(root);
+    hearAlways(model, model.get("stand_in")).then(() => send({ kind: "hello" }));
     let heard = Date.now();
     let asked = heard;
     let shown = 0;  // the number of the newest answer that was drawn

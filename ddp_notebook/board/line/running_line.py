@@ -27,10 +27,13 @@ _BEAT_S = 5.0
 class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
     """One line of one run, from its beginning on. Safe to set from any thread."""
 
-    _esm = (Path(__file__).parent / "running_line.js").read_text("utf-8")
+    _esm = "".join(
+        (Path(__file__).parent / name).read_text("utf-8")
+        for name in ("anywidget.js", "running_line.js")
+    )
 
     stand_in = traitlets.Unicode().tag(sync=True)
-    """Names the words that stand below it for pages that have no such widget."""
+    """Names the model, and the words that stand below it for pages that have no such widget."""
     text = traitlets.Unicode().tag(sync=True)
     """What the run does; at its end, how it ended."""
     age_s = traitlets.Float().tag(sync=True)
@@ -46,9 +49,8 @@ class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
     ) -> None:
         self._session = session
         self._began_s = began_s
-        super().__init__(
-            stand_in=uuid.uuid4().hex[:12], text=text, age_s=time.monotonic() - began_s
-        )
+        name, age_s = uuid.uuid4().hex, time.monotonic() - began_s
+        super().__init__(model_id=name, stand_in=name, text=text, age_s=age_s)
         self._buttons = Buttons(session, buttons, self._pressed, lambda _: None)
         self._sent_s = time.monotonic()
         self.on_msg(lambda _, content, __: self._heard(content))
@@ -79,8 +81,12 @@ class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
         return f'{hidden_beside(still)}<div class="{still}">{escape(text, quote=False)}</div>'
 
     def _heard(self, content: Any) -> None:
-        """A page sent a message: a button was pressed."""
-        if isinstance(content, dict) and content.get("kind") == "do" and not self.over:
+        """A page sent a message: a button was pressed, or it may have missed what was said."""
+        if not isinstance(content, dict):
+            return
+        if content.get("kind") == "hello":
+            self.send_state(["text", "age_s", "over", "busy", "answers"])
+        elif content.get("kind") == "do" and not self.over:
             self._buttons.press(str(content.get("magic", "")))
 
     def _pressed(self) -> None:

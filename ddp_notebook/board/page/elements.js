@@ -13,10 +13,13 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Children are replaced only when what they show changed: focus and open details stay. */
+/**
+ * Children are replaced only when what they show changed: focus and open details stay. What is being
+ * pressed stays until it is released, when all is drawn again: else the click would be lost.
+ */
 function show(element, key, children) {
   const shown = JSON.stringify(key);
-  if (element.shownKey === shown) return false;
+  if (element.shownKey === shown || element.querySelector("button:active")) return false;
   element.shownKey = shown;
   element.replaceChildren(...[children()].flat(2).filter(Boolean));
   return true;

@@ -58,10 +58,12 @@ export default () => {
         el.replaceChildren(page.el);
         page.draw();
         names.forEach((name) => model.on(`change:${name}`, draw));
-        page.send({ kind: "hello" });
+        hearAlways(model, model.get("still")).then(() => guard(() => page.send({ kind: "hello" })));
       });
       const key = (event) => guard(() => page.key(event));
+      const released = () => setTimeout(() => guard(() => page.draw()));
       document.addEventListener("keydown", key);
+      document.addEventListener("pointerup", released);
       const clock = setInterval(() => guard(() => page.tick()), 1000);
       // Also when it becomes visible after it was hidden.
       const sized = new ResizeObserver(() => guard(() => page.timeline.touch()));
@@ -70,6 +72,7 @@ export default () => {
         alive = false;
         clearInterval(clock);
         document.removeEventListener("keydown", key);
+        document.removeEventListener("pointerup", released);
         sized.disconnect();
         names.forEach((name) => model.off(`change:${name}`, draw));
         pages.delete(page);

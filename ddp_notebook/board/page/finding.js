@@ -14,40 +14,40 @@ function findingBox(finding, others, act, slot) {
   return make(
     "section",
     { class: `ddpb-finding ddpb-${finding.passing ? "warn" : "bad"}` },
-    sentenceOf(finding),
+    sentenceOf(finding, sides.length > 0),
     sides.length > 0 && make("div", { class: "ddpb-sides" }, sides.slice(0, 2).map(sideBox)),
     remedyOf(finding, act),
     make(
       "details",
       { class: "ddpb-evidence", open: slot.unfolded },
-      make("summary", {}, others.length ? `More: evidence, ${others.length} further` : "More: evidence"),
+      make("summary", {}, others.length ? `More: evidence, ${others.length} further` : "More: evidence", " ", categoryOf(finding)),
       make("div", {}, finding.sentence),
       finding.waiting && make("div", { class: "ddpb-waiting" }, finding.waiting),
       make("code", { class: "ddpb-whole" }, finding.remedy),
       sides.length > 2 && make("div", { class: "ddpb-sides" }, sides.slice(2).map(sideBox)),
       finding.evidence.length > 0 && make("ul", {}, finding.evidence.map((fact) => make("li", {}, fact))),
-      others.map((other) => make("div", { class: `ddpb-further ddpb-${other.passing ? "warn" : "bad"}` }, sentenceOf(other), remedyOf(other, act))),
+      others.map((other) => make("div", { class: `ddpb-further ddpb-${other.passing ? "warn" : "bad"}` }, sentenceOf(other), categoryOf(other), remedyOf(other, act))),
     ),
   );
 }
 
-function sentenceOf(finding) {
+function sentenceOf(finding, short = false) {
   return make(
     "div",
-    { class: "ddpb-sentence", title: finding.sentence },
+    { class: `ddpb-sentence${short ? " ddpb-short" : ""}`, title: finding.sentence },
     make("span", { class: "ddpb-mark", "aria-hidden": "true" }, finding.symbol),
     make("b", {}, finding.sentence),
-    " ",
-    make("span", { class: "ddpb-category" }, finding.passing ? "busy, not stuck" : finding.category),
   );
 }
+
+const categoryOf = (finding) => make("span", { class: "ddpb-category" }, finding.passing ? "busy, not stuck" : finding.category);
 
 function remedyOf(finding, act) {
   return make(
     "div",
     { class: "ddpb-remedy" },
     make("span", { class: "ddpb-todo" }, "Fix"),
-    make("code", { title: finding.remedy }, finding.remedy),
+    make("span", { class: "ddpb-fix", title: finding.remedy }, finding.remedy),
     copyButton(finding.remedy, "what to do"),
     finding.magics.map((magic) => make("button", { class: "ddpb-small ddpb-run", type: "button", onclick: () => act(magic) }, "Run ", make("code", {}, magic))),
   );
@@ -58,7 +58,7 @@ function sideBox({ ranks, call, tensor, site, lines, line }) {
   return make(
     "figure",
     { class: "ddpb-side" },
-    make("figcaption", { title: [nameRanks(ranks), call, tensor, site].filter(Boolean).join(" · ") }, make("b", {}, `${nameRanks(ranks)} `), call && make("code", {}, `${call} `), site && siteLink(site, lines.find(([number]) => number === line)?.[1]), tensor && ` ${tensor}`),
+    make("figcaption", { title: [nameRanks(ranks), call, tensor, site].filter(Boolean).join(" · ") }, make("b", {}, `${nameRanks(ranks)} `), site && siteLink(site, lines.find(([number]) => number === line)?.[1]), ` ${call} ${tensor}`),
     make("pre", {}, lines.filter(([number]) => Math.abs(number - line) < 2).map((each) => codeLine(each, line))),
   );
 }

@@ -10,7 +10,7 @@ const ASK_AFTER_MS = 4_000;
 const SLEPT_MS = 5_000;
 const HERE_EVERY_MS = 60_000;
 
-const ENDED = "These ranks ended with their kernel. For new ones: %load_ext ddp_notebook, then %ddp_init.";
+const ENDED = "These ranks ended with their kernel. For new ones: %load_ext ddp_notebook, then %ddp_init";
 const SAVED = "This board was saved. Its ranks are not connected with this page. For live ones run this cell again.";
 
 /** `asked` is what was asked last, and when: of what the kernel has not taken in since, that it waits. */
@@ -126,8 +126,9 @@ class Page {
     this.drawBenchmark(benchmark);
     const todo = board.todo ?? [];
     show(this.todo, todo, () => todo.map((note) => make("li", {}, note)));
-    const none = this.past ? "Nothing was found at that time." : board.frozen || this.wasEnded ? "No finding." : "No finding. What goes wrong is shown here; Why? asks every rank.";
-    const calm = findings.length || benchmark.what || board.loading || todo.length ? "" : none;
+    const paused = formatRanks(board.rows.filter(({ role }) => role === "paused").flatMap(({ ranks }) => parseRanks(ranks)));
+    const none = paused && !board.frozen ? `No finding. Paused: ${nameRanks(paused)}. Step moves them one on, Continue to the end.` : this.past ? "Nothing was found at that time." : board.frozen || this.wasEnded ? "No finding." : "No finding. What goes wrong is shown here; Why? asks every rank.";
+    const calm = board.checking && !findings.length ? "What the run has computed is being checked." : findings.length || benchmark.what || board.loading || todo.length ? "" : none;
     if (this.calm.textContent !== calm) this.calm.textContent = calm;
   }
 
@@ -198,7 +199,8 @@ class Page {
     this.el.classList.toggle("ddpb-lost", lost);
     this.el.classList.toggle("ddpb-ended", ended);
     const quiet = `The kernel has not responded for ${formatAge(quietMs * 1000)}. This is the last known state.`;
-    const why = ended ? (this.store.live ? ENDED : SAVED) : lost ? quiet : waitsFor(this.asked, time);
+    const side = this.el.closest(".jupyterlab-sidecar") ? " --board side" : "";
+    const why = ended ? (this.store.live ? ENDED + side : SAVED) : lost ? quiet : waitsFor(this.asked, time);
     if (this.gone.textContent !== why) this.gone.textContent = why;
     if (ended !== this.wasEnded) {
       this.wasEnded = ended;

@@ -26,6 +26,7 @@ export class Store {
     this.rows = new Map();
     this.collectives = new Map();
     this.begun = new Map(); // when each run issued its first
+    this.titles = new Map(); // what each run is called
     this.skipped = 0;
     this.first = Infinity;
     this.last = 0; // of what ended by itself: what waited until it was freed must not squeeze the rest
@@ -42,6 +43,7 @@ export class Store {
     if (message.first_kind > this.kinds.length) return false;
     this.run = message.run;
     message.kinds.forEach((kind, i) => (this.kinds[message.first_kind + i] = kind));
+    for (const [run, title] of message.titles ?? []) this.titles.set(run, title);
     message.slices.forEach((slice) => this.add(slice));
     this.skipped = message.skipped;
     return true;

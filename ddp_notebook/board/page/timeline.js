@@ -46,7 +46,7 @@ class Timeline {
     this.pause = this.button("Pause", () => (this.window.follow ? this.hold() : this.goLive()));
     this.slider = make("input", { type: "range", min: "0", max: "1000", value: "1000", "aria-label": "Time", "data-lm-suppress-shortcuts": "true", oninput: () => this.scrub() });
     this.info = make("span", { class: "ddpb-info" });
-    const legend = [["a", "all_reduce"], ["b", "broadcast"], ["c", "barrier"], ["d", "other collective"], ["wait", "waits for others"], ["last", "last to arrive"], ["fail", "failed or refused"], ["pause", "paused by you"], ["free", "freed: nobody waits any more"], ["at", "the time that is shown"]];
+    const legend = [["a", "all_reduce"], ["b", "broadcast"], ["c", "barrier"], ["d", "other"], ["wait", "waits"], ["last", "last to arrive"], ["fail", "failed"], ["pause", "paused"], ["free", "freed"], ["at", "time shown"]];
     this.el = make(
       "div",
       { class: "ddpb-timeline", role: "group", "aria-label": "Collectives" },
@@ -246,7 +246,8 @@ class Timeline {
     const text = this.window.follow ? "Pause" : frozen ? "▶ End" : "▶ Live";
     if (this.pause.textContent !== text) this.pause.textContent = text;
     const skipped = store.skipped ? ` · ${store.skipped.toLocaleString()} not shown` : "";
-    this.info.textContent = store.rows.size ? `${formatSpan(this.window.span)} shown${skipped}` : "none yet";
+    const title = store.titles.get(store.runAt((this.window.from + this.window.to) / 2));
+    this.info.textContent = store.rows.size ? `${title ? `${title} · ` : ""}${formatSpan(this.window.span)}${skipped}` : "none yet";
     clearTimeout(this.later);
     if (flows && !frozen) this.later = setTimeout(() => this.touch(), 100);
   }

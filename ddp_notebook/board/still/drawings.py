@@ -17,9 +17,9 @@ from ddp_notebook.board.timeline import (
     FREED,
     HELD,
     ISSUED,
-    NUMBER,
     PHASE,
     PHASES,
+    SEQ_ID,
     Slice,
     Timeline,
 )
@@ -40,7 +40,7 @@ _LOOKS = {
 }
 _LEGEND = (
     "high bars: communicates; low bars: waits for others; high and red: failed; low and violet:"
-    " paused (held by you); low and grey: freed, nobody waits for it any more"
+    " paused (by you); low and grey: freed, no rank waits any more"
 )
 _DRAWING = "display: block; width: 100%; border-left: 1px solid rgba(128, 128, 128, 0.6)"
 
@@ -63,7 +63,7 @@ def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:
     """Draw `rows`, ranks in the same state, of which the first is drawn."""
     if timeline is None:
         return Drawings([""] * len(rows))
-    last = [timeline.last(ranks[0], _LAST) for ranks in rows[:MOST_ROWS]]
+    last = _newest(timeline, [timeline.last(ranks[0], _LAST) for ranks in rows[:MOST_ROWS]])
     issued = [slice_ for slices in last for slice_ in slices]
     if not issued:
         return Drawings([""] * len(rows))
@@ -80,6 +80,12 @@ def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:
         [*drawn, *[""] * (len(rows) - len(drawn))],
         f"The last collectives, {span}: {_LEGEND}.{more}",
     )
+
+
+def _newest(timeline: Timeline, rows: Sequence[Sequence[Slice]]) -> list[list[Slice]]:
+    """The slices of the newest run: minutes may lie between two, and both would be two dots."""
+    newest = max((timeline.run_of(each) for slices in rows for each in slices), default=0)
+    return [[each for each in slices if timeline.run_of(each) == newest] for slices in rows]
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,7 @@ def _drawing(ranks: Ranks, slices: Sequence[Slice], drawn: Bars, timeline: Timel
     if slices:
         operation, phase = timeline.operation(slices[-1]), PHASES[slices[-1][PHASE]]
         count = counted(len(slices), "collective")
-        about = f"{count}, the last: {operation} #{slices[-1][NUMBER]}, {phase}"
+        about = f"{count}, the last: {operation} #{slices[-1][SEQ_ID]}, {phase}"
     else:
         about = "no collective"
     title = escape(f"{name_ranks(ranks[:1])}: {about}")

@@ -9,6 +9,7 @@ from ddp_notebook.model import (
     DEFAULT_GROUP,
     Activity,
     Collective,
+    Place,
     RankReport,
     Ranks,
     Side,
@@ -51,8 +52,13 @@ def fact(ranks: Ranks, record: Collective) -> str:
     return f"{name_ranks(ranks)}, {numbered(record)}"
 
 
-def side(ranks: Ranks, record: Collective | None) -> Side:
-    """What these ranks called, shown beside the other branch; None if there is nothing to add."""
+def side(ranks: Ranks, record: Collective | None, parts_at: Place | None = None) -> Side:
+    """What these ranks called, shown beside the other branch; None if they called nothing more.
+
+    `parts_at` is the condition that made them do so, if it is known.
+    """
+    if record is None and parts_at is not None:
+        return Side(ranks, f"{agree(ranks, 'parts', 'part')} here, nothing more", place=parts_at)
     if record is None:
         return Side(ranks, "nothing more")
     tensor = f"{record.dtype} {list(record.shape)}" if record.dtype else ""

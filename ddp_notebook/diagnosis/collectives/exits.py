@@ -236,8 +236,8 @@ def _ended_badly(e: RankReport) -> bool:
 def _dragged_along(context: Context, gone: list[RankReport]) -> set[int]:
     """Ranks that ended because another had, while they were in a collective without it."""
     dead = [e for e in gone if e.activity is Activity.DEAD]
-    by_others = [e.rank for e in dead if e.exit_code in _ENDED_BY_OTHERS]
-    dragged = set(by_others) if len(by_others) < len(gone) else set()
+    by_others = {e.rank for e in dead if e.exit_code in _ENDED_BY_OTHERS}
+    dragged = by_others - _missed(context, [e for e in gone if e.rank not in by_others])
     ended_early = {e.rank for e in gone}
     inside: dict[int, set[int]] = {}
     for e in gone:
@@ -249,6 +249,19 @@ def _dragged_along(context: Context, gone: list[RankReport]) -> set[int]:
         if any(rank not in inside.get(other, set()) for other in others):
             dragged.add(rank)
     return dragged
+
+
+def _missed(context: Context, others: list[RankReport]) -> set[int]:
+    """Ranks without which `others` were in a collective, if these only lost their connections.
+
+    A rank that got a SIGTERM before the others lost it was not ended by a launcher because of them.
+    """
+    if not all(torch_errors.is_of_others(e.error_text) for e in others):
+        return set()
+    if not others:
+        return set(context.reports)
+    last = [record for e in others if (record := last_record(context, e.rank)) is not None]
+    return {rank for record in last for rank in wait_graph.missing(context.case, record)}
 
 
 def last_record(context: Context, rank: int) -> Collective | None:

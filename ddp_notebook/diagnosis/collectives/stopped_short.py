@@ -21,6 +21,7 @@ from ddp_notebook.diagnosis.collectives.explain import (
 )
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
+from ddp_notebook.diagnosis.source_code.sources import Condition
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -29,6 +30,7 @@ from ddp_notebook.model import (
     Part,
     Phase,
     Ranks,
+    Side,
     counted,
     name_ranks,
     verb,
@@ -179,8 +181,15 @@ def _one_step_less(
         SAME_CLOSURE if closure else TOGETHER,
         context.victims,
         (*facts, *skipped, *((f"{way.place}: {way.place.text}",) if way else ())),
-        sides=sides,
+        sides=(sides[0], _shorter_side(short, culprits, way)),
     )
+
+
+def _shorter_side(short: Branch, culprits: Ranks, way: Condition | None) -> Side:
+    """What ranks called that ended earlier; if that is their mistake, also where they parted."""
+    if way is None or culprits != short.ranks:
+        return side(short.ranks, None)
+    return side(short.ranks, None, way.place)
 
 
 def _count(alignment: Alignment, rank: int, record: Collective) -> int:

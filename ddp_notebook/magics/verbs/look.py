@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 
-from ddp_notebook.board.side_panel import BESIDE, HOW, can_have_panel
+from ddp_notebook.board.side_panel import HOW, can_have_panel
 from ddp_notebook.diagnosis import pages
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
@@ -52,8 +52,8 @@ def _board(ui: NotebookUi, args: argparse.Namespace) -> Board | None:
         return ui.session.status()
     beside = can_have_panel() and not args.here
     ui.open_board("side" if beside else "here")
-    if not args.here:
-        ui.say(BESIDE if beside else HOW)
+    if not (beside or args.here):
+        ui.say(HOW)
     return None
 
 
@@ -102,7 +102,7 @@ WHY = Verb(
         options.JSON,
         Option(
             "--explain CATEGORY",
-            "what a category means: what torch prints then, how it is found, how it is mended",
+            "what a category means: what torch prints then, how it is found, how to correct it",
             completer=one_of([category.value for category in Category]),
             default=None,
         ),

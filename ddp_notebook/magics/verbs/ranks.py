@@ -183,7 +183,7 @@ RESTART = Verb(
     ),
     run=_restart,
     options=(options.ranks("restart these ranks only"),),
-    button=VerbButton(_restart, board_view.text, moves_ranks=True),
+    button=VerbButton(_restart, board_view.brief, moves_ranks=True),
 )
 
 
@@ -203,7 +203,7 @@ ABORT = Verb(
     ),
     run=_abort,
     options=(options.ranks("end what runs on these ranks only"),),
-    button=VerbButton(_abort, board_view.text),
+    button=VerbButton(_abort, board_view.brief),
 )
 
 

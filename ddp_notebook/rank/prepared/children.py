@@ -18,7 +18,7 @@ from typing import Any
 import torch.multiprocessing
 
 from ddp_notebook.model import InitArguments
-from ddp_notebook.rank.collectives.splits import NOTED
+from ddp_notebook.model.collective_log import SPLITS
 from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.rank.prepared.attached import attach_fork
 from ddp_notebook.rank.prepared.early import PID_VARIABLE, about
@@ -123,4 +123,4 @@ class Children:
             process.guards = False  # the others compare nothing before they send it
             (folder / "ask").symlink_to(process.questions)
             (folder / f"ring-{rank}").symlink_to(process.collective_log)
-            (folder / NOTED).symlink_to(process.folder / NOTED)
+            (folder / SPLITS).symlink_to(process.folder / SPLITS)

@@ -244,6 +244,7 @@ class RunController:
             settling = Settling(self.run, self.cluster, self.logs) if until_paused else None
             result = self._to_end(self.work, interrupted, settling)
             self._judge(result)
+            self.run.found.judged = self.run.done
             return result
         except Exception:
             if not self.lost:

@@ -146,7 +146,7 @@ class RunRegistry:
         with self._lock:
             members = self.idle(ranks, verb)
             run = CellRun(next(self._numbers), members, script, options.number)
-            run.pausing = options.hold
+            run.pausing, run.generation = options.hold, self._record.snapshot.generation
             for other in self.controllers:
                 if other.state.claimed:
                     self._check_beside(run, other, detach=options.detach or options.hold)

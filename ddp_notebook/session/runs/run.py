@@ -32,6 +32,7 @@ from ddp_notebook.model import (
     format_ranks,
     name_ranks,
     verb,
+    without_ports,
 )
 from ddp_notebook.session.findings import Found
 from ddp_notebook.state.descriptions import exit_text
@@ -102,6 +103,8 @@ class CellRun:
         """The source code of the run, by the file name under which its lines are shown."""
         self.earlier: Mapping[str, str] = {}
         """The sources of earlier cells, whose functions it may call."""
+        self.generation = 0
+        """Which process group its ranks had when it began, as `Snapshot.generation` counts."""
         self.pausing = False
         """Every rank pauses before each collective until it is stepped."""
         self.script = script
@@ -363,7 +366,8 @@ class CellRun:
         return lines
 
     def _raised(self, finished: CellFinished) -> str:
-        first = finished.evalue.strip().splitlines()[0] if finished.evalue.strip() else ""
+        message = without_ports(finished.evalue).strip()
+        first = message.splitlines()[0] if message else ""
         where = f"{self.script}, line" if self.script else "cell line"
         line = f" ({where} {finished.line})" if finished.line else ""
         return f"raised {finished.ename}{': ' if first else ''}{cut(first, 200)}{line}"

@@ -31,15 +31,17 @@ class Save:
         target = check_target(path, force)
         if not self._record.snapshot.ranks:
             raise NoSession("%ddp_save")
-        case = None
+        case, found = None, None
         # A lost session has no ranks to ask; its record is saved nevertheless.
         # A session that is ending closes its connections during the calls.
         with contextlib.suppress(NoSession, SessionLost, OSError):
             case = self._why.case("%ddp_save")
+            found = self._why.diagnose()
         run = self._runs.current.run if self._runs.current is not None else None
         saved = saved_run(
             *self._record.kept(),
             case,
+            found,
             script=run.script if run is not None else "",
             run=run.cell if run is not None else 0,
             output=output,
