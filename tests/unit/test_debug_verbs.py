@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.verbs.debug import BREAK, PRINT, source_of
-from ddp_notebook.session.tools import values
+from ddp_notebook.session.tools.debugger import evaluating
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_is_no_expression_is_said_with_what_to_type(
     source: str, assign: bool, said: str
 ) -> None:
     with pytest.raises(UsageMistake, match=said):
-        values._check_source(source, assign=assign)
+        evaluating._check_source(source, assign=assign)
 
 
 @pytest.mark.parametrize("line", ['7 --if "f()"', "7 --log '{f()}'"])
