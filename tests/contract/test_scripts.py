@@ -14,7 +14,6 @@ from results import rank_pids, texts
 from ddp_notebook.errors import CellFailed, Stuck
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.model import Category
-from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.session import Session
 
 pytestmark = pytest.mark.timeout(120)
@@ -357,14 +356,13 @@ def test_a_script_that_starts_its_ranks_itself_runs_on_one_rank_and_says_so_on_s
     """By torchrun's variables they would wait for a store that nobody has started."""
     (tmp_path / "spawning.py").write_text(SPAWNING)
     path, port = str(tmp_path / "spawning.py"), free_port("127.0.0.1")
-    jobs = {job_folder.FOLDER_VARIABLE: str(tmp_path / "jobs")}
-    alone = ranks2.run_script(path, [str(port)], ranks=(0,), settings={0: jobs})
+    alone = ranks2.run_script(path, [str(port)], ranks=(0,))
     alone.raise_for_error()
-    assert len(list((tmp_path / "jobs").glob("*/about.json"))) == 2, "they can be attached"
+    assert alone.diagnosis is None
     written = ranks2.output(0)
     assert "child 0 of 2: 2, 1" in written and "child 1 of 2: 2, 1" in written, written
     assert "by itself" not in written
-    ranks2.run_script(path, settings={0: jobs, 1: jobs}).raise_for_error()
+    ranks2.run_script(path).raise_for_error()
     for rank in (0, 1):
         assert "spawning.py starts a process by itself, on each of 2 ranks" in ranks2.output(rank)
         assert "%ddp_run --python spawning.py" in ranks2.output(rank)
