@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.archive.replay import Replay
@@ -79,11 +80,12 @@ class Session:
         self.against = AgainstOne(self.pool, self._findings)
         self._construction = DdpConstruction(self.record, self.pool, self._runs, self._findings)
         self._stepping = Stepping(self.record, self._runs, self._set_up, self._construction)
-        self._ranks = OwnRanks(self.record, self.pool, self._runs)
-        self.breakpoints = Breakpoints(self._ranks)
+        own = OwnRanks(self.record, self.pool, self._runs)
+        self.breakpoints = Breakpoints(own)
         self._runs.before_run = self.breakpoints.run_begins
         self._runs.breakpoints_of = self.breakpoints.of_rank
-        self.looking = Looking(self._ranks)
+        self.looking = Looking(own)
+        self._evaluate = partial(evaluate, own, self.looking)
         self.editors = Editors(self.record, self.pool)
         self._values = Values(self.record, self.pool, self._runs)
         self._where = Where(self.record, self.pool)
@@ -381,9 +383,7 @@ class Session:
         user frames above that (default: the selected frame). With `assign` it is an assignment,
         with `own_text` shown by its own `repr`; `unread` says why not. Raises UsageMistake.
         """
-        return evaluate(
-            self._ranks, self.looking, source, ranks, up, assign=assign, own_text=own_text
-        )
+        return self._evaluate(source, ranks, up, assign=assign, own_text=own_text)
 
     def why(self) -> Diagnosis:
         """The current diagnosis of the ranks. From any thread, any time.

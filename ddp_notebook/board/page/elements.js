@@ -25,6 +25,14 @@ function show(element, key, children) {
   return true;
 }
 
+/** A remark below a title, or where there is nothing yet. */
+const hint = (text) => make("p", { class: "ddpb-hint" }, text);
+
+/** A sign that says what the word beside it says: no one needs to hear it. */
+const sign = (text) => make("span", { class: "ddpb-mark", "aria-hidden": "true" }, text);
+
+const small = (attributes, text) => make("button", { class: "ddpb-small", type: "button", ...attributes }, text);
+
 async function copy(text, button) {
   try {
     await navigator.clipboard.writeText(text);
@@ -42,4 +50,4 @@ async function copy(text, button) {
 }
 
 const copyButton = (text, of) =>
-  make("button", { class: "ddpb-small", type: "button", "aria-label": `Copy ${of}`, onclick: (e) => copy(text, e.currentTarget) }, "Copy");
+  small({ "aria-label": `Copy ${of}`, onclick: (e) => copy(text, e.currentTarget) }, "Copy");

@@ -35,7 +35,7 @@ function sentenceOf(finding, short = false) {
   return make(
     "div",
     { class: `ddpb-sentence${short ? " ddpb-short" : ""}`, title: finding.sentence },
-    make("span", { class: "ddpb-mark", "aria-hidden": "true" }, finding.symbol),
+    sign(finding.symbol),
     make("b", {}, finding.sentence),
   );
 }

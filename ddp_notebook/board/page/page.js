@@ -263,7 +263,7 @@ class Page {
 /** What is true of the session all the time, and what the marks mean: behind an (i). */
 function aboutBoard(board) {
   const notes = [...(board.address ? [`The ranks meet at ${board.address}`] : []), ...board.notes];
-  const marks = Object.values(ROLES).map(([mark, word, tone]) => make("span", { class: `ddpb-${tone}` }, make("span", { class: "ddpb-mark", "aria-hidden": "true" }, mark), word));
+  const marks = Object.values(ROLES).map(([mark, word, tone]) => make("span", { class: `ddpb-${tone}` }, sign(mark), word));
   return make(
     "details",
     { class: "ddpb-notes", onkeydown: (event) => event.key === "Escape" && (event.currentTarget.open = false) },

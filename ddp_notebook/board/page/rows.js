@@ -16,7 +16,7 @@ function rankRow(row, { look, stages, chosen, age, pick }) {
       row.ranks,
       row.count > 2 && make("small", {}, ` ×${row.count}`),
     ),
-    make("span", { class: "ddpb-chip" }, make("span", { class: "ddpb-mark", "aria-hidden": "true" }, mark), word),
+    make("span", { class: "ddpb-chip" }, sign(mark), word),
     make("span", { class: "ddpb-for" }, waits),
     age,
     make(

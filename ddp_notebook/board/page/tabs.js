@@ -99,7 +99,11 @@ class Tabs {
     this.drawList();
     this.drawPanel();
     this.watch();
-    if (focus) this.list.querySelector("[aria-selected=true]")?.focus();
+    if (focus) this.focusTab();
+  }
+
+  focusTab() {
+    this.list.querySelector("[aria-selected=true]")?.focus();
   }
 
   watch() {
@@ -111,7 +115,7 @@ class Tabs {
     this.closed.add(number);
     this.send({ kind: "close", number });
     this.draw(this.state);
-    this.list.querySelector("[aria-selected=true]")?.focus();
+    this.focusTab();
   }
 
   key(event) {
@@ -143,7 +147,7 @@ class Tabs {
         );
       }),
     );
-    if (drawn && focused) this.list.querySelector("[aria-selected=true]")?.focus();
+    if (drawn && focused) this.focusTab();
     this.panel.setAttribute("aria-labelledby", `${this.id}-${this.chosen}`);
   }
 
@@ -169,7 +173,7 @@ class Tabs {
   about(content, magic) {
     const when = content?.at && `${content.of ? `${content.of} · ` : ""}${content.at}`;
     return make("div", { class: "ddpb-about" }, make("code", {}, magic), when && make("span", {}, when),
-      make("button", { class: "ddpb-small", type: "button", onclick: () => this.watch() }, content ? "Refresh" : "Ask the ranks"));
+      small({ onclick: () => this.watch() }, content ? "Refresh" : "Ask the ranks"));
   }
 
   // -- stacks
@@ -182,7 +186,7 @@ class Tabs {
       this.fixed.length > 1 && this.about(asked && stack, "%ddp_where"),
       stack?.error && make("p", {}, stack.error),
       make("div", { class: "ddpb-sources" }, asked && !stack.error ? stack.classes.map(stackOf) : locations.map(sourceOf)),
-      !asked && !locations.length && make("p", { class: "ddpb-hint" }, this.fixed.length > 1 ? "No rank waits in a collective." : "No lines of code are known."),
+      !asked && !locations.length && hint(this.fixed.length > 1 ? "No rank waits in a collective." : "No lines of code are known."),
     ]);
   }
 
@@ -199,14 +203,14 @@ class Tabs {
     const [head, , tables] = body.children;
     show(head, [table?.at, table?.of], () => this.about(table, "%ddp_vars"));
     show(tables, [table, this.seek.value, this.onlyOdd.checked], () => {
-      if (!table) return make("p", { class: "ddpb-hint" }, "The ranks are asked …");
+      if (!table) return hint("The ranks are asked …");
       if (table.error) return make("p", {}, table.error);
       const wanted = (row) => row.name.toLowerCase().includes(this.seek.value.toLowerCase()) && (row.differs || !this.onlyOdd.checked);
       const sections = table.sections.map((section) => ({ ...section, rows: section.rows.filter(wanted) })).filter(({ rows, left_out: more }) => rows.length || more);
       return [
         ...sections.map(variablesOf),
-        !sections.length && make("p", { class: "ddpb-hint" }, table.sections.some(({ rows }) => rows.length) ? "None of them." : "The ranks have no variables."),
-        ...table.notes.map((note) => make("p", { class: "ddpb-hint" }, note)),
+        !sections.length && hint(table.sections.some(({ rows }) => rows.length) ? "None of them." : "The ranks have no variables."),
+        ...table.notes.map((note) => hint(note)),
       ];
     });
   }
@@ -233,8 +237,8 @@ class Tabs {
       this.hits = 0;
       return [
         ...wanted.map((group) => this.outputOf(group, query, !folded.has(group.ranks))),
-        !wanted.length && make("p", { class: "ddpb-hint" }, output?.title ? `Nothing was written in ${output.title}.` : "Nothing has run yet."),
-        ...(output?.notes ?? []).map((note) => make("p", { class: "ddpb-hint" }, note)),
+        !wanted.length && hint(output?.title ? `Nothing was written in ${output.title}.` : "Nothing has run yet."),
+        ...(output?.notes ?? []).map((note) => hint(note)),
       ];
     });
     head.lastChild.textContent = query ? `${this.hits} line${this.hits === 1 ? "" : "s"}` : output?.title ?? "";
@@ -263,7 +267,7 @@ class Tabs {
                 make("th", { scope: "row" }, run.title, make("small", {}, ` on ${nameRanks(run.ranks)}`)),
                 make("td", {}, run.began), make("td", {}, run.running ? "" : formatSpan(run.us)), make("td", { class: "ddpb-long" }, run.how),
                 make("td", { class: "ddpb-long" }, run.headline, " ", run.category && make("span", { class: "ddpb-category" }, run.category)))))) 
-        : make("p", { class: "ddpb-hint" }, runs ? "Nothing has run yet." : "…"));
+        : hint(runs ? "Nothing has run yet." : "…"));
   }
 
   drawAnswer(body, answer) {
@@ -273,7 +277,7 @@ class Tabs {
         make("span", {}, [answer.of, answer.at].filter(Boolean).join(" · ")),
         answer.old && make("span", { class: "ddpb-category" }, "old: another run has begun since"),
         copyButton(answer.text, "the answer"),
-        make("button", { class: "ddpb-small", type: "button", "aria-label": `Close ${labelOf(answer.magic)}`, onclick: () => this.close(answer.number) }, "× Close")),
+        small({ "aria-label": `Close ${labelOf(answer.magic)}`, onclick: () => this.close(answer.number) }, "× Close")),
       make("pre", { class: answer.old ? "ddpb-old" : "" }, answer.text),
     ]);
   }

@@ -67,7 +67,7 @@ class Timeline {
   }
 
   button(text, act, label = null) {
-    return make("button", { class: "ddpb-small", type: "button", "aria-label": label, title: label, onclick: act }, text);
+    return small({ "aria-label": label, title: label, onclick: act }, text);
   }
 
   /** Have it drawn in the page's next frame. */

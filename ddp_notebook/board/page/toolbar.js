@@ -56,7 +56,7 @@ class Toolbar {
         onblur: tell,
         onclick: () => whyNot || this.page.act(magic),
       },
-      make("span", { class: "ddpb-mark", "aria-hidden": "true" }, working ? "…" : SIGNS[action.name]),
+      sign(working ? "…" : SIGNS[action.name]),
       action.label,
     );
   }
