@@ -67,7 +67,7 @@ def _reply_socket(kernel: Any) -> Any:
 
 
 def _handled(frames: list[Any], kernel: Any) -> bool:
-    """Whether it was a message that can be dealt with now, and is."""
+    """Whether it was a message that can be handled now, and was."""
     session = kernel.session
     try:
         idents, rest = session.feed_identities(frames, copy=False)

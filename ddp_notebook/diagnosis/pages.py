@@ -17,7 +17,7 @@ class Page:
     means: str
     found: str
     """The evidence that the finding rests on."""
-    mended: str
+    correction: str
 
 
 _HANGS = "Nothing: the ranks wait until the group's timeout (30 minutes by default)."
@@ -491,5 +491,5 @@ def text(category: Category) -> str:
         f"What torch prints   {page.prints}\n"
         f"What it means       {page.means}\n"
         f"How it is found     {page.found}\n"
-        f"How to correct it   {page.mended}"
+        f"How to correct it   {page.correction}"
     )

@@ -26,8 +26,8 @@ def _old_file(case: Case, connects: Connects) -> Iterator[Finding]:
         yield Finding(
             Category.STALE_STORE,
             everybody,
-            "each rank found addresses of others in the store's file, and nobody listens there: "
-            "the file is of an earlier run",
+            "each rank found addresses of others in the store's file, and no process listens "
+            "there: the file is of an earlier run",
             "Delete the file before each run, or give each run a file of its own.",
         )
 
@@ -47,8 +47,8 @@ def _other_port(case: Case, connects: Connects) -> Iterator[Finding]:
     yield Finding(
         Category.ENV_MISMATCH,
         rest,
-        f"looked for the store at port {ports}, where nobody answers; {name_ranks(waited)} waited "
-        f"at the store on port {port}",
+        f"looked for the store at port {ports}, where no process answers; {name_ranks(waited)} "
+        f"waited at the store on port {port}",
         "Give every rank the same MASTER_ADDR and MASTER_PORT.",
         waited,
     )

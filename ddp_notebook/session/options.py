@@ -119,7 +119,7 @@ class InitOptions:
             where = "all addresses of this host"
             where = where if self.store == "rank0" or self._is_any() else self.master_addr
             notes.append(
-                f"The store listens on {where}, and torch's store asks nobody who they are: "
+                f"The store listens on {where}, and torch's store does not check who connects: "
                 "whoever can connect to it can disturb the ranks."
             )
         return tuple(notes)

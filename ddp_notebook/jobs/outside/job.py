@@ -280,5 +280,5 @@ def _with_probe(report: RankReport, pid: int) -> RankReport:
         return report
     listens = system.listens(pid, given.master_port)
     state = {True: "open", False: "refused", None: ""}[listens]
-    detail = "" if listens else "nobody listens there"
+    detail = "" if listens else "no process listens there"
     return replace(report, probe=Probe(f"{given.master_addr}:{given.master_port}", state, detail))

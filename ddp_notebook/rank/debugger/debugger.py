@@ -319,7 +319,7 @@ class Debugger(Component):
         return stop.wait(self.check)
 
     def report(self, stop: Stop, note: str) -> None:
-        """Tell the session that somebody else has this stop, or no more."""
+        """Tell the session that an editor has this stop, or no more."""
         if note != stop.note and note not in stop.why:
             stop.note = note
             self._events.emit_now(LineStopped, **self._event_fields(stop))
