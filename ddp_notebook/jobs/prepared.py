@@ -177,8 +177,8 @@ def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
 _WAS_SET = (
     "It has DDP_NOTEBOOK=1 in its environment: perhaps it has not yet imported torch; then ask "
     "again. Or torch did not call this package: it is older than 2.5, "
-    "TORCH_DEVICE_BACKEND_AUTOLOAD is 0, or its Python has no ddp_notebook installed. Then start it so: torchrun … -m ddp_notebook.run "
-    "train.py"
+    "TORCH_DEVICE_BACKEND_AUTOLOAD is 0, or its Python has no ddp_notebook installed. Then start "
+    "it so: torchrun … -m ddp_notebook.run train.py"
 )
 
 
