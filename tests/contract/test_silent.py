@@ -109,6 +109,23 @@ def test_files_of_a_model_do_not_need_us(ranks2: Session) -> None:
     ranks2.run_cell(source).raise_for_error()
 
 
+def test_a_model_that_has_trained_is_traced_and_scripted_as_without_us(ranks2: Session) -> None:
+    for source in (
+        "net = model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())\n",
+        "net = DDP(torch.nn.Sequential(torch.nn.Linear(3, 2)))\nmodel = net.module\n",
+    ):
+        ranks2.run_cell(
+            f"{source}"
+            "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+            "for _ in range(2):\n"
+            "    net(torch.ones(1, 3)).sum().backward()\n"
+            "    optimizer.step()\n"
+            "traced = torch.jit.trace(model, torch.ones(1, 3))\n"
+            "assert torch.equal(traced(torch.ones(1, 3)), model(torch.ones(1, 3)))\n"
+            "torch.jit.script(model)\n"
+        ).raise_for_error()
+
+
 def test_after_an_abort_a_live_model_trains_on_with_right_gradients(ranks2: Session) -> None:
     ranks2.run_cell(NET + "step()").raise_for_error()
     with ThreadPoolExecutor(1) as pool:

@@ -191,7 +191,8 @@ def test_the_users_model_is_as_it_was(ranks2: Session) -> None:
         "net(torch.randn(4, 8)).sum().backward()\noptimizer.step()\nnet.eval()\n"
         "random.seed(1); np.random.seed(1); torch.manual_seed(1)\n"
     )
-    run(ranks2, f"{prepare}{STATE}")
+    run(ranks2, prepare)
+    run(ranks2, STATE)
     before = ranks2.pull("told")
     run(ranks2, f"{prepare}{KNOWN}")
     known = ranks2.pull("known")

@@ -110,7 +110,7 @@ IN = {
     "running": (
         "%%ddp --detach\nx = 5\nwhile True:\n    x = 5",
         {
-            "%ddp_step": "is not over on ranks 0-1, and no rank is paused. What they do: ",
+            "%ddp_step": "is not over on ranks 0-1, and no rank is paused. What they wait for: ",
             "%ddp_step --out": NONE_PAUSED,
             "%ddp_frame": NO_CODE,
             "%ddp_print x": RUNS,
@@ -132,7 +132,7 @@ IN = {
     "blocked": (
         "%%ddp\nx = 5\nif rank:\n    dist.barrier()",
         {
-            "%ddp_step": "is not over on rank 1, and no rank is paused. What they do: %ddp_where",
+            "%ddp_step": "is not over on rank 1, and no rank is paused. What they wait for: ",
             "%ddp_step --to 3": NONE_PAUSED,
             "%ddp_frame up": "There is no frame 1: there is only 0",
             "%ddp_print x --up 3": "rank 1: it has 1 frame of yours, none 3 up",

@@ -118,7 +118,8 @@ class RunRegistry:
         """The user has the processes of `ranks` ended: no run is to say that they died."""
         for controller in self.controllers:
             if not controller.run.done:
-                controller.run.restarted = ranks
+                pending = controller.run.pending
+                controller.run.restarted = tuple(rank for rank in ranks if rank in pending)
 
     def paused(self) -> Mapping[int, str]:
         """The ranks that are paused in the run that ranks are in, and before what."""

@@ -337,9 +337,10 @@ class CellRun:
 
     def _deaths(self) -> list[str]:
         lines = []
+        if ended := tuple(rank for rank in self.restarted if rank not in self.pending):
+            lines.append(f"{verb(ended, 'was', 'were')} ended by %ddp_restart")
         for rank, exited in sorted(self.died.items()):
             if rank in self.restarted:
-                lines.append(f"rank {rank} was ended by %ddp_restart")
                 continue
             # Its log may contain output of anything that ran in its process, also of earlier runs.
             logged = exited.last_words.strip().splitlines()[-1:]
@@ -360,9 +361,10 @@ class CellRun:
         ends = self.finished.values()
         raised = {end.rank: self._raised(end) for end in ends if end.outcome == "error"}
         lines = [f"{name_ranks(ranks)} {what}" for ranks, what in by_value(raised)]
-        if stopped := [end.rank for end in ends if end.outcome == "interrupted"]:
-            were = "were" if len(stopped) > 1 else "was"
-            lines.append(f"{name_ranks(stopped)} {were} interrupted")
+        # Of ranks that were ended for a new process, some are interrupted before.
+        left = [end.rank for end in ends if end.outcome == "interrupted"]
+        if stopped := tuple(rank for rank in left if rank not in self.restarted):
+            lines.append(f"{verb(stopped, 'was', 'were')} interrupted")
         return lines
 
     def _raised(self, finished: CellFinished) -> str:

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 class ModuleHook:
     """Calls `tell` with the module and its inputs.
@@ -20,7 +22,9 @@ class ModuleHook:
         self._tell = tell
 
     def __call__(self, *got: Any) -> None:
-        self._tell(*got)
+        # What looks at the inputs would become a part of the trace, which torch then refuses.
+        if not torch.jit.is_tracing():
+            self._tell(*got)
 
     def __reduce__(self) -> Any:
         return getattr, (contextlib.nullcontext(), "__exit__")
