@@ -23,7 +23,7 @@ class ModuleHook:
 
     def __call__(self, *got: Any) -> None:
         # What looks at the inputs would become a part of the trace, which torch then refuses.
-        if not torch.jit.is_tracing():
+        if not torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
             self._tell(*got)
 
     def __reduce__(self) -> Any:
