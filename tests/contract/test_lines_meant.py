@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def test_a_breakpoint_at_a_loop_that_begins_a_cell_stops_once_a_round(ranks2: Se
     ranks2.step(to="end")
     assert ranks2.wait(10).error is None
     (row,) = ranks2.breakpoints.rows()
-    assert row.text.endswith("2 hits")
+    # From Python 3.12 on the line is also passed when the loop ends.
+    assert row.text.endswith("3 hits" if sys.version_info >= (3, 12) else "2 hits")
 
 
 def test_a_cell_that_was_edited_has_the_breakpoints_of_its_old_version(ranks2: Session) -> None:
@@ -89,9 +91,12 @@ def test_a_function_in_a_function_is_known_by_its_own_name(ranks2: Session) -> N
     )
     ranks2.breakpoints.add("inside", Breakpoint(0, once=True))
     assert "in inside" in rows(ranks2.run_cell("outer()").steps)[(0, 1)]
-    assert "line 6" in rows(ranks2.step(how=How.OUT))[(0, 1)]
-    # A comprehension is a function of its own before Python 3.12; its lines are those around it.
-    assert "line 7" in rows(ranks2.step(to="7"))[(0, 1)]
+    at = rows(ranks2.step(how=How.OUT))[(0, 1)]
+    if sys.version_info < (3, 12):
+        # A comprehension is a function of its own there; its lines are those around it.
+        assert "line 6" in at
+        at = rows(ranks2.step(to="7"))[(0, 1)]
+    assert "line 7" in at
     ranks2.step(to="end")
 
 
