@@ -245,7 +245,7 @@ def other_draws(context: Context) -> Iterator[Finding]:
             "ranks that hold parts of one model get the same samples, and their dropout draws "
             f"other random numbers on each{in_brackets(place)}: what they compute together is of "
             "no one model, and what all of them have drifts apart",
-            "Seed the ranks of one tensor-parallel group alike where a layer works on what all of "
+            "Give ranks of one tensor-parallel group one seed where a layer works on what all of "
             "them have: torch.manual_seed(seed + <the rank's place in dp>), the same within tp.",
             evidence=(
                 f"torch's generator was not the same on {name_ranks(ranks)} before the first "
