@@ -83,7 +83,7 @@ def test_a_job_on_two_hosts_is_judged_as_one(
 ) -> None:
     """Each has processes, and files, of its own."""
     if os.getuid() != 0:
-        pytest.skip("only root can have other hosts' processes here")
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("only root can have other hosts")
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     environment = {

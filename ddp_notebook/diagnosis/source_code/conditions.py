@@ -10,7 +10,7 @@ from itertools import pairwise
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
-_ENDING = ("exit", "_exit", "quit", "abort")
+EXITS = ("exit", "_exit", "quit", "abort")
 """Functions that end the process."""
 _ENDS = (ast.Return, ast.Break, ast.Raise)
 _Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -161,7 +161,7 @@ def _leaves(statement: ast.stmt) -> str:
     if isinstance(statement, _LEAVES):
         return type(statement).__name__.lower()
     if isinstance(statement, ast.Expr) and isinstance(call := statement.value, ast.Call):
-        return f"{ast.unparse(call.func)}()" if last_name(call.func) in _ENDING else ""
+        return f"{ast.unparse(call.func)}()" if last_name(call.func) in EXITS else ""
     return ""
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ddp_notebook.diagnosis.source_code.conditions import holds, last_name
 from ddp_notebook.diagnosis.source_code.shared_names import names_in
+from ddp_notebook.diagnosis.source_code.statements import blocks
 
 _CLEARS = ("zero_grad",)
 
@@ -14,7 +15,7 @@ _CLEARS = ("zero_grad",)
 def skipping_test(tree: ast.Module | None, line: int) -> ast.expr | None:
     """The test by which the code goes from a backward to the next one, without clearing."""
     counters = _counters(tree) if tree is not None else set()
-    for block in _blocks(tree) if tree is not None else ():
+    for block in blocks(tree) if tree is not None else ():
         at = next((i for i, s in enumerate(block) if _is_at(s, line)), None)
         if at is None or any(_calls(each, *_CLEARS) for each in block[: at + 1]):
             continue
@@ -70,11 +71,3 @@ def _calls(node: ast.AST, *names: str) -> bool:
     return any(
         isinstance(each, ast.Call) and last_name(each.func) in names for each in ast.walk(node)
     )
-
-
-def _blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:
-    for node in ast.walk(tree):
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(node, name, None)
-            if isinstance(block, list):
-                yield block

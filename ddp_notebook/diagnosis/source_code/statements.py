@@ -5,17 +5,25 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator
 
-from ddp_notebook.diagnosis.source_code.conditions import holds, last_name
+from ddp_notebook.diagnosis.source_code.conditions import EXITS, holds, last_name
 
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_EXITS = ("exit", "_exit", "quit")
 
 
 def hold(statements: list[ast.stmt], line: int) -> bool:
     """True when one of these statements holds a line."""
     return any(holds(each, line) for each in statements)
+
+
+def blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
+    """All lists of statements that follow one another, from the outermost on."""
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list):
+                yield block
 
 
 def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
@@ -97,7 +105,7 @@ def _ends_inputs(handler: ast.ExceptHandler) -> bool:
 def _leaves(node: ast.AST) -> bool:
     """True of what leaves a loop: `break`, `return`, ``sys.exit()``."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        return last_name(node.value.func) in _EXITS
+        return last_name(node.value.func) in EXITS
     return isinstance(node, (ast.Break, ast.Return))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks
 from ddp_notebook.diagnosis.source_code.conditions import last_name
+from ddp_notebook.diagnosis.source_code.statements import blocks
 from ddp_notebook.model import (
     Category,
     Finding,
@@ -224,7 +225,7 @@ def _next_read(
 
 def _rests(tree: ast.Module | None, line: int, *, itself: bool = False) -> Iterator[list[ast.stmt]]:
     """The statements behind that of a line, in its own block; first that one if `itself`."""
-    for block in _blocks(tree) if tree is not None else ():
+    for block in blocks(tree) if tree is not None else ():
         at = next((i for i, s in enumerate(block) if s.lineno <= line <= (s.end_lineno or 0)), None)
         if at is not None and not hasattr(block[at], "body"):
             yield block[at if itself else at + 1 :]
@@ -247,14 +248,6 @@ def _first_read(block: Iterable[ast.stmt], given: str, until: Collection[str]) -
         if any(_is(n, given) and isinstance(n.ctx, ast.Store) for n in _named(statement)):
             break
     return 0
-
-
-def _blocks(tree: ast.Module) -> Iterator[list[ast.stmt]]:
-    for node in ast.walk(tree):
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(node, name, None)
-            if isinstance(block, list):
-                yield block
 
 
 def _calls(node: ast.AST, called: str = "") -> Iterator[ast.Call]:

@@ -115,13 +115,6 @@ def holder(path: str) -> int:
     return 0
 
 
-def parent(pid: int | str) -> int:
-    """The process that started a process; 0 if it is gone."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
-
-
 def has_children(*but: int) -> bool:
     """True if this process has started others that are still there, or it is not known."""
     with contextlib.suppress(OSError):

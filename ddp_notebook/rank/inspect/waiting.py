@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import torch.distributed.rpc as rpc
 
+from ddp_notebook.launch.process_groups import parent
 from ddp_notebook.model import Activity, Blocked, Lacks
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives import observer
@@ -332,7 +333,7 @@ def _beside(thread: threading.Thread, current: dict[int, FrameType]) -> bool:
 def _behind_lock(path: str) -> Blocked | None:
     """That it waits for the lock on a file, if this process has it, or one of the same parent."""
     pid = blocked.holder(path)
-    known = pid == os.getpid() or (pid and blocked.parent(pid) == os.getppid())
+    known = pid == os.getpid() or (pid and parent(pid) == os.getppid())
     name = str(Path(path).readlink()) if path.startswith("/proc/self/") else path
     return Blocked(Lacks.FILE_LOCK, name, pid) if known else None
 
