@@ -119,6 +119,19 @@ def public(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield folder
 
 
+def test_a_folder_of_another_user_under_the_name_of_ours_ends_no_fork_server(public: Path) -> None:
+    theirs = public / f"ddp-notebook-{NOBODY}"
+    theirs.mkdir(mode=0o700)
+    address = str(theirs / "server")
+
+    def attack() -> list[object]:
+        listening = shared_fork_server.ListeningSocket(address)
+        asked = shared_fork_server.request(address)
+        return [listening.accept(), listening.fds, shared_fork_server.listen(address), asked]
+
+    assert as_nobody(attack) == [None, [], None, None]
+
+
 def about() -> About:
     told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     return About(os.getpid(), 5, 1, 3, 0, 2, 0, "train.py", "/", "h", "p", 1.0, False, told)
