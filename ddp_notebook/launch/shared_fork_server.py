@@ -10,8 +10,8 @@ and namespaces, nothing installed in between, and the same folder unless neither
 anything that Python would load. A hash of all that is the name of the socket, in a folder that only
 the user can enter; not in Linux's abstract namespace, where a container with the host's network
 could connect. Each end checks that the other has the same user, groups, capabilities, root,
-namespaces and control group; the kernel reports the peer's process. On other systems, and on any failure, a notebook starts its
-own fork server.
+namespaces and control group; the kernel reports the peer's process. On other systems, and on any
+failure, a notebook starts its own fork server.
 
 `client.py` uses `address`, `listen` and `request`; `fork_server.py` uses `ListeningSocket`.
 No other module knows about the sharing.

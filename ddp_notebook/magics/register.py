@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import no_var_expand
 
 from ddp_notebook import files
-from ddp_notebook.board.replay_board import can_show_widgets, prepare_widgets
+from ddp_notebook.board.replay_board import may_show_widgets, prepare_widgets
 from ddp_notebook.errors import NoSession, UsageMistake
 from ddp_notebook.magics.buttons import board_buttons
 from ddp_notebook.magics.hints import Hints
@@ -83,7 +83,7 @@ def register(shell: Any, session: Session) -> NotebookUi:
         if verb.value_display is not None:
             formatter.for_type(verb.value_display.value_type, partial(verb.value_display.show, ui))
     offer_completion(shell, ui.surroundings)
-    if can_show_widgets(shell):
+    if may_show_widgets(shell):
         prepare_widgets(shell.kernel)
     return ui
 

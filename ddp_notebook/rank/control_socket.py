@@ -87,7 +87,7 @@ class ControlSocket(Component):
             self.listen()
 
     def listen(self) -> None:
-        """The same. Raises OSError: the folder is not there, or the path is too long (not Linux)."""
+        """The same. Raises OSError: no folder is there, or the path is too long (not Linux)."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with contextlib.suppress(FileNotFoundError):
