@@ -115,11 +115,12 @@ class ForkServerClient:
         with contextlib.ExitStack() as passed:
             events = _to_pass(events_write, passed)
             os.close(events_write)
+            listens = -1 if listener is None else _to_pass(listener.fileno(), passed)
             arguments = {
                 "mode": self.mode,
                 "python_path": sys.path,  # so that ranks import what the notebook can import
                 "address": address,
-                "listener": -1 if listener is None else _to_pass(listener.fileno(), passed),
+                "listener": listens,
                 "events": events,
             }
             try:
@@ -129,7 +130,7 @@ class ForkServerClient:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,
-                    pass_fds=[fd for fd in (events, arguments["listener"]) if fd >= 0],
+                    pass_fds=[fd for fd in (events, listens) if fd >= 0],
                 )
             except BaseException:
                 os.close(events_read)

@@ -416,7 +416,7 @@ class Processes:
         if rank == CONTROLLER:
             self._on_lost(f"The ipyparallel controller (pid {pid}) ended, {exit_text(code)}.")
             return
-        self._remove_files_of(pid)
+        _remove_files_of(pid, self.folder, self.output_folder)
         self._say(
             RankExited(
                 rank=rank,
@@ -428,12 +428,6 @@ class Processes:
                 heard_ns=time.monotonic_ns(),
             )
         )
-
-    def _remove_files_of(self, pid: int) -> None:
-        """Those that a process of a rank made for itself alone: a new one makes its own."""
-        shutil.rmtree(multiprocessing_folder(self.folder, pid), ignore_errors=True)
-        for path in self.output_folder.glob(f"*-{pid}-*"):
-            path.unlink(missing_ok=True)
 
     def begin_last_words(self, ranks: Ranks) -> None:
         """A new run begins on these ranks: what their logs hold so far is not its output.
@@ -459,6 +453,13 @@ class Processes:
         end_sessions(state.pid for state in self.record.snapshot.ranks if state.pid)
         remove_orphans((str(self.folder),), self._started_s, wait_s=1.0)
         self._on_lost("The fork server that started the ranks ended.")
+
+
+def _remove_files_of(pid: int, folder: Path, output_folder: Path) -> None:
+    """Those that a process of a rank made for itself alone: a new one makes its own."""
+    shutil.rmtree(multiprocessing_folder(folder, pid), ignore_errors=True)
+    for path in output_folder.glob(f"*-{pid}-*"):
+        path.unlink(missing_ok=True)
 
 
 def _need_current_folder(meanwhile: str = "") -> None:
