@@ -105,7 +105,7 @@ def test_a_current_folder_that_is_gone_is_said_by_every_verb(
         is_python=True,
     )
     ui: Any = SimpleNamespace(runs=SimpleNamespace(announce_end=lambda: None))
-    with pytest.raises(UsageError, match="current folder was removed.*%cd ~"):
+    with pytest.raises(UsageError, match=r"current folder was removed.*%cd ~"):
         register._magic(ui, verb)("")
 
 
