@@ -45,6 +45,16 @@ def exists(path: Path) -> bool:
         return False
 
 
+def current_folder_is_gone() -> bool:
+    """True where the folder in which this process works was removed: no relative path means
+    anything there."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
 def source(path: Path, before_s: float | None = None, most_bytes: int = _SOURCES_BYTES) -> str:
     """The text of a file of code; empty where it is not to be had, or is too long.
 

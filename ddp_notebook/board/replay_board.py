@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.archive.replay import Replay
@@ -27,7 +29,12 @@ if TYPE_CHECKING:
 
 
 def can_show_widgets(shell: Any) -> bool:
-    """Whether there is a kernel that can talk to a page, and what is needed for that."""
+    """Whether there is a kernel that can talk to a page, and what is needed for that is loaded."""
+    return may_show_widgets(shell) and _are_loaded()
+
+
+def may_show_widgets(shell: Any) -> bool:
+    """The same before anything is loaded: what is needed is installed."""
     kernel = getattr(shell, "kernel", None)
     if kernel is None or getattr(kernel, "comm_manager", None) is None:
         return False
@@ -47,6 +54,20 @@ def line_class() -> type[RunningLine]:
     return _classes()[1]
 
 
+@cache
+def _are_loaded() -> bool:
+    """Whether widgets can be loaded; says once why they cannot."""
+    try:
+        _classes()
+    except Exception as error:  # noqa: BLE001  # of versions that do not fit each other, any
+        warnings.warn(
+            f"The board is shown without its widget, which cannot be loaded: {error!r}",
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
 def _classes() -> tuple[type[BoardWidget], type[RunningLine]]:
     from ddp_notebook.board.widget import BoardWidget, RunningLine
 
@@ -58,7 +79,7 @@ def prepare_widgets(kernel: Any) -> None:
     handle = widget_messages(kernel)
     if handle is not None:
         do_meanwhile(handle)
-    threading.Thread(target=_classes, name="ddp-widgets", daemon=True).start()
+    threading.Thread(target=_are_loaded, name="ddp-widgets", daemon=True).start()
 
 
 def past_message(

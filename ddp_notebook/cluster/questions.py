@@ -13,7 +13,7 @@ from typing import Any
 
 from ddp_notebook.model import codec
 from ddp_notebook.rank.calls import Answer, CannotAnswer, Question, Request
-from ddp_notebook.rank.control_socket import LENGTH, MOST_BYTES, framed, is_mine
+from ddp_notebook.rank.control_socket import LENGTH, MOST_BYTES, framed, is_mine, reachable
 
 _PIECE_BYTES = 1 << 16
 
@@ -52,7 +52,8 @@ def _exchange(sockets: Mapping[int, Path], message: bytes, timeout_s: float) -> 
             connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             with contextlib.suppress(OSError):  # no process listens there, or its queue is full
                 connection.setblocking(False)
-                connection.connect(str(path))
+                with reachable(path) as address:
+                    connection.connect(address)
                 if is_mine(connection) and connection.send(message) == len(message):
                     selector.register(connection, selectors.EVENT_READ, (rank, bytearray()))
         while selector.get_map() and (left_s := deadline_s - time.monotonic()) > 0:

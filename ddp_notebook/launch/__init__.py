@@ -16,5 +16,5 @@ shared_memory.py       shared memory that killed processes leave in /dev/shm: fo
 timeouts.py            timeouts that grow with the machine's load
 
 To launch ranks on another kind of host (ssh, Slurm), start here: write a client with the methods of
-`client.ForkServerClient`, which talks to a fork server there over its stdin and stdout.
+`client.ForkServerClient`, which talks to a fork server there over two pipes.
 """

@@ -22,6 +22,9 @@ from ddp_notebook.launch.environment import child_environment
 from ddp_notebook.launch.shared_fork_server import ForkedServer
 from ddp_notebook.launch.timeouts import scaled_for_load
 
+if sys.platform != "win32":
+    import fcntl
+
 ExitHandler = Callable[[int], None]
 
 _FORKED_WITHIN_S = 10.0
@@ -43,6 +46,16 @@ def can_fork() -> bool:
 def _address(mode: str) -> str:
     """The address of fork servers equal to one started now; empty if none is shared."""
     return shared_fork_server.address(sys.path) if mode == "fork" else ""
+
+
+def _to_pass(descriptor: int, passed: contextlib.ExitStack) -> int:
+    """A copy of it that a child may inherit; closed with `passed`.
+
+    Where this process has no stdin, a new descriptor may be 0: a child's stdin would replace it.
+    """
+    copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    passed.callback(os.close, copy)
+    return copy
 
 
 class ForkServerClient:
@@ -97,20 +110,33 @@ class ForkServerClient:
         self, address: str = "", listener: socket.socket | None = None
     ) -> subprocess.Popen[bytes]:
         """A server of our own, which other notebooks reach at `address`."""
-        arguments = {
-            "mode": self.mode,
-            "python_path": sys.path,  # so that ranks import what the notebook can import
-            "address": address,
-            "listener": -1 if listener is None else listener.fileno(),
-        }
-        return subprocess.Popen(
-            [sys.executable, "-c", _BOOT, json.dumps(arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            pass_fds=() if listener is None else (listener.fileno(),),
-        )
+        # Not its stdout: what Python loads first, as a sitecustomize, may print.
+        events_read, events_write = os.pipe()
+        with contextlib.ExitStack() as passed:
+            events = _to_pass(events_write, passed)
+            os.close(events_write)
+            listens = -1 if listener is None else _to_pass(listener.fileno(), passed)
+            arguments = {
+                "mode": self.mode,
+                "python_path": sys.path,  # so that ranks import what the notebook can import
+                "address": address,
+                "listener": listens,
+                "events": events,
+            }
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", _BOOT, json.dumps(arguments)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    pass_fds=[fd for fd in (events, listens) if fd >= 0],
+                )
+            except BaseException:
+                os.close(events_read)
+                raise
+        process.stdout = os.fdopen(events_read, "rb")
+        return process
 
     @property
     def pid(self) -> int:
@@ -137,7 +163,12 @@ class ForkServerClient:
         tag = next(self._tags)
         future = self._spawned[tag] = Future()
         self._send({"cmd": "spawn", "tag": tag, "spec": dict(spec)})
-        pid = future.result(timeout_s)
+        try:
+            pid = future.result(timeout_s)
+        except TimeoutError:
+            raise OSError(
+                f"the fork server has not answered for {timeout_s:g} s: is the machine very busy?"
+            ) from None
         with self._lock:
             code = self._exit_codes.pop(pid, None)
             if code is None:

@@ -1,6 +1,6 @@
 """The fork server: one process per host that has torch loaded and starts ranks in milliseconds.
 
-It reads commands from standard input and writes events to standard output, as JSON lines:
+It reads commands from standard input and writes events to a pipe of its own, as JSON lines:
 
     <- {"cmd": "spawn", "tag": n, "spec": {...}}        see child.py
     <- {"cmd": "signal", "pid": p, "signal": s}         to a child of ours only
@@ -75,10 +75,12 @@ class ForkServer:
     """The loop of the process. `mode` is fork or process.
 
     `address` is where equal servers are shared (empty: nowhere), `listener` the descriptor of a
-    socket that listens there already, -1 for none.
+    socket that listens there already, -1 for none. Events are written to `events`.
     """
 
-    def __init__(self, mode: str, python_path: Sequence[str], address: str, listener: int) -> None:
+    def __init__(
+        self, mode: str, python_path: Sequence[str], address: str, listener: int, events: int
+    ) -> None:
         self.mode = mode
         self.idle_modules: list[str] = []
         """Modules still to import while no command waits."""
@@ -87,11 +89,10 @@ class ForkServer:
         self.notebook: int | None = None
         """A pidfd of the notebook's process; None where that is the parent."""
         self.commands = os.dup(0)
-        self.events = os.dup(1)
-        # Output of imports must not mix with the events, nor may imports read commands.
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1):
-            os.dup2(null, fd)
+        self.events = events
+        os.set_inheritable(events, False)
+        null = os.open(os.devnull, os.O_RDONLY)  # imports may not read commands
+        os.dup2(null, 0)
         os.close(null)
         self.parent_pid = os.getppid()
         self.begin()
@@ -344,12 +345,12 @@ class ForkServer:
             let_go(held)
 
 
-def main(mode: str, python_path: Sequence[str], address: str, listener: int) -> None:
+def main(mode: str, python_path: Sequence[str], address: str, listener: int, events: int) -> None:
     """Run the fork server in this process until its input closes. For arguments see `ForkServer`.
 
     In mode "process" children are ordinary processes, so nothing is imported beforehand.
     """
-    server = ForkServer(mode, python_path, address, listener)
+    server = ForkServer(mode, python_path, address, listener, events)
     fork = mode == "fork"
     try:
         server.idle_modules = list(IDLE_MODULES) if fork else []

@@ -9,6 +9,7 @@ that shares the folder has its own pids.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -23,12 +24,22 @@ if sys.platform != "win32":
 
 FOLDER_PREFIX = "ddp_notebook-"
 _LOCK = "lock"
+_UMASK = (
+    "the umask takes from this user the right to open its own new files: os.umask(0o022), and set "
+    "it so where Jupyter is started"
+)
 _LONGEST_PARENT_BYTES = 60
 
 
 def make_folder() -> tuple[Path, int]:
-    """Create a session's folder; returns it and the descriptor that locks it until closed."""
+    """Create a session's folder; returns it and the descriptor that locks it until closed.
+
+    Raises OSError where it cannot be made, or where the umask would lock its own user out.
+    """
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=parents()[0]))
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        folder.rmdir()
+        raise PermissionError(errno.EACCES, _UMASK)
     new = folder / f"{_LOCK}.new"
     new.touch(mode=0o600)
     held = _locked(new, exclusive=False)

@@ -9,9 +9,9 @@ Only equal servers are shared: same user, Python, module path, environment, limi
 and namespaces, nothing installed in between, and the same folder unless neither folder holds
 anything that Python would load. A hash of all that is the name of the socket, in a folder that only
 the user can enter; not in Linux's abstract namespace, where a container with the host's network
-could connect. Each end checks that the other has the same user, capabilities, root and namespaces;
-the kernel reports the peer's process. On other systems, and on any failure, a notebook starts its
-own fork server.
+could connect. Each end checks that the other has the same user, groups, capabilities, root,
+namespaces and control group; the kernel reports the peer's process. On other systems, and on any
+failure, a notebook starts its own fork server.
 
 `client.py` uses `address`, `listen` and `request`; `fork_server.py` uses `ListeningSocket`.
 No other module knows about the sharing.
@@ -48,7 +48,10 @@ _BACKLOG = 128
 _RECEIVE_TIMEOUT_S = 1.0
 _CREDENTIALS = struct.Struct("3i")
 _LONGEST_ADDRESS_BYTES = 90
-_FREEDOM = ("Uid", "Gid", "CapEff", "NoNewPrivs", "Seccomp")
+_FREEDOM = (
+    *("Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp"),
+    *("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
+)
 
 
 # --------------------------------------------------------------------------- the address
@@ -286,7 +289,8 @@ class ListeningSocket:
 
     def accept(self) -> Client | None:
         """The next client; None when there is none. Listens first, if no other server does."""
-        if self._socket is None and self.address and not Path(self.address).exists():
+        # Not Path.exists(): it raises where another user has made a folder of that name.
+        if self._socket is None and self.address and file_of(self.address) is None:
             self._socket = listen(self.address)
             self._file = file_of(self.address) if self._socket is not None else None
         return accept(self._socket) if self._socket is not None else None
@@ -353,12 +357,17 @@ def _peer_pid(connection: socket.socket) -> int:
 
 
 def _freedom(process: str) -> list[str]:
-    """A process's privileges and location: user, capabilities, root and namespaces."""
+    """A process's privileges and location: user, groups, capabilities, root, namespaces, control
+    group, and the label of a security module such as AppArmor."""
     folder = Path("/proc", process)
     status = (folder / "status").read_text("utf-8", "replace").splitlines()
     namespaces = sorted(str(link.readlink()) for link in (folder / "ns").iterdir())
     limits = [line for line in status if line.partition(":")[0] in _FREEDOM]
-    return [*limits, *namespaces, str((folder / "root").readlink())]
+    label = ""
+    with contextlib.suppress(OSError):  # there is none
+        label = (folder / "attr/current").read_text("utf-8", "replace")
+    group = (folder / "cgroup").read_text("utf-8", "replace")
+    return [*limits, *namespaces, str((folder / "root").readlink()), group, label]
 
 
 def _peer_credentials(connection: socket.socket) -> tuple[int, int, int]:

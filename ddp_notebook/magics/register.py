@@ -9,7 +9,8 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import no_var_expand
 
-from ddp_notebook.board.replay_board import can_show_widgets, prepare_widgets
+from ddp_notebook import files
+from ddp_notebook.board.replay_board import may_show_widgets, prepare_widgets
 from ddp_notebook.errors import NoSession, UsageMistake
 from ddp_notebook.magics.buttons import board_buttons
 from ddp_notebook.magics.hints import Hints
@@ -24,6 +25,7 @@ from ddp_notebook.magics.verbs.run import WAIT
 from ddp_notebook.session import Session
 from ddp_notebook.workshop.check import NOTEBOOK
 
+_NO_FOLDER = "The notebook's current folder was removed. Go to another one: %cd ~"
 _UI = "_ddp_notebook_magics"
 """The attribute of a shell that holds its NotebookUi while the extension is loaded."""
 _HINTS = "_ddp_notebook_hints"
@@ -81,7 +83,7 @@ def register(shell: Any, session: Session) -> NotebookUi:
         if verb.value_display is not None:
             formatter.for_type(verb.value_display.value_type, partial(verb.value_display.show, ui))
     offer_completion(shell, ui.surroundings)
-    if can_show_widgets(shell):
+    if may_show_widgets(shell):
         prepare_widgets(shell.kernel)
     return ui
 
@@ -103,6 +105,10 @@ def _magic(ui: NotebookUi, verb: Verb) -> Any:
             raise UsageError(f"{mistake}.{only_looked_at(ui.attached)}".rstrip(".")) from None
         except UsageMistake as mistake:
             raise UsageError(str(mistake)) from None
+        except FileNotFoundError:
+            if files.current_folder_is_gone():
+                raise UsageError(_NO_FOLDER) from None
+            raise
 
     magic.__doc__ = f"{verb.summary} For example: {verb.examples[0][0]}"
     # IPython's `?` asks an object for `getdoc` before it looks at its docstring.

@@ -17,7 +17,7 @@ from ddp_notebook.launch.shared_memory import semaphore_prefix
 from ddp_notebook.model import Stage, StageFinished
 from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.orders import OrderSocket
-from ddp_notebook.rank.rank_process import RankProcess, questions_of
+from ddp_notebook.rank.rank_process import RankProcess, multiprocessing_folder, questions_of
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a computing thread keeps the GIL while others wait for it (5 ms by default).
@@ -79,7 +79,7 @@ def keep_temporary_files_in(folder: Path, session: Path) -> None:
     """
     config = getattr(multiprocessing.current_process(), "_config", None)
     if isinstance(config, dict):
-        own = folder / f"mp-{os.getpid()}"
+        own = multiprocessing_folder(folder, os.getpid())
         if len(os.fsencode(own)) <= _LONGEST_FOLDER_BYTES:
             own.mkdir(mode=0o700, exist_ok=True)
             config["tempdir"] = str(own)

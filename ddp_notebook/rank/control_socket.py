@@ -14,11 +14,13 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ddp_notebook.rank.component import Component
+
+_Socket = socket.socket
 
 Answers = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 """What answers: the name of a question and what it is about, to JSON."""
@@ -29,6 +31,8 @@ MOST_BYTES = 1 << 24
 _MOST_ASKED_BYTES = 1 << 16
 _READ_WITHIN_S = 1.0
 """Who connects and then sends nothing keeps the others waiting for no longer."""
+_LONGEST_ADDRESS_BYTES = 100
+_DESCRIPTORS = Path("/proc/self/fd")
 _PEER = struct.Struct("3i")
 """Of Linux: the pid, uid and gid of the other end."""
 
@@ -50,6 +54,22 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
+@contextlib.contextmanager
+def reachable(path: Path) -> Iterator[str]:
+    """An address for the socket at `path`, which may be longer than an address can be (Linux).
+
+    Folders of temporary files, and those of jobs, have long names on some machines.
+    """
+    if len(os.fsencode(path)) <= _LONGEST_ADDRESS_BYTES or not _DESCRIPTORS.is_dir():
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield str(_DESCRIPTORS / str(folder) / path.name)
+    finally:
+        os.close(folder)
+
+
 class ControlSocket(Component):
     """Listens at `path`; `answer(question, about)` answers, on a thread of ours."""
 
@@ -67,12 +87,13 @@ class ControlSocket(Component):
             self.listen()
 
     def listen(self) -> None:
-        """The same. Raises OSError: the path is too long, or the folder is not there."""
+        """The same. Raises OSError: no folder is there, or the path is too long (not Linux)."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with contextlib.suppress(FileNotFoundError):
                 self.path.unlink()  # of a process that was here before, and is dead
-            listener.bind(str(self.path))
+            with reachable(self.path) as address:
+                listener.bind(address)
             self.path.chmod(0o600)
             listener.listen(64)
         except OSError:
@@ -100,7 +121,7 @@ class ControlSocket(Component):
     def _serve(self) -> None:
         while (listener := self._listener) is not None:
             try:
-                connection, _ = listener.accept()
+                connection = _accepted(listener)
             except OSError:
                 if self._listener is None:
                     return
@@ -122,6 +143,15 @@ class ControlSocket(Component):
         if isinstance(about, dict):
             answer = self._answer(str(asked.get("question", "")), about)
             connection.sendall(framed(answer))
+
+
+def _accepted(listener: socket.socket) -> socket.socket:
+    """The next connection. Raises OSError."""
+    accept = getattr(listener, "_accept", None)
+    if accept is None:
+        return listener.accept()[0]
+    # Python's own `accept` fails where the user has replaced socket.socket.
+    return _Socket(fileno=accept()[0])
 
 
 def framed(message: Mapping[str, Any]) -> bytes:

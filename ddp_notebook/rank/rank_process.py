@@ -50,6 +50,11 @@ def questions_of(folder: Path, rank: int) -> Path:
     return folder / f"ask-{rank}"
 
 
+def multiprocessing_folder(folder: Path, pid: int) -> Path:
+    """Where multiprocessing in the process `pid` of a rank has its sockets; in `folder`."""
+    return folder / f"mp-{pid}"
+
+
 def started_in(folder: Path) -> Path:
     """The folder of the ranks that a script starts itself; `folder` is the run's own."""
     return folder / "started"

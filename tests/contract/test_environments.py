@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,22 +25,33 @@ shell.run_cell("%ddp_shutdown").raise_error()
 """
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"), [("PYTHONWARNINGS", "error"), ("PYTHONOPTIMIZE", "2")]
-)
-def test_ranks_start_and_run_cells(variable: str, value: str, tmp_path: Path) -> None:
-    """Where every warning is an error, of the libraries' too; and where docstrings are gone."""
-    script = tmp_path / "lives.py"
+def lived(folder: Path, variables: dict[str, str], *before: str) -> Any:
+    """A whole life of a rank, in a process that `before` starts."""
+    script = folder / "lives.py"
     script.write_text(LIVES)
-    ended = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, variable: value},
-        cwd=tmp_path,
+    return subprocess.run(
+        [*before, sys.executable, str(script)],
+        env={**os.environ, **variables},
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
         timeout=250,
     )
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("PYTHONWARNINGS", "error"), ("PYTHONOPTIMIZE", "2")]
+)
+def test_ranks_start_and_run_cells(variable: str, value: str, tmp_path: Path) -> None:
+    """Where every warning is an error, of the libraries' too; and where docstrings are gone."""
+    ended = lived(tmp_path, {variable: value})
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.count("sum 1.0") == 2, ended.stdout
     assert f"user's warning: {value != 'error'}" in ended.stdout, "an error where it shall be one"
+
+
+def test_a_notebook_without_stdin_has_ranks(tmp_path: Path) -> None:
+    """The first descriptor that it opens is 0, where a child has its stdin."""
+    ended = lived(tmp_path, {}, "sh", "-c", 'exec "$@" <&-', "sh")
+    assert ended.stdout.count("sum 1.0") == 2, ended.stdout + ended.stderr

@@ -25,6 +25,10 @@ from ddp_notebook.testing import cluster_of, processes_of
 ALL_REDUCE = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
 
 
+KINDS = ("guard", "splits", "mp")
+"""Of files that each process of a rank has for itself, with its pid in their names."""
+
+
 @pytest.fixture
 def session(session: Session) -> Session:
     """Three ranks that a test may end."""
@@ -253,6 +257,23 @@ def test_a_rank_that_died_before_a_script_has_met_comes_back_as_the_finding_says
     assert result.diagnosis.findings[0].remedy.endswith("%ddp_abort")
     session.abort()
     assert last_values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+
+
+def test_processes_that_ended_leave_no_files_in_the_folder_of_a_session_that_goes_on(
+    session: Session,
+) -> None:
+    folder = processes_of(session).folder
+    gone = pids_of(session).ranks[1:]
+    os.kill(gone[0], signal.SIGKILL)
+    session.restart((1, 2))
+    # A file of an all_to_all is there from the first one on.
+    session.run_cell("got = torch.ones(3)\ndist.all_to_all_single(got, got.clone())")
+    there = [path.name.split("-") for path in folder.rglob("*-*")]
+    of = {kind: {int(pid) for name, pid, *_ in there if name == kind} for kind in KINDS}
+    living = set(pids_of(session).ranks)
+    assert all(pids == living for pids in of.values()), of
+    session.restart()
+    assert not list(folder.rglob("splits-*"))
 
 
 def test_a_store_process_that_was_killed_is_replaced_at_the_next_restart(session: Session) -> None:

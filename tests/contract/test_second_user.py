@@ -18,7 +18,7 @@ import pytest
 from ddp_notebook.archive.format import SavedRun
 from ddp_notebook.archive.save import write
 from ddp_notebook.launch import shared_fork_server
-from ddp_notebook.launch.session_folder import FOLDER_PREFIX, sweep_stale_folders
+from ddp_notebook.launch.session_folder import FOLDER_PREFIX, make_folder, sweep_stale_folders
 from ddp_notebook.model import Snapshot
 from ddp_notebook.rank.collectives import mapped_file
 from ddp_notebook.rank.control_socket import ControlSocket, framed
@@ -117,6 +117,36 @@ def public(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         folder.chmod(0o777)
         monkeypatch.setenv(job_folder.FOLDER_VARIABLE, str(folder / "jobs"))
         yield folder
+
+
+def test_a_folder_of_another_user_under_the_name_of_ours_ends_no_fork_server(public: Path) -> None:
+    theirs = public / f"ddp-notebook-{NOBODY}"
+    theirs.mkdir(mode=0o700)
+    address = str(theirs / "server")
+
+    def attack() -> list[object]:
+        listening = shared_fork_server.ListeningSocket(address)
+        asked = shared_fork_server.request(address)
+        return [listening.accept(), listening.fds, shared_fork_server.listen(address), asked]
+
+    assert as_nobody(attack) == [None, [], None, None]
+
+
+def test_a_umask_that_locks_the_user_out_is_named_and_leaves_no_folder(
+    public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(public))
+
+    def start() -> str:
+        os.umask(0o777)
+        try:
+            make_folder()
+        except OSError as error:
+            return str(error)
+        return ""
+
+    assert "the umask takes from this user" in as_nobody(start)
+    assert not list(public.glob(f"{FOLDER_PREFIX}*"))
 
 
 def about() -> About:

@@ -100,6 +100,20 @@ def test_the_second_has_what_the_first_has_loaded_without_loading_it(
 
 
 @pytest.mark.usefixtures("without_torch")
+def test_what_python_loads_first_may_print(
+    servers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    site = (
+        "import os\nprint('hello', end='', flush=True)\nos.write(1, b'{\"event\": \"reset\"}\\n')"
+    )
+    (tmp_path / "sitecustomize.py").write_text(site)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    server = ready(servers())
+    _, ended = spawn(server, tmp_path, ["os:_exit", {"status": 3}])
+    assert ended.result(READY_WITHIN_S) == 3
+
+
+@pytest.mark.usefixtures("without_torch")
 def test_one_that_a_new_one_would_differ_from_is_not_used_again(
     servers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

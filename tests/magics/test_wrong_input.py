@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from IPython.core.error import UsageError
 from results import said
+
+from ddp_notebook.magics import register
 
 INIT = "%ddp_init --world-size 4"
 
@@ -81,6 +86,27 @@ def test_an_unknown_category_is_answered_with_the_likely_one(
     assert "There is no category 'shape-mismach'" in text
     assert "Did you mean shape-mismatch" in text and "Category." not in text
     assert "There are env-mismatch, env-invalid, " in said(shell, capsys, "%ddp_why --explain xyz")
+
+
+def test_a_current_folder_that_is_gone_is_said_by_every_verb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    parser = SimpleNamespace(read=lambda _: SimpleNamespace())
+    verb: Any = SimpleNamespace(
+        parser=parser,
+        run=lambda *_: Path.cwd(),
+        summary="",
+        examples=[("", "")],
+        help_page=str,
+        is_python=True,
+    )
+    ui: Any = SimpleNamespace(runs=SimpleNamespace(announce_end=lambda: None))
+    with pytest.raises(UsageError, match=r"current folder was removed.*%cd ~"):
+        register._magic(ui, verb)("")
 
 
 def test_ranks_at_lines_need_ranks(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,3 +58,21 @@ def test_a_board_without_a_script_stays_as_it_was_when_its_cell_ended() -> None:
     board.cell_ended()
     board.close()
     assert len(here.display_pub.published) == count
+
+
+def test_where_they_cannot_be_loaded_that_is_said_once_and_there_is_the_picture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An anywidget that does not fit ipywidgets, or is half installed."""
+
+    def load() -> Any:
+        raise ImportError("cannot import name 'Widget'")
+
+    monkeypatch.setattr(replay_board, "_classes", load)
+    replay_board._are_loaded.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="without its widget.*cannot import name 'Widget'"):
+            assert isinstance(open_board(Session(), shell(WITH_COMMS), {}), StillBoard)
+        assert not replay_board.can_show_widgets(shell(WITH_COMMS))
+    finally:
+        replay_board._are_loaded.cache_clear()

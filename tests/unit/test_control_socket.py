@@ -51,6 +51,33 @@ def test_it_answers_and_only_this_user_gets_in(listening: ControlSocket) -> None
     assert ask({0: listening.path}, unknown, Nothing(), 5.0) == {0: CannotAnswer("what?")}
 
 
+def test_a_path_longer_than_an_address_can_be_serves(tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 100) / ("b" * 100)
+    folder.mkdir(parents=True)
+    far = ControlSocket(folder / "ask", answer)
+    far.listen()
+    assert ask({3: far.path}, HELLO, Nothing(), 5.0) == {3: Name("me")}
+    assert stat.S_IMODE(far.path.stat().st_mode) == 0o600
+    assert ask({3: far.path.with_name("none")}, HELLO, Nothing(), 5.0) == {}
+    far.close()
+    assert not far.path.exists()
+
+
+def test_a_user_who_replaces_sockets_can_still_be_asked(
+    listening: ControlSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = socket.socket(socket.AF_UNIX)
+    asking.settimeout(10)
+    monkeypatch.setattr(socket, "socket", None)
+    for _ in range(2):  # the thread may be in its next call of `accept` already
+        asking.connect(str(listening.path))
+        asking.sendall(control_socket.framed({"question": "hello"}))
+        assert b"me" in asking.recv(1 << 16)
+        asking.close()
+        asking = control_socket._Socket(socket.AF_UNIX)
+    asking.close()
+
+
 def test_questions_that_are_none_do_not_end_the_answering(listening: ControlSocket) -> None:
     for content in (b"[" * 60_000, b'{"question": "hello", "about": [1]}', b"[1]", b"\xff", b""):
         with socket.socket(socket.AF_UNIX) as asking:

@@ -12,9 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from ddp_notebook.rank.collectives import mapped_file
-from ddp_notebook.rank.collectives.guard import Guard
+from ddp_notebook.rank.collectives.guard import Guard, Mismatch
+from ddp_notebook.rank.collectives.splits import Exchanges
 
 SIZE_BYTES = 1 << 16
 
@@ -111,6 +113,7 @@ def guard(folder: Path, rank: int) -> Guard:
         b'{"guard": "/dev/zero", "log": "/dev/zero", "rank": 1}',
         b'{"guard": "own", "log": "ring-1"}',
         b'{"guard": "own", "log": "ring-1", "rank": "x"}',
+        b'{"guard": "own", "log": "ring-1", "rank": 1e400}',
         json.dumps({"guard": "../guard", "log": "ring-1", "rank": 1}).encode(),
     ],
 )
@@ -123,6 +126,53 @@ def test_what_another_user_wrote_into_the_store_is_no_peer(tmp_path: Path, value
     store.set(key.replace("/0", "/1"), value)
     mine.find_peers(store, "world", 0, 2)
     assert not mine._peers
+
+
+def exchanges(folder: Path, store: Store, rank: int, of: Guard) -> Exchanges:
+    """All_to_alls of three ranks."""
+    return Exchanges(folder, of.name, store, "world", rank, (0, 1, 2), "world")
+
+
+EVENLY = [torch.empty(3), torch.empty(3), [1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, b"[]", b"null", b"{}", b'{"guard": 7}', b'{"guard": "guard-/../../x"}', b"\xff"],
+    ids=str,
+)
+def test_a_peer_without_a_guard_is_passed_over_in_an_all_to_all_and_the_others_compared(
+    tmp_path: Path, value: bytes | None
+) -> None:
+    """It had no room for one, or another user wrote something else into the store.
+
+    Three elements are sent, and three received.
+    """
+    store = Store()
+    guards = {rank: guard(tmp_path, rank) for rank in (0, 1)}
+    for rank, of in guards.items():
+        of.publish(store, "world", rank)
+    if value is not None:
+        store.set(next(iter(store.keys)).removesuffix("0") + "2", value)
+    mine, theirs = (exchanges(tmp_path, store, rank, of) for rank, of in guards.items())
+    for seq_id in range(2):
+        mine.check(seq_id, [*EVENLY, [1, 1, 1]], lists=False)
+        theirs.check(seq_id, [*EVENLY, [1, 1, 1]], lists=False)
+    mine.check(2, [*EVENLY, [2, 1, 0]], lists=False)
+    with pytest.raises(Mismatch, match="rank 0 sends 1 to rank 1, which expects 3"):
+        theirs.check(2, [*EVENLY[:2], [3, 0, 0], [1, 1, 1]], lists=False)
+
+
+def test_the_name_of_its_own_file_is_not_asked_of_the_store(tmp_path: Path) -> None:
+    store = Store()
+    of = guard(tmp_path, 0)
+    of.publish(store, "world", 0)
+    for key in store.keys:
+        store.set(key, b'{"guard": "guard-another"}')
+    mine = exchanges(tmp_path, store, 0, of)
+    mine.check(0, [*EVENLY, [1, 1, 1]], lists=False)
+    assert (tmp_path / of.name.replace("guard", "splits")).exists()
+    assert not (tmp_path / "splits-another").exists()
 
 
 def test_a_peer_is_found_by_the_name_of_its_file_alone(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook.errors import CellFailed, SetupFailed, UsageMistake
+from ddp_notebook.errors import CellFailed, SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.model import (
     Activity,
     Category,
@@ -24,6 +24,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.rank import calls
 from ddp_notebook.session.setup import bring_up
+from ddp_notebook.session.setup.set_up import SetUp
 from ddp_notebook.testing import FakeCluster, FakeProcesses, fake_session
 
 STAGES = tuple(Stage)[1:]
@@ -127,6 +128,25 @@ def test_a_set_up_in_place_that_replaces_a_process_says_so(tmp_path: Path) -> No
         "Rank 1 was dead (killed by SIGKILL). Its process was replaced; its variables are lost.",
     )
     assert session.set_up(processes.options).snapshot.notes == ()
+
+
+def test_ranks_that_were_lost_before_that_was_known_are_started_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fork server has ended, and the thread that reads from it has not been told yet."""
+    session, _, processes = ready(tmp_path)
+
+    def lost(ranks: Any) -> None:
+        raise SessionLost("The fork server has ended. Start again: %ddp_init")
+
+    begun: list[Any] = []
+    monkeypatch.setattr(processes, "launch", lost)
+    monkeypatch.setattr(SetUp, "_start", lambda _, *given: begun.append(given))
+    monkeypatch.setattr(SetUp, "_set_up", lambda setup, _: setup.status())
+    session.record.add([RankExited(rank=rank, pid=100_000 + rank, exit_code=-9) for rank in (0, 1)])
+    session.init(processes.options)
+    ((_, _, notes),) = begun
+    assert notes == ("All processes are new, without variables: those before had ended.",)
 
 
 def test_a_cell_of_a_session_runs_on_the_fake_ranks(tmp_path: Path) -> None:

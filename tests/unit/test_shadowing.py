@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ddp_notebook.launch.client import _BOOT
 from ddp_notebook.session.setup.shadowing import why_not_loaded
 
@@ -24,6 +26,17 @@ def test_a_file_that_python_finds_first_is_named_wherever_the_folder_stands(tmp_
     after = why_not_loaded([OWN, str(tmp_path), str(installed)])
     assert after.startswith(f"{tmp_path}/torch.py has the name")
     assert why_not_loaded([OWN, str(installed)]) == ""
+
+
+def test_a_current_folder_that_is_gone_shadows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    (tmp_path / "torch.py").touch()
+    assert why_not_loaded(["", str(tmp_path), OWN]).startswith(f"{tmp_path}/torch.py has the name")
 
 
 def test_a_fork_server_does_not_load_a_file_of_the_working_directory(tmp_path: Path) -> None:

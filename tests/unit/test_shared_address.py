@@ -231,19 +231,24 @@ print(shared_fork_server.request(sys.argv[1]) is None)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a container here")
-@pytest.mark.parametrize("container", ["--pid", "--mount", "--ipc", "--uts", "--net"])
+@pytest.mark.parametrize(
+    "container",
+    [
+        *("unshare --pid --fork", "unshare --mount", "unshare --ipc", "unshare --uts"),
+        *("unshare --net", "setpriv --groups 4242", "setpriv --no-new-privs"),
+    ],
+)
 def test_a_process_in_a_container_gets_no_server_and_asks_none(
     container: str, listener: tuple[str, socket.socket]
 ) -> None:
-    """With the host's files, network and user: one of its namespaces is another."""
-    asking = ["unshare", container, "--fork", sys.executable, "-c", ASK, listener[0]]
+    """With the host's files, network and user: one of its namespaces is another, or its groups."""
+    begin = [*container.split(), sys.executable, "-c"]
+    asking = [*begin, ASK, listener[0]]
     asked = subprocess.run(asking, capture_output=True, text=True, check=True)
     assert asked.stdout.strip() == "True"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as inside:
         hold = "import socket, sys; s = socket.socket(fileno=0); s.connect(sys.argv[1]); s.recv(1)"
-        held = subprocess.Popen(
-            ["unshare", container, "--fork", sys.executable, "-c", hold, listener[0]], stdin=inside
-        )
+        held = subprocess.Popen([*begin, hold, listener[0]], stdin=inside)
         while held.poll() is None:  # it ends when it is dropped
             if shared_fork_server._readable(listener[1].fileno(), 0.1):
                 assert shared_fork_server.accept(listener[1]) is None

@@ -47,7 +47,9 @@ class _Peer:
     __slots__ = ("_folder", "_log", "rank", "words")
 
     def __init__(self, folder: Path, address: Mapping[str, Any]) -> None:
-        self.rank = int(address["rank"])
+        if not isinstance(rank := address["rank"], int):
+            raise TypeError(f"not the number of a rank: {rank!r:.100}")
+        self.rank = rank
         self.words = memoryview(mapped_file.open_other(folder, address["guard"], _FILE_BYTES)).cast(
             "Q"
         )
@@ -79,6 +81,8 @@ class Guard:
         # The words beside the peer: read before each collective, as a local name.
         self._peers: tuple[tuple[memoryview, _Peer], ...] = ()
         log = process.collective_log.name
+        self.name = path.name
+        """Of its file, in the session's folder."""
         self._address = {"guard": path.name, "log": log, "rank": process.rank}
         self._remove = weakref.finalize(self, path.unlink, missing_ok=True)
 
@@ -143,10 +147,16 @@ def _key(prefix: str, rank: int) -> str:
     return f"ddp_notebook/guard/{prefix}/{rank}"
 
 
-def address(store: Any, prefix: str, rank: int) -> dict[str, Any]:
-    """Where a rank of the group said that its files are. Raises RuntimeError and ValueError."""
+def name_of(store: Any, prefix: str, rank: int) -> str:
+    """The `Guard.name` of another rank of the group, as it stands in the store.
+
+    Raises RuntimeError, ValueError, KeyError and TypeError where nothing usable does.
+    """
     key = _key(prefix, rank)
-    return dict(json.loads(store.get(key))) if store.check([key]) else {}
+    name = json.loads(store.get(key))["guard"] if store.check([key]) else None
+    if not isinstance(name, str) or "/" in name:
+        raise ValueError(f"not the name of a file: {name!r:.100}")
+    return name
 
 
 def _compared(rank: int, size: int) -> list[int]:

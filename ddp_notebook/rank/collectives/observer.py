@@ -406,7 +406,7 @@ class _Making:
         new, folder = self.new, self.observer.process.folder
         if self.guard is None:
             return NotedExchanges(folder / SPLITS, group.members, group.title)
-        where = (new.store, new.name, new.rank or 0)
+        where = (self.guard.name, new.store, new.name, new.rank or 0)
         return Exchanges(folder, *where, group.members, group.title)
 
     def ended(self) -> None:

@@ -104,15 +104,27 @@ class NotedExchanges:
 
 
 class Exchanges:
-    """The all_to_alls of one group on this rank; `members` are its ranks, this one is `rank`."""
+    """The all_to_alls of one group on this rank; `members` are its ranks, this one is `rank`.
+
+    `own` is the name of its guard's file.
+    """
 
     def __init__(
-        self, folder: Path, store: Any, prefix: str, rank: int, members: Sequence[int], group: str
+        self,
+        folder: Path,
+        own: str,
+        store: Any,
+        prefix: str,
+        rank: int,
+        members: Sequence[int],
+        group: str,
     ) -> None:
-        self._folder, self._store, self._prefix = folder, store, prefix
+        self._folder, self._name, self._store, self._prefix = folder, own, store, prefix
         self._rank, self._members = rank, tuple(members)
         self._brought = _Brought(self._members, group)
         self._own: _File | None = None
+        self._names: dict[int, str] = {}
+        """Of the files of peers that can be compared with."""
         self._peers: dict[int, _File] = {}
 
     @property
@@ -146,23 +158,26 @@ class Exchanges:
     def _begin(self, size: int) -> bool:
         """Make this rank's file, and look for those of the others; False where it cannot be."""
         file_bytes = _ENTRIES * (1 + 2 * size) * 8
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RuntimeError):
-            if self._own is None:
-                path = self._folder / _file_name(
-                    guard.address(self._store, self._prefix, self._rank)
-                )
+        if self._own is None:
+            path = self._folder / _file_name(self._name)
+            with contextlib.suppress(OSError):
                 self._own = _File(mapped_file.make(path, file_bytes), size)
                 weakref.finalize(self, path.unlink, missing_ok=True)
-                self._names = {
-                    peer: _file_name(guard.address(self._store, self._prefix, peer))
-                    for peer in range(size)
-                    if peer != self._rank
-                }
-            for peer in self._names.keys() - self._peers.keys():
+                self._ask_for_names(size)
+        for peer in self._names.keys() - self._peers.keys():
+            with contextlib.suppress(OSError, ValueError):
                 if (self._folder / self._names[peer]).exists():
                     mapped = mapped_file.open_other(self._folder, self._names[peer], file_bytes)
                     self._peers[peer] = _File(mapped, size)
         return self._own is not None
+
+    def _ask_for_names(self, size: int) -> None:
+        for peer in range(size):
+            # It has no room for a guard; or another user wrote into the store, which is not
+            # protected.
+            with contextlib.suppress(RuntimeError, ValueError, KeyError, TypeError):
+                if peer != self._rank:
+                    self._names[peer] = _file_name(guard.name_of(self._store, self._prefix, peer))
 
     def _explain(
         self,
@@ -186,8 +201,8 @@ class Exchanges:
         )
 
 
-def _file_name(address: dict[str, Any]) -> str:
-    return f"splits-{str(address['guard']).removeprefix('guard-')}"
+def _file_name(of_guard: str) -> str:
+    return f"splits-{of_guard.removeprefix('guard-')}"
 
 
 def _of_lists(args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

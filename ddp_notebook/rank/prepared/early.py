@@ -21,6 +21,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from ddp_notebook import files
 from ddp_notebook.launch.child import load
 from ddp_notebook.rank.control_socket import ControlSocket
 from ddp_notebook.rank.prepared import job_folder, processes
@@ -168,7 +169,7 @@ def about(rank: int, world_size: int | None, launcher: int = 0) -> About:
         world_size=world_size,
         attempt=_number(environment.get("TORCHELASTIC_RESTART_COUNT")) or 0,
         script=os.path.abspath(sys.argv[0]) if sys.argv and sys.argv[0] else "",  # noqa: PTH100
-        folder=str(Path.cwd()),
+        folder="" if files.current_folder_is_gone() else str(Path.cwd()),
         host=job_folder.host(),
         pids=job_folder.namespace(),
         wall_s=time.time(),

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ddp_notebook import files
 from ddp_notebook.cluster.cluster import CONTROLLER, IPyParallelCluster
 from ddp_notebook.cluster.event_receiver import EventReceiver
 from ddp_notebook.cluster.order_sender import OrderSender
@@ -32,6 +33,7 @@ from ddp_notebook.model import (
     Status,
     name_ranks,
 )
+from ddp_notebook.rank.rank_process import multiprocessing_folder
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.processes.awake import KeptAwake
 from ddp_notebook.session.processes.collective_logs import CollectiveLogs
@@ -414,6 +416,7 @@ class Processes:
         if rank == CONTROLLER:
             self._on_lost(f"The ipyparallel controller (pid {pid}) ended, {exit_text(code)}.")
             return
+        _remove_files_of(pid, self.folder, self.output_folder)
         self._say(
             RankExited(
                 rank=rank,
@@ -452,11 +455,16 @@ class Processes:
         self._on_lost("The fork server that started the ranks ended.")
 
 
+def _remove_files_of(pid: int, folder: Path, output_folder: Path) -> None:
+    """Those that a process of a rank made for itself alone: a new one makes its own."""
+    shutil.rmtree(multiprocessing_folder(folder, pid), ignore_errors=True)
+    for path in output_folder.glob(f"*-{pid}-*"):
+        path.unlink(missing_ok=True)
+
+
 def _need_current_folder(meanwhile: str = "") -> None:
     """Raises SetupFailed where processes would have to start in a folder that is gone."""
-    try:
-        Path.cwd()
-    except FileNotFoundError:
+    if files.current_folder_is_gone():
         gone = "The notebook's current folder was removed, so that no process can start in it."
         parts = (gone, meanwhile, "Go to another one: %cd ~")
-        raise SetupFailed(" ".join(filter(None, parts))) from None
+        raise SetupFailed(" ".join(filter(None, parts)))

@@ -125,7 +125,7 @@ class StallDetector:
         if silent:
             why = (
                 f"answers nothing and uses no CPU for {UNDECIDED_AFTER_S:.0f} s: it waits in "
-                "native code that holds Python's lock"
+                "native code that holds Python's lock, or its code has replaced what answers need"
             )
         else:
             why = f"nothing has moved for {UNDECIDED_AFTER_S:.0f} s, and no rule says why"

@@ -81,13 +81,17 @@ class SetUp:
     def init(self, options: InitOptions, *, replace: bool) -> Board:
         """`Session.init`."""
         processes = self._pool.processes
+        why_anew = ""
         if processes is not None and not self._pool.lost_reason and not replace:
             dead = self._record.snapshot.with_status(Status.DEAD)
             if not self.half_way and len(dead) < self._record.snapshot.world_size:
                 raise UsageMistake(messages.running_already(options, self._record.snapshot))
             if options.same_processes(processes.options):
                 self._findings.begin(Found(SET_UP))
-                return self._set_up_in_place(processes, options)
+                try:
+                    return self._set_up_in_place(processes, options)
+                except SessionLost:  # it was lost before, and only now is that known
+                    why_anew = "All processes are new, without variables: those before had ended."
         changed = package_changes.check()
         devices = self._pool.plan(options)  # first: an impossible plan costs no ranks
         if processes is None:
@@ -96,7 +100,6 @@ class SetUp:
             if why := why or limits.why_too_little_memory(size, out_of_memory.bytes_left()):
                 raise UsageMistake(why)
         self._findings.begin(Found(SET_UP))
-        why_anew = ""
         if processes is not None and not self._pool.lost_reason and replace:
             lacking = options.world_size - len(self._living())
             limits.check_processes("%ddp_init --replace", ranks=max(0, lacking))

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ddp_notebook import files
+
 _NEEDED = frozenset(
     {
         *("torch", "numpy", "zmq", "psutil", "tornado", "traitlets", "dateutil", "decorator"),
@@ -37,6 +39,8 @@ def _shadowing(python_path: Sequence[str]) -> Iterator[Path]:
     names = sys.stdlib_module_names | _NEEDED
     for entry in python_path:
         folder = Path(entry)
+        if not folder.is_absolute() and files.current_folder_is_gone():
+            continue
         if folder.name in ("site-packages", "dist-packages"):
             return
         if folder.resolve() == own:
