@@ -169,8 +169,7 @@ class ScriptWork:
         }
         hosts = self.placed.hosts if self.placed is not None else {}
         started = self.processes.open_script(self.run.cell, ranks)
-        if len(ranks) == 1:
-            self.run.started_ranks = started.started_ranks
+        self.run.started_ranks = started.started_ranks
         started.start(scripts, self._environments, hosts)
         return ()
 
