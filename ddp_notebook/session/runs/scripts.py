@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
@@ -218,6 +219,10 @@ def find_script(path: str) -> Path:
         near = sorted(file.name for file in Path.cwd().glob("*.py"))[:5]
         here = f" Here are: {', '.join(near)}." if near else ""
         raise UsageMistake(f"There is no script {path!r} in {Path.cwd()}.{here}")
+    if zipfile.is_zipfile(script):
+        raise UsageMistake(
+            f"{path!r} is an archive. Unpack it, and run the folder: its __main__.py."
+        )
     return script.resolve()
 
 
