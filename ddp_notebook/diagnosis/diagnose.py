@@ -347,6 +347,7 @@ def _diagnosis(case: Case, findings: list[Finding], notes: Sequence[str]) -> Dia
         case.world_size,
         unsure="" if findings else failures.unsure(case, {}, "", ()),
         notes=tuple(notes),
+        remarks=case.remarks,
     )
 
 

@@ -22,6 +22,8 @@ from ddp_notebook.model import cut
 from ddp_notebook.views.ansi import plain
 
 MOST_FILES = 4096
+MOST_IN_FOLDERS = 50_000
+"""A folder with more in it is no job's: `/`, or a home folder."""
 MOST_DUMP_BYTES = 64 << 20
 _LOG_TAIL_BYTES = 2 << 20
 """How much of a log is read, from its end, where the errors are."""
@@ -69,7 +71,14 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             )
         if path.is_dir():
             # Links are not followed: they may lead anywhere, and in a ring.
-            yield from (file for file in path.rglob("*") if file.is_file() and not _is_link(file))
+            for count, file in enumerate(path.rglob("*")):
+                if count >= MOST_IN_FOLDERS:
+                    raise UsageMistake(
+                        f"{cut(plain(str(path)), 300)} holds more than {MOST_IN_FOLDERS:,} files "
+                        "and folders. Name the folder that one job has written."
+                    )
+                if file.is_file() and not _is_link(file):
+                    yield file
         else:
             yield path
 

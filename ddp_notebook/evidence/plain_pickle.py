@@ -45,7 +45,9 @@ def loads(data: bytes) -> Any:
                 _BUILD[name](stack)
             elif name not in ("PROTO", "FRAME"):
                 raise NotPlain(f"it holds more than plain values ({name})")
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except LookupError:  # its text is a number
+        raise NotPlain("it is no pickle, or not a whole one") from None
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
         raise NotPlain(str(error) or type(error).__name__) from None
     raise NotPlain("it ends too early")
 

@@ -220,7 +220,9 @@ def on_this_host(words: Sequence[str]) -> Target:
     if first.isascii() and first.isdigit() and not files.exists(Path(first)):
         if len(words) > 1:
             raise UsageMistake("Name one pid, or files of one job.")
-        return _of_pid(int(first[:18]))
+        if len(first) > _LONGEST_PID:
+            raise UsageMistake(f"There is no process {first[:_LONGEST_PID]}… here.")
+        return _of_pid(int(first))
     if first.startswith(_OF_SLURM) and (number := first.removeprefix(_OF_SLURM)).isdecimal():
         return _of_slurm(number)
     if _is_elsewhere(first):
@@ -304,6 +306,7 @@ def _newest() -> Target:
     return Prepared(job, job.first.pid)
 
 
+_LONGEST_PID = 18
 _ELSEWHERE = re.compile(r"([^\s/:]+):(\d{1,18})", re.ASCII)
 _OF_SLURM = "slurm-job="
 """Before the number of a job of Slurm's: its ranks on this host."""

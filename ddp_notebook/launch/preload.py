@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
+import copy
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import cast
 
 ENGINE_MODULES = (
     "ipyparallel.engine.app",
@@ -41,9 +47,69 @@ IDLE_MODULES = ("matplotlib.font_manager", "matplotlib.figure", "matplotlib.pypl
 The matplotlib backend itself must be loaded where the shell is.
 """
 
+_OF_ENGINES = frozenset(
+    {"IPython", "ipykernel", "ipyparallel", "traitlets", "zmq", "tornado", "comm"}
+    | {"jupyter_client", "jupyter_core", "matplotlib_inline"}
+)
+_OF_DEBUGPY = ("debugpy", "pydev", "_pydev")
+_BUILTINS_OF_DEBUGPY = ("execfile", "runfile")
+
 _ABOUT_ALL = 2_450
 """The expected number of module lookups until all is loaded; only for the progress bar."""
 _TELL_EVERY_S = 0.2
+
+
+def hide_engine_modules() -> None:
+    """Have a process that is no engine look as if what engines need were not imported.
+
+    Programs ask `sys.modules` whether they run in a notebook or in a debugger. Who imports such a
+    module gets the one that is loaded.
+    """
+    hidden = {
+        name: module
+        for name, module in sys.modules.items()
+        if (top := _package(name)) in _OF_ENGINES or top == "debugpy"
+    }
+    for name in hidden:
+        del sys.modules[name]
+    for name in _BUILTINS_OF_DEBUGPY:
+        vars(builtins).pop(name, None)
+    sys.meta_path.insert(0, _HiddenModules(hidden))
+
+
+def _package(name: str) -> str:
+    """The package of a module; debugpy has several."""
+    top = name.partition(".")[0]
+    return "debugpy" if top.startswith(_OF_DEBUGPY) else top
+
+
+class _HiddenModules(Loader):
+    """Finds the modules of `hide_engine_modules` again."""
+
+    def __init__(self, hidden: dict[str, ModuleType]) -> None:
+        self._hidden = hidden
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """The spec of a hidden module; None of another."""
+        module = self._hidden.get(name)
+        if module is None or module.__spec__ is None:
+            return None
+        spec = copy.copy(module.__spec__)
+        spec.loader = self
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module that is loaded."""
+        return self._hidden[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Show it, and all of its package, as they were."""
+        if module.__spec__ is not None:
+            module.__spec__.loader = cast("Loader | None", module.__loader__)
+        package = _package(module.__name__)
+        for name, hidden in self._hidden.items():
+            if _package(name) == package:
+                sys.modules.setdefault(name, hidden)
 
 
 class LoadProgress:

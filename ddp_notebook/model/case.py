@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from ddp_notebook.model.collectives import Collectives, Place
 from ddp_notebook.model.ddp import Fingerprint
+from ddp_notebook.model.diagnosis import Remark
 from ddp_notebook.model.ranks import Ranks
 from ddp_notebook.model.stages import InitArguments
 from ddp_notebook.model.training import ReplicaFacts
@@ -328,6 +329,8 @@ class Case:
     """The user's files and cells, by the names that places have: ``train.py``, ``cell 3``."""
     script: bool = False
     """The processes are a script's own: they end with it, and the session has others."""
+    remarks: tuple[Remark, ...] = ()
+    """Of who gathered it: no mistakes for certain, and said with each diagnosis of it."""
 
     @property
     def world_size(self) -> int:

@@ -167,6 +167,8 @@ class Script:
     cell: int
     number: int
     path: str
+    name: str
+    """How it was called: its `sys.argv[0]`."""
     arguments: tuple[str, ...]
     threads: int
     """Of torch, for one operation: what OMP_NUM_THREADS says to a new process."""
@@ -177,9 +179,9 @@ class Script:
     package: str | None = None
     """Of a module that is run by its name, as `python -m` does; None for a script."""
     trail: TrailOrder | None = None
+    """How it keeps its trail for a comparison; None: it keeps none."""
     world_size: int = 1
     """In how many processes it runs."""
-    """How it keeps its trail for a comparison; None: it keeps none."""
 
 
 RUN_CELL = Order("run cell", Cell)

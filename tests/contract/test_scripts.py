@@ -205,6 +205,9 @@ import asyncio, atexit, builtins, os, socket, sys, threading, time
 assert not hasattr(sys, "ps1") and "get_ipython" not in vars(builtins)
 assert sys.stdout.fileno() == 1 and sys.stderr.fileno() == 2
 assert __file__ == os.path.abspath(sys.argv[0]) and os.environ["GROUP_RANK"] == "0"
+assert not {"IPython", "ipykernel", "pydevd"} & set(sys.modules)
+assert sys.__stdout__ is sys.stdout and sys.stdout.name == "<stdout>" and __loader__ is not None
+assert os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]) != ""
 sys.stdout.buffer.write(b"bytes\\n")
 
 
@@ -242,6 +245,36 @@ def test_a_script_is_a_process_of_its_own_again_and_again(ranks2: Session, tmp_p
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), 5).close()
     assert len(ranks2.run_cell("print('heard')").outputs) == 1
+
+
+LAST_WORDS = """
+import os, sys
+
+sys.stdout.write("begun, ")
+if os.fork() == 0:
+    sys.exit(7)
+code = os.waitstatus_to_exitcode(os.wait()[1])
+sys.__stdout__.write(f"child {code}, ")
+sys.stdout.buffer.write(b"bytes, ")
+print(sys.argv, "last", end="")
+os._exit(4) if sys.argv[1:] else sys.exit(256)
+"""
+
+
+def test_nothing_printed_waits_in_a_buffer_of_a_process_that_ends(
+    ranks2: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under torchrun, which has Python write at once; a folder is run by its __main__.py."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__main__.py").write_text(LAST_WORDS)
+    monkeypatch.chdir(tmp_path)
+    result = ranks2.run_script("folder", ["now"])
+    assert texts(result) == "begun, child 7, bytes, ['folder', 'now'] last"
+    assert result.diagnosis is not None
+    assert result.diagnosis.findings[0].category is Category.RANK_DIED
+    result = ranks2.run_script("folder")
+    result.raise_for_error()  # the system keeps eight bits of an exit code
+    assert texts(result) == "begun, child 7, bytes, ['folder'] last"
 
 
 def test_a_script_that_python_cannot_read_is_shown_as_python_shows_it(

@@ -142,6 +142,7 @@ def test_a_hang_is_judged_located_shown_and_ended(ranks2: Session, script: Path,
     assert ranks2.why().findings[0].ranks == (1,)
     where = str(ranks2.where())
     assert ranks2.where().world_size == 3 and "train" in where, where
+    assert [branch.ranks for branch in ranks2.where((2,)).branches] == [(2,)]
     board = ranks2.status()
     assert [rank for row in board.rows for rank in row.ranks] == [0, 1, 2]
     assert board.notes == ("These are the ranks that spawns.py has started itself.",)
@@ -231,3 +232,18 @@ def test_python_runs_a_script_once(ranks2: Session, script: Path) -> None:
     with pytest.raises(UsageMistake, match="--step"):
         ranks2.run_script(str(script), as_python=True, hold=True)
     assert "RANK" not in os.environ
+
+
+def test_ranks_that_start_ranks_are_judged_and_told_that_these_are_too_many(
+    ranks2: Session, script: Path
+) -> None:
+    result = ranks2.run_script(str(script), ("fork", "skip"))
+    assert isinstance(result.error, Stuck)
+    assert result.diagnosis is not None
+    assert result.diagnosis.findings[0].ranks == (1,)
+    (remark,) = result.diagnosis.remarks
+    assert remark.text.startswith("2 of the script's 2 ranks have started ranks themselves, 6 in")
+    assert remark.text in ranks2.status().snapshot.notes
+    ranks2.abort()
+    ranks2.run_script(str(script), ("fork",)).raise_for_error()
+    assert [each.text for each in ranks2.why().remarks if "6 in all" in each.text]

@@ -16,7 +16,7 @@ import pytest
 
 from ddp_notebook import __main__
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.evidence import plain_pickle
+from ddp_notebook.evidence import folder, plain_pickle
 from ddp_notebook.evidence.plain_pickle import NotPlain
 from ddp_notebook.jobs import dead, picture, targets, verdict
 from ddp_notebook.jobs.verdict import Outcome
@@ -523,3 +523,19 @@ def test_packed_logs_and_those_of_powershell_are_read(tmp_path: Path) -> None:
         assert finding.ranks == (1,)
     with pytest.raises(UsageMistake, match="damaged: gzip cannot unpack it"):
         dead.why([cut])
+
+
+def test_a_folder_that_is_no_jobs_is_not_walked_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "MOST_IN_FOLDERS", 3)
+    for number in range(4):
+        (tmp_path / f"{number}.txt").touch()
+    with pytest.raises(UsageMistake, match="holds more than 3 files and folders"):
+        folder.read([tmp_path])
+
+
+def test_what_is_no_pickle_is_refused_in_words() -> None:
+    """As one, `h` gets what an earlier opcode has put away, and none has."""
+    with pytest.raises(NotPlain, match="it is no pickle, or not a whole one"):
+        plain_pickle.loads(b"hi\n")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.session.runs.scripts import find_module
+from ddp_notebook.session.runs.scripts import find_module, find_script
 
 
 @pytest.fixture
@@ -40,3 +41,14 @@ def test_a_module_is_found_by_its_name(here: Path, name: str, file: str, package
 def test_what_cannot_be_run_so_is_refused_with_a_call(here: Path, name: str) -> None:
     with pytest.raises(UsageMistake, match=r"%ddp_run train\.py"):
         find_module(name)
+
+
+def test_a_folder_is_run_by_its_main_and_an_archive_is_refused(tmp_path: Path) -> None:
+    main = tmp_path / "app" / "__main__.py"
+    main.parent.mkdir()
+    main.write_text("")
+    assert find_script(str(main.parent)) == main.resolve()
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+        archive.writestr("__main__.py", "")
+    with pytest.raises(UsageMistake, match=r"app\.zip' is an archive"):
+        find_script(str(tmp_path / "app.zip"))

@@ -122,6 +122,11 @@ def test_what_is_half_written_or_of_another_version_is_passed_over(root: Path, t
     assert prepared.jobs() == []
 
 
+def test_a_number_that_no_process_can_have_is_not_shown_as_another() -> None:
+    with pytest.raises(UsageMistake, match="There is no process 184467440737095516… here"):
+        targets.on_this_host([str(2**64)])
+
+
 @pytest.mark.parametrize(
     ("pid", "why"),
     [(2**22 + 5, "There is no process"), (os.getpid(), "has not loaded torch, and is neither")],

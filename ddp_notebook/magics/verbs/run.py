@@ -148,7 +148,10 @@ SCRIPT = Verb(
     about="Run a torchrun-style script, unchanged, in a new process for each rank: the ranks' own "
     "variables and groups stay as they are. Options come before the script, its own arguments "
     "after it. On some ranks only, they are ranks 0, 1, ... for the script. Its processes stay "
-    "until something else runs: %ddp_pull gets what it assigned at its outermost level.",
+    "until something else runs: %ddp_pull gets what it assigned at its outermost level. Unlike "
+    "under torchrun, each process is a fork that has torch loaded and threads of its own: outer "
+    "frames in inspect.stack(), the command line in ps and sys.modules differ. GLOO_SOCKET_IFNAME "
+    "is loopback, breakpoint() stops the rank, and objects are not deleted at the end.",
     examples=(
         ("%ddp_run train.py --epochs 2", "a script, as torchrun would"),
         ("%ddp_run --step collective train.py", "pausing before each collective"),

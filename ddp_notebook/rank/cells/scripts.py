@@ -22,12 +22,13 @@ import threading
 import traceback
 import types
 from collections.abc import Mapping
-from importlib.machinery import ModuleSpec
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 
+from ddp_notebook.launch.preload import hide_engine_modules
 from ddp_notebook.model import CellStarted, OutputKind, codec
 from ddp_notebook.rank import boot, calls
 from ddp_notebook.rank.calls import Script
@@ -100,6 +101,10 @@ class ScriptProcess:
     def run(self) -> NoReturn:
         """Run the script to its end, tell how it ended, and wait to be ended."""
         script, core = self._script, self._core
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's, for torch's `record`
+            os.environ.setdefault(
+                "TORCHELASTIC_ERROR_FILE", str(self._folder / f"error-{self._pid}.json")
+            )
         torch.set_num_threads(script.threads)
         core.user_code.add_script(script.path)
         main = _as_main(script)
@@ -133,7 +138,7 @@ class ScriptProcess:
         except SystemExit as stop:
             if stop.code is not None and not isinstance(stop.code, int):
                 sys.stderr.write(f"{stop.code}\n")
-            return None if stop.code in (None, 0) else stop
+            return stop if _exit_code(stop) % 256 else None  # the system keeps eight bits
         except BaseException as error:  # noqa: BLE001  # shown, and told to the session
             # A DataLoader's handler raises wherever its rank is when one more worker ends.
             with contextlib.suppress(ValueError):
@@ -212,32 +217,46 @@ def _exit_code(error: BaseException | None) -> int:
 def _as_main(script: Script) -> types.ModuleType:
     """A fresh `__main__`, with the script's arguments, folder and streams."""
     main = types.ModuleType("__main__")
-    main.__file__ = script.path
-    main.__dict__["__builtins__"] = __builtins__
-    folder = str(Path(script.path).parent)
-    if script.package is not None:
+    names = vars(main)
+    names.update(__builtins__=__builtins__, __annotations__={}, __cached__=None)
+    folder, run_as = str(Path(script.path).parent), [script.name]
+    if script.package is None:
+        called = Path(script.name).absolute()
+        # A folder is run by the __main__.py that is in it.
+        main.__file__ = str(called / "__main__.py" if called.is_dir() else called)
+        main.__loader__ = SourceFileLoader("__main__", script.path)
+    else:
         name = f"{script.package}.{Path(script.path).stem}".removeprefix(".")
-        main.__package__ = script.package
-        main.__spec__ = ModuleSpec(name, None, origin=script.path)
-        folder = str(Path.cwd())
+        spec = importlib.util.spec_from_file_location(name, script.path)
+        main.__file__, main.__package__, main.__spec__ = script.path, script.package, spec
+        main.__loader__ = spec.loader if spec is not None else None
+        names["__cached__"] = spec and spec.cached
+        folder, run_as = str(Path.cwd()), ["-m", name]
     sys.modules["__main__"] = main
-    sys.argv[:] = [script.path, *script.arguments]
+    sys.argv[:] = [script.name, *script.arguments]
+    sys.orig_argv[:] = [sys.executable, "-u", *run_as, *script.arguments]
     sys.path.insert(0, folder)
     sys.stdout, sys.stderr = _Stream(1), _Stream(2)
+    vars(sys).update(__stdout__=sys.stdout, __stderr__=sys.stderr)
+    hide_engine_modules()
     return main
 
 
 class _Stream(io.TextIOWrapper):
-    """What the script prints to: seen as it is written, as in a terminal."""
+    """What the script prints to. As torchrun runs `python -u`, nothing waits in a buffer: what was
+    printed is seen at once, also of a process that is killed, and no child prints it again.
+    """
 
     def __init__(self, fd: int) -> None:
         self._file = _OutputFile(fd, "wb", closefd=False)
-        raw = io.BufferedWriter(self._file)
-        super().__init__(raw, "utf-8", "backslashreplace", line_buffering=True)
+        replaced = sys.__stdout__ if fd == 1 else sys.__stderr__
+        errors = replaced.errors if replaced is not None else "backslashreplace"
+        super().__init__(cast(Any, self._file), "utf-8", errors, write_through=True)
+        self._file.name = "<stdout>" if fd == 1 else "<stderr>"
+        vars(self)["mode"] = "w"
 
     def printed(self) -> int:
         """Grows with whatever the script prints, as that of a cell's stream does."""
-        self.flush()
         return self._file.written
 
 

@@ -90,7 +90,7 @@ class ScriptProcesses:
         """Ranks whose script is over; the end of their processes is not reported again."""
         self._oom_kills = out_of_memory.kills()
         folder.mkdir(mode=0o700)
-        self.started_ranks = StartedRanks(started_in(folder), lambda: self._is_over)
+        self.started_ranks = StartedRanks(started_in(folder), len(ranks), lambda: self._is_over)
         """The ranks that these processes have started themselves."""
         self._sent: dict[tuple[int, OutputKind], int] = {}
         """Bytes received of each stream."""

@@ -11,7 +11,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from ddp_notebook.launch.process_groups import (
     session_members,
 )
 from ddp_notebook.launch.timeouts import scaled_for_load
-from ddp_notebook.model import Activity, Case, Collectives, Diagnosis, Place, RankReport
+from ddp_notebook.model import Activity, Case, Collectives, Diagnosis, Place, RankReport, Remark
 from ddp_notebook.state.board_rows import BoardFacts
 
 if TYPE_CHECKING:
@@ -37,13 +37,15 @@ _END_WITHIN_S, _LOOK_EVERY_S = 2.0, 0.02
 
 
 class StartedRanks:
-    """The ranks that the process of a script has started, with their files in `folder`.
+    """The ranks that the processes of a script have started, with their files in `folder`.
 
-    `over` tells whether the script has ended; its process stays.
+    `processes` is in how many it runs: one, unless torchrun's way was taken by mistake. `over`
+    tells whether the script has ended; its processes stay.
     """
 
-    def __init__(self, folder: Path, over: Callable[[], bool]) -> None:
+    def __init__(self, folder: Path, processes: int, over: Callable[[], bool]) -> None:
         self._folder = folder
+        self._processes = processes
         self._over = over
         self._seen: Case | None = None
         self._looked_s = -math.inf
@@ -80,8 +82,24 @@ class StartedRanks:
             )
             case = replace(case, ranks=tuple(ranks))
         collectives = _begun_as_others(job, case.collectives)
-        self._seen = replace(case, collectives=collectives, script=True)
+        remarks = self.remarks()
+        self._seen = replace(case, collectives=collectives, script=True, remarks=remarks)
         return self._seen
+
+    def remarks(self) -> tuple[Remark, ...]:
+        """That several ranks of the script start ranks, where one process is meant to."""
+        if self._processes < 2:
+            return ()
+        abouts = [process.about for job in self._jobs() for process in job.processes.values()]
+        count = len({about.parent for about in abouts})
+        if count < 2:
+            return ()
+        text = (
+            f"{count} of the script's {self._processes} ranks have started ranks themselves, "
+            f"{len(abouts)} in all. If one process is to start them, run the script once, with "
+            "%ddp_run --python."
+        )
+        return (Remark("ranks-start-ranks", tuple(range(self._processes)), text),)
 
     def shown(self, title: str, diagnosis: Diagnosis | None = None) -> BoardFacts | None:
         """What a board shows of them, as they were seen last; None while none runs.
@@ -98,7 +116,8 @@ class StartedRanks:
         if case is None:
             return None
         note = f"These are the ranks that {title} has started itself."
-        snapshot = replace(jobs.picture.snapshot(case, over=False), notes=(note,))
+        notes = (note, *(remark.text for remark in case.remarks))
+        snapshot = replace(jobs.picture.snapshot(case, over=False), notes=notes)
         return BoardFacts(snapshot, case.collectives, job.alive, diagnosis, case.sources)
 
     @property
@@ -126,13 +145,14 @@ class StartedRanks:
             for pid in _started(job):
                 send_signal(pid, signal.SIGINT)
 
-    def end(self, script: int) -> None:
-        """End them, with all else that the process `script` has started; if there are any."""
+    def end(self, scripts: Iterable[int]) -> None:
+        """End them, with all else that these processes of the script have started; if any run."""
         if self.job is None:
             return
-        for pid in session_members(script):
-            if pid != script and not is_resource_tracker(pid):
-                send_signal(pid, signal.SIGKILL)
+        for script in scripts:
+            for pid in session_members(script):
+                if pid != script and not is_resource_tracker(pid):
+                    send_signal(pid, signal.SIGKILL)
 
 
 def _own(job: Job) -> list[int]:

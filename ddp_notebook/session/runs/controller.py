@@ -205,7 +205,7 @@ class RunController:
         """End the processes of ranks that a script has started itself; it goes on without them."""
         started = self.run.started_ranks
         if started is not None:
-            started.end(self._record.snapshot.ranks[self.run.ranks[0]].pid)
+            started.end(self._record.snapshot.ranks[rank].pid for rank in self.run.ranks)
 
     def look(self, *, as_script: bool = True) -> Case:
         """The case as it is. That of a cell has all ranks of the session in it.

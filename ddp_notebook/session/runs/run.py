@@ -128,7 +128,7 @@ class CellRun:
         self.detector: StallDetector | None = None
         """The stall detector of this run; None while there is none."""
         self.started_ranks: StartedRanks | None = None
-        """The ranks that it starts itself, if it is a script in one process; else None."""
+        """The ranks that its processes start themselves, if it is a script; else None."""
         self.stops: dict[int, LineStopped] = {}
         """Ranks that are paused at a line, and where."""
         self.passed = Passed()

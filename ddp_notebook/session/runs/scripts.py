@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
@@ -71,7 +72,8 @@ class Scripts:
         with noted() as interrupted, claim as controller:
             controller.run.sources = files.sources(script)
             processes.begin_last_words(controller.run.ranks)
-            command = (str(script), *arguments)
+            called = str(script) if as_module else str(Path(path).expanduser())
+            command = (str(script), called, *arguments)
             work = ScriptWork(
                 controller.run,
                 processes,
@@ -111,6 +113,7 @@ class ScriptWork:
     run: CellRun
     processes: Processes
     command: Sequence[str]
+    """The script's file, how it was called, and its arguments."""
     store: str
     settings: Settings
     placed: Placed | None
@@ -153,7 +156,8 @@ class ScriptWork:
                 cell=self.run.cell,
                 number=self.run.number,
                 path=self.command[0],
-                arguments=tuple(self.command[1:]),
+                name=self.command[1],
+                arguments=tuple(self.command[2:]),
                 threads=cores() if self.as_python else self.processes.options.threads,
                 breakpoints=self.breakpoints_of(rank),
                 paused=self.run.pausing,
@@ -166,8 +170,7 @@ class ScriptWork:
         }
         hosts = self.placed.hosts if self.placed is not None else {}
         started = self.processes.open_script(self.run.cell, ranks)
-        if len(ranks) == 1:
-            self.run.started_ranks = started.started_ranks
+        self.run.started_ranks = started.started_ranks
         started.start(scripts, self._environments, hosts)
         return ()
 
@@ -210,10 +213,16 @@ def _place_of_python(ranks: Ranks | None, options: RunOptions) -> Ranks:
 def find_script(path: str) -> Path:
     """The script, as an absolute path. Raises UsageMistake when there is none."""
     script = named_file(path)
+    if (inside := script / "__main__.py").is_file():  # Python runs a folder by it
+        return inside.resolve()
     if not script.is_file():
         near = sorted(file.name for file in Path.cwd().glob("*.py"))[:5]
         here = f" Here are: {', '.join(near)}." if near else ""
         raise UsageMistake(f"There is no script {path!r} in {Path.cwd()}.{here}")
+    if zipfile.is_zipfile(script):
+        raise UsageMistake(
+            f"{path!r} is an archive. Unpack it, and run the folder: its __main__.py."
+        )
     return script.resolve()
 
 

@@ -166,12 +166,13 @@ class Why:
         return replace(diagnosis, findings=wrong_result.findings, notes=wrong_result.notes)
 
     def _with_remarks(self, diagnosis: Diagnosis, controller: RunController) -> Diagnosis:
-        """For a run without a problem: whether a rank is slow."""
+        """For a run without a problem: whether a rank is slow, or ranks have started ranks."""
         run = controller.run
         if diagnosis.findings or len(run.ranks) < 2:
             return diagnosis
+        started = run.started_ranks.remarks() if run.started_ranks is not None else ()
         remarks = post_run.remarks(controller.cluster, run.ranks, run.cell)
-        return replace(diagnosis, remarks=remarks)
+        return replace(diagnosis, remarks=(*started, *remarks))
 
 
 _AT_WORK = (Status.RUNNING, Status.SETTING_UP)
