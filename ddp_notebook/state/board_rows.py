@@ -18,6 +18,9 @@ from ddp_notebook.model import (
     Role,
     Snapshot,
     Status,
+    name_ranks,
+    them,
+    verb,
 )
 from ddp_notebook.state import collective_table, setup_table
 from ddp_notebook.state.descriptions import describe, headline, notes, state_word
@@ -25,6 +28,8 @@ from ddp_notebook.state.line_table import stop_text
 
 FOLD_FROM = 8
 """From this many ranks on, ranks in the same state share a row."""
+_LONG_S = 2.0
+"""Ranks that wait for so long are named below the board."""
 SILENT_AFTER_S = 2.0
 """A live rank sends a message every quarter of a second."""
 
@@ -62,6 +67,28 @@ def board_of(facts: BoardFacts) -> Board:
     remarks = facts.diagnosis.remarks if facts.diagnosis is not None else ()
     standing = (*notes(snapshot), *(remark.text for remark in remarks))
     return Board(headline(snapshot, words), rows, standing, snapshot)
+
+
+def stuck_note(board: Board, diagnosis: Diagnosis | None) -> str:
+    """Which ranks of a run wait for long, for whom, and what to type; empty where all is well.
+
+    Once something was found, there is a note also if it names no rank that waits.
+    """
+    now_ns, wrong = board.snapshot.taken_ns, diagnosis is not None and diagnosis.wrong
+    rows = [row for row in board.rows if Role.WAITING in (row.role, row.word)]
+    since_ns = min((row.since_ns for row in rows if row.since_ns), default=now_ns)
+    if not wrong and now_ns - since_ns < _LONG_S * 1e9:
+        return ""
+    if not rows:
+        return "The run cannot go on: %ddp_why says why, %ddp_abort frees the ranks."
+    ranks = sorted(rank for row in rows for rank in row.ranks)
+    others = sorted({rank for row in rows for rank in row.waits_for})
+    seconds = f", for {(now_ns - since_ns) / 1e9:.0f} s" if since_ns < now_ns else ""
+    whom = f" for {name_ranks(others)}" if others else ""
+    return (
+        f"{verb(ranks, 'waits', 'wait').capitalize()}{whom}{seconds}: %ddp_why says why, "
+        f"%ddp_abort frees {them(ranks)}."
+    )
 
 
 def board_rows(facts: BoardFacts) -> tuple[BoardRow, ...]:
@@ -136,6 +163,7 @@ def _row(
         waits_for=activity.waits_for,
         since_ns=0 if role is Role.ENDED else activity.since_ns,
         heard_ns=state.heard_ns if silent else 0,
+        staged=not facts.snapshot.external,
     )
 
 
