@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from ddp_notebook.model import (
     Board,
     BoardRow,
+    Category,
     Collective,
     Collectives,
     Diagnosis,
@@ -30,6 +31,8 @@ FOLD_FROM = 8
 """From this many ranks on, ranks in the same state share a row."""
 _LONG_S = 2.0
 """Ranks that wait for so long are named below the board."""
+_DEATHS = (Category.RANK_DIED, Category.OOM_ON_ONE_RANK)
+"""Their remedy says how to bring the ranks back."""
 SILENT_AFTER_S = 2.0
 """A live rank sends a message every quarter of a second."""
 
@@ -64,8 +67,9 @@ def board_of(facts: BoardFacts) -> Board:
     """The board of all that is known at the time of the snapshot."""
     snapshot, rows = facts.snapshot, board_rows(facts)
     words = {rank: row.word for row in rows for rank in row.ranks}
-    remarks = facts.diagnosis.remarks if facts.diagnosis is not None else ()
-    standing = (*notes(snapshot), *(remark.text for remark in remarks))
+    known = facts.diagnosis or Diagnosis()
+    told = {rank for each in known.findings if each.category in _DEATHS for rank in each.ranks}
+    standing = (*notes(snapshot, told), *(remark.text for remark in known.remarks))
     return Board(headline(snapshot, words), rows, standing, snapshot)
 
 
