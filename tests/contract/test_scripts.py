@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from results import rank_pids, texts
 
-from ddp_notebook.errors import CellFailed, Stuck
+from ddp_notebook.errors import CellFailed, Stuck, UsageMistake
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.model import Category
 from ddp_notebook.session import Session

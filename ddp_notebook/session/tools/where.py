@@ -70,6 +70,8 @@ class Where:
 
     def board(self, runs: RunRegistry, store: str) -> Board:
         """`Session.status`: with what ranks do that are in a run, without asking them."""
+        if (started := self._started_ranks(runs.script)) is not None:
+            return started
         processes, current = self._pool.processes, runs.current
         facts = BoardFacts(self._record.snapshot, store=store)
         if processes is None or current is None or current.run.done or facts.snapshot.ended:
@@ -92,7 +94,7 @@ class Where:
         notes = filter(None, [stuck_note(board, found)])
         return replace(board, notes=(*notes, *board.notes))
 
-    def started_ranks(self, script: RunController | None) -> Board | None:
+    def _started_ranks(self, script: RunController | None) -> Board | None:
         """The board of the ranks that `script` has started itself; None while none run."""
         started = script.run.started_ranks if script is not None else None
         if script is None or started is None:
