@@ -94,12 +94,19 @@ class CellFailed(DDPError):
 class Stuck(DDPError):
     """A cell or script ended because its ranks wait for something that will never happen.
 
-    `diagnosis` says which ranks are the culprits and why. `%ddp_abort` frees the ranks.
+    `diagnosis` says which ranks are the culprits and why. `%ddp_abort` frees the ranks. `shown`:
+    the diagnosis stands above, so IPython shows only what the ranks do now and what to type.
     """
 
     def __init__(self, message: str, diagnosis: Diagnosis) -> None:
         super().__init__(message)
         self.diagnosis = diagnosis
+        self.shown = False
+
+    def _render_traceback_(self) -> list[str]:
+        if not self.shown:
+            return super()._render_traceback_()
+        return [f"Stuck: no rank makes progress. {str(self).splitlines()[-1]}"]
 
 
 class CellInterrupted(DDPError):

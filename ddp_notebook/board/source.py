@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 from ddp_notebook.board import tab_contents
 from ddp_notebook.board.tails import Tails
 from ddp_notebook.errors import DDPError
-from ddp_notebook.model import Collective, Collectives, Diagnosis, RankState, Snapshot, Status
+from ddp_notebook.model import (
+    Collective,
+    Collectives,
+    Diagnosis,
+    Place,
+    RankState,
+    Snapshot,
+    Status,
+)
 from ddp_notebook.session.runs.registry import stops_in
 from ddp_notebook.session.runs.steps import source_of
 from ddp_notebook.state.board_rows import BoardFacts
@@ -48,6 +56,13 @@ def ended_badly(run: CellRun | None) -> bool:
     ended = run.finished.values() if run is not None else ()
     freed = any(end.outcome == "interrupted" for end in ended)
     return not freed and any(end.trained or end.outcome != "ok" for end in ended)
+
+
+def _raised_in(run: CellRun | None, snapshot: Snapshot) -> dict[int, Sequence[Place]]:
+    """The lines at which ranks raised in the run; nothing once they were freed, or are new."""
+    if run is None or run.generation != snapshot.generation:
+        return {}
+    return {rank: end.path for rank, end in run.finished.items() if end.outcome == "error"}
 
 
 def _of_started_ranks(run: CellRun | None, diagnosis: Diagnosis | None) -> BoardFacts | None:
@@ -113,9 +128,7 @@ class BoardSource:
             self._diagnosis(snapshot, bool(news)),
             run.sources if run is not None else {},
             session.store,
-            {rank: end.path for rank, end in run.finished.items() if end.outcome == "error"}
-            if run is not None
-            else {},
+            _raised_in(run, snapshot),
             stops_in(session.runs),
             run.ranks if run is not None else (),
         )

@@ -19,7 +19,6 @@ from ddp_notebook.model import (
     RankState,
     Role,
     Snapshot,
-    Stage,
     Status,
 )
 from ddp_notebook.state.board_rows import BoardFacts, board_rows
@@ -56,12 +55,11 @@ def snapshot(case: Case, over: bool) -> Snapshot:
     now_ns = time.monotonic_ns()
     ranks = tuple(_state(report, now_ns, over) for report in case.ranks)
     backend = next((r.arguments.backend for r in case.ranks if r.arguments.backend), "")
-    return Snapshot(ranks, backend, ended=_OVER if over else "", taken_ns=now_ns)
+    return Snapshot(ranks, backend, ended=_OVER if over else "", taken_ns=now_ns, external=True)
 
 
 def _state(report: RankReport, now_ns: int, over: bool) -> RankState:
-    stage = Stage.PROCESS_GROUP if report.initialized else None
-    state = RankState(report.rank, Status.RUNNING, stage, doing=doing(report), host=report.host)
+    state = RankState(report.rank, Status.RUNNING, doing=doing(report), host=report.host)
     match report.activity:
         case Activity.FAILED:
             return replace(state, status=Status.FAILED, cause=state.doing)

@@ -43,22 +43,23 @@ class NotebookBoard:
         self._shell.events.unregister("pre_run_cell", self._cell_begins)
         self._shell.events.unregister("post_run_cell", self._cell_ended)
 
-    def open(self, place: Place = "auto") -> None:
+    def open(self, place: Place = "auto") -> bool:
         """Show a live board at one of `PLACES`; an earlier one stays as it is.
 
-        Raises UsageMistake.
+        True if it is in the panel, and nothing in the cell. Raises UsageMistake.
         """
         if place == "side":
             self._check_side()
         self.close()
         if place == "off":
-            return
+            return False
         in_panel = place == "side" or (place == "auto" and self._panel.is_open)
         self._open = open_board(self._session, self._shell, self._buttons, self._memory)
         if not in_panel:
             self._panel.close()
         show = partial(self._panel.show, anew=place == "side") if in_panel else self._show_here
         self._open.open(_FIRST_PAINT_AFTER_S, show)
+        return in_panel
 
     def _show_here(self, bundle: Mapping[str, Any]) -> None:
         self._shell.display_pub.publish(data=dict(bundle), metadata={})

@@ -118,11 +118,13 @@ class RunDisplay:
         """Show a run that has ended, its error included."""
         self._publish(result, _headlines(result))
         if result.error is not None:
-            self._output.say(f"{type(result.error).__name__}: {result.error}")
+            self._output.say("\n".join(result.error._render_traceback_()))
 
     def _publish(self, result: CellResult, headlines: Sequence[Bundle]) -> None:
         for headline in headlines:
             self._output.publish(headline)
+        if isinstance(result.error, Stuck):
+            result.error.shown = True
         show_outputs(self._output.publisher, result.outputs, fold=self._output.folds)
         if result.diagnosis is not None and result.error is None:
             self._output.publish(mime_bundle(result.diagnosis))
@@ -264,9 +266,11 @@ def _end_bundle(run: CellRun, ended: Future[CellResult], more: str = "") -> Bund
     tracebacks, outputs = split_errors(run.live_groups())
     diagnosis = ended.result().diagnosis if ended.exception() is None else None
     bundles = [whole((*tracebacks, *outputs))] if tracebacks or outputs else []
+    sentence = _end_sentence(run, ended)
     if diagnosis is not None and diagnosis.findings:
         bundles.insert(0, mime_bundle(diagnosis))
-    sentence = f"{_end_sentence(run, ended)} {more}".rstrip()
+        sentence = f"{run.heading} did not finish." if _failed(ended) else sentence
+    sentence = f"{sentence} {more}".rstrip()
     bundles.append(live_bundle((), sentence))
     return {
         kind: separator.join(bundle[kind] for bundle in bundles)
@@ -274,8 +278,13 @@ def _end_bundle(run: CellRun, ended: Future[CellResult], more: str = "") -> Bund
     }
 
 
+def _failed(ended: Future[CellResult]) -> BaseException | None:
+    """What it raised, or ended with; None if every rank finished it."""
+    return ended.exception() or ended.result().error
+
+
 def _end_sentence(run: CellRun, ended: Future[CellResult]) -> str:
-    error = ended.exception() or ended.result().error
+    error = _failed(ended)
     if error is None:
         return f"{run.heading} has finished."
     return f"{run.heading} did not finish. {str(error).splitlines()[0]}"

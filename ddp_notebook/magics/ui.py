@@ -106,9 +106,9 @@ class NotebookUi:
         """Show a live board if there is a front end; an earlier one is closed."""
         if not self.output.is_live or not has_room_for_threads():
             return  # what starts processes says that there is no room
-        self.board.open(place)
+        in_panel = self.board.open(place)
         self.displays.shown_already()
-        if place == "side":
+        if in_panel:
             self.say(BESIDE)  # a page without sidecar shows nothing else
 
     def progress(self) -> AbstractContextManager[None]:

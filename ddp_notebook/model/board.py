@@ -67,6 +67,8 @@ class BoardRow:
     """Their state in a word, if it differs from `status`."""
     heard_ns: int = 0
     """When the quietest of silent ranks sent its last message; 0 if they are not silent."""
+    staged: bool = True
+    """False of an external job's ranks: of their set-up no stage is known."""
 
     @property
     def gone(self) -> bool:
@@ -75,7 +77,12 @@ class BoardRow:
 
     @property
     def stages_passed(self) -> int:
-        """How many stages these ranks have passed; a repeated set-up starts again from 0."""
+        """How many stages these ranks have passed; a repeated set-up starts again from 0.
+
+        All, where none is known: so nothing is drawn of them.
+        """
+        if not self.staged:
+            return len(Stage)
         if self.entering is not None:
             return self.entering.number - 1
         return self.stage.number if self.stage else 0

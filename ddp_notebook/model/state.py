@@ -96,6 +96,8 @@ class Snapshot:
     loading: Loading | None = None
     """No rank can start before that is over; None when it is."""
     taken_ns: int = 0
+    external: bool = field(default=False, metadata=OMIT_DEFAULT)
+    """A job that no notebook started: which stages of set-up its ranks have passed is not known."""
 
     @property
     def world_size(self) -> int:

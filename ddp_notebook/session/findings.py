@@ -39,6 +39,11 @@ class Found:
         self._diagnosis = None
 
     @property
+    def at_ns(self) -> int:
+        """When the diagnosis was stored, by the session's monotonic clock."""
+        return round(self._at_s * 1e9)
+
+    @property
     def diagnosis(self) -> Diagnosis | None:
         """The diagnosis with its run; None if no problem was found."""
         found = self._diagnosis

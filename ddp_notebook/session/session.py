@@ -229,7 +229,7 @@ class Session:
 
     def status(self) -> Board:
         """The board now; while ranks run that a script has started itself, theirs."""
-        return self._where.started_ranks(self._runs.script) or self._set_up.status()
+        return self._where.board(self._runs, self.store)
 
     def step_table(self) -> StepTable:
         """Where the ranks stand in set-up."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from ddp_notebook.model import (
     Board,
     BoardRow,
+    Category,
     Collective,
     Collectives,
     Diagnosis,
@@ -18,6 +19,9 @@ from ddp_notebook.model import (
     Role,
     Snapshot,
     Status,
+    name_ranks,
+    them,
+    verb,
 )
 from ddp_notebook.state import collective_table, setup_table
 from ddp_notebook.state.descriptions import describe, headline, notes, state_word
@@ -25,6 +29,10 @@ from ddp_notebook.state.line_table import stop_text
 
 FOLD_FROM = 8
 """From this many ranks on, ranks in the same state share a row."""
+_LONG_S = 2.0
+"""Ranks that wait for so long are named below the board."""
+_DEATHS = (Category.RANK_DIED, Category.OOM_ON_ONE_RANK)
+"""Their remedy says how to bring the ranks back."""
 SILENT_AFTER_S = 2.0
 """A live rank sends a message every quarter of a second."""
 
@@ -59,9 +67,32 @@ def board_of(facts: BoardFacts) -> Board:
     """The board of all that is known at the time of the snapshot."""
     snapshot, rows = facts.snapshot, board_rows(facts)
     words = {rank: row.word for row in rows for rank in row.ranks}
-    remarks = facts.diagnosis.remarks if facts.diagnosis is not None else ()
-    standing = (*notes(snapshot), *(remark.text for remark in remarks))
+    known = facts.diagnosis or Diagnosis()
+    told = {rank for each in known.findings if each.category in _DEATHS for rank in each.ranks}
+    standing = (*notes(snapshot, told), *(remark.text for remark in known.remarks))
     return Board(headline(snapshot, words), rows, standing, snapshot)
+
+
+def stuck_note(board: Board, diagnosis: Diagnosis | None) -> str:
+    """Which ranks of a run wait for long, for whom, and what to type; empty where all is well.
+
+    Once something was found, there is a note also if it names no rank that waits.
+    """
+    now_ns, wrong = board.snapshot.taken_ns, diagnosis is not None and diagnosis.wrong
+    rows = [row for row in board.rows if Role.WAITING in (row.role, row.word)]
+    since_ns = min((row.since_ns for row in rows if row.since_ns), default=now_ns)
+    if not wrong and now_ns - since_ns < _LONG_S * 1e9:
+        return ""
+    if not rows:
+        return "The run cannot go on: %ddp_why says why, %ddp_abort frees the ranks."
+    ranks = sorted(rank for row in rows for rank in row.ranks)
+    others = sorted({rank for row in rows for rank in row.waits_for})
+    seconds = f", for {(now_ns - since_ns) / 1e9:.0f} s" if since_ns < now_ns else ""
+    whom = f" for {name_ranks(others)}" if others else ""
+    return (
+        f"{verb(ranks, 'waits', 'wait').capitalize()}{whom}{seconds}: %ddp_why says why, "
+        f"%ddp_abort frees {them(ranks)}."
+    )
 
 
 def board_rows(facts: BoardFacts) -> tuple[BoardRow, ...]:
@@ -136,6 +167,7 @@ def _row(
         waits_for=activity.waits_for,
         since_ns=0 if role is Role.ENDED else activity.since_ns,
         heard_ns=state.heard_ns if silent else 0,
+        staged=not facts.snapshot.external,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 
 from ddp_notebook.model import Ranks, RankState, Snapshot, Status, counted, format_ranks, name_ranks
@@ -94,8 +94,11 @@ def _death(state: RankState) -> str:
     return f"{exit_text(state.exit_code)}{words}"
 
 
-def notes(snapshot: Snapshot) -> tuple[str, ...]:
-    """Choices that were made for the user, then remedies for what went wrong."""
+def notes(snapshot: Snapshot, told: Collection[int] = ()) -> tuple[str, ...]:
+    """Choices that were made for the user, then remedies for what went wrong.
+
+    `told` are dead ranks of which a finding says how they come back.
+    """
     lines = list(snapshot.notes)
     for state in snapshot.ranks:
         if state.status is Status.FAILED and state.remedy:
@@ -103,7 +106,8 @@ def notes(snapshot: Snapshot) -> tuple[str, ...]:
         if state.lost_events:
             lines.append(f"Rank {state.rank}: {state.lost_events} messages were lost.")
     lines.extend(_limits(snapshot))
-    if _dead(snapshot) and not snapshot.ended:
+    alone = not snapshot.with_status(Status.RUNNING) and set(_dead(snapshot)) <= set(told)
+    if _dead(snapshot) and not snapshot.ended and not alone:
         lines.append(_how_to_restart(snapshot))
     return tuple(dict.fromkeys(lines))
 

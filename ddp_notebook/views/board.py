@@ -122,13 +122,14 @@ def _colour(row: BoardRow) -> str:
 def stage_words(row: BoardRow) -> str:
     """How far these ranks are: ``6/6 verified``, or ``4/6 joining rendezvous…`` while they do.
 
-    Ranks that failed or died in a stage are no longer in it, so the dots are left out.
+    Ranks that failed or died in a stage are no longer in it, so the dots are left out. Empty where
+    no stage is known.
     """
+    if not row.staged:
+        return ""
     if row.entering is not None:
         dots = "" if row.gone else "…"
         return f"{row.entering.number}/{len(Stage)} {_ENTERING[row.entering]}{dots}"
-    if row.stage is None and row.status is Status.RUNNING:
-        return ""  # a rank of others, of which that is not known
     if row.stage is None:
         return f"0/{len(Stage)} not launched"
     return f"{row.stage.number}/{len(Stage)} {row.stage.label}"

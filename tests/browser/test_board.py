@@ -19,6 +19,7 @@ HANG = f"""%%ddp
 if rank == 1:
     dist.barrier()              # {HOSTILE}
 dist.all_reduce(torch.ones(3))  # {HOSTILE}"""
+LAB_WITHIN_MS = 120_000
 LOOP = """%%ddp
 import pathlib, time
 stop = torch.zeros(1)
@@ -116,7 +117,12 @@ def test_a_board_comes_back_in_mid_run_in_two_tabs_and_says_when_the_kernel_is_g
         browser = page.context.browser
         assert browser is not None
         other = browser.new_page()
+        other.set_default_timeout(LAB_WITHIN_MS)
         other.goto(f"{lab.url}lab/tree/ranks.ipynb?token={lab.token}")
+        # Beside the first tab and the ranks, JupyterLab itself has taken a minute to open.
+        expect(other.locator(".jp-Notebook .jp-CodeCell").first).to_be_visible(
+            timeout=LAB_WITHIN_MS
+        )
         second = Board(other)
         expect(second.timeline).to_be_visible()
         second.press("why")

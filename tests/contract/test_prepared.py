@@ -63,7 +63,7 @@ def test_a_job_that_hangs_is_judged_while_it_runs_and_after(
     assert "optimizer = " in shown
     shown = said(shell, capsys, "%ddp_board")
     assert f"job {pid} (train.py): ranks 0-1 of 2; it runs" in shown
-    assert shown.count("5/6 process group  waiting") == 2
+    assert shown.count("  waiting  ") == 2 and "/6" not in shown
     saved = tmp_path / "saved.json"
     assert __main__.main(["save", str(pid), str(saved)]) == 0
     asked = ask({0: job.processes[0].folder / "ask"}, calls.FREE, calls.Nothing(), 2.0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from results import rank_pids, texts
 
-from ddp_notebook.errors import CellFailed, Stuck
+from ddp_notebook.errors import CellFailed, Stuck, UsageMistake
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.model import Category
 from ddp_notebook.session import Session
@@ -301,6 +301,9 @@ def test_a_script_that_is_stuck_is_looked_at_and_does_not_hold_the_sessions_rank
     assert isinstance(stuck, Stuck)
     assert stuck.diagnosis.findings[0].category is Category.CONDITIONAL_COLLECTIVE
     assert ranks2.pull("kept") == {0: 40, 1: 41}
+    for missing in (lambda: ranks2.pull("mine"), lambda: ranks2.variables(("mine",))):
+        with pytest.raises(UsageMistake, match=r"variables of train\.py, .* own are kept: run a"):
+            missing()
     assert "train.py" in str(ranks2.where((0,)))
     ranks2.run_cell("mine += 1\ndist.barrier()").raise_for_error()
     assert rank_pids(ranks2) == own

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 from support import eventually
 
 from ddp_notebook.errors import CellFailed, CellInterrupted, Stuck
-from ddp_notebook.model import Activity, Category, Diagnosis
+from ddp_notebook.model import Activity, Category, Diagnosis, Status
 from ddp_notebook.views import findings, stacks
 
 pytestmark = pytest.mark.timeout(120)
@@ -122,6 +124,20 @@ def test_why_tells_of_the_last_run_and_names_it_until_the_next_begins(ranks: Any
     assert ranks.why().findings, "new processes are no new run"
     assert ranks.run_cell("x = 1").error is None
     assert findings.text(ranks.why()).startswith("✓ No problem found.")
+
+
+def test_of_a_rank_that_dies_after_a_hang_was_freed_its_death_is_told_first(ranks: Any) -> None:
+    stuck(ranks, "if rank == 0:\n    dist.barrier()\ndist.all_reduce(torch.ones(2))")
+    ranks.abort()
+    os.kill(ranks.record.snapshot.ranks[1].pid, signal.SIGKILL)
+    eventually(lambda: ranks.record.snapshot.with_status(Status.DEAD), what="rank 1 is dead")
+    now = ranks.why_now()
+    assert [(f.category, f.ranks) for f in now.findings] == [(Category.RANK_DIED, (1,))]
+    both = ranks.why()
+    assert [f.ranks for f in both.findings] == [(1,), (0,)], "the death, then what was found before"
+    assert "Rank 1 ended after cell 7 was over." in findings.text(both)
+    ranks.restart((1,))
+    assert [f.ranks for f in ranks.why().findings] == [(0,)]
 
 
 IN_A_THREAD = """\

@@ -13,6 +13,7 @@ from kernels import Kernel, Reply, seen_in
 from support import GATE, HANG, begun, ipython_shell, session_of
 
 from ddp_notebook.session.runs.run import CellResult
+from ddp_notebook.views import board as board_view
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("warm_kernels")]
 
@@ -172,6 +173,36 @@ def test_the_next_verb_tells_of_the_end_where_no_notebook_shows_it(
     assert "did not finish" not in capsys.readouterr().out
     result = shell.run_cell("%ddp_wait")
     assert type(result.error_in_exec).__name__ == "Stuck"
+
+
+STORE = """from torch.distributed.distributed_c10d import _get_default_store
+if rank == 1:
+    _get_default_store().get('never/set')"""
+
+
+@pytest.mark.parametrize(
+    ("cell", "headline", "doing", "note"),
+    [
+        (HANG, "rank 1 finished; rank 0 waiting", "all_reduce of", "• Rank 0 waits for rank 1"),
+        (
+            STORE,
+            "rank 0 finished; rank 1 waiting",
+            "waits for the store's key 'never/set'",
+            "• Rank 1 waits: ",
+        ),
+    ],
+)
+def test_the_status_of_ranks_that_hang_says_who_waits_and_what_to_type(
+    cell: str, headline: str, doing: str, note: str, shell: Any
+) -> None:
+    shell.run_cell(f"%%ddp --detach\n{cell}")
+    session_of(shell).detached.ended.result(60)
+    shown = board_view.text(shell.run_cell("%ddp_status").result)
+    assert headline in shown
+    assert doing in shown and note in shown and "%ddp_why" in shown
+    shell.run_cell("board = %ddp_abort")
+    shown = board_view.text(shell.run_cell("%ddp_status").result)
+    assert shown.splitlines()[0].endswith(": ready") and "%ddp_why" not in shown
 
 
 def test_a_script_is_held_stepped_and_detached(

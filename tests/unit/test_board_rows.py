@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given, settings
 from saved_runs import snapshots
 from traces import all_reduce, places
 
 from ddp_notebook.board import model
+from ddp_notebook.board.source import _raised_in
 from ddp_notebook.model import (
     Category,
+    CellFinished,
     Collective,
     Collectives,
     Diagnosis,
@@ -359,3 +363,21 @@ def test_the_code_box_marks_the_line_that_raised_and_not_where_the_innocent_wait
     assert (location.ranks, location.line, location.callers) == ((1,), 3, ("cell 3:7",))
     (without,) = pending_locations(replace(facts, diagnosis=None))
     assert (without.ranks, without.line) == ((0,), 9)
+
+
+def test_how_a_dead_rank_comes_back_is_said_once_beside_its_finding() -> None:
+    dead = replace(running(1), status=Status.DEAD, exit_code=-9)
+    ready = replace(running(0), status=Status.READY)
+    alone = facts(snapshot=Snapshot((ready, dead)), pending=())
+    assert ["Rank 1 can be brought back" in note for note in board_of(alone).notes] == [True]
+    found = Diagnosis((Finding(Category.RANK_DIED, (1,), "killed", "Bring it back."),), None, 2)
+    assert board_of(replace(alone, diagnosis=found)).notes == ()
+    busy = replace(alone, snapshot=Snapshot((running(0), dead)), diagnosis=found)
+    assert "when rank 0 left the cell" in board_of(busy).notes[0]
+
+
+def test_lines_at_which_ranks_raised_are_shown_until_they_are_freed() -> None:
+    end = CellFinished(rank=1, cell=1, outcome="error", path=(Place("cell 3", 5, "step", "x"),))
+    run: Any = SimpleNamespace(generation=1, finished={1: end})
+    assert _raised_in(run, Snapshot(generation=1)) == {1: end.path}
+    assert _raised_in(run, Snapshot(generation=2)) == _raised_in(None, Snapshot()) == {}

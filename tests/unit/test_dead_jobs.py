@@ -15,12 +15,14 @@ import jsonschema
 import pytest
 
 from ddp_notebook import __main__
+from ddp_notebook.archive.format import Observed, decode_run, encode_run
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.evidence import folder, plain_pickle
 from ddp_notebook.evidence.plain_pickle import NotPlain
 from ddp_notebook.jobs import dead, picture, targets, verdict
-from ddp_notebook.jobs.verdict import Outcome
-from ddp_notebook.model import Activity, Case, RankReport
+from ddp_notebook.jobs.verdict import Outcome, Verdict
+from ddp_notebook.model import Activity, Case, Diagnosis, RankReport, Stage
+from ddp_notebook.state.board_rows import board
 from ddp_notebook.views import board as board_view
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
@@ -352,6 +354,18 @@ def test_a_rank_that_has_ended_well_is_not_shown_as_dead_or_never_launched() -> 
         for untrue in ("dead", "launched", "exited", "heard", "runs"):
             assert untrue not in text
         assert 'class="ddp-strip"' not in board_view.html(board)
+
+
+@pytest.mark.parametrize("activity", list(Activity))
+def test_of_a_job_of_others_no_stage_of_set_up_is_claimed(activity: Activity) -> None:
+    case = Case((RankReport(0, activity, initialized=True),))
+    shown = picture.board(case, "job 7 (train.py)")
+    assert f"/{len(Stage)}" not in board_view.text(shown) and "stage" not in board_view.text(shown)
+    assert 'class="ddp-strip"' not in board_view.html(shown)
+    run = picture.saved(case, Verdict(Diagnosis(), ""), False, Observed("job 7"))
+    again = board(decode_run(encode_run(run)).snapshot)
+    assert all(row.stages_passed == len(Stage) for row in again.rows)
+    assert "stage" not in board_view.text(again)
 
 
 # -- plain logs ------------------------------------------------------------------------------

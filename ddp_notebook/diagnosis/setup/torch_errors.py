@@ -287,7 +287,7 @@ def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
     return (
         Category.EXCEPTION_ON_ONE_RANK,
         f"raised {raised_words(e.error_type, e.error_text, e.error_at, 300)}",
-        "Correct the error on that rank; the others wait for it.",
+        "Correct the error there; the others wait for it.",
     )
 
 

@@ -103,8 +103,18 @@ class Values:
         replies = self._values(calls.Variable(name, keep_tensors), ranks)
         problems = {rank: reply.error for rank, reply in replies.items() if reply.error}
         if problems:
-            raise UsageMistake(f"{name} cannot be pulled ({said_by(problems)}).")
+            raise UsageMistake(f"{name} cannot be pulled ({said_by(problems)}).{self._whose()}")
         return {rank: _unpickled(name, reply.pickle) for rank, reply in replies.items()}
+
+    def _whose(self) -> str:
+        """A sentence for who misses the ranks' own variables while a script's processes stay."""
+        script = self._runs.script
+        if script is None or not self._runs.script_left:
+            return ""
+        return (
+            f" These are the variables of {script.run.title}, whose processes stay until the ranks "
+            "run something else. The ranks' own are kept: run a %%ddp cell, and ask again."
+        )
 
     def _values(self, request: calls.Variable, ranks: Ranks | None) -> dict[int, calls.Value]:
         """The values on `ranks`: those of the last script while its processes stay."""
@@ -180,7 +190,7 @@ class Values:
         }
         unread = [Unread(tuple(sorted(of)), why) for why, of in reasons.items() if of]
         table = variable_table.fold(variables.values(), unread, snapshot.world_size)
-        _check_known(names, table, tuple(variables))
+        _check_known(names, table, tuple(variables), self._whose())
         return table
 
     def output(self, rank: int, log: bool = False) -> str:
@@ -212,12 +222,12 @@ def _unpickled(name: str, data: bytes) -> Any:
         ) from None
 
 
-def _check_known(names: Sequence[str], table: VariableTable, ranks: Ranks) -> None:
-    """Raises UsageMistake when a name is on none of `ranks`, which answered."""
+def _check_known(names: Sequence[str], table: VariableTable, ranks: Ranks, whose: str) -> None:
+    """Raises UsageMistake when a name is on none of `ranks`, which answered; `whose` follows."""
     known = {row.name for section in table.sections for row in section.rows}
     missing = [name for name in names if name not in known]
     if missing and ranks:
-        raise UsageMistake(f"There is no variable {missing[0]!r} on {name_ranks(ranks)}.")
+        raise UsageMistake(f"There is no variable {missing[0]!r} on {name_ranks(ranks)}.{whose}")
 
 
 def with_tracebacks(written: str, run: CellRun, rank: int) -> str:

@@ -1,7 +1,9 @@
-"""The ranks' Python stacks as one tree, their parameter layout, and their software versions."""
+"""The ranks' board, their stacks as one tree, their parameter layout and software versions."""
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook import jobs
@@ -10,10 +12,13 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import (
     Activity,
     Board,
+    Collectives,
+    Diagnosis,
     Doing,
     Ranks,
     RankStack,
     RankState,
+    Snapshot,
     StackTree,
     Status,
     name_ranks,
@@ -22,8 +27,9 @@ from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer, answered
 from ddp_notebook.session.guards import existing, living
 from ddp_notebook.session.processes.unresponsive import last_known, process_of
+from ddp_notebook.session.runs.registry import stops_in
 from ddp_notebook.state import stack_tree
-from ddp_notebook.state.board_rows import board_of
+from ddp_notebook.state.board_rows import BoardFacts, board_of, stuck_note
 from ddp_notebook.state.descriptions import describe
 
 if TYPE_CHECKING:
@@ -32,8 +38,12 @@ if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.controller import RunController
+    from ddp_notebook.session.runs.registry import RunRegistry
+    from ddp_notebook.session.runs.run import CellRun
 
 _ASK_TIMEOUT_S = 2.0
+_LAST = 64
+"""How many collectives of each rank the board looks at."""
 _FACTS_TIMEOUT_S = 10.0
 _NO_ANSWER = "{} did not answer, so what is held there is not known (%ddp_where says more)."
 
@@ -58,7 +68,33 @@ class Where:
         stacks = (_stack(snapshot.ranks[rank], answers.get(rank)) for rank in members)
         return stack_tree.merge(stacks, snapshot.world_size)
 
-    def started_ranks(self, script: RunController | None) -> Board | None:
+    def board(self, runs: RunRegistry, store: str) -> Board:
+        """`Session.status`: with what ranks do that are in a run, without asking them."""
+        if (started := self._started_ranks(runs.script)) is not None:
+            return started
+        processes, current = self._pool.processes, runs.current
+        facts = BoardFacts(self._record.snapshot, store=store)
+        if processes is None or current is None or current.run.done or facts.snapshot.ended:
+            return board_of(facts)
+        snapshot, run, collectives = facts.snapshot, current.run, Collectives()
+        # The collective logs are closed from another thread when the session ends.
+        with contextlib.suppress(ValueError):
+            collectives = current.logs.read(run.ranks, run.cell, _LAST)
+        found = _still_true(run, snapshot, collectives)
+        facts = replace(
+            facts,
+            snapshot=_with_waits(snapshot, run, found),
+            collectives=collectives,
+            pending=run.pending,
+            diagnosis=found,
+            stops=stops_in(runs.controllers),
+            members=run.ranks,
+        )
+        board = board_of(facts)
+        notes = filter(None, [stuck_note(board, found)])
+        return replace(board, notes=(*notes, *board.notes))
+
+    def _started_ranks(self, script: RunController | None) -> Board | None:
         """The board of the ranks that `script` has started itself; None while none run."""
         started = script.run.started_ranks if script is not None else None
         if script is None or started is None:
@@ -97,6 +133,25 @@ class Where:
         everyone = tuple(range(self._record.snapshot.world_size))
         answers = cluster.ask(everyone, calls.SOFTWARE, calls.Nothing(), _FACTS_TIMEOUT_S)
         return {rank: dict(answer.facts) for rank, answer in answered(answers).items()}
+
+
+def _still_true(run: CellRun, snapshot: Snapshot, collectives: Collectives) -> Diagnosis | None:
+    """What was found of a run that ranks are in; nothing once one of them has moved since."""
+    if run.detector is not None:
+        return run.detector.latest
+    issued = (each.issued_ns for records in collectives.of.values() for each in records[-1:])
+    moved = (snapshot.ranks[rank].since_ns for rank in run.pending)
+    same = max((*issued, *moved), default=0) <= run.found.at_ns
+    return run.found.diagnosis if same else None
+
+
+def _with_waits(snapshot: Snapshot, run: CellRun, found: Diagnosis | None) -> Snapshot:
+    """What ranks of the run wait in, as it was found; a rank itself tells its line alone."""
+    if found is None or not found.wrong:
+        return snapshot
+    doing = {rank: text for rank, text in (found.doing or {}).items() if rank in run.pending}
+    ranks = (replace(s, doing=doing.get(s.rank, s.doing)) for s in snapshot.ranks)
+    return replace(snapshot, ranks=tuple(ranks))
 
 
 def _stack(state: RankState, answer: RankStack | CannotAnswer | None) -> RankStack:

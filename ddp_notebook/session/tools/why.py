@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis import diagnose_run, failures
 from ddp_notebook.diagnosis.parallel.meshes import Mesh, mesh_of
-from ddp_notebook.model import Activity, Case, Diagnosis, Finding, JudgedRun, Status
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Collectives,
+    Diagnosis,
+    Finding,
+    JudgedRun,
+    Status,
+    name_ranks,
+)
 from ddp_notebook.session.findings import SET_UP
 from ddp_notebook.session.runs import post_run
 
@@ -17,6 +26,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.controller import RunController
     from ddp_notebook.session.runs.registry import RunRegistry
+    from ddp_notebook.session.runs.run import CellRun
     from ddp_notebook.session.setup.set_up import SetUp
 
 _GONE = (Activity.DEAD, Activity.SILENT)
@@ -69,8 +79,18 @@ class Why:
         if script is not None:
             return script.look()
         if current is not None and not self._set_up.half_way:
-            return current.look(as_script=False)
+            case = current.look(as_script=False)
+            return replace(case, collectives=Collectives()) if self._is_past(current.run) else case
         return bring_up.look()
+
+    def _is_past(self, run: CellRun) -> bool:
+        """True of a run that is over, and whose ranks were freed, or one of them died since.
+
+        What they issued in it says nothing of the ranks as they are.
+        """
+        snapshot = self._record.snapshot
+        died = set(snapshot.with_status(Status.DEAD)) - run.died.keys()
+        return run.done and (bool(died) or run.generation != snapshot.generation)
 
     # -- while something goes on -----------------------------------------------------------
 
@@ -141,7 +161,11 @@ class Why:
                 return now  # they ended after the run
             return self._nothing_found(case, replace(self._with_wrong_results(now), run=last.run))
         gone = tuple(finding for finding in now.findings if self._has_gone(finding, case, found))
-        return replace(found, findings=(*gone, *found.findings))
+        if not gone:
+            return found
+        ranks = sorted({rank for finding in gone for rank in finding.ranks})
+        note = f"{name_ranks(ranks).capitalize()} ended after {last.title} was over."
+        return replace(found, findings=(*gone, *found.findings), notes=(note, *found.notes))
 
     def _nothing_found(self, case: Case, now: Diagnosis) -> Diagnosis:
         current = self._runs.current
