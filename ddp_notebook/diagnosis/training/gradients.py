@@ -10,6 +10,7 @@ from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.least_squares import solved
 from ddp_notebook.diagnosis.majority import by_ranks
 from ddp_notebook.diagnosis.parallel.split import summed
+from ddp_notebook.diagnosis.source_code.accumulation import undivided_count
 from ddp_notebook.diagnosis.source_code.divisions import (
     chooses_rate_by_world,
     divides_loss_by_world,
@@ -192,6 +193,55 @@ def divided_losses(context: Context) -> Iterator[Finding]:
                     f"the first {len(rows[0])} losses on every rank are a mean, times {1 / size:g}",
                 ),
             )
+
+
+def undivided_losses(context: Context) -> Iterator[Finding]:
+    """Gradients of micro-batches are added up, and nothing is divided by their number.
+
+    Several losses of one batch add up as well, and the parts of a sequence. So one line must have
+    all backwards, each of a plain mean, and the code must count them to know when to step.
+    """
+    losses = [loss for facts in context.facts.values() for loss in facts.losses]
+    places = {loss.place for loss in losses}
+    found = optimizers(context.facts)
+    if len(found) != 1 or len(places) != 1 or not all(e.mean and _is(e.factor, 1) for e in losses):
+        return
+    (of,), place = found.values(), next(iter(places))
+    number = _micro_batches(of)
+    if number < 2 or place is None or set(of) != set(context.facts):
+        return
+    count = undivided_count(context.sources, where(context.facts), number)
+    if count:
+        each = next(iter(of.values()))
+        yield Finding(
+            Category.LOSS_SCALING,
+            tuple(of),
+            f"{each.type} steps with the sum of the gradients of {number} micro-batches, each of a "
+            f"mean: nothing is divided by their number, so they are {number} times those of one "
+            f"batch of all samples{in_brackets(place)}",
+            f"Divide each loss by the number of micro-batches, here {number}, before backward().",
+            evidence=(
+                f"each step after the first came {number} backwards after the one before; the step "
+                f"is made where {count}",
+                f"the first {len(losses) // len(of)} losses on every rank are means, and not "
+                "divided",
+            ),
+        )
+
+
+def _micro_batches(of: _Of) -> int:
+    """How many backwards each step came after, on all ranks; 0 where not always as many.
+
+    Or where all gradients were divided by that number before the step.
+    """
+    counts = {(each.windows and each.windows[0][0]) or 0 for each in of.values()}
+    number = counts.pop() if len(counts) == 1 else 0
+    steady = all(
+        len(each.windows) == 1 and each.windows[0][1] >= _FEWEST_STEPS and each.span[0] == number
+        for each in of.values()
+    )
+    divided = any(f and number and _is(f, 1 / number) for e in of.values() for f in e.factors)
+    return number if steady and not divided else 0
 
 
 def unequal_means(context: Context) -> Iterator[Finding]:

@@ -168,12 +168,12 @@ class RunSummary:
 
     def _unmanaged(self, replica: Replica, named: Iterable[tuple[str, Any]]) -> tuple[str, ...]:
         """Parameters that an optimizer of the model updates, and no hook reduces."""
+        # The optimizer may be gone by now, with the function that made it.
         updated = {
             id(parameter)
             for tracked in list(self._tracker.optimizers.values())
-            if tracked.steps and (optimizer := tracked.ref()) is not None
-            for group in optimizer.param_groups
-            for parameter in group["params"]
+            for ref in (tracked.unmanaged if tracked.steps else ())
+            if (parameter := ref()) is not None
         }
         return tuple(
             name
