@@ -7,7 +7,7 @@ diverged from which, and where. Ranks that are merely at different lines prove n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives import wait_graph
@@ -180,7 +180,7 @@ def caught(context: Context) -> Iterator[Finding]:
     if case.where(Activity.WAITING, Activity.FAILED, Activity.DEAD, Activity.HELD):
         return
     first = {
-        rank: next((i for i, r in enumerate(records) if r.phase is Phase.REFUSED), None)
+        rank: next((i for i, _ in enumerate(records) if _is_left(records[i:])), None)
         for rank, records in case.collectives.of.items()
     }
     ranks = tuple(sorted(rank for rank, index in first.items() if index is not None))
@@ -199,6 +199,15 @@ def caught(context: Context) -> Iterator[Finding]:
         )
         yield replace(finding, waiting=(), evidence=(*finding.evidence, fact))
         return
+
+
+def _is_left(records: Sequence[Collective]) -> bool:
+    """True where the first of these was refused, and not called again in its place."""
+    refused = records[0]
+    after = (r for r in records[1:] if (r.group, r.slot) == (refused.group, refused.slot))
+    return refused.phase is Phase.REFUSED and all(
+        call_site(each) != call_site(refused) for each in after
+    )
 
 
 def _lacks_refused(context: Context, short: RankSequence, full: RankSequence) -> Finding | None:
