@@ -16,7 +16,7 @@ from enum import Enum, Flag, auto
 from pathlib import Path
 from traceback import extract_tb
 
-from ddp_notebook.diagnosis import failures, files
+from ddp_notebook.diagnosis import failures, files, remote_calls
 from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, stopped_short, threads
 from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
 from ddp_notebook.diagnosis.context import Context
@@ -134,6 +134,7 @@ RULES: tuple[Rule, ...] = (
     Rule(threads.raised_in_thread, When.SETUP | When.RUN),
     Rule(data_workers.stuck_data_workers, When.SETUP | When.RUN),
     Rule(threads.local_deadlocks, When.SETUP | When.RUN),
+    Rule(remote_calls.never_called, When.SETUP | When.RUN),
     Rule(files.locked_files, When.RUN_STUCK),
     # Only that ranks are stuck proves that these are mistakes.
     Rule(store.unset_keys, When.SETUP | When.RUN_STUCK),
@@ -165,6 +166,7 @@ RULES: tuple[Rule, ...] = (
     Rule(rules.no_sync, When.TRAINED, Explains.DRIFT),
     Rule(devices.data_parallel, When.TRAINED, Explains.DRIFT),
     Rule(rules.unwrapped_parameters, When.TRAINED, Explains.DRIFT),
+    Rule(gradients.skipped_by_scaler, When.TRAINED, Explains.DRIFT),
     Rule(rules.first_nan, When.TRAINED, Explains.DRIFT),
     Rule(rules.learning_rates, When.TRAINED, Explains.DRIFT),
     Rule(rules.parted_groups, When.TRAINED, Explains.DRIFT),

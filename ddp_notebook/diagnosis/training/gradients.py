@@ -35,10 +35,12 @@ _COMPRESSED, _ABOUT = 1e-2, 0.05
 """How exact is what a hook makes of gradients in 16 bits, and of the weights in it."""
 _FEWEST_STEPS = 2
 _FEWEST_LEFTOVERS = 3
-_FEWEST_LOSSES = 4
+_FEWEST_LOSSES, _MANY_LOSSES = 4, 8
+_FEWEST_SKIPPED = 4
 _MOSTLY = 0.5
-_UNEQUAL = 2.0
-"""Ranks that average over so many times as many samples as others, in each step."""
+_UNEQUAL, _UNEQUAL_IN_MANY = 2.0, 1.5
+"""Ranks that average over so many times as many samples as others, in each step; the second, in
+at least `_MANY_LOSSES` of them: by chance the same rank is not behind so often."""
 
 _Of = Mapping[int, OptimizerFacts]
 
@@ -248,7 +250,8 @@ def unequal_means(context: Context) -> Iterator[Finding]:
     """Some ranks' losses are means over far fewer samples, in every step; DDP averages them."""
     for model, rows in _losses(context):
         times, *places = _lopsided(rows)
-        if not _are_means(rows) or times < _UNEQUAL:
+        least = _UNEQUAL_IN_MANY if len(rows[0]) >= _MANY_LOSSES else _UNEQUAL
+        if not _are_means(rows) or times < least:
             continue
         few, many = (tuple(model.of)[place] for place in places)
         yield Finding(
@@ -382,6 +385,37 @@ def _skips(windows: Sequence[tuple[int, int]], since: int) -> bool:
 def _words(windows: Sequence[tuple[int, int]], since: int) -> str:
     parts = (f"{counted(steps, 'step')} after {backwards}" for backwards, steps in windows)
     return f"by backwards since the step before: {', '.join(parts)}; {since} since the last step"
+
+
+def skipped_by_scaler(context: Context) -> Iterator[Finding]:
+    """A GradScaler skips every step, as the loss is no number: no smaller scale helps.
+
+    One that overflows is infinite, and the scale is halved until it fits: that is how it works.
+    """
+    facts = context.facts
+    if not facts or min(each.skipped for each in facts.values()) < _FEWEST_SKIPPED:
+        return
+    ranks = tuple(r for r, each in sorted(facts.items()) if each.nan_losses >= _FEWEST_SKIPPED)
+    if not ranks:
+        return
+    each = facts[ranks[0]]
+    which = "" if each.nan_place is None else f"{in_brackets(each.nan_place)}"
+    yield Finding(
+        Category.NAN_ON_ONE_RANK,
+        ranks,
+        f"the loss there is not a number (NaN){which}, in each of the last "
+        f"{each.nan_losses} backwards, so GradScaler.step skips the optimizer's step on every rank "
+        f"and nothing is trained{in_brackets(each.skipped_place)}",
+        "Look at that rank's batch and at the forward: a division by zero, a root or a log of "
+        "zero. A smaller scale does not help.",
+        evidence=by_ranks(
+            {
+                r: f"{counted(e.skipped, 'step')} skipped one after the other up to the end, the "
+                f"loss was NaN in the last {counted(e.nan_losses, 'backward')}"
+                for r, e in facts.items()
+            }
+        ),
+    )
 
 
 def _common_steps(of: _Of) -> Ranks:
