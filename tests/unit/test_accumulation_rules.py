@@ -103,7 +103,7 @@ def skipping(*ranks: tuple[int, int]) -> list[tuple[Category, tuple[int, ...]]]:
         RunFacts(r, 1, backwards=12, skipped=skipped, nan_losses=nan, nan_place=HERE)
         for r, (skipped, nan) in enumerate(ranks)
     ]
-    told = found_in_training(facts, Collectives({r: () for r in range(len(ranks))}), "")
+    told = found_in_training(facts, Collectives(dict.fromkeys(range(len(ranks)), ())), "")
     return [(each.category, each.ranks) for each in told]
 
 

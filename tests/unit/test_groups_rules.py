@@ -154,8 +154,6 @@ def test_one_mistake_in_all_groups_of_a_mesh_dimension_is_one_finding() -> None:
     (finding,) = diagnose_run(play(programs, groups=groups), {"train.py": SAVES}).findings
     assert (finding.category, finding.ranks) == ("conditional-collective", (0, 1))
     # In groups without a common name they stay two.
-    plain = {
-        r: [replace(each, called="") for each in records] for r, records in programs.items()
-    }
+    plain = {r: [replace(each, called="") for each in records] for r, records in programs.items()}
     told = diagnose_run(play(plain, groups=groups), {"train.py": SAVES}).findings
     assert [each.ranks for each in told] == [(0,), (1,)]
