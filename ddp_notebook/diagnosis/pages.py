@@ -384,10 +384,9 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.LOCAL_DEADLOCK: Page(
         _HANGS,
-        "A rank waits for a lock or a queue of its own, for a future of its event loop, or for a "
-        "process that waits for it at a pipe. Another of its threads or tasks would have to go on, "
-        "and none can. Or it waits for a remote call (torch.distributed.rpc), and all other "
-        "workers wait too, or are in rpc.shutdown().",
+        "A rank waits for a lock or a queue of its own, a future of its event loop, a process that "
+        "waits for it at a pipe, or a remote call (torch.distributed.rpc). What would have to go "
+        "on, another of its threads or tasks, or another worker, cannot.",
         "All its threads wait for locks without a time limit, its event loop has no timer, no "
         "connection and nothing left to run, or the process that it started is at a pipe of which "
         "the rank has the other end.",
