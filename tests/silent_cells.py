@@ -563,6 +563,52 @@ for i in range(20):
         step(opt=opt)
         """,
     ),
+    "unfrozen after wrapping, by an optimizer that is gone": (
+        "params-outside-ddp",
+        BOTH,
+        """
+        body = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+        body[0].requires_grad_(False)
+        net = DDP(body)
+        def phase(opt):
+            step(opt=opt)
+            step(opt=opt)
+        phase(torch.optim.SGD(body[1].parameters(), lr=0.1))
+        body[0].requires_grad_(True)
+        phase(torch.optim.SGD(body.parameters(), lr=0.1))
+        """,
+    ),
+    "micro-batches whose gradients are added up and never divided": (
+        "loss-scaling",
+        BOTH,
+        """
+        def train(steps):
+            opt.zero_grad()
+            for i in range(4 * steps):
+                last = (i + 1) % steps == 0
+                with contextlib.nullcontext() if last else net.no_sync():
+                    net(batch()).pow(2).mean().backward()
+                if last:
+                    opt.step()
+                    opt.zero_grad()
+        train(steps=3)
+        """,
+    ),
+    "a loss that is NaN, so that a GradScaler skips every step": (
+        "nan-on-one-rank",
+        SECOND,
+        """
+        scaler = torch.amp.GradScaler("cpu")
+        for _ in range(5):
+            opt.zero_grad()
+            loss = net(batch()).pow(2).mean()
+            if rank == 1:
+                loss = loss * float("nan")
+            scaler.scale(loss).backward()
+            scaler.step(opt)
+            scaler.update()
+        """,
+    ),
     "a head added after wrapping": (
         "params-outside-ddp",
         BOTH,

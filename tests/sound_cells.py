@@ -3,6 +3,26 @@
 from __future__ import annotations
 
 RIGHT = {
+    "micro-batches, each divided by their number": """
+        def train(steps):
+            opt.zero_grad()
+            for i in range(4 * steps):
+                last = (i + 1) % steps == 0
+                with contextlib.nullcontext() if last else net.no_sync():
+                    (net(batch()).pow(2).mean() / steps).backward()
+                if last:
+                    opt.step()
+                    opt.zero_grad()
+        train(steps=3)
+    """,
+    "a GradScaler that looks for its scale": """
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+        for i in range(12):
+            opt.zero_grad()
+            scaler.scale(net(batch()).pow(2).mean() * 8).backward()
+            scaler.step(opt)
+            scaler.update(1024.0 if i == 5 else None)
+    """,
     "statistics of batches that are averaged by hand, as gradients are": """
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))

@@ -43,11 +43,13 @@ class Context:
     def meetings(self) -> tuple[tuple[RankReport, ...], ...]:
         """The ranks that called init_process_group, by the number of their call.
 
-        Only ranks in the same call can meet.
+        Only ranks in the same call can meet; of ranks that gave stores of their own to it, those
+        with the same one.
         """
         callers = self.case.callers
         numbers = sorted({call_number(report) for report in callers})
-        return tuple(tuple(r for r in callers if call_number(r) == number) for number in numbers)
+        calls = (tuple(r for r in callers if call_number(r) == number) for number in numbers)
+        return tuple(meeting for call in calls for meeting in _worlds(call))
 
     # -- collectives ---------------------------------------------------------------------
 
@@ -124,3 +126,15 @@ class Context:
     def models(self) -> Mapping[str, Model]:
         """The models that ranks trained, each with its replicas, by key."""
         return models(self.facts)
+
+
+def _worlds(call: tuple[RankReport, ...]) -> list[tuple[RankReport, ...]]:
+    """The callers by store, where as many share each as its group is to have; else all."""
+    by_store: dict[str, list[RankReport]] = {}
+    for report in call:
+        by_store.setdefault(report.arguments.store, []).append(report)
+    whole = all(
+        store and all(report.arguments.world_size == len(those) for report in those)
+        for store, those in by_store.items()
+    )
+    return [tuple(those) for those in by_store.values()] if whole else [call]

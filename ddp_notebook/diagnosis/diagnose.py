@@ -16,7 +16,7 @@ from enum import Enum, Flag, auto
 from pathlib import Path
 from traceback import extract_tb
 
-from ddp_notebook.diagnosis import failures, files
+from ddp_notebook.diagnosis import failures, files, remote_calls
 from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, stopped_short, threads
 from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
 from ddp_notebook.diagnosis.context import Context
@@ -125,6 +125,7 @@ RULES: tuple[Rule, ...] = (
     Rule(exits.unwinding, When.RUN_STUCK),
     Rule(groups.parted_over_groups, When.RUN_STUCK),
     Rule(out_of_step.conflicts, When.RUN),
+    Rule(out_of_step.caught, When.RUN),
     Rule(p2p.unequal_messages, When.RUN, unless=Explains.MESSAGES),
     Rule(files.raced_paths, When.RUN_BLOCKED),
     Rule(files.read_too_early, When.RUN_BLOCKED),
@@ -133,6 +134,7 @@ RULES: tuple[Rule, ...] = (
     Rule(threads.raised_in_thread, When.SETUP | When.RUN),
     Rule(data_workers.stuck_data_workers, When.SETUP | When.RUN),
     Rule(threads.local_deadlocks, When.SETUP | When.RUN),
+    Rule(remote_calls.never_called, When.SETUP | When.RUN),
     Rule(files.locked_files, When.RUN_STUCK),
     # Only that ranks are stuck proves that these are mistakes.
     Rule(store.unset_keys, When.SETUP | When.RUN_STUCK),
@@ -164,6 +166,7 @@ RULES: tuple[Rule, ...] = (
     Rule(rules.no_sync, When.TRAINED, Explains.DRIFT),
     Rule(devices.data_parallel, When.TRAINED, Explains.DRIFT),
     Rule(rules.unwrapped_parameters, When.TRAINED, Explains.DRIFT),
+    Rule(gradients.skipped_by_scaler, When.TRAINED, Explains.DRIFT),
     Rule(rules.first_nan, When.TRAINED, Explains.DRIFT),
     Rule(rules.learning_rates, When.TRAINED, Explains.DRIFT),
     Rule(rules.parted_groups, When.TRAINED, Explains.DRIFT),
@@ -187,6 +190,7 @@ RULES: tuple[Rule, ...] = (
     Rule(gradients.averaged_twice, When.TRAINED, Explains.NOTHING),
     Rule(gradients.summed_by_hooks, When.TRAINED, Explains.NOTHING),
     Rule(gradients.divided_losses, When.TRAINED, Explains.NOTHING),
+    Rule(gradients.undivided_losses, When.TRAINED, Explains.NOTHING),
     Rule(gradients.unequal_means, When.TRAINED, Explains.NOTHING),
     Rule(by_hand.summed_gradients, When.TRAINED, Explains.NOTHING),
     Rule(gradients.left_by_skipped, When.TRAINED, Explains.NOTHING),

@@ -28,7 +28,7 @@ PAGES: Mapping[Category, Page] = {
     Category.ENV_MISMATCH: Page(
         "«The client socket has timed out … while trying to connect to (host, port)», or nothing.",
         "Ranks were told other values of MASTER_ADDR, MASTER_PORT, WORLD_SIZE or of the backend, "
-        "so they do not meet.",
+        "or gave a store with another prefix (PrefixStore), so they do not meet.",
         "What each rank gave to init_process_group is compared.",
         "Give every rank the same values. Let one place, the launcher, choose the port.",
     ),
@@ -143,9 +143,11 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.MISMATCHED_ORDER: Page(
         "Nothing: a hang, or numbers of other things added up.",
-        "Ranks call the same collectives in another order, or use their groups in another order.",
-        "The same calls, moved; or ranks that wait for each other in a ring.",
-        "Loop over names in one order on every rank: sorted().",
+        "Ranks call the same collectives in another order, or use their groups in another order. "
+        "Threads, and tasks of an event loop, run in any order.",
+        "The same calls, moved; or ranks that wait for each other in a ring; or the code, where "
+        "two tasks of one event loop call them.",
+        "Loop over names in one order on every rank: sorted(). Await one task after the other.",
     ),
     Category.SHAPE_MISMATCH: Page(
         "A process is aborted (SIGABRT) where a message is larger than its buffer; or wrong sums.",
@@ -302,8 +304,11 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.NAN_ON_ONE_RANK: Page(
         "Nothing, or loss=nan on all ranks a step later.",
-        "One rank's loss or gradients were NaN or infinite first; the all_reduce spread it.",
-        "The first parameter and step with NaN, per rank, before the reduction.",
+        "One rank's loss or gradients were NaN or infinite first; the all_reduce spread it. Under "
+        "a GradScaler no step is made then, on any rank: parameters stay finite and nothing is "
+        "trained.",
+        "The first parameter and step with NaN, per rank, before the reduction; or how many steps "
+        "GradScaler.step has skipped up to the end, and whose losses were NaN meanwhile.",
         "Look at that rank's batch of that step.",
     ),
     Category.STALE_GRADIENTS: Page(
@@ -317,11 +322,13 @@ PAGES: Mapping[Category, Page] = {
     Category.LOSS_SCALING: Page(
         _SILENT,
         "Loss or gradients are divided by the world size although DDP has averaged them; gradients "
-        "are added up by hand and never divided; or ranks' means over far fewer samples than "
-        "others' count as much.",
+        "are added up by hand, or over micro-batches, and never divided; or ranks' means over far "
+        "fewer samples than others' count as much.",
         "By what a few gradients were multiplied between backward and step, whether they are the "
-        "sum of those of all ranks, and by what the graph of the first losses divides.",
-        "Divide once: DDP does; by hand, after all_reduce; by what all ranks have counted.",
+        "sum of those of all ranks, by what the graph of the first losses divides, and how many "
+        "backwards came before each step.",
+        "Divide once: DDP does over ranks; by hand, after all_reduce; each loss by the number of "
+        "micro-batches; by what all ranks have counted.",
     ),
     Category.LOCAL_STATISTIC: Page(
         _SILENT,
@@ -377,9 +384,9 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.LOCAL_DEADLOCK: Page(
         _HANGS,
-        "A rank waits for a lock or a queue of its own, for a future of its event loop, or for a "
-        "process that waits for it at a pipe. Another of its threads or tasks would have to go on, "
-        "and none can.",
+        "A rank waits for a lock or a queue of its own, a future of its event loop, a process that "
+        "waits for it at a pipe, or a remote call (torch.distributed.rpc). What would have to go "
+        "on, another of its threads or tasks, or another worker, cannot.",
         "All its threads wait for locks without a time limit, its event loop has no timer, no "
         "connection and nothing left to run, or the process that it started is at a pipe of which "
         "the rank has the other end.",
@@ -440,7 +447,8 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.EARLY_EXIT: Page(
         "«Connection closed by peer» on the others, or a hang.",
-        "A rank finished, or left by sys.exit, while others still need it.",
+        "A rank finished, or left by sys.exit, while others still need it, in a collective or in "
+        "rpc.shutdown().",
         "Its end, and what the others wait in.",
         "Let all ranks leave together.",
     ),

@@ -165,6 +165,8 @@ _LACKING = {
     Lacks.FIFO: "another process that opens a FIFO",
     Lacks.PIPE: "a process that waits for it at a pipe",
     Lacks.EVENT: "an event that none of its tasks will bring",
+    Lacks.REMOTE_CALL: "a call of another rank (RPC)",
+    Lacks.SHUTDOWN: "the other workers in rpc.shutdown()",
 }
 
 

@@ -110,6 +110,10 @@ class Lacks(StrEnum):
     """The end of a process that waits for this one at a pipe."""
     EVENT = "event"
     """An event of asyncio: its event loop has no timer, no file and nothing left to run."""
+    REMOTE_CALL = "remote-call"
+    """A lock or an event that only a call of another rank can end (torch's RPC); none runs."""
+    SHUTDOWN = "shutdown"
+    """That the other workers call ``rpc.shutdown()``; no call of theirs runs here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -381,6 +381,11 @@ class RunFacts:
     nan_place: Place | None = None
     losses: tuple[LossFacts, ...] = ()
     """Of the first backwards."""
+    nan_losses: int = 0
+    """How many of the last losses were not a number, one after the other."""
+    skipped: int = 0
+    """How often `GradScaler.step` was called since an optimizer made a step."""
+    skipped_place: Place | None = None
     replicas: tuple[ReplicaFacts, ...] = ()
     optimizers: tuple[OptimizerFacts, ...] = ()
     copies: tuple[CopyFacts, ...] = ()

@@ -36,6 +36,7 @@ from scripts import Scripts
 from starting import Starting
 from stepping import Stepping
 from support import RUN_TAG
+from training import Training
 
 MEASUREMENTS: tuple[type[Measurement], ...] = (
     Starting,
@@ -44,6 +45,7 @@ MEASUREMENTS: tuple[type[Measurement], ...] = (
     Flood,
     Memory,
     Observing,
+    Training,
     Communication,
     Scripts,
     Stepping,

@@ -35,7 +35,7 @@ class Scripts:
         ways = [("ours", by_ddp_run), ("torchruns", by_torchrun)]
         if self._rounds % 2:
             ways.reverse()
-        found = {name: run(EPOCHS) for name, run in ways}
+        found = {name: run(SCRIPT, "--epochs", str(EPOCHS)) for name, run in ways}
         (ours, ours_s), (theirs, theirs_s) = found["ours"], found["torchruns"]
         self._differed += computed(ours) != computed(theirs)
         return {
@@ -81,29 +81,24 @@ def computed(ranks: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [(rank["losses"], rank["parameters"], rank["buffers"]) for rank in ranks]
 
 
-def by_ddp_run(epochs: int) -> tuple[list[dict[str, Any]], float]:
+def by_ddp_run(script: Path, *arguments: str) -> tuple[list[dict[str, Any]], float]:
     """What each rank found, and the seconds of the call on ranks that are there."""
     with tempfile.TemporaryDirectory() as folder, Ranks(2) as session:
         began = time.monotonic()
-        session.run_script(str(SCRIPT), arguments(epochs, folder)).raise_for_error()
+        session.run_script(str(script), [*arguments, "--out", folder]).raise_for_error()
         return told(folder), time.monotonic() - began
 
 
-def by_torchrun(epochs: int) -> tuple[list[dict[str, Any]], float]:
+def by_torchrun(script: Path, *arguments: str) -> tuple[list[dict[str, Any]], float]:
     """What each rank found, and the seconds of the command."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-            *("--master-port", str(free_port()), str(SCRIPT), *arguments(epochs, folder)),
+            *("--master-port", str(free_port()), str(script), *arguments, "--out", folder),
         ]
         began = time.monotonic()
         subprocess.run(command, check=True, env=os.environ, stderr=subprocess.DEVNULL)
         return told(folder), time.monotonic() - began
-
-
-def arguments(epochs: int, folder: str) -> list[str]:
-    """Of the script."""
-    return ["--epochs", str(epochs), "--out", folder]
 
 
 def told(folder: str) -> list[dict[str, Any]]:

@@ -364,6 +364,36 @@ def test_a_rank_whose_event_loop_has_nothing_left_to_run_is_not_taken_for_busy(
     assert any("'Task-1' waits at train.py:9" in line for line in finding.evidence), finding
 
 
+SERVES = """
+import os, threading
+import torch.distributed.rpc as rpc
+
+told = threading.Event()
+def add(a, b): return a + b
+
+rank = int(os.environ["RANK"])
+os.environ["MASTER_PORT"] = os.environ["RPC_PORT"]
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+if rank == 0:
+    assert rpc.rpc_sync("worker1", add, (1, 2)) == 3
+else:
+    told.wait()
+rpc.shutdown()
+"""
+
+
+def test_a_worker_that_waits_for_a_remote_call_while_the_other_shuts_down_is_told(
+    ranks2: Session, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SERVES.replace('os.environ["RPC_PORT"]', repr(str(free_port("127.0.0.1")))))
+    stuck = ranks2.run_script(str(path), store="rank0").error
+    assert isinstance(stuck, Stuck)
+    (finding,) = stuck.diagnosis.findings
+    assert (finding.category, finding.ranks) == (Category.LOCAL_DEADLOCK, (1,))
+    assert "rank 0 is in rpc.shutdown()" in finding.cause
+
+
 SPAWNING = """
 import os, sys
 import torch, torch.distributed as dist, torch.multiprocessing as mp

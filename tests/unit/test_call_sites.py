@@ -181,3 +181,25 @@ def through_b() -> CallSite:
 def test_users_code_between_torchs_function_and_a_loop_is_never_skipped() -> None:
     found = [call() for call in (through_a, through_b, through_a, through_b)]
     assert [lines(site)[-1] for site in found] == ["through_a", "through_b"] * 2
+
+
+def test_where_a_metrics_name_is_held_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[object] = []
+    find = SITES._find_holders
+
+    def looks(frame: object, site: CallSite) -> object:
+        looked.append(site)
+        return find(frame, site)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SITES, "_find_holders", looks)
+
+    def log(name: str) -> str:
+        return SITES.metric_name(sys._getframe(), reduce_it())
+
+    found = [log(name) for name in ("loss", "accuracy", "loss")]
+    assert [("loss" in a, "accuracy" in a) for a in found] == [
+        (True, False),
+        (False, True),
+        (True, False),
+    ]
+    assert len(looked) == 1

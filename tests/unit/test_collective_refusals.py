@@ -379,3 +379,68 @@ def test_a_message_more_than_its_sender_has_sent_is_counted() -> None:
     finding = the_one(play({0: [*sends, end], 1: [*receives, end]}))
     assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (0, 1))
     assert finding.cause.startswith("rank 1 waits for message 4 of rank 0, which has sent 3:")
+
+
+# -- refusals that the code catches ----------------------------------------------------------
+
+CAUGHT = """
+for x in loader:
+    try:
+        net(x).backward()
+    except Exception:
+        continue
+dist.barrier()
+"""
+
+
+def test_a_refused_backward_that_all_catch_is_told_though_the_run_ends_well() -> None:
+    step, end = backward(4), barrier(7)
+    program = [*DDP, step, step, refused(step), end]
+    case = play(same(3, program, r2=[*DDP, step, step, end]))
+    finding = the_one(case, {"train.py": CAUGHT})
+    assert finding.ranks == (2,) and finding.waiting == ()
+    assert finding.category in (Category.UNEVEN_INPUTS, Category.DIVERGENT_CONTROL_FLOW)
+    assert any("was caught" in line for line in finding.evidence)
+
+
+def test_a_refused_collective_that_is_called_again_in_its_place_is_no_mistake() -> None:
+    usual, odd = all_reduce(9, shape=(8,)), all_reduce(9, shape=(5,))
+    assert not found(play(same(3, [usual, barrier(12)], r1=[refused(odd), usual, barrier(12)])))
+    assert not found(play(same(3, [usual, barrier(12)])))
+
+
+# -- tasks of an event loop --------------------------------------------------------------
+
+TASKS = """
+async def actor(x):
+    dist.all_reduce(x)
+async def critic(y):
+    dist.all_reduce(y)
+async def main():
+    await asyncio.gather(actor(x), critic(y))
+asyncio.run(main())
+"""
+
+
+def tasks() -> Case:
+    actor, critic = all_reduce((3, "actor"), shape=(8,)), all_reduce((5, "critic"), shape=(3,))
+    return play({0: [actor], 1: [critic]})
+
+
+def test_tasks_of_an_event_loop_that_run_in_another_order_on_each_rank() -> None:
+    finding = the_one(tasks(), {"train.py": TASKS})
+    assert (finding.category, finding.ranks) == (Category.MISMATCHED_ORDER, (0, 1))
+    assert "tasks of an event loop" in finding.cause and "new_group()" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        TASKS.replace("asyncio.gather(actor(x), critic(y))", "actor(x)\n    await critic(y)"),
+        TASKS.replace("async def actor", "def actor"),
+        TASKS.replace(", critic(y))", ")"),
+    ],
+)
+def test_coroutines_that_are_awaited_one_after_the_other_are_no_tasks(code: str) -> None:
+    told = found(tasks(), {"train.py": code})
+    assert "mismatched-order" not in [category for category, _ in told]

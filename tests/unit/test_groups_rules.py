@@ -140,3 +140,20 @@ def test_a_rank_is_not_expected_in_a_group_of_others_that_has_as_many_members() 
     assert "which has called one less in that group, at train.py:40 in push" in finding.cause
     assert "rank 0 is in barrier at train.py:60" in finding.cause
     assert found(pushed(3)) == []
+
+
+def test_one_mistake_in_all_groups_of_a_mesh_dimension_is_one_finding() -> None:
+    def step(rank: int) -> Collective:
+        return all_reduce(5, group=f"dp {rank % 2}", called="dp", shape=(4,))
+
+    def log(rank: int) -> Collective:
+        return all_reduce((6, "<module>"), (3, "save"), group=f"dp {rank % 2}", called="dp")
+
+    programs = {r: [step(r), log(r), step(r)] if r < 2 else [step(r)] * 2 for r in range(4)}
+    groups = {"dp 0": (0, 2), "dp 1": (1, 3)}
+    (finding,) = diagnose_run(play(programs, groups=groups), {"train.py": SAVES}).findings
+    assert (finding.category, finding.ranks) == ("conditional-collective", (0, 1))
+    # In groups without a common name they stay two.
+    plain = {r: [replace(each, called="") for each in records] for r, records in programs.items()}
+    told = diagnose_run(play(plain, groups=groups), {"train.py": SAVES}).findings
+    assert [each.ranks for each in told] == [(0,), (1,)]

@@ -403,3 +403,35 @@ def test_the_port_that_another_rank_0_has_taken_is_told_as_a_duplicate(loser: in
     ranks = sorted([taken, other], key=lambda e: e.rank)
     expected = [(Category.DUPLICATE_RANK, (1,))]
     assert found(*ranks, waiting(2), store="rank0") == expected
+
+
+# -- stores that the user's code gives to the call -----------------------------------------
+
+
+def given(rank: int, prefix: str, world_size: int = 3, own: int | None = None) -> InitArguments:
+    return InitArguments(
+        "store",
+        rank if own is None else own,
+        world_size,
+        backend="gloo",
+        store=f"TCPStore at port 29501, prefix {prefix!r}",
+    )
+
+
+def test_a_rank_whose_store_has_another_prefix_is_told() -> None:
+    prefixes = ("job-1", "job-1", "job-default")
+    ranks = [waiting(r, "process-group", given(r, p)) for r, p in enumerate(prefixes)]
+    finding = the_one(*ranks, told={})
+    assert (finding.category, finding.ranks) == (Category.ENV_MISMATCH, (2,))
+    assert "'job-default'" in finding.cause and "'job-1'" in finding.cause
+
+
+def test_worlds_side_by_side_in_one_store_do_not_meet() -> None:
+    """A trainer and its rollout, each with as many ranks as it expects."""
+    worlds = [("train", 0), ("train", 1), ("rollout", 0), ("rollout", 1)]
+    ranks = [
+        waiting(r, "process-group", given(r, name, 2, own)) for r, (name, own) in enumerate(worlds)
+    ]
+    told = found(*ranks, told={})
+    assert Category.ENV_MISMATCH not in [category for category, _ in told]
+    assert Category.DUPLICATE_RANK not in [category for category, _ in told]

@@ -61,6 +61,9 @@ def test_tensors_that_one_rank_places_in_another_way_are_told() -> None:
     assert "same plan" in finding.remedy
     alone = play(same(3, [*up, *down, last], r1=[last]))
     assert "sharding-mismatch" not in [c for c, _ in found(alone)], "it does not call it at all"
+    # Of two ranks either may have another plan than was meant.
+    finding = first_of(play({0: [*up, *down, last], 1: [*up, last]}))
+    assert (finding.category, finding.ranks) == ("sharding-mismatch", (0, 1))
 
 
 def test_gradients_that_one_rank_reduces_and_another_gathers_on_are_told() -> None:

@@ -68,10 +68,15 @@ def _placed(classified: Classified, finding: Finding) -> Finding | None:
     sides = [branch.sequence.records for branch in classified.sides]
     if record is None or not all(_was_at(record, records) for records in sides):
         return None
+    one, other = (branch.ranks for branch in classified.sides)
+    ranks = finding.ranks
+    if len(one) == len(other):  # either side may have another plan than was meant
+        ranks = tuple(sorted({*one, *other}))
     return replace(
         finding,
         category=Category.SHARDING_MISMATCH,
-        cause=f"{verb(finding.ranks, 'places', 'place')} tensors in another way in {record.api}: "
+        ranks=ranks,
+        cause=f"{verb(ranks, 'places', 'place')} tensors in another way in {record.api}: "
         f"{_side_by_side(classified)}",
         remedy=f"Give {record.api} the same plan or placements on every rank.",
     )
@@ -161,6 +166,10 @@ def _another_order(context: Context, classified: Classified) -> Finding:
     order = "the same collectives in another order"
     cause = f"{starts}: {order}" if own else f"{order}: {starts}"
     remedy = "Call them in the same order on every rank: sort what you loop over."
+    one, other = (each.here for each in classified.sides)
+    if one is not None and other is not None and context.sources.are_tasks(one, other):
+        cause = f"{cause}; they are tasks of an event loop, which runs them in any order"
+        remedy = "Await one after the other, or give each task a group of its own: new_group()."
     group = classified.full.here.group if classified.full.here is not None else ""
     in_threads = threads.several(context, group)
     if in_threads:

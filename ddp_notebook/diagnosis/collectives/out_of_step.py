@@ -7,14 +7,19 @@ diverged from which, and where. Ranks that are merely at different lines prove n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import RankSequence, call_site
 from ddp_notebook.diagnosis.collectives.compare import Difference, difference
 from ddp_notebook.diagnosis.collectives.describe import called, fact, named, side
-from ddp_notebook.diagnosis.collectives.divergence import Divergence, classify
+from ddp_notebook.diagnosis.collectives.divergence import (
+    Branch,
+    Classified,
+    Divergence,
+    classify,
+)
 from ddp_notebook.diagnosis.collectives.explain import MISMATCHES, explain, value_of
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.progress import evidence_of, of_each, where_busy, works
@@ -58,15 +63,58 @@ def out_of_step(context: Context) -> Iterator[Finding]:
 def _explained(context: Context, divergences: list[Divergence]) -> list[Finding]:
     """A finding for each divergence; ranks with the same mistake in one place share one."""
     merged: dict[tuple[Category, str, int], Finding] = {}
-    for divergence in sorted(divergences, key=lambda d: d.issued):
-        classified = classify(divergence, context.sources)
-        if classified is None:
-            continue
+    for divergence, classified in _in_each_group(context, divergences):
         finding = explain(context, classified)
         key = finding.category, divergence.alignment.group, divergence.fault.other_at
         first = merged.get(key)
         merged[key] = finding if first is None else _merge(first, finding, divergence)
     return list(merged.values())[:MOST_FINDINGS]
+
+
+def _in_each_group(
+    context: Context, divergences: list[Divergence]
+) -> list[tuple[Divergence, Classified]]:
+    """What each divergence is; the same one in several groups of one name (dp) is one."""
+    found: dict[object, tuple[Divergence, Classified]] = {}
+    for divergence in sorted(divergences, key=lambda d: d.issued):
+        classified = classify(divergence, context.sources)
+        if classified is None:
+            continue
+        key: object = _at_lines(classified) or (len(found),)
+        first = found.get(key)
+        if first is not None and _is_elsewhere(first[1], classified):
+            found[key] = first[0], _joined_groups(first[1], classified)
+        else:
+            found[key if first is None else (len(found),)] = divergence, classified
+    return list(found.values())
+
+
+def _at_lines(classified: Classified) -> object:
+    """The kind of mistake, and the two calls; None in a group without a name."""
+    here = [branch.here for branch in (classified.full, classified.short)]
+    if any(record is None or not record.called for record in here) or not classified.records:
+        return None
+    return (classified.kind, *(r and (r.called, call_site(r)) for r in here))
+
+
+def _is_elsewhere(one: Classified, other: Classified) -> bool:
+    """True where no rank is in both."""
+    ranks = ({r for side in each.sides for r in side.ranks} for each in (one, other))
+    return set.isdisjoint(*ranks)
+
+
+def _joined_groups(one: Classified, other: Classified) -> Classified:
+    def both(mine: Branch, theirs: Branch) -> Branch:
+        return replace(mine, ranks=tuple(sorted({*mine.ranks, *theirs.ranks})))
+
+    full, short = both(one.full, other.full), both(one.short, other.short)
+    return replace(
+        one,
+        culprits=tuple(sorted({*one.culprits, *other.culprits})),
+        full=full,
+        short=short,
+        sides=(full, short) if one.sides[0].ranks == one.full.ranks else (short, full),
+    )
 
 
 def _merge(first: Finding, second: Finding, divergence: Divergence) -> Finding:
@@ -120,6 +168,46 @@ def passed_over(context: Context) -> Iterator[Finding]:
             if finding is not None and rank not in known:
                 known.add(rank)
                 yield finding
+
+
+def caught(context: Context) -> Iterator[Finding]:
+    """Mismatched collectives of a run that ended well: the ranks caught the error, and went on.
+
+    Without this package torch would have sent them. What ranks called until then shows the mistake,
+    as it does where the error ends them.
+    """
+    case = context.case
+    if case.where(Activity.WAITING, Activity.FAILED, Activity.DEAD, Activity.HELD):
+        return
+    first = {
+        rank: next((i for i, _ in enumerate(records) if _is_left(records[i:])), None)
+        for rank, records in case.collectives.of.items()
+    }
+    ranks = tuple(sorted(rank for rank, index in first.items() if index is not None))
+    if not ranks:
+        return
+    of = {
+        rank: records if (index := first[rank]) is None else records[: index + 1]
+        for rank, records in case.collectives.of.items()
+    }
+    then = replace(case, collectives=replace(case.collectives, of=of))
+    for finding in conflicts(Context(then, context.sources)):
+        fact = (
+            f"{name_ranks(ranks)}: the error of a collective that was not sent was caught, and the "
+            "run ended; torch alone would have sent it, and hung, or aborted, or added up wrong "
+            "numbers"
+        )
+        yield replace(finding, waiting=(), evidence=(*finding.evidence, fact))
+        return
+
+
+def _is_left(records: Sequence[Collective]) -> bool:
+    """True where the first of these was refused, and not called again in its place."""
+    refused = records[0]
+    after = (r for r in records[1:] if (r.group, r.slot) == (refused.group, refused.slot))
+    return refused.phase is Phase.REFUSED and all(
+        call_site(each) != call_site(refused) for each in after
+    )
 
 
 def _lacks_refused(context: Context, short: RankSequence, full: RankSequence) -> Finding | None:

@@ -1,6 +1,8 @@
 """What the user's code says: what decides whether a line is reached, and what its values are.
 
+accumulation.py  How code counts micro-batches up to a step, and what it divides by.
 conditions.py    The tests that decide whether a line is reached, the nearest first.
+coroutines.py    Which coroutines an event loop runs beside each other.
 divisions.py     What a loss, a sum or a learning rate is divided by.
 names.py         What a test is on each rank: the same on all, of its own, by its number.
 shared_names.py  Which names code writes, and on which names other code depends.

@@ -28,7 +28,7 @@ def is_divisor(sources: Sources, path: Sequence[Place]) -> bool:
     Where that is a function's own argument, by what it is called with.
     """
     names = SharedNames(sources.known())
-    divisors = names.read(_divisors_in(sources.known()))
+    divisors = names.read(divisors_in(sources.known()))
     for place in reversed(path):
         tree = sources.tree(place)
         given = _reduced_at(tree, place.line)
@@ -82,7 +82,7 @@ def chooses_rate_by_world(sources: Sources, used: Collection[str]) -> bool:
 # -- the code of a division ------------------------------------------------------------------
 
 
-def _divisors_in(trees: Iterable[ast.AST]) -> Iterator[ast.AST]:
+def divisors_in(trees: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """What anything is divided by."""
     for node in (node for tree in trees for node in ast.walk(tree)):
         match node:
@@ -103,7 +103,7 @@ def _divided_in(function: ast.AST | None, names: Container[str]) -> Iterator[ast
         if isinstance(node, ast.stmt) and not hasattr(node, "body"):
             named = [*(name for name, _ in given_in(node)), *names_in(node)]
             if any(name in names for name in named):
-                yield from _divisors_in([node])
+                yield from divisors_in([node])
                 yield from _means_in(node)
 
 
@@ -131,7 +131,7 @@ def _divisors_of_loss(tree: ast.Module | None, line: int) -> Iterator[ast.AST]:
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) and node.lineno <= line
     ]
     given = [node for node in before if not names.isdisjoint(name for name, _ in given_in(node))]
-    yield from _divisors_in([*given, *(plain if names else ())])
+    yield from divisors_in([*given, *(plain if names else ())])
 
 
 def _given_at(tree: ast.AST | None, line: int) -> set[str]:

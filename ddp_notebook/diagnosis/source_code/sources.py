@@ -18,6 +18,7 @@ from ddp_notebook.diagnosis.source_code.conditions import (
     shallow,
     tests_around,
 )
+from ddp_notebook.diagnosis.source_code.coroutines import run_beside
 from ddp_notebook.diagnosis.source_code.names import Names, Varies
 from ddp_notebook.diagnosis.source_code.shared_names import SharedNames
 from ddp_notebook.diagnosis.source_code.statements import (
@@ -366,11 +367,13 @@ class Sources:
     def swapped(self, one: Collective, other: Collective) -> bool:
         """True when both branches of one `if` make both calls, each the other's first.
 
-        Or both of two functions that are called at one line.
+        Or both of two functions that are called at one line, or two tasks of an event loop do.
         """
         mine, theirs = _parting(one, other)
         if mine is None or theirs is None:
             return False
+        if self.are_tasks(one, other):
+            return True
         branches = self._branches(one, other) or self._two_functions(mine, theirs)
         if branches is None:
             return False
@@ -378,6 +381,13 @@ class Sources:
         later_theirs = called_after(branches[1], theirs.line)
         names = [{each.operation, each.api} for each in (one, other)]
         return bool(later_mine & names[1]) and bool(later_theirs & names[0])
+
+    def are_tasks(self, one: Collective, other: Collective) -> bool:
+        """True when two coroutines call them that an event loop runs beside each other."""
+        mine, theirs = _parting(one, other)
+        if mine is None or theirs is None:
+            return False
+        return run_beside(self.known(), mine.function, theirs.function)
 
     def answered(self, record: Collective, condition: Condition) -> bool:
         """True when ranks that the condition keeps away may call the same in their own branch.

@@ -10,6 +10,7 @@ from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.least_squares import solved
 from ddp_notebook.diagnosis.majority import by_ranks
 from ddp_notebook.diagnosis.parallel.split import summed
+from ddp_notebook.diagnosis.source_code.accumulation import undivided_count
 from ddp_notebook.diagnosis.source_code.divisions import (
     chooses_rate_by_world,
     divides_loss_by_world,
@@ -34,10 +35,12 @@ _COMPRESSED, _ABOUT = 1e-2, 0.05
 """How exact is what a hook makes of gradients in 16 bits, and of the weights in it."""
 _FEWEST_STEPS = 2
 _FEWEST_LEFTOVERS = 3
-_FEWEST_LOSSES = 4
+_FEWEST_LOSSES, _MANY_LOSSES = 4, 8
+_FEWEST_SKIPPED = 4
 _MOSTLY = 0.5
-_UNEQUAL = 2.0
-"""Ranks that average over so many times as many samples as others, in each step."""
+_UNEQUAL, _UNEQUAL_IN_MANY = 2.0, 1.5
+"""Ranks that average over so many times as many samples as others, in each step; the second, in
+at least `_MANY_LOSSES` of them: by chance the same rank is not behind so often."""
 
 _Of = Mapping[int, OptimizerFacts]
 
@@ -194,11 +197,61 @@ def divided_losses(context: Context) -> Iterator[Finding]:
             )
 
 
+def undivided_losses(context: Context) -> Iterator[Finding]:
+    """Gradients of micro-batches are added up, and nothing is divided by their number.
+
+    Several losses of one batch add up as well, and the parts of a sequence. So one line must have
+    all backwards, each of a plain mean, and the code must count them to know when to step.
+    """
+    losses = [loss for facts in context.facts.values() for loss in facts.losses]
+    places = {loss.place for loss in losses}
+    found = optimizers(context.facts)
+    if len(found) != 1 or len(places) != 1 or not all(e.mean and _is(e.factor, 1) for e in losses):
+        return
+    (of,), place = found.values(), next(iter(places))
+    number = _micro_batches(of)
+    if number < 2 or place is None or set(of) != set(context.facts):
+        return
+    count = undivided_count(context.sources, where(context.facts), number)
+    if count:
+        each = next(iter(of.values()))
+        yield Finding(
+            Category.LOSS_SCALING,
+            tuple(of),
+            f"{each.type} steps with the sum of the gradients of {number} micro-batches, each of a "
+            f"mean: nothing is divided by their number, so they are {number} times those of one "
+            f"batch of all samples{in_brackets(place)}",
+            f"Divide each loss by the number of micro-batches, here {number}, before backward().",
+            evidence=(
+                f"each step after the first came {number} backwards after the one before; the step "
+                f"is made where {count}",
+                f"the first {len(losses) // len(of)} losses on every rank are means, and not "
+                "divided",
+            ),
+        )
+
+
+def _micro_batches(of: _Of) -> int:
+    """How many backwards each step came after, on all ranks; 0 where not always as many.
+
+    Or where all gradients were divided by that number before the step.
+    """
+    counts = {(each.windows and each.windows[0][0]) or 0 for each in of.values()}
+    number = counts.pop() if len(counts) == 1 else 0
+    steady = all(
+        len(each.windows) == 1 and each.windows[0][1] >= _FEWEST_STEPS and each.span[0] == number
+        for each in of.values()
+    )
+    divided = any(f and number and _is(f, 1 / number) for e in of.values() for f in e.factors)
+    return number if steady and not divided else 0
+
+
 def unequal_means(context: Context) -> Iterator[Finding]:
     """Some ranks' losses are means over far fewer samples, in every step; DDP averages them."""
     for model, rows in _losses(context):
         times, *places = _lopsided(rows)
-        if not _are_means(rows) or times < _UNEQUAL:
+        least = _UNEQUAL_IN_MANY if len(rows[0]) >= _MANY_LOSSES else _UNEQUAL
+        if not _are_means(rows) or times < least:
             continue
         few, many = (tuple(model.of)[place] for place in places)
         yield Finding(
@@ -332,6 +385,37 @@ def _skips(windows: Sequence[tuple[int, int]], since: int) -> bool:
 def _words(windows: Sequence[tuple[int, int]], since: int) -> str:
     parts = (f"{counted(steps, 'step')} after {backwards}" for backwards, steps in windows)
     return f"by backwards since the step before: {', '.join(parts)}; {since} since the last step"
+
+
+def skipped_by_scaler(context: Context) -> Iterator[Finding]:
+    """A GradScaler skips every step, as the loss is no number: no smaller scale helps.
+
+    One that overflows is infinite, and the scale is halved until it fits: that is how it works.
+    """
+    facts = context.facts
+    if not facts or min(each.skipped for each in facts.values()) < _FEWEST_SKIPPED:
+        return
+    ranks = tuple(r for r, each in sorted(facts.items()) if each.nan_losses >= _FEWEST_SKIPPED)
+    if not ranks:
+        return
+    each = facts[ranks[0]]
+    which = "" if each.nan_place is None else f"{in_brackets(each.nan_place)}"
+    yield Finding(
+        Category.NAN_ON_ONE_RANK,
+        ranks,
+        f"the loss there is not a number (NaN){which}, in each of the last "
+        f"{each.nan_losses} backwards, so GradScaler.step skips the optimizer's step on every rank "
+        f"and nothing is trained{in_brackets(each.skipped_place)}",
+        "Look at that rank's batch and at the forward: a division by zero, a root or a log of "
+        "zero. A smaller scale does not help.",
+        evidence=by_ranks(
+            {
+                r: f"{counted(e.skipped, 'step')} skipped one after the other up to the end, the "
+                f"loss was NaN in the last {counted(e.nan_losses, 'backward')}"
+                for r, e in facts.items()
+            }
+        ),
+    )
 
 
 def _common_steps(of: _Of) -> Ranks:

@@ -61,6 +61,8 @@ class CallSite:
     """That may hold a metric's name there; empty where `metric_name` need not be asked."""
     thread: int = 0
     """The number of the thread of the user's that calls; 0 for the main thread."""
+    holders: tuple[tuple[int, _Code], ...] = ()
+    """The frames that have such variables: how far out from the call, and what code they run."""
 
 
 class _Variable:
@@ -234,14 +236,32 @@ class CallSites:
 
         A variable that was not a text the first times is not read again.
         """
-        if all(variable.tries >= _TRIES for variable in site.variables):
+        for variable in site.variables:
+            if variable.tries < _TRIES:
+                break
+        else:
             site.variables = ()
             return ""
         texts: list[str] = []
-        for users in self._innermost(frame):
-            if self._code(users).variables:
-                _read_variables(self._code(users), users, texts)
+        for code, users in _at_holders(frame, site.holders) or self._find_holders(frame, site):
+            _read_variables(code, users, texts)
         return " ".join(texts)[:_METRIC_CHARACTERS]
+
+    def _find_holders(
+        self, frame: FrameType | None, site: CallSite
+    ) -> list[tuple[_Code, FrameType]]:
+        """Looks at each frame. Where they are is remembered: each collective of a loop asks."""
+        found = [(self._code(each), each) for each in self._innermost(frame)]
+        found = [(code, each) for code, each in found if code.variables]
+        wanted = {id(each): code for code, each in found}
+        holders: list[tuple[int, _Code]] = []
+        hops = 0
+        while frame is not None and len(holders) < len(wanted):
+            if id(frame) in wanted:
+                holders.append((hops, wanted[id(frame)]))
+            frame, hops = frame.f_back, hops + 1
+        site.holders = tuple(holders)
+        return found
 
     def users_path(self, frame: FrameType | None) -> tuple[Line, ...]:
         """The user's lines on the way to `frame`, the outermost first."""
@@ -373,6 +393,21 @@ class CallSites:
             if code.ends:
                 return
             frame = frame.f_back
+
+
+def _at_holders(
+    frame: FrameType | None, holders: tuple[tuple[int, _Code], ...]
+) -> list[tuple[_Code, FrameType]]:
+    """The frames at these distances; none if other code than before runs in one of them."""
+    found = []
+    at = 0
+    for hops, code in holders:
+        while at < hops and frame is not None:
+            frame, at = frame.f_back, at + 1
+        if frame is None or frame.f_code is not code.code:
+            return []
+        found.append((code, frame))
+    return found
 
 
 def _read_variables(code: _Code, frame: FrameType, texts: list[str]) -> None:

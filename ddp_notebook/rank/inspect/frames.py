@@ -17,6 +17,8 @@ IsUsers = Callable[[str], bool]
 CELL_NAME = re.compile(r"<ddp cell (\d+)>")
 """File name of a cell's code on every rank; the number is the notebook's ``In [n]``."""
 
+_MOST_KNOWN = 4096
+"""File names of which it is remembered whether they are the user's."""
 _LIBRARY = (
     "/site-packages/",
     "/dist-packages/",
@@ -139,13 +141,24 @@ class UserCode:
     def __init__(self) -> None:
         self._scripts: set[str] = set()
         """Files that were run as scripts: the user's even in a folder of libraries."""
+        self._known: dict[str, bool] = {}
+        """Answers of `is_users`: it is asked for each asynchronous collective."""
 
     def add_script(self, filename: str) -> None:
         """Treat `filename` as the user's, in whatever folder it is."""
         self._scripts.add(filename)
+        self._known.clear()
 
     def is_users(self, filename: str) -> bool:
         """True for cells and for files that are not part of Python or an installed library."""
+        known = self._known.get(filename)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[filename] = self._looks_like_users(filename)
+        return known
+
+    def _looks_like_users(self, filename: str) -> bool:
         if CELL_NAME.fullmatch(filename) or filename in self._scripts:
             return True
         return not filename.startswith("<") and not any(part in filename for part in _LIBRARY)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -39,6 +39,7 @@ from ddp_notebook.rank.main_thread import MainThread
 _WAITS_IN_CPP = ("torch.autograd", "torch.nn.parallel", "torch.distributed", "torch._")
 _PYTHONS_THREAD = "_bootstrap"
 """The function of `threading` at the bottom of every Python thread's stack."""
+_ENDED_BY_CALLS = (Lacks.LOCK, Lacks.EVENT)
 _MOST_THREADS = 8
 """The longest chain of threads, each waiting for the next, that is followed."""
 
@@ -164,11 +165,17 @@ class Waiting:
         path = blocked.file_lock(os.getpid()) or _polled_lock(stack)
         if path:
             return _behind_lock(path)
+        if _shuts_rpc_down(stack):
+            return None if _serves() else Blocked(Lacks.SHUTDOWN)
         others = _at_rest()
         if others is None or awaited.has_moved or _may_be_called():
             return None
         at = tuple(f"its thread {each.name!r} waits{self._line_of(each)}" for each in others)
-        return self._by_itself(stack, at)
+        found = self._by_itself(stack, at)
+        if found is None or not _is_worker():
+            return found
+        # Another rank may call a function of the user's here.
+        return replace(found, lacks=Lacks.REMOTE_CALL) if found.lacks in _ENDED_BY_CALLS else None
 
     def _by_itself(self, stack: Sequence[FrameType], threads: tuple[str, ...]) -> Blocked | None:
         """The same, where its other threads all wait for locks."""
@@ -346,8 +353,7 @@ def is_at_rest() -> bool:
 def _may_be_called() -> bool:
     """True where others can have the user's code run in a process all of whose threads wait.
 
-    A handler of a signal does, if it is not torch's own, as that for workers of a DataLoader; and
-    torch's RPC, on threads that Python does not know.
+    A handler of a signal does, if it is not torch's own, as that for workers of a DataLoader.
     """
     handlers = {signal.getsignal(each) for each in signal.valid_signals()}
     for handler in handlers - {signal.default_int_handler}:
@@ -355,10 +361,29 @@ def _may_be_called() -> bool:
         module = str(getattr(getattr(handler, "func", handler), "__module__", ""))
         if callable(handler) and not module.startswith(_NO_USERS_HANDLERS):
             return True
+    return False
+
+
+def _is_worker() -> bool:
+    """True in a worker of torch's RPC: it runs calls on threads that Python does not know."""
     with contextlib.suppress(Exception):
         rpc.get_worker_info()
         return True
     return False
+
+
+def _serves() -> bool:
+    """True while a thread that Python did not start runs Python code: a call of another rank."""
+    known = {thread.ident for thread in threading.enumerate()}
+    return not sys._current_frames().keys() <= known
+
+
+def _shuts_rpc_down(stack: Sequence[FrameType]) -> bool:
+    return any(
+        frame.f_code.co_name == "shutdown"
+        and frame.f_globals.get("__name__") == "torch.distributed.rpc.api"
+        for frame in stack
+    )
 
 
 def _polled_lock(stack: Sequence[FrameType]) -> str:

@@ -1,7 +1,7 @@
 """Stores that the user's own code opens: ``TCPStore("host", 29500, 4, is_master=rank == 0)``.
 
 torch connects, and the host waits for its clients, in C++. So the call is made known while it
-lasts, as that of `init_process_group` is.
+lasts, as that of `init_process_group` is. Of a PrefixStore the prefix is recorded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ddp_notebook.model import OWN_STORE, InitArguments
 from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.main_thread import Aborted, MainThread
-from ddp_notebook.rank.setup.rendezvous import InitCalls
+from ddp_notebook.rank.setup.rendezvous import InitCalls, prefixes
 from ddp_notebook.rank.setup.sockets import TorchSockets
 
 _MARK = "__ddp_notebook_notes__"
@@ -45,6 +45,9 @@ class OwnStores(Component):
         torchs = dist.TCPStore.__init__
         if not hasattr(torchs, _MARK):
             setattr(dist.TCPStore, _CONSTRUCTOR, self._noted(torchs))
+        prefixed = dist.PrefixStore.__init__
+        if not hasattr(prefixed, _MARK):
+            setattr(dist.PrefixStore, _CONSTRUCTOR, _with_its_prefix(prefixed))
 
     def _noted(self, torchs: Callable[..., None]) -> Callable[..., None]:
         def opens_store(store: Any, *args: Any, **named: Any) -> None:
@@ -70,6 +73,19 @@ class OwnStores(Component):
 
         setattr(opens_store, _MARK, True)
         return functools.update_wrapper(opens_store, torchs)
+
+
+def _with_its_prefix(torchs: Callable[..., None]) -> Callable[..., None]:
+    """torch's constructor of a PrefixStore, which has no attribute for its prefix."""
+
+    def prefixes_store(store: Any, *args: Any, **named: Any) -> None:
+        torchs(store, *args, **named)
+        prefix = args[0] if args else named.get("prefix")
+        if isinstance(prefix, str):
+            prefixes[store] = prefix
+
+    setattr(prefixes_store, _MARK, True)
+    return functools.update_wrapper(prefixes_store, torchs)
 
 
 def _arguments(args: Sequence[Any], named: Mapping[str, Any]) -> InitArguments | None:

@@ -14,6 +14,7 @@ import inspect
 import os
 import re
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from ddp_notebook.model import PRIVATE_STORE, InitArguments
+from ddp_notebook.model import PRIVATE_STORE, InitArguments, cut
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.inspect import process
 from ddp_notebook.rank.inspect.reachability import Resolver
@@ -33,6 +34,7 @@ from ddp_notebook.rank.setup.sockets import TorchSockets
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _MARK = "__ddp_notebook_notes__"
 _ASK_AGAIN_S = 0.2
+_LONGEST_PREFIX = 60
 _FILE_WITHIN_S = 300.0
 """How long torch tries to open a rendezvous file."""
 
@@ -219,15 +221,23 @@ def arguments_of(call: Mapping[str, Any]) -> InitArguments:
     )
 
 
+prefixes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""Of each PrefixStore that was made in Python."""
+
+
 def _which(store: Any) -> str:
     """Which store this is, in words; empty where it is not known."""
+    prefix = ""
     while isinstance(store, dist.PrefixStore):
+        own = prefixes.get(store, "")
+        prefix = f"{own}/{prefix}" if own and prefix else own or prefix
         store = store.underlying_store
+    under = f", prefix {cut(prefix, _LONGEST_PREFIX)!r}" if prefix else ""
     match store:
         case dist.TCPStore():
-            return f"TCPStore at port {store.port}"
+            return f"TCPStore at port {store.port}{under}"
         case dist.FileStore():
-            return f"FileStore in {getattr(store, 'path', '?')}"
+            return f"FileStore in {getattr(store, 'path', '?')}{under}"
         case dist.HashStore():
             return PRIVATE_STORE
     return ""

@@ -72,6 +72,9 @@ class RunSummary:
             nan_what=tracker.nan_what,
             nan_place=place_of(tracker.nan_place),
             losses=tuple(tracker.losses),
+            nan_losses=tracker.nan_losses,
+            skipped=tracker.skipped,
+            skipped_place=place_of(tracker.skipped_place),
             replicas=tuple(facts for _, facts in replicas),
             optimizers=tuple(self._optimizers(keys, digester)),
             copies=tuple(_copies(tracker.copies.values())),
@@ -168,12 +171,12 @@ class RunSummary:
 
     def _unmanaged(self, replica: Replica, named: Iterable[tuple[str, Any]]) -> tuple[str, ...]:
         """Parameters that an optimizer of the model updates, and no hook reduces."""
+        # The optimizer may be gone by now, with the function that made it.
         updated = {
             id(parameter)
             for tracked in list(self._tracker.optimizers.values())
-            if tracked.steps and (optimizer := tracked.ref()) is not None
-            for group in optimizer.param_groups
-            for parameter in group["params"]
+            for ref in (tracked.unmanaged if tracked.steps else ())
+            if (parameter := ref()) is not None
         }
         return tuple(
             name

@@ -80,6 +80,9 @@ class Gradients:
         self.factors: list[float | None] = []
         self.pending_steps = 0
         self.watched_steps = self.leftover_steps = 0
+        self.watched = True
+        """While this run has few steps, and at the next step if it is the 16th, the 32nd..."""
+        self._is_early = True
         self.first: tuple[tuple[float, ...], tuple[float, ...]] = (), ()
         """Some gradients of the first step, and the parameters that they were for, before it."""
         self.samples: list[GradientSample] = []
@@ -93,15 +96,6 @@ class Gradients:
         self._left: list[tuple[Any, list[float]]] = []
         """After the last step, or the last backward since."""
         self._backwards = self._leftover_backwards = 0
-
-    @property
-    def watched(self) -> bool:
-        """True while this run has few steps, and at the next step if it is the 16th, the 32nd..."""
-        return self._is_early or not self._steps & (self._steps + 1)
-
-    @property
-    def _is_early(self) -> bool:
-        return self.watched_steps < WATCHED_STEPS
 
     def backward_begins(self) -> None:
         """Record whether the gradients of the last step are still there, unchanged.
@@ -144,10 +138,13 @@ class Gradients:
 
     def step_ends(self) -> None:
         """Record what the optimizer left in the gradients that it used."""
-        self._steps += 1
+        self._steps = steps = self._steps + 1
         if not self._is_early:
+            self.watched = not steps & (steps + 1)
             return
         self.watched_steps += 1
+        self._is_early = self.watched_steps < WATCHED_STEPS
+        self.watched = self._is_early or not steps & (steps + 1)
         self.last_weights = self._weights()
         if self._backwards:
             self.leftover_steps += self._leftover_backwards == self._backwards

@@ -82,6 +82,7 @@ class TrainingHooks(Component):
         self._tell_before(DataParallel, "forward", self._data_parallel.forward)
         self._tell_before(torch.nn.Module, "load_state_dict", self._loads)
         self._tell_before(torch.optim.Optimizer, "load_state_dict", self._tracker.optimizer_loads)
+        self._tell_before(torch.amp.GradScaler, "step", self._tracker.scaler_steps)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         torch_private.without_hooks_while_scripting(lambda hook: isinstance(hook, ModuleHook))
@@ -106,8 +107,11 @@ class TrainingHooks(Component):
             self._saves.begin()
 
     def trained(self) -> bool:
-        """True if an optimizer has made a step in this run, or a handle was not waited for."""
+        """True if an optimizer has made a step in this run, or was to; or a handle was not waited
+        for.
+        """
         stepped = any(optimizer.steps for optimizer in self._tracker.optimizers.values())
+        stepped = stepped or self._tracker.skipped > 0
         return not self._tracker.broken and (stepped or self._observer.works.suspicious)
 
     @contextlib.contextmanager

@@ -60,6 +60,11 @@ class Tracker:
         self.nan_place: Line | None = None
         self.losses: list[LossFacts] = []
         """Of the first backwards of the run."""
+        self.nan_losses = 0
+        """How many of the last losses were not a number, one after the other."""
+        self.skipped = 0
+        """How often a GradScaler was to make a step since an optimizer made one."""
+        self.skipped_place: Line | None = None
 
     def begin(self) -> None:
         """A cell or a script begins: forget deleted objects, and count the others anew."""
@@ -75,6 +80,8 @@ class Tracker:
         self.backwards, self.nan_backward, self.nan_what = 0, None, ""
         self.nan_place = self.evaluation = None
         self.losses.clear()
+        self.nan_losses = self.skipped = 0
+        self.skipped_place = None
         self.split.begin()
         self.plain.begin()
 
@@ -162,8 +169,15 @@ class Tracker:
         if number < _LOSSES:
             with contextlib.suppress(AttributeError, RuntimeError, TypeError, IndexError):
                 self.losses.append(read_loss(loss, self._call_sites.users_line()))
+        # A loss that is scaled up may be infinite for once; that it is no number has another cause.
+        self.nan_losses = self.nan_losses + 1 if math.isnan(value) else 0
         if self.nan_backward is None and not math.isfinite(value):
             self._is_bad(number, "the loss")
+
+    def scaler_steps(self, _scaler: Any) -> None:
+        """`GradScaler.step` is called: it makes the optimizer's step, or skips it."""
+        self.skipped += 1
+        self.skipped_place = self.skipped_place or self._call_sites.users_line()
 
     def backward_over(self) -> None:
         """A backward has ended well."""
@@ -224,6 +238,7 @@ class Tracker:
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step."""
+        self.skipped = 0
         self._optimizer(optimizer).step(optimizer, self.replicas, self.made, self.optimizers)
         self.split.stepped(optimizer)
 

@@ -284,6 +284,8 @@ class TrackedOptimizer:
         """Some of its parameters are not in the host's memory."""
         self.replicas: list[Replica] = []
         self.unwrapped: list[tuple[str, weakref.ref[torch.Tensor]]] = []
+        self.unmanaged: list[weakref.ref[torch.Tensor]] = []
+        """Parameters of its models on which no reducer has a hook."""
         self.gradients: Gradients | None = None
         self.begins: tuple[TensorDigest, ...] = ()
         """Digests, before the first step, of parameters without a DDP object."""
@@ -393,15 +395,17 @@ class TrackedOptimizer:
         self.made_of = f"{self.type} {zlib.crc32(repr(shapes).encode()):08x}"
         self.on_device = any(not each.is_cpu for each in tensors)
         self.replicas = []
+        self.unmanaged = []
         for replica in replicas.values():
             module = replica.module()
             if module is None or replica.ref() is None:
                 continue
-            inside = [id(each) for each in module.parameters()]
-            if any(each in parameters for each in inside):
+            inside = [each for each in module.parameters() if id(each) in parameters]
+            if inside:
                 self.replicas.append(replica)
+                self.unmanaged += [weakref.ref(p) for p in inside if not replica.knows(p)]
                 for each in inside:
-                    parameters.pop(each, None)
+                    parameters.pop(id(each), None)
         self.unwrapped = [
             (name, weakref.ref(each))
             for name, each in parameters.values()
