@@ -90,9 +90,9 @@ def _how(code: int | None, lacked: bool | None) -> str:
         return exit_text(code)
     why = {
         True: "most likely by the kernel, which killed processes for lack of memory meanwhile",
-        False: "by its own code, another program or somebody's kill -9, and not by the kernel for "
+        False: "by its own code, another program or a kill -9, and not by the kernel for "
         "lack of memory",
-        None: "by the system for lack of memory, or by somebody's kill -9",
+        None: "by the system for lack of memory, or by a kill -9",
     }
     return f"killed by signal 9 (SIGKILL): {why[lacked]}"
 

@@ -186,6 +186,37 @@ def held(session: Session) -> EditorClient:
     return editor
 
 
+LATE = """
+from ddp_notebook.rank import runtime
+debugpy = runtime.current().core.editor._debugpy
+plain, looks, moved = debugpy.suspend, debugpy.is_suspended, threading.Event()
+def late(frame):
+    assert moved.wait(60)
+    plain(frame)
+def is_suspended(thread):
+    moved.set()
+    return looks(thread)
+debugpy.suspend, debugpy.is_suspended = late, is_suspended
+"""
+
+
+def test_a_step_that_comes_before_the_editor_holds_the_rank_is_not_lost(ranks2: Session) -> None:
+    ranks2.run_cell(f"import threading\n{LATE}").raise_for_error()
+    ranks2.run_cell(PAUSED)
+    editor = EditorClient(port_of(ranks2.editors.open((1,)))).attach()
+    editor.ask("configurationDone")
+    eventually(lambda: "in the editor" in shown(ranks2))
+    assert "line 5" in rows(ranks2.step((1,)))[(1,)]
+    assert [editor.stopped()[2], editor.stopped()[2]] == [5, 5]  # two stops: both at the last line
+    editor.ask("disconnect")
+    editor.close()
+    eventually(lambda: "the editor has left it here" in shown(ranks2))
+    ranks2.step(to="end")
+    ranks2.wait(20).raise_for_error()
+    ranks2.run_cell("debugpy.suspend, debugpy.is_suspended = plain, looks").raise_for_error()
+    assert undebugged(ranks2)
+
+
 def test_an_interrupt_frees_what_an_editor_holds(ranks2: Session) -> None:
     """The cell is not over, for rank 0 computes."""
     busy = (

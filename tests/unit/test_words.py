@@ -154,7 +154,7 @@ def test_lack_of_memory_is_only_said_with_proof() -> None:
     unknown = killed()
     assert unknown.category is Category.RANK_DIED
     assert unknown.cause.startswith(
-        "killed by signal 9 (SIGKILL): by the system for lack of memory, or by somebody's kill -9"
+        "killed by signal 9 (SIGKILL): by the system for lack of memory, or by a kill -9"
     )
     assert "less memory" not in unknown.remedy
     by_hand = killed(oom_kills=0, peak_bytes=3 << 20)

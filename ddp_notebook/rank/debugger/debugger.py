@@ -415,8 +415,8 @@ class Debugger(Component):
                 f"line {order.line} is not in {function}, where it is paused; elsewhere a "
                 "breakpoint stops it: %ddp_break LINE, then %ddp_step --to end",
             )
-        stop.resume(order)
-        return calls.Moved(stop.number)
+        holder = stop.order(order)
+        return holder(order) if holder is not None else calls.Moved(stop.number)
 
     def _move_from_gate(self, order: Move) -> calls.Moved:
         if self._gate.at is None:

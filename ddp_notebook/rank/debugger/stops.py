@@ -41,6 +41,21 @@ class Stop:
         self.ordered = False
         """It was ordered to continue, and is about to."""
         self._inbox: queue.SimpleQueue[Move | Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+
+    def hold(self, holder: Callable[[Move], Moved]) -> bool:
+        """Have `holder` resume it from now on; False where it was ordered to continue already."""
+        with self._lock:
+            if not self.ordered:
+                self.holder = holder
+            return not self.ordered
+
+    def order(self, order: Move) -> Callable[[Move], Moved] | None:
+        """Resume the thread, unless another debugger has it: then what can. Any other thread."""
+        with self._lock:
+            if self.holder is None:
+                self.resume(order)
+            return self.holder
 
     def resume(self, order: Move) -> None:
         """Resume the thread. From any other thread."""

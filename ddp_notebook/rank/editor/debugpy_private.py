@@ -33,7 +33,7 @@ _NEEDED = {
     "_pydevd_bundle.pydevd_api": ("PyDevdAPI.set_dont_trace_start_end_patterns",),
     "_pydevd_bundle.pydevd_additional_thread_info": ("set_additional_thread_info",),
     "_pydevd_bundle.pydevd_thread_lifecycle": ("resume_threads",),
-    "_pydevd_bundle.pydevd_constants": ("STATE_RUN",),
+    "_pydevd_bundle.pydevd_constants": ("STATE_RUN", "STATE_SUSPEND"),
     "_pydevd_bundle.pydevd_comm_constants": (
         "CMD_SET_BREAK",
         "CMD_STEP_OVER",
@@ -187,6 +187,11 @@ class Debugpy:
     def _info(self, thread: threading.Thread) -> Any:
         part = self._parts["_pydevd_bundle.pydevd_additional_thread_info"]
         return part.set_additional_thread_info(thread)
+
+    def is_suspended(self, thread: threading.Thread) -> bool:
+        """Whether `resume` reaches it: before that, what resumes it is lost."""
+        suspended = self._parts["_pydevd_bundle.pydevd_constants"].STATE_SUSPEND
+        return bool(self._info(thread).pydev_state == suspended)
 
     def resume(self, thread: threading.Thread, how: How = How.END) -> None:
         """A thread that waits in `suspend` continues; with `how`, to where pydevd stops it next."""

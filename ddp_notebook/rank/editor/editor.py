@@ -27,7 +27,8 @@ from ddp_notebook.rank.main_thread import Aborted, MainThread
 _OPEN_S = 600.0
 """So long the port waits for an editor."""
 _CONNECTS_WITHIN_S = 30.0
-_DONE_WITHIN_S = 1.5
+_DONE_WITHIN_S = _SUSPENDED_WITHIN_S = 1.5
+_LOOK_EVERY_S = 0.005
 _ANSWERED_WITHIN_S = 1.0
 """So long an editor that has said that it leaves is still answered."""
 _IN_EDITOR = "in the editor"
@@ -221,8 +222,9 @@ class Editor(Component):
             suspend()
 
     def _hold(self, stop: Stop, suspend: Suspend, own: Suspend | None) -> None:
+        if not stop.hold(partial(self._move, stop)):
+            return
         self._held[stop] = own
-        stop.holder = partial(self._move, stop)
         if self._is_here:
             self._debugger.report(stop, _IN_EDITOR)
             self._wait_in(stop, suspend)
@@ -260,13 +262,25 @@ class Editor(Component):
             return calls.Moved(
                 0, "an editor has it: set a breakpoint at that line, then %ddp_step --to end"
             )
+        here = self._is_here
+        if here and not self._stands(stop):
+            return calls.Moved(0, "it is on its way to the editor: try again")
         if order.how in (How.COLLECTIVE, How.END):
             self._gate.paused = order.how is How.COLLECTIVE
-        if self._is_here:
+        if here:
             self._debugpy.resume(stop.thread, order.how)
         else:
             stop.do(partial(self._leave_pydevd, stop, order))
         return calls.Moved(stop.number)
+
+    def _stands(self, stop: Stop) -> bool:
+        """Wait until its thread, which is reported to be in the editor, waits in pydevd."""
+        until_s = time.monotonic() + _SUSPENDED_WITHIN_S
+        while not (stands := self._debugpy.is_suspended(stop.thread)):
+            if not self._is_here or stop.ordered or time.monotonic() > until_s:
+                break
+            time.sleep(_LOOK_EVERY_S)
+        return stands
 
     def _leave_pydevd(self, stop: Stop, order: Move) -> None:
         """The editor has left a thread in pydevd, which alone can step on from there."""
