@@ -33,7 +33,8 @@ def train(model, batches, opt, steps=4):
 
 def found(source: str, losses: Any = None, **fields: Any) -> tuple[Finding, ...]:
     usual: dict[str, Any] = {"steps": 4, "windows": ((4, 3),), "span": (4, 16), "lrs": (0.1,)}
-    of = OptimizerFacts("SGD 1", "SGD", place=HERE, **{**usual, **fields})
+    kind = fields.pop("kind", "SGD")
+    of = OptimizerFacts(f"{kind} 1", kind, place=HERE, **{**usual, **fields})
     losses = losses or (LossFacts(1.0, True, 8.0, HERE),) * 8
     facts = [RunFacts(r, 1, backwards=16, losses=losses, optimizers=(of,)) for r in (0, 1)]
     return found_in_training(facts, Collectives({0: (), 1: ()}), source)
@@ -88,6 +89,8 @@ def test_where_the_number_is_used_or_nothing_counts_to_it_nothing_is_said(source
         {"windows": ((4, 2), (3, 1))},  # the number is not fixed
         {"windows": ((4, 1),)},  # once proves little
         {"factors": (None, 0.25, 0.25)},  # the gradients are divided
+        {"factors": (None, 0.31, 0.12)},  # they are clipped
+        {"kind": "AdamW"},  # its steps hardly depend on the scale of gradients
     ],
 )
 def test_losses_that_are_divided_or_no_means_are_no_mistake(fields: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from ddp_notebook.diagnosis.training.replicas import (
     may_have_joined,
     some,
 )
-from ddp_notebook.diagnosis.training.rules import optimizers, where
+from ddp_notebook.diagnosis.training.rules import is_adaptive, optimizers, where
 from ddp_notebook.model import (
     Category,
     Collective,
@@ -41,8 +41,6 @@ _WEIGHT = 1e-2
 """The tolerance of a weight in a sum."""
 _FEWEST_STEPS, _FEWEST_EACH, _FEWEST_CHANGES, _FEWEST_BESIDE = 2, 2, 2, 3
 _MOST_RANKS = 16
-_ADAPTIVE = ("Ada", "NAdam", "RAdam", "RMSprop", "Rprop", "Lion", "SparseAdam")
-"""Optimizers whose steps hardly depend on the scale of the gradients."""
 _MEANS = frozenset({"all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor"})
 _GATHERING = frozenset(
     {"all_gather", "all_gather_into_tensor", "scatter", "barrier"}
@@ -415,7 +413,7 @@ def summed_gradients(context: Context) -> Iterator[Finding]:
     for trained in _trained(context) if _are_whole_means(context) else ():
         size, each = len(trained.of), trained.each
         summed = trained.used_the_same() and all(_are(1.0, w) for w in trained.weights())
-        scaled = each.type.startswith(_ADAPTIVE) or chooses_rate_by_world(
+        scaled = is_adaptive(each) or chooses_rate_by_world(
             context.sources, where(context.facts)
         )
         if summed and not scaled and not trained.split:

@@ -17,7 +17,7 @@ from ddp_notebook.diagnosis.source_code.divisions import (
 )
 from ddp_notebook.diagnosis.source_code.skips import skipping_test
 from ddp_notebook.diagnosis.training.replicas import Model
-from ddp_notebook.diagnosis.training.rules import optimizers, where
+from ddp_notebook.diagnosis.training.rules import is_adaptive, optimizers, where
 from ddp_notebook.model import (
     Category,
     Finding,
@@ -201,7 +201,8 @@ def undivided_losses(context: Context) -> Iterator[Finding]:
     """Gradients of micro-batches are added up, and nothing is divided by their number.
 
     Several losses of one batch add up as well, and the parts of a sequence. So one line must have
-    all backwards, each of a plain mean, and the code must count them to know when to step.
+    all backwards, each of a plain mean, and the code must count them to know when to step. Where
+    gradients are clipped, or the optimizer is adaptive, their scale hardly matters.
     """
     losses = [loss for facts in context.facts.values() for loss in facts.losses]
     places = {loss.place for loss in losses}
@@ -211,6 +212,8 @@ def undivided_losses(context: Context) -> Iterator[Finding]:
     (of,), place = found.values(), next(iter(places))
     number = _micro_batches(of)
     if number < 2 or place is None or set(of) != set(context.facts):
+        return
+    if any(is_adaptive(each) for each in of.values()):
         return
     count = undivided_count(context.sources, where(context.facts), number)
     if count:
@@ -234,7 +237,7 @@ def undivided_losses(context: Context) -> Iterator[Finding]:
 def _micro_batches(of: _Of) -> int:
     """How many backwards each step came after, on all ranks; 0 where not always as many.
 
-    Or where all gradients were divided by that number before the step.
+    Or where all gradients were divided by something before the step, as by clipping.
     """
     counts = {(each.windows and each.windows[0][0]) or 0 for each in of.values()}
     number = counts.pop() if len(counts) == 1 else 0
@@ -242,8 +245,8 @@ def _micro_batches(of: _Of) -> int:
         len(each.windows) == 1 and each.windows[0][1] >= _FEWEST_STEPS and each.span[0] == number
         for each in of.values()
     )
-    divided = any(f and number and _is(f, 1 / number) for e in of.values() for f in e.factors)
-    return number if steady and not divided else 0
+    scaled = any(f is not None and not _is(f, 1) for e in of.values() for f in e.factors)
+    return number if steady and not scaled else 0
 
 
 def unequal_means(context: Context) -> Iterator[Finding]:

@@ -36,6 +36,7 @@ from ddp_notebook.model import (
     name_ranks,
 )
 
+_ADAPTIVE = ("Ada", "NAdam", "RAdam", "RMSprop", "Rprop", "Lion", "SparseAdam")
 _HARDLY = 0.1
 _FEWEST_IDLE = 2
 """The fewest steps without any gradient that count: a single one may serve a scheduler."""
@@ -404,6 +405,11 @@ def optimizers(facts: Mapping[int, RunFacts]) -> dict[str, dict[int, OptimizerFa
         for each in facts[rank].optimizers:
             found.setdefault(each.key, {})[rank] = each
     return found
+
+
+def is_adaptive(each: OptimizerFacts) -> bool:
+    """True of an optimizer whose steps hardly depend on the scale of the gradients."""
+    return each.type.startswith(_ADAPTIVE)
 
 
 def where(facts: Mapping[int, RunFacts]) -> set[str]:
