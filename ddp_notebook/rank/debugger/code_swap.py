@@ -10,7 +10,6 @@ import __future__
 import ast
 import builtins
 import copy
-import gc
 import importlib.machinery
 import itertools
 import linecache
@@ -30,6 +29,7 @@ from ddp_notebook.rank.debugger.instrument import (
     instrument,
 )
 from ddp_notebook.rank.inspect.frames import chain, code_in
+from ddp_notebook.rank.variables.objects import objects_of
 
 _FUTURE = 0
 for _name in __future__.all_feature_names:
@@ -267,7 +267,7 @@ def lines_of(file: str) -> list[str]:
 
 def _functions() -> Iterator[FunctionType]:
     """All of them; a cell's own code, which IPython may make a function of, is none."""
-    functions = (each for each in gc.get_objects() if type(each) is FunctionType)
+    functions = objects_of(FunctionType)
     return (each for each in functions if each.__code__.co_qualname != "<module>")
 
 

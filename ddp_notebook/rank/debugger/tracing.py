@@ -7,7 +7,6 @@ already when its breakpoint was set is traced, until it returns.
 from __future__ import annotations
 
 import ctypes
-import gc
 import opcode
 import sys
 import threading
@@ -19,6 +18,7 @@ from ddp_notebook.rank.debugger.code_swap import CodeSwap
 from ddp_notebook.rank.debugger.goals import Goal, can_be_suspended
 from ddp_notebook.rank.debugger.instrument import Lines
 from ddp_notebook.rank.inspect.frames import chain
+from ddp_notebook.rank.variables.objects import objects_of
 
 _FRAME_OF: Mapping[type, str] = {
     GeneratorType: "gi_frame",
@@ -205,9 +205,8 @@ class Tracing:
 
 def _suspended() -> Iterator[FrameType]:
     """The frames of all suspended generators and coroutines."""
-    for each in gc.get_objects():
-        kind = type(each)
-        if kind in _FRAME_OF and (frame := getattr(each, _FRAME_OF[kind])) is not None:
+    for each in objects_of(*_FRAME_OF):
+        if (frame := getattr(each, _FRAME_OF[type(each)])) is not None:
             yield frame
 
 
