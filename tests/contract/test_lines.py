@@ -208,6 +208,20 @@ def test_an_abort_frees_paused_ranks_with_their_variables(
     assert ranks2.run_cell("dist.barrier()").error is None
 
 
+def test_an_abort_ends_a_paused_thread_without_a_traceback(ranks2: Session) -> None:
+    ranks2.run_cell(
+        "import threading\nthread = threading.Thread(target=breakpoint)\nthread.start()\n"
+        "thread.join()\n"
+    )
+    assert ranks2.runs[-1].run.stops
+    ranks2.abort()
+    after = ranks2.run_cell("thread.join()\nprint('after')")
+    assert texts(after) == "after\n"
+    shown = "import threading\nthreading.excepthook(threading.ExceptHookArgs((E, E(), None, None)))"
+    raised = ranks2.run_cell(f"from ddp_notebook.rank.main_thread import Aborted as E\n{shown}")
+    assert texts(raised) == ""
+
+
 def test_an_interrupt_of_the_wait_frees_paused_ranks(ranks2: Session) -> None:
     """Rank 0 computes, rank 1 is paused: the cell is not over, and its user interrupts it."""
     source = "import time\nif rank == 1:\n    breakpoint()\nwhile True:\n    time.sleep(0.01)\n"
@@ -275,7 +289,7 @@ def test_expressions_are_evaluated_where_ranks_stand_and_variables_are_assigned(
         ranks2.evaluate("y", assign=True)
     # Functions in an expression know the variables of the frame; ending one ends nothing.
     assert values(ranks2.evaluate("[x for _ in 'ab'], (lambda: x)()")) == {(0, 1): "([10, 10], 10)"}
-    ranks2.evaluate("x = sum(x for _ in 'a')", assign=True)
+    assert values(ranks2.evaluate("x: int = sum(x for _ in 'a')", assign=True)) == {}
     for ends in ("exit()", "__import__('sys').exit(1)"):
         assert "SystemExit, which ends nothing" in values(ranks2.evaluate(ends))[(0, 1)]
     assert values(ranks2.evaluate("y = y * 100", (1,), assign=True)) == {}

@@ -178,7 +178,7 @@ class CodeSwap:
         by_flags: dict[int, tuple[dict[Key, CodeType], dict[Key, CodeType]]] = {}
         for function in functions:
             own = function.__code__
-            if not any(line in self._lines[file] for line in _lines_of(own)):
+            if not any(line in self._lines[file] for line in lines_in(own)):
                 continue
             flags = own.co_flags & _FUTURE
             if flags not in by_flags:
@@ -277,7 +277,8 @@ def _running() -> set[CodeType]:
     return {frame.f_code for each in innermost for frame in chain(each)}
 
 
-def _lines_of(code: CodeType) -> Iterable[int]:
+def lines_in(code: CodeType) -> Iterable[int]:
+    """The lines of code, and of all functions and classes in it."""
     return (line for each in code_in(code) for _, _, line in each.co_lines() if line)
 
 

@@ -198,7 +198,8 @@ class Expressions:
         inner = frame.f_locals
         names = dict(inner)
         exec(code, globals_for(code, frame), names)  # noqa: S102
-        changed = [name for name in names if names[name] is not inner.get(name, names)]
+        new = [name for name in names if names[name] is not inner.get(name, names)]
+        changed = [name for name in new if name != "__annotations__"]  # made by `x: int = 3`
         for holder, name in [(_holder(frame, name, inner), name) for name in changed]:
             holder[name] = names[name]
         if sys.version_info < (3, 13):
