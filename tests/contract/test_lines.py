@@ -208,20 +208,6 @@ def test_an_abort_frees_paused_ranks_with_their_variables(
     assert ranks2.run_cell("dist.barrier()").error is None
 
 
-def test_an_abort_ends_a_paused_thread_without_a_traceback(ranks2: Session) -> None:
-    ranks2.run_cell(
-        "import threading\nthread = threading.Thread(target=breakpoint)\nthread.start()\n"
-        "thread.join()\n"
-    )
-    assert ranks2.runs[-1].run.stops
-    ranks2.abort()
-    after = ranks2.run_cell("thread.join()\nprint('after')")
-    assert texts(after) == "after\n"
-    shown = "import threading\nthreading.excepthook(threading.ExceptHookArgs((E, E(), None, None)))"
-    raised = ranks2.run_cell(f"from ddp_notebook.rank.main_thread import Aborted as E\n{shown}")
-    assert texts(raised) == ""
-
-
 def test_an_interrupt_of_the_wait_frees_paused_ranks(ranks2: Session) -> None:
     """Rank 0 computes, rank 1 is paused: the cell is not over, and its user interrupts it."""
     source = "import time\nif rank == 1:\n    breakpoint()\nwhile True:\n    time.sleep(0.01)\n"
