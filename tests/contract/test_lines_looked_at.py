@@ -267,6 +267,25 @@ COMPILED = (
 )
 
 
+def test_a_function_that_was_compiled_at_a_breakpoint_can_have_another_one(
+    ranks2: Session,
+) -> None:
+    ranks2.run_cell(
+        "import torch\ndef inner(x):\n    return x * 2\n"
+        "@torch.compile(backend='eager')\ndef outer(x):\n    return inner(x) + 1\n"
+    ).raise_for_error()
+    for call in ("outer(torch.ones(1))", "inner(1)"):
+        ranks2.breakpoints.add("inner", Breakpoint(0))
+        assert "return x * 2" in rows(ranks2.run_cell(call).steps)[(0, 1)]
+        ranks2.breakpoints.clear()
+        ranks2.step(to="end")
+        assert ranks2.wait(60).error is None
+    ranks2.run_cell("exec(compile('def made(x):\\n    return x\\n', 'made.py', 'exec'), globals())")
+    if not monitoring.is_there():
+        with pytest.raises(UsageMistake, match="made from text"):
+            ranks2.breakpoints.add("made", Breakpoint(0))
+
+
 def test_where_nothing_can_stop_is_said(ranks2: Session, tmp_path: Path) -> None:
     """In what is compiled as a whole, and in workers; and the code runs as without a breakpoint."""
     ranks2.run_cell(COMPILED).raise_for_error()

@@ -35,6 +35,8 @@ _FUTURE = 0
 for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
 
+_REST_OF_COMPILED = "torch_dynamo_resume_in_"
+
 OnCall = Callable[[FrameType, int], None]
 """Called by the code: with its frame, and the line of the breakpoint."""
 Key = tuple[str, int]
@@ -169,6 +171,8 @@ class CodeSwap:
         """Give functions of a file our code; why not, empty when each of them has it."""
         name = functions[0].__code__.co_filename
         text = source_of(name)
+        if not text:
+            return "it was made from text, as by exec, and there is no such file"
         try:
             plain, ours = ast.parse(text), ast.parse(text)
         except SyntaxError:
@@ -267,8 +271,11 @@ def lines_of(file: str) -> list[str]:
 
 def _functions() -> Iterator[FunctionType]:
     """All of them; a cell's own code, which IPython may make a function of, is none."""
-    functions = objects_of(FunctionType)
-    return (each for each in functions if each.__code__.co_qualname != "<module>")
+    for each in objects_of(FunctionType):
+        name = each.__code__.co_qualname
+        # What the compiler makes of the rest of a function is no function of the file.
+        if name != "<module>" and not name.startswith(_REST_OF_COMPILED):
+            yield each
 
 
 def _running() -> set[CodeType]:
