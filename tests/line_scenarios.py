@@ -218,6 +218,19 @@ def a_breakpoint_in_code_that_runs_already(rank: Rank) -> None:
     assert rank.debugger.bounds().bounds[0].passes == 2
 
 
+def a_function_that_code_which_runs_already_defines_later(rank: Rank) -> None:
+    file = rank.cell(
+        "breakpoint()\ndef f():\n    a = 1\n    return a\nclass C:\n    def g(self):\n"
+        "        b = 2\n        return b\nf()\nC().g()\nmade = [lambda: 3]\nmade[0]()\nx = 1\n"
+    )
+    assert rank.lines() == [1]
+    rank.set(Breakpoint(1, file, 3), Breakpoint(2, file, 7), Breakpoint(3, file, 13))
+    assert rank.lines(END, END, END, END) == [1, 3, 7, 13, 0]
+    rank.cell("f()\nC().g()\n")
+    assert rank.lines(END, END) == [3, 7, 0], "in a run of its own as well"
+    assert [bound.passes for bound in rank.debugger.bounds().bounds] == [2, 2, 1]
+
+
 def a_breakpoint_that_a_step_arrives_at_stops_once(rank: Rank) -> None:
     file = rank.cell("def f():\n    a = 1\n    b = 2\n    return a\n")
     assert rank.wait(1) is None

@@ -59,6 +59,7 @@ def _taken_over(target: Target) -> TakenOver:
     if not isinstance(target, jobs.targets.Prepared):
         raise UsageMistake(
             f"Only a job that runs on this host, and was started with DDP_NOTEBOOK=1, can be taken "
-            f"over; this is {target.name}. It can only be looked at."
+            f"over; this is {target.name}. It can only be looked at. If it has just begun, its "
+            "ranks may not have imported torch yet: then type it again."
         )
     return jobs.acting.TakenOver(target)

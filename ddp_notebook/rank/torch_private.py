@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import importlib
 import inspect
 import socket
@@ -23,6 +22,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+
+from ddp_notebook.rank.variables.objects import objects_of
 
 _WATCHED = "__ddp_notebook_watched__"
 _HELPER = "_new_process_group_helper"
@@ -218,13 +219,13 @@ def compiled() -> Iterator[tuple[str, Any, bool]]:
 
     By name: a function, a method, or a model with all of its parts.
     """
-    for each in gc.get_objects():
-        if type(each) is FunctionType and "_dynamo" in each.__code__.co_filename:
+    for each in objects_of(FunctionType, torch.nn.Module):
+        if type(each) is not FunctionType:
+            context, given = vars(each).get("dynamo_ctx"), each._modules.get("_orig_mod")
+        elif "_dynamo" in each.__code__.co_filename:
             given = each.__dict__.get("_torchdynamo_orig_callable")
             names = zip(each.__code__.co_freevars, each.__closure__ or (), strict=False)
             context = next((cell.cell_contents for name, cell in names if name == "self"), None)
-        elif issubclass(type(each), torch.nn.Module):
-            context, given = vars(each).get("dynamo_ctx"), each._modules.get("_orig_mod")
         else:
             continue
         if given is not None:

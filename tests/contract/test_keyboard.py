@@ -111,6 +111,15 @@ def test_torchs_own_breakpoint_stops_one_rank_and_shows_the_others_waiting_for_i
     assert ranks2.wait().error is None
 
 
+def test_a_breakpoint_in_an_expression_says_why_it_does_not_stop(ranks2: Session) -> None:
+    ranks2.run_cell("breakpoint()\nx = 1\n")
+    ranks2.evaluate("breakpoint()")
+    ranks2.step(to="end")
+    shown = text(ranks2.wait(10))
+    assert "An expression that is evaluated stops nowhere" in shown
+    assert "No cell" not in shown
+
+
 def test_a_breakpoint_in_a_process_that_a_rank_started_says_why_it_does_not_stop(
     ranks2: Session,
 ) -> None:

@@ -273,6 +273,11 @@ def test_expressions_are_evaluated_where_ranks_stand_and_variables_are_assigned(
         ranks2.evaluate("y =")
     with pytest.raises(UsageMistake, match="is no assignment"):
         ranks2.evaluate("y", assign=True)
+    # Functions in an expression know the variables of the frame; ending one ends nothing.
+    assert values(ranks2.evaluate("[x for _ in 'ab'], (lambda: x)()")) == {(0, 1): "([10, 10], 10)"}
+    assert values(ranks2.evaluate("x: int = sum(x for _ in 'a')", assign=True)) == {}
+    for ends in ("exit()", "__import__('sys').exit(1)"):
+        assert "SystemExit, which ends nothing" in values(ranks2.evaluate(ends))[(0, 1)]
     assert values(ranks2.evaluate("y = y * 100", (1,), assign=True)) == {}
     assert values(ranks2.evaluate("x, top = 0, 9", (0,), assign=True)) == {}
     assert values(ranks2.evaluate("(x, top)", (0,))) == {(0,): "(0, 9)"}
@@ -283,6 +288,7 @@ def test_expressions_are_evaluated_where_ranks_stand_and_variables_are_assigned(
     ranks2.evaluate("top = 7", (0,), assign=True)
     ranks2.step(to="end")
     assert texts(ranks2.wait()) == "10\n1100\n"
+    assert "SystemExit" in values(ranks2.evaluate("__import__('sys').exit(1)"))[(0, 1)]
     assert values(ranks2.evaluate("top")) == {(0, 1): "7"}
     ranks2.evaluate("top = 8", assign=True)
     assert texts(ranks2.run_cell("print(top)")) == "8\n"

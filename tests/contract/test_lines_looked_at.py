@@ -144,6 +144,25 @@ def test_a_scale_that_a_grad_scaler_tries_is_no_loss_that_is_not_finite(ranks2: 
     assert "grad_scaler.py" in texts(ranks2.run_cell(plain)), "torch's own again"
 
 
+def test_gradients_that_a_grad_scaler_skips_at_any_scale_are_not_finite(ranks2: Session) -> None:
+    ranks2.run_cell(
+        f"{TRAINS}{SCALES}bad, old = 7, net.module.weight.register_hook\n"
+        "scaler = GradScaler('cpu', init_scale=8.0)\n"
+        "hook = old(lambda g: g * (float('nan') if rank and lets < 0 else 1))\nlets = 9\n"
+    )
+    ranks2.breakpoints.add("", Breakpoint(0, on="nan"))
+    assert ranks2.run_cell("scaled(3)").steps is None
+    at = rows(ranks2.run_cell("lets = -1\nscaled(9)").steps)[(0, 1)]
+    assert "scaler.step(optimizer)" in at
+    assert "the gradient of parameter 1 of 2 is not finite: 2 NaN of 2 values" in at
+    assert "skips this step, after 3 skipped, and its scale of 1 is no longer what makes it" in at
+    ranks2.step(to="end")
+    assert ranks2.wait(10).error is None
+    ranks2.breakpoints.clear()
+    plain = "print(GradScaler.step.__code__.co_filename.rpartition('/')[2])"
+    assert "grad_scaler.py" in texts(ranks2.run_cell(plain)), "torch's own again"
+
+
 def test_every_collective_pauses_while_that_is_set(ranks2: Session) -> None:
     ranks2.breakpoints.add("", Breakpoint(0, on="collective"))
     with pytest.raises(UsageMistake, match="pauses every rank"):
@@ -246,6 +265,25 @@ COMPILED = (
     "    def __getitem__(self, i):\n        return i\n"
     "loader = DataLoader(Data(), num_workers=2)\nhere = DataLoader(Data())\n"
 )
+
+
+def test_a_function_that_was_compiled_at_a_breakpoint_can_have_another_one(
+    ranks2: Session,
+) -> None:
+    ranks2.run_cell(
+        "import torch\ndef inner(x):\n    return x * 2\n"
+        "@torch.compile(backend='eager')\ndef outer(x):\n    return inner(x) + 1\n"
+    ).raise_for_error()
+    for call in ("outer(torch.ones(1))", "inner(1)"):
+        ranks2.breakpoints.add("inner", Breakpoint(0))
+        assert "return x * 2" in rows(ranks2.run_cell(call).steps)[(0, 1)]
+        ranks2.breakpoints.clear()
+        ranks2.step(to="end")
+        assert ranks2.wait(60).error is None
+    ranks2.run_cell("exec(compile('def made(x):\\n    return x\\n', 'made.py', 'exec'), globals())")
+    if not monitoring.is_there():
+        with pytest.raises(UsageMistake, match="made from text"):
+            ranks2.breakpoints.add("made", Breakpoint(0))
 
 
 def test_where_nothing_can_stop_is_said(ranks2: Session, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import traceback
 
 import pytest
@@ -10,7 +11,9 @@ from test_fold import life
 from ddp_notebook.board import model
 from ddp_notebook.model import CellFinished, CellStarted, Event, RankState, Role, Snapshot, Status
 from ddp_notebook.rank.cells.raised import without_ours
+from ddp_notebook.rank.cells.threads import ThreadErrors
 from ddp_notebook.rank.inspect.frames import UserCode
+from ddp_notebook.rank.main_thread import Aborted
 from ddp_notebook.state.board_rows import board
 from ddp_notebook.state.fold import fold
 from ddp_notebook.views import board as view
@@ -92,3 +95,21 @@ def test_of_an_endless_recursion_the_top_and_the_bottom_are_formatted() -> None:
     kept = traceback.extract_tb(without_ours(caught.tb, UserCode()))
     assert len(kept) < 100 < len(everything)
     assert (kept[0], kept[-1]) == (everything[0], everything[-1])
+
+
+@pytest.mark.parametrize(("error", "is_shown"), [(Aborted("aborted"), False), (KeyError(1), True)])
+def test_a_thread_that_an_abort_ended_has_raised_nothing(
+    error: Exception, is_shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    errors = ThreadErrors(lambda text: not shown.append(text), UserCode())
+    errors.attach()
+
+    def fails() -> None:
+        raise error
+
+    thread = threading.Thread(target=fails)
+    thread.start()
+    thread.join()
+    assert bool(shown) == is_shown == bool(errors.of_run)

@@ -196,7 +196,7 @@ BREAK = Verb(
     "before do, and the table says when, and so do new_group and a wait with a timeout of its "
     "own. A cell that was edited and runs again has the breakpoints of its old version. --on nan "
     "means the first such value of a run, on whichever rank; a step that a GradScaler skips is "
-    "none. Without a place: list the breakpoints.",
+    "none unless its scale is down to 1. Without a place: list the breakpoints.",
     examples=(
         ("%ddp_break train.py:42", "line 42 of a file, imported or not"),
         ("%ddp_break 7 --ranks 1", "line 7 of the last cell, rank 1 alone"),
@@ -232,6 +232,12 @@ BREAK = Verb(
 
 
 def _attach_editor(ui: NotebookUi, args: argparse.Namespace) -> None:
+    if ui.taken_over is not None:
+        raise UsageMistake(
+            f"No editor can be let in at {ui.taken_over.name}: %ddp_attach_editor is for ranks "
+            "that the notebook has started. Here: %ddp_break, %ddp_step, %ddp_print. With an "
+            "editor: %ddp_detach, then %ddp_run its script and %ddp_attach_editor --ranks 1"
+        )
     editors, ranks = ui.session.editors, chosen_ranks(ui.session, args)
     ui.say(editors.close(ranks) if args.off else editors.open(ranks))
 
@@ -241,8 +247,8 @@ EDITOR = Verb(
     about="Open a port of a rank for an editor, such as VS Code, and show what the editor needs. "
     "It listens on loopback, lets one editor in, and is closed when that leaves. A rank that is "
     "paused at a line is handed over there. It needs debugpy, which slows the rank down while an "
-    "editor is there. JupyterLab's own debugger panel reaches the notebook's kernel only, and no "
-    "rank.",
+    "editor is there. Not for jobs that were taken over. JupyterLab's own debugger panel reaches "
+    "the notebook's kernel only, and no rank.",
     examples=(
         ("%ddp_attach_editor --ranks 1", "what to put into the launch.json of VS Code"),
         ("%ddp_attach_editor --off", "close all ports; what editors have stopped stays paused"),

@@ -25,6 +25,7 @@ _IN_A_CHILD = (
     "DataLoader(num_workers=0)"
 )
 _OUTSIDE = "No cell or script runs on this rank"
+_ASIDE = "An expression that is evaluated stops nowhere"
 
 
 class NoKeyboard(EOFError):
@@ -68,7 +69,8 @@ class Keyboard(Component):
     def stop(self, why: str) -> None:
         """Stop at the caller's line, as it asked for; or say why it cannot be."""
         if not self._debugger.on_breakpoint(sys._getframe(1), why) and self._debugger_is_on:
-            instead = _IN_A_CHILD if os.getpid() != self._pid else _OUTSIDE
+            outside = _ASIDE if self._debugger.is_aside else _OUTSIDE
+            instead = _IN_A_CHILD if os.getpid() != self._pid else outside
             self.say_once(f"{why} did not stop, and the code continued.", f"{instead}.")
 
     @property

@@ -12,6 +12,7 @@ from ddp_notebook import model
 from ddp_notebook.rank.cells.raised import in_thread
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.inspect.frames import UserCode
+from ddp_notebook.rank.main_thread import Aborted
 
 _MOST = 4
 
@@ -36,6 +37,8 @@ class ThreadErrors(Component):
             if error.exc_type is SystemExit or os.getpid() != self._pid:
                 otherwise(error)
                 return
+            if error.exc_type is Aborted:
+                return  # it was ended because the user wanted that
             name = error.thread.name if error.thread is not None else "?"
             lines = traceback.format_exception(error.exc_type, error.exc_value, error.exc_traceback)
             if not self._show(f"Exception in thread {name}:\n{''.join(lines)}"):

@@ -15,7 +15,7 @@ from ddp_notebook.rank.calls import Bound, Breakpoint
 from ddp_notebook.rank.debugger.code_swap import source_of
 from ddp_notebook.rank.debugger.instrument import Lines, line_with_code, plain
 from ddp_notebook.rank.debugger.named import code_of, defined_at, first_line, named, to_come
-from ddp_notebook.rank.inspect.frames import CELL_NAME, IsUsers
+from ddp_notebook.rank.inspect.frames import CELL_NAME, IsUsers, globals_for
 
 
 @dataclass
@@ -204,7 +204,8 @@ class Breakpoints:
         name = f"breakpoint {spec.number}"
         if watched.condition is not None:
             try:
-                if not eval(watched.condition, frame.f_globals, frame.f_locals):  # noqa: S307
+                names = globals_for(watched.condition, frame)
+                if not eval(watched.condition, names, frame.f_locals):  # noqa: S307
                     return ""
             except Exception as error:  # noqa: BLE001  # the user's condition, not the user's code
                 if watched.reported:
@@ -227,7 +228,8 @@ class Breakpoints:
     def _log(self, watched: _Watched, frame: FrameType) -> None:
         assert watched.message is not None
         try:
-            text = eval(watched.message, frame.f_globals, frame.f_locals)  # noqa: S307
+            names = globals_for(watched.message, frame)
+            text = eval(watched.message, names, frame.f_locals)  # noqa: S307
         except Exception as error:  # noqa: BLE001  # the user's message
             if watched.reported:
                 return

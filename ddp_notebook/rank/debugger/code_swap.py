@@ -10,7 +10,6 @@ import __future__
 import ast
 import builtins
 import copy
-import gc
 import importlib.machinery
 import itertools
 import linecache
@@ -30,10 +29,13 @@ from ddp_notebook.rank.debugger.instrument import (
     instrument,
 )
 from ddp_notebook.rank.inspect.frames import chain, code_in
+from ddp_notebook.rank.variables.objects import objects_of
 
 _FUTURE = 0
 for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
+
+_REST_OF_COMPILED = "torch_dynamo_resume_in_"
 
 OnCall = Callable[[FrameType, int], None]
 """Called by the code: with its frame, and the line of the breakpoint."""
@@ -169,6 +171,8 @@ class CodeSwap:
         """Give functions of a file our code; why not, empty when each of them has it."""
         name = functions[0].__code__.co_filename
         text = source_of(name)
+        if not text:
+            return "it was made from text, as by exec, and there is no such file"
         try:
             plain, ours = ast.parse(text), ast.parse(text)
         except SyntaxError:
@@ -178,7 +182,7 @@ class CodeSwap:
         by_flags: dict[int, tuple[dict[Key, CodeType], dict[Key, CodeType]]] = {}
         for function in functions:
             own = function.__code__
-            if not any(line in self._lines[file] for line in _lines_of(own)):
+            if not any(line in self._lines[file] for line in lines_in(own)):
                 continue
             flags = own.co_flags & _FUTURE
             if flags not in by_flags:
@@ -267,8 +271,11 @@ def lines_of(file: str) -> list[str]:
 
 def _functions() -> Iterator[FunctionType]:
     """All of them; a cell's own code, which IPython may make a function of, is none."""
-    functions = (each for each in gc.get_objects() if type(each) is FunctionType)
-    return (each for each in functions if each.__code__.co_qualname != "<module>")
+    for each in objects_of(FunctionType):
+        name = each.__code__.co_qualname
+        # What the compiler makes of the rest of a function is no function of the file.
+        if name != "<module>" and not name.startswith(_REST_OF_COMPILED):
+            yield each
 
 
 def _running() -> set[CodeType]:
@@ -277,7 +284,8 @@ def _running() -> set[CodeType]:
     return {frame.f_code for each in innermost for frame in chain(each)}
 
 
-def _lines_of(code: CodeType) -> Iterable[int]:
+def lines_in(code: CodeType) -> Iterable[int]:
+    """The lines of code, and of all functions and classes in it."""
     return (line for each in code_in(code) for _, _, line in each.co_lines() if line)
 
 

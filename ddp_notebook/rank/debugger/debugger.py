@@ -258,7 +258,12 @@ class Debugger(Component):
             return self.breakpoints.hit(frame, line)
 
     def _may_stop(self) -> bool:
-        return bool(self._run) and self.enabled and threading.get_ident() not in self._inside
+        return bool(self._run) and self.enabled and not self.is_aside
+
+    @property
+    def is_aside(self) -> bool:
+        """This thread evaluates an expression, or is in code of ours: it stops nowhere."""
+        return threading.get_ident() in self._inside
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:

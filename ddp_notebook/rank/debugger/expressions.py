@@ -34,7 +34,7 @@ from ddp_notebook.rank.debugger.code_swap import lines_of
 from ddp_notebook.rank.debugger.collective_calls import issued_by
 from ddp_notebook.rank.debugger.debugger import Debugger
 from ddp_notebook.rank.debugger.stops import Places, Stop
-from ddp_notebook.rank.inspect.frames import CELL_NAME
+from ddp_notebook.rank.inspect.frames import CELL_NAME, globals_for
 from ddp_notebook.rank.inspect.safe_repr import TENSORS
 from ddp_notebook.rank.variables.described import describe
 from ddp_notebook.rank.variables.digests import Digester
@@ -147,13 +147,18 @@ class Expressions:
             return (
                 self._assign(wanted.source, frame) if wanted.assign else self._value(wanted, frame)
             )
-        except Exception as error:  # noqa: BLE001  # the user's expression
+        except KeyboardInterrupt:  # of the user, who ends what waits here
+            raise
+        except SystemExit:
+            ends = "the cell: %ddp_abort, the ranks: %ddp_shutdown"
+            return Evaluated(problem=f"raised SystemExit, which ends nothing here. To end {ends}")
+        except BaseException as error:  # noqa: BLE001  # the user's expression
             return Evaluated(problem=f"raised {_name(error)}"[:500])
 
     def _value(self, wanted: Expression, frame: FrameType | None) -> Evaluated:
         own: Any = self._names.get()
         code = compile(wanted.source, "<expression>", "eval")
-        names = (own,) if frame is None else (frame.f_globals, frame.f_locals)
+        names = (own,) if frame is None else (globals_for(code, frame), frame.f_locals)
         value = eval(code, *names)  # noqa: S307
         if wanted.own_text:
             text = _ADDRESS.sub("at 0x…", repr(value))  # no two processes have the same
@@ -192,8 +197,9 @@ class Expressions:
             return Evaluated()
         inner = frame.f_locals
         names = dict(inner)
-        exec(code, frame.f_globals, names)  # noqa: S102
-        changed = [name for name in names if names[name] is not inner.get(name, names)]
+        exec(code, globals_for(code, frame), names)  # noqa: S102
+        new = [name for name in names if names[name] is not inner.get(name, names)]
+        changed = [name for name in new if name != "__annotations__"]  # made by `x: int = 3`
         for holder, name in [(_holder(frame, name, inner), name) for name in changed]:
             holder[name] = names[name]
         if sys.version_info < (3, 13):
@@ -218,7 +224,7 @@ def _frame(places: Places, up: int) -> FrameType | None:
     return places[up][0] if up < len(places) else None
 
 
-def _name(error: Exception) -> str:
+def _name(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001  # the user's own __str__
@@ -232,8 +238,8 @@ def _in_a_thread(compute: Callable[[], T]) -> T:
     def work() -> None:
         try:
             answer.set_result(compute())
-        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
-            answer.set_exception(error)
+        except BaseException as error:  # noqa: BLE001  # it is the user's
+            answer.set_exception(RuntimeError(_name(error)))  # the thread that waits is ours
 
     threading.Thread(target=work, name="ddp-expression", daemon=True).start()
     return answer.result(_WITHIN_S)

@@ -6,7 +6,6 @@ import ast
 import builtins
 import contextlib
 import functools
-import gc
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from ddp_notebook.rank.inspect.frames import IsUsers, code_in
+from ddp_notebook.rank.variables.objects import objects_of
 
 _DEEPEST = 20
 """So many wrappers around a function are looked through."""
@@ -30,9 +30,7 @@ def named(name: str, names: Mapping[str, Any], is_users: IsUsers) -> Any:
         if module is not None:
             return _attribute(module, name.split(".")[end:])
     functions = [
-        each
-        for each in gc.get_objects()
-        if type(each) is FunctionType and _ends(each.__code__.co_qualname, name)
+        each for each in objects_of(FunctionType) if _ends(each.__code__.co_qualname, name)
     ]
     users = [each for each in functions if is_users(each.__code__.co_filename)]
     inner = None if users else _in_a_function(name, is_users)
@@ -41,7 +39,7 @@ def named(name: str, names: Mapping[str, Any], is_users: IsUsers) -> Any:
 
 def _in_a_function(name: str, is_users: IsUsers) -> CodeType | None:
     """The code of a function that one of the user's defines when it is called."""
-    codes = [each.__code__ for each in gc.get_objects() if type(each) is FunctionType]
+    codes = [each.__code__ for each in objects_of(FunctionType)]
     inner = (each for code in codes if is_users(code.co_filename) for each in code_in(code))
     return next((each for each in inner if _ends(each.co_qualname, name)), None)
 

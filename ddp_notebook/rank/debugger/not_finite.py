@@ -22,7 +22,8 @@ class NotFinite:
 
     Nothing of it is there unless it is wanted. On a GPU each look waits for what the GPU is at.
     A GradScaler tries scales that are too large, and skips those steps: that is no finding. So
-    the loss is looked at as it was before it was scaled, and gradients in the steps that count.
+    the loss is looked at as it was before it was scaled, and gradients in the steps that count,
+    and where the scale is 1 or less: then it is not the scale that makes them overflow.
     """
 
     def __init__(self, found: Found) -> None:
@@ -32,8 +33,10 @@ class NotFinite:
         self._ours: Any = None
         self._scaled: Any = WeakIdKeyDictionary()
         """By a loss that a GradScaler has scaled, what it was before."""
-        self._scales: dict[type, tuple[Any, Any]] = {}
-        """By class of scalers, its own method, and the one that is there in its place."""
+        self._methods: list[tuple[type, str, Any, Any]] = []
+        """Classes of scalers, with a method, their own one and the one in its place."""
+        self._skipped: Any = WeakIdKeyDictionary()
+        """By optimizer, the steps that a GradScaler has skipped since the last that it made."""
 
     def watch(self, wanted: bool) -> None:
         """Look from now on, or no more."""
@@ -41,37 +44,66 @@ class NotFinite:
             self._hook = register_optimizer_step_pre_hook(self._before_step)
             self._plain = torch.autograd.backward
             self._ours = torch.autograd.backward = self._looking_first(self._plain)
-            for kind in _scalers(GradScaler):
-                plain = vars(kind)["scale"]
-                self._scales[kind] = plain, self._remembering(plain)
-                kind.scale = self._scales[kind][1]  # type: ignore[attr-defined]
+            self._replace("scale", self._remembering)
+            self._replace("step", self._looking_at_skips)
         elif not wanted and self._hook is not None:
             self._hook.remove()
             self._hook = None
             if torch.autograd.backward is self._ours:
                 torch.autograd.backward = self._plain
-            for kind, (plain, ours) in self._scales.items():
-                if vars(kind)["scale"] is ours:
-                    kind.scale = plain  # type: ignore[attr-defined]
-            self._scales.clear()
+            for kind, name, plain, ours in self._methods:
+                if vars(kind)[name] is ours:
+                    setattr(kind, name, plain)
+            self._methods.clear()
+
+    def _replace(self, name: str, by: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Have this in place of a method of the scalers."""
+        for kind in _scalers(GradScaler, name):
+            plain = vars(kind)[name]
+            ours = by(plain)
+            self._methods.append((kind, name, plain, ours))
+            setattr(kind, name, ours)
 
     def _remembering(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
         def scale(scaler: Any, outputs: Any, *args: Any, **named: Any) -> Any:
             scaled = plain(scaler, outputs, *args, **named)
-            if isinstance(outputs, torch.Tensor) and isinstance(scaled, torch.Tensor):
-                self._scaled[scaled] = outputs.detach()
+            for before, after in zip(_tensors(outputs), _tensors(scaled), strict=False):
+                self._scaled[after] = before.detach()
             return scaled
 
         return scale
+
+    def _looking_at_skips(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def step(scaler: Any, optimizer: Any, *args: Any, **named: Any) -> Any:
+            __tracebackhide__ = True
+            looks = self._hook is not None and not torch.compiler.is_compiling()
+            if looks and scaler.is_enabled():
+                self._before_scalers_step(scaler, optimizer, sys._getframe(1))
+            return plain(scaler, optimizer, *args, **named)
+
+        return step
+
+    def _before_scalers_step(self, scaler: Any, optimizer: Any, frame: FrameType) -> None:
+        skipped = self._skipped.get(optimizer, 0)
+        scale, bad = scaler.get_scale(), _gradient(optimizer)
+        self._skipped[optimizer] = skipped + 1 if bad else 0
+        if bad and scale <= 1:
+            before = f", after {skipped:,} skipped" if skipped else ""
+            self._found(
+                "nan",
+                frame,
+                f"{bad}; the GradScaler skips this step{before}, and its scale of {scale:g} "
+                "is no longer what makes it overflow",
+            )
 
     def _looking_first(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
         def backward(tensors: Any, *args: Any, **named: Any) -> Any:
             __tracebackhide__ = True
             if self._hook is not None and not torch.compiler.is_compiling():
-                each = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
-                before = [self._scaled.get(loss, loss) for loss in each]
+                before = [self._scaled.get(loss, loss) for loss in _tensors(tensors)]
                 self._look(before, "the loss", sys._getframe(1))
             return plain(tensors, *args, **named)
 
@@ -82,27 +114,41 @@ class NotFinite:
             return
         if getattr(optimizer, "found_inf", None) is not None:
             return  # a GradScaler leaves it to the optimizer to skip the step
-        frame, parameters = sys._getframe(1), _named_parameters(optimizer)
-        for number, (name, parameter) in enumerate(parameters, 1):
-            what = f"the gradient of parameter {number} of {len(parameters)}{name}"
-            grad = parameter.grad
-            if grad is not None and self._look((grad,), what, frame):
-                return
+        bad = _gradient(optimizer)
+        if bad:
+            self._found("nan", sys._getframe(1), bad)
 
-    def _look(self, tensors: Iterable[torch.Tensor], what: str, frame: FrameType) -> bool:
+    def _look(self, tensors: Iterable[torch.Tensor], what: str, frame: FrameType) -> None:
         for tensor in tensors:
             text = _not_finite(tensor)
             if text:
                 self._found("nan", frame, f"{what} is not finite: {text}")
-                return True
-        return False
+                return
 
 
-def _scalers(kind: type) -> list[type]:
-    """This class of scalers and those made from it, each with a `scale` of its own."""
-    found = [kind] if "scale" in vars(kind) else []
+def _tensors(value: Any) -> tuple[torch.Tensor, ...]:
+    """A loss, or several of them."""
+    each = value if isinstance(value, list | tuple) else (value,)
+    return tuple(loss for loss in each if isinstance(loss, torch.Tensor))
+
+
+def _gradient(optimizer: torch.optim.Optimizer) -> str:
+    """Which gradient of its parameters is not finite, the first; empty where all are."""
+    parameters = _named_parameters(optimizer)
+    for number, (name, parameter) in enumerate(parameters, 1):
+        grad = parameter.grad
+        text = _not_finite(grad) if grad is not None else ""
+        if text:
+            what = f"the gradient of parameter {number} of {len(parameters)}{name}"
+            return f"{what} is not finite: {text}"
+    return ""
+
+
+def _scalers(kind: type, method: str) -> list[type]:
+    """This class of scalers and those made from it, each with that method of its own."""
+    found = [kind] if method in vars(kind) else []
     made: list[type] = kind.__subclasses__()
-    return found + [each for sub in made for each in _scalers(sub)]
+    return found + [each for sub in made for each in _scalers(sub, method)]
 
 
 def _named_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:

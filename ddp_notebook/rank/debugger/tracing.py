@@ -7,7 +7,6 @@ already when its breakpoint was set is traced, until it returns.
 from __future__ import annotations
 
 import ctypes
-import gc
 import opcode
 import sys
 import threading
@@ -15,10 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
 from typing import Any
 
-from ddp_notebook.rank.debugger.code_swap import CodeSwap
+from ddp_notebook.rank.debugger.code_swap import CodeSwap, lines_in
 from ddp_notebook.rank.debugger.goals import Goal, can_be_suspended
 from ddp_notebook.rank.debugger.instrument import Lines
 from ddp_notebook.rank.inspect.frames import chain
+from ddp_notebook.rank.variables.objects import objects_of
 
 _FRAME_OF: Mapping[type, str] = {
     GeneratorType: "gi_frame",
@@ -49,6 +49,11 @@ class Tracing:
         """By thread: frames with breakpoints that ran already when these were set."""
         self._theirs: dict[int, tuple[Any, dict[FrameType, Any]]] = {}
         """By thread: what the user traces it and frames of it with, and gets back."""
+        self._defines: dict[CodeType, frozenset[int]] = {}
+        """By code that ran already: the lines at which it defines what has breakpoints."""
+        self._defining: set[FrameType] = set()
+        """Frames that have begun such a line."""
+        self._swaps = threading.RLock()
         self._pending = _PENDING_CALL(self._arm_main_thread)
 
     # -- breakpoints ---------------------------------------------------------------------
@@ -56,7 +61,9 @@ class Tracing:
     def watch(self, lines: Lines) -> Mapping[str, str]:
         """Stop before these lines, and before no others; by file, why one cannot be."""
         self._lines = lines
-        problems = self._swap.apply(lines)
+        self._defines.clear()
+        with self._swaps:
+            problems = self._swap.apply(lines)
         if not lines:
             self._followed.clear()  # each thread finds that out at its next line
         self._suspended = list(self._without_calls(_suspended())) if lines else []
@@ -168,15 +175,44 @@ class Tracing:
         self._goals.clear()
         self._followed.clear()
         self._suspended.clear()
+        self._defining.clear()
+        self._defines.clear()
         self._untrace()
 
     def _global(self, frame: FrameType, event: str, arg: Any) -> Any:
         goal = self._goals.get(threading.get_ident())
-        return self._local if goal is not None and goal.into else None
+        if goal is not None and goal.into:
+            return self._local
+        # The body of a class, say: what it defines has breakpoints.
+        return self._local if self._defines_at(frame.f_code) else None
+
+    def _defines_at(self, code: CodeType) -> frozenset[int]:
+        """The lines at which code without our calls makes functions that are to have them."""
+        lines = self._defines.get(code)
+        if lines is None:
+            wanted = self._lines.get(self._canonical(code.co_filename), {})
+            inner = (each for each in code.co_consts if isinstance(each, CodeType))
+            lines = frozenset(
+                each.co_firstlineno
+                for each in (inner if wanted and not self._swap.is_ours(code) else ())
+                if any(line in wanted for line in lines_in(each))
+            )
+            self._defines[code] = lines
+        return lines
+
+    def _swap_defined(self, frame: FrameType) -> None:
+        """Give our calls to what the last line of `frame` has defined, if it has."""
+        if frame in self._defining:
+            self._defining.discard(frame)
+            with self._swaps:
+                self._swap.apply(self._lines)
 
     def _local(self, frame: FrameType, event: str, arg: Any) -> Any:
         thread = threading.get_ident()
+        self._swap_defined(frame)
         if event == "line":
+            if frame.f_lineno in self._defines_at(frame.f_code):
+                self._defining.add(frame)
             self._on_line(frame, self._swap.lacks_call(frame.f_code, frame.f_lineno))
         elif event == "return":
             self._left(thread, frame, yielded=_yields(frame))
@@ -205,9 +241,8 @@ class Tracing:
 
 def _suspended() -> Iterator[FrameType]:
     """The frames of all suspended generators and coroutines."""
-    for each in gc.get_objects():
-        kind = type(each)
-        if kind in _FRAME_OF and (frame := getattr(each, _FRAME_OF[kind])) is not None:
+    for each in objects_of(*_FRAME_OF):
+        if (frame := getattr(each, _FRAME_OF[type(each)])) is not None:
             yield frame
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import os
 import sys
@@ -18,6 +17,7 @@ from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.debugger.instrument import Lines
 from ddp_notebook.rank.inspect.frames import code_in
+from ddp_notebook.rank.variables.objects import objects_of
 
 _MOST_COMPILED = 1_000
 _MOST = 200
@@ -130,8 +130,7 @@ def _in_workers(file: str, line: int) -> str:
 
 
 def _loaders() -> list[Any]:
-    loaders = (each for each in gc.get_objects() if issubclass(type(each), DataLoader))
-    return [each for each in loaders if getattr(each, "num_workers", 0)]
+    return [each for each in objects_of(DataLoader) if getattr(each, "num_workers", 0)]
 
 
 _METHODS = ("forward", "__call__", "__getitem__", "__getitems__", "__iter__", "__len__")

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
@@ -209,3 +209,13 @@ def code_in(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from code_in(constant)
+
+
+def globals_for(code: CodeType, frame: FrameType) -> dict[str, Any]:
+    """The global names of `code`, an expression or statement that is evaluated in `frame`.
+
+    Its lambdas and comprehensions look up names there alone, so the frame's own are among them.
+    """
+    own: Mapping[str, Any] = frame.f_locals
+    nests = own is not frame.f_globals and any(isinstance(c, CodeType) for c in code.co_consts)
+    return {**frame.f_globals, **own} if nests else frame.f_globals

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import weakref
 import zlib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.training import ddp, digests
 from ddp_notebook.rank.training.evaluations import Moments
 from ddp_notebook.rank.training.gradients import Gradients, Hooked, named
+from ddp_notebook.rank.variables.objects import objects_of
 
 NONE, BYPASSED, LOCAL, REDUCED = range(4)
 """What happens to a backward's gradients; of several forwards the greatest counts."""
@@ -53,7 +53,7 @@ def _members(group: Any) -> Ranks:
 
 
 def _all_optimizers() -> list[torch.optim.Optimizer]:
-    return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
+    return objects_of(torch.optim.Optimizer)
 
 
 def _held_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:

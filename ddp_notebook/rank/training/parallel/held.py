@@ -7,7 +7,6 @@ and nothing of the user's runs.
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.model.parallel.layout import HeldParameter, HeldParameters
 from ddp_notebook.rank.training.parallel import fsdp_private
 from ddp_notebook.rank.variables.global_names import GlobalNames
+from ddp_notebook.rank.variables.objects import objects_of
 
 _MOST_PARAMETERS = 2000
 _MOST_FRAMES = 64
@@ -100,7 +100,7 @@ def _locals() -> Iterator[Mapping[str, Any]]:
 
 def roots() -> list[torch.nn.Module]:
     """Modules with parameters that no other module contains."""
-    modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    modules = objects_of(torch.nn.Module)
     children = {id(part) for module in modules for part in _parts(module)}
     roots = [module for module in modules if id(module) not in children]
     return [root for root in roots if next(root.parameters(), None) is not None]

@@ -376,7 +376,7 @@ def _why_never(row: BreakpointRow, where: str) -> str:
     """Why no rank can ever stop there; empty when one can."""
     bounds = row.bounds.values()
     if not bounds:
-        return "No rank answered: %ddp_status says what they are at."
+        return "No rank answered: %ddp_why says what they are at. Then set it again."
     if all(each.problem for each in bounds):
         problems = "; ".join(sorted({each.problem for each in bounds}))
         return f"{f'Line {where} of the last cell' if where.isdecimal() else where}: {problems}."
