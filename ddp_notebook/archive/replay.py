@@ -20,13 +20,14 @@ from ddp_notebook.model import (
     Collectives,
     Diagnosis,
     Place,
+    Status,
     codec,
     counted,
     format_bytes,
     name_ranks,
 )
 from ddp_notebook.model.codec import DecodeError
-from ddp_notebook.state.board_rows import board
+from ddp_notebook.state.board_rows import BoardFacts, board, board_of
 from ddp_notebook.state.fold import state_at
 from ddp_notebook.state.output import OutputLog
 from ddp_notebook.views.ansi import plain
@@ -58,7 +59,13 @@ class Replay:
 
     def status(self) -> Board:
         """The board as it was when the run was saved."""
-        return board(self.saved.snapshot)
+        return board_of(self.facts())
+
+    def facts(self, diagnosis: Diagnosis | None = None) -> BoardFacts:
+        """What a board shows of the moment when the run was saved."""
+        saved, running = self.saved, self.saved.snapshot.with_status(Status.RUNNING)
+        members = (*running, *saved.left_ns)
+        return BoardFacts(saved.snapshot, saved.collectives, running, diagnosis, members=members)
 
     def at(self, seconds: float) -> Board:
         """The board as it was `seconds` after the first thing that was kept.

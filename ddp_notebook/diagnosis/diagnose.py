@@ -99,6 +99,7 @@ class Rule:
 RULES: tuple[Rule, ...] = (
     # What ranks gave to init_process_group: such a mistake precedes whatever a run does.
     Rule(arguments.invalid_values, When.SETUP | When.RUN_BLOCKED),
+    Rule(arguments.other_versions, When.SETUP),
     Rule(arguments.differing_values, When.SETUP | When.RUN_BLOCKED),
     Rule(arguments.duplicate_ranks, When.SETUP | When.RUN_BLOCKED),
     Rule(arguments.wrong_world_size, When.SETUP | When.RUN_BLOCKED),
@@ -153,7 +154,7 @@ RULES: tuple[Rule, ...] = (
     Rule(store.store_host_left, When.SETUP | When.RUN_STUCK),
     Rule(missing_ranks.early_exits, When.SETUP),
     Rule(missing_ranks.polling_ranks, When.SETUP | When.RUN_STUCK),
-    Rule(arguments.other_versions, When.SETUP | When.RUN_STUCK),
+    Rule(arguments.other_versions, When.RUN_STUCK),
     Rule(missing_ranks.late_ranks, When.SETUP | When.RUN),
     # Runs that ended well and computed something else than was meant.
     Rule(devices.shared_gpus, When.TRAINED, Explains.NOTHING),

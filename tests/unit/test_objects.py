@@ -10,7 +10,7 @@ from types import FunctionType
 
 from ddp_notebook.rank.variables.objects import objects_of
 
-_ROUNDS = 40
+_ROUNDS = 10
 
 
 class Base:

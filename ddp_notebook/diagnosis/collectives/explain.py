@@ -278,6 +278,9 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
     condition = context.sources.condition(record, there, full.ranks, short.ranks)
     category = Category.CONDITIONAL_COLLECTIVE
     how = ": move it out of the condition." if condition else ", or on none."
+    if condition and condition.names_leavers and len(full.ranks) == len(short.ranks):
+        culprits = short.ranks  # no majority, but the code names who leaves
+        how = f": {short.named} must not leave before it."
     remedy = f"Call {called(record)} on every rank of its group{how}"
     if record.part is Part.FORWARD and culprits == full.ranks:
         remedy = (

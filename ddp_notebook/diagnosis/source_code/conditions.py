@@ -26,7 +26,8 @@ class Test:
     """A test on the way to a line, which is reached where it is `wanted`.
 
     `shown` is how it is quoted, empty for the text of its own line. With `filters` it leaves out
-    turns of a loop: it is the filter of a comprehension.
+    turns of a loop: it is the filter of a comprehension. Who meets a test that `leaves` goes out
+    of the function, or the loop.
     """
 
     test: ast.expr
@@ -34,6 +35,7 @@ class Test:
     wanted: bool = True
     shown: str = ""
     filters: bool = False
+    leaves: bool = False
 
 
 def shallow(tree: ast.Module) -> ast.Module:
@@ -153,7 +155,7 @@ def _before(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
             for other in reversed(body[: body.index(child)]):
                 if isinstance(other, ast.If) and (how := _leaves(other.body[-1])):
                     shown = f"if {ast.unparse(other.test)}: {how}"
-                    yield Test(other.test, other.lineno, wanted=False, shown=shown)
+                    yield Test(other.test, other.lineno, wanted=False, shown=shown, leaves=True)
 
 
 def _leaves(statement: ast.stmt) -> str:

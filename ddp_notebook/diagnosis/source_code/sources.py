@@ -53,6 +53,8 @@ class Condition:
     """Of a way around a line in a loop: it leaves the loop for good."""
     decides: Varies = Varies.LOCAL
     """How likely it is why just these ranks came and the others did not."""
+    names_leavers: bool = False
+    """It says which ranks leave before the line: ``if rank == 1: return``."""
 
     @property
     def on_rank(self) -> bool:
@@ -119,7 +121,8 @@ class Sources:
             return None
         place, test = tests[weights.index(heaviest)]
         found = self._as_condition(place, test.test, test.line, test.shown)
-        return replace(found, decides=heaviest)
+        leavers = test.leaves and found.on_rank and _has_equal(test.test)
+        return replace(found, decides=heaviest, names_leavers=leavers)
 
     def any_by_rank(self, names: Collection[str]) -> bool:
         """True when a test of the rank stands before one of these functions, or what calls it."""
@@ -511,6 +514,11 @@ class Sources:
             return True  # whether a parameter got a gradient is each rank's own
         names = {node.id for node in nodes if isinstance(node, ast.Name)}
         return not all(name in same or name.isupper() for name in names)
+
+
+def _has_equal(test: ast.expr) -> bool:
+    comparisons = (each for each in ast.walk(test) if isinstance(each, ast.Compare))
+    return any(isinstance(op, ast.Eq) for each in comparisons for op in each.ops)
 
 
 def _asks_data(test: ast.expr) -> bool:

@@ -413,9 +413,7 @@ def summed_gradients(context: Context) -> Iterator[Finding]:
     for trained in _trained(context) if _are_whole_means(context) else ():
         size, each = len(trained.of), trained.each
         summed = trained.used_the_same() and all(_are(1.0, w) for w in trained.weights())
-        scaled = is_adaptive(each) or chooses_rate_by_world(
-            context.sources, where(context.facts)
-        )
+        scaled = is_adaptive(each) or chooses_rate_by_world(context.sources, where(context.facts))
         if summed and not scaled and not trained.split:
             yield trained.finding(
                 Category.LOSS_SCALING,
