@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from types import FunctionType
 
+import torch  # noqa: F401  # a heap as large as a rank's: else the list is made too fast
+
 from ddp_notebook.rank.variables.objects import objects_of
 
 _ROUNDS = 10
