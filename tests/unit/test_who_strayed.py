@@ -361,3 +361,23 @@ def test_who_came_after_the_others_had_given_up_is_late(case: Case, words: str) 
 )
 def test_a_timeout_has_other_reasons_than_time(case: Case) -> None:
     assert all(category != "straggler" for category, _ in found(case))
+
+
+LEAVES = "import sys\nif {test}:\n    {leave}\ndist.all_reduce(x)\n"
+
+
+@pytest.mark.parametrize("leave", ["sys.exit(0)", "return"])
+@pytest.mark.parametrize(
+    ("test", "who"),
+    [
+        ("rank == 1", 1),
+        ("rank == 1 and not found", 1),
+        ("rank != 0", 0),  # the one that goes on alone
+        ("rank == 0 and found", 0),
+    ],
+)
+def test_of_two_ranks_the_one_that_the_code_names_is_wrong(test: str, leave: str, who: int) -> None:
+    left = 0 if test.startswith("rank == 0") else 1
+    case = play({1 - left: [all_reduce(4)], left: []}, {left: DONE})
+    code = LEAVES.format(test=test, leave=leave)
+    assert found(case, {"train.py": code}) == [("conditional-collective", (who,))]
