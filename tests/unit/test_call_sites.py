@@ -76,6 +76,18 @@ def test_a_line_that_is_reached_in_two_ways_is_two_sites() -> None:
     assert found[0] is found[2] is found[3] is found[6]
 
 
+def test_ways_that_take_turns_through_one_line_are_looked_up_once_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the messages of a pipeline do, which all pass one line of torch's."""
+    found = []
+    for turn in range(6):
+        if turn == 2:
+            monkeypatch.setattr(SITES, "_look_up", lambda *_: pytest.fail("looked up again"))
+        found.append((one, other)[turn % 2]())
+    assert found == found[:2] * 3
+
+
 def recursive(depth: int) -> CallSite:
     return recursive(depth - 1) if depth else reduce_it()
 

@@ -166,6 +166,11 @@ class _Backward(threading.local):
 
 
 _Frames = tuple[tuple[CodeType, int], ...]
+_Way = tuple[CodeType, bool, _Frames, bool, "CallSite"]
+"""What called the observer, whether only torch's wrapper is between it and the frame that is
+`_NEAR`, all frames from `_NEAR` on if it is and from the observer's caller on if not, whether they
+end at the user's outermost, and the call site."""
+_MOST_WAYS = 8
 
 
 class CallSites:
@@ -176,11 +181,9 @@ class CallSites:
         self._codes: dict[int, _Code] = {}
         self._sites: dict[tuple[int, ...], CallSite] = {}
         self._numbers = itertools.count(1)
-        self._last: dict[int, tuple[CodeType, bool, _Frames, bool, CallSite]] = {}
-        """By the position of the frame that is `_NEAR`: what called the observer when it was last
-        called from there, whether only torch's wrapper is in between, all frames from `_NEAR` on
-        if it is and from the observer's caller on if not, whether they end at the user's
-        outermost, and the call site."""
+        self._last: dict[int, tuple[_Way, ...]] = {}
+        """By the position of the frame that is `_NEAR`: how the observer was called through there
+        lately, the newest way first. Several: all messages of a pipeline pass one line."""
         self._threads: dict[int, int] = {}
         self._backward = _Backward()
         self._engine: CodeType | None = None
@@ -205,9 +208,9 @@ class CallSites:
             near, at = None, 0
         # To compare with the frames of last time is cheaper than to ask what each frame is, and
         # each frame that is not touched is one that Python need not make an object of.
-        last = self._last.get(at)
-        if last is not None and frame is not None and frame.f_code is last[0]:
-            _, wrapped, known_frames, ends, site = last
+        for caller, wrapped, known_frames, ends, site in self._last.get(at, ()):
+            if frame is None or frame.f_code is not caller:
+                continue
             outer = near if wrapped else frame
             for code, offset in known_frames:
                 if outer is None or outer.f_code is not code or outer.f_lasti != offset:
@@ -321,7 +324,8 @@ class CallSites:
         if begin is not None and near is not None and not thread:
             wrapped = self._only_wrapped(begin, near)
             known_frames = tuple(seen[2:] if wrapped else seen)
-            self._last[at] = begin.f_code, wrapped, known_frames, ends, site
+            way = begin.f_code, wrapped, known_frames, ends, site
+            self._last[at] = way, *self._last.get(at, ())[: _MOST_WAYS - 1]
         return site
 
     def _thread(self) -> int:
