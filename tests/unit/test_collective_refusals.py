@@ -23,7 +23,7 @@ from traces import (
 )
 
 from ddp_notebook.diagnosis import diagnose_run
-from ddp_notebook.model import Activity, Case, Category, GroupMade, RankReport
+from ddp_notebook.model import Activity, Case, Category, Collective, GroupMade, RankReport
 
 EPOCHS = """
 for epoch in range(9):
@@ -215,6 +215,25 @@ def test_a_tag_that_differs() -> None:
     finding = the_one(case)
     assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (0, 1))
     assert "tags differ" in finding.cause
+
+
+@pytest.mark.parametrize(("operation", "culprit"), [("send", 2), ("recv", 3)])
+def test_of_tags_that_differ_the_one_that_no_other_rank_has_in_that_turn_is_wrong(
+    operation: str, culprit: int
+) -> None:
+    def hops(rank: int) -> list[Collective]:
+        right, left = (rank + 1) % 4, (rank - 1) % 4
+        tags = [(hop, hop) for hop in range(3)]
+        if rank == culprit:
+            tags[1] = (9, 1) if operation == "send" else (1, 9)
+        turns = (
+            (message("send", right, 5, tag=sent), message("recv", left, 6, tag=got))
+            for sent, got in tags
+        )
+        return [each for turn in turns for each in turn[:: -1 if rank % 2 else 1]]
+
+    (first, *_) = found(play({rank: hops(rank) for rank in range(4)}))
+    assert first == ("p2p-mismatch", (culprit,))
 
 
 def test_a_message_of_another_size() -> None:

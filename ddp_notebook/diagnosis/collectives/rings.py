@@ -31,7 +31,9 @@ def mistake(
     """Why ranks wait for each other, the remedy, and the culprits."""
     records = {rank: at for rank, at in context.graph.at.items() if rank in ring}
     if _tags_differ(records):
-        return "the tags differ", "Use one tag= on both sides.", ring
+        odd = tuple(r for r, record in records.items() if _has_odd_tag(context, r, record))
+        culprits = odd if len(odd) == 1 else ring
+        return "the tags differ", "Use one tag= on both sides.", culprits
     if misdirected is not None and set(misdirected[2]) <= set(ring):
         return misdirected
     known = _first(_CERTAIN, context, records)
@@ -62,6 +64,7 @@ def _undecided(records: Mapping[int, Collective], ring: Ranks) -> tuple[str, str
     return "they wait for each other", remedy, ring
 
 
+_FEWEST_OTHERS = 2
 _OPERATIONS = {"send", "recv"}
 _ASYNC = ("isend", "irecv", "batch_isend_irecv")
 
@@ -401,3 +404,17 @@ _LIKELY: tuple[_Rule, ...] = (
     _skipped_a_send,
 )
 """The same for messages that are waited for at once."""
+
+
+def _has_odd_tag(context: Context, rank: int, record: Collective) -> bool:
+    """True where all other ranks gave one other tag at that line, in that turn."""
+    if any(context.collectives.first.values()):
+        return False  # turns cannot be counted
+    site = call_site(record)
+    same = {
+        r: [each for each in records if call_site(each) == site]
+        for r, records in context.collectives.of.items()
+    }
+    turn = sum(each.number < record.number for each in same.pop(rank, ()))
+    tags = [records[turn].tag for records in same.values() if len(records) > turn]
+    return len(tags) >= _FEWEST_OTHERS and len(set(tags)) == 1 and tags[0] != record.tag
