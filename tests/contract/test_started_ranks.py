@@ -17,7 +17,7 @@ from ddp_notebook.session import Session
 pytestmark = pytest.mark.timeout(300)
 
 SCRIPT = """
-import os, socket, sys, time
+import os, random, socket, sys, time
 import torch, torch.distributed as dist, torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -61,9 +61,11 @@ def by_launcher():
 
 
 def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    # Below those of connections: until a rank that loads torch listens, one could take it.
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as one:
+            if one.connect_ex(("127.0.0.1", port)):
+                return port
 
 
 def main(how, port):
