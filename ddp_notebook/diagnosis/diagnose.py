@@ -274,6 +274,8 @@ def diagnose_training(
         return Diagnosis()
     context = Context(Case((), collectives=collectives), Sources(sources), facts)
     findings, notes = _findings(context, When.TRAINED)
+    if any(of.broken and not of.collectives for of in facts.values()):
+        findings = []  # that ranks exchanged nothing may only seem so
     if broken := {rank: cut(of.broken, _LONGEST_ERROR) for rank, of in facts.items() if of.broken}:
         notes.append(
             "What this run trained is known in part only: counting failed, and stops until the "

@@ -77,6 +77,16 @@ def test_counting_that_failed_is_said_as_its_checks_are_missing() -> None:
     assert "(ranks 0-1: TypeError: no such thing)" in note
 
 
+@pytest.mark.parametrize(("collectives", "told"), [(9, 1), (0, 0)])
+def test_where_a_ranks_collectives_are_not_known_nothing_is_concluded_from_that(
+    collectives: int, told: int
+) -> None:
+    mine, other = pair()
+    broken = replace(mine, broken="OSError: no such file", collectives=collectives)
+    found = diagnose_training({0: broken, 1: replace(other, rank=1)}, Collectives())
+    assert (len(found.findings), len(found.notes)) == (told, 1)
+
+
 def only(found: tuple[Finding, ...]) -> tuple[Category, tuple[int, ...]]:
     assert len(found) == 1, found
     assert found[0].remedy and found[0].evidence and "\n" not in found[0].cause

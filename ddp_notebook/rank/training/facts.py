@@ -90,7 +90,8 @@ class RunSummary:
             sharded_without_optimizer=self._without_optimizer(),
             split=replace(tracker.split.facts(), data_ranks=self._data_ranks()),
         )
-        return replace(facts, notes=tuple(digester.notes), broken=tracker.broken)
+        broken = tracker.broken or self._observer.broken
+        return replace(facts, notes=tuple(digester.notes), broken=broken)
 
     def _without_optimizer(self) -> tuple[int, ...]:
         optimizers = [tracked.ref() for tracked in list(self._tracker.optimizers.values())]
