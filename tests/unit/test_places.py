@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support import eventually
@@ -12,6 +13,8 @@ from ddp_notebook.cluster.event_receiver import EventReceiver
 from ddp_notebook.model import (
     CellStarted,
     Event,
+    Output,
+    OutputKind,
     Pulse,
     RankExited,
     RankSpawned,
@@ -21,6 +24,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.rank.cells.output import whole_characters
 from ddp_notebook.rank.events import EventSender
+from ddp_notebook.session.processes.script_processes import Places, ScriptProcesses
 from ddp_notebook.session.record import Record
 
 
@@ -62,6 +66,25 @@ def test_what_becomes_of_the_sessions_own_process_meanwhile_is_known_afterwards(
     assert record.snapshot.ranks[0].status is Status.READY
     record.take_back()
     assert [each.status for each in record.snapshot.ranks] == [Status.DEAD, Status.READY]
+
+
+def test_what_a_scripts_process_has_said_is_not_of_the_ranks_once_they_are_back(
+    record: Record, tmp_path: Path
+) -> None:
+    """A message that was read before the script was ended may be handed over after it."""
+    told: list[Event] = []
+    record.subscribe(told.extend)
+    elsewhere = Mock()  # the cluster, the logs and the receiver: what is told is tested here
+    places = Places(record, elsewhere, elsewhere, elsewhere)
+    script = ScriptProcesses(elsewhere, places, tmp_path / "script", tmp_path, (0, 1))
+    (hand_over,) = elsewhere.add_source.call_args.args
+    hand_over((CellStarted(rank=1, cell=3, heard_ns=3),))
+    assert record.snapshot.ranks[1].status is Status.RUNNING
+    script.end()
+    last = Output(rank=1, cell=3, what=OutputKind.STDOUT, text="last words", heard_ns=4)
+    hand_over((CellStarted(rank=1, cell=3, heard_ns=4), last))
+    assert record.snapshot.ready
+    assert told[-1] == last, "what it wrote is told"
 
 
 @pytest.fixture

@@ -88,6 +88,9 @@ class ScriptProcesses:
         """Ranks whose processes have ended and whose output was read from their files."""
         self._finished: set[int] = set()
         """Ranks whose script is over; the end of their processes is not reported again."""
+        self._telling = threading.RLock()
+        self._given_back = False
+        """The session's own processes are the ranks again: of those only output is still told."""
         self._oom_kills = out_of_memory.kills()
         folder.mkdir(mode=0o700)
         self.started_ranks = StartedRanks(started_in(folder), len(ranks), lambda: self._is_over)
@@ -150,6 +153,8 @@ class ScriptProcesses:
         with self._gone:
             self._gone.wait_for(lambda: self._exits.keys() >= self._pids.keys(), _ENDED_WITHIN_S)
         self._places.receiver.remove_source(self._key)
+        with self._telling:
+            self._given_back = True
         self._places.take_back(self.ranks)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -163,8 +168,15 @@ class ScriptProcesses:
                 elif isinstance(event, Output) and event.what in STREAMS:
                     key = (event.rank, event.what)
                     self._sent[key] = self._sent.get(key, 0) + len(event.text.encode())
-        if kept:
-            self._places.record.add(kept)
+        self._add(kept)
+
+    def _add(self, events: Sequence[Event]) -> None:
+        """Add events to the record, unless they come too late to be of the ranks."""
+        with self._telling:
+            if self._given_back:
+                events = [event for event in events if isinstance(event, Output)]
+            if events:
+                self._places.record.add(events)
 
     def _unsent(self, rank: int) -> list[Output]:
         """Output that a process wrote but could not send any more."""
@@ -207,7 +219,7 @@ class ScriptProcesses:
                 heard_ns=now_ns,
             )
         )
-        self._places.record.add(events)
+        self._add(events)
 
     def log(self, rank: int) -> str:
         """All output of a process: stdout, then stderr."""
