@@ -112,6 +112,12 @@ class Record:
         with self._changed:
             self._changed.notify_all()
 
+    def pass_on(self, events: Sequence[Event]) -> None:
+        """Tell of events that come too late to change a state: others have those places again."""
+        self._tell(events)
+        with self._changed:
+            self._changed.notify_all()
+
     def hear(self, events: Sequence[Event]) -> None:
         """Add events of the session's own processes, including those that a script replaces now."""
         if self._lent:

@@ -90,7 +90,7 @@ class ScriptProcesses:
         """Ranks whose script is over; the end of their processes is not reported again."""
         self._telling = threading.RLock()
         self._given_back = False
-        """The session's own processes are the ranks again: of those only output is still told."""
+        """The session's own processes are the ranks again."""
         self._oom_kills = out_of_memory.kills()
         folder.mkdir(mode=0o700)
         self.started_ranks = StartedRanks(started_in(folder), len(ranks), lambda: self._is_over)
@@ -168,15 +168,14 @@ class ScriptProcesses:
                 elif isinstance(event, Output) and event.what in STREAMS:
                     key = (event.rank, event.what)
                     self._sent[key] = self._sent.get(key, 0) + len(event.text.encode())
-        self._add(kept)
+        if kept:
+            self._add(kept)
 
     def _add(self, events: Sequence[Event]) -> None:
-        """Add events to the record, unless they come too late to be of the ranks."""
+        """Add events to the record; late ones are none of the ranks', but of the script's run."""
         with self._telling:
-            if self._given_back:
-                events = [event for event in events if isinstance(event, Output)]
-            if events:
-                self._places.record.add(events)
+            record = self._places.record
+            (record.pass_on if self._given_back else record.add)(events)
 
     def _unsent(self, rank: int) -> list[Output]:
         """Output that a process wrote but could not send any more."""
