@@ -31,9 +31,8 @@ def mistake(
     """Why ranks wait for each other, the remedy, and the culprits."""
     records = {rank: at for rank, at in context.graph.at.items() if rank in ring}
     if _tags_differ(records):
-        odd = tuple(r for r, record in records.items() if _has_odd_tag(context, r, record))
-        culprits = odd if len(odd) == 1 else ring
-        return "the tags differ", "Use one tag= on both sides.", culprits
+        odd = _with_odd_tags(context, records)
+        return "the tags differ", "Use one tag= on both sides.", odd if len(odd) == 1 else ring
     if misdirected is not None and set(misdirected[2]) <= set(ring):
         return misdirected
     known = _first(_CERTAIN, context, records)
@@ -404,6 +403,10 @@ _LIKELY: tuple[_Rule, ...] = (
     _skipped_a_send,
 )
 """The same for messages that are waited for at once."""
+
+
+def _with_odd_tags(context: Context, records: Mapping[int, Collective]) -> Ranks:
+    return tuple(r for r, record in records.items() if _has_odd_tag(context, r, record))
 
 
 def _has_odd_tag(context: Context, rank: int, record: Collective) -> bool:
