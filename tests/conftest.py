@@ -219,6 +219,15 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def no_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder of this test was removed."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+
+@pytest.fixture
 def shell() -> Iterator[Any]:
     """A fresh real IPython shell with the extension loaded; its ranks end with the test."""
     with ipython_shell() as ipython:

@@ -88,13 +88,8 @@ def test_an_unknown_category_is_answered_with_the_likely_one(
     assert "There are env-mismatch, env-invalid, " in said(shell, capsys, "%ddp_why --explain xyz")
 
 
-def test_a_current_folder_that_is_gone_is_said_by_every_verb(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
+@pytest.mark.usefixtures("no_current_folder")
+def test_a_current_folder_that_is_gone_is_said_by_every_verb() -> None:
     parser = SimpleNamespace(read=lambda _: SimpleNamespace())
     verb: Any = SimpleNamespace(
         parser=parser,

@@ -28,13 +28,8 @@ def test_a_file_that_python_finds_first_is_named_wherever_the_folder_stands(tmp_
     assert why_not_loaded([OWN, str(installed)]) == ""
 
 
-def test_a_current_folder_that_is_gone_shadows_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
+@pytest.mark.usefixtures("no_current_folder")
+def test_a_current_folder_that_is_gone_shadows_nothing(tmp_path: Path) -> None:
     (tmp_path / "torch.py").touch()
     assert why_not_loaded(["", str(tmp_path), OWN]).startswith(f"{tmp_path}/torch.py has the name")
 

@@ -392,19 +392,6 @@ def _tags_differ(records: Mapping[int, Collective]) -> bool:
     )
 
 
-_Rule: TypeAlias = Callable[[Context, Mapping[int, Collective]], tuple[str, str, Ranks] | None]
-_CERTAIN: tuple[_Rule, ...] = (_astray, _from_any, _against_the_ring, _left_loop)
-"""Of a ring, by what its ranks wait in: the cause, the remedy and the culprits, if they tell."""
-_LIKELY: tuple[_Rule, ...] = (
-    _strayed,
-    _out_of_habit,
-    _unequal_sender,
-    _one_more,
-    _skipped_a_send,
-)
-"""The same for messages that are waited for at once."""
-
-
 def _with_odd_tags(context: Context, records: Mapping[int, Collective]) -> Ranks:
     return tuple(r for r, record in records.items() if _has_odd_tag(context, r, record))
 
@@ -421,3 +408,16 @@ def _has_odd_tag(context: Context, rank: int, record: Collective) -> bool:
     turn = sum(each.number < record.number for each in same.pop(rank, ()))
     tags = [records[turn].tag for records in same.values() if len(records) > turn]
     return len(tags) >= _FEWEST_OTHERS and len(set(tags)) == 1 and tags[0] != record.tag
+
+
+_Rule: TypeAlias = Callable[[Context, Mapping[int, Collective]], tuple[str, str, Ranks] | None]
+_CERTAIN: tuple[_Rule, ...] = (_astray, _from_any, _against_the_ring, _left_loop)
+"""Of a ring, by what its ranks wait in: the cause, the remedy and the culprits, if they tell."""
+_LIKELY: tuple[_Rule, ...] = (
+    _strayed,
+    _out_of_habit,
+    _unequal_sender,
+    _one_more,
+    _skipped_a_send,
+)
+"""The same for messages that are waited for at once."""
