@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ddp_notebook.model.diagnosis import *  # noqa: F403
     from ddp_notebook.model.events import *  # noqa: F403
     from ddp_notebook.model.parallel.digests import *  # noqa: F403
+    from ddp_notebook.model.parallel.layout import *  # noqa: F403
+    from ddp_notebook.model.parallel.split import *  # noqa: F403
     from ddp_notebook.model.ranks import *  # noqa: F403
     from ddp_notebook.model.stacks import *  # noqa: F403
     from ddp_notebook.model.stages import *  # noqa: F403
@@ -43,10 +45,10 @@ _FILES = {
     "board": "Board BoardRow Role StackLocation",
     "case": (
         "Activity Blocked Case Child GroupMade Lacks PipelinePart Probe RankReport ShardedUnit "
-        "Splits StoreFile ThreadError Worker"
+        "StoreFile ThreadError Worker"
     ),
     "collectives": (
-        "DEFAULT_GROUP PLACING Collective Collectives Part Phase Place at_place in_brackets"
+        "DEFAULT_GROUP PLACING Collective Collectives Part Phase Place Splits at_place in_brackets"
     ),
     "ddp": "Bucket BucketPlan Fingerprint Reduction TensorInfo",
     "diagnosis": "HAS_FAILED Category Diagnosis Finding JudgedRun Remark Side Traceback",
@@ -56,6 +58,8 @@ _FILES = {
         "StageStarted StoreFailed StoreOpened decode_events encode_events"
     ),
     "parallel.digests": "TensorDigest",
+    "parallel.layout": "HeldParameter HeldParameters",
+    "parallel.split": ("CheckpointCall Claim Copy Forwards Input PartialSum ShardSum SplitFacts"),
     "ranks": (
         "Ranks agree are by_value counted cut format_bytes format_ranks name_ranks parse_ranks "
         "said_by them verb without_ports"

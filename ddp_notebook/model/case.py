@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ddp_notebook.model.collectives import Collectives, Place
+from ddp_notebook.model.collectives import Collectives, Place, Splits
 from ddp_notebook.model.ddp import Fingerprint
 from ddp_notebook.model.diagnosis import Remark
 from ddp_notebook.model.ranks import Ranks
@@ -155,23 +155,6 @@ class GroupMade:
     called: str = ""
     path: tuple[Place, ...] = ()
     of_mesh: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Splits:
-    """What a rank brought to an all_to_all: how much it sends to each member, and expects of it.
-
-    In rows, or in elements where lists of tensors are sent. `announced` is the counts that it sent
-    to each member before, in an exchange of a few integers; empty without one.
-    """
-
-    group: str
-    slot: int
-    sends: tuple[int, ...]
-    receives: tuple[int, ...]
-    announced: tuple[int, ...] = ()
-    widths: tuple[int, int] = (1, 1)
-    """Elements of a row that is sent, and of one that is expected."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ddp_notebook.model import codec
-from ddp_notebook.model.case import Splits
-from ddp_notebook.model.collectives import Collective, Collectives, Part, Phase, Place
+from ddp_notebook.model.collectives import Collective, Collectives, Part, Phase, Place, Splits
 from ddp_notebook.model.ranks import Ranks
 
 CAPACITY = 10_000

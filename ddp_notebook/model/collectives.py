@@ -69,6 +69,23 @@ def in_brackets(place: Place | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Splits:
+    """What a rank brought to an all_to_all: how much it sends to each member, and expects of it.
+
+    In rows, or in elements where lists of tensors are sent. `announced` is the counts that it sent
+    to each member before, in an exchange of a few integers; empty without one.
+    """
+
+    group: str
+    slot: int
+    sends: tuple[int, ...]
+    receives: tuple[int, ...]
+    announced: tuple[int, ...] = ()
+    widths: tuple[int, int] = (1, 1)
+    """Elements of a row that is sent, and of one that is expected."""
+
+
+@dataclass(frozen=True, slots=True)
 class Collective:
     """One collective, send or receive of one rank. Unknown is None, "" or ().
 

@@ -67,6 +67,17 @@ def test_loading_the_extension_waits_for_nothing_that_only_some_notebooks_need()
     assert not loaded & {"ddp_notebook.jobs.targets", "ddp_notebook.jobs.dead"}
 
 
+FOR_ANSWERS = {
+    *("ddp_notebook.rank.inspect.answers", "ddp_notebook.rank.inspect.waiting"),
+    *("ddp_notebook.model.case", "ddp_notebook.model.diagnosis", "ddp_notebook.model.training"),
+    *("ddp_notebook.model.events", "ddp_notebook.model.stacks", "ddp_notebook.rank.calls"),
+}
+
+
+def test_a_prepared_rank_starts_without_what_only_answers_need() -> None:
+    assert not imported_by("import ddp_notebook.rank.prepared.attached") & FOR_ANSWERS
+
+
 @pytest.mark.parametrize(
     "module", ["model", "errors", "state.board_rows", "state.output", "diagnosis.diagnose"]
 )

@@ -105,6 +105,24 @@ def test_the_newest_jobs_are_kept() -> None:
     assert [job.first.wall_s for job in prepared.jobs()] == [7.0, 6.0, 5.0, 4.0, 3.0]
 
 
+def test_a_removal_that_is_interrupted_is_finished_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for number in range(job_folder.KEPT_JOBS + 1):
+        own = job_folder.make(about(0, pid=2**22 + number, wall_s=float(number), parent=number))
+        assert own is not None
+        (own / "stacks.txt").touch()
+    oldest = job_folder.processes()[0][1]
+
+    with monkeypatch.context() as ended_here:
+        ended_here.setattr(job_folder.shutil, "rmtree", lambda *_, **__: None)
+        job_folder.sweep()
+    assert oldest == job_folder.processes()[0][1]
+    job_folder.sweep()
+
+    assert not oldest.exists()
+
+
 def test_a_folder_that_others_can_enter_is_neither_written_nor_read(root: Path) -> None:
     root.mkdir()
     root.chmod(0o755)

@@ -26,7 +26,6 @@ from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.inspect.blocked import FUTEX, has_children, waits_for_ever
 from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode
-from ddp_notebook.rank.inspect.waiting import is_at_rest
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.torch_private import Loading
 
@@ -202,6 +201,9 @@ def _nobody_else_releases(loading: Loading) -> bool:
     """
     if multiprocessing.parent_process() is not None or has_children(*loading.everyone):
         return False
+    # Only an answer needs it, and its code has it then; a rank that trains does not.
+    from ddp_notebook.rank.inspect.waiting import is_at_rest
+
     return all(_waits_for_ever(pid, shared=True) for pid in loading.owing) and is_at_rest()
 
 

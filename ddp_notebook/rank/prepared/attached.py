@@ -5,7 +5,8 @@ A rank that was forked from a process with the runtime has it already.
 It observes and answers questions, and does nothing else until it is taken over
 (`taken_over.py`). It refuses no collective: mismatched ones go to torch as they
 would without it. The code that only answers need is loaded in a thread of its own: it takes as long
-as all the rest, and beside a main thread that never pauses longer than who asks waits.
+as all the rest, and beside a main thread that never pauses longer than who asks waits. It is loaded
+a while after the start, with which it would compete, or when somebody asks.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import atexit
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from multiprocessing import process, util
 from pathlib import Path
@@ -31,6 +33,7 @@ from ddp_notebook.rank.watched import Watched
 RUN = 1
 """The number of the run: a prepared process has one."""
 FACTS = "facts.json"
+_READY_AFTER_S = 1.0
 
 
 class _Asked:
@@ -58,6 +61,11 @@ class _Asked:
                 taken_over = load("ddp_notebook.rank.prepared.taken_over")
                 taken = taken_over.TakenOver(self._watched, answers, RUN, lambda: self.asker())
                 self._handlers = taken.to(handlers)
+
+    def get_ready_later(self) -> None:
+        """The same after a while, if nobody has asked by then."""
+        time.sleep(_READY_AFTER_S)
+        self.get_ready()
 
     def report(self) -> Any:
         """The answer to the question what the rank does. Raises KeyError if there is none."""
@@ -105,4 +113,4 @@ def _begin(watched: Watched, folder: Path) -> None:
         return (log.written if log is not None else -1), watched.init_calls.calls.returned
 
     write_when_stuck(counts, asked.report, folder / "report.json")
-    threading.Thread(target=asked.get_ready, name="ddp-answers", daemon=True).start()
+    threading.Thread(target=asked.get_ready_later, name="ddp-answers", daemon=True).start()

@@ -115,7 +115,7 @@ class Prepared:
             self._questions.close()
         attached.attach(self._rank, self._folder)
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            job_folder.sweep()
+            threading.Thread(target=job_folder.sweep, name="ddp-sweep", daemon=True).start()
 
     def _answer(self, question: str, about: Mapping[str, Any]) -> dict[str, Any]:
         """A report of a rank that has not called init_process_group: it runs code of its own."""

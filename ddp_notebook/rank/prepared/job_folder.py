@@ -191,7 +191,16 @@ def sweep() -> None:
     ended = [of for of in jobs if not any(about.alive for about in of.values())]
     for of in ended[: max(0, len(ended) - KEPT_JOBS)]:
         for about in of.values():
-            shutil.rmtree(folders[about.pid, about.began], ignore_errors=True)
+            _remove(folders[about.pid, about.began])
+
+
+def _remove(folder: Path) -> None:
+    """Remove it, last what says whose it is: the next one finds it if this process ends."""
+    with contextlib.suppress(OSError):
+        for each in folder.iterdir():
+            if each.name != _ABOUT:
+                each.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _about(wire: Mapping[str, object]) -> About | None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from ddp_notebook.model import GradientSample, LossFacts, Ranks
+from ddp_notebook import model
+from ddp_notebook.model import Ranks
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import Line, place_of
 from ddp_notebook.rank.training.parallel import fsdp_private
@@ -29,14 +30,14 @@ _FEWEST = 4
 _MOST_FACTORS = 4
 
 
-def read_loss(loss: torch.Tensor, line: Line | None) -> LossFacts:
+def read_loss(loss: torch.Tensor, line: Line | None) -> model.LossFacts:
     """How a loss was computed, as its autograd graph shows."""
     node, factor = _constants(loss.grad_fn)
     count = torch_private.averaged_over(node)
     if node is not None and count is not None:
         factor *= _constants(node.next_functions[0][0])[1]
     divisor = 1 / factor if torch_private.is_sum(node) and 0 < factor < 1 else 0.0
-    return LossFacts(factor, count is not None, count or 0.0, place_of(line), divisor)
+    return model.LossFacts(factor, count is not None, count or 0.0, place_of(line), divisor)
 
 
 def _constants(node: Any) -> tuple[Any, float]:
@@ -85,9 +86,9 @@ class Gradients:
         self._is_early = True
         self.first: tuple[tuple[float, ...], tuple[float, ...]] = (), ()
         """Some gradients of the first step, and the parameters that they were for, before it."""
-        self.samples: list[GradientSample] = []
+        self.samples: list[model.GradientSample] = []
         """Gradients of the steps after the first one."""
-        self.later: list[GradientSample] = []
+        self.later: list[model.GradientSample] = []
         """Those of the 16th step, the 32nd, and so on: what is trained may be more by then."""
         self._steps = 0
         self.moved_steps = 0
@@ -151,8 +152,8 @@ class Gradients:
         self._backwards = self._leftover_backwards = 0
         self._left = self._kept()
 
-    def _sample(self, now: list[list[float]]) -> GradientSample:
-        return GradientSample(_rows(self._after_backward), _rows(now), self._weights())
+    def _sample(self, now: list[list[float]]) -> model.GradientSample:
+        return model.GradientSample(_rows(self._after_backward), _rows(now), self._weights())
 
     def _kept(self) -> list[tuple[Any, list[float]]]:
         return [
@@ -176,7 +177,7 @@ class Hooked:
     """
 
     def __init__(self) -> None:
-        self.samples: list[GradientSample] = []
+        self.samples: list[model.GradientSample] = []
         self._own: list[tuple[weakref.ref[torch.Tensor], list[float]]] = []
 
     def bucket(self, bucket: Any) -> None:
@@ -190,7 +191,7 @@ class Hooked:
         if self._own:
             parameters = [ref() for ref, _ in self._own]
             used = _rows(_values(p.grad) if p is not None else [] for p in parameters)
-            self.samples.append(GradientSample(_rows(v for _, v in self._own), used, ()))
+            self.samples.append(model.GradientSample(_rows(v for _, v in self._own), used, ()))
             self._own = []
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.model import LossFacts
+from ddp_notebook import model
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.training.evaluations import Evaluation, Moments
 from ddp_notebook.rank.training.gradients import Gradients, read_loss
@@ -58,7 +58,7 @@ class Tracker:
         self.nan_backward: int | None = None
         self.nan_what = ""
         self.nan_place: Line | None = None
-        self.losses: list[LossFacts] = []
+        self.losses: list[model.LossFacts] = []
         """Of the first backwards of the run."""
         self.nan_losses = 0
         """How many of the last losses were not a number, one after the other."""
@@ -156,8 +156,8 @@ class Tracker:
             gradients.backward_begins()
         for replica in self.replicas.values():
             replica.backward()
-        for model in self.plain.of:
-            model.moments.backward()
+        for plain in self.plain.of:
+            plain.moments.backward()
         # To read a value from a device would wait for it.
         known = isinstance(loss, torch.Tensor) and loss.is_cpu and loss.numel() == 1
         value = float(loss.item()) if known else None
@@ -220,7 +220,7 @@ class Tracker:
     def moments(self) -> list[Moments]:
         """Those of all models, with DDP and without."""
         with_ddp = [replica.moments for replica in self.replicas.values()]
-        return with_ddp + [model.moments for model in self.plain.of]
+        return with_ddp + [plain.moments for plain in self.plain.of]
 
     def _modules(self) -> list[torch.nn.Module]:
         modules = [replica.module() for replica in self.replicas.values()]

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from ddp_notebook import model
 from ddp_notebook.model import Ranks, TensorDigest
-from ddp_notebook.model.parallel.split import Copy, ShardSum
 from ddp_notebook.rank.collectives.call_sites import Line, place_of
 from ddp_notebook.rank.training import digests
 from ddp_notebook.rank.training.parallel import fsdp_private, meshes
@@ -51,7 +51,7 @@ class Copies:
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
         self.ref = weakref.ref(optimizer)
         self._steps = 0
-        self.shard_sums: list[ShardSum] = []
+        self.shard_sums: list[model.ShardSum] = []
         named = list(_named(optimizer, names))
         self.split = any(meshes.is_placed(each) for _, each in named)
         """Some of its parameters are DTensors."""
@@ -77,11 +77,11 @@ class Copies:
         if self._copies and self._steps in _LOOKED_AT:
             self._look()
 
-    def facts(self) -> tuple[Copy, ...]:
+    def facts(self) -> tuple[model.Copy, ...]:
         """The digests, current or the last ones."""
         self._look()
         return tuple(
-            Copy(e.name, e.row.ranks, e.declared, e.begin, e.end, e.row.dimension)
+            model.Copy(e.name, e.row.ranks, e.declared, e.begin, e.end, e.row.dimension)
             for e in self._copies
             if self._steps
         )
@@ -91,7 +91,7 @@ class Copies:
             each.end = _digest(each.name, each.tensor()) or each.end
 
 
-def _sums_of(name: str, parameter: Any, at: Mapping[int, Reduced]) -> Iterable[ShardSum]:
+def _sums_of(name: str, parameter: Any, at: Mapping[int, Reduced]) -> Iterable[model.ShardSum]:
     """The all_reduces, by address, that summed a gradient with those of other parts."""
     local = fsdp_private.local_part(parameter.grad)
     found = at.get(local.data_ptr()) if local is not None and local.numel() else None
@@ -99,7 +99,7 @@ def _sums_of(name: str, parameter: Any, at: Mapping[int, Reduced]) -> Iterable[S
         place = place_of(found.line)
         for row in meshes.rows(parameter):
             if row.sharded and set(row.ranks) <= set(found.ranks):
-                yield ShardSum(name, found.ranks, row.dimension, place)
+                yield model.ShardSum(name, found.ranks, row.dimension, place)
 
 
 def _named(

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.model.parallel.layout import HeldParameter, HeldParameters
+from ddp_notebook import model
 from ddp_notebook.rank.training.parallel import fsdp_private
 from ddp_notebook.rank.variables.global_names import GlobalNames
 from ddp_notebook.rank.variables.objects import objects_of
@@ -34,21 +34,21 @@ class Held:
     def __init__(self, names: GlobalNames) -> None:
         self._names = names
 
-    def parameters(self) -> HeldParameters:
+    def parameters(self) -> model.HeldParameters:
         """The parameters of all models, those of one model one after another."""
         found = [held for root in roots() for held in self._of(root)]
-        return HeldParameters(tuple(found[:_MOST_PARAMETERS]), len(found[_MOST_PARAMETERS:]))
+        return model.HeldParameters(tuple(found[:_MOST_PARAMETERS]), len(found[_MOST_PARAMETERS:]))
 
-    def _of(self, root: torch.nn.Module) -> Iterator[HeldParameter]:
-        model, wrapper = self._name(root), ""
+    def _of(self, root: torch.nn.Module) -> Iterator[model.HeldParameter]:
+        name, wrapper = self._name(root), ""
         group: tuple[int, ...] = ()
         if isinstance(root, DistributedDataParallel):
             wrapper, group = "DDP", tuple(dist.get_process_group_ranks(root.process_group))
-        for name, tensor, unit in _parameters(root):
+        for parameter, tensor, unit in _parameters(root):
             placements, dimensions, shape, mesh = fsdp_private.spec(tensor)
-            yield HeldParameter(
-                model,
-                name.removeprefix(_WRAPPED) if wrapper else name,
+            yield model.HeldParameter(
+                name,
+                parameter.removeprefix(_WRAPPED) if wrapper else parameter,
                 tuple(int(n) for n in tensor.shape),
                 str(tensor.dtype).removeprefix("torch."),
                 *_bytes(tensor),

@@ -17,15 +17,8 @@ from typing import Any
 
 import torch
 
+from ddp_notebook import model
 from ddp_notebook.model import Ranks
-from ddp_notebook.model.parallel.split import (
-    CheckpointCall,
-    Claim,
-    Forwards,
-    Input,
-    PartialSum,
-    SplitFacts,
-)
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line, place_of
 from ddp_notebook.rank.training import digests
@@ -53,7 +46,7 @@ class _Root:
         self.ref = weakref.ref(module)
         self.key = key
         self.line = line
-        self.inputs: list[Input] = []
+        self.inputs: list[model.Input] = []
         self.drops = False
         """It has layers that drop values at random."""
         self.handle: Any = None
@@ -81,10 +74,10 @@ class Split:
         """Forget the last run."""
         self.take_out()
         self._roots = []
-        self._claims: list[Claim] = []
+        self._claims: list[model.Claim] = []
         self._sums: dict[tuple[Ranks, bool], Line | None] = {}
         self._reduced: list[Reduced] = []
-        self._saves: list[CheckpointCall] = []
+        self._saves: list[model.CheckpointCall] = []
         self._optimizers: dict[int, Copies] = {}
         self.losses: list[float] = []
         self.backwards = self._seen = 0
@@ -138,7 +131,7 @@ class Split:
         known = any(each.path == str(path) for each in self._saves)
         if path is not None and not known and len(self._saves) < _MOST_SAVES:
             line = self._call_sites.users_line()
-            self._saves.append(CheckpointCall(str(path), ranks, place_of(line)))
+            self._saves.append(model.CheckpointCall(str(path), ranks, place_of(line)))
 
     def _root(self, module: torch.nn.Module, placed: bool, caller: FrameType | None = None) -> None:
         if any(torch_private.is_compiled(each) for each in module.modules()):
@@ -161,7 +154,7 @@ class Split:
         with contextlib.suppress(*_CHANGED):
             if not root.inputs:
                 root.drops = any(each.training and drops_out(each) for each in module.modules())
-            root.inputs.append(Input(self.backwards, hash_of(inputs), random_state()))
+            root.inputs.append(model.Input(self.backwards, hash_of(inputs), random_state()))
             self.trains(inputs)
             if len(root.inputs) >= _MOST_INPUTS:
                 root.take_out()
@@ -202,7 +195,7 @@ class Split:
         line = self._call_sites.users_line()
         if digest is not None:
             place = place_of(line)
-            self._claims.append(Claim(self.backwards, ranks, digest, place))
+            self._claims.append(model.Claim(self.backwards, ranks, digest, place))
         if len(self._claims) >= _MOST_CLAIMS:
             self._let_be()
 
@@ -256,18 +249,18 @@ class Split:
 
     # -- reports ------------------------------------------------------------------------------
 
-    def facts(self) -> SplitFacts:
+    def facts(self) -> model.SplitFacts:
         """All facts."""
         optimizers = list(self._optimizers.values())
-        return SplitFacts(
+        return model.SplitFacts(
             tuple(self._claims),
             tuple(copy for each in optimizers for copy in each.facts()),
             tuple(
-                Forwards(each.key, tuple(each.inputs), place_of(each.line), each.drops)
+                model.Forwards(each.key, tuple(each.inputs), place_of(each.line), each.drops)
                 for each in self._roots
             ),
             tuple(
-                PartialSum(ranks, backward, place_of(line))
+                model.PartialSum(ranks, backward, place_of(line))
                 for (ranks, backward), line in self._sums.items()
             ),
             tuple(found for each in optimizers for found in each.shard_sums),
