@@ -67,6 +67,7 @@ class Reporter:
         watched, error = self._watched, self._main_thread.error
         calls = watched.init_calls.calls
         arguments, exchanges = calls.arguments, self._observer.exchanges
+        at_rest = is_at_rest()
         probe, addresses = self._store_and_name(arguments, calls.entered > 0 or inside == "store")
         return RankReport(
             rank=watched.process.rank,
@@ -86,13 +87,13 @@ class Reporter:
             error_misses=_there_by_now(error),
             holder=_holder(error, arguments.master_port),
             polls_for="" if inside else polled_file(frame, self._user_code),
-            workers=() if inside else watched.data_workers.owing(stack),
+            workers=() if inside else watched.data_workers.owing(stack, at_rest=at_rest),
             children=() if inside else watched.data_workers.started(stack),
             in_threads=watched.thread_errors.of_run,
             handles=error.during if error else watched.thread_errors.in_main(),
             blocked=None if inside else self._waiting.blocked(awaited),
             pid=os.getpid(),
-            at_rest=is_at_rest(),
+            at_rest=at_rest,
             locked=not inside and self._waiting.locked(awaited),
             probe=probe,
             file=_store_file(arguments.path, dist.is_initialized(), _has_joined(inside, calls)),

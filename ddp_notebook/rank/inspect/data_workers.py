@@ -60,8 +60,13 @@ class DataWorkers(Component):
         path.unlink()
         faulthandler.register(_SIGNAL, file=self._stacks, all_threads=True, chain=False)
 
-    def owing(self, frames: Iterable[FrameType]) -> tuple[model.Worker, ...]:
-        """The workers that must deliver the batch for which these frames wait."""
+    def owing(
+        self, frames: Iterable[FrameType], *, at_rest: bool = False
+    ) -> tuple[model.Worker, ...]:
+        """The workers that must deliver the batch for which these frames wait.
+
+        `at_rest` is true where none of the user's threads besides the main one can go on.
+        """
         loading = torch_private.loading(frames, awaited=True)
         if loading is None or not loading.due:
             return ()
@@ -69,7 +74,7 @@ class DataWorkers(Component):
             self._batch = loading.batch
             self._ran.clear()
             self._places.clear()
-        shared = _nobody_else_releases(loading)
+        shared = at_rest and _nobody_else_releases(loading)
         return tuple(self._worker(loading, pid, shared=shared) for pid in loading.owing)
 
     def started(self, frames: Iterable[FrameType]) -> tuple[model.Child, ...]:
@@ -196,15 +201,12 @@ def _ran_ns(pid: int) -> int:
 def _nobody_else_releases(loading: Loading) -> bool:
     """True where a lock that processes share could only be released by one that waits for one.
 
-    All workers that owe a batch do, and so do all threads of this rank besides the main one, which
-    waits for the batch. A rank that multiprocessing started may share locks with other ranks.
+    All workers that owe a batch do; this rank is at rest. A rank that multiprocessing started may
+    share locks with other ranks.
     """
     if multiprocessing.parent_process() is not None or has_children(*loading.everyone):
         return False
-    # Only an answer needs it, and its code has it then; a rank that trains does not.
-    from ddp_notebook.rank.inspect.waiting import is_at_rest
-
-    return all(_waits_for_ever(pid, shared=True) for pid in loading.owing) and is_at_rest()
+    return all(_waits_for_ever(pid, shared=True) for pid in loading.owing)
 
 
 def _waits_for_ever(pid: int, *, shared: bool = False) -> bool:
