@@ -304,17 +304,14 @@ class Breakpoints:
         if code is not None and _has_source(code):
             return Bound(spec.number, self.canonical(code.co_filename), first_line(code))
         if code is not None:
-            why = "was made from text, as a dataclass's __init__ is"
+            why = "it was made from text, as a dataclass's __init__ is"
         elif value is None:
             return self._bind_to_come(spec)
         elif inspect.isclass(value):
-            why = "is a class without Python code"
+            why = "it is a class without Python code"
         else:
-            why = f"is {'C code' if callable(value) else 'not a function'}"
-        problem = (
-            f"{spec.function} {why}: there is no line of Python to stop at. Stop in the function "
-            "that calls it"
-        )
+            why = f"it is {'C code' if callable(value) else 'not a function'}"
+        problem = f"{why}: there is no line of Python to stop at. Stop in the function that calls it"
         return Bound(spec.number, problem=problem)
 
     def _bind_to_come(self, spec: Breakpoint) -> Bound:

@@ -13,6 +13,7 @@ import copy
 import importlib.machinery
 import itertools
 import linecache
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +30,7 @@ from ddp_notebook.rank.debugger.instrument import (
     instrument,
 )
 from ddp_notebook.rank.inspect.frames import chain, code_in
-from ddp_notebook.rank.variables.objects import objects_of
+from ddp_notebook.rank.variables.objects import functions
 
 _FUTURE = 0
 for _name in __future__.all_feature_names:
@@ -107,12 +108,13 @@ class CodeSwap:
 
     def _functions_of(self, files: set[str]) -> dict[str, list[FunctionType]]:
         """By file, all functions that there are of it."""
-        functions: dict[str, list[FunctionType]] = {}
-        for function in _functions():
+        found: dict[str, list[FunctionType]] = {}
+        ends = tuple(file.rpartition(os.sep)[2] for file in files)
+        for function in _functions(lambda f: f.endswith(ends) and self._canonical(f) in files):
             file = self._canonical(function.__code__.co_filename)
             if file in files:
-                functions.setdefault(file, []).append(function)
-        return functions
+                found.setdefault(file, []).append(function)
+        return found
 
     def is_ours(self, code: CodeType) -> bool:
         """Whether our calls are in this code, in each line that they belong in."""
@@ -269,9 +271,9 @@ def lines_of(file: str) -> list[str]:
     return lines
 
 
-def _functions() -> Iterator[FunctionType]:
+def _functions(in_frozen: Callable[[str], bool]) -> Iterator[FunctionType]:
     """All of them; a cell's own code, which IPython may make a function of, is none."""
-    for each in objects_of(FunctionType):
+    for each in functions(in_frozen):
         name = each.__code__.co_qualname
         # What the compiler makes of the rest of a function is no function of the file.
         if name != "<module>" and not name.startswith(_REST_OF_COMPILED):

@@ -255,7 +255,8 @@ class Debugger(Component):
 
     def _hit(self, frame: FrameType, line: int) -> tuple[str, ...]:
         with self.aside():
-            return self.breakpoints.hit(frame, line)
+            users = self._user_code.has_called(frame)
+            return self.breakpoints.hit(frame, line) if users else ()
 
     def _may_stop(self) -> bool:
         return bool(self._run) and self.enabled and not self.is_aside
@@ -391,11 +392,11 @@ class Debugger(Component):
                 self._resume(order, frame)
 
     def places(self, stop: Stop) -> Places:
-        """The user's frames of a paused thread, the innermost first."""
+        """The user's frames of a paused thread, the innermost first, and that where it is paused."""
         is_users = self._user_code.is_users
         inner = frames.chain(stop.frame)
-        own = [(f, f.f_lineno) for f in inner if is_users(f.f_code.co_filename)]
-        return stop.over or own
+        own = (f for f in inner if f is stop.frame or is_users(f.f_code.co_filename))
+        return stop.over or [(f, f.f_lineno) for f in own]
 
     # -- questions -------------------------------------------------------------------------
 
