@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -161,3 +162,45 @@ def test_a_library_stops_for_the_users_code_and_not_for_what_runs_beside_it(
     assert values(ranks2.evaluate("timeout")) == {(0, 1): "0.1"}
     ranks2.step(to="end")
     assert ranks2.wait(10).error is None
+
+
+def test_a_function_of_a_module_that_is_loaded_anew_keeps_its_breakpoint(
+    ranks2: Session, tmp_path: Path
+) -> None:
+    """Also one that could not be set while the file was edited, and not loaded anew."""
+    module = tmp_path / "edited_module.py"
+    module.write_text("def moves(x):\n    return x\n")
+    ranks2.run_cell(f"import importlib, sys\nsys.path.insert(0, {str(tmp_path)!r})\n")
+    ranks2.run_cell("import edited_module\n").raise_for_error()
+    ranks2.breakpoints.add("edited_module.moves", Breakpoint(0))
+    module.write_text("# moved\n\ndef moves(x):\n    twice = x * 2\n    return twice\n")
+    ranks2.run_cell("importlib.reload(edited_module)\n").raise_for_error()
+    (row,) = ranks2.breakpoints.rows()
+    assert row.place == (str(module), 4)
+    stopped = rows(ranks2.run_cell("edited_module.moves(3)").steps)[(0, 1)]
+    assert "in moves: twice = x * 2" in stopped and "edited" not in stopped
+
+
+def test_a_module_in_an_archive_has_its_lines(ranks2: Session, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "packed.zip", "w") as archive:
+        archive.writestr("zipped_module.py", "def packed(x):\n    return x + 1\n")
+    path = str(tmp_path / "packed.zip")
+    ranks2.run_cell(f"import sys\nsys.path.insert(0, {path!r})\nimport zipped_module\n")
+    ranks2.breakpoints.add("zipped_module.packed", Breakpoint(0))
+    stopped = rows(ranks2.run_cell("zipped_module.packed(3)").steps)
+    assert "in packed: return x + 1" in stopped[(0, 1)]
+
+
+def test_a_compiled_model_can_have_its_breakpoint_again(ranks2: Session) -> None:
+    ranks2.run_cell(
+        "import torch\nclass Doubles(torch.nn.Module):\n    def forward(self, x):\n"
+        "        doubled = x * 2\n        return doubled\n"
+        "fast = torch.compile(Doubles(), backend='eager')\n"
+    ).raise_for_error()
+    for name in ("Doubles.forward", "fast", "Doubles.forward"):
+        ranks2.breakpoints.add(name, Breakpoint(0))
+        stopped = ranks2.run_cell("fast(torch.ones(1))", timeout=60)
+        assert "doubled = x * 2" in rows(stopped.steps)[(0, 1)], name
+        ranks2.breakpoints.clear()
+        ranks2.step(to="end")
+        assert ranks2.wait(60).error is None

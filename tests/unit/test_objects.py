@@ -70,7 +70,8 @@ def _numbers() -> Iterator[int]:
 def test_functions_are_found_after_they_were_frozen() -> None:
     """As the fork server does: in a process of its own, where all that is loaded stays frozen."""
     source = (
-        "import gc, json\nfrom ddp_notebook.rank.variables.objects import functions, keep_functions\n"
+        "import gc, json\n"
+        "from ddp_notebook.rank.variables.objects import functions, keep_functions\n"
         "keep_functions()\ngc.freeze()\ndef later(): pass\n"
         "found = functions(lambda file: file == json.__file__)\n"
         "print(found.count(json.dumps), found.count(gc.collect), found.count(later))\n"

@@ -11,6 +11,7 @@ import ast
 import builtins
 import copy
 import importlib.machinery
+import inspect
 import itertools
 import linecache
 import os
@@ -37,6 +38,8 @@ for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
 
 _REST_OF_COMPILED = "torch_dynamo_resume_in_"
+_CALLED = ("__compiled_fn_", "__resume_at_")
+"""How names begin that are called by what `torch.compile` makes of a function."""
 
 OnCall = Callable[[FrameType, int], None]
 """Called by the code: with its frame, and the line of the breakpoint."""
@@ -241,9 +244,9 @@ class CodeSwap:
             swap = self
 
             def get_code(self: Any, fullname: str) -> CodeType | None:
+                code: CodeType | None = plain(self, fullname)  # `Armed` hears of it
                 path = self.get_filename(fullname)
                 if swap._canonical(path) not in swap._lines:
-                    code: CodeType | None = plain(self, fullname)
                     return code
                 tree = swap.instrumented(ast.parse(self.get_data(path), path), path)
                 made = compile(tree, path, "exec", dont_inherit=True)
@@ -266,6 +269,10 @@ def lines_of(file: str) -> list[str]:
     if not file.startswith("<"):
         linecache.checkcache(file)
     lines = linecache.getlines(file)
+    if not lines and not file.startswith("<"):  # in an archive: its module's loader has the text
+        modules = (vars(each) for each in list(sys.modules.values()) if inspect.ismodule(each))
+        module = next((each for each in modules if each.get("__file__") == file), None)
+        lines = linecache.getlines(file, module)
     if file.startswith("<") and lines and lines[0].lstrip().startswith("%%"):
         lines = ["\n", *lines[1:]]
     return lines
@@ -274,9 +281,12 @@ def lines_of(file: str) -> list[str]:
 def _functions(in_frozen: Callable[[str], bool]) -> Iterator[FunctionType]:
     """All of them; a cell's own code, which IPython may make a function of, is none."""
     for each in functions(in_frozen):
-        name = each.__code__.co_qualname
-        # What the compiler makes of the rest of a function is no function of the file.
-        if name != "<module>" and not name.startswith(_REST_OF_COMPILED):
+        code = each.__code__
+        # What the compiler makes of a function, or of the rest of it, is no function of the file.
+        made = _REST_OF_COMPILED in code.co_name or any(
+            n.startswith(_CALLED) for n in code.co_names
+        )
+        if code.co_name != "<module>" and not made:
             yield each
 
 

@@ -80,7 +80,7 @@ def to_come(name: str, source_of: Callable[[str], str]) -> tuple[str, int]:
         if spec is None or not (spec.origin or "").endswith(".py"):
             break
         file = str(spec.origin)
-        tree = _parsed(source_of(file))
+        tree = parsed(source_of(file))
         if line := defined_at(tree, ".".join(rest)):
             return file, line
         origin = _imported_from(tree, spec, *rest[:1])
@@ -90,7 +90,8 @@ def to_come(name: str, source_of: Callable[[str], str]) -> tuple[str, int]:
     return file, 0
 
 
-def _parsed(source: str) -> ast.AST:
+def parsed(source: str) -> ast.AST:
+    """Its tree; an empty one where it is no Python."""
     try:
         return ast.parse(source)
     except SyntaxError:
