@@ -60,12 +60,19 @@ def _described(name: str, value: Any, reader: TensorReader) -> Variable:
         return _module(name, value)
     if safe_repr.inherits(value, torch.optim.Optimizer):
         return Variable(name, _optimizer(value))
+    return _numpys(name, value, reader) or Variable(name, safe_repr.of(value))
+
+
+def _numpys(name: str, value: Any, reader: TensorReader) -> Variable | None:
+    """An array or a number of NumPy's own types; None for any other value."""
     numpy = sys.modules.get("numpy")
-    if numpy is not None and kind is getattr(numpy, "ndarray", None):
+    if numpy is None:
+        return None
+    if type(value) is getattr(numpy, "ndarray", None):
         return Variable(name, tensor=reader.array_facts(value))
-    if numpy is not None and kind in {numpy.dtype(code).type for code in _NUMPY_NUMBERS}:
+    if type(value) in {numpy.dtype(code).type for code in _NUMPY_NUMBERS}:
         return _described(name, value.item(), reader)
-    return Variable(name, safe_repr.of(value))
+    return None
 
 
 def _number(value: float) -> float | None:

@@ -135,23 +135,24 @@ class Digester:
 
     def _other(self, value: Any, crc: int, depth: int) -> int:
         if type(value) in TENSORS:
-            crc = zlib.crc32(safe_repr.of(value).encode(), crc)
-            whole = self._blocks(bytes_of(value), crc)
-            self.opaque |= bool(whole == crc and value.numel())
-            return whole
+            return self._values(value, bytes_of(value), value.numel(), crc)
         numpy = sys.modules.get("numpy")
+        if numpy is not None and type(value) is getattr(numpy, "ndarray", None):
+            return self._values(value, array_bytes(value), value.size, crc)
         if numpy is not None and _is_number(numpy, value):
             return zlib.crc32(numpy.generic.tobytes(value), crc)
-        if numpy is not None and type(value) is getattr(numpy, "ndarray", None):
-            crc = zlib.crc32(safe_repr.of(value).encode(), crc)
-            blocks = array_bytes(value)
-            self.opaque |= bool(value.size and not blocks)
-            return self._blocks(blocks, crc)
         if type(value) is types.FunctionType:
             return self._function(value, crc)
         if safe_repr.inherits(value, type) or safe_repr.is_whole(value):
             return zlib.crc32(_written(value).encode(), crc)
         return self._object(value, crc, depth)
+
+    def _values(self, value: Any, blocks: Iterable[Any], size: int, crc: int) -> int:
+        """The digest of a tensor or an array with `size` values, which are in `blocks`."""
+        crc = zlib.crc32(safe_repr.of(value).encode(), crc)
+        whole = self._blocks(blocks, crc)
+        self.opaque |= bool(whole == crc and size)
+        return whole
 
     def _function(self, function: types.FunctionType, crc: int) -> int:
         """Of where it is defined. What it closes over is not looked at, nor which lambda of a line

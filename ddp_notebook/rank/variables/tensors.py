@@ -105,7 +105,7 @@ class TensorReader:
         digest = f"{sums.crc:08x}" if sums.read == size else ""
         if self._full:
             facts = replace(facts, std=sums.std, infinite=sums.infinite)
-            digest = digest or (self._digest(flat) if flat.numel() == size else "")
+            digest = digest or self._digest(flat, size)
         return replace(
             facts,
             read=sums.read,
@@ -117,9 +117,9 @@ class TensorReader:
             sample=sample(flat),
         )
 
-    def _digest(self, flat: torch.Tensor) -> str:
-        """The digest of a large tensor; empty where there was no time."""
-        if flat.numel() > _MOST_COMPARED:
+    def _digest(self, flat: torch.Tensor, size: int) -> str:
+        """The digest of a large tensor; empty where there was no time, or `flat` is not all."""
+        if not size == flat.numel() <= _MOST_COMPARED:
             return ""
         crc = 0
         for block in blocks_of(flat):
@@ -264,17 +264,21 @@ def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if tensor.device.type != "cpu" or tensor.numel() > _MOST_COMPARED:
         return ()
     if tensor.layout in _OF_LAYOUT:
-        if tensor.layout is torch.sparse_coo and not tensor.is_coalesced():
-            return ()
-        return tuple(of(tensor).detach() for of in _OF_LAYOUT[tensor.layout])
+        in_order = tensor.layout is not torch.sparse_coo or tensor.is_coalesced()
+        return tuple(of(tensor).detach() for of in _OF_LAYOUT[tensor.layout] if in_order)
     if tensor.is_quantized:
-        if tensor.qscheme() is not torch.per_tensor_affine or tensor.numel() > _WHOLE:
-            return ()
-        scale = torch.tensor([tensor.q_scale(), float(tensor.q_zero_point())], dtype=torch.float64)
-        return scale, tensor.int_repr()
+        return _quantized(tensor)
     if tensor.is_complex() and _is_held(tensor):
         return (torch.view_as_real(tensor.resolve_conj()),)
     return ()
+
+
+def _quantized(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The scale and the whole numbers of a tensor that has one scale and is not large."""
+    if tensor.qscheme() is not torch.per_tensor_affine or tensor.numel() > _WHOLE:
+        return ()
+    scale = torch.tensor([tensor.q_scale(), float(tensor.q_zero_point())], dtype=torch.float64)
+    return scale, tensor.int_repr()
 
 
 _OF_LAYOUT: Mapping[torch.layout, tuple[Callable[[torch.Tensor], torch.Tensor], ...]] = {
