@@ -233,7 +233,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     if tensor.is_contiguous():
         flat = tensor.view(-1)
-        return flat if flat.stride() == (1,) else flat.clone()  # one value that was expanded
+        return flat.as_strided(flat.shape, (1,))  # one value may have been expanded, by 0
     return tensor.reshape(-1) if tensor.numel() <= _WHOLE else None
 
 
