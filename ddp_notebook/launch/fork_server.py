@@ -65,8 +65,9 @@ def _import(name: str) -> None:
 
 
 def _freeze() -> None:
-    """Exempt loaded objects from garbage collection, so that children keep sharing their pages."""
-    gc.collect()
+    """Exempt what was loaded since the last time from garbage collection: children keep sharing
+    its pages, and can still find the functions."""
+    child.call("ddp_notebook.rank.variables.objects:keep_functions", {})
     gc.freeze()
     gc.enable()
 
@@ -149,6 +150,7 @@ class ForkServer:
                 os.environ[name] = value
         if modules:
             child.call("ddp_notebook.rank.cells.held_modules:hold", {})
+        gc.collect()
         _freeze()
         self.send_ready(time.monotonic() - started)
 
@@ -199,7 +201,7 @@ class ForkServer:
     def fork_servers(self) -> None:
         """Fork a fork server for each notebook that asks for one."""
         while (client := self.listening.accept()) is not None:
-            gc.freeze()  # also what was loaded since the last time
+            _freeze()
             try:
                 pid = os.fork()
             except OSError:  # the limit of processes is reached: this server goes on nevertheless
@@ -275,8 +277,7 @@ class ForkServer:
         self.close_fds()
         for held in self.folders.values():
             let_go(held)
-        gc.freeze()  # also what was loaded since the last time: a collection would copy its pages
-        gc.enable()
+        _freeze()
         child.start(spec, os.getppid())
 
     def spawn_process(self, spec: dict[str, Any]) -> int:

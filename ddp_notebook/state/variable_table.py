@@ -157,7 +157,8 @@ def _text(members: Sequence[int], values: Mapping[int, Variable], *, full: bool)
     devices = {each.tensor.device for rank in members if (each := values[rank]).tensor}
     device = value.tensor.device if len(devices) == 1 else _kind(value.tensor)
     text = tensor_text(replace(value.tensor, device=device))
-    digest = value.tensor.digest if full and value.tensor.size > _MOST_SHOWN else ""
+    is_shown = value.tensor.size <= _MOST_SHOWN and value.tensor.sample
+    digest = value.tensor.digest if full and not is_shown else ""
     return f"{text}, hash {digest}" if digest else text
 
 

@@ -160,7 +160,7 @@ def test_a_line_of_an_earlier_cell_is_named_with_it_and_its_branch_is_known(
         ("cell 9999:3", {}, "The ranks have run no cell 9999"),
         ("no_function", {}, "The ranks know no function no_function"),
         ("a b", {}, "neither a line nor a function"),
-        ("torch.relu", {}, "is C code: there is no line of Python"),
+        ("torch.relu", {}, "it is C code: there is no line of Python"),
         ("2", {"condition": "x ="}, "is no Python expression"),
         ("2", {"log": "{x"}, "cannot be filled in"),
         ("2", {"count": 0}, "--count is 1 or more"),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from results import rows
+from results import rows, values
 
 from ddp_notebook.rank.calls import Breakpoint, How
 from ddp_notebook.session import Session
@@ -112,3 +113,94 @@ def test_a_script_that_is_edited_while_it_is_paused_is_shown_as_it_runs(
     at = rows(ranks2.step())[(0, 1)]
     assert "return b (its file was edited after it was loaded: what runs is as it was)" in at
     ranks2.step(to="end")
+
+
+LIBRARIES = {
+    "torch.nn.functional.relu": ("F.relu(torch.ones(2))", "in relu"),
+    "F.max_pool2d": ("torch.nn.MaxPool2d(2)(torch.ones(1, 4, 4))", "in _max_pool2d"),
+    "torch.nn.Linear.forward": ("torch.nn.Linear(2, 1)(torch.ones(2))", "in Linear.forward"),
+    "torch.autograd.backward": ("torch.ones(1, requires_grad=True).backward()", "in backward"),
+    "torch.save": ("torch.save(1, io.BytesIO())", "in save"),
+    "json.dumps": ("json.dumps([1])", "in dumps"),
+}
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_functions_of_libraries_that_the_ranks_were_forked_with_are_stopped_in(
+    ranks2: Session, name: str
+) -> None:
+    ranks2.run_cell("import io, json, torch\nimport torch.nn.functional as F\n").raise_for_error()
+    ranks2.breakpoints.add(name, Breakpoint(0))
+    called, place = LIBRARIES[name]
+    assert place in rows(ranks2.run_cell(called).steps)[(0, 1)]
+    assert [frame.function for frame in ranks2.looking.stands((0,))[0].frames] == [
+        place.removeprefix("in "),
+        "<module>",
+    ]
+    ranks2.step(to="end")
+    assert ranks2.wait(10).error is None
+
+
+def test_another_function_with_the_same_wrapper_passes(ranks2: Session) -> None:
+    ranks2.run_cell("import torch.nn.functional as F\nimport torch\n").raise_for_error()
+    ranks2.breakpoints.add("F.max_pool2d", Breakpoint(0))
+    assert ranks2.run_cell("F.max_pool1d(torch.ones(1, 4), 2)").steps is None
+
+
+def test_a_library_stops_for_the_users_code_and_not_for_what_runs_beside_it(
+    ranks2: Session,
+) -> None:
+    """Threads of Jupyter's and of ours call these all the time; a rank of which one paused would
+    answer no more."""
+    for name in ("threading.Event.wait", "json.loads", "logging.Logger.debug"):
+        ranks2.breakpoints.add(name, Breakpoint(0))
+    stopped = ranks2.run_cell(
+        "import threading\nthread = threading.Thread(target=threading.Event().wait, args=(0.1,))\n"
+        "threading.Event().wait(0.1)\n"
+    )
+    assert "in Event.wait" in rows(stopped.steps)[(0, 1)]
+    assert values(ranks2.evaluate("timeout")) == {(0, 1): "0.1"}
+    ranks2.step(to="end")
+    assert ranks2.wait(10).error is None
+
+
+def test_a_function_of_a_module_that_is_loaded_anew_keeps_its_breakpoint(
+    ranks2: Session, tmp_path: Path
+) -> None:
+    """And it is not called edited since it was loaded, as it was before."""
+    module = tmp_path / "moving_module.py"
+    module.write_text("def moves(x):\n    return x\n")
+    ranks2.run_cell(f"import importlib, sys\nsys.path.insert(0, {str(tmp_path)!r})\n")
+    ranks2.run_cell("import moving_module\n").raise_for_error()
+    ranks2.breakpoints.add("moving_module.moves", Breakpoint(0))
+    module.write_text("# moved\n\ndef moves(x):\n    twice = x * 2\n    return twice\n")
+    ranks2.run_cell("importlib.reload(moving_module)\n").raise_for_error()
+    (row,) = ranks2.breakpoints.rows()
+    assert row.place == (str(module), 4)
+    stopped = rows(ranks2.run_cell("moving_module.moves(3)").steps)[(0, 1)]
+    assert "in moves: twice = x * 2" in stopped and "edited" not in stopped
+
+
+def test_a_module_in_an_archive_has_its_lines(ranks2: Session, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "packed.zip", "w") as archive:
+        archive.writestr("zipped_module.py", "def packed(x):\n    return x + 1\n")
+    path = str(tmp_path / "packed.zip")
+    ranks2.run_cell(f"import sys\nsys.path.insert(0, {path!r})\nimport zipped_module\n")
+    ranks2.breakpoints.add("zipped_module.packed", Breakpoint(0))
+    stopped = rows(ranks2.run_cell("zipped_module.packed(3)").steps)
+    assert "in packed: return x + 1" in stopped[(0, 1)]
+
+
+def test_a_compiled_model_can_have_its_breakpoint_again(ranks2: Session) -> None:
+    ranks2.run_cell(
+        "import torch\nclass Doubles(torch.nn.Module):\n    def forward(self, x):\n"
+        "        doubled = x * 2\n        return doubled\n"
+        "fast = torch.compile(Doubles(), backend='eager')\n"
+    ).raise_for_error()
+    for name in ("Doubles.forward", "fast", "Doubles.forward"):
+        ranks2.breakpoints.add(name, Breakpoint(0))
+        stopped = ranks2.run_cell("fast(torch.ones(1))")
+        assert "doubled = x * 2" in rows(stopped.steps)[(0, 1)], name
+        ranks2.breakpoints.clear()
+        ranks2.step(to="end")
+        assert ranks2.wait(60).error is None

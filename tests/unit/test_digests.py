@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
+import time
 from collections import OrderedDict
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
+from uuid import UUID
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -24,6 +29,10 @@ class Config:
 
 class Name(str):
     """A text of the user's class."""
+
+
+class Buffer(io.BytesIO):
+    """Of a class in C, with nothing of its own."""
 
 
 class Hostile:
@@ -71,6 +80,9 @@ MAKES: list[Callable[[Any], Any]] = [
     lambda end: argparse.Namespace(lr=0.1, steps=end),
     lambda end: [torch.zeros(5), changed(torch.zeros(5_000)) * end],
     lambda end: {"x": np.arange(5_000) + end},
+    lambda end: [np.bool_(end == 1), np.datetime64(end, "s")],
+    lambda end: {"z": torch.tensor([end * 1j]), "s": torch.eye(2).to_sparse() * end},
+    lambda end: [Fraction(1, end), UUID(int=end)],
     lambda end: [None, True, 1.5, 2j, ..., "é\ud800", end],
 ]
 
@@ -104,3 +116,30 @@ def test_what_is_not_read_to_its_end_has_none() -> None:
     assert Digester(objects=False).of(Config(a=1)) == ""
     many = [object() for _ in itertools.repeat(None, 200_000)]
     assert Digester(objects=True, seconds=0.001).of(many) == ""
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "value",
+    [
+        pd.Timestamp("2020-01-01"),
+        Buffer(b"what it holds is in C"),
+        torch.ones(2, device="meta"),
+        torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], check_invariants=True),
+        torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
+        np.array([object()]),
+    ],
+)
+def test_of_what_cannot_be_looked_into_nothing_is_proved(value: Any) -> None:
+    digester = Digester(objects=True)
+    digester.of([value])
+    assert digester.opaque
+
+
+def test_large_ones_cost_no_more_than_the_time_that_there_is() -> None:
+    """No clock is read while keys are sorted, or while a long text is encoded."""
+    keys = [str(number) for number in range(1_000_000)]
+    for large in (dict.fromkeys(keys, 1), set(keys), "é" * 100_000_000, bytes(300_000_000)):
+        began_s = time.thread_time()
+        Digester(objects=True).of(large)
+        assert time.thread_time() - began_s < 0.1

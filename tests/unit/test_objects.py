@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -64,3 +65,16 @@ def test_tuples_that_another_thread_builds_meanwhile_are_built() -> None:
 
 def _numbers() -> Iterator[int]:
     yield from range(3)
+
+
+def test_functions_are_found_after_they_were_frozen() -> None:
+    """As the fork server does: in a process of its own, where all that is loaded stays frozen."""
+    source = (
+        "import gc, json\n"
+        "from ddp_notebook.rank.variables.objects import functions, keep_functions\n"
+        "keep_functions()\ngc.freeze()\ndef later(): pass\n"
+        "found = functions(lambda file: file == json.__file__)\n"
+        "print(found.count(json.dumps), found.count(gc.collect), found.count(later))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert ended.stdout.split() == ["1", "0", "1"], ended.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -34,8 +35,9 @@ def test_a_tensor_is_told_by_shape_type_mean_and_its_nans() -> None:
         torch.tensor([True, False]),
         torch.nn.Parameter(torch.zeros(3)),
         np.arange(4.0),
+        torch.tensor(2.0).expand(1),
     ],
-    ids=["transposed", "bfloat16", "bool", "parameter", "numpy"],
+    ids=["transposed", "bfloat16", "bool", "parameter", "numpy", "gradient of a sum"],
 )
 def test_values_of_any_plain_type_are_read(value: object) -> None:
     facts = of(value).tensor
@@ -46,16 +48,63 @@ def test_values_of_any_plain_type_are_read(value: object) -> None:
     "value",
     [
         torch.ones(3, device="meta"),
-        torch.ones(3).to_sparse(),
-        torch.ones(3, dtype=torch.complex64),
+        torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], check_invariants=True),
         torch.zeros(0),
-        np.array(["a"]),
+        np.array(["a", 1], dtype=object),
     ],
-    ids=["meta", "sparse", "complex", "empty", "texts"],
+    ids=["meta", "sparse, in no order", "empty", "objects"],
 )
 def test_what_cannot_be_read_is_described_and_not_read(value: object) -> None:
     facts = of(value).tensor
     assert facts is not None and not facts.read and facts.mean is None
+
+
+SPARSE = {
+    kind: lambda a, kind=kind: torch.diag(torch.tensor([a, 1.0])).to_sparse(layout=kind)
+    for kind in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+}
+COMPARED: dict[str, Callable[[int], object]] = {
+    "complex": lambda a: torch.tensor([1 + 2j, 3 + a * 1j]),
+    "conjugate": lambda a: torch.tensor([1 + 2j, 3 + a * 1j]).conj(),
+    **{str(kind): make for kind, make in SPARSE.items()},
+    "quantized": lambda a: torch.quantize_per_tensor(torch.tensor([float(a)]), 0.5, 0, torch.qint8),
+    "scale": lambda a: torch.quantize_per_tensor(torch.tensor([0.0]), 0.5 + a, 0, torch.qint8),
+    "complex array": lambda a: np.array([a * 1j]),
+    "texts": lambda a: np.array(["a", str(a)]),
+    "dates": lambda a: np.array([f"2020-01-0{a}"], dtype="datetime64[D]"),
+    "records": lambda a: np.array([(1, a)], dtype=[("a", "i4"), ("b", "f8")]),
+    "not writable": lambda a: np.broadcast_to(np.arange(3) + a, (4, 3)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", COMPARED.values(), ids=COMPARED)
+def test_values_of_other_kinds_are_compared(make: Callable[[int], object]) -> None:
+    one, again, other = (of(make(a)).tensor for a in (1, 1, 2))
+    assert one is not None and other is not None
+    assert one.read == one.size and one.digest
+    assert one == again and one.digest != other.digest
+
+
+def test_large_values_in_no_one_block_are_read_in_part() -> None:
+    """At the same places, however the memory of a rank is laid out."""
+    plain = torch.arange(4_000_000.0).reshape(2000, 2000)
+    facts = of(plain.t().contiguous().t()).tensor
+    assert facts is not None and 1000 < facts.read < facts.size and not facts.digest
+    assert facts.sample[0] == 0.0 and facts.most is not None and facts.most > 3_900_000
+    one = of(torch.ones(1).expand(10**9)).tensor
+    assert one is not None and one.read and (one.mean, one.least) == (1.0, 1.0)
+
+
+def test_numbers_of_numpys_are_numbers() -> None:
+    for number in (np.float16(1.5), np.int8(-3), np.uint64(7), np.float32(2.5)):
+        assert of(number).number == float(number)
+    assert of(np.bool_(True)).text == "True"
+
+
+def test_a_model_of_many_parts_is_counted_to_its_end() -> None:
+    model = torch.nn.Sequential(*[torch.nn.Linear(1, 1) for _ in range(2500)])
+    assert of(model).text == "Sequential, 5,000 parameters, train"
 
 
 def test_a_shard_whose_memory_was_given_back_is_not_touched() -> None:

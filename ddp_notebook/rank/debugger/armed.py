@@ -59,6 +59,8 @@ class Armed:
         self._modules: set[str] = set()
         """The user's modules that do, and were imported."""
         self.loaded = Loaded()
+        self.on_load: Callable[[str], None] = lambda file: None
+        """Called with the file of each module of the user's that is about to run."""
 
     def attach(self, is_users: Callable[[str], bool]) -> None:
         """Look at each module of the user's that is imported from now on."""
@@ -69,6 +71,7 @@ class Armed:
             code = plain(own, fullname)
             if code is not None and is_users(code.co_filename):
                 self.loaded.add(code.co_filename)
+                self.on_load(code.co_filename)
                 if _names_stop(code):
                     self._imported(fullname)
             return code

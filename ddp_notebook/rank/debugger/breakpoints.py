@@ -14,7 +14,7 @@ from typing import Any
 from ddp_notebook.rank.calls import Bound, Breakpoint
 from ddp_notebook.rank.debugger.code_swap import source_of
 from ddp_notebook.rank.debugger.instrument import Lines, line_with_code, plain
-from ddp_notebook.rank.debugger.named import code_of, defined_at, first_line, named, to_come
+from ddp_notebook.rank.debugger.named import code_of, defined_at, first_line, named, parsed, to_come
 from ddp_notebook.rank.inspect.frames import CELL_NAME, IsUsers, globals_for
 
 
@@ -128,6 +128,29 @@ class Breakpoints:
         if new:
             self._index()
         return new
+
+    def loads(self, file: str) -> bool:
+        """A module is loaded from `file`, maybe anew: its functions are where they are now.
+
+        True when some breakpoints have moved with theirs.
+        """
+        file = self.canonical(file)
+        named_there = [
+            each
+            for each in self._watched.values()
+            if each.spec.function and each.bound.file == file
+        ]
+        tree = parsed(source_of(file) if named_there else "")
+        moved = False
+        for watched in named_there:
+            names = watched.spec.function.split(".")
+            lines = (defined_at(tree, ".".join(names[at:])) for at in range(len(names)))
+            line = next(filter(None, lines), watched.bound.line)
+            moved |= line != watched.bound.line
+            watched.bound = replace(watched.bound, line=line)
+        if moved:
+            self._index()
+        return moved
 
     def bind_pending(self) -> bool:
         """Look again for what was not loaded; True when some of it is now."""
@@ -304,17 +327,15 @@ class Breakpoints:
         if code is not None and _has_source(code):
             return Bound(spec.number, self.canonical(code.co_filename), first_line(code))
         if code is not None:
-            why = "was made from text, as a dataclass's __init__ is"
+            why = "it was made from text, as a dataclass's __init__ is"
         elif value is None:
             return self._bind_to_come(spec)
         elif inspect.isclass(value):
-            why = "is a class without Python code"
+            why = "it is a class without Python code"
         else:
-            why = f"is {'C code' if callable(value) else 'not a function'}"
-        problem = (
-            f"{spec.function} {why}: there is no line of Python to stop at. Stop in the function "
-            "that calls it"
-        )
+            why = f"it is {'C code' if callable(value) else 'not a function'}"
+        stop = "Stop in the function that calls it"
+        problem = f"{why}: there is no line of Python to stop at. {stop}"
         return Bound(spec.number, problem=problem)
 
     def _bind_to_come(self, spec: Breakpoint) -> Bound:

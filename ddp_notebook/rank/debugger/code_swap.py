@@ -11,8 +11,10 @@ import ast
 import builtins
 import copy
 import importlib.machinery
+import inspect
 import itertools
 import linecache
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,13 +31,15 @@ from ddp_notebook.rank.debugger.instrument import (
     instrument,
 )
 from ddp_notebook.rank.inspect.frames import chain, code_in
-from ddp_notebook.rank.variables.objects import objects_of
+from ddp_notebook.rank.variables.objects import functions
 
 _FUTURE = 0
 for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
 
 _REST_OF_COMPILED = "torch_dynamo_resume_in_"
+_CALLED = ("__compiled_fn_", "__resume_at_")
+"""How names begin that are called by what `torch.compile` makes of a function."""
 
 OnCall = Callable[[FrameType, int], None]
 """Called by the code: with its frame, and the line of the breakpoint."""
@@ -107,12 +111,13 @@ class CodeSwap:
 
     def _functions_of(self, files: set[str]) -> dict[str, list[FunctionType]]:
         """By file, all functions that there are of it."""
-        functions: dict[str, list[FunctionType]] = {}
-        for function in _functions():
+        found: dict[str, list[FunctionType]] = {}
+        ends = tuple(file.rpartition(os.sep)[2] for file in files)
+        for function in _functions(lambda f: f.endswith(ends) and self._canonical(f) in files):
             file = self._canonical(function.__code__.co_filename)
             if file in files:
-                functions.setdefault(file, []).append(function)
-        return functions
+                found.setdefault(file, []).append(function)
+        return found
 
     def is_ours(self, code: CodeType) -> bool:
         """Whether our calls are in this code, in each line that they belong in."""
@@ -239,9 +244,9 @@ class CodeSwap:
             swap = self
 
             def get_code(self: Any, fullname: str) -> CodeType | None:
+                code: CodeType | None = plain(self, fullname)  # `Armed` hears of it
                 path = self.get_filename(fullname)
                 if swap._canonical(path) not in swap._lines:
-                    code: CodeType | None = plain(self, fullname)
                     return code
                 tree = swap.instrumented(ast.parse(self.get_data(path), path), path)
                 made = compile(tree, path, "exec", dont_inherit=True)
@@ -264,17 +269,24 @@ def lines_of(file: str) -> list[str]:
     if not file.startswith("<"):
         linecache.checkcache(file)
     lines = linecache.getlines(file)
+    if not lines and not file.startswith("<"):  # in an archive: its module's loader has the text
+        modules = (vars(each) for each in list(sys.modules.values()) if inspect.ismodule(each))
+        module = next((each for each in modules if each.get("__file__") == file), None)
+        lines = linecache.getlines(file, module)
     if file.startswith("<") and lines and lines[0].lstrip().startswith("%%"):
         lines = ["\n", *lines[1:]]
     return lines
 
 
-def _functions() -> Iterator[FunctionType]:
+def _functions(in_frozen: Callable[[str], bool]) -> Iterator[FunctionType]:
     """All of them; a cell's own code, which IPython may make a function of, is none."""
-    for each in objects_of(FunctionType):
-        name = each.__code__.co_qualname
-        # What the compiler makes of the rest of a function is no function of the file.
-        if name != "<module>" and not name.startswith(_REST_OF_COMPILED):
+    for each in functions(in_frozen):
+        code = each.__code__
+        # What the compiler makes of a function, or of the rest of it, is no function of the file.
+        made = _REST_OF_COMPILED in code.co_name or any(
+            n.startswith(_CALLED) for n in code.co_names
+        )
+        if code.co_name != "<module>" and not made:
             yield each
 
 

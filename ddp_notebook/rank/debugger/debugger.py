@@ -123,6 +123,7 @@ class Debugger(Component):
 
     def attach(self) -> None:
         """A forked child (a worker of a DataLoader) is no rank: nothing is stopped there."""
+        self.armed.on_load = self._module_loads
         self.armed.attach(self._user_code.is_users)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._leave_child_alone)
@@ -170,6 +171,10 @@ class Debugger(Component):
     def was_compiled(self, code: CodeType) -> None:
         """This is what it was compiled to."""
         self.backend.was_compiled(code)
+
+    def _module_loads(self, file: str) -> None:
+        if self.breakpoints.loads(file):
+            self._watch()
 
     def _watch(self) -> None:
         lines = self.breakpoints.lines if self.enabled else {}
@@ -255,7 +260,8 @@ class Debugger(Component):
 
     def _hit(self, frame: FrameType, line: int) -> tuple[str, ...]:
         with self.aside():
-            return self.breakpoints.hit(frame, line)
+            users = self._user_code.has_called(frame)
+            return self.breakpoints.hit(frame, line) if users else ()
 
     def _may_stop(self) -> bool:
         return bool(self._run) and self.enabled and not self.is_aside
@@ -391,11 +397,11 @@ class Debugger(Component):
                 self._resume(order, frame)
 
     def places(self, stop: Stop) -> Places:
-        """The user's frames of a paused thread, the innermost first."""
+        """The user's frames of a paused thread, innermost first, and that where it is paused."""
         is_users = self._user_code.is_users
         inner = frames.chain(stop.frame)
-        own = [(f, f.f_lineno) for f in inner if is_users(f.f_code.co_filename)]
-        return stop.over or own
+        own = (f for f in inner if f is stop.frame or is_users(f.f_code.co_filename))
+        return stop.over or [(f, f.f_lineno) for f in own]
 
     # -- questions -------------------------------------------------------------------------
 
@@ -455,7 +461,8 @@ class Debugger(Component):
 
     def bounds(self) -> calls.Bounds:
         """Where each breakpoint is, and how often it was passed. Any thread."""
-        if self.breakpoints.has_pending and self.breakpoints.bind_pending():
+        found = self.breakpoints.has_pending and self.breakpoints.bind_pending()
+        if found or self._problems:  # what was edited may have been loaded anew
             self._watch()
         return calls.Bounds(self.breakpoints.bounds(self._problems, self.backend.unseen()))
 

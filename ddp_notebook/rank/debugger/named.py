@@ -10,7 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from types import CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from ddp_notebook.rank.inspect.frames import IsUsers, code_in
@@ -80,7 +80,7 @@ def to_come(name: str, source_of: Callable[[str], str]) -> tuple[str, int]:
         if spec is None or not (spec.origin or "").endswith(".py"):
             break
         file = str(spec.origin)
-        tree = _parsed(source_of(file))
+        tree = parsed(source_of(file))
         if line := defined_at(tree, ".".join(rest)):
             return file, line
         origin = _imported_from(tree, spec, *rest[:1])
@@ -90,7 +90,8 @@ def to_come(name: str, source_of: Callable[[str], str]) -> tuple[str, int]:
     return file, 0
 
 
-def _parsed(source: str) -> ast.AST:
+def parsed(source: str) -> ast.AST:
+    """Its tree; an empty one where it is no Python."""
     try:
         return ast.parse(source)
     except SyntaxError:
@@ -180,7 +181,19 @@ def _wrapped(value: Any) -> Any:
     parts = inspect.getattr_static(value, "_modules", None)
     if type(parts) is dict and type(value).__module__.startswith("torch."):
         return parts.get("module") or parts.get("_orig_mod")  # DDP's, and torch.compile's
-    return inspect.getattr_static(value, "__wrapped__", None)
+    return inspect.getattr_static(value, "__wrapped__", None) or _renamed_for(value)
+
+
+def _renamed_for(value: Any) -> Any:
+    """The function that a nameless wrapper was renamed for, as torch's `F.max_pool2d` is.
+
+    Other functions have the same wrapper: a line of it is none of this function's own.
+    """
+    if type(value) is not FunctionType or value.__name__ == value.__code__.co_name:
+        return None
+    cells = (each.cell_contents for each in value.__closure__ or () if each != CellType())
+    inner = (each for each in cells if type(each) is FunctionType)
+    return next((each for each in inner if each.__name__.strip("_") == value.__name__), None)
 
 
 def first_line(code: CodeType) -> int:

@@ -19,13 +19,16 @@ CELL_NAME = re.compile(r"<ddp cell (\d+)>")
 
 _MOST_KNOWN = 4096
 """File names of which it is remembered whether they are the user's."""
+_OURS = f"{Path(__file__).parents[2]}{os.sep}"
 _LIBRARY = (
     "/site-packages/",
     "/dist-packages/",
     "/torchinductor_",  # what torch.compile has written
     f"{Path(os.__file__).parent}{os.sep}",
-    f"{Path(__file__).parents[2]}{os.sep}",
+    _OURS,
 )
+_WRAPPER = "__tracebackhide__"
+"""A variable of ours in functions that stand in for torch's, and call them."""
 _OBSERVING = tuple(
     str(Path(__file__).parents[1] / name)
     for name in (
@@ -162,6 +165,17 @@ class UserCode:
         if CELL_NAME.fullmatch(filename) or filename in self._scripts:
             return True
         return not filename.startswith("<") and not any(part in filename for part in _LIBRARY)
+
+    def has_called(self, frame: FrameType) -> bool:
+        """Whether the user's code runs `frame`: not a thread of Jupyter's, or code of ours."""
+        outermost = frame
+        for outermost in chain(frame):
+            code = outermost.f_code
+            ours = code.co_filename.startswith(_OURS)
+            if self.is_users(code.co_filename) or (ours and _WRAPPER not in code.co_varnames):
+                return not ours
+        # Python has not started autograd's own threads.
+        return outermost.f_code.co_filename != threading.__file__
 
     def describe_main_thread(self) -> str:
         """What the main thread does now; empty if it runs none of the user's code."""

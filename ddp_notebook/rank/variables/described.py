@@ -18,16 +18,18 @@ import torch
 from ddp_notebook.model import Variable
 from ddp_notebook.rank.inspect import safe_repr
 from ddp_notebook.rank.inspect.safe_repr import TENSORS
+from ddp_notebook.rank.torch_private import local_part
 from ddp_notebook.rank.variables.digests import Digester
 from ddp_notebook.rank.variables.tensors import TensorReader, sample
 
 _ATTRIBUTES_OF = torch.nn.Module.__dict__["__dict__"].__get__
-_MOST_MODULES = 2_000
 _MOST_SAMPLED = 200
 """How many parameters of a model are compared between ranks, by a few values each."""
 _LARGEST = 2**53
 """Larger whole numbers are not exact as a float."""
 _MOST_GROUPS = 3
+_NUMPY_NUMBERS = "?bBhHiIlLqQefdFD"
+"""Of NumPy's types those that are one of Python's numbers."""
 
 
 def describe(
@@ -49,18 +51,28 @@ def _described(name: str, value: Any, reader: TensorReader) -> Variable:
     kind = type(value)
     if kind in (int, float):
         return Variable(name, safe_repr.of(value), _number(value))
-    if kind in TENSORS:
+    if kind in TENSORS and not value.is_nested:
         return Variable(name, tensor=reader.facts(value))
+    if (part := local_part(value)) is not None:
+        facts, kinds = reader.facts(part[0]), f"{safe_repr.class_name(value)}{part[1]}"
+        return Variable(name, tensor=replace(facts, dtype=f"{kinds}, here {facts.dtype}"))
     if safe_repr.inherits(value, torch.nn.Module):
         return _module(name, value)
     if safe_repr.inherits(value, torch.optim.Optimizer):
         return Variable(name, _optimizer(value))
+    return _numpys(name, value, reader) or Variable(name, safe_repr.of(value))
+
+
+def _numpys(name: str, value: Any, reader: TensorReader) -> Variable | None:
+    """An array or a number of NumPy's own types; None for any other value."""
     numpy = sys.modules.get("numpy")
-    if numpy is not None and kind is getattr(numpy, "ndarray", None):
+    if numpy is None:
+        return None
+    if type(value) is getattr(numpy, "ndarray", None):
         return Variable(name, tensor=reader.array_facts(value))
-    if numpy is not None and kind in (numpy.float64, numpy.float32, numpy.int64, numpy.int32):
+    if type(value) in {numpy.dtype(code).type for code in _NUMPY_NUMBERS}:
         return _described(name, value.item(), reader)
-    return Variable(name, safe_repr.of(value))
+    return None
 
 
 def _number(value: float) -> float | None:
@@ -104,7 +116,7 @@ def _modules(module: Any) -> Iterator[Any]:
     """A module and its submodules, each once."""
     seen: set[int] = set()
     waiting = [module]
-    while waiting and len(seen) < _MOST_MODULES:
+    while waiting:
         each = waiting.pop()
         yield each
         for inner in list(_ATTRIBUTES_OF(each).get("_modules", {}).values()):

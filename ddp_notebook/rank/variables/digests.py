@@ -15,18 +15,20 @@ import time
 import types
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
-
-import torch
+from typing import Any, Generic
 
 from ddp_notebook.rank.inspect import safe_repr
 from ddp_notebook.rank.inspect.safe_repr import MRO_OF, NAME_OF, TENSORS
-from ddp_notebook.rank.variables.tensors import bytes_of
+from ddp_notebook.rank.variables.tensors import array_bytes, bytes_of
 
 _SECONDS = 0.02
 _FULL_SECONDS = 0.035
 """Of CPU time for all digests of one answer; where one value alone is asked for."""
 _CHUNK = 512
+_PART = 2**20
+"""Characters of a text that are read at a time."""
+_MOST_SORTED = 100_000
+"""Keys of a dict or items of a set: no clock is read while they are sorted."""
 _MOST_AT_ONCE = 200_000
 """In items and characters."""
 _DEEPEST_AT_ONCE = 5
@@ -39,10 +41,15 @@ _PLAIN = _SCALARS | _SIZED
 _SETS = (set, frozenset)
 _MODULE_OF = type.__dict__["__module__"].__get__
 _NAMES_OF = type.__dict__["__dict__"].__get__
+_FLAGS_OF = type.__dict__["__flags__"].__get__
+_HEAPTYPE, _IMMUTABLETYPE = 1 << 9, 1 << 8
+"""Of the flags of a class, as in CPython's `object.h`."""
 _NOT_LOOKED_INTO = (sys.stdlib_module_names | {"torch", "numpy", "ddp_notebook"}) - {
     "argparse",
     "types",
     "enum",
+    "fractions",
+    "uuid",
 }
 """Packages whose objects are compared by their class alone: much in them, such as locks, is each
 rank's own."""
@@ -81,7 +88,8 @@ class Digester:
             raise _TimeIsUp
         name = zlib.crc32(safe_repr.class_name(value).encode())
         if kind in _TEXTS:
-            return zlib.crc32(_encoded(value), name)
+            parts = (value[at : at + _PART] for at in range(0, len(value), _PART))
+            return self._blocks(map(_encoded, parts), name)
         if depth >= _DEEPEST:
             self.opaque = True
             return name
@@ -108,6 +116,8 @@ class Digester:
 
     def _dict(self, value: dict[Any, Any], crc: int, depth: int) -> int:
         """The digest of a dict; the order does not count, as for Python's `==`."""
+        if len(value) > _MOST_SORTED:
+            raise _TimeIsUp
         keys = list(dict.keys(value))
         if {type(key) for key in keys} in ({str}, {int}):
             keys.sort()
@@ -116,6 +126,8 @@ class Digester:
         return self._unordered(list(dict.items(value)), crc, depth)
 
     def _unordered(self, items: list[Any], crc: int, depth: int) -> int:
+        if len(items) > _MOST_SORTED:
+            raise _TimeIsUp
         if {type(item) for item in items} in ({str}, {int}):
             return self._items(sorted(items), crc, depth)
         total = sum(self._crc(item, depth + 1) for item in items)
@@ -123,18 +135,24 @@ class Digester:
 
     def _other(self, value: Any, crc: int, depth: int) -> int:
         if type(value) in TENSORS:
-            return self._blocks(bytes_of(value), zlib.crc32(safe_repr.of(value).encode(), crc))
+            return self._values(value, bytes_of(value), value.numel(), crc)
         numpy = sys.modules.get("numpy")
         if numpy is not None and type(value) is getattr(numpy, "ndarray", None):
-            crc = zlib.crc32(safe_repr.of(value).encode(), crc)
-            is_plain = value.dtype.kind in "fiubc" and value.flags.c_contiguous
-            self.opaque |= not is_plain
-            return self._blocks((memoryview(value).cast("B"),) if is_plain else (), crc)
+            return self._values(value, array_bytes(value), value.size, crc)
+        if numpy is not None and _is_number(numpy, value):
+            return zlib.crc32(numpy.generic.tobytes(value), crc)
         if type(value) is types.FunctionType:
             return self._function(value, crc)
         if safe_repr.inherits(value, type) or safe_repr.is_whole(value):
             return zlib.crc32(_written(value).encode(), crc)
         return self._object(value, crc, depth)
+
+    def _values(self, value: Any, blocks: Iterable[Any], size: int, crc: int) -> int:
+        """The digest of a tensor or an array with `size` values, which are in `blocks`."""
+        crc = zlib.crc32(safe_repr.of(value).encode(), crc)
+        whole = self._blocks(blocks, crc)
+        self.opaque |= bool(whole == crc and size)
+        return whole
 
     def _function(self, function: types.FunctionType, crc: int) -> int:
         """Of where it is defined. What it closes over is not looked at, nor which lambda of a line
@@ -149,7 +167,7 @@ class Digester:
         content, own = _content(value), self._attributes(value)
         if content is not None:
             crc = zlib.crc32(self._crc(content, depth + 1).to_bytes(4, "little"), crc)
-        elif own is None or safe_repr.inherits(value, torch.Tensor):
+        elif own is None or _has_hidden(type(value)):
             self.opaque = True
             crc = zlib.crc32(safe_repr.of(value).encode(), crc)
         return self._dict(own, crc, depth) if own else crc
@@ -172,6 +190,19 @@ class Digester:
         attributes = descriptor.__get__(value) if descriptor is not None else None
         slots = dict(_slots(value))
         return {**attributes, **slots} if type(attributes) is dict else slots or None
+
+
+def _has_hidden(kind: type) -> bool:
+    """Whether objects of a class have more than attributes: what a class in C keeps for them."""
+    bases = (base for base in MRO_OF(kind) if base not in (object, Generic))
+    made_in_python = _HEAPTYPE | _IMMUTABLETYPE
+    return any(_FLAGS_OF(base) & made_in_python != _HEAPTYPE for base in bases)
+
+
+def _is_number(numpy: Any, value: Any) -> bool:
+    """Whether it is a number, a date or a text of NumPy's own types."""
+    own = _MODULE_OF(type(value)) == "numpy" and safe_repr.inherits(value, numpy.generic)
+    return own and not safe_repr.inherits(value, numpy.void)
 
 
 def _slots(value: Any) -> Iterator[tuple[str, Any]]:

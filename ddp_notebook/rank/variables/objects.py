@@ -8,14 +8,35 @@ reference more than Python allows there.
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from itertools import chain, compress, repeat, starmap
+from types import FunctionType
 from typing import Any
 
 _GENERATIONS = 3
+_frozen: dict[str, list[FunctionType]] = {}
+"""By file, the functions that the fork server had loaded: Python does not list frozen objects."""
+
+
+def keep_functions() -> None:
+    """Remember all functions: whoever calls it is about to freeze them."""
+    for each in objects_of(FunctionType):
+        _frozen.setdefault(each.__code__.co_filename, []).append(each)
+
+
+def functions(in_frozen: Callable[[str], bool]) -> list[FunctionType]:
+    """All functions; of the frozen ones those of the files that `in_frozen` names.
+
+    To read the others would copy the memory that ranks share.
+    """
+    kept = (each for file, of_file in _frozen.items() if in_frozen(file) for each in of_file)
+    return list({id(each): each for each in chain(kept, objects_of(FunctionType))}.values())
 
 
 def objects_of(*kinds: type) -> list[Any]:
     """All objects of these classes, and of classes made from them, that Python collects.
+
+    Those that the fork server has frozen are not among them: see `functions`.
 
     Runs no code of theirs. `kinds` must have no metaclass in Python.
     """

@@ -6,10 +6,11 @@ the GPU is at, which may be the collective that hangs.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -59,22 +60,43 @@ class TensorReader:
         facts = TensorFacts(tuple(tensor.shape), dtype, str(tensor.device))
         if not facts.size or len(facts.shape) > _LONGEST_SHAPE or self._is_time_up(facts.size):
             return facts
-        flat = _flat(tensor.detach())
+        tensor = tensor.detach()
+        parts = _parts(tensor)
+        if parts:
+            kind = f"{tensor.layout} ".removeprefix("torch.").removeprefix("strided ")
+            return self._compared(replace(facts, dtype=kind + dtype), map(bytes_of, parts))
+        flat = _flat(tensor)
+        if flat is None and _is_held(tensor):
+            flat = _thinned(tensor)
         return facts if flat is None else self._read(facts, flat)
 
     def array_facts(self, array: Any) -> TensorFacts:
         """The facts of an array of NumPy's own type."""
         dtype, shape = array.dtype, tuple(map(int, array.shape))
         facts = TensorFacts(shape, str(dtype), "numpy")
-        readable = dtype.kind in "fiub" and dtype.isnative and array.flags.writeable
-        if not readable or not array.size:
+        if not array.size or self._is_time_up(facts.size):
             return facts
+        if dtype.kind not in "fiub" or not dtype.isnative:
+            return self._compared(facts, (array_bytes(array),))
+        if not array.flags.writeable:
+            if facts.size > _WHOLE:
+                return facts
+            array = array.copy()
         return replace(self.facts(torch.from_numpy(array)), dtype=str(dtype), device="numpy")
 
+    def _compared(self, facts: TensorFacts, parts: Iterable[Iterable[Any]]) -> TensorFacts:
+        """`facts` with a digest of values that are no real numbers, or not in one block."""
+        crc = 0
+        for block in itertools.chain.from_iterable(parts):
+            crc = zlib.crc32(block, crc)
+            if self._is_time_up(_CHUNK + 1):
+                return facts
+        return replace(facts, read=facts.size, digest=f"{crc:08x}") if crc else facts
+
     def _read(self, facts: TensorFacts, flat: torch.Tensor) -> TensorFacts:
-        """`facts` with the values in `flat`, which has one dimension."""
-        size = flat.numel()
-        part = flat if size <= _WHOLE else flat[:: -(-size // _PART)]
+        """`facts` with the values in `flat`, which has one dimension: all, or some of them."""
+        size = facts.size
+        part = flat if flat.numel() <= _WHOLE else flat[:: -(-size // _PART)]
         sums = _Sums()
         for begin in range(0, part.numel(), _CHUNK):
             if begin and self._is_time_up(size):
@@ -83,7 +105,7 @@ class TensorReader:
         digest = f"{sums.crc:08x}" if sums.read == size else ""
         if self._full:
             facts = replace(facts, std=sums.std, infinite=sums.infinite)
-            digest = digest or self._digest(flat)
+            digest = digest or self._digest(flat, size)
         return replace(
             facts,
             read=sums.read,
@@ -95,9 +117,9 @@ class TensorReader:
             sample=sample(flat),
         )
 
-    def _digest(self, flat: torch.Tensor) -> str:
-        """The digest of a large tensor; empty where there was no time."""
-        if flat.numel() > _MOST_COMPARED:
+    def _digest(self, flat: torch.Tensor, size: int) -> str:
+        """The digest of a large tensor; empty where there was no time, or `flat` is not all."""
+        if not size == flat.numel() <= _MOST_COMPARED:
             return ""
         crc = 0
         for block in blocks_of(flat):
@@ -167,14 +189,26 @@ def blocks_of(flat: torch.Tensor) -> Iterator[Any]:
 
 def bytes_of(tensor: torch.Tensor) -> Iterator[Any]:
     """The bytes of any tensor, block by block; nothing where its values cannot be read here."""
-    flat = _flat(tensor.detach()) if 0 < tensor.numel() <= _MOST_COMPARED else None
+    tensor = tensor.detach()
+    if parts := _parts(tensor):
+        return itertools.chain.from_iterable(map(bytes_of, parts))
+    flat = _flat(tensor) if 0 < tensor.numel() <= _MOST_COMPARED else None
     return blocks_of(flat) if flat is not None else iter(())
+
+
+def array_bytes(array: Any) -> tuple[Any, ...]:
+    """The bytes of an array of NumPy's own type; nothing where objects are in it, or too many."""
+    if array.dtype.hasobject or not 0 < array.nbytes <= _MOST_COMPARED:
+        return ()
+    return (memoryview(array.tobytes()),)
 
 
 def values(tensor: torch.Tensor, begin: int, end: int) -> tuple[float | None, ...]:
     """The few values from `begin` to `end`; None for one that is NaN or infinite."""
     flat = _flat(tensor.detach())
-    if flat is None or not 0 <= begin < end <= min(flat.numel(), begin + MOST_VALUES):
+    if flat is None or flat.is_complex():
+        return ()
+    if not 0 <= begin < end <= min(flat.numel(), begin + MOST_VALUES):
         return ()
     some = flat[begin:end].to(torch.float64).tolist()
     return tuple(short(number) if abs(number) < float("inf") else None for number in some)
@@ -194,17 +228,67 @@ def checksums(tensor: torch.Tensor, begin: int, end: int) -> tuple[tuple[int, ..
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
-    """`tensor` with one dimension; None if its values cannot be read here.
+    """`tensor` with one dimension; None if its values cannot be read here."""
+    if not _is_held(tensor):
+        return None
+    if tensor.is_contiguous():
+        flat = tensor.view(-1)
+        return flat.as_strided(flat.shape, (1,))  # one value may have been expanded, by 0
+    return tensor.reshape(-1) if tensor.numel() <= _WHOLE else None
+
+
+def _thinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Some values of a large tensor that is not in one block: at the same indices on each rank."""
+    step = math.ceil((tensor.numel() / _PART) ** (1 / tensor.dim()))
+    return tensor[(slice(None, None, step),) * tensor.dim()].reshape(-1)
+
+
+def _is_held(tensor: torch.Tensor) -> bool:
+    """Whether its values are in this host's memory, each at its place.
 
     A shard of FSDP may have given its memory back, and looks as it did before.
     """
     on_host = tensor.device.type == "cpu" and tensor.layout is torch.strided
-    if not on_host or tensor.is_complex() or tensor.is_quantized:
-        return None
+    if not on_host or tensor.is_quantized or tensor.is_nested:
+        return False
     extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     needed_bytes = (tensor.storage_offset() + extent) * tensor.element_size()
-    if tensor.untyped_storage().nbytes() < needed_bytes:
-        return None
-    if tensor.is_contiguous():
-        return tensor.view(-1)
-    return tensor.reshape(-1) if tensor.numel() <= _WHOLE else None
+    return tensor.untyped_storage().nbytes() >= needed_bytes
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors of real numbers that a complex, sparse or quantized one consists of.
+
+    Nothing for any other; and of a sparse one whose indices are in no order, as equal ones differ.
+    """
+    if tensor.device.type != "cpu" or tensor.numel() > _MOST_COMPARED:
+        return ()
+    if tensor.layout in _OF_LAYOUT:
+        in_order = tensor.layout is not torch.sparse_coo or tensor.is_coalesced()
+        return tuple(of(tensor).detach() for of in _OF_LAYOUT[tensor.layout] if in_order)
+    if tensor.is_quantized:
+        return _quantized(tensor)
+    if tensor.is_complex() and _is_held(tensor):
+        return (torch.view_as_real(tensor.resolve_conj()),)
+    return ()
+
+
+def _quantized(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The scale and the whole numbers of a tensor that has one scale and is not large."""
+    if tensor.qscheme() is not torch.per_tensor_affine or tensor.numel() > _WHOLE:
+        return ()
+    scale = torch.tensor([tensor.q_scale(), float(tensor.q_zero_point())], dtype=torch.float64)
+    return scale, tensor.int_repr()
+
+
+_OF_LAYOUT: Mapping[torch.layout, tuple[Callable[[torch.Tensor], torch.Tensor], ...]] = {
+    torch.sparse_coo: (torch.Tensor.indices, torch.Tensor.values),
+    **dict.fromkeys(
+        (torch.sparse_csr, torch.sparse_bsr),
+        (torch.Tensor.crow_indices, torch.Tensor.col_indices, torch.Tensor.values),
+    ),
+    **dict.fromkeys(
+        (torch.sparse_csc, torch.sparse_bsc),
+        (torch.Tensor.ccol_indices, torch.Tensor.row_indices, torch.Tensor.values),
+    ),
+}
