@@ -423,6 +423,11 @@ EXITS = {
         "ZeroDivisionError",
         "division by zero",
     ),
+    "sys.excepthook = lambda *error: print('a hook of my own')\n1 / 0": (
+        "ZeroDivisionError",
+        "division by zero",
+    ),
+    "sys.last_value = KeyError('shown at a prompt')": None,
     "sys.exit(0)": None,
     "sys.exit()": None,
     "try:\n    sys.exit(3)\nexcept SystemExit:\n    print()": None,
