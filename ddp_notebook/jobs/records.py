@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -100,7 +100,10 @@ class Process:
         """
         last, error = self._written(rank), self.error
         if error:
-            return replace(last, activity=Activity.FAILED, **_raised(error, self.about.wall_s))
+            failed = replace(last, activity=Activity.FAILED, **_raised(error, self.about.wall_s))
+            # By Ctrl-C, where it was blocked for ever: that may be why.
+            same = _lines(failed.error_at) == _lines(last.path)
+            return failed if same else replace(failed, blocked=None)
         if error is not None and not self._orphan:
             return replace(last, activity=Activity.IDLE, initialized=False, inside="", run=_RUN)
         if self._orphan:
@@ -178,6 +181,10 @@ def _frames_of_main(text: str) -> tuple[Frame, ...] | None:
         elif frame := _FRAME.fullmatch(line):
             frames.get(thread, []).append(Frame(cut(frame[1], 1000), int(frame[2]), frame[3]))
     return tuple(frames.get(main, ())) if len(frames) > 1 or any(frames.values()) else None
+
+
+def _lines(path: Iterable[Place]) -> list[tuple[str, int]]:
+    return [(place.file, place.line) for place in path]
 
 
 def _raised(error: Mapping[str, Any], before_s: float) -> dict[str, Any]:

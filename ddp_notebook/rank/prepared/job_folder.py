@@ -229,6 +229,15 @@ def began(pid: int) -> int:
     return 0 if state == "Z" else int(rest[18])
 
 
+def waited_for_by(pid: int) -> int:
+    """The parent of a process that has ended and that it has not waited for; 0 of any other."""
+    try:
+        state, parent, *_ = stat_fields(Path(f"/proc/{pid}/stat"))
+    except OSError:
+        return 0
+    return int(parent) if state == "Z" else 0
+
+
 def exit_code(about: About) -> int | None:
     """How a process ended: negative for a signal. None where it runs, or its parent has asked."""
     try:
