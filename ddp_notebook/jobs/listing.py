@@ -13,6 +13,7 @@ from ddp_notebook.jobs.prepared import Job
 from ddp_notebook.jobs.unprepared import Seen
 from ddp_notebook.jobs.verdict import VERSION
 from ddp_notebook.model import Category, Ranks, format_ranks, name_ranks
+from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.views.ansi import plain
 from ddp_notebook.views.table import Cell, Column, Row, Table
 
@@ -72,6 +73,9 @@ def _unprepared(ranks: Mapping[int, Seen]) -> Listed:
 def _state(job: Job) -> tuple[bool | None, str]:
     """Whether it is stuck, and a text for its state."""
     if not job.alive:
+        known = job.processes.values()
+        if any(job_folder.in_another_container(each.about, each.folder) for each in known):
+            return None, "runs in another container: ask there"
         return False, "has ended"
     diagnosis = prepared.why(job).diagnosis
     wrong = [finding for finding in diagnosis.findings if not finding.passing]

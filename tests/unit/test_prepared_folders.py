@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -106,6 +107,25 @@ def test_the_newest_jobs_are_kept() -> None:
     job_folder.sweep()
 
     assert [job.first.wall_s for job in prepared.jobs()] == [7.0, 6.0, 5.0, 4.0, 3.0]
+
+
+def test_a_job_that_runs_in_another_container_is_kept_and_not_said_to_have_ended() -> None:
+    """Its pid means another process here, or none."""
+    theirs = dataclasses.replace(about(0, wall_s=0.5), pids="pid:[1]")
+    own = job_folder.make(theirs)
+    assert own is not None
+    with socket.socket(socket.AF_UNIX) as asked:
+        asked.bind(str(own / "ask"))
+        asked.listen()
+        for number in range(job_folder.KEPT_JOBS + 1):
+            job_folder.make(about(0, pid=2**22 + 7 + number, wall_s=1.0 + number, parent=number))
+
+        job_folder.sweep()
+
+        (row,) = (each for each in listing.listed() if each.began_s == 0.5)
+        assert (row.stuck, row.state) == (None, "runs in another container: ask there")
+    job_folder.sweep()
+    assert 0.5 not in [job.first.wall_s for job in prepared.jobs()]
 
 
 def test_a_process_that_has_ended_and_was_not_waited_for_is_called_so() -> None:
