@@ -150,15 +150,17 @@ def looked_in() -> str:
     return f"looked for in {plain(str(folder))}{named}"
 
 
+def _gone(pid: int, everything: Sequence[Job]) -> str:
+    known = ", ".join(str(job.first.pid) for job in everything if job.alive)
+    parent = job_folder.waited_for_by(pid)
+    ended = f"Process {pid} has ended, and process {parent} has not asked yet how."
+    gone = ended if parent else f"There is no process {pid} here."
+    return gone + (f" Prepared jobs: {known}." if known else "")
+
+
 def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
     if not job_folder.began(pid):
-        known = ", ".join(str(job.first.pid) for job in everything if job.alive)
-        parent = job_folder.waited_for_by(pid)
-        ended = (
-            f"Process {pid} has ended, and process {parent}, which started it, has not yet asked"
-        )
-        gone = f"{ended} how." if parent else f"There is no process {pid} here."
-        return gone + (f" Prepared jobs: {known}." if known else "")
+        return _gone(pid, everything)
     try:
         mine = Path(f"/proc/{pid}").stat().st_uid == Path("/proc/self").stat().st_uid
     except OSError:

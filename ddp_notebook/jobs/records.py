@@ -100,10 +100,7 @@ class Process:
         """
         last, error = self._written(rank), self.error
         if error:
-            failed = replace(last, activity=Activity.FAILED, **_raised(error, self.about.wall_s))
-            # By Ctrl-C, where it was blocked for ever: that may be why.
-            same = _lines(failed.error_at) == _lines(last.path)
-            return failed if same else replace(failed, blocked=None)
+            return self._failed(last, error)
         if error is not None and not self._orphan:
             return replace(last, activity=Activity.IDLE, initialized=False, inside="", run=_RUN)
         if self._orphan:
@@ -113,6 +110,12 @@ class Process:
         if last.activity is Activity.WAITING and code not in CRASHES and (path or not others_run):
             return last  # a launcher's SIGTERM has ended it, or no rank is left
         return RankReport(rank, Activity.DEAD, path=path or last.path, exit_code=code)
+
+    def _failed(self, last: RankReport, error: Mapping[str, Any]) -> RankReport:
+        failed = replace(last, activity=Activity.FAILED, **_raised(error, self.about.wall_s))
+        # By Ctrl-C, where it was blocked for ever: that may be why.
+        same = _lines(failed.error_at) == _lines(last.path)
+        return failed if same else replace(failed, blocked=None)
 
     @property
     def _orphan(self) -> bool:
