@@ -13,6 +13,7 @@ from ddp_notebook.jobs.prepared import Job
 from ddp_notebook.jobs.unprepared import Seen
 from ddp_notebook.jobs.verdict import VERSION
 from ddp_notebook.model import Category, Ranks, format_ranks, name_ranks
+from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.views.ansi import plain
 from ddp_notebook.views.table import Cell, Column, Row, Table
 
@@ -72,7 +73,7 @@ def _unprepared(ranks: Mapping[int, Seen]) -> Listed:
 def _state(job: Job) -> tuple[bool | None, str]:
     """Whether it is stuck, and a text for its state."""
     if not job.alive:
-        return False, "has ended"
+        return _state_of_ended(job)
     diagnosis = prepared.why(job).diagnosis
     wrong = [finding for finding in diagnosis.findings if not finding.passing]
     for finding in wrong:
@@ -84,6 +85,13 @@ def _state(job: Job) -> tuple[bool | None, str]:
         return None, f"runs, perhaps stuck: {who}" if who else "runs, perhaps stuck"
     late = next((f.ranks for f in diagnosis.findings), ())
     return False, f"runs; the others wait for {name_ranks(late)}" if late else "runs"
+
+
+def _state_of_ended(job: Job) -> tuple[bool | None, str]:
+    known = job.processes.values()
+    if any(job_folder.in_another_container(each.about, each.folder) for each in known):
+        return None, "runs in another container: ask there"
+    return False, "has ended"
 
 
 def text(jobs: Sequence[Listed]) -> str:

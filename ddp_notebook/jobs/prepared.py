@@ -22,6 +22,7 @@ from ddp_notebook.jobs.outside import system
 from ddp_notebook.jobs.records import CRASHES, ORPHANED, Process
 from ddp_notebook.jobs.unprepared import elsewhere, how_to_see, untold, was_set
 from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
+from ddp_notebook.launch.session_folder import is_private
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -141,14 +142,25 @@ HOW_TO_PREPARE = (
 
 def looked_in() -> str:
     """Where prepared jobs are looked for: one that was told another folder is not seen."""
+    folder = job_folder.root()
     named = f", of {job_folder.FOLDER_VARIABLE}" if job_folder.FOLDER_VARIABLE in os.environ else ""
-    return f"looked for in {plain(str(job_folder.root()))}{named}"
+    if os.path.lexists(folder) and not is_private(folder):
+        named += "; no rank is prepared there until it is a folder of yours of mode 0700: others"
+        named += " can enter it, or it is theirs"
+    return f"looked for in {plain(str(folder))}{named}"
+
+
+def _gone(pid: int, everything: Sequence[Job]) -> str:
+    known = ", ".join(str(job.first.pid) for job in everything if job.alive)
+    parent = job_folder.waited_for_by(pid)
+    ended = f"Process {pid} has ended, and process {parent} has not asked yet how."
+    gone = ended if parent else f"There is no process {pid} here."
+    return gone + (f" Prepared jobs: {known}." if known else "")
 
 
 def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
     if not job_folder.began(pid):
-        known = ", ".join(str(job.first.pid) for job in everything if job.alive)
-        return f"There is no process {pid} here." + (f" Prepared jobs: {known}." if known else "")
+        return _gone(pid, everything)
     try:
         mine = Path(f"/proc/{pid}").stat().st_uid == Path("/proc/self").stat().st_uid
     except OSError:

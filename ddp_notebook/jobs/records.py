@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -100,7 +100,7 @@ class Process:
         """
         last, error = self._written(rank), self.error
         if error:
-            return replace(last, activity=Activity.FAILED, **_raised(error, self.about.wall_s))
+            return self._failed(last, error)
         if error is not None and not self._orphan:
             return replace(last, activity=Activity.IDLE, initialized=False, inside="", run=_RUN)
         if self._orphan:
@@ -110,6 +110,12 @@ class Process:
         if last.activity is Activity.WAITING and code not in CRASHES and (path or not others_run):
             return last  # a launcher's SIGTERM has ended it, or no rank is left
         return RankReport(rank, Activity.DEAD, path=path or last.path, exit_code=code)
+
+    def _failed(self, last: RankReport, error: Mapping[str, Any]) -> RankReport:
+        failed = replace(last, activity=Activity.FAILED, **_raised(error, self.about.wall_s))
+        # By Ctrl-C, where it was blocked for ever: that may be why.
+        same = _lines(failed.error_at) == _lines(last.path)
+        return failed if same else replace(failed, blocked=None)
 
     @property
     def _orphan(self) -> bool:
@@ -178,6 +184,10 @@ def _frames_of_main(text: str) -> tuple[Frame, ...] | None:
         elif frame := _FRAME.fullmatch(line):
             frames.get(thread, []).append(Frame(cut(frame[1], 1000), int(frame[2]), frame[3]))
     return tuple(frames.get(main, ())) if len(frames) > 1 or any(frames.values()) else None
+
+
+def _lines(path: Iterable[Place]) -> list[tuple[str, int]]:
+    return [(place.file, place.line) for place in path]
 
 
 def _raised(error: Mapping[str, Any], before_s: float) -> dict[str, Any]:

@@ -160,6 +160,18 @@ def test_a_script_runs_in_the_notebooks_folder(
     ranks2.run_cell("assert os.getcwd() == before").raise_for_error()
 
 
+def test_a_script_imports_nothing_from_the_notebooks_folder_as_under_torchrun(
+    ranks2: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside_the_notebook.py").touch()
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "train.py").write_text("import beside_the_notebook")
+    monkeypatch.chdir(tmp_path)
+    result = ranks2.run_script("scripts/train.py")
+    shown = [item.text for group in result.tracebacks for item in group.items]
+    assert "No module named 'beside_the_notebook'" in "".join(shown)
+
+
 def test_a_module_runs_by_its_name_as_torchrun_m_does(
     ranks2: Session, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,9 +25,12 @@ from ddp_notebook.jobs.unprepared import Seen
 from ddp_notebook.jobs.verdict import Outcome
 from ddp_notebook.model import (
     Activity,
+    Blocked,
     Case,
+    Category,
     Collective,
     Collectives,
+    Lacks,
     Phase,
     Place,
     RankReport,
@@ -121,6 +125,33 @@ def test_a_removal_that_is_interrupted_is_finished_by_the_next_one(
     job_folder.sweep()
 
     assert not oldest.exists()
+
+
+def test_a_job_that_runs_in_another_container_is_kept_and_not_said_to_have_ended() -> None:
+    """Its pid means another process here, or none."""
+    theirs = dataclasses.replace(about(0, wall_s=0.5), pids="pid:[1]")
+    own = job_folder.make(theirs)
+    assert own is not None
+    with socket.socket(socket.AF_UNIX) as asked:
+        asked.bind(str(own / "ask"))
+        asked.listen()
+        for number in range(job_folder.KEPT_JOBS + 1):
+            job_folder.make(about(0, pid=2**22 + 7 + number, wall_s=1.0 + number, parent=number))
+
+        job_folder.sweep()
+
+        (row,) = (each for each in listing.listed() if each.began_s == 0.5)
+        assert (row.stuck, row.state) == (None, "runs in another container: ask there")
+    job_folder.sweep()
+    assert 0.5 not in [job.first.wall_s for job in prepared.jobs()]
+
+
+def test_a_process_that_has_ended_and_was_not_waited_for_is_called_so() -> None:
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        ended = f"Process {process.pid} has ended, and process {os.getpid()}"
+        with pytest.raises(UsageMistake, match=ended):
+            prepared.job_of(process.pid)
 
 
 def test_a_folder_that_others_can_enter_is_neither_written_nor_read(root: Path) -> None:
@@ -327,6 +358,28 @@ def test_a_rank_that_was_killed_while_it_was_busy_is_not_said_to_be_busy() -> No
     assert "rank 1 ended by a signal, a crash or os._exit()" in verdict.diagnosis.unsure
 
 
+@pytest.mark.parametrize(("line", "blames"), [(9, True), (12, False)])
+def test_a_rank_that_ctrl_c_ended_where_it_was_blocked_for_ever_is_named(
+    line: int, blames: bool
+) -> None:
+    """The hang is there before the interrupt; one that had gone on since then was not blocked."""
+    for rank in (0, 1):
+        folder = job_folder.make(about(rank, pid=2**22 + rank))
+        assert folder is not None
+        blocked = Blocked(Lacks.LOCK) if rank else None
+        report = RankReport(rank, path=(Place("train.py", 9),), initialized=True, blocked=blocked)
+        job_folder.write(folder / "report.json", {"counts": [0], "report": codec.encode(report)})
+        error = {"type": "KeyboardInterrupt", "text": "", "frames": [("/train.py", line, "", "")]}
+        job_folder.write(folder / "end.json", {"error": error})
+    (job,) = prepared.jobs()
+
+    findings = prepared.why(job).diagnosis.findings
+
+    assert [(each.category, each.ranks) for each in findings] == (
+        [(Category.LOCAL_DEADLOCK, (1,))] if blames else []
+    )
+
+
 LOST = "[…/pair.cc:553] Connection closed by peer [127.0.0.1]:31377."
 TRACE = """\
 Current thread 0x1 (most recent call first):
@@ -433,6 +486,18 @@ def test_an_error_is_written_when_it_is_raised_and_not_only_when_python_ends(
     assert json.loads((tmp_path / "end.json").read_text())["error"]["text"] == "no good"
 
 
+def test_a_folder_that_others_can_enter_is_named_as_the_reason_for_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o755)
+    monkeypatch.setenv(job_folder.FOLDER_VARIABLE, str(tmp_path))
+    with pytest.raises(UsageMistake, match="until it is a folder of yours of mode 0700"):
+        prepared.newest()
+    tmp_path.chmod(0o700)
+    with pytest.raises(UsageMistake, match=f"FOLDER\\). {prepared.HOW_TO_PREPARE[:9]}"):
+        prepared.newest()
+
+
 EXITS = {
     "sys.exit('no key lr')": ("SystemExit", "no key lr"),
     "sys.exit(3)": ("SystemExit", "3"),
@@ -441,6 +506,11 @@ EXITS = {
         "ZeroDivisionError",
         "division by zero",
     ),
+    "sys.excepthook = lambda *error: print('a hook of my own')\n1 / 0": (
+        "ZeroDivisionError",
+        "division by zero",
+    ),
+    "sys.last_value = KeyError('shown at a prompt')": None,
     "sys.exit(0)": None,
     "sys.exit()": None,
     "try:\n    sys.exit(3)\nexcept SystemExit:\n    print()": None,

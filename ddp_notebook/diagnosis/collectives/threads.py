@@ -113,8 +113,9 @@ def local_deadlocks(context: Context) -> Iterator[Finding]:
 
 def _blocked_alone(case: Case) -> Iterator[tuple[RankReport, Blocked]]:
     for e in case.ranks:
-        # The run of one that is not busy has ended while it was looked at.
-        blocked = e.blocked if e.activity is Activity.BUSY else None
+        # The run of another one has ended while it was looked at.
+        interrupted = e.activity is Activity.FAILED and e.error_type == "KeyboardInterrupt"
+        blocked = e.blocked if e.activity is Activity.BUSY or interrupted else None
         if blocked is not None and blocked.lacks in _REMEDIES:
             yield e, blocked
 

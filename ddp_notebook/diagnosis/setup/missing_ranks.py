@@ -60,8 +60,9 @@ def stopped_ranks(context: Context) -> Iterator[Finding]:
             yield Finding(
                 Category.STRAGGLER,
                 (e.rank,),
-                f"{e.doing.partition(';')[0]} (SIGSTOP, or Ctrl-Z in its terminal)",
-                f"Let it continue: {go_on}, in a shell. Or give it a new process: %ddp_abort",
+                f"{e.doing.partition(';')[0]} (SIGSTOP, Ctrl-Z in its terminal, a debugger)",
+                f"Let it continue: {go_on}, in a shell, or continue in its debugger. Or give it a "
+                "new process: %ddp_abort",
                 case.waiting,
                 (e.doing,),
                 commands=("%ddp_abort",),

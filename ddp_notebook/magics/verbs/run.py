@@ -150,8 +150,13 @@ SCRIPT = Verb(
     "after it. On some ranks only, they are ranks 0, 1, ... for the script. Its processes stay "
     "until something else runs: %ddp_pull gets what it assigned at its outermost level. Unlike "
     "under torchrun, each process is a fork that has torch loaded and threads of its own: outer "
-    "frames in inspect.stack(), the command line in ps and sys.modules differ. GLOO_SOCKET_IFNAME "
-    "is loopback, breakpoint() stops the rank, and objects are not deleted at the end.",
+    "frames in inspect.stack(), the command line in ps, sys.modules, warning filters and the "
+    "numbers of file descriptors differ, and sys.getswitchinterval() is 0.5 ms. All ranks share "
+    "one seed of hash(): a set of strings has the same order on each of them, which it has under "
+    "torchrun only with PYTHONHASHSEED set; what goes wrong by that order goes well here. Its "
+    "environment is the kernel's (FORCE_COLOR, MPLBACKEND, ...), as that of `!torchrun`; "
+    "GLOO_SOCKET_IFNAME is loopback, breakpoint() stops the rank, input() raises EOFError, and "
+    "objects are not deleted at the end.",
     examples=(
         ("%ddp_run train.py --epochs 2", "a script, as torchrun would"),
         ("%ddp_run --step collective train.py", "pausing before each collective"),

@@ -235,7 +235,8 @@ def _as_main(script: Script) -> types.ModuleType:
     sys.modules["__main__"] = main
     sys.argv[:] = [script.name, *script.arguments]
     sys.orig_argv[:] = [sys.executable, "-u", *run_as, *script.arguments]
-    sys.path.insert(0, folder)
+    # A notebook imports from its own folder, too; torchrun's ranks do not.
+    sys.path[:] = [folder, *filter(None, sys.path)]
     sys.stdout, sys.stderr = _Stream(1), _Stream(2)
     vars(sys).update(__stdout__=sys.stdout, __stderr__=sys.stderr)
     hide_engine_modules()

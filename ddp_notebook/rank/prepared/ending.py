@@ -54,6 +54,8 @@ def note_the_end(folder: Path) -> None:
                 job_folder.write(folder / "end.json", end)
 
     def python_ends() -> None:
+        if not error and (value := exits.raised()) is not None:
+            take_error(value)  # shown by a hook that replaced ours
         ends()
         exits.forget()
 
@@ -107,6 +109,13 @@ class _Exits:
         """That of the last call, if its exit code is not 0 and what it raised was not caught."""
         ended = self._outermost
         return self._noted if ended is not None and not _returned(ended) else {}
+
+    def raised(self) -> BaseException | None:
+        """What ended the script, as Python kept it; None if it ended otherwise."""
+        value = getattr(sys, "last_value", None)
+        trace = value.__traceback__ if isinstance(value, BaseException) else None
+        # It is also set by what shows an error that ends nothing, such as a prompt.
+        return value if trace is not None and trace.tb_frame is self._outermost else None
 
     def forget(self) -> None:
         """Hold nothing of the user's: Python is about to free it."""

@@ -183,12 +183,24 @@ def processes(folder: Path | None = None) -> list[tuple[About, Path]]:
     return sorted(found, key=lambda each: each[0].wall_s)
 
 
+def in_another_container(about: About, own: Path) -> bool:
+    """Whether a process runs whose pid means another process here: it listens in its folder."""
+    if about.pids == namespace():
+        return False
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asks:
+        asks.settimeout(0.2)
+        asks.connect(str(own / "ask"))
+        return True
+    return False
+
+
 def sweep() -> None:
     """Remove the folders of all jobs that have ended, but for the newest."""
     known = processes()
     folders = {(about.pid, about.began): own for about, own in known}
     jobs = by_job(about for about, _ in known)
-    ended = [of for of in jobs if not any(about.alive for about in of.values())]
+    run = {(a.pid, a.began) for a, own in known if a.alive or in_another_container(a, own)}
+    ended = [of for of in jobs if not run & {(about.pid, about.began) for about in of.values()}]
     for of in ended[: max(0, len(ended) - KEPT_JOBS)]:
         for about in of.values():
             _remove(folders[about.pid, about.began])
@@ -236,6 +248,15 @@ def began(pid: int) -> int:
     except OSError:
         return 0
     return 0 if state == "Z" else int(rest[18])
+
+
+def waited_for_by(pid: int) -> int:
+    """The parent of a process that has ended and that it has not waited for; 0 of any other."""
+    try:
+        state, parent, *_ = stat_fields(Path(f"/proc/{pid}/stat"))
+    except OSError:
+        return 0
+    return int(parent) if state == "Z" else 0
 
 
 def exit_code(about: About) -> int | None:
