@@ -327,17 +327,20 @@ class CellRun:
         good = tuple(rank for rank in self.ranks if rank not in (*bad, *self.pending))
         if good:
             others.append(f"{name_ranks(good)} finished")
-        more = ""
-        if not self.script and any(f.ename == "SystemExit" for f in self.finished.values()):
-            more = (
-                " exit() ends the cell on a rank, not the rank: its process and its variables "
-                "are still there. To end the ranks: %ddp_shutdown"
-            )
         text, brief = (
-            f"{'; '.join([*deaths, *lines, *others])}.{more}"
+            f"{'; '.join([*deaths, *lines, *others])}.{self._about_exit()}"
             for lines in (raised, self._exceptions(brief=True))
         )
         return CellFailed(text, bad, brief)
+
+    def _about_exit(self) -> str:
+        """What exit() does in a cell, if a rank has called it there."""
+        if self.script or all(f.ename != "SystemExit" for f in self.finished.values()):
+            return ""
+        return (
+            " exit() ends the cell on a rank, not the rank: its process and its variables "
+            "are still there. To end the ranks: %ddp_shutdown"
+        )
 
     def _deaths(self) -> list[str]:
         lines = []
