@@ -82,13 +82,19 @@ class CellFailed(DDPError):
     """A cell or script raised an exception on `ranks`, or their processes died.
 
     The other ranks finished it. `diagnosis` names the culprit; None if that is not known. Dead
-    ranks get new processes with `%ddp_restart`.
+    ranks get new processes with `%ddp_restart`. `shown`: the tracebacks stand above, so IPython
+    shows `brief`, which does not repeat what the exceptions say.
     """
 
-    def __init__(self, message: str, ranks: Ranks) -> None:
+    def __init__(self, message: str, ranks: Ranks, brief: str = "") -> None:
         super().__init__(message)
         self.ranks = ranks
+        self.brief = brief or message
         self.diagnosis: Diagnosis | None = None
+        self.shown = False
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"CellFailed: {self.brief}"] if self.shown else super()._render_traceback_()
 
 
 class Stuck(DDPError):

@@ -73,7 +73,7 @@ class StillBoard:
         self._session = session
         self._kept = False
 
-    def open(self, delay_s: float, show: object) -> None:
+    def open(self, delay_s: float, show: object, *, in_panel: bool = False) -> None:
         """Show it in the cell that runs, and begin drawing after `delay_s`."""
         self._region.open(delay_s)
 
@@ -146,8 +146,18 @@ class LiveBoard:
             self._publisher, self._still, _PICTURE_INTERVAL_S, settle_s=BOARD_INTERVAL_S
         )
 
-    def open(self, delay_s: float, show: Callable[[Mapping[str, Any]], None]) -> None:
-        """Begin drawing after `delay_s`. `show` displays the widget, the cell has its picture."""
+    def open(
+        self,
+        delay_s: float,
+        show: Callable[[Mapping[str, Any]], None],
+        *,
+        in_panel: bool = False,
+    ) -> None:
+        """Begin drawing after `delay_s`. `show` displays the widget, the cell has its picture.
+
+        `in_panel`: it is displayed in a panel and in the cell, which hides it beside that panel.
+        """
+        self._widget.in_panel = in_panel
         show(self._widget.bundle())
         self._picture.open(delay_s)
         # ipykernel sends a message for the cell in whose context it is sent: with this cell's

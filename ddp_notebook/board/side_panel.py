@@ -8,9 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-BESIDE = (
-    "In JupyterLab the board is beside the notebook. Elsewhere, in this cell: %ddp_board --here"
-)
 HOW = (
     "To have it beside the notebook: right-click on the board, Create New View for Cell Output. "
     "Or: %pip install sidecar, reload the page, %ddp_board"

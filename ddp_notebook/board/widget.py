@@ -30,20 +30,22 @@ _PAGE = Path(__file__).parent / "page"
 _SHARED = Path(__file__).parent / "line" / "anywidget.js"
 
 
+_EXPORTS = re.compile(r"^export (?!default)", re.MULTILINE)
+"""Only the tests of the script need them."""
 _COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n| +// .*$", re.MULTILINE)
 _INDENTATION = re.compile(r"^\s+", re.MULTILINE)
-_AROUND = re.compile(r"(?<=:) +|\s*([{};,>])\s*")
-"""Spaces that mean nothing in a style sheet."""
+_AROUND = re.compile(r"(?<=:) +|(?<=[ (,])0(?=\.\d)|\s*([{};,>])\s*")
+"""Spaces, and zeros before a point, that mean nothing in a style sheet."""
 
 
 def _joined(kind: str) -> str:
     """The files of the page as one, by name: nothing in one of them runs before all are read.
 
-    Without comments, indentation and empty lines: a page has no use for them.
+    Without comments, indentation, empty lines and names for tests: a page has no use for them.
     """
     files = [*sorted(_PAGE.glob(f"*.{kind}")), *([_SHARED] if kind == "js" else [])]
     text = "\n".join(path.read_text("utf-8") for path in files)
-    return _INDENTATION.sub("", _COMMENTS.sub("", text))
+    return _INDENTATION.sub("", _EXPORTS.sub("", _COMMENTS.sub("", text)))
 
 
 def _notebook() -> str:
@@ -66,6 +68,8 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
     still = traitlets.Unicode().tag(sync=True)
     notebook = traitlets.Unicode().tag(sync=True)
     """Names the notebook, also after a restart of its kernel; empty where the server does not."""
+    in_panel = traitlets.Bool().tag(sync=True)
+    """It has a panel beside the notebook: its cell shows it only where the page has no panels."""
     stages = traitlets.List(STAGES).tag(sync=True)
     board = traitlets.Dict().tag(sync=True)
     findings = traitlets.List().tag(sync=True)

@@ -20,6 +20,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _MAGIC_OF = {verb.name: verb.magic for verb in VERBS}
+_STOP = "%ddp_abort or %ddp_shutdown"
+_ELSEWHERE = {
+    "start": "%ddp_init",
+    "continue": "%ddp_step --to end",
+    "next": "%ddp_step",
+    "stop": _STOP,
+    "kill": _STOP,
+    "exit": "%ddp_shutdown",
+    "stack": "%ddp_where",
+    "log": "%ddp_output",
+    "logs": "%ddp_output",
+    "help": "%ddp_tour",
+}
+"""What debuggers and launchers call it, and what it is here."""
 _CALLS = re.compile(r"^\s*(?:[\w, ]+=\s*)?%%?([\w-]+)", re.MULTILINE)
 _EMPTY = re.compile(r"\s*%%ddp\b[^\n]*\s*")
 """A cell for the ranks without its code; IPython would suggest a line magic that runs nothing."""
@@ -35,6 +49,8 @@ _REPLACED = ("show_usage_error", "debugger")
 def meant(name: str) -> Sequence[str]:
     """The verbs that `name` may be a misspelling of, as they are typed; the likeliest first."""
     name = name.replace("-", "_").lower()
+    if elsewhere := _ELSEWHERE.get(name.removeprefix("ddp_")) if "ddp" in name else None:
+        return [elsewhere]
     prefix = "ddp_" if name.startswith("ddp_") else ""  # it would make all of them similar
     stems = [verb.removeprefix(prefix) for verb in _MAGIC_OF if verb.startswith(prefix)]
     near = difflib.get_close_matches(name.removeprefix(prefix), stems, 2, _SIMILAR)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 from ddp_notebook.board.buttons import Button
@@ -43,26 +42,28 @@ class NotebookBoard:
         self._shell.events.unregister("pre_run_cell", self._cell_begins)
         self._shell.events.unregister("post_run_cell", self._cell_ended)
 
-    def open(self, place: Place = "auto") -> bool:
+    def open(self, place: Place = "auto") -> None:
         """Show a live board at one of `PLACES`; an earlier one stays as it is.
 
-        True if it is in the panel, and nothing in the cell. Raises UsageMistake.
+        What is in the panel is in the cell, too, for pages that have no such panel. Raises
+        UsageMistake.
         """
         if place == "side":
             self._check_side()
         self.close()
         if place == "off":
-            return False
+            return
         in_panel = place == "side" or (place == "auto" and self._panel.is_open)
         self._open = open_board(self._session, self._shell, self._buttons, self._memory)
         if not in_panel:
             self._panel.close()
-        show = partial(self._panel.show, anew=place == "side") if in_panel else self._show_here
-        self._open.open(_FIRST_PAINT_AFTER_S, show)
-        return in_panel
 
-    def _show_here(self, bundle: Mapping[str, Any]) -> None:
-        self._shell.display_pub.publish(data=dict(bundle), metadata={})
+        def show(bundle: Mapping[str, Any]) -> None:
+            if in_panel:
+                self._panel.show(bundle, anew=place == "side")
+            self._shell.display_pub.publish(data=dict(bundle), metadata={})
+
+        self._open.open(_FIRST_PAINT_AFTER_S, show, in_panel=in_panel)
 
     def _check_side(self) -> None:
         if not (can_show_widgets(self._shell) and can_have_panel()):

@@ -162,8 +162,7 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
         if unknown:
             meant = self._meant(line, unknown)
             message = f"unrecognized arguments: {' '.join(unknown)}"
-            if not meant and self.prog.startswith("%%") and unknown[0][:1] != "-":
-                below = f"Code and comments belong on the lines below {self.prog}"
+            if not meant and (below := self._below(unknown[0])):
                 raise UsageError(f"{message}. {below}   ({self._all_options})")
             if not meant:
                 self.error(message)
@@ -171,6 +170,16 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
                 f"{message}. Did you mean: {self.prog} {meant}   ({self._all_options})"
             )
         return arguments
+
+    def _below(self, word: str) -> str:
+        """Where code and comments belong, if `word` begins such; else empty."""
+        if self.prog.startswith("%%"):
+            return (
+                ""
+                if word[:1] == "-"
+                else f"Code and comments belong on the lines below {self.prog}"
+            )
+        return "A comment belongs on a line of its own." if word[:1] == "#" else ""
 
     def _parted(self, line: str) -> tuple[str, str]:
         """The options at the beginning of a line, and the text after them."""
@@ -192,7 +201,7 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
         listed = _AFTER_COMMA.sub(",", line)  # --ranks 0, 1
         if listed != line and not self.parse_known_args(arg_split(listed, strict=False))[1]:
             return listed.strip()
-        first, equals, value = unknown[0].partition("=")
+        first, equals, value = unknown[0].strip("(,)").partition("=")  # called as a function
         option, values = self._named(first.strip("-").replace("_", "-")), unknown[1:2]
         if equals:
             values = [value]
@@ -215,6 +224,8 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
         """The option that has `word` as a value: ranks, how many there are, one of its choices."""
         options = {option.names[-1]: option for option in self._options}
         if _RANK_SET.fullmatch(word):
+            if any(option.is_positional for option in self._options):
+                return None  # train.py 42: a line, or an argument of a script
             return options.get("--ranks") or (
                 options.get("--world-size") if word.isdecimal() else None
             )

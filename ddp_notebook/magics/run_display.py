@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from dataclasses import replace
 
-from ddp_notebook.errors import DDPError, Stuck
+from ddp_notebook.errors import CellFailed, DDPError, Stuck
 from ddp_notebook.magics.cell_output import NOTHING, Bundle, CellOutput
 from ddp_notebook.magics.live_run import Lines, LiveRun
 from ddp_notebook.model import Event, Pulse, StepTable, name_ranks
@@ -123,7 +123,7 @@ class RunDisplay:
     def _publish(self, result: CellResult, headlines: Sequence[Bundle]) -> None:
         for headline in headlines:
             self._output.publish(headline)
-        if isinstance(result.error, Stuck):
+        if isinstance(result.error, Stuck | CellFailed):
             result.error.shown = True
         show_outputs(self._output.publisher, result.outputs, fold=self._output.folds)
         if result.diagnosis is not None and result.error is None:

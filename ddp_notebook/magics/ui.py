@@ -11,7 +11,6 @@ from typing import Any, Protocol, TypeVar
 
 from ddp_notebook import jobs
 from ddp_notebook.board.buttons import Button
-from ddp_notebook.board.side_panel import BESIDE
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.cell_output import CellOutput
 from ddp_notebook.magics.live_board import NotebookBoard, Place
@@ -106,10 +105,8 @@ class NotebookUi:
         """Show a live board if there is a front end; an earlier one is closed."""
         if not self.output.is_live or not has_room_for_threads():
             return  # what starts processes says that there is no room
-        in_panel = self.board.open(place)
+        self.board.open(place)
         self.displays.shown_already()
-        if in_panel:
-            self.say(BESIDE)  # a page without sidecar shows nothing else
 
     def progress(self) -> AbstractContextManager[None]:
         """A line in the terminal that shows the progress, if there is no live board."""

@@ -100,8 +100,8 @@ def _why_busy(busy: Ranks, doing: str, before: Mapping[int, str]) -> str:
         )
     return (
         f"{name_ranks(busy).capitalize()} {are(busy)} still in an earlier cell ({doing}). "
-        f"Wait for it: %ddp_wait. Get {them(busy)} back: %ddp_abort, or with new processes: "
-        f"%ddp_restart --ranks {format_ranks(busy)}"
+        f"Why: %ddp_why. Wait for it: %ddp_wait. Get {them(busy)} back: %ddp_abort, or with new "
+        f"processes: %ddp_restart --ranks {format_ranks(busy)}"
     )
 
 

@@ -64,10 +64,19 @@ def yes_or_no(answer: Any) -> bool:
     return value
 
 
+_BEFORE = re.compile(r"^\s*(?:rank|line|step)?[\s=:]*", re.IGNORECASE)
+
+
 def number(answer: Any) -> float:
-    """A number, also as a text, or as the only element of a list, an array or a tensor."""
+    """A number, also as a text such as ``1/4`` or ``line 12``.
+
+    It may be the only element of a list, an array or a tensor.
+    """
     value = answer
     try:
+        if isinstance(value, str):
+            value, _, divisor = _BEFORE.sub("", value).partition("/")
+            return float(value) / float(divisor or 1)
         if isinstance(value, (list, tuple)):
             (value,) = value
         if isinstance(value, bool):
@@ -75,7 +84,7 @@ def number(answer: Any) -> float:
         if not isinstance(value, float) and hasattr(value, "item"):
             value = value.item()  # float() takes no array of one element any more
         return float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
+    except (TypeError, ValueError, ArithmeticError, RuntimeError):
         raise WrongAnswer(f"a number is asked for, and {shown(answer)} is none.") from None
 
 
@@ -94,8 +103,6 @@ def whole_number(answer: Any) -> int:
 
 def a_rank(answer: Any) -> int:
     """The number of a rank: ``2``, or ``"rank 2"``."""
-    if isinstance(answer, str):
-        answer = answer.casefold().strip().removeprefix("rank")
     return whole_number(answer)
 
 

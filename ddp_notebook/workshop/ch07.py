@@ -175,7 +175,7 @@ def bucket_size(size: float) -> str:
 @exercise("7.5", number)
 def break_even_batch(batch: float) -> str:
     """2b / (14 + 0.2b) = b / (2 + 0.2b) at 50."""
-    if near(batch, 50):
+    if 50 <= batch <= 51:  # as many, or the first at which it is more
         return (
             "right. At 50 one rank takes 12 ms for 50 samples, and two take 24 ms for 100. Below "
             "it, the second rank does harm."

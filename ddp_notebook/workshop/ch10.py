@@ -84,12 +84,7 @@ def the_first_that_differs(answer: tuple[int, str]) -> str:
     )
 
 
-def _line(answer: Any) -> int:
-    """A line, also with its word: ``line 11``."""
-    return whole_number(answer.lower().replace("line", "") if isinstance(answer, str) else answer)
-
-
-@exercise("10.3", two("(rank, line)", a_rank, _line))
+@exercise("10.3", two("(rank, line)", a_rank, whole_number))
 def the_first_that_is_no_number(answer: tuple[int, int]) -> str:
     """Infinity is a number yet; infinity by infinity is none."""
     rank, line = answer
@@ -121,7 +116,7 @@ def the_first_that_is_no_number(answer: tuple[int, int]) -> str:
     )
 
 
-@exercise("10.4", two("(line, step)", _line, whole_number))
+@exercise("10.4", two("(line, step)", whole_number, whole_number))
 def where_the_ranks_part(answer: tuple[int, int]) -> str:
     """All but rank 1 leave the loop in its third pass."""
     line, step = answer

@@ -203,14 +203,16 @@ BoardWidget._esm = BoardWidget._esm.replace(begin, begin + " null.ouch;")"""
 def test_in_notebook_7_with_a_script_that_fails_the_picture_is_shown(
     lab: Lab, browser: Browser, tmp_path: Path
 ) -> None:
-    cells = ["%load_ext ddp_notebook", "%ddp_init --world-size 1", BROKEN, "%ddp_restart"]
+    init = "%ddp_init --world-size 1"
+    cells = ["%load_ext ddp_notebook", init, "%ddp_board", BROKEN, "%ddp_restart"]
     with opened(lab, browser, cells, tmp_path / "last.png", "notebooks") as notebook:
         notebook.run(0)
         cell = notebook.run(1)
         Board(cell).await_roles("ready")
         expect(cell.locator(".ddp-board")).to_be_hidden()
-        notebook.run(2)
-        cell = notebook.run(3)
+        Board(notebook.run(2)).await_roles("ready")  # there is no panel beside a notebook here
+        notebook.run(3)
+        cell = notebook.run(4)
         expect(cell.locator(".ddpb-broken")).to_contain_text("TypeError")
         expect(cell.locator(".ddp-board")).to_be_visible()
         expect(cell.locator(".ddp-board")).to_contain_text("✓ ready")

@@ -55,6 +55,7 @@ def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
         board = Board(panels)
         board.el.evaluate(NOTE_BOXES)
         board.await_roles(*["ready"] * 4)
+        expect(notebook.cells.nth(INIT).locator(".ddpb")).to_be_hidden()
         # What is drawn again while it is pressed is pressed nevertheless.
         notebook.start(TRAIN)
         pick = board.rows.nth(1).get_by_role("button")

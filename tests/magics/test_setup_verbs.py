@@ -94,6 +94,12 @@ def test_wrong_options_say_what_to_type(shell: Any, capsys: Capture) -> None:
             "unrecognized arguments: 1. Did you mean: %ddp_abort --ranks 0,1",
         ),
         ("%ddp_abort 1", "unrecognized arguments: 1. Did you mean: %ddp_abort --ranks 1"),
+        ("%ddp_break a.py 7", "unrecognized arguments: 7. For example: %ddp_break train.py:42 "),
+        (
+            "%ddp_abort (ranks=1)",
+            "unrecognized arguments: (ranks=1). Did you mean: %ddp_abort --ranks 1 ",
+        ),
+        ("%ddp_abort # all", "unrecognized arguments: # all. A comment belongs on a line of its"),
         ("%ddp_run", "the following arguments are required: script. For example: %ddp_run train"),
         ("%ddp_run --store mine x.py", "argument --store: invalid choice: 'mine'"),
         ("%ddp_wrap --cap", "unrecognized arguments: --cap. For example: %ddp_wrap model"),

@@ -137,6 +137,19 @@ def test_a_tutorial_runs_and_its_claims_and_solutions_hold(path: Path, tmp_path:
     assert list(tmp_path.iterdir()) == [copy], "a tutorial leaves no file"
 
 
+@pytest.mark.parametrize("chapter", ["05", "06"])
+@pytest.mark.timeout(CELL_TIMEOUT_S + 100)
+def test_what_a_tutorial_claims_of_ranks_holds_for_two(chapter: str, tmp_path: Path) -> None:
+    [path] = (path for path in NOTEBOOKS if path.stem.startswith(chapter))
+    notebook = nbformat.read(path, as_version=4)
+    solve(notebook, path)
+    for cell in code_cells(notebook):
+        cell.source = cell.source.replace("--world-size 4", "--world-size 2")
+    execute(notebook, tmp_path, CELL_TIMEOUT_S)
+    for cell in code_cells(notebook):
+        assert bool(errors(cell)) == fails_on_purpose(cell), (cell.source, errors(cell))
+
+
 @each_notebook
 def test_a_tutorial_is_saved_as_it_ran_from_top_to_bottom(path: Path) -> None:
     cells = code_cells(nbformat.read(path, as_version=4))

@@ -56,9 +56,12 @@ def test_equal_errors_are_told_once() -> None:
     run = CellRun(1, (0, 1, 2))
     same = {"ename": "ValueError", "evalue": "bad\nmore", "line": 3}
     run.take([finished(0), finished(1, "error", **same), finished(2, "error", **same)])
-    assert str(run.result().error) == (
-        "ranks 1-2 raised ValueError: bad (cell line 3); rank 0 finished."
-    )
+    error = run.result().error
+    assert str(error) == "ranks 1-2 raised ValueError: bad (cell line 3); rank 0 finished."
+    assert isinstance(error, CellFailed)
+    error.shown = True  # the tracebacks stand above
+    brief = "CellFailed: ranks 1-2 raised ValueError (cell line 3); rank 0 finished."
+    assert error._render_traceback_() == [brief]
 
 
 def test_a_lost_peer_is_told_once_though_its_port_differs() -> None:

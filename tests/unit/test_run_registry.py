@@ -33,8 +33,8 @@ def test_a_rank_that_is_about_to_begin_is_claimed_before_it_says_so() -> None:
     with pytest.raises(UsageMistake) as caught:
         idle_ranks(None, "%%ddp", ready(3), {1: "cell 7"})
     assert str(caught.value) == (
-        "Rank 1 is still in an earlier cell (cell 7). Wait for it: %ddp_wait. Get it back: "
-        "%ddp_abort, or with new processes: %ddp_restart --ranks 1"
+        "Rank 1 is still in an earlier cell (cell 7). Why: %ddp_why. Wait for it: %ddp_wait. "
+        "Get it back: %ddp_abort, or with new processes: %ddp_restart --ranks 1"
     )
     assert idle_ranks((0, 2), "%%ddp", ready(3), {1: "cell 7"}) == (0, 2)
 

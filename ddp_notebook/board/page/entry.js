@@ -56,7 +56,6 @@ export default () => {
         store.resize(model.get("board").world_size);
         pages.add(page);
         el.replaceChildren(page.el);
-        page.draw();
         names.forEach((name) => model.on(`change:${name}`, draw));
         hearAlways(model, model.get("still")).then(() => guard(() => page.send({ kind: "hello" })));
       });
@@ -65,8 +64,8 @@ export default () => {
       document.addEventListener("keydown", key);
       document.addEventListener("pointerup", released);
       const clock = setInterval(() => guard(() => page.tick()), 1000);
-      // Also when it becomes visible after it was hidden.
-      const sized = new ResizeObserver(() => guard(() => page.timeline.touch()));
+      // Drawn at first when it is in the page, and again when it becomes visible.
+      const sized = new ResizeObserver(() => guard(() => page.draw()));
       if (page) sized.observe(page.el);
       return () => {
         alive = false;

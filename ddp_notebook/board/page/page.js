@@ -29,7 +29,8 @@ class Page {
     this.messageAt = this.tickAt = performance.now();
     this.hereAt = -Infinity;
     const others = document.querySelectorAll(".ddpb").length;
-    this.el = make("div", { class: "ddpb", role: "region", "aria-label": `Board of the ranks${others ? ` ${others + 1}` : ""}`, "data-notebook": model.get("notebook") });
+    const still = model.get("still");
+    this.el = make("div", { class: `ddpb ddpb-of-${still}${model.get("in_panel") ? " ddpb-late" : ""}`, role: "region", "aria-label": `Board of the ranks${others ? ` ${others + 1}` : ""}`, "data-notebook": model.get("notebook") });
     const part = (name, attributes = {}) => {
       this[name] = make(attributes.tag ?? "div", { class: `ddpb-${name}`, ...attributes, tag: null });
       return this[name];
@@ -38,7 +39,7 @@ class Page {
     this.timeline = new Timeline(this, this.rows);
     this.toolbar = new Toolbar(this);
     this.el.append(
-      make("style", {}, `.ddp-still-${model.get("still")}, .jp-OutputArea-child:has(.ddp-still-${model.get("still")}) { display: none }`),
+      make("style", {}, `.ddp-still-${still}, .jp-OutputArea-child:has(.ddp-still-${still}), body:has(.jupyterlab-sidecar .ddpb-of-${still}) .jp-Cell .ddpb-of-${still} { display: none }`),
       part("head"),
       this.toolbar.el,
       make("div", { class: "ddpb-slot" }, part("gone", { role: "status" }), part("loading", { hidden: true }), part("benchmark"), part("findings", { role: "status" }), part("todo", { tag: "ul" }), part("calm")),
@@ -97,6 +98,7 @@ class Page {
   }
 
   draw() {
+    if (!this.el.offsetParent) return; // hidden: drawn when a ResizeObserver reports that it is not
     const board = this.board;
     const of = (name, none) => (this.past ? (this.past[name] ?? none) : this.get(name));
     this.drawHead(board);

@@ -317,23 +317,30 @@ class CellRun:
 
     def error(self) -> DDPError | None:
         """How it failed on the ranks that have left it; None if it did not."""
-        lines = [*self._deaths(), *self._exceptions()]
+        deaths, others = self._deaths(), []
         if lost := self.lost - self.died.keys():
-            lines.append(f"{name_ranks(lost)} did not run it: the process could not be reached")
-        if not lines:
+            others.append(f"{name_ranks(lost)} did not run it: the process could not be reached")
+        if not (raised := self._exceptions()) and not deaths and not others:
             return None
         failed = {r for r, f in self.finished.items() if f.outcome != "ok"}
         bad = tuple(sorted(failed | self.died.keys() | self.lost))
         good = tuple(rank for rank in self.ranks if rank not in (*bad, *self.pending))
         if good:
-            lines.append(f"{name_ranks(good)} finished")
-        text = "; ".join(lines) + "."
-        if not self.script and any(f.ename == "SystemExit" for f in self.finished.values()):
-            text += (
-                " exit() ends the cell on a rank, not the rank: its process and its variables "
-                "are still there. To end the ranks: %ddp_shutdown"
-            )
-        return CellFailed(text, bad)
+            others.append(f"{name_ranks(good)} finished")
+        text, brief = (
+            f"{'; '.join([*deaths, *lines, *others])}.{self._about_exit()}"
+            for lines in (raised, self._exceptions(brief=True))
+        )
+        return CellFailed(text, bad, brief)
+
+    def _about_exit(self) -> str:
+        """What exit() does in a cell, if a rank has called it there."""
+        if self.script or all(f.ename != "SystemExit" for f in self.finished.values()):
+            return ""
+        return (
+            " exit() ends the cell on a rank, not the rank: its process and its variables "
+            "are still there. To end the ranks: %ddp_shutdown"
+        )
 
     def _deaths(self) -> list[str]:
         lines = []
@@ -357,9 +364,9 @@ class CellRun:
             lines.append(f"{new} now, without variables")
         return lines
 
-    def _exceptions(self) -> list[str]:
+    def _exceptions(self, brief: bool = False) -> list[str]:
         ends = self.finished.values()
-        raised = {end.rank: self._raised(end) for end in ends if end.outcome == "error"}
+        raised = {end.rank: self._raised(end, brief) for end in ends if end.outcome == "error"}
         lines = [f"{name_ranks(ranks)} {what}" for ranks, what in by_value(raised)]
         # Of ranks that were ended for a new process, some are interrupted before.
         left = [end.rank for end in ends if end.outcome == "interrupted"]
@@ -367,9 +374,9 @@ class CellRun:
             lines.append(f"{verb(stopped, 'was', 'were')} interrupted")
         return lines
 
-    def _raised(self, finished: CellFinished) -> str:
+    def _raised(self, finished: CellFinished, brief: bool = False) -> str:
         message = without_ports(finished.evalue).strip()
-        first = message.splitlines()[0] if message else ""
+        first = message.splitlines()[0] if message and not brief else ""
         where = f"{self.script}, line" if self.script else "cell line"
         line = f" ({where} {finished.line})" if finished.line else ""
         return f"raised {finished.ename}{': ' if first else ''}{cut(first, 200)}{line}"
