@@ -296,12 +296,13 @@ def _at_once(records: Iterable[Collective]) -> tuple[Collective, Collective] | N
     """The first two collectives of a rank that ran at the same time."""
     last: Collective | None = None
     for record in sorted(records, key=lambda each: each.issued_ns):
-        if record.is_point_to_point or not record.waited or record.phase is Phase.REFUSED:
+        refused = record.phase is Phase.REFUSED
+        if record.is_point_to_point or not (record.waited or refused):
             continue
         threads_differ = last is not None and last.thread != record.thread
         if last and threads_differ and (not last.over or record.issued_ns < last.done_ns):
             return last, record
-        last = record
+        last = last if refused else record  # what is refused is over at once
     return None
 
 
