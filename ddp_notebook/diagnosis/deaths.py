@@ -31,6 +31,8 @@ def deaths(
     """A finding for all that ended in the same way. `last` is what a rank did last, in words."""
     same: dict[tuple[int | None, bool | None], list[RankReport]] = {}
     for report in dead:
+        if not waiting and _was_interrupted(report):
+            continue  # the user's own doing
         same.setdefault((report.exit_code, _lacked_memory(report)), []).append(report)
     for (code, lacked), reports in same.items():
         ranks = tuple(report.rank for report in reports)
@@ -68,6 +70,11 @@ def died(exits: Mapping[int, RankExited], *, script: bool = False) -> tuple[Find
         for rank, each in sorted(exits.items())
     ]
     return tuple(deaths(Case(tuple(dead), script=script), dead, ()))
+
+
+def _was_interrupted(report: RankReport) -> bool:
+    """True of a process that ended by an interrupt outside of the user's code."""
+    return report.exit_code == 1 and report.last_words.split()[-1:] == ["KeyboardInterrupt"]
 
 
 def _lacked_memory(report: RankReport) -> bool | None:

@@ -524,7 +524,10 @@ _MEAN = 1
 
 
 def multiplied_by(node: Any) -> float | None:
-    """By which number a step of autograd's graph multiplies, without its sign; None for any other."""
+    """By which number a step of autograd's graph multiplies; None for any other step.
+
+    That it changes the sign does not count.
+    """
     name = node.name() if node is not None else ""
     if name == "NegBackward0":
         return 1.0
@@ -553,7 +556,7 @@ def averaged_over(node: Any) -> float | None:
 
 
 def added_by(node: Any) -> tuple[Any, ...]:
-    """The steps of autograd's graph whose results a step adds up; none if it does something else."""
+    """The steps of autograd's graph whose results this one adds up; none of any other step."""
     name = node.name() if node is not None else ""
     ahead = tuple(e for e, _ in node.next_functions) if name in _ADDITIONS else ()
     return ahead if len(ahead) == 2 and None not in ahead else ()
