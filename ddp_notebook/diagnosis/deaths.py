@@ -30,9 +30,7 @@ def deaths(
 ) -> Iterator[Finding]:
     """A finding for all that ended in the same way. `last` is what a rank did last, in words."""
     same: dict[tuple[int | None, bool | None], list[RankReport]] = {}
-    for report in dead:
-        if not waiting and _was_interrupted(report):
-            continue  # the user's own doing
+    for report in _without_interrupted(dead, waiting):
         same.setdefault((report.exit_code, _lacked_memory(report)), []).append(report)
     for (code, lacked), reports in same.items():
         ranks = tuple(report.rank for report in reports)
@@ -72,9 +70,15 @@ def died(exits: Mapping[int, RankExited], *, script: bool = False) -> tuple[Find
     return tuple(deaths(Case(tuple(dead), script=script), dead, ()))
 
 
-def _was_interrupted(report: RankReport) -> bool:
-    """True of a process that ended by an interrupt outside of the user's code."""
-    return report.exit_code == 1 and report.last_words.split()[-1:] == ["KeyboardInterrupt"]
+def _without_interrupted(dead: Sequence[RankReport], waiting: Ranks) -> Iterator[RankReport]:
+    """Without those that an interrupt of the user's ended, if no rank waits for them."""
+    for report in dead:
+        if (
+            waiting
+            or report.exit_code != 1
+            or report.last_words.split()[-1:] != ["KeyboardInterrupt"]
+        ):
+            yield report
 
 
 def _lacked_memory(report: RankReport) -> bool | None:

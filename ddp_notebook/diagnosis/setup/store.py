@@ -172,32 +172,46 @@ def _never_set(context: Context, key: str, waiters: list[RankReport]) -> Iterato
     others = tuple(e.rank for e in context.case.ranks if e.rank not in waiting)
     if any(context.gone(rank) and not context.finished(rank) for rank in others):
         return  # one of them failed or died before it came to that
-    wait = verb(waiting, "waits", "wait")
-    place = next((f" at {e.path[-1]}" for e in waiters if e.path), "")
+    wait, place = verb(waiting, "waits", "wait"), _place(waiters)
     where = f": {context.standing(others)}" if others else ""
-    test = next((e.key_test for e in waiters if e.key_test), "")
-    lacks = f"the store's key {key!r}, which no rank has set"
-    remedy = f"Set it before any rank waits for it: store.set({key!r}, ...)."
+    lacks, remedy = _what_lacks(key, next((e.key_test for e in waiters if e.key_test), ""))
     owners = tuple(sorted(set().union(*(_owners(context.case, k) for k in key.split(", ")))))
-    if test:
-        lacks = f"another value of the store's key {key!r} ({test}), which no rank will set"
-        remedy = "Set it to what the loop asks for before any rank asks."
     yield Finding(
         Category.UNSET_KEY,
         # Where most ranks wait for it, it is the others who had to set it.
         owners or (waiting if len(waiting) < len(others) or not others else others),
-        f"{wait}{place} for {lacks}{_whose(owners, waiting)}{where}",
+        f"{wait}{place} for {lacks}{_whose(owners)}{where}",
         f"{remedy} Compare the names of the keys, and that both sides use the same store.",
         context.victims,
         (
             f"{wait} for the key {key!r}",
             *((context.standing(others),) if others else ()),
-            *(
-                f"rank {e.rank} has set {', '.join(map(repr, e.keys_set[-_MOST_SHOWN:]))}"
-                for e in context.case.ranks
-                if owners and e.keys_set
-            ),
+            *(_keys_of_each(context.case) if owners else ()),
         ),
+    )
+
+
+def _keys_of_each(case: Case) -> Iterator[str]:
+    for e in case.ranks:
+        if e.keys_set:
+            keys = ", ".join(map(repr, e.keys_set[-_MOST_SHOWN:]))
+            yield f"rank {e.rank} has set {keys}"
+
+
+def _place(waiters: Iterable[RankReport]) -> str:
+    return next((f" at {e.path[-1]}" for e in waiters if e.path), "")
+
+
+def _what_lacks(key: str, test: str) -> tuple[str, str]:
+    """What is waited for, and the remedy; `test` is what a loop asks about the key."""
+    if test:
+        return (
+            f"another value of the store's key {key!r} ({test}), which no rank will set",
+            "Set it to what the loop asks for before any rank asks.",
+        )
+    return (
+        f"the store's key {key!r}, which no rank has set",
+        f"Set it before any rank waits for it: store.set({key!r}, ...).",
     )
 
 
@@ -234,7 +248,7 @@ _NUMBERS = re.compile(r"(\d+)")
 _MOST_SHOWN = 4
 
 
-def _whose(owners: Ranks, waiting: Ranks) -> str:
+def _whose(owners: Ranks) -> str:
     """Words for the ranks that had to set a key, as others set keys of their own."""
     if not owners:
         return ""

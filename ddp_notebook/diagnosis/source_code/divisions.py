@@ -124,10 +124,7 @@ def _divisors_of_loss(
     Not afterwards: what is logged is divided, too.
     """
     plain = list(_plain_at(tree, line))
-    calls = [node for each in plain for node in ast.walk(each) if isinstance(node, ast.Call)]
-    names = {
-        name for call in calls if last_name(call.func) == "backward" for name in names_in(call)
-    }
+    names = _given_a_backward(plain)
     function = next(functions_around(tree, line), tree)
     before = [
         node
@@ -138,6 +135,11 @@ def _divisors_of_loss(
     ahead: list[ast.AST] = [*given, *(plain if names else ())]
     yield from divisors_in(ahead)
     yield from divisors_in(made for each in names_of.called_in(ahead) for made in _returned(each))
+
+
+def _given_a_backward(plain: Iterable[ast.AST]) -> set[str]:
+    calls = [node for each in plain for node in ast.walk(each) if isinstance(node, ast.Call)]
+    return {name for call in calls if last_name(call.func) == "backward" for name in names_in(call)}
 
 
 def _returned(function: ast.AST) -> Iterator[ast.AST]:
