@@ -10,6 +10,7 @@ from traces import BUSY, DESTROYED, DONE, all_reduce, barrier, died, message, op
 
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.diagnosis.collectives.wait_graph import pairs, wait_graph
+from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import doing
 from ddp_notebook.model import (
     Activity,
@@ -209,6 +210,23 @@ def test_a_fifo_is_waited_for_in_vain_where_all_other_ranks_wait() -> None:
 @pytest.mark.parametrize("lacks", Lacks)
 def test_of_a_rank_that_waits_by_itself_it_is_said_for_what(lacks: Lacks) -> None:
     assert doing(replace(IN_GET, blocked=Blocked(lacks))).startswith("waits for ")
+
+
+def test_ranks_that_wait_on_one_line_for_files_of_other_names_are_one_finding() -> None:
+    waits = [replace(BUSY, polls_for=f"/tmp/{name}/ready", doing="train.py:8") for name in "ab"]
+    case = play({0: [barrier(9)], 1: [], 2: []}, {1: waits[0], 2: waits[1]})
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == ("filesystem", (1, 2))
+    assert "under 2 paths" in finding.cause and "rank 2: at train.py:8, for /tmp/b" in str(finding)
+
+
+def test_a_process_that_the_users_interrupt_ended_is_no_finding_unless_others_wait_for_it() -> None:
+    dead = RankReport(0, Activity.DEAD, exit_code=1, last_words="...\nKeyboardInterrupt\n")
+    case = Case((dead, replace(IDLE[1], rank=1)), script=True)
+    assert not list(deaths(case, [dead], ()))
+    assert [each.ranks for each in deaths(case, [dead], (1,))] == [(0,)]
+    other = replace(dead, last_words="KeyError: 3")
+    assert [each.ranks for each in deaths(case, [other], ())] == [(0,)]
 
 
 # -- a key of the store ------------------------------------------------------------------
