@@ -30,7 +30,7 @@ def deaths(
 ) -> Iterator[Finding]:
     """A finding for all that ended in the same way. `last` is what a rank did last, in words."""
     same: dict[tuple[int | None, bool | None], list[RankReport]] = {}
-    for report in dead:
+    for report in _without_interrupted(dead, waiting):
         same.setdefault((report.exit_code, _lacked_memory(report)), []).append(report)
     for (code, lacked), reports in same.items():
         ranks = tuple(report.rank for report in reports)
@@ -68,6 +68,17 @@ def died(exits: Mapping[int, RankExited], *, script: bool = False) -> tuple[Find
         for rank, each in sorted(exits.items())
     ]
     return tuple(deaths(Case(tuple(dead), script=script), dead, ()))
+
+
+def _without_interrupted(dead: Sequence[RankReport], waiting: Ranks) -> Iterator[RankReport]:
+    """Without those that an interrupt of the user's ended, if no rank waits for them."""
+    for report in dead:
+        if (
+            waiting
+            or report.exit_code != 1
+            or report.last_words.split()[-1:] != ["KeyboardInterrupt"]
+        ):
+            yield report
 
 
 def _lacked_memory(report: RankReport) -> bool | None:

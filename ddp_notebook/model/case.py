@@ -293,6 +293,8 @@ class RankReport:
     """The key of a store that it waits for, and that no rank has set."""
     key_test: str = ""
     """What its own loop checks of that key, such as its value. Empty if any value suffices."""
+    keys_set: tuple[str, ...] = ()
+    """The keys that it has set itself in this run, the last ones."""
     run: int = 0
     """The session's number of its current or last cell or script."""
     replicas: tuple[ReplicaFacts, ...] = ()

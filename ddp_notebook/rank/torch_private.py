@@ -538,8 +538,13 @@ _MEAN = 1
 
 
 def multiplied_by(node: Any) -> float | None:
-    """By which number a step of autograd's graph multiplies; None for any other step."""
+    """By which number a step of autograd's graph multiplies; None for any other step.
+
+    That it changes the sign does not count.
+    """
     name = node.name() if node is not None else ""
+    if name == "NegBackward0":
+        return 1.0
     if name not in ("DivBackward0", "MulBackward0") or node.next_functions[1][0] is not None:
         return None
     value = _number(node, "other")
@@ -562,6 +567,16 @@ def averaged_over(node: Any) -> float | None:
         values = _saved(node, "self")
         return _first(values.shape) if values is not None else 0.0
     return (_number(node, "total_weight") or 0.0) if node._saved_weight is None else 0.0
+
+
+def added_by(node: Any) -> tuple[Any, ...]:
+    """The steps of autograd's graph whose results this one adds up; none of any other step."""
+    name = node.name() if node is not None else ""
+    ahead = tuple(e for e, _ in node.next_functions) if name in _ADDITIONS else ()
+    return ahead if len(ahead) == 2 and None not in ahead else ()
+
+
+_ADDITIONS = ("AddBackward0", "SubBackward0")
 
 
 def is_sum(node: Any) -> bool:

@@ -194,6 +194,14 @@ while not store.check(['x']):
     (finding,) = stuck(ranks, source).findings
     assert finding.category is Category.UNSET_KEY and "'x'" in finding.cause
     ranks.abort()
+    source = """\
+store = dist.distributed_c10d._get_default_store()
+store.set(f'done/{rank + (rank == 2)}', '1')
+store.wait([f'done/{r}' for r in range(3)])"""
+    (finding,) = stuck(ranks, source).findings
+    assert (finding.category, finding.ranks) == (Category.UNSET_KEY, (2,))
+    assert "'done/2', which no rank has set" in finding.cause
+    ranks.abort()
     late = """\
 import time
 store = dist.distributed_c10d._get_default_store()
@@ -297,6 +305,29 @@ def test_a_script_tells_where_it_raised_also_of_chains_workers_and_threads(
     )
     (group,) = result.tracebacks
     assert group.ranks == (1,) and "ValueError: in a thread" in group.items[0].text
+
+
+NO_MORE_FILES = """
+import resource
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, most))
+    opened = [open(__file__) for _ in range(1000)]
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_script_that_may_open_no_more_files_can_still_tell_its_error(
+    ranks: Any, tmp_path: Path
+) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(NO_MORE_FILES, "utf-8")
+    finding = ranks.run_script(str(train)).error.diagnosis.findings[0]
+    assert (finding.category, finding.ranks) == (Category.RESOURCE_STARVED, (1,))
+    ranks.abort()
 
 
 def test_an_interrupt_keeps_what_was_found_and_is_no_finding_itself(ranks: Any) -> None:

@@ -455,6 +455,11 @@ def test_a_rank_that_raised_and_waits_in_its_finally() -> None:
     ends = {1: raised("barrier does not match", "Mismatch")}
     refusing = play(same(2, [step] * 4, r1=[*[step] * 2, refused(barrier(21))]), ends)
     assert found(_handles(refusing, 1)) == [("exception-on-one-rank", (1,))]
+    # Another rank lost its connection to that one, and comes to the same lines after it.
+    out = [step, step, refused(barrier(21))]
+    three = play(same(3, [step] * 3, r1=out, r2=out), {1: ends[1], 2: ends[1]})
+    dragged = _handles(three, 2, kind="RuntimeError", text="Connection closed by peer")
+    assert found(_handles(dragged, 1))[0] == ("exception-on-one-rank", (1,))
     for other in (
         _handles(case, 0, 1),  # both handle one
         _handles(case, 1, kind="Mismatch"),

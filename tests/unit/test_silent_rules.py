@@ -586,6 +586,14 @@ def test_a_division_by_the_count_may_be_written_in_many_ways(told: str) -> None:
 # -- losses ------------------------------------------------------------------------------
 
 _DIVIDED = "\n" * 5 + "loss = loss / dist.get_world_size()\nloss.backward()\n"
+_IN_FUNCTION = """
+def criterion(out, y, world_size):
+    loss = (out - y).square().mean()
+    return {}
+
+loss = criterion(net(x), y, size)
+loss.backward()
+"""
 
 
 @pytest.mark.parametrize(
@@ -600,6 +608,8 @@ _DIVIDED = "\n" * 5 + "loss = loss / dist.get_world_size()\nloss.backward()\n"
         (0.5, True, "\n" * 6 + "loss.backward()\nloss /= dist.get_world_size()\n", 8, False),
         (0.5, True, "\n" * 5 + "mean = loss / world_size\nloss.backward()\n", 8, False),
         (0.5, True, "", 8, False),
+        (0.5, True, _IN_FUNCTION.format("loss / world_size"), 8, True),
+        (0.5, True, _IN_FUNCTION.format("loss / 2"), 8, False),
     ],
 )
 def test_a_loss_that_is_divided_by_the_world_size(
@@ -774,6 +784,20 @@ for x in part:
 mean_of = torch.stack(losses).mean()
 mean(mean_of)
 """
+METRIC = """
+def mean(t):
+    dist.all_reduce(t)
+    t /= dist.get_world_size()
+for x in part:
+    metric.update(net(x), y)
+share = metric.right / len(part)
+mean(share)
+class Metric:
+    def update(self, out, y):
+        self.right += (out == y)
+metric = Metric()
+metric.right = metric.seen = 0
+"""
 _AT, _SUMS = Place("train.py", 6), (Place("train.py", 8), Place("train.py", 3, "mean"))
 
 
@@ -788,6 +812,8 @@ _AT, _SUMS = Place("train.py", 6), (Place("train.py", 8), Place("train.py", 3, "
         (SHARE.replace("right / len(part)", "right.float().mean()"), (40, 10), True),
         (SHARE.replace("share = right", "share = loss"), (40, 10), False),  # of the training
         (LISTED, (40, 10), True),
+        (METRIC, (40, 10), True),
+        (METRIC.replace("self.right += (out", "self.seen += (out"), (40, 10), False),
         ("", (40, 10), False),
     ],
 )

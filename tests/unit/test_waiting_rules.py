@@ -10,6 +10,7 @@ from traces import BUSY, DESTROYED, DONE, all_reduce, barrier, died, message, op
 
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.diagnosis.collectives.wait_graph import pairs, wait_graph
+from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import doing
 from ddp_notebook.model import (
     Activity,
@@ -211,6 +212,23 @@ def test_of_a_rank_that_waits_by_itself_it_is_said_for_what(lacks: Lacks) -> Non
     assert doing(replace(IN_GET, blocked=Blocked(lacks))).startswith("waits for ")
 
 
+def test_ranks_that_wait_on_one_line_for_files_of_other_names_are_one_finding() -> None:
+    waits = [replace(BUSY, polls_for=f"/tmp/{name}/ready", doing="train.py:8") for name in "ab"]
+    case = play({0: [barrier(9)], 1: [], 2: []}, {1: waits[0], 2: waits[1]})
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == ("filesystem", (1, 2))
+    assert "under 2 paths" in finding.cause and "rank 2: at train.py:8, for /tmp/b" in str(finding)
+
+
+def test_a_process_that_the_users_interrupt_ended_is_no_finding_unless_others_wait_for_it() -> None:
+    dead = RankReport(0, Activity.DEAD, exit_code=1, last_words="...\nKeyboardInterrupt\n")
+    case = Case((dead, replace(IDLE[1], rank=1)), script=True)
+    assert not list(deaths(case, [dead], ()))
+    assert [each.ranks for each in deaths(case, [dead], (1,))] == [(0,)]
+    other = replace(dead, last_words="KeyError: 3")
+    assert [each.ranks for each in deaths(case, [other], ())] == [(0,)]
+
+
 # -- a key of the store ------------------------------------------------------------------
 
 
@@ -234,6 +252,27 @@ def test_a_loop_that_asks_for_another_value_of_a_key_is_quoted() -> None:
     assert finding.category == "unset-key"
     assert "another value of the store's key 'ready' (store.get('ready') != b'2')" in finding.cause
     assert "which no rank has set" not in finding.cause
+
+
+@pytest.mark.parametrize(
+    ("key", "keys_set", "ranks"),
+    [
+        ("done/0/0, done/0/1, done/0/2", ("done/0/0", "done/0/1", "done/1/2"), (2,)),
+        ("step/7", ("", "step/5 step/6", ""), (1,)),
+        ("step/7", ("step/5", "step/6", ""), (0, 1, 2)),  # any of two may go on counting
+        ("ready", ("there", "done/1", ""), (0, 1, 2)),
+    ],
+)
+def test_who_had_to_set_a_key_is_known_by_what_the_others_set(
+    key: str, keys_set: tuple[str, ...], ranks: tuple[int, ...]
+) -> None:
+    waits = (
+        replace(FOR_KEY, rank=rank, key=key, keys_set=tuple(each.split()))
+        for rank, each in enumerate(keys_set)
+    )
+    case = Case(tuple(waits))
+    assert found(case) == [("unset-key", ranks)]
+    assert ("is rank 2's to set" in the_one(case).cause) == (ranks == (2,))
 
 
 def test_before_any_collective_the_key_is_named_too() -> None:
@@ -384,6 +423,15 @@ def test_two_threads_in_one_group_at_once_are_named_where_nothing_moves_any_more
     assert "two threads of ranks 0-1 each use one group at the same time" in finding.cause
     moving = [replace(e, runnable=True) for e in waits]
     assert not found(case_of(of, *moving))
+
+
+@pytest.mark.parametrize(("issued_ns", "twice"), [(11, True), (31, False)])
+def test_a_thread_that_was_refused_beside_another_in_one_group(issued_ns: int, twice: bool) -> None:
+    waits = [replace(RankReport(r), activity=Activity.WAITING, inside="collective") for r in (0, 1)]
+    first = in_thread(1, 0, 10, 0 if twice else 20, 5)
+    other = replace(in_thread(2, 1, issued_ns, issued_ns, 6), phase=Phase.REFUSED, waited=False)
+    told = found(case_of({0: [first, other], 1: [first]}, *waits))
+    assert (("mismatched-order", (0,)) in told) == twice
 
 
 def test_threads_that_take_turns_are_no_finding() -> None:

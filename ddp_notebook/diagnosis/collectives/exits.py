@@ -74,15 +74,22 @@ def _in_collectives(context: Context) -> dict[int, Collective]:
 
 
 def unwinding(context: Context) -> Iterator[Finding]:
-    """Ranks that raised, and during unwinding wait in a collective that the others are not in."""
+    """Ranks that raised, and during unwinding wait in a collective that the others are not in.
+
+    A rank that lost its connection to them may come to the same lines, after them.
+    """
     there = _in_collectives(context)
     own = {rank: error for rank in there if (error := _own_error(context, rank)) is not None}
-    elsewhere = {call_site(record) for rank, record in there.items() if rank not in own}
+    elsewhere = {
+        call_site(record)
+        for rank, record in there.items()
+        if rank not in own and not _lost_others(context, rank)
+    }
     same: dict[ThreadError, list[int]] = {}
     for rank, error in own.items():
         if elsewhere and call_site(there[rank]) not in elsewhere:
             same.setdefault(error, []).append(rank)
-    others = tuple(rank for rank in there if rank not in own)
+    others = tuple(rank for rank in there if rank not in own and not _lost_others(context, rank))
     for error, ranks in same.items():
         yield _unwinding(context, error, tuple(ranks), others, there)
 
@@ -129,6 +136,12 @@ def _own_error(context: Context, rank: int) -> ThreadError | None:
     if error is None or error.type in _NO_ERRORS or torch_errors.is_of_others(error.text):
         return None
     return error
+
+
+def _lost_others(context: Context, rank: int) -> bool:
+    """True of a rank that handles an error which only says that another rank is gone."""
+    error = context.reports[rank].handles
+    return error is not None and torch_errors.is_of_others(error.text)
 
 
 _ON_THE_WAY_OUT = (

@@ -296,14 +296,17 @@ def _went_wrong(context: Context) -> set[str]:
 def _at_once(records: Iterable[Collective]) -> tuple[Collective, Collective] | None:
     """The first two collectives of a rank that ran at the same time."""
     last: Collective | None = None
-    for record in sorted(records, key=lambda each: each.issued_ns):
-        if record.is_point_to_point or not record.waited or record.phase is Phase.REFUSED:
-            continue
+    for record in sorted(filter(_is_waited, records), key=lambda each: each.issued_ns):
         threads_differ = last is not None and last.thread != record.thread
         if last and threads_differ and (not last.over or record.issued_ns < last.done_ns):
             return last, record
-        last = record
+        if record.phase is not Phase.REFUSED:  # what is refused is over at once
+            last = record
     return None
+
+
+def _is_waited(record: Collective) -> bool:
+    return not record.is_point_to_point and (record.waited or record.phase is Phase.REFUSED)
 
 
 def several(context: Context, group: str) -> Ranks:

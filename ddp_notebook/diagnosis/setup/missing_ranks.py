@@ -210,18 +210,41 @@ def polling_ranks(context: Context) -> Iterator[Finding]:
     working = (Activity.BUSY, Activity.SILENT)  # also a rank that does not answer may write it
     if not pollers or any(e.activity in working and e not in pollers for e in case.ranks):
         return
+    same: dict[str, list[RankReport]] = {}
     for e in pollers:
-        if not e.polls_for:
+        if e.polls_for:
+            same.setdefault(e.doing, []).append(e)
+        else:
             yield _at_fifo(case, e)
-            continue
-        yield Finding(
-            Category.FILESYSTEM,
-            (e.rank,),
-            f"waits in a loop for {e.polls_for}, which no rank has written",
-            "Write the file before any rank waits for it, or use dist.barrier() instead.",
-            case.waiting,
-            (f"rank {e.rank}: at {e.doing}", f"{e.polls_for} does not exist"),
+    yield from (_for_a_file(case, reports) for reports in same.values())
+
+
+def _for_a_file(case: Case, pollers: list[RankReport]) -> Finding:
+    """Ranks that wait on one line for a file; each may have made up another path for it."""
+    paths = tuple(dict.fromkeys(e.polls_for for e in pollers))
+    ranks, one = tuple(e.rank for e in pollers), len(paths) == 1
+    which = f"{paths[0]}, which no rank has written"
+    remedy = "Write the file before any rank waits for it, or use dist.barrier() instead."
+    if not one:
+        which = f"a file that no rank has written, under {len(paths)} paths"
+        remedy = (
+            "Make the path on one rank and give it to the others: dist.broadcast_object_list. "
+            + remedy
         )
+    return Finding(
+        Category.FILESYSTEM,
+        ranks,
+        f"{verb(ranks, 'waits', 'wait')} in a loop for {which}",
+        remedy,
+        case.waiting,
+        (
+            *(
+                f"rank {e.rank}: at {e.doing}{'' if one else f', for {e.polls_for}'}"
+                for e in pollers
+            ),
+            *((f"{paths[0]} does not exist",) if one else ()),
+        ),
+    )
 
 
 def _waits_for_file(e: RankReport) -> bool:

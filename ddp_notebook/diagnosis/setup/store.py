@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.progress import evidence_of, in_setup, opens_store, where_busy, works
 from ddp_notebook.diagnosis.setup.reach import network_of, on_two_hosts
-from ddp_notebook.model import OWN_STORE, Activity, Case, Category, Finding, RankReport, verb
+from ddp_notebook.model import (
+    OWN_STORE,
+    Activity,
+    Case,
+    Category,
+    Finding,
+    RankReport,
+    Ranks,
+    name_ranks,
+    verb,
+)
 
 _ENDED = (Activity.FAILED, Activity.DEAD)
 
@@ -132,7 +143,7 @@ def unset_keys(context: Context) -> Iterator[Finding]:
     ranks_of: dict[str, list[RankReport]] = {}
     for e in context.case.ranks:
         if wait_graph.waits_for_key(e):
-            ranks_of.setdefault(e.key, []).append(e)
+            ranks_of.setdefault(_unset_of(context.case, e.key), []).append(e)
     for key, waiters in ranks_of.items():
         working = [e for e in context.case.ranks if works(e)]
         if working:
@@ -161,27 +172,87 @@ def _never_set(context: Context, key: str, waiters: list[RankReport]) -> Iterato
     others = tuple(e.rank for e in context.case.ranks if e.rank not in waiting)
     if any(context.gone(rank) and not context.finished(rank) for rank in others):
         return  # one of them failed or died before it came to that
-    wait = verb(waiting, "waits", "wait")
-    place = next((f" at {e.path[-1]}" for e in waiters if e.path), "")
+    wait, place = verb(waiting, "waits", "wait"), _place(waiters)
     where = f": {context.standing(others)}" if others else ""
-    test = next((e.key_test for e in waiters if e.key_test), "")
-    lacks = f"the store's key {key!r}, which no rank has set"
-    remedy = f"Set it before any rank waits for it: store.set({key!r}, ...)."
-    if test:
-        lacks = f"another value of the store's key {key!r} ({test}), which no rank will set"
-        remedy = "Set it to what the loop asks for before any rank asks."
+    lacks, remedy = _what_lacks(key, next((e.key_test for e in waiters if e.key_test), ""))
+    owners = tuple(sorted(set().union(*(_owners(context.case, k) for k in key.split(", ")))))
     yield Finding(
         Category.UNSET_KEY,
         # Where most ranks wait for it, it is the others who had to set it.
-        waiting if len(waiting) < len(others) or not others else others,
-        f"{wait}{place} for {lacks}{where}",
+        owners or (waiting if len(waiting) < len(others) or not others else others),
+        f"{wait}{place} for {lacks}{_whose(owners)}{where}",
         f"{remedy} Compare the names of the keys, and that both sides use the same store.",
         context.victims,
         (
             f"{wait} for the key {key!r}",
             *((context.standing(others),) if others else ()),
+            *(_keys_of_each(context.case) if owners else ()),
         ),
     )
+
+
+def _keys_of_each(case: Case) -> Iterator[str]:
+    for e in case.ranks:
+        if e.keys_set:
+            keys = ", ".join(map(repr, e.keys_set[-_MOST_SHOWN:]))
+            yield f"rank {e.rank} has set {keys}"
+
+
+def _place(waiters: Iterable[RankReport]) -> str:
+    return next((f" at {e.path[-1]}" for e in waiters if e.path), "")
+
+
+def _what_lacks(key: str, test: str) -> tuple[str, str]:
+    """What is waited for, and the remedy; `test` is what a loop asks about the key."""
+    if test:
+        return (
+            f"another value of the store's key {key!r} ({test}), which no rank will set",
+            "Set it to what the loop asks for before any rank asks.",
+        )
+    return (
+        f"the store's key {key!r}, which no rank has set",
+        f"Set it before any rank waits for it: store.set({key!r}, ...).",
+    )
+
+
+def _unset_of(case: Case, keys: str) -> str:
+    """Those of several keys that no rank is known to have set; all if each was."""
+    known = {each for e in case.ranks for each in e.keys_set}
+    return ", ".join(each for each in keys.split(", ") if each not in known) or keys
+
+
+def _owners(case: Case, key: str) -> set[int]:
+    """Who had to set a key, as the ranks' other keys show: ``done/3/1`` was set by rank 1.
+
+    A key with the rank's number, or that goes on counting where one rank alone has counted.
+    """
+    words = _NUMBERS.split(key)
+    of: dict[int, list[tuple[str, str]]] = {}
+    for e in case.ranks:
+        for own in map(_NUMBERS.split, e.keys_set):
+            if len(words) > 1 and own[::2] == words[::2]:
+                pairs = zip(own[1::2], words[1::2], strict=True)
+                of.setdefault(e.rank, []).extend(_only_other(pairs))
+    by_number = {int(to) for rank, pairs in of.items() for was, to in pairs if was == str(rank)}
+    owners = by_number & {e.rank for e in case.ranks}
+    return owners if owners or len(of) > 1 else set(of)
+
+
+def _only_other(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The pair of numbers that are not the same, if there is one alone."""
+    found = [(a, b) for a, b in pairs if a != b]
+    return found if len(found) == 1 else []
+
+
+_NUMBERS = re.compile(r"(\d+)")
+_MOST_SHOWN = 4
+
+
+def _whose(owners: Ranks) -> str:
+    """Words for the ranks that had to set a key, as others set keys of their own."""
+    if not owners:
+        return ""
+    return f": it is {name_ranks(owners)}'s to set, as the names of the other keys show"
 
 
 def _unresolved(case: Case) -> tuple[RankReport, ...]:

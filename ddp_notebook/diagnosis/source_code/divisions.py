@@ -41,7 +41,8 @@ def is_divisor(sources: Sources, path: Sequence[Place]) -> bool:
 def divides_loss_by_world(sources: Sources, place: Place) -> bool:
     """True when what is given a backward at `place` was divided by the number of ranks."""
     names = SharedNames(sources.known())
-    return any(map(names.is_world_size, _divisors_of_loss(sources.tree(place), place.line)))
+    divisors = _divisors_of_loss(names, sources.tree(place), place.line)
+    return any(map(names.is_world_size, divisors))
 
 
 def is_mean_of_ratios(sources: Sources, path: Sequence[Place], evaluated: Place) -> bool:
@@ -63,7 +64,8 @@ def is_mean_of_ratios(sources: Sources, path: Sequence[Place], evaluated: Place)
         if function is None or not called or not _is_argument(function, given):
             break
     made_of = names.read(ast.Name(name) for name in given)
-    comes_of_it = not _given_at(sources.tree(evaluated), evaluated.line).isdisjoint(made_of)
+    changed = _given_at(names, sources.tree(evaluated), evaluated.line)
+    comes_of_it = not changed.isdisjoint(made_of)
     return comes_of_it and any(of_world) and not all(of_world)
 
 
@@ -114,16 +116,15 @@ def _means_in(node: ast.AST) -> Iterator[ast.Call]:
                 yield each
 
 
-def _divisors_of_loss(tree: ast.Module | None, line: int) -> Iterator[ast.AST]:
-    """What the loss of the backward in a line was divided by, there or before it.
+def _divisors_of_loss(
+    names_of: SharedNames, tree: ast.Module | None, line: int
+) -> Iterator[ast.AST]:
+    """What the loss of the backward in a line was divided by, there, before it or in a function.
 
     Not afterwards: what is logged is divided, too.
     """
     plain = list(_plain_at(tree, line))
-    calls = [node for each in plain for node in ast.walk(each) if isinstance(node, ast.Call)]
-    names = {
-        name for call in calls if last_name(call.func) == "backward" for name in names_in(call)
-    }
+    names = _given_a_backward(plain)
     function = next(functions_around(tree, line), tree)
     before = [
         node
@@ -131,13 +132,35 @@ def _divisors_of_loss(tree: ast.Module | None, line: int) -> Iterator[ast.AST]:
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) and node.lineno <= line
     ]
     given = [node for node in before if not names.isdisjoint(name for name, _ in given_in(node))]
-    yield from divisors_in([*given, *(plain if names else ())])
+    ahead: list[ast.AST] = [*given, *(plain if names else ())]
+    yield from divisors_in(ahead)
+    yield from divisors_in(made for each in names_of.called_in(ahead) for made in _returned(each))
 
 
-def _given_at(tree: ast.AST | None, line: int) -> set[str]:
-    """The names that get a value in a line, or one more value: ``losses.append(...)``."""
+def _given_a_backward(plain: Iterable[ast.AST]) -> set[str]:
+    calls = [node for each in plain for node in ast.walk(each) if isinstance(node, ast.Call)]
+    return {name for call in calls if last_name(call.func) == "backward" for name in names_in(call)}
+
+
+def _returned(function: ast.AST) -> Iterator[ast.AST]:
+    """What a function returns, and what it makes that of."""
+    nodes = list(ast.walk(function))
+    results = [each for each in nodes if isinstance(each, ast.Return)]
+    names = {name for each in results for name in names_in(each)}
+    yield from results
+    for each in nodes:
+        if any(name in names for name, _ in given_in(each)):
+            yield each
+
+
+def _given_at(names_of: SharedNames, tree: ast.AST | None, line: int) -> set[str]:
+    """The names that get a value in a line, or one more value: ``losses.append(...)``.
+
+    Also those that a function called there changes.
+    """
     plain = list(_plain_at(tree, line))
     given = {name for node in plain for name, _ in given_in(node)}
+    given |= names_of.written(names_of.called_in(plain))
     return given.union(map(_extended, plain)) - {""}
 
 

@@ -68,6 +68,11 @@ class SharedNames:
         given = self._given.get(last_name(node), ())
         return any(not _OF_WORLD.isdisjoint(names_in(value)) for value in given)
 
+    def called_in(self, code: Iterable[ast.AST]) -> list[ast.AST]:
+        """The user's functions that are called directly in these pieces of code."""
+        calls = (n for each in code for n in ast.walk(each) if isinstance(n, ast.Call))
+        return [function for n in calls for function in self._functions.get(last_name(n.func), ())]
+
     def are_imported(self, names: Collection[str]) -> set[str]:
         """Those of these names that an import gives."""
         return self._imported & set(names)

@@ -114,6 +114,7 @@ class Reporter:
             waits_for=wait.record,
             key=wait.key,
             key_test=wait.test,
+            keys_set=watched.store_keys.set_by_me(),
             run=self._observer.run,
             replicas=watched.summary.counts(),
         )

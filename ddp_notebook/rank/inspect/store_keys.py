@@ -1,8 +1,12 @@
-"""The key of a store for which the user's code waits: ``store.wait(["ready"])``, ``store.get``."""
+"""The key of a store for which the user's code waits: ``store.wait(["ready"])``, ``store.get``.
+
+And those that it has set.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import FrameType
@@ -10,23 +14,47 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ddp_notebook.rank.component import Component
+from ddp_notebook.rank.component import Component, Run
 
 _METHODS = ("get", "wait", "multi_get")
 """Methods of a store that wait until the key is set."""
+_SETTING = ("set", "add", "append", "compare_set", "multi_set")
+_MOST_KEYS = 64
 _GIVES_UP_WITHIN = timedelta(minutes=1)
 """A caller with a shorter timeout expects that the key may be missing."""
 
 
 class StoreKeys(Component):
-    """Makes the key for which a call waits visible on the stack."""
+    """Makes the key for which a call waits visible on the stack, and knows what this rank set."""
+
+    def __init__(self) -> None:
+        self._set: deque[Any] = deque(maxlen=_MOST_KEYS)
 
     def attach(self) -> None:
         """Call torch's methods through a Python function, which has a frame. Done once."""
-        for name in _METHODS:
-            method = getattr(dist.Store, name, None)
-            if method is not None:
-                setattr(dist.Store, name, _with_a_frame(method))
+        for names, around in ((_METHODS, _with_a_frame), (_SETTING, self._noting)):
+            for name in names:
+                method = getattr(dist.Store, name, None)
+                if method is not None:
+                    setattr(dist.Store, name, around(method))
+
+    def run_begins(self, run: Run) -> None:
+        """What the last run set does not count."""
+        self._set.clear()
+
+    def set_by_me(self) -> tuple[str, ...]:
+        """The keys that were set last in this run, each once."""
+        return tuple(dict.fromkeys(key for keys in list(self._set) for key in _texts(keys)))
+
+    def _noting(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        note = self._set.append
+
+        def sets_key(self: Any, *args: Any, **named: Any) -> Any:
+            result = method(self, *args, **named)
+            note(args[0] if args else next(iter(named.values()), ""))
+            return result
+
+        return functools.update_wrapper(sets_key, method)
 
 
 def _with_a_frame(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,8 +82,12 @@ def awaited(frames: Iterable[FrameType]) -> str:
         limit = args[1] if len(args) > 1 else named.get("timeout", _limit_of(names.get("self")))
         if isinstance(limit, timedelta) and limit < _GIVES_UP_WITHIN:
             return ""
-        return ", ".join(map(_text, (keys,) if isinstance(keys, str | bytes) else keys))
+        return ", ".join(_texts(keys))
     return ""
+
+
+def _texts(keys: Any) -> Iterable[str]:
+    return map(_text, (keys,) if isinstance(keys, str | bytes) else keys)
 
 
 def _limit_of(store: Any) -> Any:

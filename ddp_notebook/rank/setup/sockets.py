@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import stat
 from pathlib import Path
@@ -68,8 +69,12 @@ class TorchSockets(Component):
     def end(self, *, groups: bool) -> None:
         """End all TCP connections, as if the process had ended; optionally not those of groups.
 
-        Listeners are replaced: a store's thread that fails to accept aborts the process.
+        Listeners are replaced: a store's thread that fails to accept aborts the process. A process
+        that may open no more files is allowed as many as the system gives it.
         """
+        with contextlib.suppress(OSError, ValueError):
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         null = os.open(os.devnull, os.O_RDWR)
         for inode, fd in sorted(_inodes().items()):
             if _listening_at(fd):

@@ -36,8 +36,25 @@ def read_loss(loss: torch.Tensor, line: Line | None) -> model.LossFacts:
     count = torch_private.averaged_over(node)
     if node is not None and count is not None:
         factor *= _constants(node.next_functions[0][0])[1]
+    elif (means := _of_means(node)) is not None:
+        factor, count = factor * means, 0.0
     divisor = 1 / factor if torch_private.is_sum(node) and 0 < factor < 1 else 0.0
     return model.LossFacts(factor, count is not None, count or 0.0, place_of(line), divisor)
+
+
+def _of_means(node: Any) -> float | None:
+    """The largest factor of the means that a step of the graph adds up; None if it does not."""
+    largest, ahead = 0.0, [*torch_private.added_by(node)]
+    for _ in range(2 * _MOST_FACTORS):
+        if not ahead:
+            break
+        each, factor = _constants(ahead.pop())
+        ahead += torch_private.added_by(each)
+        if torch_private.averaged_over(each) is not None:
+            largest = max(largest, factor)
+        elif not torch_private.added_by(each):
+            return None
+    return largest if largest and not ahead else None
 
 
 def _constants(node: Any) -> tuple[Any, float]:
