@@ -37,7 +37,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ddp_notebook.launch import child
 from ddp_notebook.launch.preload import (
@@ -267,17 +267,20 @@ class ForkServer:
         self.children[pid] = None
         return pid
 
-    def run_forked(self, spec: dict[str, Any]) -> None:
+    def run_forked(self, spec: dict[str, Any]) -> NoReturn:
         """In the child: close what belongs to the fork server and become what `spec` says."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.close_fds()
-        for held in self.folders.values():
-            let_go(held)
-        gc.freeze()  # also what was loaded since the last time: a collection would copy its pages
-        gc.enable()
-        child.start(spec, os.getppid())
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self.close_fds()
+            for held in self.folders.values():
+                let_go(held)
+            gc.freeze()  # also what was loaded since the last time: collecting would copy its pages
+            gc.enable()
+            child.start(spec, os.getppid())
+        finally:  # in the server's own frames it would end the session's other processes
+            os._exit(1)
 
     def spawn_process(self, spec: dict[str, Any]) -> int:
         """Start a child as an ordinary Python process (no torch loaded yet)."""

@@ -30,3 +30,27 @@ def test_a_fork_takes_apart_what_it_made_and_not_what_was_loaded_before() -> Non
         "the child is gone",
         "loaded before the fork",
     ]
+
+
+RAISES = """
+import os, sys
+from ddp_notebook.launch import child
+
+class Broken:
+    def write(self, text): pass
+
+if os.fork() == 0:
+    try:
+        sys.stdout = Broken()  # without `closed`, as many loggers are
+        child.run({"calls": []})
+    finally:  # as the fork server, which ends its session's processes and removes their folder
+        os.write(1, b"the child is in the server's frames\n")
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_a_fork_never_returns_to_the_fork_server_even_if_its_streams_raise() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", RAISES], capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "0\n"
