@@ -44,7 +44,7 @@ if os.fork() == 0:
         sys.stdout = Broken()  # without `closed`, as many loggers are
         child.run({"calls": []})
     finally:  # as the fork server, which ends its session's processes and removes their folder
-        os.write(1, b"the child is in the server's frames\n")
+        os.write(1, b"it is in the frames of the server ")
 print(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
