@@ -121,7 +121,9 @@ class ForkServer:
         """Sessions whose leader is dead, and until when their members may end by themselves."""
 
     def send(self, **event: Any) -> None:
-        """Write one event. If the session is gone the write is lost; the loop will notice."""
+        """Write one event, until the server ends. If the session is gone the loop will notice."""
+        if self.closed:  # its children are ended by it: their ends must not look like their own
+            return
         data = json.dumps(event).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):
             while data:
@@ -360,6 +362,7 @@ def main(mode: str, python_path: Sequence[str], address: str, listener: int, eve
         server.preload([*ENGINE_MODULES, *TORCH_MODULES] if fork else [])
         server.loop()
     finally:
+        server.closed = True
         server.listening.remove()
         server.end()
     # Skip Python's shutdown: teardown would copy all pages shared with other servers.

@@ -1,9 +1,13 @@
-"""What a forked process does when it ends."""
+"""What a forked process does when it ends, and what is told of it."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from pathlib import Path
+
+from ddp_notebook.launch.client import ForkServerClient
 
 CODE = """
 import os, sys, weakref
@@ -54,3 +58,18 @@ def test_a_fork_never_returns_to_the_fork_server_even_if_its_streams_raise() -> 
         [sys.executable, "-c", RAISES], capture_output=True, text=True, check=True
     )
     assert said.stdout == "0\n"
+
+
+def test_a_fork_server_that_ends_by_itself_is_named_and_not_the_children_it_ends(
+    tmp_path: Path,
+) -> None:
+    server, lost, ends = ForkServerClient("process"), threading.Event(), list[int]()
+    try:
+        server.ready.result(60)
+        server.spawn_call("signal:pause", {}, tmp_path / "log", ends.append)
+        server.on_lost(lost.set)
+        server._write(b"{\n")  # no command: it raises
+        assert lost.wait(60)
+        assert not ends
+    finally:
+        server.close()
