@@ -39,7 +39,7 @@ def _read(question: Question[Request, Answer], data: bytes) -> Answer | CannotAn
         if "answer" not in content:
             return CannotAnswer(str(content.get("error", "")))
         return codec.decode(question.answer, content["answer"])
-    except (codec.DecodeError, ValueError, TypeError, AttributeError) as error:
+    except (RecursionError, codec.DecodeError, ValueError, TypeError, AttributeError) as error:
         return CannotAnswer(f"its answer cannot be read: {error}")
 
 

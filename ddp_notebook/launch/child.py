@@ -113,15 +113,15 @@ def start(spec: Mapping[str, Any], parent_pid: int) -> NoReturn:
 
 def run(spec: Mapping[str, Any]) -> NoReturn:
     """Make the calls of `spec`, then exit the process whatever they do."""
-    code = 0
+    code = 1
     try:
         for name, arguments in spec["calls"]:
             call(name, arguments)
+        code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException:  # noqa: BLE001  # the process ends here; its log says why
         traceback.print_exc()
-        code = 1
     finally:
         leave(code)
 
@@ -131,11 +131,13 @@ def leave(code: int) -> NoReturn:
 
     Loaded modules are not torn down: their pages are shared, and each would be copied first.
     """
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None and not stream.closed:
-            stream.flush()
-    os._exit(code)
+    try:
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+    finally:  # whatever the user's streams and exit functions raise
+        os._exit(code)
 
 
 def end_by_sigterm() -> None:

@@ -37,7 +37,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ddp_notebook.launch import child
 from ddp_notebook.launch.preload import (
@@ -122,7 +122,9 @@ class ForkServer:
         """Sessions whose leader is dead, and until when their members may end by themselves."""
 
     def send(self, **event: Any) -> None:
-        """Write one event. If the session is gone the write is lost; the loop will notice."""
+        """Write one event, until the server ends. If the session is gone the loop will notice."""
+        if self.closed:  # its children are ended by it: their ends must not look like their own
+            return
         data = json.dumps(event).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):
             while data:
@@ -269,16 +271,19 @@ class ForkServer:
         self.children[pid] = None
         return pid
 
-    def run_forked(self, spec: dict[str, Any]) -> None:
+    def run_forked(self, spec: dict[str, Any]) -> NoReturn:
         """In the child: close what belongs to the fork server and become what `spec` says."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.close_fds()
-        for held in self.folders.values():
-            let_go(held)
-        _freeze()
-        child.start(spec, os.getppid())
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self.close_fds()
+            for held in self.folders.values():
+                let_go(held)
+            _freeze()
+            child.start(spec, os.getppid())
+        finally:  # in the server's own frames it would end the session's other processes
+            os._exit(1)
 
     def spawn_process(self, spec: dict[str, Any]) -> int:
         """Start a child as an ordinary Python process (no torch loaded yet)."""
@@ -358,6 +363,7 @@ def main(mode: str, python_path: Sequence[str], address: str, listener: int, eve
         server.preload([*ENGINE_MODULES, *TORCH_MODULES] if fork else [])
         server.loop()
     finally:
+        server.closed = True
         server.listening.remove()
         server.end()
     # Skip Python's shutdown: teardown would copy all pages shared with other servers.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ddp_notebook.model.codec import OMIT_DEFAULT
 from ddp_notebook.model.collectives import Collectives, Place, Splits
 from ddp_notebook.model.ddp import Fingerprint
 from ddp_notebook.model.diagnosis import Remark
@@ -267,6 +268,8 @@ class RankReport:
     """CPU time of its main thread so far."""
     process: str = ""
     """Of a rank that does not answer, the system's state: sleeping, stopped, …"""
+    cannot_answer: str = field(default="", metadata=OMIT_DEFAULT)
+    """The error that its report failed with."""
     exit_code: int | None = None
     last_words: str = ""
     peak_bytes: int = 0

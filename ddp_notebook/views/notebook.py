@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from ddp_notebook.bench.results import BenchRun, CurveChange
@@ -70,7 +71,7 @@ def bench_bundles(
 ) -> list[dict[str, Any]]:
     """A benchmark as a figure and as a table."""
     return [
-        figure_bundle(bench_plots.figure(run, baseline=baseline), bench.title(run)),
+        figure_bundle(partial(bench_plots.figure, run, baseline=baseline), bench.title(run)),
         {"text/plain": bench.table_text(run, changes), "text/html": bench.table_html(run, changes)},
     ]
 

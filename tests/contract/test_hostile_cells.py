@@ -88,3 +88,63 @@ def test_a_rank_that_cannot_even_say_that_a_cell_ended_ends_itself(ranks2: Sessi
     finally:
         ranks2.restart((1,))
     assert ranks2.run_cell("rank", ranks=(0,)).error is None
+
+
+FORKED = """
+import os
+child = os.fork()
+if child == 0:
+    raise SystemExit(3)
+os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_process_that_a_cell_forks_ends_with_the_cell_as_it_would_with_a_program(
+    ranks2: Session,
+) -> None:
+    result = ranks2.run_cell(FORKED, ranks=(1,))
+    result.raise_for_error()
+    assert "'3'" in text_of(result.outputs)
+    ranks2.run_cell("dist.all_reduce(torch.ones(1))").raise_for_error()
+
+
+def test_a_rank_runs_cells_also_without_locks(ranks2: Session) -> None:
+    ranks2.run_cell("import threading\nlock, threading.Lock = threading.Lock, None", ranks=(1,))
+    try:
+        ranks2.run_cell("rank").raise_for_error()
+    finally:
+        ranks2.run_cell("threading.Lock = lock", ranks=(1,)).raise_for_error()
+
+
+def test_a_rank_that_cannot_report_is_known_by_how_its_cell_ended(ranks2: Session) -> None:
+    ranks2.run_cell("dist.all_reduce = dist.is_initialized = None", ranks=(1,)).raise_for_error()
+    try:
+        result = ranks2.run_cell("dist.all_reduce(torch.ones(1))")
+        assert str(result.error).startswith(
+            "Rank 1 raised TypeError: 'NoneType' object is not callable"
+        )
+        assert result.pending == (0,)
+    finally:
+        ranks2.restart()
+
+
+def test_a_rank_whose_code_replaced_what_answers_need_is_named_within_seconds(
+    ranks2: Session,
+) -> None:
+    source = """
+if rank == 1:
+    import builtins, torch.distributed
+    torch.distributed.is_initialized = None
+    builtins.input = lambda: __import__("signal").pause()
+    input()
+dist.all_reduce(torch.ones(1))
+"""
+    result = ranks2.run_cell(source)
+    try:
+        assert str(result.error).startswith(
+            "Rank 1: cannot answer (TypeError: 'NoneType' object is not callable) and uses no CPU: "
+            "its code has replaced something that Python or torch needs."
+        )
+        assert "%ddp_restart --ranks 1" in str(result.error)
+    finally:
+        ranks2.restart()

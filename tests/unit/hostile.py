@@ -39,7 +39,21 @@ HOSTILE: list[Any] = [
     *("-" * 30_000 + "1", "not " * 5000, "a" + ".b" * 5000, "1" + "+1" * 5000, "(" * 500),
     *("if x:\n    pass\n" + "elif x:\n    pass\n" * 2000, "lambda: " * 500, "'%99999999d' % rank"),
     *([], {}, [1], [None], {"a": 1}, {"0": [[]]}, [[[[]]]]),
+    *(
+        -0.0,
+        10**400,
+        -(10**4000),
+        1 << 31,
+        1 << 63,
+        "99999.0.0",
+        "\u202e",
+        "<script>",
+        "&lt;",
+        "%s",
+    ),
 ]
+DEEP = "deep below"
+"""Stands for lists in lists, ten thousand deep, which only a text can hold."""
 
 
 def places(wire: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -70,6 +84,12 @@ def change(wire: Any, place: tuple[Any, ...], how: str, value: Any) -> None:
         there.extend(copy.deepcopy(there))
     elif how == "more" and isinstance(there, dict):
         there[str(value)[:99]] = copy.deepcopy(next(iter(there.values()), value))
+    elif how == "swap" and isinstance(holder, list):
+        holder[place[-1]], holder[-1] = holder[-1], there
+    elif how == "text":
+        holder[place[-1]] = str(there)[:99]
+    elif how == "deep":
+        holder[place[-1]] = DEEP
     elif how == "add" and type(there) in (int, float):
         holder[place[-1]] = there + (value if type(value) in (int, float) else 1)
     else:
@@ -80,7 +100,9 @@ def changes(wire: Any) -> st.SearchStrategy[list[tuple[Any, ...]]]:
     """Up to three changes of a JSON value."""
     one = st.tuples(
         st.sampled_from(list(places(wire))),
-        st.sampled_from(["set", "set", "set", "drop", "double", "more", "add"]),
+        st.sampled_from(
+            ["set", "set", "set", "drop", "double", "more", "add", "swap", "text", "deep"]
+        ),
         st.sampled_from(HOSTILE),
     )
     return st.lists(one, min_size=1, max_size=3)
@@ -94,8 +116,12 @@ def changed(wire: Any, made: list[tuple[Any, ...]]) -> Any:
 
 
 def as_json(wire: Any) -> bytes:
-    """Also what JSON does not have, as a careless writer would."""
-    return json.dumps(wire).replace("Infinity", "1e400").encode()
+    """Also what JSON does not have, as a careless writer would, and keys that come twice."""
+    text = json.dumps(wire).replace("Infinity", "1e400")
+    deep = json.dumps(DEEP)
+    if deep in text:
+        text = text.replace(deep, "[" * 10_000 + "]" * 10_000).replace("{", '{"rank": [], ', 1)
+    return text.encode()
 
 
 def sendable(value: Any) -> None:

@@ -21,6 +21,7 @@ from ddp_notebook.bench.results import BenchRun, Trust
 from ddp_notebook.views.bench import table as bench
 from ddp_notebook.views.bench.live import live_bundle
 from ddp_notebook.views.bench.plots import _time_range, figure
+from ddp_notebook.views.notebook import bench_bundles
 
 RUN = bench_run(floors=[SOCKET], buckets_bytes=(2**20, 4 * 2**20), noise=0.05)
 NOTHING = replace(RUN, curves=())
@@ -263,3 +264,12 @@ def test_importing_the_views_does_not_load_matplotlib_and_drawing_no_pyplot() ->
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_matplotlib_the_numbers_are_shown_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    drawn, table = bench_bundles(RUN)
+    assert "not drawn: " in drawn["text/plain"]
+    assert "text/html" in table

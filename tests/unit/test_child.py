@@ -1,9 +1,13 @@
-"""What a forked process does when it ends."""
+"""What a forked process does when it ends, and what is told of it."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from pathlib import Path
+
+from ddp_notebook.launch.client import ForkServerClient
 
 CODE = """
 import os, sys, weakref
@@ -30,3 +34,42 @@ def test_a_fork_takes_apart_what_it_made_and_not_what_was_loaded_before() -> Non
         "the child is gone",
         "loaded before the fork",
     ]
+
+
+RAISES = """
+import os, sys
+from ddp_notebook.launch import child
+
+class Broken:
+    def write(self, text): pass
+
+if os.fork() == 0:
+    try:
+        sys.stdout = Broken()  # without `closed`, as many loggers are
+        child.run({"calls": []})
+    finally:  # as the fork server, which ends its session's processes and removes their folder
+        os.write(1, b"it is in the frames of the server ")
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_a_fork_never_returns_to_the_fork_server_even_if_its_streams_raise() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", RAISES], capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "0\n"
+
+
+def test_a_fork_server_that_ends_by_itself_is_named_and_not_the_children_it_ends(
+    tmp_path: Path,
+) -> None:
+    server, lost, ends = ForkServerClient("process"), threading.Event(), list[int]()
+    try:
+        server.ready.result(60)
+        server.spawn_call("signal:pause", {}, tmp_path / "log", ends.append)
+        server.on_lost(lost.set)
+        server._write(b"{\n")  # no command: it raises
+        assert lost.wait(60)
+        assert not ends
+    finally:
+        server.close()

@@ -134,7 +134,7 @@ def parse(output: bytes, pid: int) -> tuple[Thread, ...]:
     """The threads in what py-spy printed; none where that is nothing of the kind."""
     try:
         rows = json.loads(output[:_MOST_BYTES])
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
     return tuple(_thread(row, pid) for row in _rows(rows))
 

@@ -23,14 +23,18 @@ class Ending:
         self._core = core
         self._events = events
         self._forwarder = forwarder
+        self._pid = os.getpid()
 
     def say(
         self, run: int, error: BaseException | None, file: str, run_ends: Callable[[], None]
     ) -> None:
         """The run of `file` ended, with `error` or well; first call `run_ends`.
 
-        If that cannot be reported any more, the process ends.
+        If that cannot be reported any more, the process ends; so does one that the run has forked,
+        as behind the last line of a program: going on, it would take the rank's messages.
         """
+        if os.getpid() != self._pid:
+            os._exit(exit_code(error))
         try:
             run_ends()
             how = self._how(error, file)
@@ -81,3 +85,10 @@ class Ending:
         )
         core.main_thread.error = failure
         return failure
+
+
+def exit_code(error: BaseException | None) -> int:
+    """The exit code of a process that ends with `error`."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return int(error is not None)

@@ -33,7 +33,7 @@ from ddp_notebook.model import CellStarted, OutputKind, codec
 from ddp_notebook.rank import boot, calls
 from ddp_notebook.rank.calls import Script
 from ddp_notebook.rank.cells import raised, values
-from ddp_notebook.rank.cells.ending import Ending
+from ddp_notebook.rank.cells.ending import Ending, exit_code
 from ddp_notebook.rank.cells.keyboard import Keyboard, LostInterrupts
 from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.component import Run
@@ -116,7 +116,7 @@ class ScriptProcess:
         self._life.run_begins(Run(script.cell, script.paused))
         error = self._end_as_python_does(self._execute(main))
         if os.getpid() != self._pid:  # a child of os.fork() that has come to the script's end
-            os._exit(_exit_code(error))
+            os._exit(exit_code(error))
         if why := _OutputFile.why_lost:
             note = f"[... printed text was lost in {self._folder}: {why} ...]\n"
             self._forwarder.show(what=OutputKind.STDERR, text=note)
@@ -138,7 +138,7 @@ class ScriptProcess:
         except SystemExit as stop:
             if stop.code is not None and not isinstance(stop.code, int):
                 sys.stderr.write(f"{stop.code}\n")
-            return stop if _exit_code(stop) % 256 else None  # the system keeps eight bits
+            return stop if exit_code(stop) % 256 else None  # the system keeps eight bits
         except BaseException as error:  # noqa: BLE001  # shown, and told to the session
             # A DataLoader's handler raises wherever its rank is when one more worker ends.
             with contextlib.suppress(ValueError):
@@ -205,13 +205,6 @@ class ScriptProcess:
         doing = self._core.doing(in_run=not self._over)
         cell = 0 if self._over else self._script.cell
         return {"doing": doing, "cell": cell, "withheld_bytes": self._forwarder.withheld_bytes}
-
-
-def _exit_code(error: BaseException | None) -> int:
-    """The exit code of a process that ends with `error`."""
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
-    return int(error is not None)
 
 
 def _as_main(script: Script) -> types.ModuleType:

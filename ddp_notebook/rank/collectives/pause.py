@@ -30,7 +30,7 @@ class PauseGate(Component):
     def run_begins(self, run: Run) -> None:
         """Pause in this run, or do not; a late step for the last run does not count."""
         self.paused, self.at = run.paused, None
-        self._steps = threading.Semaphore(0)
+        self._forget_steps()
 
     def run_ends(self) -> None:
         """Collectives outside of a run are not paused."""
@@ -44,7 +44,7 @@ class PauseGate(Component):
     def pause(self) -> None:
         """Pause before each collective that is issued from now on. Any thread."""
         if not self.paused:
-            self._steps = threading.Semaphore(0)
+            self._forget_steps()
             self.paused = True
 
     def step(self) -> int | None:
@@ -61,10 +61,9 @@ class PauseGate(Component):
 
     def wait(self, number: int) -> None:
         """Wait before collective `number`. Raises Aborted, KeyboardInterrupt."""
-        steps = self._steps
         self.at = number
         try:
-            while not steps.acquire(timeout=_POLL_S):
+            while not self._steps.acquire(timeout=_POLL_S):
                 if self._main_thread.abort.is_set():
                     raise Aborted("aborted (%ddp_abort)")
                 # Resumed before it was paused here, or by who is gone.
@@ -74,3 +73,8 @@ class PauseGate(Component):
         finally:
             self.at = None
         self.on_leave()
+
+    def _forget_steps(self) -> None:
+        """A new semaphore would not do: the user's code may have replaced what it is made of."""
+        while self._steps.acquire(blocking=False):
+            pass

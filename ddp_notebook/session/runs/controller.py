@@ -224,6 +224,7 @@ class RunController:
             asked=lambda: run.pending,
             collectives=lambda: self.logs.read(ranks, run.cell),
             sources=run.sources,
+            finished=run.finished,
         )
         case = with_sources_in_use(case, run.earlier)
         started = run.started_ranks.case(case) if alone and run.started_ranks is not None else None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.model import (
     Activity,
     Case,
+    CellFinished,
     Collectives,
     RankReport,
     Ranks,
@@ -49,17 +50,24 @@ def gather(
     asked: Callable[[], Ranks] = tuple,
     collectives: Callable[[], Collectives] = Collectives,
     sources: Mapping[str, str] = MappingProxyType({}),
+    finished: Mapping[int, CellFinished] = MappingProxyType({}),
 ) -> Case:
     """The reports of the ranks (all by default); for dead and silent ones, from the record.
 
     `asked` are the ranks that have been given work: an idle rank has not begun yet, and would
-    report an earlier set-up.
+    report an earlier set-up. Of `finished` ranks the record has how they ended, where they cannot
+    say it themselves.
     """
     states = [s for s in snapshot.ranks if ranks_of_run is None or s.rank in ranks_of_run]
     alive = tuple(state.rank for state in states if state.status is not Status.DEAD)
     answers = cluster.ask(alive, calls.REPORT, calls.Nothing(), _ASK_TIMEOUT_S)
     to_do = asked()
-    reports = [_report(state, answers.get(state.rank), state.rank in to_do) for state in states]
+    reports = [
+        _as_recorded(
+            _report(state, answers.get(state.rank), state.rank in to_do), finished.get(state.rank)
+        )
+        for state in states
+    ]
     return Case(
         _with_reach(cluster, reports),
         dict(launch.values),
@@ -100,10 +108,27 @@ def _report(
         return silent(state)
     if isinstance(answer, CannotAnswer):
         doing = f"its observer failed: {answer.why}"
-        return RankReport(state.rank, Activity.SILENT, doing=doing)
+        return replace(silent(state), doing=doing, cannot_answer=answer.why)
     if has_something_to_do and answer.activity in (Activity.IDLE, Activity.FAILED):
         return RankReport(state.rank, Activity.BUSY, doing="about to begin")
     return answer
+
+
+def _as_recorded(report: RankReport, ended: CellFinished | None) -> RankReport:
+    """`report` of a rank that ended like this; its code may have replaced what reports need."""
+    failed = ended is not None and ended.outcome == "error"
+    wrong = report.activity is Activity.SILENT or (failed and report.activity is Activity.IDLE)
+    if ended is None or not wrong or report.process == "stopped":
+        return report
+    return replace(
+        report,
+        activity=Activity.FAILED if failed else Activity.IDLE,
+        doing="",
+        process="",
+        error_type=ended.ename,
+        error_text=ended.evalue,
+        error_at=ended.path,
+    )
 
 
 def _with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[RankReport, ...]:

@@ -7,7 +7,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ddp_notebook.diagnosis import diagnose_run, progress
-from ddp_notebook.model import Activity, Case, Category, Diagnosis, Finding, RankReport
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Category,
+    Diagnosis,
+    Finding,
+    RankReport,
+    agree,
+    format_ranks,
+    them,
+)
 
 LOOK_AFTER_S = 0.6
 """How long a rank must have waited before the first check."""
@@ -31,6 +41,8 @@ _OF_A_MOMENT = frozenset(
 """Categories that can appear briefly on a healthy run when ranks lack a CPU."""
 UNDECIDED_AFTER_S = 30.0
 """After this long without any change, a stall that no rule explains is shown as it is."""
+BROKEN_AFTER_S = 3.0
+"""The same where a rank hears questions and its code has replaced what answers need."""
 
 
 class StallDetector:
@@ -118,27 +130,50 @@ class StallDetector:
         if picture != self._picture or case.where(Activity.BUSY, Activity.HELD):
             self._picture, self._still_since_s = picture, now_s
             return None
-        silent = case.where(Activity.SILENT)
-        if not (case.waiting or silent) or now_s - self._still_since_s < UNDECIDED_AFTER_S:
+        limit_s = BROKEN_AFTER_S if _broken(case) else UNDECIDED_AFTER_S
+        waits = case.waiting or case.where(Activity.SILENT)
+        if not waits or now_s - self._still_since_s < limit_s:
             return None
         facts = tuple(f"rank {rank} {text}" for rank, text in (self.latest.doing or {}).items())
-        if silent:
-            why = (
-                f"answers nothing and uses no CPU for {UNDECIDED_AFTER_S:.0f} s: it waits in "
-                "native code that holds Python's lock, or its code has replaced what answers need"
-            )
-        else:
-            why = f"nothing has moved for {UNDECIDED_AFTER_S:.0f} s, and no rule says why"
-        finding = Finding(
-            Category.UNDECIDED,
-            silent,
-            why,
-            "See what each rank does, free them with %ddp_abort, or keep waiting.",
-            case.waiting,
-            facts,
-            commands=("%ddp_abort",),
+        return replace(self.latest, findings=(*self.latest.findings, _unexplained(case, facts)))
+
+
+def _broken(case: Case) -> tuple[RankReport, ...]:
+    """Ranks that hear questions and cannot answer."""
+    silent = case.where(Activity.SILENT)
+    return tuple(e for e in case.ranks if e.rank in silent and e.cannot_answer)
+
+
+def _unexplained(case: Case, facts: tuple[str, ...]) -> Finding:
+    """What is shown of a stall that no rule explains; `facts` are what each rank does."""
+    ranks = case.where(Activity.SILENT)
+    command, way = "%ddp_abort", "free them with %ddp_abort, or keep waiting"
+    if broken := _broken(case):
+        ranks = tuple(e.rank for e in broken)
+        why = (
+            f"cannot answer ({broken[0].cannot_answer}) and {agree(ranks, 'uses', 'use')} no CPU: "
+            f"{agree(ranks, 'its', 'their')} code has replaced something that Python or torch needs"
         )
-        return replace(self.latest, findings=(*self.latest.findings, finding))
+        command = f"%ddp_restart --ranks {format_ranks(ranks)}"
+        way = f"give {them(ranks)} a new process with {command}, or keep waiting"
+    elif ranks:
+        why = (
+            f"{agree(ranks, 'answers', 'answer')} nothing and {agree(ranks, 'uses', 'use')} no "
+            f"CPU for {UNDECIDED_AFTER_S:.0f} s: "
+            f"{agree(ranks, 'it waits', 'they wait')} in native code that holds Python's lock, or "
+            f"{agree(ranks, 'its', 'their')} code has replaced what answers need"
+        )
+    else:
+        why = f"nothing has moved for {UNDECIDED_AFTER_S:.0f} s, and no rule says why"
+    return Finding(
+        Category.UNDECIDED,
+        ranks,
+        why,
+        f"See what each rank does, {way}.",
+        case.waiting,
+        facts,
+        commands=(command,),
+    )
 
 
 def _cpu_of_silent(e: RankReport) -> float:

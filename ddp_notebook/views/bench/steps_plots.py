@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.bench.steps.results import StepBenchResult, StepPoint, name_bucket
@@ -45,7 +46,7 @@ _MOST_LINES = 6
 def bundles(result: StepBenchResult) -> list[dict[str, Any]]:
     """The figure and the tables as a notebook shows them, each in all its forms."""
     return [
-        figure_bundle(step_figure(result), title(result)),
+        figure_bundle(partial(step_figure, result), title(result)),
         {"text/plain": text(result), "text/html": html(result)},
     ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ddp_notebook.bench.notes import duration
@@ -42,10 +42,13 @@ def new_figure(title: str, width_in: float, height_in: float, size: float = 12) 
     return figure
 
 
-def figure_bundle(figure: Figure, caption: str) -> dict[str, str]:
+def figure_bundle(draw: Callable[[], Figure], caption: str) -> dict[str, str]:
     """A figure as a notebook shows it; where only text can be shown, its caption."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    try:
+        draw().savefig(buffer, format="png")
+    except ImportError as error:
+        return {"text/plain": f"<figure: {caption}> (not drawn: {error})"}
     image = base64.b64encode(buffer.getvalue()).decode("ascii")
     return {"image/png": image, "text/plain": f"<figure: {caption}>"}
 
