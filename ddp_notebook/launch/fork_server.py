@@ -280,7 +280,8 @@ class ForkServer:
             self.close_fds()
             for held in self.folders.values():
                 let_go(held)
-            _freeze()
+            gc.freeze()  # also what was loaded since the last time: collecting would copy its pages
+            gc.enable()
             child.start(spec, os.getppid())
         finally:  # in the server's own frames it would end the session's other processes
             os._exit(1)
