@@ -133,7 +133,7 @@ def findings_json(
         sides = [_side(side, sources or {}) for side in finding.sides[:MOST_SIDES]]
         if not sides and not made:
             own = sorted(at, key=lambda each: not set(each.ranks) & set(finding.ranks))
-            sides = [_side_at(each) for each in own[:MOST_SIDES]]
+            sides = [_side_at(location) for location in own[:MOST_SIDES]]
         made.append({**_finding(finding, diagnosis), "sides": sides})
     return made
 

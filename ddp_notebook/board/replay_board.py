@@ -103,7 +103,7 @@ def past_message(
 
 def _last_ns(records: Sequence[Collective]) -> int:
     """When ranks last issued a collective, or were done with one by themselves."""
-    times = (max(each.issued_ns, each.done_ns) for each in records if not each.freed)
+    times = (max(record.issued_ns, record.done_ns) for record in records if not record.freed)
     return max(times, default=0)
 
 

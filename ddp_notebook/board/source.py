@@ -140,7 +140,10 @@ class BoardSource:
         key = (stops, breakpoints)
         if key != self._stops_key:
             self._stops_key, self._stops = key, {}
-            run = next((each.run for each in self._session.runs[::-1] if each.run.stops), None)
+            run = next(
+                (controller.run for controller in self._session.runs[::-1] if controller.run.stops),
+                None,
+            )
             # The collective logs are closed from another thread when the session ends.
             with contextlib.suppress(ValueError):
                 if stops and run is not None:

@@ -120,7 +120,7 @@ def source_json(
     `texts` is the code by file, as far as it can be read here.
     """
     files = sorted(stopped_files(stops), key=lambda each: -sum(map(len, each.stops.values())))
-    shown = [_file(each, texts.get(each.file, ""), breakpoints) for each in files[:_MOST_FILES]]
+    shown = [_file(file, texts.get(file.file, ""), breakpoints) for file in files[:_MOST_FILES]]
     return {"title": plain(title), "files": shown}
 
 

@@ -35,7 +35,7 @@ class Tails:
             self.run, self._kept, self._next, self._groups = run.cell, {}, {}, {}
         found = logs.read_since(run.ranks, run.cell, self._next, _AT_ONCE)
         self._groups.update(found.groups)
-        news = [each for rank, records in found.of.items() for each in self._new(rank, records)]
+        news = [record for rank, records in found.of.items() for record in self._new(rank, records)]
         return tuple(news)
 
     @property
@@ -47,12 +47,12 @@ class Tails:
 
     def _new(self, rank: int, records: tuple[Collective, ...]) -> list[Collective]:
         kept = self._kept.setdefault(rank, {})
-        news = [each for each in records if kept.get(each.number) != each]
-        kept.update((each.number, each) for each in news)
+        news = [record for record in records if kept.get(record.number) != record]
+        kept.update((record.number, record) for record in news)
         for number in list(kept)[: max(0, len(kept) - _KEPT)]:
             del kept[number]
         end = max(kept, default=-1) + 1
         # Work that no code waits for is never seen to be done: it stays pending here.
-        pending = [n for n, each in kept.items() if n >= end - _MAY_CHANGE and not each.over]
+        pending = [n for n, record in kept.items() if n >= end - _MAY_CHANGE and not record.over]
         self._next[rank] = min([*pending, end])
         return news

@@ -55,7 +55,7 @@ class EventReceiver:
 
     def remove_source(self, key: str) -> None:
         """Accept no more events signed with `key`."""
-        self._sources = tuple(each for each in self._sources if each.key.hex() != key)
+        self._sources = tuple(source for source in self._sources if source.key.hex() != key)
 
     def expect_from_start(self, rank: int) -> None:
         """`rank` of the session is a new process: it counts its events from 1 again."""

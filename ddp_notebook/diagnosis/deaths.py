@@ -60,12 +60,12 @@ def died(exits: Mapping[int, RankExited], *, script: bool = False) -> tuple[Find
         RankReport(
             rank,
             Activity.DEAD,
-            exit_code=each.exit_code,
-            last_words=each.last_words,
-            peak_bytes=each.peak_bytes,
-            oom_kills=each.oom_kills,
+            exit_code=exited.exit_code,
+            last_words=exited.last_words,
+            peak_bytes=exited.peak_bytes,
+            oom_kills=exited.oom_kills,
         )
-        for rank, each in sorted(exits.items())
+        for rank, exited in sorted(exits.items())
     ]
     return tuple(deaths(Case(tuple(dead), script=script), dead, ()))
 

@@ -176,8 +176,8 @@ def saved_by_several(context: Context) -> Iterator[Finding]:
         return
     writers: dict[tuple[str, str], dict[int, SaveFacts]] = {}
     for rank, facts in sorted(context.facts.items()):
-        for each in (each for each in facts.saves if each.shards is None):
-            writers.setdefault((facts.host, each.path), {})[rank] = each
+        for save in (save for save in facts.saves if save.shards is None):
+            writers.setdefault((facts.host, save.path), {})[rank] = save
     for (_, path), of in writers.items():
         racing = _at_one_moment(of)
         if racing:
@@ -186,9 +186,9 @@ def saved_by_several(context: Context) -> Iterator[Finding]:
 
 def _at_one_moment(of: Mapping[int, SaveFacts]) -> dict[int, SaveFacts]:
     """Those of whose moments one is another rank's, too."""
-    moments = Counter(moment for each in of.values() for moment in {*each.moments})
+    moments = Counter(moment for save in of.values() for moment in {*save.moments})
     together = {moment for moment, count in moments.items() if count > 1}
-    return {rank: each for rank, each in of.items() if together.intersection(each.moments)}
+    return {rank: save for rank, save in of.items() if together.intersection(save.moments)}
 
 
 def _race(path: str, of: Mapping[int, SaveFacts]) -> Finding:
@@ -203,7 +203,7 @@ def _race(path: str, of: Mapping[int, SaveFacts]) -> Finding:
         "wait in dist.barrier() before they read it; or give each rank a path of its own.",
         evidence=(
             path,
-            *(f"rank {rank}: written {len(each.moments)} times" for rank, each in of.items()),
+            *(f"rank {rank}: written {len(save.moments)} times" for rank, save in of.items()),
             "no collective between their writes",
         ),
     )

@@ -73,7 +73,9 @@ def parting(source: str, most: int, other: int) -> str:
 
 
 def _is_in(test: Test, tests: list[Test]) -> bool:
-    return any((each.line, each.wanted) == (test.line, test.wanted) for each in tests)
+    return any(
+        (condition.line, condition.wanted) == (test.line, test.wanted) for condition in tests
+    )
 
 
 def _shown(test: Test, lines: list[str]) -> str:

@@ -66,7 +66,7 @@ def gather(paths: Sequence[Path]) -> Gathered:
             "files of one job."
         )
     size = _size(dumps, written, found.notes)
-    errors = {rank: _error(each, sources) for rank, each in written.raised.items()}
+    errors = {rank: _error(error, sources) for rank, error in written.raised.items()}
     watched = written.watchdogs.joined()
     gave_up = {rank: nccl.gave_up(of) for rank, of in watched.items()}
     late = {rank: each for rank, each in gave_up.items() if each is not None}
@@ -128,8 +128,8 @@ def _stood(
 ) -> dict[int, Collective]:
     """The calls of torch that errors came out of."""
     stood = {}
-    for rank, each in raised.items():
-        api, part = function_called(each.frames[::-1])
+    for rank, error in raised.items():
+        api, part = function_called(error.frames[::-1])
         path = errors[rank].error_at
         if not api or not path:
             continue
@@ -164,10 +164,10 @@ def _watched(
 ) -> dict[int, Collective]:
     """The calls in which NCCL's watchdogs gave up, of those ranks whose stacks it wrote."""
     stood: dict[int, Collective] = {}
-    if len({(group, each.timed_out) for group, each in late.values()}) != 1:
+    if len({(group, entry.timed_out) for group, entry in late.values()}) != 1:
         return stood  # they gave up on different ones: some may be done with those of others
-    for rank, (group, each) in late.items():
-        api, part = function_called(each.frames)
+    for rank, (group, entry) in late.items():
+        api, part = function_called(entry.frames)
         if api and (path := errors[rank].error_at):
             operation = "all_reduce" if part is Part.BACKWARD else api.rpartition(".")[2]
             where = DEFAULT_GROUP if group == nccl.DEFAULT else "?"

@@ -119,7 +119,7 @@ class Watchdogs:
 
     def _group_of(self, rank: int, late: Watched) -> str:
         """The group of a timeout: one that stands with it elsewhere, or was at its number."""
-        named = {g for r, g, each in self.timed_out if r == rank and g and each == late}
+        named = {g for r, g, entry in self.timed_out if r == rank and g and entry == late}
         if not named:
             own = ((group, far) for (who, group), far in self.status.items() if who == rank)
             named = {group for group, far in own if far.stands_at(late.timed_out)}
@@ -127,7 +127,7 @@ class Watchdogs:
 
     def _same_elsewhere(self, late: Watched) -> str:
         """The group in which other ranks gave up on the very same; a log may be cut."""
-        groups = {group for _, group, each in self._named() if group and each == late}
+        groups = {group for _, group, entry in self._named() if group and entry == late}
         return groups.pop() if len(groups) == 1 else ""
 
 
@@ -162,7 +162,7 @@ def _frames(lines: Iterable[str]) -> Iterator[Frame]:
 
 def gave_up(groups: Mapping[str, Watched]) -> tuple[str, Watched] | None:
     """The group and the collective that a rank gave up on; None for none, or more than one."""
-    late = [(group, each) for group, each in groups.items() if each.timed_out >= 0]
+    late = [(group, entry) for group, entry in groups.items() if entry.timed_out >= 0]
     return late[0] if len(late) == 1 else None
 
 
@@ -176,10 +176,10 @@ def parted(known: Mapping[int, Mapping[str, Watched]]) -> str:
 
 
 def _parted(here: Mapping[int, Watched], group: str) -> str:
-    first = min((each.timed_out for each in here.values() if each.timed_out >= 0), default=None)
+    first = min((entry.timed_out for entry in here.values() if entry.timed_out >= 0), default=None)
     if first is None:
         return ""
-    at = {rank: each for rank, each in here.items() if each.timed_out == first}
+    at = {rank: entry for rank, entry in here.items() if entry.timed_out == first}
     words = _at_words(at, f" of {group}" if group else "")
     # -1: the watchdog of that rank has seen nothing of the group, which proves nothing.
     lacks = {r: e.issued for r, e in here.items() if e.issued is not None and 0 <= e.issued < first}
@@ -191,7 +191,7 @@ def _parted(here: Mapping[int, Watched], group: str) -> str:
 
 def _at_words(at: Mapping[int, Watched], where: str) -> str:
     same: dict[str, list[int]] = {}
-    for rank, each in at.items():
-        same.setdefault(each.words, []).append(rank)
+    for rank, entry in at.items():
+        same.setdefault(entry.words, []).append(rank)
     parts = (f"{name_ranks(ranks)} timed out in {words}{where}" for words, ranks in same.items())
     return "; ".join(parts)

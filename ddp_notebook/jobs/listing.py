@@ -89,7 +89,7 @@ def _state(job: Job) -> tuple[bool | None, str]:
 
 def _state_of_ended(job: Job) -> tuple[bool | None, str]:
     known = job.processes.values()
-    if any(job_folder.in_another_container(each.about, each.folder) for each in known):
+    if any(job_folder.in_another_container(process.about, process.folder) for process in known):
         return None, "runs in another container: ask there"
     return False, "has ended"
 
@@ -99,7 +99,7 @@ def text(jobs: Sequence[Listed]) -> str:
     parts = []
     if jobs:
         now_s = time.time()
-        parts.append(Table(_COLUMNS, [_row(each, now_s) for each in jobs]).text())
+        parts.append(Table(_COLUMNS, [_row(job, now_s) for job in jobs]).text())
     if not any(job.prepared or unprepared.was_set(min(job.pids.values())) for job in jobs):
         where = prepared.looked_in()
         parts.append(
@@ -134,15 +134,15 @@ def to_json(jobs: Sequence[Listed]) -> dict[str, Any]:
         "version": VERSION,
         "jobs": [
             {
-                "script": each.script,
-                "world_size": each.world_size,
-                "pids": {str(rank): pid for rank, pid in each.pids.items()},
-                "alive": list(each.alive),
-                "began": each.began_s,
-                "prepared": each.prepared,
-                "stuck": each.stuck,
-                "state": each.state,
+                "script": job.script,
+                "world_size": job.world_size,
+                "pids": {str(rank): pid for rank, pid in job.pids.items()},
+                "alive": list(job.alive),
+                "began": job.began_s,
+                "prepared": job.prepared,
+                "stuck": job.stuck,
+                "state": job.state,
             }
-            for each in jobs
+            for job in jobs
         ],
     }

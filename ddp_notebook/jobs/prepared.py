@@ -250,10 +250,10 @@ def _with_splits(job: Job, reports: tuple[RankReport, ...]) -> tuple[RankReport,
         return reports
     last = min(latest, key=lambda each: each.slot)
     meets = {
-        rank: each
+        rank: split
         for rank, splits in noted.items()
-        for each in splits
-        if (each.group, each.slot) == (last.group, last.slot)
+        for split in splits
+        if (split.group, split.slot) == (last.group, last.slot)
     }
     return tuple(replace(e, splits=meets[e.rank]) if e.rank in meets else e for e in reports)
 

@@ -51,7 +51,9 @@ class Seen:
 def job_of(pid: int, prepared: frozenset[int]) -> dict[int, Seen] | None:
     """The ranks of the job of a process, a rank or the launcher; None where it is neither."""
     for ranks in jobs(prepared):
-        if pid in {each.pid for each in ranks.values()} | {each.parent for each in ranks.values()}:
+        if pid in {process.pid for process in ranks.values()} | {
+            process.parent for process in ranks.values()
+        }:
             return ranks
     return None
 
@@ -62,9 +64,9 @@ def jobs(prepared: frozenset[int]) -> list[dict[int, Seen]]:
     Ranks of which none has loaded torch are no job.
     """
     found = job_folder.by_job(_only_ranks(list(_told()), prepared))
-    with_torch = (of for of in found if any(each.torch for each in of.values()))
+    with_torch = (of for of in found if any(process.torch for process in of.values()))
     ranks = [dict(sorted(of.items())) for of in with_torch]
-    return sorted(ranks, key=lambda of: -min(each.began_s for each in of.values()))
+    return sorted(ranks, key=lambda of: -min(process.began_s for process in of.values()))
 
 
 def _only_ranks(seen: Sequence[Seen], prepared: frozenset[int]) -> Iterator[Seen]:
@@ -73,20 +75,24 @@ def _only_ranks(seen: Sequence[Seen], prepared: frozenset[int]) -> Iterator[Seen
     What a rank starts, as the workers of a loader, inherits what it was told. A shell around a
     rank was told the same, and torchrun that a scheduler has started is no rank either.
     """
-    of = {each.pid: each for each in seen}
+    of = {process.pid: process for process in seen}
     around = _around(seen, of)
-    for each in sorted(seen, key=lambda each: each.began_s):
-        above = None if each.parent in around else of.get(each.parent)
-        inherits = above is not None and above.rank == each.rank
-        if not inherits and not {each.pid, each.parent} & prepared and each.pid not in around:
+    for process in sorted(seen, key=lambda each: each.began_s):
+        above = None if process.parent in around else of.get(process.parent)
+        inherits = above is not None and above.rank == process.rank
+        if (
+            not inherits
+            and not {process.pid, process.parent} & prepared
+            and process.pid not in around
+        ):
             with contextlib.suppress(OSError):  # it has ended meanwhile
-                yield replace(each, parent=processes.launcher(each.pid))
+                yield replace(process, parent=processes.launcher(process.pid))
 
 
 def _around(seen: Sequence[Seen], of: Mapping[int, Seen]) -> frozenset[int]:
     """Those that stand above ranks and are none."""
-    shells = {pid for each in seen if each.torch for pid in processes.around(each.pid)}
-    told = (of.get(each.parent) for each in seen if not each.scheduled)
+    shells = {pid for process in seen if process.torch for pid in processes.around(process.pid)}
+    told = (of.get(process.parent) for process in seen if not process.scheduled)
     return frozenset(shells | {above.pid for above in told if above and above.scheduled})
 
 

@@ -183,7 +183,9 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
 
     def _parted(self, line: str) -> tuple[str, str]:
         """The options at the beginning of a line, and the text after them."""
-        takes_value = {name: not each.is_flag for each in self._options for name in each.names}
+        takes_value = {
+            name: not option.is_flag for option in self._options for name in option.names
+        }
         takes_value |= dict.fromkeys(HELP.names, False)
         at = 0
         while (word := _WORD.match(line, at)) is not None:

@@ -251,7 +251,7 @@ def _reader(kind: Any) -> Convert:
 
 def _not_none(kinds: Iterable[Any]) -> Any:
     """The X of ``X | None``, the one union that the model uses."""
-    (kind,) = (each for each in kinds if each is not types.NoneType)
+    (kind,) = (kind for kind in kinds if kind is not types.NoneType)
     return kind
 
 

@@ -170,7 +170,7 @@ class Collectives:
 
     def pending(self, rank: int) -> tuple[Collective, ...]:
         """The collective that `rank` has issued, or is paused before, and that is not over."""
-        return tuple(each for each in self.of.get(rank, ()) if not each.over)
+        return tuple(record for record in self.of.get(rank, ()) if not record.over)
 
     def to_wire(self) -> CollectiveTable:
         """Their form in a file: the columns once, and each path once."""

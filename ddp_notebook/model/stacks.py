@@ -114,7 +114,9 @@ class StackTree:
 
 def _of_rank(frame: Frame, rank: int) -> Frame:
     """A frame of a tree as one rank has it."""
-    own = (Local(each.name, each.text) for each in frame.locals if rank in each.ranks)
+    own = (
+        Local(variable.name, variable.text) for variable in frame.locals if rank in variable.ranks
+    )
     return Frame(
         frame.file,
         frame.line,

@@ -152,7 +152,7 @@ def send_together(is_ours: Callable[[Any], bool]) -> bool:
     @functools.wraps(batch)
     def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> Any:
         well_formed = bool(p2p_op_list) and all(isinstance(e, dist.P2POp) for e in p2p_op_list)
-        groups = {each.group for each in p2p_op_list} if well_formed else set()
+        groups = {operation.group for operation in p2p_op_list} if well_formed else set()
         group: Any = next(iter(groups), None) or dist.group.WORLD
         if len(groups) != 1 or not is_ours(group):  # torch says what is wrong
             return batch(p2p_op_list)
@@ -160,9 +160,11 @@ def send_together(is_ours: Callable[[Any], bool]) -> bool:
         if not group._get_backend(device).supports_coalescing:
             return batch(p2p_op_list)
         with together(group, device, async_ops=True) as sent:
-            for each in p2p_op_list:
-                peer = {"group_dst" if each.op is dist.isend else "group_src": each.group_peer}
-                each.op(each.tensor, group=each.group, tag=each.tag, **peer)
+            for operation in p2p_op_list:
+                peer = {
+                    "group_dst" if operation.op is dist.isend else "group_src": operation.group_peer
+                }
+                operation.op(operation.tensor, group=operation.group, tag=operation.tag, **peer)
         return sent.works
 
     setattr(batch_isend_irecv, _WATCHED, True)

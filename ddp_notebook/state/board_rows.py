@@ -68,7 +68,9 @@ def board_of(facts: BoardFacts) -> Board:
     snapshot, rows = facts.snapshot, board_rows(facts)
     words = {rank: row.word for row in rows for rank in row.ranks}
     known = facts.diagnosis or Diagnosis()
-    told = {rank for each in known.findings if each.category in _DEATHS for rank in each.ranks}
+    told = {
+        rank for finding in known.findings if finding.category in _DEATHS for rank in finding.ranks
+    }
     standing = (*notes(snapshot, told), *(remark.text for remark in known.remarks))
     return Board(headline(snapshot, words), rows, standing, snapshot)
 
@@ -216,7 +218,9 @@ def _waits(state: RankState, activity: _Activity, diagnosis: Diagnosis | None) -
     """True if it waits for others, as far as is known of what it does, or as was found."""
     findings = diagnosis.findings if diagnosis is not None else ()
     blocked = state.status in (Status.RUNNING, Status.SETTING_UP)
-    return activity.waits or (blocked and any(state.rank in each.waiting for each in findings))
+    return activity.waits or (
+        blocked and any(state.rank in finding.waiting for finding in findings)
+    )
 
 
 def _word(state: RankState, activity: _Activity, facts: BoardFacts) -> str:

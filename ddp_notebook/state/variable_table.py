@@ -103,7 +103,7 @@ def _comparable(values: Mapping[int, Variable]) -> Mapping[int, Variable]:
     if not all(map(_is_told_apart, values.values())):
         values = {rank: replace(value, digest="") for rank, value in values.items()}
     tensors = [value.tensor for value in values.values() if value.tensor is not None]
-    if all(each.digest or not each.read for each in tensors):
+    if all(tensor.digest or not tensor.read for tensor in tensors):
         return values
     return {rank: _without_digest(value) for rank, value in values.items()}
 

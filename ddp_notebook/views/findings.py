@@ -112,7 +112,9 @@ def _age(age_s: float) -> str:
 
 def _more(d: Diagnosis) -> str:
     """Whose tracebacks are not shown, and how to see them."""
-    ranks = sorted({rank for each in d.tracebacks[_MOST_TRACEBACKS:] for rank in each.ranks})
+    ranks = sorted(
+        {rank for traceback in d.tracebacks[_MOST_TRACEBACKS:] for rank in traceback.ranks}
+    )
     if not ranks:
         return ""
     return (

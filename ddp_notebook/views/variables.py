@@ -30,7 +30,9 @@ _COLUMNS = (
 
 def text(t: VariableTable) -> str:
     """A table for the variables of each function, then the global ones."""
-    parts = [f"{_heading(each)}\n{_table(each).text()}" for each in t.sections if each.rows]
+    parts = [
+        f"{_heading(section)}\n{_table(section).text()}" for section in t.sections if section.rows
+    ]
     parts += [indented(line, "") for line in _notes(t)]
     return "\n\n".join(parts) or NONE
 
@@ -82,9 +84,9 @@ def value_words(cell: VariableCell) -> str:
 
 def _notes(t: VariableTable) -> list[str]:
     left_out = [
-        f"{plain(each.title)}: {each.left_out:,} more are left out; %ddp_vars NAME shows one"
-        for each in t.sections
-        if each.left_out
+        f"{plain(section.title)}: {section.left_out:,} more are left out; %ddp_vars NAME shows one"
+        for section in t.sections
+        if section.left_out
     ]
     return [*map(unread_words, t.unread), *left_out]
 

@@ -154,7 +154,7 @@ def steps_that_were_begun(answer: tuple[Mapping[int, int], SavedRun]) -> str:
     steps, saved = answer
     for rank, count in steps.items():
         issued = saved.collectives.of.get(rank, ())
-        backward = [each for each in issued if each.part is Part.BACKWARD]
+        backward = [record for record in issued if record.part is Part.BACKWARD]
         if count == len(backward):
             continue
         if count == len(issued):
@@ -162,7 +162,7 @@ def steps_that_were_begun(answer: tuple[Mapping[int, int], SavedRun]) -> str:
                 f"rank {rank} issued {count} collectives in all. Leave out those of DDP's "
                 "constructor and of evaluate."
             )
-        if count == sum(each.over for each in backward):
+        if count == sum(record.over for record in backward):
             raise WrongAnswer(
                 f"rank {rank} had ended {count} steps. One more was begun: its all_reduce waits."
             )

@@ -153,7 +153,7 @@ class Prediction:
     @property
     def errors(self) -> tuple[float, ...]:
         """The absolute relative error at each measured point."""
-        return tuple(abs(each.error) for each in self.checked if each.error is not None)
+        return tuple(abs(step.error) for step in self.checked if step.error is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,9 +163,9 @@ def align_programs(collectives: Collectives) -> Alignment:
         issued = [
             replace(record, slot=slot)
             for slot, record in enumerate(
-                each
-                for each in records
-                if not each.is_point_to_point and each.phase is not Phase.REFUSED
+                other
+                for other in records
+                if not other.is_point_to_point and other.phase is not Phase.REFUSED
             )
         ]
         if issued:

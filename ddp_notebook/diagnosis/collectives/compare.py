@@ -158,9 +158,9 @@ def first_fault(deviation: Deviation) -> Edit | None:
 
 def moved(deviation: Deviation, fault: Edit) -> bool:
     """True if the surplus at the fault is what is missing a little later: another order."""
-    near = [each for each in deviation.edits if 0 <= each.other_at - fault.other_at <= _NEAR]
-    own = Counter(_identity(each) for edit in near for each in edit.own)
-    other = Counter(_identity(each) for edit in near for each in edit.other)
+    near = [edit for edit in deviation.edits if 0 <= edit.other_at - fault.other_at <= _NEAR]
+    own = Counter(_identity(record) for edit in near for record in edit.own)
+    other = Counter(_identity(record) for edit in near for record in edit.other)
     return bool(own) and own == other
 
 

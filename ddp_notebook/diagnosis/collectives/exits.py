@@ -121,8 +121,8 @@ def _tries_again(error: ThreadError, record: Collective) -> bool:
     """True when `record` is of another pass of the model, or in a function that had raised."""
     if record.part in (Part.FORWARD, Part.BACKWARD):
         return True
-    raised = [(each.file, each.function) for each in error.path]
-    path = [(each.file, each.function) for each in record.path]
+    raised = [(place.file, place.function) for place in error.path]
+    path = [(place.file, place.function) for place in record.path]
     # A traceback begins in the function that handles the error; a path at the program's first.
     handler = path.index(raised[0]) if raised[0] in path else len(path)
     pairs = zip(error.path, record.path[handler:], strict=False)
@@ -162,7 +162,7 @@ def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Find
         there = {
             rank: wait_graph.at_slot(context.collectives, rank, last) for rank in context.reports
         }
-        ranks = tuple(sorted(rank for rank, each in there.items() if each is not None))
+        ranks = tuple(sorted(rank for rank, record in there.items() if record is not None))
         script = context.case.script
         command = "%ddp_abort" if script else f"%ddp_restart --ranks {e.rank}"
         yield Finding(
@@ -173,7 +173,7 @@ def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Find
             "Compare what each rank sends there with what the other expects: the split sizes, "
             f"the shapes. {'End the others' if script else 'Bring it back'}: {command}",
             context.victims,
-            tuple(fact((rank,), each) for rank, each in there.items() if each is not None),
+            tuple(fact((rank,), record) for rank, record in there.items() if record is not None),
             commands=(command,),
         )
 
@@ -194,7 +194,9 @@ def _raised_before(
         for e in first
         if refused and e.activity is Activity.FAILED and e.rank not in refused
         if e.error_at and not torch_errors.is_of_others(e.error_text)
-        if all(each.phase is not Phase.REFUSED for each in context.collectives.of.get(e.rank, ()))
+        if all(
+            record.phase is not Phase.REFUSED for record in context.collectives.of.get(e.rank, ())
+        )
     ]
     return [
         Finding(
@@ -215,7 +217,7 @@ def _refused(context: Context, refused: set[int]) -> Iterator[Finding]:
     """A refusal of the guard that no rule explains: the ranks' inputs side by side."""
     for rank in sorted(refused):
         own = context.collectives.of.get(rank, ())
-        record = next((each for each in reversed(own) if each.phase is Phase.REFUSED), None)
+        record = next((record for record in reversed(own) if record.phase is Phase.REFUSED), None)
         record = record or last_record(context, rank)
         if record is None:
             continue
@@ -224,7 +226,7 @@ def _refused(context: Context, refused: set[int]) -> Iterator[Finding]:
             for other in context.collectives.of
             if (each := wait_graph.at_slot(context.collectives, other, record)) is not None
         } | {rank: record}
-        brought = {other: numbered(each) for other, each in there.items()}
+        brought = {other: numbered(record) for other, record in there.items()}
         ranks = minority(brought) or (rank,)
         at = at_place(record.place)
         what = f"{verb(ranks, 'brings', 'bring')} another {called(there[ranks[0]])} than the other"
@@ -286,7 +288,7 @@ def last_record(context: Context, rank: int) -> Collective | None:
 def _time(context: Context, finding: Finding) -> int:
     """The earliest of its ranks' last known times."""
     records = [last_record(context, rank) for rank in finding.ranks]
-    return min((max(each.issued_ns, each.done_ns) for each in records if each), default=0)
+    return min((max(record.issued_ns, record.done_ns) for record in records if record), default=0)
 
 
 def _last(context: Context, rank: int) -> str:

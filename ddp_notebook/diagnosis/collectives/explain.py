@@ -63,8 +63,10 @@ def explain(context: Context, classified: Classified) -> Finding:
 
 def _placed(classified: Classified, finding: Finding) -> Finding | None:
     """Ranks in one call that places tensors, which communicates otherwise on some of them."""
-    places = (each for each in (classified.full.here, classified.short.here) if each is not None)
-    record = next((each for each in places if each.api in PLACING), None)
+    places = (
+        record for record in (classified.full.here, classified.short.here) if record is not None
+    )
+    record = next((place for place in places if place.api in PLACING), None)
     sides = [branch.sequence.records for branch in classified.sides]
     if record is None or not all(_was_at(record, records) for records in sides):
         return None
@@ -83,7 +85,7 @@ def _placed(classified: Classified, finding: Finding) -> Finding | None:
 
 
 def _was_at(record: Collective, records: tuple[Collective, ...]) -> bool:
-    return any((each.api, each.path) == (record.api, record.path) for each in records)
+    return any((other.api, other.path) == (record.api, record.path) for other in records)
 
 
 def _astray(context: Context, classified: Classified, finding: Finding) -> Finding | None:
@@ -158,15 +160,15 @@ def _has_there(branch: Branch) -> str:
 
 def _another_order(context: Context, classified: Classified) -> Finding:
     starts = ", ".join(
-        f"{verb(each.ranks, 'begins', 'begin') if first else each.named} with {named(each.here)}"
-        for first, each in zip((True, False), classified.sides, strict=True)
-        if each.here is not None
+        f"{verb(b.ranks, 'begins', 'begin') if first else b.named} with {named(b.here)}"
+        for first, b in zip((True, False), classified.sides, strict=True)
+        if b.here is not None
     )
     own = classified.culprits == classified.sides[0].ranks
     order = "the same collectives in another order"
     cause = f"{starts}: {order}" if own else f"{order}: {starts}"
     remedy = "Call them in the same order on every rank: sort what you loop over."
-    one, other = (each.here for each in classified.sides)
+    one, other = (branch.here for branch in classified.sides)
     if one is not None and other is not None and context.sources.are_tasks(one, other):
         cause = f"{cause}; they are tasks of an event loop, which runs them in any order"
         remedy = "Await one after the other, or give each task a group of its own: new_group()."
@@ -243,8 +245,8 @@ def _mismatch(context: Context, classified: Classified) -> Finding:
 
 
 def _is_of_mesh(context: Context, called: str) -> bool:
-    made = (each for e in context.case.ranks for each in e.groups_made)
-    return any(each.of_mesh and each.called == called for each in made)
+    made = (group for e in context.case.ranks for group in e.groups_made)
+    return any(group.of_mesh and group.called == called for group in made)
 
 
 def value_of(record: Collective, other: Collective, what: Difference) -> str:
@@ -467,7 +469,9 @@ def skipped_backward(
     if record.part is not Part.BACKWARD:
         return ()
     mine, theirs = (
-        {each.key: each for each in report.replicas} if (report := context.reports.get(r)) else {}
+        {replica.key: replica for replica in report.replicas}
+        if (report := context.reports.get(r))
+        else {}
         for r in (short.ranks[0], full.ranks[0])
     )
     for key in mine.keys() & theirs.keys():
@@ -497,7 +501,7 @@ def _parting(context: Context, own: Collective | None, other: Collective | None)
 def _another_way(context: Context, classified: Classified) -> Finding:
     conditions = _parting(context, *(branch.here for branch in classified.sides))
     why = f" ({conditions[0].quoted})" if len(conditions) == 1 else ""
-    tests = (f"{each.place}: {each.place.text}" for each in conditions)
+    tests = (f"{condition.place}: {condition.place.text}" for condition in conditions)
     return _finding(
         context,
         classified,
@@ -514,7 +518,7 @@ def _goes_over_others(context: Context, classified: Classified) -> bool:
     Then the ranks loop over other things, or over the same in another order.
     """
     record, there = classified.record, classified.short.here
-    if there is None or {call_site(each) for each in classified.records} != {call_site(there)}:
+    if there is None or {call_site(other) for other in classified.records} != {call_site(there)}:
         return False
     sources = context.sources
     in_loop = sources.knows(record) and sources.in_a_loop(record)

@@ -47,7 +47,7 @@ def _is_in_a_pass(context: Context, e: RankReport) -> bool:
     records = context.collectives.pending(e.rank) if e.activity is Activity.WAITING else ()
     if e.activity is Activity.FAILED:
         records = context.collectives.of.get(e.rank, ())[-1:]
-        records = tuple(each for each in records if each.phase is Phase.REFUSED)
+        records = tuple(other for other in records if other.phase is Phase.REFUSED)
     return any(record.part in (Part.BACKWARD, Part.FORWARD) for record in records)
 
 

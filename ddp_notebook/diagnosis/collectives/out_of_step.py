@@ -99,7 +99,7 @@ def _at_lines(classified: Classified) -> object:
 
 def _is_elsewhere(one: Classified, other: Classified) -> bool:
     """True where no rank is in both."""
-    ranks = ({r for side in each.sides for r in side.ranks} for each in (one, other))
+    ranks = ({r for side in classified.sides for r in side.ranks} for classified in (one, other))
     return set.isdisjoint(*ranks)
 
 
@@ -133,9 +133,9 @@ def _merge(first: Finding, second: Finding, divergence: Divergence) -> Finding:
 def _joined(first: tuple[Side, ...], second: tuple[Side, ...]) -> tuple[Side, ...]:
     """The sides of two divergences in one place: ranks that called the same are one side."""
     ranks: dict[Side, set[int]] = {}
-    for each in (*first, *second):
-        ranks.setdefault(replace(each, ranks=()), set()).update(each.ranks)
-    return tuple(replace(each, ranks=tuple(sorted(those))) for each, those in ranks.items())
+    for seen in (*first, *second):
+        ranks.setdefault(replace(seen, ranks=()), set()).update(seen.ranks)
+    return tuple(replace(seen, ranks=tuple(sorted(those))) for seen, those in ranks.items())
 
 
 def ended_by_conflicts(context: Context) -> Ranks:
@@ -206,7 +206,7 @@ def _is_left(records: Sequence[Collective]) -> bool:
     refused = records[0]
     after = (r for r in records[1:] if (r.group, r.slot) == (refused.group, refused.slot))
     return refused.phase is Phase.REFUSED and all(
-        call_site(each) != call_site(refused) for each in after
+        call_site(record) != call_site(refused) for record in after
     )
 
 
@@ -219,7 +219,7 @@ def _lacks_refused(context: Context, short: RankSequence, full: RankSequence) ->
             continue
         what = difference(record, there)
         times, others_times = (
-            sum(call_site(each) == call_site(record) for each in sequence.records)
+            sum(call_site(other) == call_site(record) for other in sequence.records)
             for sequence in (short, full)
         )
         if record.group == there.group and what is not None and times < others_times:
@@ -256,7 +256,9 @@ def came_too_late(context: Context) -> Iterator[Finding]:
     if not all(map(torch_errors.is_victim, failed)):
         return
     ends = (context.graph.at.get(e.rank) for e in failed if _timed_out(e))
-    waited = [each for each in ends if each and not (each.is_point_to_point or each.freed)]
+    waited = [
+        record for record in ends if record and not (record.is_point_to_point or record.freed)
+    ]
     if not waited:
         return
     first = min(waited, key=lambda each: each.issued_ns)
@@ -265,11 +267,11 @@ def came_too_late(context: Context) -> Iterator[Finding]:
     until_ns = min((ns for ns in ends_ns if ns > first.issued_ns), default=0)
     members = wait_graph.members(context.case, first.group)
     there = {r: wait_graph.at_slot(context.collectives, r, first) for r in members}
-    records = {rank: each for rank, each in there.items() if each is not None}
+    records = {rank: record for rank, record in there.items() if record is not None}
     absent = {rank for rank in members if rank not in records}
     late = tuple(r for r in members if r in absent or records[r].issued_ns > until_ns)
     busy = {e.rank for e in context.case.ranks if works(e)}
-    is_same = {each.operation for each in records.values()} == {first.operation}
+    is_same = {record.operation for record in records.values()} == {first.operation}
     if is_same and late and absent <= busy and until_ns:
         yield _too_late(context, first, late, records)
 
@@ -302,7 +304,7 @@ def _call_of(context: Context, first: Collective, rank: int, own: Collective | N
     """When a late rank called it, after what; where it is if it has not called it."""
     if own is None:
         return f"rank {rank} has not called it yet: it is busy{where_busy(context.reports[rank])}"
-    before = [each for each in context.collectives.of[rank] if each.number < own.number]
+    before = [record for record in context.collectives.of[rank] if record.number < own.number]
     seconds = (own.issued_ns - first.issued_ns) / 1e9
     after = f", and had called {named(before[-1])} before" if before else ""
     return f"rank {rank} called it {seconds:.1f} s after rank {first.rank}{after}"

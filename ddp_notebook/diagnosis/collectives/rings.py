@@ -102,15 +102,15 @@ def _unpaired(context: Context) -> tuple[Counter[_Way], Counter[_Way]]:
     sent: Counter[_Way] = Counter()
     received: Counter[_Way] = Counter()
     for rank, records in context.collectives.of.items():
-        for each in records:
-            if not each.is_point_to_point or each.phase in (Phase.HELD, Phase.REFUSED):
+        for record in records:
+            if not record.is_point_to_point or record.phase in (Phase.HELD, Phase.REFUSED):
                 continue
-            if each.peer is None or context.collectives.first.get(rank):
+            if record.peer is None or context.collectives.first.get(rank):
                 return Counter(), Counter()
-            if each.operation == "send":
-                sent[rank, each.peer, each.group, each.tag] += 1
+            if record.operation == "send":
+                sent[rank, record.peer, record.group, record.tag] += 1
             else:
-                received[each.peer, rank, each.group, each.tag] += 1
+                received[record.peer, rank, record.group, record.tag] += 1
     return sent - received, received - sent
 
 
@@ -217,11 +217,11 @@ def _out_of_habit(
     """One rank that does once more what it has done, without what always came in between."""
     skipped: dict[int, Collective] = {}
     for rank, record in records.items():
-        *earlier, last = [_what(each) for each in context.collectives.of.get(rank, ())]
+        *earlier, last = [_what(other) for other in context.collectives.of.get(rank, ())]
         after = [b for a, b in pairwise(earlier) if a == earlier[-1]]
         if last == _what(record) and last in earlier and len({*after}) == 1 and last != after[0]:
             skipped[rank] = next(
-                each for each in context.collectives.of[rank] if _what(each) == after[0]
+                other for other in context.collectives.of[rank] if _what(other) == after[0]
             )
     if len(skipped) != 1:
         return None
@@ -249,7 +249,7 @@ def _left_loop(
             for other in graph.stuck
             if other in at and at[other].peer == rank and graph.waits[other] == (rank,)
         }
-        past = [context.sources.stands_behind(record, each) for each in others.values()]
+        past = [context.sources.stands_behind(record, other) for other in others.values()]
         if len(others) > 1 and all(past):
             those = tuple(others)
             return (
@@ -402,10 +402,10 @@ def _has_odd_tag(context: Context, rank: int, record: Collective) -> bool:
         return False  # turns cannot be counted
     site = call_site(record)
     same = {
-        r: [each for each in records if call_site(each) == site]
+        r: [other for other in records if call_site(other) == site]
         for r, records in context.collectives.of.items()
     }
-    turn = sum(each.number < record.number for each in same.pop(rank, ()))
+    turn = sum(other.number < record.number for other in same.pop(rank, ()))
     tags = [records[turn].tag for records in same.values() if len(records) > turn]
     return len(tags) >= _FEWEST_OTHERS and len(set(tags)) == 1 and tags[0] != record.tag
 

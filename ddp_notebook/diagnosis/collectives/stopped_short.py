@@ -196,7 +196,7 @@ def _count(alignment: Alignment, rank: int, record: Collective) -> int:
     sequence = alignment.sequences.get(rank)
     if sequence is None:
         return 0
-    return sum(call_site(each) == call_site(record) for each in sequence.records)
+    return sum(call_site(other) == call_site(record) for other in sequence.records)
 
 
 def _left_early(context: Context, short: Ranks, ahead: Ranks, record: Collective) -> Finding:

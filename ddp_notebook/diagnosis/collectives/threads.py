@@ -61,7 +61,7 @@ def concurrent_use(context: Context) -> Iterator[Finding]:
         pairs = {
             rank: pair
             for rank, records in sorted(context.collectives.of.items())
-            if (pair := _at_once(each for each in records if each.group == group)) is not None
+            if (pair := _at_once(record for record in records if record.group == group)) is not None
         }
         if pairs:
             yield _finding(context, several(context, group), pairs)
@@ -197,7 +197,9 @@ def or_raised(context: Context, classified: Classified, finding: Finding) -> Fin
 
 
 def _is_why(context: Context, error: ThreadError, *records: Collective | None) -> bool:
-    return any(context.sources.hangs_on(each, error.path) for each in records if each is not None)
+    return any(
+        context.sources.hangs_on(record, error.path) for record in records if record is not None
+    )
 
 
 def _by_thread(
@@ -286,7 +288,7 @@ def _went_wrong(context: Context) -> set[str]:
         return set()
     groups = {divergence.alignment.group for divergence in context.divergences}
     still = not any(e.runnable or works(e) for e in reports)
-    groups |= {each.group for rank, each in graph.at.items() if still or rank in graph.stuck}
+    groups |= {record.group for rank, record in graph.at.items() if still or rank in graph.stuck}
     aborted = [e.rank for e in reports if e.exit_code in _ABORTED]
     return groups | {
         context.collectives.of[r][-1].group for r in aborted if context.collectives.of.get(r)
@@ -313,9 +315,9 @@ def several(context: Context, group: str) -> Ranks:
     """The ranks that call collectives of `group` in more than one thread."""
     threads: dict[int, set[int]] = {}
     for rank, records in context.collectives.of.items():
-        for each in records:
-            if each.group == group and not each.is_point_to_point:
-                threads.setdefault(rank, set()).add(each.thread)
+        for record in records:
+            if record.group == group and not record.is_point_to_point:
+                threads.setdefault(rank, set()).add(record.thread)
     return tuple(sorted(rank for rank, those in threads.items() if len(those) > 1))
 
 

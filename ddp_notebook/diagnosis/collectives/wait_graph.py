@@ -155,8 +155,8 @@ def _record_of(evidence: RankReport, arrivals: _Arrivals) -> Collective | None:
     if evidence.activity is Activity.WAITING:
         if evidence.waits_for is not None:
             return _numbered(records, evidence.waits_for)
-        pending = [each for each in records if not each.over]
-        held_up = (each for each in pending if arrivals.missing(each))
+        pending = [record for record in records if not record.over]
+        held_up = (record for record in pending if arrivals.missing(record))
         return next(held_up, pending[0] if pending else None)
     if not gave_up(evidence):
         return None
@@ -164,8 +164,8 @@ def _record_of(evidence: RankReport, arrivals: _Arrivals) -> Collective | None:
     if last.phase in (Phase.ISSUED, Phase.FAILED):
         return last
     # It waited for one of several messages, and others came after that were sent.
-    open_ = [each for each in records if each.is_point_to_point and not each.over]
-    return next((each for each in open_ if arrivals.missing(each)), None)
+    open_ = [record for record in records if record.is_point_to_point and not record.over]
+    return next((record for record in open_ if arrivals.missing(record)), None)
 
 
 def gave_up(evidence: RankReport) -> bool:
@@ -177,7 +177,7 @@ def _numbered(records: tuple[Collective, ...], number: int) -> Collective | None
     index = number - records[0].number
     if 0 <= index < len(records) and records[index].number == number:
         return records[index]
-    return next((each for each in records if each.number == number), None)
+    return next((record for record in records if record.number == number), None)
 
 
 def _may_come(
@@ -278,17 +278,17 @@ def members(case: Case, group: str) -> Ranks:
 
 def at_slot(collectives: Collectives, rank: int, record: Collective) -> Collective | None:
     """What `rank` has in the slot and group of `record`."""
-    for each in _latest(collectives, rank, record.group):
-        if each.slot <= record.slot:
-            return each if each.slot == record.slot else None
+    for other in _latest(collectives, rank, record.group):
+        if other.slot <= record.slot:
+            return other if other.slot == record.slot else None
     return None
 
 
 def _latest(collectives: Collectives, rank: int, group: str) -> Iterator[Collective]:
     """A rank's collectives of a group, the latest first."""
-    for each in reversed(collectives.of.get(rank, ())):
-        if each.group == group and not each.is_point_to_point:
-            yield each
+    for record in reversed(collectives.of.get(rank, ())):
+        if record.group == group and not record.is_point_to_point:
+            yield record
 
 
 # -- sends and receives ------------------------------------------------------------------
@@ -306,8 +306,10 @@ def counterpart(collectives: Collectives, record: Collective) -> Collective | No
     theirs = between(collectives, peer, _OPPOSITE[record.operation], record.rank, record)
     dropped = collectives.first.get(record.rank) or collectives.first.get(peer)
     if dropped:  # what is counted from the end is known, not what is counted from the front
-        return next((each for each in theirs if not each.over or each.slot == record.slot), None)
-    index = next((i for i, each in enumerate(mine) if each.number == record.number), len(theirs))
+        return next(
+            (other for other in theirs if not other.over or other.slot == record.slot), None
+        )
+    index = next((i for i, other in enumerate(mine) if other.number == record.number), len(theirs))
     return theirs[index] if index < len(theirs) else None
 
 
@@ -319,13 +321,13 @@ def between(
 ) -> list[Collective]:
     """What `rank` sends to, or receives from, `peer` with the tag and group of `like`."""
     return [
-        each
-        for each in collectives.of.get(rank, ())
-        if each.operation == operation
-        and each.group == like.group
-        and each.tag == like.tag
-        and each.phase not in (Phase.HELD, Phase.REFUSED)
-        and (each.peer == peer or (each.peer is None and operation == "recv"))
+        record
+        for record in collectives.of.get(rank, ())
+        if record.operation == operation
+        and record.group == like.group
+        and record.tag == like.tag
+        and record.phase not in (Phase.HELD, Phase.REFUSED)
+        and (record.peer == peer or (record.peer is None and operation == "recv"))
     ]
 
 
@@ -340,13 +342,15 @@ def pairs(collectives: Collectives) -> Iterator[tuple[Collective, Collective]]:
     for rank, records in collectives.of.items():
         if collectives.first.get(rank):
             continue
-        for each in records:
-            if each.operation == "send":
-                sent.setdefault((each.group, rank, each.peer, each.tag), []).append(each)
-            elif each.operation == "recv":
-                received.setdefault((each.group, each.peer, rank, each.tag), []).append(each)
-                if each.peer is None:
-                    from_anybody.add((each.group, rank, each.tag))
+        for record in records:
+            if record.operation == "send":
+                sent.setdefault((record.group, rank, record.peer, record.tag), []).append(record)
+            elif record.operation == "recv":
+                received.setdefault((record.group, record.peer, rank, record.tag), []).append(
+                    record
+                )
+                if record.peer is None:
+                    from_anybody.add((record.group, rank, record.tag))
     for key, sends in sent.items():
         group, _, receiver, tag = key
         if (group, receiver, tag) not in from_anybody:
@@ -366,6 +370,6 @@ def unmatched_senders(collectives: Collectives, record: Collective) -> Ranks:
 def _sent_more(collectives: Collectives, sender: int, receiver: int, like: Collective) -> bool:
     sent = between(collectives, sender, "send", receiver, like)
     if collectives.first.get(sender) or collectives.first.get(receiver):
-        return any(not each.over for each in sent)
+        return any(not record.over for record in sent)
     received = between(collectives, receiver, "recv", sender, like)
-    return len(sent) > sum(each.peer is not None for each in received)
+    return len(sent) > sum(record.peer is not None for record in received)

@@ -88,7 +88,7 @@ def _lists(context: Context, report: RankReport) -> str:
     """The rank lists that a rank gave to new_group, in order."""
     made = report.groups_made[:_MOST_SHOWN]
     more = ", …" if len(report.groups_made) > _MOST_SHOWN else ""
-    lists = (f"[{format_ranks(_ranks(context, each.members))}]" for each in made)
+    lists = (f"[{format_ranks(_ranks(context, group.members))}]" for group in made)
     return f"new_group of {', '.join(lists)}{more}"
 
 
@@ -205,9 +205,9 @@ def opposite_groups(context: Context) -> Iterator[Finding]:
     at = context.graph.at
     for ring in context.graph.cycles:
         records = [at[rank] for rank in ring if rank in at]
-        if len(records) < len(ring) or any(each.is_point_to_point for each in records):
+        if len(records) < len(ring) or any(record.is_point_to_point for record in records):
             continue
-        if len({each.group for each in records}) < 2:
+        if len({record.group for record in records}) < 2:
             continue
         if next(parted_over_groups(context), None) is not None:
             return  # that one of them left the common way explains the ring
@@ -300,7 +300,7 @@ def _at_new_lines(context: Context, records: list[Collective]) -> Ranks:
     new = tuple(
         record.rank
         for record in sorted(records, key=lambda each: each.rank)
-        if [call_site(each) for each in context.collectives.of[record.rank]].count(
+        if [call_site(other) for other in context.collectives.of[record.rank]].count(
             call_site(record)
         )
         < 2

@@ -26,16 +26,23 @@ def arranged(
     notes: Iterable[str] = (),
 ) -> MeshLayout:
     """The layout of what ranks hold, by rank; `mesh` as they made it, None where not known."""
-    held = {rank: each.parameters for rank, each in of_rank.items()}
+    held = {rank: held_parameters.parameters for rank, held_parameters in of_rank.items()}
     mesh = mesh or mesh_of_parameters(held)
-    cut = {rank: each.left_out for rank, each in of_rank.items() if each.left_out}
+    cut = {
+        rank: held_parameters.left_out
+        for rank, held_parameters in of_rank.items()
+        if held_parameters.left_out
+    }
     more = [f"{name_ranks(cut)}: more parameters than can be shown" if cut else ""]
     return MeshLayout(
         world_size,
         mesh.dimensions if mesh is not None else (),
         mesh.coordinates if mesh is not None else {},
         tuple(_models(held, mesh)),
-        {rank: sum(each.bytes for each in parameters) for rank, parameters in held.items()},
+        {
+            rank: sum(parameter.bytes for parameter in parameters)
+            for rank, parameters in held.items()
+        },
         tuple(filter(None, (*notes, *more))),
     )
 
@@ -45,16 +52,18 @@ def _models(
 ) -> Iterator[ModelLayout]:
     by_model: dict[str, dict[str, dict[int, HeldParameter]]] = {}
     for rank, parameters in sorted(held.items()):
-        for each in parameters:
-            of_model = by_model.setdefault(each.model, {})
-            of_model.setdefault(each.name, {}).setdefault(rank, each)
+        for parameter in parameters:
+            of_model = by_model.setdefault(parameter.model, {})
+            of_model.setdefault(parameter.name, {}).setdefault(rank, parameter)
     for model, of in by_model.items():
         yield ModelLayout(model, tuple(row for name in of for row in _rows(name, of[name], mesh)))
 
 
 def mesh_of_parameters(held: Mapping[int, tuple[HeldParameter, ...]]) -> Mesh | None:
     """The largest mesh that parameters are placed on: that of FSDP2 alone makes no group."""
-    placed = [each for parameters in held.values() for each in parameters if each.mesh]
+    placed = [
+        parameter for parameters in held.values() for parameter in parameters if parameter.mesh
+    ]
     largest = max(placed, key=lambda each: (len(each.mesh), len(each.mesh_shape)), default=None)
     if largest is None:
         return None
@@ -68,8 +77,14 @@ def mesh_of_parameters(held: Mapping[int, tuple[HeldParameter, ...]]) -> Mesh | 
 def _rows(name: str, of: Mapping[int, HeldParameter], mesh: Mesh | None) -> list[Placed]:
     """A parameter as ranks hold it: once where all hold the same."""
     by_holding: dict[tuple[object, ...], list[int]] = {}
-    for rank, each in of.items():
-        key = each.shape, each.dtype, _placement(each), each.gathers, _over(each.group, mesh)
+    for rank, parameter in of.items():
+        key = (
+            parameter.shape,
+            parameter.dtype,
+            _placement(parameter),
+            parameter.gathers,
+            _over(parameter.group, mesh),
+        )
         by_holding.setdefault(key, []).append(rank)
     rows = []
     for ranks in by_holding.values():

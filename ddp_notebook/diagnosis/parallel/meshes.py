@@ -70,16 +70,16 @@ def mesh_of(case: Case) -> Mesh | None:
     """
     ranks = tuple(e.rank for e in case.ranks)
     made = next((e.groups_made for e in case.ranks if any(g.called for g in e.groups_made)), ())
-    of_meshes = [each for each in made if each.of_mesh]
+    of_meshes = [group for group in made if group.of_mesh]
     return _made_by(ranks, of_meshes) or _made_by(ranks, made)
 
 
 def _made_by(ranks: Ranks, made: Iterable[GroupMade]) -> Mesh | None:
     of_name: dict[str, dict[int, tuple[int, int]]] = {}
-    for each in made:
-        if each.called:  # of a mesh that was made twice, the last
-            places = of_name.setdefault(each.called, {})
-            places.update({m: (at, len(each.members)) for at, m in enumerate(each.members)})
+    for group in made:
+        if group.called:  # of a mesh that was made twice, the last
+            places = of_name.setdefault(group.called, {})
+            places.update({m: (at, len(group.members)) for at, m in enumerate(group.members)})
     dimensions: dict[str, dict[int, tuple[int, int]]] = {}
     count = 1
     for name, places in of_name.items():

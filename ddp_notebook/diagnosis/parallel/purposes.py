@@ -17,7 +17,7 @@ def with_purposes(case: Case) -> Case:
         return case
     of = dict(case.collectives.of)
     for rank, report in reports.items():
-        of[rank] = tuple(_with_purpose(each, report, reports) for each in of.get(rank, ()))
+        of[rank] = tuple(_with_purpose(record, report, reports) for record in of.get(rank, ()))
     collectives = case.collectives
     return replace(case, collectives=Collectives(of, collectives.groups, collectives.first))
 

@@ -44,10 +44,10 @@ def lost_shards(context: Context) -> Iterator[Finding]:
 def _by_model(context: Context) -> dict[Ranks, _Saved]:
     found: dict[Ranks, _Saved] = {}
     for rank, facts in sorted(context.facts.items()):
-        for each in facts.saves:
-            if each.shards is not None:
-                of = found.setdefault(each.shards.ranks, {})
-                of.setdefault(rank, []).append((facts.host, each, each.shards))
+        for save in facts.saves:
+            if save.shards is not None:
+                of = found.setdefault(save.shards.ranks, {})
+                of.setdefault(rank, []).append((facts.host, save, save.shards))
     return found
 
 
@@ -72,8 +72,8 @@ def _over_each_other(saved: _Saved) -> dict[int, str]:
     """The ranks that write other parts to one path, and that path."""
     parts: dict[tuple[str, str], dict[int, int]] = {}
     for rank, of in saved.items():
-        for host, each, shards in of:
-            parts.setdefault((host, each.path), {})[rank] = shards.part
+        for host, save, shards in of:
+            parts.setdefault((host, save.path), {})[rank] = shards.part
     return {
         rank: path
         for (_, path), of_ranks in parts.items()
@@ -105,8 +105,8 @@ def apart_checkpoints(context: Context) -> Iterator[Finding]:
     """One checkpoint of torch.distributed.checkpoint that ranks write to other paths."""
     by_group: dict[Ranks, dict[int, list[CheckpointCall]]] = {}
     for rank, facts in sorted(context.facts.items()):
-        for each in facts.split.checkpoints:
-            by_group.setdefault(each.ranks, {}).setdefault(rank, []).append(each)
+        for call in facts.split.checkpoints:
+            by_group.setdefault(call.ranks, {}).setdefault(rank, []).append(call)
     for ranks, of in by_group.items():
         if set(of) != set(ranks) or len({len(calls) for calls in of.values()}) != 1:
             continue

@@ -144,7 +144,7 @@ def _in_one_backward(context: Context) -> Iterator[bool]:
         own, other = divergence.own.here, divergence.other.here
         if own is None or other is None or own.path != other.path:
             continue
-        yield any("reduce_scatter" in each.operation for each in (own, other))
+        yield any("reduce_scatter" in record.operation for record in (own, other))
 
 
 def _models(context: Context) -> Iterator[dict[int, _Model]]:

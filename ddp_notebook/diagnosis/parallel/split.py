@@ -105,7 +105,7 @@ def _inputs_of(facts: RunFacts) -> tuple[Input, ...]:
 
 def _claimed(facts: _Facts) -> list[Ranks]:
     """The groups of ranks, all known, on which DTensor was told that a tensor is the same."""
-    found = {claim.ranks for each in facts.values() for claim in each.split.claims}
+    found = {claim.ranks for run in facts.values() for claim in run.split.claims}
     return sorted(ranks for ranks in found if set(ranks) <= set(facts))
 
 
@@ -134,7 +134,7 @@ def _is_untrue(of: _Facts, ranks: Ranks, step: int) -> bool:
 
 def summed_shards(context: Context) -> Iterator[Finding]:
     """Gradients of a sharded parameter were added up over ranks that have other parts of it."""
-    of = {rank: each.split.shard_sums for rank, each in sorted(context.facts.items())}
+    of = {rank: run.split.shard_sums for rank, run in sorted(context.facts.items())}
     ranks = tuple(rank for rank, sums in of.items() if sums)
     if not ranks:
         return
@@ -179,16 +179,16 @@ def _apart_by_ranks(context: Context) -> dict[Ranks, dict[str, dict[int, Copy]]]
 
 def _may_be_alike(context: Context, of: Mapping[int, Copy]) -> bool:
     """False where only the plan says so, and ranks may have experts of their own."""
-    declared = all(each.declared for each in of.values())
+    declared = all(copy.declared for copy in of.values())
     return declared or not any(
-        "all_to_all" in each.operation
+        "all_to_all" in record.operation
         for records in context.collectives.of.values()
-        for each in records
+        for record in records
     )
 
 
 def _differ(of: Mapping[int, Copy], when: str) -> bool:
-    first, *others = (getattr(each, when) for each in of.values())
+    first, *others = (getattr(copy, when) for copy in of.values())
     return any(differ(first, other) for other in others)
 
 
@@ -220,9 +220,9 @@ def _unlike(ranks: Ranks, copies: Mapping[str, Mapping[int, Copy]]) -> Finding:
         evidence=(
             f"not the same on {name_ranks(ranks)}: {some(names)}",
             *(
-                f"rank {rank}: {names[0]} has norm {each.begin.norm} at first, {each.end.norm} "
+                f"rank {rank}: {names[0]} has norm {copy.begin.norm} at first, {copy.end.norm} "
                 "later"
-                for rank, each in copies[names[0]].items()
+                for rank, copy in copies[names[0]].items()
             ),
         ),
     )
@@ -235,7 +235,7 @@ def other_draws(context: Context) -> Iterator[Finding]:
     """
     for ranks, copies in _apart_by_ranks(context).items():
         of = {rank: context.facts[rank] for rank in ranks}
-        began = not any(_differ(each, "begin") for each in copies.values())
+        began = not any(_differ(copy, "begin") for copy in copies.values())
         if not began or not _same_inputs(of) or not _drops_otherwise(of):
             continue
         place = next(e.place for facts in of.values() for e in facts.split.forwards)
@@ -272,7 +272,7 @@ def parted_losses(context: Context) -> Iterator[Finding]:
         step = _parted_at(of)
         if step is None or not _same_inputs(of):
             continue
-        sums = [each for facts in of.values() for each in facts.split.sums]
+        sums = [partial_sum for facts in of.values() for partial_sum in facts.split.sums]
         forward = next((e.place for e in sums if not e.backward), None)
         backward = next((e.place for e in sums if e.backward), None)
         yield _parted(of, step, (forward, backward))
@@ -328,7 +328,7 @@ def _parted_at(of: _Facts) -> int | None:
 def summed(context: Context) -> list[Ranks]:
     """Groups over which a function of the user's sums partial results, and nothing else."""
     facts = context.facts
-    found = {each.ranks for one in facts.values() for each in one.split.sums}
+    found = {partial_sum.ranks for one in facts.values() for partial_sum in one.split.sums}
     return sorted(
         ranks
         for ranks in found
@@ -342,8 +342,10 @@ def summed(context: Context) -> list[Ranks]:
 def _shares_batches(context: Context, ranks: Ranks) -> bool:
     """True where these ranks also average gradients, or have parts of a batch or a sequence."""
     collectives = context.collectives
-    optimizers = [each for rank in ranks for each in context.facts[rank].optimizers]
-    sizes = {numel for each in optimizers for numel in (*each.numels, sum(each.numels))}
+    optimizers = [optimizer for rank in ranks for optimizer in context.facts[rank].optimizers]
+    sizes = {
+        numel for optimizer in optimizers for numel in (*optimizer.numels, sum(optimizer.numels))
+    }
     return any(
         collectives.groups.get(record.group, ranks) == ranks and _is_of_batch(record, sizes)
         for rank in ranks

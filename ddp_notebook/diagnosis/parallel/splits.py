@@ -94,7 +94,9 @@ def _finding(
     record: Collective | None,
 ) -> Finding:
     culprits, why = _whose(wrong, there, members)
-    first = next((each for each in wrong if each.sender in culprits), wrong[0])
+    first = next(
+        (disagreement for disagreement in wrong if disagreement.sender in culprits), wrong[0]
+    )
     place = f" at {record.place}" if record is not None and record.place else ""
     brought = {
         rank: f"sends {list(splits.sends)}, expects {list(splits.receives)}"
@@ -118,11 +120,13 @@ def _whose(
 ) -> tuple[Ranks, str]:
     """The ranks whose numbers are wrong, and the reason; all ranks if unknown."""
     culprits = {
-        rank for each in wrong if (rank := _against_announced(each, there, members)) is not None
+        rank
+        for disagreement in wrong
+        if (rank := _against_announced(disagreement, there, members)) is not None
     }
     if culprits:
         return tuple(sorted(culprits)), ", and announced another number before"
-    pairs = [{each.sender, each.receiver} for each in wrong]
+    pairs = [{disagreement.sender, disagreement.receiver} for disagreement in wrong]
     common = set.intersection(*pairs)
     if len(common) == 1:
         return tuple(common), ""

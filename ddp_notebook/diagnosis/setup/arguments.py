@@ -81,9 +81,11 @@ def _beyond_the_last(case: Case) -> Iterator[Finding]:
     """Ranks whose RANK is not below WORLD_SIZE: torch refuses it only at the end, if at all."""
     values = {e.rank: e.arguments for e in case.callers}
     wrong = {
-        rank: f"RANK={each.rank}, WORLD_SIZE={each.world_size}"
-        for rank, each in values.items()
-        if each.rank is not None and each.world_size and each.rank >= each.world_size
+        rank: f"RANK={arguments.rank}, WORLD_SIZE={arguments.world_size}"
+        for rank, arguments in values.items()
+        if arguments.rank is not None
+        and arguments.world_size
+        and arguments.rank >= arguments.world_size
     }
     if wrong:
         ranks = tuple(sorted(wrong))
@@ -106,7 +108,7 @@ def _beyond_the_last(case: Case) -> Iterator[Finding]:
 def _shift(values: Mapping[int, InitArguments], case: Case) -> int:
     """By how much the RANK of every process is above the one that it was launched as; else 0."""
     own = {report.rank: number for number, report in enumerate(case.ranks)}
-    shifts = {(each.rank or 0) - own[rank] for rank, each in values.items()}
+    shifts = {(arguments.rank or 0) - own[rank] for rank, arguments in values.items()}
     return shifts.pop() if len(shifts) == 1 and len(values) == case.world_size else 0
 
 

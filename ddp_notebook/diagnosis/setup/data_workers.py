@@ -16,7 +16,7 @@ def stuck_data_workers(context: Context) -> Iterator[Finding]:
     for e in context.case.ranks:
         stuck = stuck_workers(e)
         if stuck:
-            due = next(each for each in stuck if each.due)
+            due = next(worker for worker in stuck if worker.due)
             key = due.stopped, due.forked, str(due.place or "")
             same.setdefault(key, {})[e.rank] = stuck
     for (stopped, forked, _), of in same.items():
@@ -24,7 +24,7 @@ def stuck_data_workers(context: Context) -> Iterator[Finding]:
 
 
 def _locked(of: dict[int, tuple[Worker, ...]], waiting: Ranks, forked: bool) -> Finding:
-    due = next(each for each in of[min(of)] if each.due)
+    due = next(worker for worker in of[min(of)] if worker.due)
     at = at_place(due.place)
     one = sum(map(len, of.values())) == 1
     why = "; most likely it was held, or a pool of threads was in use, when "
@@ -43,7 +43,7 @@ def _locked(of: dict[int, tuple[Worker, ...]], waiting: Ranks, forked: bool) -> 
 
 
 def _stopped(of: dict[int, tuple[Worker, ...]], waiting: Ranks) -> Finding:
-    pids = " ".join(str(each.pid) for those in of.values() for each in those if each.stopped)
+    pids = " ".join(str(worker.pid) for those in of.values() for worker in those if worker.stopped)
     are = "is" if sum(map(len, of.values())) == 1 else "are"
     return Finding(
         Category.DATALOADER_DEADLOCK,
@@ -56,13 +56,13 @@ def _stopped(of: dict[int, tuple[Worker, ...]], waiting: Ranks) -> Finding:
 
 
 def _named(of: dict[int, tuple[Worker, ...]]) -> str:
-    pids = [each.pid for those in of.values() for each in those]
+    pids = [worker.pid for those in of.values() for worker in those]
     return f"the worker{'s' if len(pids) > 1 else ''} with pid {', '.join(map(str, pids))}"
 
 
 def _facts(of: dict[int, tuple[Worker, ...]], what: str) -> tuple[str, ...]:
     return tuple(
-        f"{name_ranks((rank,))}, worker {each.pid}: {what}; has not run for {each.still_s:.0f} s"
+        f"{name_ranks((rank,))}, worker {w.pid}: {what}; has not run for {w.still_s:.0f} s"
         for rank, those in sorted(of.items())
-        for each in those
+        for w in those
     )

@@ -198,7 +198,7 @@ def is_of_others(text: str) -> bool:
 
 def is_victim(e: RankReport) -> bool:
     """True when a rank's error only says that it waited, or that others went away."""
-    own = e.error_category or any(each.pattern.search(e.error_text) for each in MEANINGS)
+    own = e.error_category or any(meaning.pattern.search(e.error_text) for meaning in MEANINGS)
     return not own and is_of_others(e.error_text)
 
 
@@ -271,7 +271,7 @@ def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
     for meaning in MEANINGS:
         match = meaning.pattern.search(e.error_text)
         if match and not (meaning.category is Category.ENV_INVALID and _is_of_user(e)):
-            group = next((each for each in match.groups() if each), "")
+            group = next((group for group in match.groups() if group), "")
             cause, remedy = meaning.cause.format(group), meaning.remedy.format(group)
             return meaning.category, cause.removesuffix(" ()"), f"{remedy}."
     if e.error_type == "MemoryError":
@@ -317,7 +317,7 @@ def _gave_up_first(e: RankReport, case: Case) -> tuple[Category, str, str] | Non
         return None
     mine = e.arguments.timeout_s
     others = [o.arguments.timeout_s for o in case.ranks if o.rank != e.rank]
-    longer = [each for each in others if each is not None and mine is not None and each > mine]
+    longer = [other for other in others if other is not None and mine is not None and other > mine]
     if not longer:
         return None
     return (

@@ -37,7 +37,7 @@ def _tests_of_steps(tree: ast.AST) -> Iterator[ast.expr]:
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and _calls(node, "step") and _calls(node, "zero_grad"):
             test = named.get(last_name(node.test), node.test)
-            if any(isinstance(each, ast.Mod) for each in ast.walk(test)):
+            if any(isinstance(child, ast.Mod) for child in ast.walk(test)):
                 yield test
 
 
@@ -78,9 +78,9 @@ def _aliases(names: set[str], trees: list[ast.Module]) -> set[str]:
 
 
 def _keywords_of(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    for each in node.keywords if isinstance(node, ast.Call) else ():
-        if each.arg:
-            yield each.arg, each.value
+    for argument in node.keywords if isinstance(node, ast.Call) else ():
+        if argument.arg:
+            yield argument.arg, argument.value
 
 
 def _leaves(node: ast.AST) -> Iterator[str]:
@@ -93,5 +93,5 @@ def _leaves(node: ast.AST) -> Iterator[str]:
 
 
 def _calls(node: ast.If, name: str) -> bool:
-    calls = [n for each in node.body for n in ast.walk(each) if isinstance(n, ast.Call)]
+    calls = [n for statement in node.body for n in ast.walk(statement) if isinstance(n, ast.Call)]
     return any(last_name(call.func) == name for call in calls)

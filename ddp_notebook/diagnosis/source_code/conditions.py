@@ -120,10 +120,10 @@ def _of_filters(loop: _Comprehension) -> Iterator[Test]:
 
 
 def _of_decorators(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Test]:
-    for each in function.decorator_list:
-        text = ast.unparse(each)
+    for expression in function.decorator_list:
+        text = ast.unparse(expression)
         if _FOR_SOME.search(text):
-            yield Test(each, each.lineno, shown=f"@{text}")
+            yield Test(expression, expression.lineno, shown=f"@{text}")
 
 
 def _of_branch(parent: ast.If | ast.IfExp, child: ast.AST) -> Iterator[Test]:
@@ -170,11 +170,13 @@ def _leaves(statement: ast.stmt) -> str:
 def retry_handler(loop: ast.For | ast.AsyncFor | ast.While, line: int) -> ast.ExceptHandler | None:
     """The handler after which a loop runs `line` again; the loop ends once that has succeeded."""
     for node in ast.walk(loop):
-        if not isinstance(node, ast.Try) or not any(holds(each, line) for each in node.body):
+        if not isinstance(node, ast.Try) or not any(
+            holds(statement, line) for statement in node.body
+        ):
             continue
         after = loop.body[loop.body.index(node) + 1 :] if node in loop.body else []
         done = [*node.body, *node.orelse, *after]
-        if any(isinstance(each, (ast.Return, ast.Break)) for each in done):
+        if any(isinstance(statement, (ast.Return, ast.Break)) for statement in done):
             return next((h for h in node.handlers if not isinstance(h.body[-1], _ENDS)), None)
     return None
 
@@ -184,6 +186,6 @@ def passing_handler(
 ) -> ast.ExceptHandler | None:
     """The handler after which a loop takes its next turn, though `line` has raised."""
     for node in ast.walk(loop):
-        if isinstance(node, ast.Try) and any(holds(each, line) for each in node.body):
+        if isinstance(node, ast.Try) and any(holds(statement, line) for statement in node.body):
             return next((h for h in node.handlers if not isinstance(h.body[-1], _ENDS)), None)
     return None

@@ -15,6 +15,6 @@ def run_beside(trees: Iterable[ast.AST], one: str, other: str) -> bool:
     nodes = [node for tree in trees for node in ast.walk(tree)]
     coroutines = {node.name for node in nodes if isinstance(node, ast.AsyncFunctionDef)}
     calls = [n for n in nodes if isinstance(n, ast.Call) and last_name(n.func) in _BESIDE]
-    inside = [part for call in calls for each in call.args for part in ast.walk(each)]
+    inside = [part for call in calls for expression in call.args for part in ast.walk(expression)]
     tasks = {last_name(part.func) for part in inside if isinstance(part, ast.Call)}
     return one != other and {one, other} <= coroutines & tasks

@@ -110,10 +110,10 @@ def _divided_in(function: ast.AST | None, names: Container[str]) -> Iterator[ast
 
 
 def _means_in(node: ast.AST) -> Iterator[ast.Call]:
-    for each in ast.walk(node):
-        match each:
+    for child in ast.walk(node):
+        match child:
             case ast.Call(func=ast.Attribute(attr="mean")):
-                yield each
+                yield child
 
 
 def _divisors_of_loss(
@@ -134,23 +134,23 @@ def _divisors_of_loss(
     given = [node for node in before if not names.isdisjoint(name for name, _ in given_in(node))]
     ahead: list[ast.AST] = [*given, *(plain if names else ())]
     yield from divisors_in(ahead)
-    yield from divisors_in(made for each in names_of.called_in(ahead) for made in _returned(each))
+    yield from divisors_in(made for child in names_of.called_in(ahead) for made in _returned(child))
 
 
 def _given_a_backward(plain: Iterable[ast.AST]) -> set[str]:
-    calls = [node for each in plain for node in ast.walk(each) if isinstance(node, ast.Call)]
+    calls = [node for child in plain for node in ast.walk(child) if isinstance(node, ast.Call)]
     return {name for call in calls if last_name(call.func) == "backward" for name in names_in(call)}
 
 
 def _returned(function: ast.AST) -> Iterator[ast.AST]:
     """What a function returns, and what it makes that of."""
     nodes = list(ast.walk(function))
-    results = [each for each in nodes if isinstance(each, ast.Return)]
-    names = {name for each in results for name in names_in(each)}
+    results = [node for node in nodes if isinstance(node, ast.Return)]
+    names = {name for statement in results for name in names_in(statement)}
     yield from results
-    for each in nodes:
-        if any(name in names for name, _ in given_in(each)):
-            yield each
+    for node in nodes:
+        if any(name in names for name, _ in given_in(node)):
+            yield node
 
 
 def _given_at(names_of: SharedNames, tree: ast.AST | None, line: int) -> set[str]:
@@ -175,17 +175,19 @@ def _reduced_at(tree: ast.AST | None, line: int, called: str = "") -> set[str]:
     """What the calls in a line, or those of one function, are given, and their result's name."""
     found: set[str] = set()
     for node in _plain_at(tree, line):
-        calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
-        if called and called not in (last_name(each.func) for each in calls):
+        calls = [child for child in ast.walk(node) if isinstance(child, ast.Call)]
+        if called and called not in (last_name(call.func) for call in calls):
             continue
-        found.update(name for call in calls for each in call.args for name in names_in(each))
+        found.update(
+            name for call in calls for expression in call.args for name in names_in(expression)
+        )
         found.update(name for name, _ in given_in(node))
     return found - {"self"}
 
 
 def _plain_at(tree: ast.AST | None, line: int) -> Iterator[ast.stmt]:
     """The statements in a line, without those around them."""
-    nodes = [each for each in ast.walk(tree) if isinstance(each, ast.stmt)] if tree else []
+    nodes = [child for child in ast.walk(tree) if isinstance(child, ast.stmt)] if tree else []
     for node in nodes:
         if not hasattr(node, "body") and holds(node, line):
             yield node

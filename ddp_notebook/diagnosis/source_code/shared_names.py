@@ -70,7 +70,7 @@ class SharedNames:
 
     def called_in(self, code: Iterable[ast.AST]) -> list[ast.AST]:
         """The user's functions that are called directly in these pieces of code."""
-        calls = (n for each in code for n in ast.walk(each) if isinstance(n, ast.Call))
+        calls = (n for node in code for n in ast.walk(node) if isinstance(n, ast.Call))
         return [function for n in calls for function in self._functions.get(last_name(n.func), ())]
 
     def are_imported(self, names: Collection[str]) -> set[str]:
@@ -96,26 +96,26 @@ class SharedNames:
         for node in self._nodes:
             if isinstance(node, ast.Call):
                 arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
-                if function in {last_name(each) for each in (node.func, *arguments)}:
-                    found.update(name for each in arguments for name in names_in(each))
+                if function in {last_name(expression) for expression in (node.func, *arguments)}:
+                    found.update(name for expression in arguments for name in names_in(expression))
         return found - self._imported - {function}
 
 
 def names_in(node: ast.AST) -> Iterator[str]:
     """The names and attributes in a piece of code."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Name):
-            yield each.id
-        elif isinstance(each, ast.Attribute):
-            yield each.attr
+    for child in ast.walk(node):
+        if isinstance(child, ast.Name):
+            yield child.id
+        elif isinstance(child, ast.Attribute):
+            yield child.attr
 
 
 def given_in(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     """The names that get a value here, and what it is made of."""
     targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
     value = getattr(node, "value", None) or getattr(node, "iter", None)
-    for each in (each for target in targets if target is not None for each in ast.walk(target)):
-        name = last_name(each) if isinstance(getattr(each, "ctx", None), ast.Store) else ""
+    for child in (child for target in targets if target is not None for child in ast.walk(target)):
+        name = last_name(child) if isinstance(getattr(child, "ctx", None), ast.Store) else ""
         if name and isinstance(value, ast.expr):
             yield name, value
 

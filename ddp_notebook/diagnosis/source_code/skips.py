@@ -17,7 +17,7 @@ def skipping_test(tree: ast.Module | None, line: int) -> ast.expr | None:
     counters = _counters(tree) if tree is not None else set()
     for block in blocks(tree) if tree is not None else ():
         at = next((i for i, s in enumerate(block) if _is_at(s, line)), None)
-        if at is None or any(_calls(each, *_CLEARS) for each in block[: at + 1]):
+        if at is None or any(_calls(statement, *_CLEARS) for statement in block[: at + 1]):
             continue
         found = _way_around(block[at + 1 :])
         if found is not None and counters.isdisjoint(names_in(found)):
@@ -32,9 +32,9 @@ def _counters(tree: ast.AST) -> set[str]:
 
 
 def _way_around(after: Sequence[ast.stmt]) -> ast.expr | None:
-    for i, each in enumerate(after):
-        test = _skips(each, after[i + 1 :]) if isinstance(each, ast.If) else None
-        if test is not None or _calls(each, *_CLEARS, "step"):
+    for i, statement in enumerate(after):
+        test = _skips(statement, after[i + 1 :]) if isinstance(statement, ast.If) else None
+        if test is not None or _calls(statement, *_CLEARS, "step"):
             return test
     return None
 
@@ -44,7 +44,7 @@ def _skips(branch: ast.If, rest: Sequence[ast.stmt]) -> ast.expr | None:
     if _counts(branch.test):
         return None
     leaves = isinstance(branch.body[-1], ast.Continue | ast.Return)
-    cleared = any(_calls(each, *_CLEARS, "step") for each in branch.body)
+    cleared = any(_calls(statement, *_CLEARS, "step") for statement in branch.body)
     if leaves and not cleared and _steps(rest):
         return branch.test
     inside = _steps(branch.body) and not branch.orelse and not _steps(rest)
@@ -69,5 +69,5 @@ def _is_at(statement: ast.stmt, line: int) -> bool:
 
 def _calls(node: ast.AST, *names: str) -> bool:
     return any(
-        isinstance(each, ast.Call) and last_name(each.func) in names for each in ast.walk(node)
+        isinstance(child, ast.Call) and last_name(child.func) in names for child in ast.walk(node)
     )

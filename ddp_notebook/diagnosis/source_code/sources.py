@@ -84,10 +84,10 @@ class Sources:
 
     def spells(self, *records: Collective) -> bool:
         """True when the labels stand in the code, which all ranks run: they are no one's data."""
-        trees = {place.file: self.tree(place) for each in records for place in each.path}
+        trees = {place.file: self.tree(place) for record in records for place in record.path}
         nodes = [node for tree in trees.values() if tree for node in ast.walk(tree)]
         texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
-        return all(each.label in texts for each in records)
+        return all(record.label in texts for record in records)
 
     def ties(self, one: str, other: str) -> Place | None:
         """Where the code makes two parameters one tensor: ``a.weight = b.weight``."""
@@ -184,10 +184,10 @@ class Sources:
         around it, what leaves it; that may be a loop around the call of its function. Where none
         of these is there, a test of data in a function that the loop calls.
         """
-        for place, each in self._tests(record):
-            varies = self._names[place.file].varies(each.test)
-            if each.filters and varies is Varies.BY_RANK:
-                return self._as_condition(place, each.test, each.line, each.shown)
+        for place, condition in self._tests(record):
+            varies = self._names[place.file].varies(condition.test)
+            if condition.filters and varies is Varies.BY_RANK:
+                return self._as_condition(place, condition.test, condition.line, condition.shown)
         innermost = True
         for place in reversed(record.path):
             loops = self._loops(place)
@@ -219,10 +219,10 @@ class Sources:
         """The nearest test of data before `record` in functions that its innermost loop calls."""
         inside = itertools.takewhile(lambda place: not self._loops(place), reversed(record.path))
         functions = {(place.file, place.function) for place in inside}
-        for place, each in self._tests(record):
-            here = (place.file, place.function) in functions and _asks_data(each.test)
-            if here and self._differs(place, each.test, set()):
-                return self._as_condition(place, each.test, each.line, each.shown)
+        for place, test in self._tests(record):
+            here = (place.file, place.function) in functions and _asks_data(test.test)
+            if here and self._differs(place, test.test, set()):
+                return self._as_condition(place, test.test, test.line, test.shown)
         return None
 
     def hangs_on(self, record: Collective, path: Sequence[Place]) -> bool:
@@ -231,7 +231,7 @@ class Sources:
         The tests on the way to it count, and the loops around it with the ways around it in them.
         """
         names = SharedNames(self.known())
-        code = (each for at in path for each in functions_around(self.tree(at), at.line))
+        code = (node for at in path for node in functions_around(self.tree(at), at.line))
         written = names.written(code)
         return bool(written) and not written.isdisjoint(names.read(self._deciding(record)))
 
@@ -254,9 +254,9 @@ class Sources:
     def _deciding(self, record: Collective) -> Iterator[ast.AST]:
         """The code that decides whether, and how often, `record` is reached."""
         lines: dict[str, set[int]] = {}
-        for place, each in self._tests(record):
-            yield each.test
-            lines.setdefault(place.file, set()).add(each.line)
+        for place, condition in self._tests(record):
+            yield condition.test
+            lines.setdefault(place.file, set()).add(condition.line)
         for place in record.path:
             for loop in self._loops(place):
                 yield loop.test if isinstance(loop, ast.While) else loop.iter
@@ -286,7 +286,10 @@ class Sources:
         turns = loop.iter if isinstance(loop, ast.For) else None
         if not isinstance(turns, ast.Call) or last_name(turns.func) != "range":
             return False
-        if any(self._names[place.file].varies(each) > Varies.CONFIGURED for each in turns.args):
+        if any(
+            self._names[place.file].varies(expression) > Varies.CONFIGURED
+            for expression in turns.args
+        ):
             return False
         ways = [*ways_around(loop, place.line), *ways_out(loop)]
         return not any(self._differs(place, way[0], targets_of(loop)) for way in ways)
@@ -382,7 +385,7 @@ class Sources:
             return False
         later_mine = called_after(branches[0], mine.line)
         later_theirs = called_after(branches[1], theirs.line)
-        names = [{each.operation, each.api} for each in (one, other)]
+        names = [{record.operation, record.api} for record in (one, other)]
         return bool(later_mine & names[1]) and bool(later_theirs & names[0])
 
     def are_tasks(self, one: Collective, other: Collective) -> bool:
@@ -517,8 +520,8 @@ class Sources:
 
 
 def _has_equal(test: ast.expr) -> bool:
-    comparisons = (each for each in ast.walk(test) if isinstance(each, ast.Compare))
-    return any(isinstance(op, ast.Eq) for each in comparisons for op in each.ops)
+    comparisons = (node for node in ast.walk(test) if isinstance(node, ast.Compare))
+    return any(isinstance(op, ast.Eq) for comparison in comparisons for op in comparison.ops)
 
 
 def _asks_data(test: ast.expr) -> bool:
@@ -549,7 +552,7 @@ def _parting(one: Collective, other: Collective) -> tuple[Place | None, Place | 
 
 def _last_twos(node: ast.Assign) -> set[str]:
     """The ends of both sides of ``a.b.c = d.e.f``: ``b.c`` and ``e.f``."""
-    return {_last_two(ast.unparse(each)) for each in (node.targets[0], node.value)}
+    return {_last_two(ast.unparse(expression)) for expression in (node.targets[0], node.value)}
 
 
 def _last_two(name: str) -> str:

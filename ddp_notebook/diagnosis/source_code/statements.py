@@ -14,7 +14,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 def hold(statements: list[ast.stmt], line: int) -> bool:
     """True when one of these statements holds a line."""
-    return any(holds(each, line) for each in statements)
+    return any(holds(statement, line) for statement in statements)
 
 
 def blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
@@ -40,11 +40,11 @@ def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
 
 def enclosing(statements: list[ast.stmt], line: int) -> Iterator[ast.stmt]:
     """The compound statements around a line, the outermost first."""
-    for each in statements:
-        if holds(each, line):
-            bodies = [body for body in _bodies(each) if body]
+    for statement in statements:
+        if holds(statement, line):
+            bodies = [body for body in _bodies(statement) if body]
             if bodies:
-                yield each
+                yield statement
                 for body in bodies:
                     yield from enclosing(body, line)
             return
@@ -63,7 +63,7 @@ def functions_around(tree: ast.AST | None, line: int) -> Iterator[ast.AST]:
 def tried_before(tree: ast.AST | None, lines: Collection[int]) -> Iterator[ast.AST]:
     """What is tried before the handlers at these lines."""
     for node in ast.walk(tree) if tree else ():
-        if isinstance(node, ast.Try) and any(each.lineno in lines for each in node.handlers):
+        if isinstance(node, ast.Try) and any(handler.lineno in lines for handler in node.handlers):
             yield from node.body
 
 
@@ -84,7 +84,7 @@ def ways_around(loop: ast.stmt, line: int) -> Iterator[tuple[ast.expr, int, bool
         if isinstance(node, ast.If):
             inside = hold(node.body, line) or hold(node.orelse, line)
             leaves = any(map(_leaves, ast.walk(node)))
-            continues = any(isinstance(each, ast.Continue) for each in ast.walk(node))
+            continues = any(isinstance(child, ast.Continue) for child in ast.walk(node))
             if inside or leaves or continues:
                 yield node.test, node.lineno, leaves and not (inside or continues)
         elif node is loop and isinstance(node, ast.While):
@@ -125,8 +125,8 @@ def ways_out(loop: ast.stmt) -> Iterator[tuple[ast.expr, int, bool]]:
 def called_after(statements: list[ast.stmt], line: int) -> set[str]:
     """The names of what is called in these statements after `line`."""
     found = set()
-    for each in statements:
-        for node in ast.walk(each):
+    for statement in statements:
+        for node in ast.walk(statement):
             if isinstance(node, ast.Call) and node.lineno > line:
                 func = node.func
                 if isinstance(func, (ast.Attribute, ast.Name)):
@@ -146,7 +146,7 @@ def imported_in(tree: ast.AST) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found.update(each.name.rpartition(".")[2] for each in node.names)
+            found.update(alias.name.rpartition(".")[2] for alias in node.names)
         if isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module.rpartition(".")[2])
     return found

@@ -185,9 +185,9 @@ def _always(margins: Sequence[float], floor_us: float) -> tuple[float, float] | 
         return None
     medians = [statistics.median(block) for block in _blocks(margins, _BLOCKS)]
     center = statistics.median(medians)
-    spread = _SPREAD * statistics.median(abs(each - center) for each in medians)
+    spread = _SPREAD * statistics.median(abs(median - center) for median in medians)
     low_us = middle - _SURE * spread / math.sqrt(len(medians))
-    held = sum(each > floor_us / 2 for each in medians)
+    held = sum(median > floor_us / 2 for median in medians)
     if low_us <= floor_us / 2 or held < _HELD * len(medians):
         return None
     return middle, sum(margin > floor_us / 2 for margin in margins) / len(margins)

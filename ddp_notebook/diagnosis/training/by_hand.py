@@ -65,8 +65,8 @@ def other_beginnings(context: Context) -> Iterator[Finding]:
     before the first step is then no intention.
     """
     for of in _plain(context):
-        gradients = [each.first_gradients for each in of.values()]
-        weights = {rank: each.first_weights for rank, each in of.items()}
+        gradients = [optimizer.first_gradients for optimizer in of.values()]
+        weights = {rank: optimizer.first_weights for rank, optimizer in of.items()}
         if not _all_close(gradients) or sum(map(bool, gradients[0])) < _FEWEST_VALUES:
             continue
         if _all_close(list(weights.values())) or not exchanged(context.collectives, of):
@@ -99,10 +99,10 @@ def scaled_apart(context: Context) -> Iterator[Finding]:
     All ranks began with the same parameters, and most step with the same gradients.
     """
     for of in _plain(context):
-        gradients = {rank: each.first_gradients for rank, each in of.items()}
+        gradients = {rank: optimizer.first_gradients for rank, optimizer in of.items()}
         right = max((_ranks_with(gradients, own) for own in gradients.values()), key=len)
         others = {r: _ratio(gradients[right[0]], g) for r, g in gradients.items() if r not in right}
-        if not _all_close([each.first_weights for each in of.values()]):
+        if not _all_close([optimizer.first_weights for optimizer in of.values()]):
             continue
         if (
             others
@@ -127,7 +127,7 @@ def scaled_apart(context: Context) -> Iterator[Finding]:
 def skipped_steps(context: Context) -> Iterator[Finding]:
     """Ranks average their gradients by hand, and some make fewer steps with them than others."""
     for of in _plain(context):
-        steps = {rank: each.steps for rank, each in of.items()}
+        steps = {rank: optimizer.steps for rank, optimizer in of.items()}
         # What is neither left alone nor multiplied by one factor is mixed with that of others.
         mixed = all(e.factors and not any(e.factors) for e in of.values())
         if len(set(steps.values())) == 1 or not mixed or not _drifts_from_equal(context, of):
@@ -154,10 +154,10 @@ def _backwards(context: Context, rank: int) -> str:
 
 def _drifts_from_equal(context: Context, of: _Of) -> bool:
     """The parameters were the same, are no more, and nothing but the steps changed them."""
-    equal = _all_close([each.first_weights for each in of.values()])
-    apart = not _all_close([each.last_weights for each in of.values()])
+    equal = _all_close([optimizer.first_weights for optimizer in of.values()])
+    apart = not _all_close([optimizer.last_weights for optimizer in of.values()])
     together = len({context.facts[rank].backwards for rank in of}) == 1
-    moved = any(each.moved_steps for each in of.values())
+    moved = any(optimizer.moved_steps for optimizer in of.values())
     return equal and apart and together and not moved and exchanged(context.collectives, of)
 
 
@@ -201,13 +201,13 @@ def _is_stale(context: Context, rank: int, sizes: Container[int]) -> bool:
 def _plain(context: Context) -> Iterator[_Of]:
     """The optimizers that all ranks have, without DDP and of nothing that is sharded."""
     for of in optimizers(context.facts).values():
-        plain = not any(each.replicas or each.mesh for each in of.values())
+        plain = not any(optimizer.replicas or optimizer.mesh for optimizer in of.values())
         if plain and len(of) > 1 and set(of) == set(context.facts):
             yield of
 
 
 def _ranks_with(gradients: Mapping[int, tuple[float, ...]], own: tuple[float, ...]) -> Ranks:
-    return tuple(rank for rank, each in gradients.items() if _all_close([each, own]))
+    return tuple(rank for rank, gradient in gradients.items() if _all_close([gradient, own]))
 
 
 def _ratio(one: Sequence[float], other: Sequence[float]) -> float:
@@ -260,7 +260,7 @@ class _Trained:
     @property
     def began_equal(self) -> bool:
         """Its parameters were the same on all ranks, and not all of them zero."""
-        begins = {rank: each.begins for rank, each in self.of.items()}
+        begins = {rank: optimizer.begins for rank, optimizer in self.of.items()}
         return any(digest.norm for digest in self.each.begins) and not differing(begins)
 
     @property
@@ -272,8 +272,8 @@ class _Trained:
         kinds = {kind for row in self.kinds() for kind in row}
         if "kept" not in kinds or kinds - {"kept", ""}:
             return False
-        moved = any(each.moved_steps for each in self.of.values())
-        apart = not _all_close([each.last_weights for each in self.of.values()])
+        moved = any(optimizer.moved_steps for optimizer in self.of.values())
+        apart = not _all_close([optimizer.last_weights for optimizer in self.of.values()])
         return self.began_equal and apart and not moved
 
     @property
@@ -286,7 +286,9 @@ class _Trained:
         )
 
     def _own_rows(self) -> list[list[list[float]]]:
-        return [[_flat(sample.own) for sample in each.samples] for each in self.of.values()]
+        return [
+            [_flat(sample.own) for sample in optimizer.samples] for optimizer in self.of.values()
+        ]
 
     @property
     def split(self) -> bool:
@@ -309,7 +311,7 @@ class _Trained:
 
     def later_kinds(self) -> list[tuple[str, ...]]:
         """The same of later steps, which are some time apart."""
-        rows = [each.later for each in self.of.values()]
+        rows = [optimizer.later for optimizer in self.of.values()]
         return [
             tuple(
                 map(
@@ -322,7 +324,7 @@ class _Trained:
         ]
 
     def _by_parameter(self, step: int, which: str) -> list[tuple[tuple[float, ...], ...]]:
-        rows = [getattr(each.samples[step], which) for each in self.of.values()]
+        rows = [getattr(optimizer.samples[step], which) for optimizer in self.of.values()]
         return list(zip(*rows, strict=False))
 
     def weights(self, at: int = 0) -> list[tuple[float, ...] | None]:
@@ -330,7 +332,7 @@ class _Trained:
         return [self._weights(step, at) for step in range(len(self.each.samples))]
 
     def _weights(self, step: int, at: int) -> tuple[float, ...] | None:
-        samples = [each.samples[step] for each in self.of.values()]
+        samples = [optimizer.samples[step] for optimizer in self.of.values()]
         own = [_flat(sample.own) for sample in samples]
         used = _flat(samples[at].used)
         if {len(row) for row in own} != {len(used)} or len(used) < _FEWEST_EACH * len(own):
@@ -339,7 +341,7 @@ class _Trained:
 
     def used_the_same(self) -> bool:
         """All ranks stepped with the same gradients, as far as was seen."""
-        rows = [tuple(_flat(e.used) for e in each.samples) for each in self.of.values()]
+        rows = [tuple(_flat(e.used) for e in optimizer.samples) for optimizer in self.of.values()]
         return all(_all_close(step) for step in zip(*rows, strict=True))
 
     def sent(self, operations: Container[str], backwards: Container[int]) -> list[set[int]]:
@@ -363,7 +365,13 @@ class _Trained:
 def _trained(context: Context) -> Iterator[_Trained]:
     for of in _plain(context):
         comparable = (
-            len({(each.numels, each.steps, len(each.samples)) for each in of.values()}) == 1
+            len(
+                {
+                    (optimizer.numels, optimizer.steps, len(optimizer.samples))
+                    for optimizer in of.values()
+                }
+            )
+            == 1
         )
         trained = _Trained(context, of)
         if comparable and len(of) <= _MOST_RANKS and len(trained.each.samples) >= _FEWEST_STEPS:
@@ -398,7 +406,7 @@ def _is_one_training(context: Context, ranks: Ranks) -> bool:
 
 
 def _is_of_models(of: _Of) -> bool:
-    return all(each.replicas for each in of.values())
+    return all(optimizer.replicas for optimizer in of.values())
 
 
 def _is_averaged(trained: _Trained) -> bool:
@@ -508,7 +516,7 @@ def reduced_to_one(context: Context) -> Iterator[Finding]:
     """The ranks send their gradients to one of them, and all of them step."""
     for trained in _trained(context):
         even = [all(map(_is_even, trained.weights(i))) for i in range(len(trained.of))]
-        moved = any(each.moved_steps for each in trained.of.values())
+        moved = any(optimizer.moved_steps for optimizer in trained.of.values())
         if sum(even) != 1 or moved or trained.used_the_same():
             continue
         root = trained.ranks[even.index(True)]
@@ -552,7 +560,7 @@ def beside_ddp(context: Context) -> Iterator[Finding]:
 
     For most of the run: what is made for a while, and thrown away, may be a rank's own.
     """
-    models = [each for each in context.models.values() if _is_trained_by_all(context, each)]
+    models = [model for model in context.models.values() if _is_trained_by_all(context, model)]
     for model in models[:1]:
         for trained in _trained(context):
             if _is_alone_throughout(trained):
@@ -567,8 +575,8 @@ def _is_trained_by_all(context: Context, model: Model) -> bool:
 def _is_alone_throughout(trained: _Trained) -> bool:
     facts = trained.context.facts
     short = any(
-        2 * (each.span[1] - each.span[0]) < facts[rank].backwards
-        for rank, each in trained.of.items()
+        2 * (optimizer.span[1] - optimizer.span[0]) < facts[rank].backwards
+        for rank, optimizer in trained.of.items()
     )
     joined = may_have_joined(trained.context.collectives, trained.of, trained.each.numels)
     return trained.alone and not (short or joined or trained.split) and trained.on_other_data
@@ -614,7 +622,7 @@ def unsummed_parts(context: Context) -> Iterator[Finding]:
 
 
 def _got_other_inputs(of: Mapping[int, Sequence[Forwards]]) -> bool:
-    rows = [tuple(e.hash for each in those for e in each.inputs) for those in of.values()]
+    rows = [tuple(e.hash for forwards in those for e in forwards.inputs) for those in of.values()]
     return len(set(rows)) == len(rows) and all(row and "" not in row for row in rows)
 
 
@@ -666,7 +674,7 @@ def _is_even(weights: tuple[float, ...] | None) -> bool:
 
 
 def _are(wanted: float, weights: tuple[float, ...] | None) -> bool:
-    return weights is not None and all(_is(each, wanted) for each in weights)
+    return weights is not None and all(_is(weight, wanted) for weight in weights)
 
 
 def _is(value: float, wanted: float) -> bool:

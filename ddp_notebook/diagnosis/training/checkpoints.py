@@ -29,10 +29,14 @@ def loaded_on_some(context: Context) -> Iterator[Finding]:
         if not model.whole or not all(map(_steps_together, model.of.values())):
             continue
         if model.diverged:
-            loads = {rank: (each.loads, each.load_place) for rank, each in model.of.items()}
+            loads = {
+                rank: (replica.loads, replica.load_place) for rank, replica in model.of.items()
+            }
             yield from _finding(model, model.title, loads, model.diverged)
         for of in optimizers(context.facts).values():
-            if set(of) == set(model.of) and all(key in each.replicas for each in of.values()):
+            if set(of) == set(model.of) and all(
+                key in optimizer.replicas for optimizer in of.values()
+            ):
                 yield from _of_optimizer(model, of)
 
 
@@ -43,10 +47,10 @@ def _steps_together(each: ReplicaFacts) -> bool:
 
 
 def _of_optimizer(model: Model, of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
-    names = model.diverged or differing({rank: each.state for rank, each in of.items()})
+    names = model.diverged or differing({rank: optimizer.state for rank, optimizer in of.items()})
     if names:
         title = f"the optimizer ({next(iter(of.values())).type}) of {model.title}"
-        loads = {rank: (each.loads, each.load_place) for rank, each in of.items()}
+        loads = {rank: (optimizer.loads, optimizer.load_place) for rank, optimizer in of.items()}
         yield from _finding(model, title, loads, names)
 
 
@@ -84,7 +88,7 @@ def untied(context: Context) -> Iterator[Finding]:
     for model in context.models.values():
         for pair in model.first.twins:
             line = context.sources.ties(*pair)
-            if line is None or not all(_apart(each, pair) for each in model.of.values()):
+            if line is None or not all(_apart(replica, pair) for replica in model.of.values()):
                 continue
             one, other = pair
             yield Finding(

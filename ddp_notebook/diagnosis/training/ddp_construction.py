@@ -166,7 +166,7 @@ def reduction_lines(known: Mapping[int, Reduction], name: str = "model") -> tupl
     lines += [f"  {place:<4}  {each}" for place, each in enumerate(_cut(first.order), 1)]
     lines += [
         f"No gradient came for {some(idle)} on {name_ranks(ranks)}."
-        for ranks, idle in by_value({rank: each.idle for rank, each in known.items()})
+        for ranks, idle in by_value({rank: reduction.idle for rank, reduction in known.items()})
         if idle
     ]
     return (*lines, *_made_of_it(first))

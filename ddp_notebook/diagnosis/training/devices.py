@@ -21,20 +21,20 @@ from ddp_notebook.model import (
 def shared_gpus(context: Context) -> Iterator[Finding]:
     """Ranks on one GPU while another is free."""
     hosts: dict[str, dict[int, RunFacts]] = {}
-    for rank, each in sorted(context.facts.items()):
-        if each.gpu and any(replica.device.startswith("cuda") for replica in each.replicas):
-            hosts.setdefault(each.host, {})[rank] = each
+    for rank, run in sorted(context.facts.items()):
+        if run.gpu and any(replica.device.startswith("cuda") for replica in run.replicas):
+            hosts.setdefault(run.host, {})[rank] = run
     for of in hosts.values():
-        used = {each.gpu for each in of.values()}
-        if len(used) < len(of) and max(each.gpus for each in of.values()) > len(used):
+        used = {run.gpu for run in of.values()}
+        if len(used) < len(of) and max(run.gpus for run in of.values()) > len(used):
             yield _shared(of)
 
 
 def _shared(of: dict[int, RunFacts]) -> Finding:
     first: dict[str, int] = {}
-    for rank, each in of.items():
-        first.setdefault(each.gpu, rank)
-    late = tuple(rank for rank, each in of.items() if first[each.gpu] != rank)
+    for rank, run in of.items():
+        first.setdefault(run.gpu, rank)
+    late = tuple(rank for rank, run in of.items() if first[run.gpu] != rank)
     return Finding(
         Category.GPU_MAPPING,
         late,
@@ -47,13 +47,13 @@ def _shared(of: dict[int, RunFacts]) -> Finding:
 
 def backends(context: Context) -> Iterator[Finding]:
     """Parameters on a device that the group's backend is not for."""
-    gpus = [each.gpu for each in context.facts.values() if each.gpu]
+    gpus = [run.gpu for run in context.facts.values() if run.gpu]
     for model in context.models.values():
         ranks = tuple(
             rank
-            for rank, each in model.of.items()
-            if (each.device.startswith("cuda") and each.backend == "gloo")
-            or (each.device == "cpu" and each.backend == "nccl")
+            for rank, replica in model.of.items()
+            if (replica.device.startswith("cuda") and replica.backend == "gloo")
+            or (replica.device == "cpu" and replica.backend == "nccl")
         )
         # NCCL wants a GPU of its own for each rank: without that gloo is the right choice.
         if ranks and (model.first.device == "cpu" or len(set(gpus)) == len(context.facts)):
@@ -73,21 +73,21 @@ def backends(context: Context) -> Iterator[Finding]:
 def data_parallel(context: Context) -> Iterator[Finding]:
     """Several ranks train a model each: they differ by now, or nothing was ever exchanged."""
     facts = context.facts
-    for key in dict.fromkeys(each.key for one in facts.values() for each in one.parallels):
+    for key in dict.fromkeys(model.key for one in facts.values() for model in one.parallels):
         of = {
-            rank: each
+            rank: model
             for rank in sorted(facts)
-            for each in facts[rank].parallels
-            if each.key == key
+            for model in facts[rank].parallels
+            if model.key == key
         }
-        names = differing({rank: each.parameters for rank, each in of.items()})
+        names = differing({rank: model.parameters for rank, model in of.items()})
         if len(of) > 1 and (names or not _exchanged(context.collectives)):
             yield _alone(of, names)
 
 
 def _exchanged(collectives: Collectives) -> bool:
     """True when ranks sent each other more than a number: it may have been gradients."""
-    return any(each.numel > 1 for records in collectives.of.values() for each in records)
+    return any(record.numel > 1 for records in collectives.of.values() for record in records)
 
 
 def _alone(of: dict[int, ParallelFacts], names: tuple[str, ...]) -> Finding:

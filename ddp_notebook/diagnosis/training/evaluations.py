@@ -36,7 +36,7 @@ _Of = Mapping[int, EvaluationFacts]
 def other_statistics(context: Context) -> Iterator[Finding]:
     """Every rank evaluates, each with running statistics of its own batches."""
     for model in trained_together(context):
-        if not model.whole or any(each.broadcast_buffers for each in model.of.values()):
+        if not model.whole or any(replica.broadcast_buffers for replica in model.of.values()):
             continue
         differing = [of for of in _together(model) if _evaluated_apart(of)]
         if not differing:
@@ -61,7 +61,7 @@ def other_statistics(context: Context) -> Iterator[Finding]:
 def unjoined_results(context: Context) -> Iterator[Finding]:
     """Ranks evaluate on parts, exchange nothing afterwards, and one alone says what came of it."""
     for model in trained_together(context):
-        if not model.whole or not all(each.steps for each in model.of.values()):
+        if not model.whole or not all(replica.steps for replica in model.of.values()):
             continue
         evaluations = _together(model)
         wrong = [
@@ -97,7 +97,7 @@ def padded_counts(context: Context) -> Iterator[Finding]:
         if not padded or not model.whole:
             continue
         of, (length, got) = padded[0]
-        if not any(is_divisor(context.sources, each.counted) for each in of.values()):
+        if not any(is_divisor(context.sources, evaluation.counted) for evaluation in of.values()):
             continue
         twice = got * len(of) - length
         yield Finding(
@@ -126,11 +126,12 @@ def unweighted_means(context: Context) -> Iterator[Finding]:
         wrong = [
             of
             for of in _together(model)
-            if _uneven(of) and any(_averaged_after(context, each) for each in of.values())
+            if _uneven(of)
+            and any(_averaged_after(context, evaluation) for evaluation in of.values())
         ]
         if not wrong or not model.whole:
             continue
-        counts = {rank: each.samples for rank, each in wrong[0].items()}
+        counts = {rank: evaluation.samples for rank, evaluation in wrong[0].items()}
         yield Finding(
             Category.METRIC_MISAGGREGATION,
             tuple(model.of),
@@ -148,13 +149,13 @@ def lone_copies(context: Context) -> Iterator[Finding]:
         return
     of = {rank: facts.copies for rank, facts in sorted(context.facts.items())}
     rows = list(zip(*of.values(), strict=False))
-    if len({tuple(each.type for each in copies) for copies in of.values()}) == 1:
+    if len({tuple(copy.type for copy in copies) for copies in of.values()}) == 1:
         for own in (dict(zip(of, row, strict=True)) for row in rows):
             yield from _updated_by_some(context, own)
 
 
 def _updated_by_some(context: Context, own: Mapping[int, CopyFacts]) -> Iterator[Finding]:
-    updated = {rank: _is_updated(context.facts[rank], each) for rank, each in own.items()}
+    updated = {rank: _is_updated(context.facts[rank], copy) for rank, copy in own.items()}
     if set(updated.values()) == {True, False} and _are_used_together(own):
         moved = tuple(rank for rank, is_updated in updated.items() if is_updated)
         left = tuple(rank for rank in own if rank not in moved)
@@ -180,7 +181,7 @@ def _of_lone_copy(copy: CopyFacts, moved: Ranks, left: Ranks) -> Finding:
 def _is_updated(facts: RunFacts, copy: CopyFacts) -> bool | None:
     """Whether the copy's values have changed since they were copied; None if that is not known."""
     backwards, values = copy.values[-1]
-    first = {each.begins for each in facts.replicas if each.type == copy.type}
+    first = {replica.begins for replica in facts.replicas if replica.type == copy.type}
     begun, begins = copy.values[0]
     if backwards < _FEWEST_BACKWARDS or not values:
         return None
@@ -190,7 +191,7 @@ def _is_updated(facts: RunFacts, copy: CopyFacts) -> bool | None:
 
 
 def _are_used_together(own: Mapping[int, CopyFacts]) -> bool:
-    moments = {tuple(backwards for backwards, _ in each.values) for each in own.values()}
+    moments = {tuple(backwards for backwards, _ in copy.values) for copy in own.values()}
     return len(moments) == 1
 
 
@@ -207,26 +208,26 @@ def _range(counts: Mapping[int, int]) -> str:
 
 
 def _uneven(of: _Of) -> bool:
-    counts = [each.samples for each in of.values()]
+    counts = [evaluation.samples for evaluation in of.values()]
     return min(counts) > 0 and max(counts) >= _UNEVEN * min(counts)
 
 
 def _padded(of: _Of) -> tuple[int, int] | None:
     """What all ranks have counted, if they share the whole data set and counted the same."""
-    counted = {each.padded for each in of.values()}
+    counted = {evaluation.padded for evaluation in of.values()}
     first = next(iter(counted))
     shared = first is not None and first[1] == -(-first[0] // len(of))
     return first if shared and len(counted) == 1 else None
 
 
 def _at_end(of: _Of) -> str:
-    place = next((each.counted[-1] for each in of.values() if each.counted), None)
+    place = next((evaluation.counted[-1] for evaluation in of.values() if evaluation.counted), None)
     return at_place(place)
 
 
 def _together(model: Model) -> list[dict[int, EvaluationFacts]]:
     """The evaluations that all ranks made after as many backwards; none unless all made as many."""
-    of = {rank: each.evaluations for rank, each in model.of.items()}
+    of = {rank: replica.evaluations for rank, replica in model.of.items()}
     if len(of) < 2 or len({len(each) for each in of.values()}) != 1:
         return []
     rows = [dict(zip(of, row, strict=True)) for row in zip(*of.values(), strict=True)]
@@ -234,43 +235,45 @@ def _together(model: Model) -> list[dict[int, EvaluationFacts]]:
 
 
 def _evaluated_apart(of: _Of) -> bool:
-    hashes = {each.statistics for each in of.values()}
-    trained = all(each.backwards and not each.training for each in of.values())
+    hashes = {evaluation.statistics for evaluation in of.values()}
+    trained = all(evaluation.backwards and not evaluation.training for evaluation in of.values())
     return trained and "" not in hashes and len(hashes) > 1
 
 
 def _of_parts(of: _Of) -> bool:
     """Each rank evaluated on data of its own."""
-    inputs = [each.inputs for each in of.values()]
+    inputs = [evaluation.inputs for evaluation in of.values()]
     known = all(each and "" not in each for each in inputs)
-    meant = all(each.loader or not each.training for each in of.values())
+    meant = all(evaluation.loader or not evaluation.training for evaluation in of.values())
     return known and meant and len(set(inputs)) == len(inputs)
 
 
 def _who_wrote(of: _Of) -> list[int]:
     """The ranks that printed something; none unless that is known of all."""
-    if any(each.wrote is None for each in of.values()):
+    if any(evaluation.wrote is None for evaluation in of.values()):
         return []
-    return [rank for rank, each in of.items() if each.wrote]
+    return [rank for rank, evaluation in of.items() if evaluation.wrote]
 
 
 def _is_reported(context: Context, of: _Of) -> bool:
     """True when the code prints a number that this evaluation came to."""
-    place = next((each.place for each in of.values() if each.place is not None), None)
+    place = next(
+        (evaluation.place for evaluation in of.values() if evaluation.place is not None), None
+    )
     tree = context.sources.tree(place) if place is not None else None
     return tree is not None and place is not None and is_reported(tree, place.line)
 
 
 def _exchanged(context: Context, model: Model, first: _Of) -> bool:
     """True when results may have been joined: by anything but DDP and barriers, or unknown."""
-    since = min(each.backwards for each in first.values())
+    since = min(evaluation.backwards for evaluation in first.values())
     collectives = context.collectives
     if any(collectives.first.get(rank, 0) for rank in model.of):
         return True
     return any(
-        each.part is None and each.operation not in _SILENT and each.backwards >= since
+        record.part is None and record.operation not in _SILENT and record.backwards >= since
         for rank in model.of
-        for each in _without_shards(context, rank)
+        for record in _without_shards(context, rank)
     )
 
 
@@ -283,5 +286,7 @@ def _without_shards(context: Context, rank: int) -> Iterator[Collective]:
 
 
 def _at(of: _Of) -> str:
-    place = next((each.place for each in of.values() if each.place is not None), None)
+    place = next(
+        (evaluation.place for evaluation in of.values() if evaluation.place is not None), None
+    )
     return in_brackets(place)

@@ -48,7 +48,7 @@ _Of = Mapping[int, OptimizerFacts]
 def kept_back(context: Context) -> Iterator[Finding]:
     """Steps of a sharded model, while gradients of a backward were not reduced yet."""
     for of in optimizers(context.facts).values():
-        ranks = {rank: each for rank, each in of.items() if each.pending_steps}
+        ranks = {rank: optimizer for rank, optimizer in of.items() if optimizer.pending_steps}
         if not ranks:
             continue
         each = next(iter(ranks.values()))
@@ -69,10 +69,10 @@ def local_factors(context: Context) -> Iterator[Finding]:
     """Gradients of one model in parts are multiplied by another factor on each rank."""
     by_hand = summed(context)
     for of in optimizers(context.facts).values():
-        meshes = {each.mesh for each in of.values() if each.mesh}
+        meshes = {optimizer.mesh for optimizer in of.values() if optimizer.mesh}
         for mesh in sorted(meshes.union(by_hand)):
             group = {rank: e for rank, e in of.items() if rank in mesh}
-            own = {each.mesh for each in group.values()}
+            own = {optimizer.mesh for optimizer in group.values()}
             if len(group) == len(mesh) > 1 and own == {mesh if mesh in meshes else ()}:
                 yield from _multiplied_apart(group)
 
@@ -106,7 +106,7 @@ def averaged_twice(context: Context) -> Iterator[Finding]:
         size, model = len(of), _only_model(context, of)
         if size < 2 or model is None or set(model.of) != set(of) or not model.whole:
             continue
-        if any(each.backwards != each.steps or each.hook for each in model.of.values()):
+        if any(replica.backwards != replica.steps or replica.hook for replica in model.of.values()):
             continue  # micro-batches: their number may be the world size
         steps = _common_steps(of)
         wrong = [i for i in steps if all(_is(f, 1 / size) for f in _factors_at(of, i).values())]
@@ -156,14 +156,14 @@ def _are_plain_means(context: Context) -> bool:
 
 def _hooked(model: Model) -> list[tuple[float, ...] | None]:
     """The weights of the ranks' own gradients in what a hook made of them, in each backward."""
-    rows = [each.hooked for each in model.of.values()]
+    rows = [replica.hooked for replica in model.of.values()]
     if len(rows) < 2 or len({len(row) for row in rows}) > 1 or len(rows[0]) < _FEWEST_STEPS:
         return []
     return [_mixed(step) for step in zip(*rows, strict=True)]
 
 
 def _mixed(samples: Sequence[GradientSample]) -> tuple[float, ...] | None:
-    own = [[value for row in each.own for value in row] for each in samples]
+    own = [[value for row in sample.own for value in row] for sample in samples]
     used = [value for row in samples[0].used for value in row]
     if {len(row) for row in own} != {len(used)} or len(used) < 2 * len(own):
         return None
@@ -181,8 +181,8 @@ def divided_losses(context: Context) -> Iterator[Finding]:
     """
     for model, rows in _losses(context):
         size, place = len(rows), rows[0][0].place
-        divided = all(each.mean and _is(each.factor, 1 / size) for row in rows for each in row)
-        single = all(each.backwards == each.steps for each in model.of.values())
+        divided = all(loss.mean and _is(loss.factor, 1 / size) for row in rows for loss in row)
+        single = all(replica.backwards == replica.steps for replica in model.of.values())
         if divided and single and place and divides_loss_by_world(context.sources, place):
             yield Finding(
                 Category.LOSS_SCALING,
@@ -213,7 +213,7 @@ def undivided_losses(context: Context) -> Iterator[Finding]:
     number = _micro_batches(of)
     if number < 2 or place is None or set(of) != set(context.facts):
         return
-    if any(is_adaptive(each) for each in of.values()):
+    if any(is_adaptive(optimizer) for optimizer in of.values()):
         return
     count = undivided_count(context.sources, where(context.facts), number)
     if count:
@@ -239,11 +239,13 @@ def _micro_batches(of: _Of) -> int:
 
     Or where all gradients were divided by something before the step, as by clipping.
     """
-    counts = {(each.windows and each.windows[0][0]) or 0 for each in of.values()}
+    counts = {(optimizer.windows and optimizer.windows[0][0]) or 0 for optimizer in of.values()}
     number = counts.pop() if len(counts) == 1 else 0
     steady = all(
-        len(each.windows) == 1 and each.windows[0][1] >= _FEWEST_STEPS and each.span[0] == number
-        for each in of.values()
+        len(optimizer.windows) == 1
+        and optimizer.windows[0][1] >= _FEWEST_STEPS
+        and optimizer.span[0] == number
+        for optimizer in of.values()
     )
     scaled = any(f is not None and not _is(f, 1) for e in of.values() for f in e.factors)
     return number if steady and not scaled else 0
@@ -275,11 +277,11 @@ def unequal_means(context: Context) -> Iterator[Finding]:
 
 def _are_means(rows: list[tuple[LossFacts, ...]]) -> bool:
     """True where all are means times one factor, or all are sums that were divided."""
-    losses = [each for row in rows for each in row]
-    means = all(each.mean and each.factor for each in losses)
+    losses = [loss for row in rows for loss in row]
+    means = all(loss.mean and loss.factor for loss in losses)
     if means:
-        return len({each.factor for each in losses}) == 1
-    return all(each.divisor and not each.mean for each in losses)
+        return len({loss.factor for loss in losses}) == 1
+    return all(loss.divisor and not loss.mean for loss in losses)
 
 
 def _count(loss: LossFacts) -> float:
@@ -304,7 +306,7 @@ def _losses(context: Context) -> Iterator[tuple[Model, list[tuple[LossFacts, ...
         return
     rows = [context.facts[rank].losses for rank in models[0].of]
     least = min(len(row) for row in rows)
-    hooks = any(each.hook for each in models[0].of.values())
+    hooks = any(replica.hook for replica in models[0].of.values())
     if len(rows) > 1 and least >= _FEWEST_LOSSES and not hooks:
         yield models[0], [row[:least] for row in rows]
 
@@ -314,7 +316,7 @@ def _only_model(context: Context, of: _Of) -> Model | None:
     found = [
         model
         for key, model in context.models.items()
-        if all(key in each.replicas for each in of.values())
+        if all(key in optimizer.replicas for optimizer in of.values())
     ]
     return found[0] if len(found) == 1 else None
 
@@ -323,9 +325,9 @@ def leftovers(context: Context) -> Iterator[Finding]:
     """Gradients of the step before were never cleared."""
     for of in optimizers(context.facts).values():
         ranks = {
-            rank: each
-            for rank, each in of.items()
-            if each.leftover_steps >= max(_FEWEST_LEFTOVERS, each.watched_steps - 1)
+            rank: optimizer
+            for rank, optimizer in of.items()
+            if optimizer.leftover_steps >= max(_FEWEST_LEFTOVERS, optimizer.watched_steps - 1)
         }
         if not ranks:
             continue
@@ -352,14 +354,17 @@ def left_by_skipped(context: Context) -> Iterator[Finding]:
     That some steps came after several backwards is how gradients are accumulated. So most must
     come after one, and the code must show a way to the next backward that clears nothing.
     """
-    places = {each.place for facts in context.facts.values() for each in facts.losses}
+    places = {loss.place for facts in context.facts.values() for loss in facts.losses}
     place = next(iter(places)) if len(places) == 1 else None
     test = skipping_test(context.sources.tree(place), place.line) if place is not None else None
     if place is None or test is None:
         return
     for of in optimizers(context.facts).values():
-        since = {rank: context.facts[rank].backwards - each.span[1] for rank, each in of.items()}
-        if all(_skips(each.windows, since[rank]) for rank, each in of.items()):
+        since = {
+            rank: context.facts[rank].backwards - optimizer.span[1]
+            for rank, optimizer in of.items()
+        }
+        if all(_skips(optimizer.windows, since[rank]) for rank, optimizer in of.items()):
             at = in_brackets(replace(place, line=test.lineno, text=""))
             yield _left_by_skipped(of, since, f"if {ast.unparse(test)}", at)
 
@@ -396,9 +401,9 @@ def skipped_by_scaler(context: Context) -> Iterator[Finding]:
     One that overflows is infinite, and the scale is halved until it fits: that is how it works.
     """
     facts = context.facts
-    if not facts or min(each.skipped for each in facts.values()) < _FEWEST_SKIPPED:
+    if not facts or min(run.skipped for run in facts.values()) < _FEWEST_SKIPPED:
         return
-    ranks = tuple(r for r, each in sorted(facts.items()) if each.nan_losses >= _FEWEST_SKIPPED)
+    ranks = tuple(r for r, run in sorted(facts.items()) if run.nan_losses >= _FEWEST_SKIPPED)
     if not ranks:
         return
     each = facts[ranks[0]]
@@ -423,12 +428,12 @@ def skipped_by_scaler(context: Context) -> Iterator[Finding]:
 
 def _common_steps(of: _Of) -> Ranks:
     """The steps, from 0, of which all ranks know a factor."""
-    steps = min(len(each.factors) for each in of.values())
-    return tuple(i for i in range(steps) if all(each.factors[i] for each in of.values()))
+    steps = min(len(optimizer.factors) for optimizer in of.values())
+    return tuple(i for i in range(steps) if all(optimizer.factors[i] for optimizer in of.values()))
 
 
 def _factors_at(of: _Of, step: int) -> dict[int, float]:
-    return {rank: each.factors[step] or 0.0 for rank, each in of.items()}
+    return {rank: optimizer.factors[step] or 0.0 for rank, optimizer in of.items()}
 
 
 def _differ(factors: Mapping[int, float]) -> bool:

@@ -199,7 +199,7 @@ def failures(
 
     `dead` maps ranks to exit codes. `waiting` are ranks that have not left the stage.
     """
-    memory = {rank: each for rank, each in failed.items() if each.kind == "memory"}
+    memory = {rank: failure for rank, failure in failed.items() if failure.kind == "memory"}
     victims = tuple(sorted({*waiting, *failed} - memory.keys()))
     if dead:
         everyone_else = tuple(sorted({*waiting, *failed} - dead.keys()))

@@ -52,7 +52,7 @@ def same_draws(context: Context) -> Iterator[Finding]:
 
 def _same_steps(model: Model) -> tuple[int, ...]:
     """The training forwards before which all ranks drew the same, for samples of their own."""
-    of = [each.starts for each in model.of.values()]
+    of = [replica.starts for replica in model.of.values()]
     if len(of) < 2 or not model.whole:
         return ()
     rows = list(enumerate(zip(*of, strict=False)))
@@ -63,8 +63,8 @@ def _same_steps(model: Model) -> tuple[int, ...]:
 
 def _drew_for_their_own(row: Sequence[StepStart]) -> bool:
     """Every rank drew numbers, and has an input that no other one has."""
-    inputs = {each.input for each in row}
-    return all(each.drew and each.input for each in row) and len(inputs) == len(row)
+    inputs = {start.input for start in row}
+    return all(start.drew and start.input for start in row) and len(inputs) == len(row)
 
 
 def _draw(tree: ast.Module, line: int) -> ast.Call | None:
@@ -75,14 +75,14 @@ def _draw(tree: ast.Module, line: int) -> ast.Call | None:
     waiting: list[tuple[ast.AST, int]] = [(scope, 0)] if scope is not None else []
     while waiting:
         node, depth = waiting.pop(0)
-        for call in (each for each in ast.walk(node) if isinstance(each, ast.Call)):
+        for call in (child for child in ast.walk(node) if isinstance(child, ast.Call)):
             if _is_per_sample(call):
                 return call
             name = _name(call)
             if name in functions and name not in seen and depth < _DEEPEST:
                 seen.add(name)
                 waiting.append((functions[name], depth + 1))
-    return next((call for each in _samples_made_in(tree) for call in _calls(each)), None)
+    return next((call for child in _samples_made_in(tree) for call in _calls(child)), None)
 
 
 def _samples_made_in(tree: ast.Module) -> Iterator[ast.AST]:
@@ -95,7 +95,7 @@ def _samples_made_in(tree: ast.Module) -> Iterator[ast.AST]:
 def _calls(function: ast.AST) -> Iterator[ast.Call]:
     """Those that draw numbers from torch's own generator."""
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
-    yield from (each for each in calls if _draws(each) and not _has_generator(each))
+    yield from (call for call in calls if _draws(call) and not _has_generator(call))
 
 
 def _draws(call: ast.Call) -> bool:
@@ -133,13 +133,13 @@ def _is_per_sample(call: ast.Call) -> bool:
         return True
     if name in _IN_PLACE:
         return isinstance(call.func, ast.Attribute)
-    return name in _SHAPED and any(_of_a_tensor(each) for each in call.args)
+    return name in _SHAPED and any(_of_a_tensor(expression) for expression in call.args)
 
 
 def _of_a_tensor(node: ast.AST) -> bool:
     """The size of something: ``len(x)``, ``x.shape[0]``, ``x.size(0)``."""
     return any(
-        (isinstance(each, ast.Call) and _name(each) in ("len", "size"))
-        or (isinstance(each, ast.Attribute) and each.attr == "shape")
-        for each in ast.walk(node)
+        (isinstance(child, ast.Call) and _name(child) in ("len", "size"))
+        or (isinstance(child, ast.Attribute) and child.attr == "shape")
+        for child in ast.walk(node)
     )

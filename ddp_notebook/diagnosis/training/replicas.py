@@ -48,19 +48,19 @@ class Model:
     @property
     def whole(self) -> bool:
         """All ranks with it are one group, so that their replicas must be equal."""
-        return all(each.group_size == len(self.of) for each in self.of.values())
+        return all(replica.group_size == len(self.of) for replica in self.of.values())
 
     @property
     def diverged(self) -> tuple[str, ...]:
         """Parameters that are not the same on all ranks, though they must be."""
         if not self.whole or len(self.of) < 2:
             return ()
-        return differing({rank: each.parameters for rank, each in self.of.items()})
+        return differing({rank: replica.parameters for rank, replica in self.of.items()})
 
     @property
     def broken(self) -> tuple[str, ...]:
         """Parameters with values that are not finite, on any rank."""
-        found = [d.name for each in self.of.values() for d in each.parameters if not d.finite]
+        found = [d.name for replica in self.of.values() for d in replica.parameters if not d.finite]
         return tuple(dict.fromkeys(found))
 
 
@@ -68,14 +68,14 @@ def models(facts: Mapping[int, RunFacts]) -> dict[str, Model]:
     """The models of a run, by key."""
     found: dict[str, dict[int, ReplicaFacts]] = {}
     for rank in sorted(facts):
-        for each in facts[rank].replicas:
-            found.setdefault(each.key, {})[rank] = each
+        for replica in facts[rank].replicas:
+            found.setdefault(replica.key, {})[rank] = replica
     return {key: Model(of) for key, of in found.items()}
 
 
 def differing(tensors: Mapping[int, Iterable[TensorDigest]]) -> tuple[str, ...]:
     """Names of tensors that all ranks have and that are not the same on all of them."""
-    named = [{each.name: each for each in of} for of in tensors.values()]
+    named = [{digest.name: digest for digest in of} for of in tensors.values()]
     first, others = named[0], named[1:]
     return tuple(
         name
@@ -103,15 +103,15 @@ def differ(a: TensorDigest, b: TensorDigest) -> bool:
 
 def by_hand(model: Model, collectives: Collectives) -> bool:
     """The ranks exchange what has the size of this model's parameters, without DDP."""
-    sizes = {each.numel for each in model.first.parameters}
-    sizes.add(sum(each.numel for each in model.first.parameters))
+    sizes = {digest.numel for digest in model.first.parameters}
+    sizes.add(sum(digest.numel for digest in model.first.parameters))
     return any(
-        each.part is None
-        and each.operation in AVERAGING
-        and (each.numel in sizes or each.tensors > 1)
-        and each.numel > 1
+        record.part is None
+        and record.operation in AVERAGING
+        and (record.numel in sizes or record.tensors > 1)
+        and record.numel > 1
         for records in collectives.of.values()
-        for each in records
+        for record in records
     )
 
 
@@ -122,7 +122,9 @@ def exchanged(collectives: Collectives, of: Mapping[int, OptimizerFacts]) -> boo
     """
     if not collectives.of:
         return True
-    sizes = {numel for each in of.values() for numel in (*each.numels, sum(each.numels))} - {1}
+    sizes = {
+        numel for optimizer in of.values() for numel in (*optimizer.numels, sum(optimizer.numels))
+    } - {1}
     return all(
         any(
             r.part is None and r.operation in AVERAGING and (r.numel in sizes or r.tensors > 1)

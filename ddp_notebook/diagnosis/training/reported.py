@@ -41,8 +41,8 @@ def is_reported(tree: ast.Module, line: int) -> bool:
 
 def _callers_say(tree: ast.Module, name: str, depth: int) -> bool:
     """Whether what the function of that name returns is printed where it is called."""
-    calls = [each for each in ast.walk(tree) if _called(each) == name]
-    return any(_caller_says(tree, each, name, depth) for each in calls)
+    calls = [node for node in ast.walk(tree) if _called(node) == name]
+    return any(_caller_says(tree, node, name, depth) for node in calls)
 
 
 def _caller_says(tree: ast.Module, call: ast.AST, name: str, depth: int) -> bool:
@@ -91,7 +91,10 @@ def _is_said(scope: ast.AST, numbers: set[str], functions: set[str], after: int)
     return any(
         _called(call) in _SAYING
         and call.lineno > after
-        and any(_mentions(each, numbers) or _calls(each, functions) for each in _given_to(call))
+        and any(
+            _mentions(expression, numbers) or _calls(expression, functions)
+            for expression in _given_to(call)
+        )
         for call in _own(scope)
         if isinstance(call, ast.Call)
     )
@@ -102,8 +105,10 @@ def _given_to(call: ast.Call) -> list[ast.expr]:
 
 
 def _returns(function: _Function, numbers: set[str], functions: set[str]) -> bool:
-    returned = [each for each in _own(function) if isinstance(each, ast.Return)]
-    return any(_mentions(each, numbers) or _calls(each, functions) for each in returned)
+    returned = [node for node in _own(function) if isinstance(node, ast.Return)]
+    return any(
+        _mentions(statement, numbers) or _calls(statement, functions) for statement in returned
+    )
 
 
 def _assigned(statement: ast.AST) -> tuple[ast.expr | None, set[str]]:
@@ -124,7 +129,7 @@ def _assigned(statement: ast.AST) -> tuple[ast.expr | None, set[str]]:
 
 
 def _names(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
 
 
 def _mentions(node: ast.AST, names: set[str]) -> bool:
@@ -132,7 +137,7 @@ def _mentions(node: ast.AST, names: set[str]) -> bool:
 
 
 def _calls(node: ast.AST, functions: frozenset[str] | set[str]) -> bool:
-    return any(_called(each) in functions for each in ast.walk(node) if _called(each))
+    return any(_called(child) in functions for child in ast.walk(node) if _called(child))
 
 
 def _called(node: ast.AST) -> str:
@@ -149,12 +154,12 @@ def _own(scope: ast.AST) -> Iterator[ast.AST]:
 
 
 def _statements(scope: ast.AST) -> Iterator[ast.stmt]:
-    return (each for each in _own(scope) if isinstance(each, ast.stmt))
+    return (node for node in _own(scope) if isinstance(node, ast.stmt))
 
 
 def _function(tree: ast.AST, line: int) -> _Function | None:
     """The innermost function around a line."""
-    around = [each for each in ast.walk(tree) if isinstance(each, _FUNCTIONS) and holds(each, line)]
+    around = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) and holds(node, line)]
     return max(around, key=lambda each: each.lineno, default=None)
 
 
@@ -164,8 +169,8 @@ def _block(scope: ast.AST, line: int) -> ast.stmt | None:
     The loop over epochs around both has the training in it as well. Without either it is the
     statement itself.
     """
-    around = [each for each in _statements(scope) if holds(each, line)]
-    blocks = [each for each in around if isinstance(each, _BLOCKS)]
-    withs = [each for each in blocks if isinstance(each, ast.With | ast.AsyncWith)]
+    around = [statement for statement in _statements(scope) if holds(statement, line)]
+    blocks = [statement for statement in around if isinstance(statement, _BLOCKS)]
+    withs = [block for block in blocks if isinstance(block, ast.With | ast.AsyncWith)]
     chosen = withs or blocks or around
     return max(chosen, key=lambda each: each.lineno, default=None)

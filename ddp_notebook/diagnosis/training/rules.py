@@ -66,8 +66,8 @@ def unused_parameters(context: Context) -> Iterator[Finding]:
     for model in context.models.values():
         ranks = tuple(
             rank
-            for rank, each in model.of.items()
-            if each.unready_steps and not _replaced(model, each)
+            for rank, replica in model.of.items()
+            if replica.unready_steps and not _replaced(model, replica)
         )
         if not ranks:
             continue
@@ -105,13 +105,13 @@ def _bad(each: ReplicaFacts) -> Place | None:
 def module_bypass(context: Context) -> Iterator[Finding]:
     """Steps with gradients of forwards that went around the wrapper."""
     for key, model in context.models.items():
-        ranks = tuple(rank for rank, each in model.of.items() if each.bypassed_steps)
+        ranks = tuple(rank for rank, replica in model.of.items() if replica.bypassed_steps)
         if not ranks:
             yield from _never_through(context, key, model)
         never = not any(model.of[rank].forwards for rank in ranks) and not any(
-            each.part is Part.BACKWARD
+            record.part is Part.BACKWARD
             for rank in ranks
-            for each in context.collectives.of.get(rank, ())
+            for record in context.collectives.of.get(rank, ())
         )
         if not ranks or by_hand(model, context.collectives) or not (model.diverged or never):
             continue
@@ -138,7 +138,7 @@ def module_bypass(context: Context) -> Iterator[Finding]:
 
 def _was_reduced(context: Context) -> bool:
     of = context.collectives.of.values()
-    return any(each.part is Part.BACKWARD for records in of for each in records)
+    return any(record.part is Part.BACKWARD for records in of for record in records)
 
 
 def _never_through(context: Context, key: str, model: Model) -> Iterator[Finding]:
@@ -146,7 +146,7 @@ def _never_through(context: Context, key: str, model: Model) -> Iterator[Finding
 
     That replicas differ proves that nothing else reduced their gradients.
     """
-    went_through = any(each.forwards or each.bypasses for each in model.of.values())
+    went_through = any(replica.forwards or replica.bypasses for replica in model.of.values())
     if (
         went_through
         or not model.diverged
@@ -155,7 +155,7 @@ def _never_through(context: Context, key: str, model: Model) -> Iterator[Finding
     ):
         return
     of = next((of for of in optimizers(context.facts).values() if _trains(of, key)), {})
-    place = in_brackets(next((each.place for each in of.values()), None))
+    place = in_brackets(next((optimizer.place for optimizer in of.values()), None))
     name = model.first.name or "model"
     yield Finding(
         Category.DDP_BYPASS,
@@ -173,13 +173,16 @@ def _never_through(context: Context, key: str, model: Model) -> Iterator[Finding
 
 
 def _trains(of: Mapping[int, OptimizerFacts], key: str) -> bool:
-    return all(key in each.replicas and each.steps > each.idle_steps for each in of.values())
+    return all(
+        key in optimizer.replicas and optimizer.steps > optimizer.idle_steps
+        for optimizer in of.values()
+    )
 
 
 def no_sync(context: Context) -> Iterator[Finding]:
     """Steps with gradients whose last backward no_sync covered."""
     for model in context.models.values():
-        ranks = tuple(rank for rank, each in model.of.items() if each.local_steps)
+        ranks = tuple(rank for rank, replica in model.of.items() if replica.local_steps)
         if not ranks or not model.diverged or by_hand(model, context.collectives):
             continue
         yield Finding(
@@ -214,7 +217,7 @@ def _unknown_to_reducer(model: Model) -> Iterator[Finding]:
     def trained(each: ReplicaFacts) -> tuple[str, ...]:
         return _trained_outside(model, each)
 
-    ranks = tuple(rank for rank, each in model.of.items() if trained(each))
+    ranks = tuple(rank for rank, replica in model.of.items() if trained(replica))
     if ranks:
         names = trained(model.of[ranks[0]])
         yield Finding(
@@ -242,10 +245,10 @@ def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:
     for of in optimizers(context.facts).values():
         if set(of) != set(model.of) or not model.whole:
             continue
-        if not all(key in each.replicas[:1] for each in of.values()):
+        if not all(key in optimizer.replicas[:1] for optimizer in of.values()):
             continue
         names = _apart_by_now(of)
-        numels = [each.numel for each in next(iter(of.values())).unwrapped]
+        numels = [digest.numel for digest in next(iter(of.values())).unwrapped]
         if names and not may_have_joined(context.collectives, of, numels):
             yield Finding(
                 Category.PARAMS_OUTSIDE_DDP,
@@ -262,8 +265,8 @@ def _apart_by_now(of: Mapping[int, OptimizerFacts]) -> tuple[str, ...]:
 
     What began with other values on each rank is meant to be its own: experts, clients.
     """
-    own = differing({rank: each.begins for rank, each in of.items()})
-    unlike = differing({rank: each.unwrapped for rank, each in of.items()})
+    own = differing({rank: optimizer.begins for rank, optimizer in of.items()})
+    unlike = differing({rank: optimizer.unwrapped for rank, optimizer in of.items()})
     return tuple(n for n in unlike if n not in own and not _hardly_apart(of, n))
 
 
@@ -272,8 +275,8 @@ def _hardly_apart(of: Mapping[int, OptimizerFacts], name: str) -> bool:
 
     Rounding and statistics of batches do that, where all train on the same samples.
     """
-    begins = [_values(each.begins, name) for each in of.values()]
-    ends = [_values(each.unwrapped, name) for each in of.values()]
+    begins = [_values(optimizer.begins, name) for optimizer in of.values()]
+    ends = [_values(optimizer.unwrapped, name) for optimizer in of.values()]
     if len({len(row) for row in (*begins, *ends)}) > 1 or not ends[0]:
         return False
     moved = min(map(math.dist, begins, ends))
@@ -281,24 +284,24 @@ def _hardly_apart(of: Mapping[int, OptimizerFacts], name: str) -> bool:
 
 
 def _values(digests: Iterable[TensorDigest], name: str) -> list[float]:
-    return [v for each in digests if each.name == name for v in each.sample if v is not None]
+    return [v for digest in digests if digest.name == name for v in digest.sample if v is not None]
 
 
 def _never_moves(of: Mapping[int, OptimizerFacts]) -> bool:
-    return all(_FEWEST_IDLE <= each.steps == each.idle_steps for each in of.values())
+    return all(_FEWEST_IDLE <= optimizer.steps == optimizer.idle_steps for optimizer in of.values())
 
 
 def detached_optimizers(context: Context) -> Iterator[Finding]:
     """An optimizer steps with tensors that never get a gradient; a model of such sizes has none."""
     all_of = optimizers(context.facts).values()
-    held = {key for of in all_of for each in of.values() for key in each.replicas}
+    held = {key for of in all_of for optimizer in of.values() for key in optimizer.replicas}
     for of in all_of:
         if _never_moves(of):
             models = [model for key, model in context.models.items() if key not in held]
             yield from (_detached(model, of) for model in models if _as_large(model, of))
             if all(e.numels == context.facts[r].sharded_without_optimizer for r, e in of.items()):
                 yield _of_before_sharding(context, of)
-        elif all(each.unheld for each in of.values()):
+        elif all(optimizer.unheld for optimizer in of.values()):
             yield _detached_in_part(of)
 
 
@@ -308,7 +311,7 @@ def _as_large(model: Model, of: Mapping[int, OptimizerFacts]) -> bool:
     Not all: a part may have been replaced since, such as the head for a new task.
     """
     numels = [digest.numel for digest in model.first.parameters]
-    trained = all(each.backwards >= _FEWEST_IDLE for each in model.of.values())
+    trained = all(replica.backwards >= _FEWEST_IDLE for replica in model.of.values())
     return trained and set(of) == set(model.of) and all(_alike(e, numels) for e in of.values())
 
 
@@ -380,7 +383,7 @@ def unheld_parameters(context: Context) -> Iterator[Finding]:
     """A few parameters get gradients, and no optimizer has them: a layer was forgotten."""
     for model in context.models.values():
         names = model.first.unheld
-        if not names or any(each.unheld != names for each in model.of.values()):
+        if not names or any(replica.unheld != names for replica in model.of.values()):
             continue
         one = len(names) == 1
         yield Finding(
@@ -402,8 +405,8 @@ def optimizers(facts: Mapping[int, RunFacts]) -> dict[str, dict[int, OptimizerFa
     """The optimizers of a run, by key, then by rank."""
     found: dict[str, dict[int, OptimizerFacts]] = {}
     for rank in sorted(facts):
-        for each in facts[rank].optimizers:
-            found.setdefault(each.key, {})[rank] = each
+        for optimizer in facts[rank].optimizers:
+            found.setdefault(optimizer.key, {})[rank] = optimizer
     return found
 
 
@@ -414,8 +417,8 @@ def is_adaptive(each: OptimizerFacts) -> bool:
 
 def where(facts: Mapping[int, RunFacts]) -> set[str]:
     """The files in which losses and optimizers of a run are used."""
-    losses = (each.place for of in facts.values() for each in of.losses)
-    steps = (each.place for of in facts.values() for each in of.optimizers)
+    losses = (loss.place for of in facts.values() for loss in of.losses)
+    steps = (optimizer.place for of in facts.values() for optimizer in of.optimizers)
     return {place.file for place in (*losses, *steps) if place is not None}
 
 
@@ -457,8 +460,8 @@ def learning_rates(context: Context) -> Iterator[Finding]:
     Ranks that exchange nothing may try one value each.
     """
     for of in _of_one_group(context):
-        together = all(each.replicas or each.mesh for each in of.values())
-        alike = len(of) > 1 and len({each.steps for each in of.values()}) == 1
+        together = all(optimizer.replicas or optimizer.mesh for optimizer in of.values())
+        alike = len(of) > 1 and len({optimizer.steps for optimizer in of.values()}) == 1
         if alike and (together or exchanged(context.collectives, of)):
             yield from _other_rates(of)
             yield from _other_options(of)
@@ -471,19 +474,21 @@ def _of_one_group(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
     """
     for of in optimizers(context.facts).values():
         apart: dict[Ranks, dict[int, OptimizerFacts]] = {}
-        for rank, each in of.items():
-            own = [m.of for k, m in context.models.items() if k in each.replicas and rank in m.of]
+        for rank, optimizer in of.items():
+            own = [
+                m.of for k, m in context.models.items() if k in optimizer.replicas and rank in m.of
+            ]
             groups = [of[rank].group for of in own]
-            apart.setdefault(max(groups, key=len, default=()), {})[rank] = each
-        keys = {key for each in of.values() for key in each.replicas}
+            apart.setdefault(max(groups, key=len, default=()), {})[rank] = optimizer
+        keys = {key for optimizer in of.values() for key in optimizer.replicas}
         models = [model for key, model in context.models.items() if key in keys]
         joined = any(by_hand(model, context.collectives) for model in models)
         yield from [of] if joined else apart.values()
 
 
 def _other_options(of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
-    options = {rank: each.options for rank, each in of.items()}
-    if len(set(options.values())) < 2 or len({len(each) for each in options.values()}) > 1:
+    options = {rank: optimizer.options for rank, optimizer in of.items()}
+    if len(set(options.values())) < 2 or len({len(option) for option in options.values()}) > 1:
         return
     ranks = minority(options)
     each, right = of[ranks[0]], next((o for r, o in options.items() if r not in ranks), ())
@@ -499,7 +504,7 @@ def _other_options(of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
 
 
 def _other_rates(of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
-    lrs = {rank: each.lrs for rank, each in of.items()}
+    lrs = {rank: optimizer.lrs for rank, optimizer in of.items()}
     if len(set(lrs.values())) > 1:
         ranks = minority(lrs)
         each = of[ranks[0]]
@@ -527,11 +532,11 @@ def parted_groups(context: Context) -> Iterator[Finding]:
     same settings, each with samples of its own, and a sampler splits the samples over all of them.
     """
     for key, model in context.models.items():
-        groups = {each.group for each in model.of.values()}
+        groups = {replica.group for replica in model.of.values()}
         members = sorted(rank for group in groups for rank in group)
         whole = len(groups) > 1 and members == sorted(model.of) and () not in groups
         whole = whole and _is_sampled_for_all(context, model)
-        names = differing({rank: each.parameters for rank, each in model.of.items()})
+        names = differing({rank: replica.parameters for rank, replica in model.of.items()})
         if not whole or not names or not _are_alike_alone(context, key, model):
             continue
         shown = " and ".join(name_ranks(group) for group in sorted(groups))
@@ -553,14 +558,18 @@ def _is_sampled_for_all(context: Context, model: Model) -> bool:
     """True where a DistributedSampler splits the samples over all ranks: they train one model."""
     size = len(model.of)
     samplers = [context.facts[rank].samplers for rank in model.of]
-    return all(any(each.num_replicas == size for each in of) for of in samplers)
+    return all(any(sampler.num_replicas == size for sampler in of) for of in samplers)
 
 
 def _are_alike_alone(context: Context, key: str, model: Model) -> bool:
     """All began with the same, train with the same settings, and exchange nothing but metrics."""
-    of = [o for each in optimizers(context.facts).values() for o in each.values()]
-    settings = {(each.type, each.lrs, each.options) for each in of if key in each.replicas}
-    begins = {each.begins for each in model.of.values()}
+    of = [o for optimizer in optimizers(context.facts).values() for o in optimizer.values()]
+    settings = {
+        (optimizer.type, optimizer.lrs, optimizer.options)
+        for optimizer in of
+        if key in optimizer.replicas
+    }
+    begins = {replica.begins for replica in model.of.values()}
     numels = [digest.numel for digest in model.first.parameters]
     same = len(settings) == len(begins) == 1 and () not in begins
     joined = may_have_joined(context.collectives, model.of, numels)
@@ -568,7 +577,7 @@ def _are_alike_alone(context: Context, key: str, model: Model) -> bool:
 
 
 def _have_own_samples(model: Model) -> bool:
-    inputs = [tuple(start.input for start in each.starts) for each in model.of.values()]
+    inputs = [tuple(start.input for start in replica.starts) for replica in model.of.values()]
     return len(set(inputs)) == len(inputs) and all(row and "" not in row for row in inputs)
 
 
@@ -576,16 +585,18 @@ def diverged_replicas(context: Context) -> Iterator[Finding]:
     """Replicas differ, and no other rule explains it."""
     for model in context.models.values():
         names = model.diverged
-        if not names or not any(each.steps for each in model.of.values()):
+        if not names or not any(replica.steps for replica in model.of.values()):
             continue
-        if any(each.local_steps or each.bypassed_steps for each in model.of.values()):
+        if any(replica.local_steps or replica.bypassed_steps for replica in model.of.values()):
             continue  # steps of one rank alone, averaged by hand: that is meant so
-        if any(each.hook for each in model.of.values()):
+        if any(replica.hook for replica in model.of.values()):
             continue  # what the hook does with gradients is its own affair: PostLocalSGD, gossip
-        states = {rank: _state(each, names) for rank, each in model.of.items()}
-        ranks = minority({rank: each.steps for rank, each in model.of.items()}) or outvoted(states)
+        states = {rank: _state(replica, names) for rank, replica in model.of.items()}
+        ranks = minority({rank: replica.steps for rank, replica in model.of.items()}) or outvoted(
+            states
+        )
         whose = "between the ranks" if len(ranks) == len(states) else "from the other ranks'"
-        reduced = all(each.forwards for each in model.of.values())
+        reduced = all(replica.forwards for replica in model.of.values())
         though = ", though every gradient was reduced" if reduced else ""
         yield Finding(
             Category.REPLICA_DIVERGENCE,
@@ -608,7 +619,11 @@ def _state(each: ReplicaFacts, names: Iterable[str]) -> tuple[object, ...]:
 
 def _other_states(facts: Mapping[int, RunFacts]) -> Iterator[str]:
     for of in optimizers(facts).values():
-        names = differing({rank: each.state for rank, each in of.items()}) if len(of) > 1 else ()
+        names = (
+            differing({rank: optimizer.state for rank, optimizer in of.items()})
+            if len(of) > 1
+            else ()
+        )
         if names:
             yield f"the optimizer's state differs too: {some(names)}"
 
@@ -616,7 +631,7 @@ def _other_states(facts: Mapping[int, RunFacts]) -> Iterator[str]:
 def buffers(context: Context) -> Iterator[Finding]:
     """Buffers in another order, or ones that DDP does not send and that have drifted apart."""
     for model in context.models.values():
-        orders = {rank: each.buffer_order for rank, each in model.of.items()}
+        orders = {rank: replica.buffer_order for rank, replica in model.of.items()}
         if len(set(orders.values())) > 1:
             same = len({tuple(sorted(order)) for order in orders.values()}) == 1
             what = "in another order" if same else "of other names"
@@ -628,16 +643,16 @@ def buffers(context: Context) -> Iterator[Finding]:
                 "Register the same buffers in the same order on every rank.",
                 evidence=tuple(f"rank {r}: {some(o or ('none',))}" for r, o in orders.items()),
             )
-        elif model.whole and not any(each.broadcast_buffers for each in model.of.values()):
+        elif model.whole and not any(replica.broadcast_buffers for replica in model.of.values()):
             yield from _drifted(model)
 
 
 def _drifted(model: Model) -> Iterator[Finding]:
     """Without broadcast_buffers; statistics of batches are commonly left to each rank."""
     batch = set(model.first.batch_buffers)
-    found = differing({rank: each.buffers for rank, each in model.of.items()})
+    found = differing({rank: replica.buffers for rank, replica in model.of.items()})
     names = tuple(name for name in found if name not in batch)
-    if names and all(each.steps for each in model.of.values()):
+    if names and all(replica.steps for replica in model.of.values()):
         yield Finding(
             Category.BUFFER_SYNC,
             tuple(model.of),

@@ -24,9 +24,12 @@ def sampler_misuse(context: Context) -> Iterator[Finding]:
     """The first mistake of each sampler; later ones may follow from it."""
     facts = context.facts
     size = _group_size(context)
-    for key in dict.fromkeys(each.key for one in facts.values() for each in one.samplers):
+    for key in dict.fromkeys(sampler.key for one in facts.values() for sampler in one.samplers):
         of = {
-            rank: each for rank in sorted(facts) for each in facts[rank].samplers if each.key == key
+            rank: sampler
+            for rank in sorted(facts)
+            for sampler in facts[rank].samplers
+            if sampler.key == key
         }
         rules = (_wrong_shards(of, size), _other_seeds(of), _same_epoch(of))
         yield from [finding for rule in rules for finding in rule][:1]
@@ -36,7 +39,9 @@ def sampler_misuse(context: Context) -> Iterator[Finding]:
 def _group_size(context: Context) -> int:
     """The number of ranks among which the data are to be divided; 0 if unknown."""
     facts = context.facts
-    sizes = {each.group_size for model in trained_together(context) for each in model.of.values()}
+    sizes = {
+        replica.group_size for model in trained_together(context) for replica in model.of.values()
+    }
     sizes = sizes or {len(one.split.data_ranks) for one in facts.values()}
     return sizes.pop() if len(sizes) == 1 else 0
 
@@ -44,7 +49,7 @@ def _group_size(context: Context) -> int:
 def _wrong_shards(of: _Samplers, size: int) -> Iterator[Finding]:
     if not size or size != len(of):
         return
-    wrong = tuple(rank for rank, each in of.items() if each.num_replicas != size)
+    wrong = tuple(rank for rank, sampler in of.items() if sampler.num_replicas != size)
     if wrong:
         each = of[wrong[0]]
         yield Finding(
@@ -56,7 +61,7 @@ def _wrong_shards(of: _Samplers, size: int) -> Iterator[Finding]:
             evidence=_lines(of, lambda e: f"num_replicas={e.num_replicas}, rank={e.rank}"),
         )
         return
-    shards = {rank: each.rank for rank, each in of.items()}
+    shards = {rank: sampler.rank for rank, sampler in of.items()}
     if len(set(shards.values())) < len(shards):
         own = {rank: place for place, rank in enumerate(sorted(of))}
         same = tuple(rank for rank in of if shards[rank] != own[rank])
@@ -71,9 +76,9 @@ def _wrong_shards(of: _Samplers, size: int) -> Iterator[Finding]:
 
 
 def _other_seeds(of: _Samplers) -> Iterator[Finding]:
-    if len(of) < 2 or not all(each.shuffle for each in of.values()):
+    if len(of) < 2 or not all(sampler.shuffle for sampler in of.values()):
         return
-    seeds = {rank: each.seed for rank, each in of.items()}
+    seeds = {rank: sampler.seed for rank, sampler in of.items()}
     if len(set(seeds.values())) > 1:
         counted = len({seed - rank for rank, seed in seeds.items()}) == 1
         ranks = tuple(sorted(of)) if counted else minority(seeds)
@@ -88,8 +93,10 @@ def _other_seeds(of: _Samplers) -> Iterator[Finding]:
 
 
 def _same_epoch(of: _Samplers) -> Iterator[Finding]:
-    shuffled = {rank: each for rank, each in of.items() if each.shuffle and len(each.epochs) > 1}
-    stuck = tuple(rank for rank, each in shuffled.items() if len(set(each.epochs)) == 1)
+    shuffled = {
+        rank: sampler for rank, sampler in of.items() if sampler.shuffle and len(sampler.epochs) > 1
+    }
+    stuck = tuple(rank for rank, sampler in shuffled.items() if len(set(sampler.epochs)) == 1)
     if stuck:
         each = shuffled[stuck[0]]
         times, never = len(each.epochs), not any(shuffled[rank].epochs_set for rank in stuck)
@@ -103,8 +110,8 @@ def _same_epoch(of: _Samplers) -> Iterator[Finding]:
             evidence=_lines(shuffled, lambda e: f"epochs {', '.join(map(str, e.epochs[:8]))}"),
         )
         return
-    epochs = {rank: each.epochs for rank, each in shuffled.items()}
-    if len({len(each) for each in epochs.values()}) == 1 and len(set(epochs.values())) > 1:
+    epochs = {rank: sampler.epochs for rank, sampler in shuffled.items()}
+    if len({len(epoch) for epoch in epochs.values()}) == 1 and len(set(epochs.values())) > 1:
         ranks = minority(epochs)
         yield Finding(
             Category.SAMPLER_MISUSE,
@@ -118,11 +125,14 @@ def _same_epoch(of: _Samplers) -> Iterator[Finding]:
 
 def _no_sampler(facts: Mapping[int, RunFacts], size: int) -> Iterator[Finding]:
     """Without a sampler every rank has seen the same batches: equal hashes prove it."""
-    for key in dict.fromkeys(each.key for one in facts.values() for each in one.loaders):
+    for key in dict.fromkeys(loader.key for one in facts.values() for loader in one.loaders):
         of: dict[int, LoaderFacts] = {
-            rank: each for rank in sorted(facts) for each in facts[rank].loaders if each.key == key
+            rank: loader
+            for rank in sorted(facts)
+            for loader in facts[rank].loaders
+            if loader.key == key
         }
-        inputs = {each.inputs for each in of.values()}
+        inputs = {loader.inputs for loader in of.values()}
         if len(of) < 2 or len(of) != size or len(inputs) != 1:
             continue
         seen = inputs.pop()
@@ -157,4 +167,4 @@ def _same_batches(of: Mapping[int, LoaderFacts], count: int) -> Finding:
 
 
 def _lines(of: _Samplers, text: Callable[[SamplerFacts], str]) -> tuple[str, ...]:
-    return tuple(f"rank {rank}: {text(each)}" for rank, each in of.items())
+    return tuple(f"rank {rank}: {text(sampler)}" for rank, sampler in of.items())

@@ -15,11 +15,11 @@ def other_precision(context: Context) -> Iterator[Finding]:
     """Ranks that train one model compute with other settings."""
     for model in context.models.values():
         settings = {
-            rank: (*context.facts[rank].precision, f"torch.autocast={each.autocast or 'off'}")
-            for rank, each in model.of.items()
-            if each.forwards
+            rank: (*context.facts[rank].precision, f"torch.autocast={replica.autocast or 'off'}")
+            for rank, replica in model.of.items()
+            if replica.forwards
         }
-        if len(settings) < 2 or len({len(each) for each in settings.values()}) != 1:
+        if len(settings) < 2 or len({len(setting) for setting in settings.values()}) != 1:
             continue
         for values in zip(*settings.values(), strict=True):
             of = dict(zip(settings, values, strict=True))
@@ -43,7 +43,7 @@ def _differs(of: dict[int, str]) -> Finding:
 def other_mode(context: Context) -> Iterator[Finding]:
     """Some ranks train a model in evaluation mode: without dropout, with other statistics."""
     for model in context.models.values():
-        starts = {rank: each.starts for rank, each in model.of.items()}
+        starts = {rank: replica.starts for rank, replica in model.of.items()}
         rows = list(zip(*starts.values(), strict=False))
         apart = [i for i, row in enumerate(rows) if len({each.training for each in row}) > 1]
         if len(apart) < _FEWEST_FORWARDS or not all(e.varies for e in model.of.values()):

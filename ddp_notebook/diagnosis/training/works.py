@@ -45,9 +45,9 @@ def unwaited(context: Context) -> Iterator[Finding]:
     lines: dict[tuple[str, str], dict[int, WorkFacts]] = {}
     read: dict[tuple[str, str], dict[int, WorkFacts]] = {}
     for rank, facts in sorted(context.facts.items()):
-        for each in facts.works:
-            of = lines if each.written or each.stepped else read
-            of.setdefault((str(each.place), each.operation), {})[rank] = each
+        for work in facts.works:
+            of = lines if work.written or work.stepped else read
+            of.setdefault((str(work.place), work.operation), {})[rank] = work
     for those in lines.values():
         yield _misused(those)
     for those in read.values():
@@ -138,7 +138,7 @@ def _starters(tree: ast.Module | None) -> dict[str, tuple[ast.Assign, str]]:
     for function in functions:
         for node, call, handle in _started(function):
             given = next((ast.unparse(c.args[0]) for c in _calls(node, call) if c.args), "")
-            if any(_pair(each.value) == (given, handle) for each in _returns(function)):
+            if any(_pair(statement.value) == (given, handle) for statement in _returns(function)):
                 found[function.name] = node, call
     return found
 
@@ -251,9 +251,9 @@ def _first_read(block: Iterable[ast.stmt], given: str, until: Collection[str]) -
 
 
 def _calls(node: ast.AST, called: str = "") -> Iterator[ast.Call]:
-    for each in ast.walk(node):
-        if isinstance(each, ast.Call) and called in ("", last_name(each.func)):
-            yield each
+    for child in ast.walk(node):
+        if isinstance(child, ast.Call) and called in ("", last_name(child.func)):
+            yield child
 
 
 def _named(node: ast.AST) -> Iterator[ast.Name | ast.Attribute]:
@@ -279,7 +279,10 @@ def _parts_read(statement: ast.stmt) -> Iterator[ast.AST]:
             case ast.AugAssign(value=value) | ast.FormattedValue(value=value):
                 parts = (value,)
             case ast.Call(func=func, args=args) if _computes(ast.unparse(func)):
-                parts = (*args, *(e for each in args for e in getattr(each, "elts", ())))
+                parts = (
+                    *args,
+                    *(e for expression in args for e in getattr(expression, "elts", ())),
+                )
             case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr not in _UNREAD:
                 parts = (value,)
             case ast.Call(func=ast.Name(id=name), args=args) if name in _READ_BY:
@@ -304,7 +307,7 @@ def _counts(each: WorkFacts) -> str:
 
 def _functional(of: Mapping[int, FunctionalFacts]) -> Iterator[Finding]:
     """More results are left than torch itself may have left: a line of the user's left them."""
-    ranks = {rank: each for rank, each in sorted(of.items()) if each.left > each.others}
+    ranks = {rank: model for rank, model in sorted(of.items()) if model.left > model.others}
     if not ranks:
         return
     each = next(iter(ranks.values()))

@@ -196,7 +196,7 @@ class TakenOver:
         """Move ranks at lines. Raises UsageMistake where none of them can be moved so."""
         replies = self.ask(ranks, calls.MOVE, move, _ASK_TIMEOUT_S)
         answers = answered(replies)
-        problems = {each.problem for each in answers.values()}
+        problems = {moved.problem for moved in answers.values()}
         if problems and all(problems):
             raise UsageMistake(f"{'; '.join(sorted(problems))}. The ranks did not move.")
         return {rank: answer.collective for rank, answer in answers.items()}

@@ -84,7 +84,9 @@ def observed(run: SavedRun) -> Observed:
 def _one_by_one(runs: Runs) -> Diagnosis:
     """What was found on each host: stacks alone do not tell which collectives of hosts meet."""
     found = prepared.by_rules(Case(joined(runs).ranks))
-    findings = [each for run in runs.values() if run.diagnosis for each in run.diagnosis.findings]
+    findings = [
+        finding for run in runs.values() if run.diagnosis for finding in run.diagnosis.findings
+    ]
     return replace(found, findings=tuple(findings), unsure="" if findings else _ONE_BY_ONE)
 
 
@@ -108,7 +110,7 @@ def _here(run: SavedRun) -> Case:
     case = run.case or Case(())
     late_ns = run.wall_ns - run.snapshot.taken_ns - (time.time_ns() - time.monotonic_ns())
     of = {
-        rank: tuple(_shifted(each, late_ns) for each in records)
+        rank: tuple(_shifted(record, late_ns) for record in records)
         for rank, records in case.collectives.of.items()
     }
     ranks = tuple(replace(e, called_ns=_at(e.called_ns, late_ns)) for e in case.ranks)

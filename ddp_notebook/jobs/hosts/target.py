@@ -80,7 +80,7 @@ class Elsewhere:
             run = self._runs.get(host)
             there = None if run is None or len(self._hosts) == 1 else observed(run).ranks
             found = _stacks(host, output)
-            stacks |= {each.rank: each for each in found if there is None or each.rank in there}
+            stacks |= {stack.rank: stack for stack in found if there is None or stack.rank in there}
         return stack_tree.merge(stacks.values(), self.world_size)
 
     def places(self) -> Mapping[int, tuple[Place, ...]]:
@@ -122,7 +122,7 @@ class Elsewhere:
         """What each host prints; `_missing` says which do not, and why."""
         words = [(command, word, *options) for word in self._words]
         answers = on_all(self._hosts, words)
-        wrong = [each for each in answers if isinstance(each, UsageMistake)]
+        wrong = [answer for answer in answers if isinstance(answer, UsageMistake)]
         if len(wrong) == len(answers):
             raise wrong[0]
         self._missing = tuple(map(str, wrong))

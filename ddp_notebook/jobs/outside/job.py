@@ -159,18 +159,18 @@ def look(ranks: Mapping[int, Seen], twice: bool = True) -> Outside:
         return seen(ranks, first, first)
     time.sleep(max(0.0, began_s + BETWEEN_S - time.monotonic()))
     found = seen(ranks, first, _look(ranks))
-    sources = Sources(min(each.began_s for each in ranks.values()) + _CLOCK_S)
+    sources = Sources(min(process.began_s for process in ranks.values()) + _CLOCK_S)
     return replace(found, recorded=recorder.read(ranks, sources))
 
 
 def _look(ranks: Mapping[int, Seen]) -> Look:
-    parents = {each.parent for each in ranks.values()}
-    pids = {rank: each.pid for rank, each in ranks.items() if each.torch}
+    parents = {process.parent for process in ranks.values()}
+    pids = {rank: process.pid for rank, process in ranks.items() if process.torch}
     watched = [pid for pid in parents if _is_torchrun(pid)]
     stacks: Stacks = pyspy.read((*pids.values(), *watched))
     return Look(
         {rank: stacks.of[pid] for rank, pid in pids.items() if pid in stacks.of},
-        {rank: system.used(each.pid) for rank, each in ranks.items()},
+        {rank: system.used(process.pid) for rank, process in ranks.items()},
         stacks.of.get(watched[0], ()) if len(parents) == len(watched) == 1 else (),
         stacks.why_not,
     )
@@ -187,9 +187,9 @@ def _is_torchrun(pid: int) -> bool:
 def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
     """The result of two observations of the same ranks."""
     told = next(iter(ranks.values())).told
-    sources = Sources(min(each.began_s for each in ranks.values()) + _CLOCK_S)
+    sources = Sources(min(process.began_s for process in ranks.values()) + _CLOCK_S)
     still = tuple(rank for rank in ranks if _is_still(rank, first, second))
-    size = max(*ranks, *(each.world_size - 1 for each in ranks.values())) + 1
+    size = max(*ranks, *(process.world_size - 1 for process in ranks.values())) + 1
     ended_well = _watches(first, second) and told.get("GROUP_WORLD_SIZE") == "1"
     found = [
         _seen(rank, ranks[rank], second, sources, rank in still)
@@ -197,9 +197,11 @@ def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
         else reports.Seen(_absent(rank, ended_well))
         for rank in range(min(size, _MOST_RANKS))
     ]
-    records = {each.record.rank: (each.record,) for each in found if each.record is not None}
+    records = {
+        thread.record.rank: (thread.record,) for thread in found if thread.record is not None
+    }
     case = Case(
-        _without_ports(each.report for each in found),
+        _without_ports(thread.report for thread in found),
         told,
         None if told.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0,
         collectives=Collectives(records),

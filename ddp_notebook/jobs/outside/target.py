@@ -43,7 +43,7 @@ class Unprepared:
     @property
     def world_size(self) -> int:
         """As the ranks were told."""
-        return max(*self._ranks, *(each.world_size - 1 for each in self._ranks.values())) + 1
+        return max(*self._ranks, *(process.world_size - 1 for process in self._ranks.values())) + 1
 
     def why(self) -> Verdict:
         """What is wrong with it, as far as stacks prove it."""

@@ -137,7 +137,7 @@ def _frame(ui: NotebookUi, args: argparse.Namespace) -> None:
         raise UsageMistake(f"{args.frame!r} is no frame. Type %ddp_frame up, down, or its number.")
     looking = ui.debugger.looking
     stands = looking.choose(args.frame, ranks_at_lines(ui, args))
-    lines = [frames_text(each.ranks, each.frames, looking.up, each.why) for each in stands]
+    lines = [frames_text(stand.ranks, stand.frames, looking.up, stand.why) for stand in stands]
     ui.say("\n".join(line for group in lines for line in group))
 
 
@@ -166,7 +166,7 @@ def _set(ui: NotebookUi, args: argparse.Namespace) -> None:
     ranks = ranks_at_lines(ui, args) or tuple(range(table.world_size))
     done = tuple(rank for rank in ranks if rank not in failed)
     lines = [f"{source} → {name_ranks(done)}"] if done else []
-    lines += [f"{name_ranks(each.ranks)}: {each.why}" for each in table.unread]
+    lines += [f"{name_ranks(unread.ranks)}: {unread.why}" for unread in table.unread]
     ui.say("\n".join(lines))
 
 

@@ -35,7 +35,9 @@ class Names(Component):
             found = self._shell.Completer.completions(code, at)
             completions = list(rectify_completions(code, found))[:_MOST]
         start = completions[0].start if completions else at
-        return Completions(start, tuple((each.text, each.type or "") for each in completions))
+        return Completions(
+            start, tuple((completion.text, completion.type or "") for completion in completions)
+        )
 
     def inspect(self, named: Named) -> Inspection:
         """What IPython shows of the object, or nothing."""

@@ -93,7 +93,7 @@ def without_ours(trace: TracebackType | None, user_code: UserCode) -> TracebackT
     while trace is not None:
         chain.append(trace)
         trace = trace.tb_next
-    files = [each.tb_frame.f_code.co_filename for each in chain]
+    files = [traceback.tb_frame.f_code.co_filename for traceback in chain]
     users = [number for number, file in enumerate(files) if user_code.is_users(file)]
     if not users:
         return chain[0] if chain else None
@@ -101,8 +101,8 @@ def without_ours(trace: TracebackType | None, user_code: UserCode) -> TracebackT
     frames = [chain[at] for at in range(end) if not files[at].startswith(_OURS)]
     kept: TracebackType | None = None
     # Formatting the thousands of an endless recursion takes seconds, and they are alike.
-    for each in reversed([*frames[:_MOST_FRAMES], *frames[_MOST_FRAMES:][-_MOST_FRAMES:]]):
-        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    for traceback in reversed([*frames[:_MOST_FRAMES], *frames[_MOST_FRAMES:][-_MOST_FRAMES:]]):
+        kept = TracebackType(kept, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
     return kept
 
 

@@ -254,9 +254,9 @@ class CallSites:
         self, frame: FrameType | None, site: CallSite
     ) -> list[tuple[_Code, FrameType]]:
         """Looks at each frame. Where they are is remembered: each collective of a loop asks."""
-        found = [(self._code(each), each) for each in self._innermost(frame)]
-        found = [(code, each) for code, each in found if code.variables]
-        wanted = {id(each): code for code, each in found}
+        found = [(self._code(outer), outer) for outer in self._innermost(frame)]
+        found = [(code, outer) for code, outer in found if code.variables]
+        wanted = {id(outer): code for code, outer in found}
         holders: list[tuple[int, _Code]] = []
         hops = 0
         while frame is not None and len(holders) < len(wanted):

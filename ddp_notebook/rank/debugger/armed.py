@@ -96,10 +96,10 @@ class Armed:
 
     def runs(self, tree: ast.AST) -> None:
         """A cell or a script begins: it, or what cells before it have defined, may stop."""
-        for each in ast.iter_child_nodes(tree):
-            stops = any(_name(node) in _STOPS for node in ast.walk(each))
-            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                self._stops[each.name] = stops
+        for child in ast.iter_child_nodes(tree):
+            stops = any(_name(node) in _STOPS for node in ast.walk(child))
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                self._stops[child.name] = stops
             self._in_run |= stops
         self._modules &= sys.modules.keys()
         self._in_run |= bool(self._modules) or any(self._stops.values())
@@ -116,5 +116,5 @@ def _name(node: ast.AST) -> str:
 
 
 def _names_stop(code: CodeType) -> bool:
-    inner = (each for each in code.co_consts if inspect.iscode(each))
+    inner = (const for const in code.co_consts if inspect.iscode(const))
     return not _STOPS.isdisjoint(code.co_names) or any(map(_names_stop, inner))

@@ -136,9 +136,9 @@ class Breakpoints:
         """
         file = self.canonical(file)
         named_there = [
-            each
-            for each in self._watched.values()
-            if each.spec.function and each.bound.file == file
+            watched
+            for watched in self._watched.values()
+            if watched.spec.function and watched.bound.file == file
         ]
         tree = parsed(source_of(file) if named_there else "")
         moved = False
@@ -173,18 +173,24 @@ class Breakpoints:
 
     def wants(self, on: str) -> bool:
         """Whether one of them is set on what may happen: an exception, a value, a collective."""
-        return any(each.spec.on == on and not each.done for each in self._watched.values())
+        return any(watched.spec.on == on and not watched.done for watched in self._watched.values())
 
     def occurred(self, on: str, frame: FrameType) -> tuple[str, ...]:
         """It has happened in `frame`; why the thread stops, nothing when it does not."""
-        at = [each for each in self._watched.values() if each.spec.on == on and not each.done]
+        at = [
+            watched
+            for watched in self._watched.values()
+            if watched.spec.on == on and not watched.done
+        ]
         reasons = [self._passed(watched, frame) for watched in at]
         return tuple(reason for reason in reasons if reason)
 
     @property
     def has_pending(self) -> bool:
         """True when some name a function or a cell that is not there yet."""
-        return any(not (each.bound.line or each.spec.on) for each in self._watched.values())
+        return any(
+            not (watched.bound.line or watched.spec.on) for watched in self._watched.values()
+        )
 
     def bounds(
         self, problems: Mapping[str, str], notes: Mapping[tuple[str, int], str]
@@ -194,9 +200,9 @@ class Breakpoints:
         `problems`: why files cannot have any; `notes`: who does not stop at a line.
         """
         files = {self.canonical(file) for file in _module_files()} | self._compiled
-        bounds = (self._bound_now(each, problems, files) for each in self._watched.values())
+        bounds = (self._bound_now(watched, problems, files) for watched in self._watched.values())
         return tuple(
-            replace(each, note=notes.get((each.file, each.line), each.note)) for each in bounds
+            replace(bound, note=notes.get((bound.file, bound.line), bound.note)) for bound in bounds
         )
 
     def _bound_now(self, watched: _Watched, problems: Mapping[str, str], files: set[str]) -> Bound:

@@ -141,8 +141,8 @@ class CodeSwap:
         """This is what such a module was compiled to."""
         lines = self._lines.get(self._canonical(code.co_filename))
         if lines:
-            for each in code_in(code):
-                self._ours[each] = frozenset(lines.items())
+            for inner in code_in(code):
+                self._ours[inner] = frozenset(lines.items())
 
     def _calls(self, file: str, lines: Mapping[int, str]) -> CallOf:
         def call_of(line: int) -> tuple[int, str] | None:
@@ -232,8 +232,8 @@ class CodeSwap:
         """`function` runs `after`, with our calls, in place of `before`."""
         function.__code__ = after
         self._swapped[id(function)] = _Swapped(function, before, after)
-        for each in code_in(after):
-            self._ours[each] = frozenset(self._lines[self._canonical(after.co_filename)].items())
+        for code in code_in(after):
+            self._ours[code] = frozenset(self._lines[self._canonical(after.co_filename)].items())
 
     # -- modules that are imported later ---------------------------------------------------
 
@@ -270,8 +270,10 @@ def lines_of(file: str) -> list[str]:
         linecache.checkcache(file)
     lines = linecache.getlines(file)
     if not lines and not file.startswith("<"):  # in an archive: its module's loader has the text
-        modules = (vars(each) for each in list(sys.modules.values()) if inspect.ismodule(each))
-        module = next((each for each in modules if each.get("__file__") == file), None)
+        modules = (
+            vars(module) for module in list(sys.modules.values()) if inspect.ismodule(module)
+        )
+        module = next((module for module in modules if module.get("__file__") == file), None)
         lines = linecache.getlines(file, module)
     if file.startswith("<") and lines and lines[0].lstrip().startswith("%%"):
         lines = ["\n", *lines[1:]]
@@ -280,25 +282,25 @@ def lines_of(file: str) -> list[str]:
 
 def _functions(in_frozen: Callable[[str], bool]) -> Iterator[FunctionType]:
     """All of them; a cell's own code, which IPython may make a function of, is none."""
-    for each in functions(in_frozen):
-        code = each.__code__
+    for function in functions(in_frozen):
+        code = function.__code__
         # What the compiler makes of a function, or of the rest of it, is no function of the file.
         made = _REST_OF_COMPILED in code.co_name or any(
             n.startswith(_CALLED) for n in code.co_names
         )
         if code.co_name != "<module>" and not made:
-            yield each
+            yield function
 
 
 def _running() -> set[CodeType]:
     """The code of all frames of all threads."""
     innermost = sys._current_frames().values()
-    return {frame.f_code for each in innermost for frame in chain(each)}
+    return {frame.f_code for outer in innermost for frame in chain(outer)}
 
 
 def lines_in(code: CodeType) -> Iterable[int]:
     """The lines of code, and of all functions and classes in it."""
-    return (line for each in code_in(code) for _, _, line in each.co_lines() if line)
+    return (line for inner in code_in(code) for _, _, line in inner.co_lines() if line)
 
 
 def _key(code: CodeType) -> Key:

@@ -71,7 +71,7 @@ def _by_code(function: Any, code: CodeType, depth: int) -> str:
     """What a function of the user's may issue: itself, or in what it calls by name."""
     if not depth or str(function.__module__).partition(".")[0] == "torch":
         return ""
-    for path in {path for each in code_in(code) for path in _paths(each)}:
+    for path in {path for inner in code_in(code) for path in _paths(inner)}:
         found = _by_value(_value(path, (function.__globals__,)), depth - 1)
         if found:
             return found if ", in " in found else f"{found}, in {function.__name__}"

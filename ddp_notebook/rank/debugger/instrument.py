@@ -40,7 +40,7 @@ def instrument(tree: ast.AST, call_of: CallOf) -> None:
 def plain(condition: str) -> str:
     """The condition in one line; empty where it calls something, or makes variables."""
     tree = ast.parse(condition.strip(), mode="eval")
-    is_plain = "__" not in condition and all(isinstance(each, _PLAIN) for each in ast.walk(tree))
+    is_plain = "__" not in condition and all(isinstance(node, _PLAIN) for node in ast.walk(tree))
     return ast.unparse(tree) if is_plain else ""
 
 
@@ -160,11 +160,13 @@ def _is_future(statement: ast.stmt) -> bool:
 def _first_line(statement: ast.stmt) -> int:
     """Where it begins: a function or class with its first decorator."""
     decorators: Collection[ast.expr] = getattr(statement, "decorator_list", ())
-    return min([statement.lineno, *(each.lineno for each in decorators)])
+    return min([statement.lineno, *(expression.lineno for expression in decorators)])
 
 
 def _call(*arguments: int) -> ast.Call:
-    return ast.Call(ast.Name(HOOK, ast.Load()), [ast.Constant(each) for each in arguments], [])
+    return ast.Call(
+        ast.Name(HOOK, ast.Load()), [ast.Constant(argument) for argument in arguments], []
+    )
 
 
 def _unless_false(condition: str, call: ast.stmt) -> ast.stmt:

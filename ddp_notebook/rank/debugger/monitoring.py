@@ -42,7 +42,9 @@ class Monitoring:
     def watch(self, lines: Lines) -> Mapping[str, str]:
         """Stop before these lines, and before no others; by file, why one cannot be."""
         conditions = {each for of_file in lines.values() for each in of_file.values() if each}
-        self._conditions = {each: compile(each, "<condition>", "eval") for each in conditions}
+        self._conditions = {
+            condition: compile(condition, "<condition>", "eval") for condition in conditions
+        }
         self._lines = lines
         if lines:
             self._begin()
@@ -73,8 +75,8 @@ class Monitoring:
         if goal is not None:
             self._begin()
             self._goals[thread] = goal
-            for each in goal.frames:
-                self._arm(each.f_code)
+            for outer in goal.frames:
+                self._arm(outer.f_code)
         if goal is not None or before is not None:
             self._set_events()
         if goal is None:
@@ -200,8 +202,8 @@ class Monitoring:
         thread = threading.get_ident()
         goal = self._goals.get(thread)
         if goal is not None and goal.left(frame, yielded=yielded):
-            for each in goal.frames:
-                self._arm(each.f_code)
+            for outer in goal.frames:
+                self._arm(outer.f_code)
             if not goal.frames:
                 self._goals.pop(thread, None)
             self._set_events()

@@ -32,7 +32,7 @@ def named(name: str, names: Mapping[str, Any], is_users: IsUsers) -> Any:
     functions = [
         each for each in objects_of(FunctionType) if _ends(each.__code__.co_qualname, name)
     ]
-    users = [each for each in functions if is_users(each.__code__.co_filename)]
+    users = [function for function in functions if is_users(function.__code__.co_filename)]
     inner = None if users else _in_a_function(name, is_users)
     return next(iter(users), inner) or next(iter(functions), vars(builtins).get(name))
 
@@ -40,8 +40,8 @@ def named(name: str, names: Mapping[str, Any], is_users: IsUsers) -> Any:
 def _in_a_function(name: str, is_users: IsUsers) -> CodeType | None:
     """The code of a function that one of the user's defines when it is called."""
     codes = [each.__code__ for each in objects_of(FunctionType)]
-    inner = (each for code in codes if is_users(code.co_filename) for each in code_in(code))
-    return next((each for each in inner if _ends(each.co_qualname, name)), None)
+    inner = (inner for code in codes if is_users(code.co_filename) for inner in code_in(code))
+    return next((code for code in inner if _ends(code.co_qualname, name)), None)
 
 
 def _ends(qualified: str, name: str) -> bool:
@@ -65,7 +65,7 @@ def _member(value: Any, name: str) -> Any:
         return parts[name]
     code = code_of(value)
     inner = (each for each in (code.co_consts if code else ()) if inspect.iscode(each))
-    return next((each for each in inner if each.co_name == name), None)
+    return next((code for code in inner if code.co_name == name), None)
 
 
 def to_come(name: str, source_of: Callable[[str], str]) -> tuple[str, int]:
@@ -114,11 +114,11 @@ def _spec(names: Sequence[str]) -> tuple[ModuleSpec | None, Sequence[str]]:
 def _imported_from(tree: ast.AST, spec: ModuleSpec, name: str = "") -> Sequence[str]:
     """The full name of what a module imports under `name`; nothing where it does not."""
     imports = [node for node in ast.iter_child_nodes(tree) if isinstance(node, ast.ImportFrom)]
-    named = ((node, each) for node in imports for each in node.names)
-    for node, each in named:
-        if (each.asname or each.name) == name:
+    named = ((node, alias) for node in imports for alias in node.names)
+    for node, alias in named:
+        if (alias.asname or alias.name) == name:
             module = node.module.split(".") if node.module else []
-            return (*_above(spec, node.level), *module, each.name)
+            return (*_above(spec, node.level), *module, alias.name)
     return ()
 
 
@@ -192,8 +192,10 @@ def _renamed_for(value: Any) -> Any:
     if type(value) is not FunctionType or value.__name__ == value.__code__.co_name:
         return None
     cells = (each.cell_contents for each in value.__closure__ or () if each != CellType())
-    inner = (each for each in cells if type(each) is FunctionType)
-    return next((each for each in inner if each.__name__.strip("_") == value.__name__), None)
+    inner = (cell for cell in cells if type(cell) is FunctionType)
+    return next(
+        (function for function in inner if function.__name__.strip("_") == value.__name__), None
+    )
 
 
 def first_line(code: CodeType) -> int:

@@ -148,13 +148,13 @@ def _scalers(kind: type, method: str) -> list[type]:
     """This class of scalers and those made from it, each with that method of its own."""
     found = [kind] if method in vars(kind) else []
     made: list[type] = kind.__subclasses__()
-    return found + [each for sub in made for each in _scalers(sub, method)]
+    return found + [scaler for sub in made for scaler in _scalers(sub, method)]
 
 
 def _named_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
     """An optimizer's parameters, each with its name in brackets where the optimizer knows it."""
     groups = optimizer.param_groups
-    parameters = [each for group in groups for each in group["params"]]
+    parameters = [parameter for group in groups for parameter in group["params"]]
     names = [f" ({name})" for group in groups for name in group.get("param_names", ())]
     if len(names) != len(parameters):
         names = [""] * len(parameters)

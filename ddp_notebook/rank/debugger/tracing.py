@@ -74,7 +74,7 @@ class Tracing:
 
     def unseen(self) -> Mapping[tuple[str, int], str]:
         """By file and line, where a thread does not stop: it was in that function already."""
-        names = {each.ident: each.name for each in threading.enumerate()}
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
         names.pop(threading.main_thread().ident, None)
         notes = {}
         for thread, innermost in sys._current_frames().items():
@@ -108,10 +108,10 @@ class Tracing:
 
     def _without_calls(self, frames: Iterable[FrameType]) -> Iterator[FrameType]:
         """Those in files with breakpoints whose code began to run without our calls."""
-        for each in frames:
-            watched = self._canonical(each.f_code.co_filename) in self._lines
-            if watched and not self._swap.is_ours(each.f_code):
-                yield each
+        for frame in frames:
+            watched = self._canonical(frame.f_code.co_filename) in self._lines
+            if watched and not self._swap.is_ours(frame.f_code):
+                yield frame
 
     def _follow(self, thread: int, frame: FrameType | None) -> None:
         """Trace the frames that have breakpoints and ran before these were set."""
@@ -191,7 +191,7 @@ class Tracing:
         lines = self._defines.get(code)
         if lines is None:
             wanted = self._lines.get(self._canonical(code.co_filename), {})
-            inner = (each for each in code.co_consts if isinstance(each, CodeType))
+            inner = (const for const in code.co_consts if isinstance(const, CodeType))
             lines = frozenset(
                 each.co_firstlineno
                 for each in (inner if wanted and not self._swap.is_ours(code) else ())

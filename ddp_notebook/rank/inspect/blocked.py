@@ -67,7 +67,7 @@ def call(pid: int | str, native_id: int) -> tuple[int, list[int]]:
     """The system call in which a thread waits, and its arguments; -1 if it runs, or not known."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         number, *arguments = Path(f"/proc/{pid}/task/{native_id}/syscall").read_text().split()
-        return int(number), [int(each, 16) for each in arguments]
+        return int(number), [int(argument, 16) for argument in arguments]
     return -1, []
 
 
@@ -133,8 +133,8 @@ def at_pipe_of_ours(pid: int, numbers: tuple[int, ...]) -> bool:
     wanted = os.O_WRONLY if number == READ else os.O_RDONLY
     with contextlib.suppress(OSError):
         return any(
-            opened("self", int(each.name)) == pipe and _mode("self", each.name) == wanted
-            for each in Path("/proc/self/fd").iterdir()
+            opened("self", int(path.name)) == pipe and _mode("self", path.name) == wanted
+            for path in Path("/proc/self/fd").iterdir()
         )
     return False
 

@@ -118,7 +118,7 @@ def chain(frame: FrameType | None) -> Iterator[FrameType]:
 
 def frames_of(frame: FrameType | None) -> list[FrameType]:
     """A thread's frames, innermost first, without those that observe a collective."""
-    return [each for each in chain(frame) if each.f_code.co_filename not in _OBSERVING]
+    return [outer for outer in chain(frame) if outer.f_code.co_filename not in _OBSERVING]
 
 
 def raised_in(trace: TracebackType | None, is_users: IsUsers) -> list[tuple[FrameType, int]]:

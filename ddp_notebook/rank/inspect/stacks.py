@@ -92,8 +92,8 @@ class Stacks:
         """The variables in the frames of an error's traceback."""
         places = stack_frames.raised_in(error.trace, self._user_code.is_users)
         at = {(line, frame.f_code.co_name): frame for frame, line in places if with_locals}
-        left = [at.get((each.line, each.function or "<module>")) for each in error.frames]
-        return [variables_of(each, keep=True) if each is not None else () for each in left]
+        left = [at.get((frame.line, frame.function or "<module>")) for frame in error.frames]
+        return [variables_of(frame, keep=True) if frame is not None else () for frame in left]
 
     def _doing(self, awaited: Awaited, operation: str, runs: bool) -> Doing:
         """What the main thread does; `runs` is true if it has frames to show."""

@@ -141,7 +141,7 @@ class Waiting:
             return None
         others = _at_work(current)
         stuck = all(
-            self._inside_torch(frames.chain(current.get(each.ident or 0))) for each in others
+            self._inside_torch(frames.chain(current.get(other.ident or 0))) for other in others
         )
         return others[0] if others and stuck else None
 
@@ -170,7 +170,7 @@ class Waiting:
         others = _at_rest()
         if others is None or awaited.has_moved or _may_be_called():
             return None
-        at = tuple(f"its thread {each.name!r} waits{self._line_of(each)}" for each in others)
+        at = tuple(f"its thread {thread.name!r} waits{self._line_of(thread)}" for thread in others)
         found = self._by_itself(stack, at)
         if found is None or not _is_worker():
             return found
@@ -319,8 +319,10 @@ def _at_rest() -> list[threading.Thread] | None:
     if not current.keys() <= threads.keys():
         return None  # one that Python did not start
     main = threading.main_thread()
-    others = [each for each in threads.values() if each is not main and not _beside(each, current)]
-    ids = [os.getpid(), *(each.native_id or 0 for each in others)]
+    others = [
+        thread for thread in threads.values() if thread is not main and not _beside(thread, current)
+    ]
+    ids = [os.getpid(), *(other.native_id or 0 for other in others)]
     before = blocked.times_run(ids)
     rest = all(map(_is_locked, ids[1:])) and blocked.times_run(ids) == before
     return others if rest and -1 not in before else None
@@ -355,7 +357,7 @@ def _may_be_called() -> bool:
 
     A handler of a signal does, if it is not torch's own, as that for workers of a DataLoader.
     """
-    handlers = {signal.getsignal(each) for each in signal.valid_signals()}
+    handlers = {signal.getsignal(number) for number in signal.valid_signals()}
     for handler in handlers - {signal.default_int_handler}:
         # asyncio.run() has a method of its own, with arguments, called at Ctrl-C.
         module = str(getattr(getattr(handler, "func", handler), "__module__", ""))

@@ -97,7 +97,7 @@ class Prepared:
 
         # init_device_mesh calls it by a name of its own.
         places = [distributed_c10d, dist, sys.modules.get("torch.distributed.device_mesh")]
-        places = [each for each in places if getattr(each, _CALLED, None) is torchs]
+        places = [module for module in places if getattr(module, _CALLED, None) is torchs]
         _name(init_process_group, places)
 
     def _attach(self, given: Mapping[str, Any]) -> None:

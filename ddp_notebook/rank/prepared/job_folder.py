@@ -209,9 +209,9 @@ def sweep() -> None:
 def _remove(folder: Path) -> None:
     """Remove it, last what says whose it is: the next one finds it if this process ends."""
     with contextlib.suppress(OSError):
-        for each in folder.iterdir():
-            if each.name != _ABOUT:
-                each.unlink()
+        for path in folder.iterdir():
+            if path.name != _ABOUT:
+                path.unlink()
     shutil.rmtree(folder, ignore_errors=True)
 
 

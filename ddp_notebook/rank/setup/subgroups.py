@@ -59,10 +59,10 @@ class Subgroups(Component):
 
     def setup_begins(self) -> None:
         """Remember the groups that were not destroyed, and make torch forget every group."""
-        for each in self._known:
-            group = each.group()
+        for subgroup in self._known:
+            group = subgroup.group()
             if group is not None and not torch_private.is_forgotten(group):
-                self._lost.append(each)
+                self._lost.append(subgroup)
         self._known.clear()
         torch_private.forget_groups()
 
@@ -81,7 +81,7 @@ class Subgroups(Component):
 
     def keep(self, group: Any, new: NewGroup) -> None:
         """`new_group` made `group`, with `new`."""
-        self._known[:] = [each for each in self._known if each.group() is not None]
+        self._known[:] = [subgroup for subgroup in self._known if subgroup.group() is not None]
         self._known.append(_Subgroup(weakref.ref(group), new))
 
     def make_again(self, store: dist.Store, rank: int, world_size: int) -> str:
@@ -90,7 +90,7 @@ class Subgroups(Component):
         All ranks call it, with the same store, when the default group is new. What a member has
         no more (its process is new, or nothing there holds the group) is named and not made.
         """
-        lost = _by_key(each for each in self._lost if each.group() is not None)
+        lost = _by_key(subgroup for subgroup in self._lost if subgroup.group() is not None)
         self._lost.clear()
         self.made_again.clear()
         store.set(f"kept/{rank}", json.dumps(sorted(lost)))
@@ -124,9 +124,9 @@ class Subgroups(Component):
 def _by_key(subgroups: Iterable[_Subgroup]) -> dict[_Key, _Subgroup]:
     by_key: dict[_Key, _Subgroup] = {}
     seen: Counter[tuple[str, Ranks]] = Counter()
-    for each in subgroups:
-        named = str(each.new.name), tuple(each.new.members)
-        by_key[*named, seen[named]] = each
+    for subgroup in subgroups:
+        named = str(subgroup.new.name), tuple(subgroup.new.members)
+        by_key[*named, seen[named]] = subgroup
         seen[named] += 1
     return by_key
 

@@ -40,7 +40,9 @@ class TrackedDataParallel:
     def stepped(self, updated: set[int]) -> None:
         """An optimizer has updated these parameters (by id)."""
         module = self.module()
-        if module is not None and any(id(each) in updated for each in module.parameters()):
+        if module is not None and any(
+            id(parameter) in updated for parameter in module.parameters()
+        ):
             self.steps += 1
 
 
@@ -70,28 +72,30 @@ class DataParallelTracking:
         if not self.known:
             return
         reduced = {key for replica in self._tracker.replicas.values() for key in replica.known}
-        updated = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        for each in self.known.values():
-            each.stepped(updated - reduced)
+        updated = {
+            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+        }
+        for known in self.known.values():
+            known.stepped(updated - reduced)
 
     @property
     def trained(self) -> bool:
         """True when this run has trained with one."""
-        return any(each.steps for each in self.known.values())
+        return any(known.steps for known in self.known.values())
 
     def facts(self, digester: Digester) -> tuple[model.ParallelFacts, ...]:
         """The objects with which this run has trained."""
-        used = [each for each in self.known.values() if each.steps]
+        used = [known for known in self.known.values() if known.steps]
         return tuple(
             model.ParallelFacts(
-                key=f"{each.type} {number}",
-                type=each.type,
-                devices=each.devices,
-                steps=each.steps,
-                parameters=_digests(each, digester),
-                place=place_of(each.line),
+                key=f"{known.type} {number}",
+                type=known.type,
+                devices=known.devices,
+                steps=known.steps,
+                parameters=_digests(known, digester),
+                place=place_of(known.line),
             )
-            for number, each in enumerate(used)
+            for number, known in enumerate(used)
         )
 
     def cause_of(self, error: BaseException) -> tuple[str, str]:

@@ -88,8 +88,12 @@ def states_of(module: torch.nn.Module) -> tuple[_Named, _Named]:
     """The parameters and the buffers that DDP handles, with their names."""
     left_out = ignored(module)
     return (
-        [(name, each) for name, each in module.named_parameters() if name not in left_out],
-        [(name, each) for name, each in module.named_buffers() if name not in left_out],
+        [
+            (name, parameter)
+            for name, parameter in module.named_parameters()
+            if name not in left_out
+        ],
+        [(name, tensor) for name, tensor in module.named_buffers() if name not in left_out],
     )
 
 
@@ -275,7 +279,7 @@ def _rebuilt(log: dict[str, Any], parameters: Reduced) -> list[model.Bucket] | N
     parts = [part.replace(" ", ",") for part in text.split(",") if part.strip()]
     members = [_numbers(part, len(parameters[0])) for part in parts]
     known = members and all(members)
-    return [_bucket(parameters, each) for each in members] if known else None
+    return [_bucket(parameters, member) for member in members] if known else None
 
 
 def _limits_of(wrapped: Any) -> list[int]:

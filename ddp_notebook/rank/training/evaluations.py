@@ -47,11 +47,11 @@ class Evaluation:
 
     def summed(self, tensors: Any) -> None:
         """Note whether values that are about to be summed over the ranks hold the padded count."""
-        few = [each for each in tensors if isinstance(each, torch.Tensor)]
-        if len(self.sums) < _SUMS and sum(each.numel() for each in few) <= _FEW_SUMS:
+        few = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+        if len(self.sums) < _SUMS and sum(tensor.numel() for tensor in few) <= _FEW_SUMS:
             self.sums.append(self._call_sites.users_path(sys._getframe(1)))
         padding = _padding(self.source) if self.source is not None else None
-        if padding is not None and any(padding[1] in _few_values(each) for each in tensors):
+        if padding is not None and any(padding[1] in _few_values(tensor) for tensor in tensors):
             self.padded = padding
             self.counted = self._call_sites.users_path(sys._getframe(1))
 
@@ -161,7 +161,7 @@ class Moments:
 
     def evaluation_facts(self) -> tuple[model.EvaluationFacts, ...]:
         """The first evaluations, the last one in its present state."""
-        return tuple(each.facts() for each in list(self.evaluations))
+        return tuple(evaluation.facts() for evaluation in list(self.evaluations))
 
 
 def _printed() -> int | None:

@@ -95,7 +95,12 @@ class RunSummary:
 
     def _without_optimizer(self) -> tuple[int, ...]:
         optimizers = [tracked.ref() for tracked in list(self._tracker.optimizers.values())]
-        groups = [group for each in optimizers if each is not None for group in each.param_groups]
+        groups = [
+            group
+            for optimizer in optimizers
+            if optimizer is not None
+            for group in optimizer.param_groups
+        ]
         held = {id(parameter) for group in groups for parameter in group["params"]}
         return self._observer.sharded.without(held)[:_MOST_NUMELS]
 
@@ -190,7 +195,7 @@ class RunSummary:
     ) -> Iterator[model.OptimizerFacts]:
         optimizers = list(self._tracker.optimizers.values())
         counted: Counter[str] = Counter()
-        for optimizer in [each for each in optimizers if each.steps]:
+        for optimizer in [optimizer for optimizer in optimizers if optimizer.steps]:
             models = tuple(keys[id(r)] for r in optimizer.replicas if id(r) in keys)
             title = f"{optimizer.type} {models}"
             counted[title] += 1
@@ -257,9 +262,9 @@ def _plain(models: Iterable[PlainModel]) -> Iterator[model.ReplicaFacts]:
 
 
 def _copies(copies: Iterable[Copy]) -> Iterator[model.CopyFacts]:
-    for each in copies:
-        if each.values and not each.loads:
-            yield model.CopyFacts(each.type, tuple(each.values), place_of(each.line))
+    for copy in copies:
+        if copy.values and not copy.loads:
+            yield model.CopyFacts(copy.type, tuple(copy.values), place_of(copy.line))
 
 
 def _counts(replica: Replica, name: str) -> model.ReplicaFacts:

@@ -83,13 +83,13 @@ class Gradients:
 
     def __init__(self, groups: Iterable[Any], flat: Mapping[int, Ranks]) -> None:
         everything = named(groups)
-        parameters = [each for _, each in everything]
+        parameters = [tensor for _, tensor in everything]
         self.mesh, sharded = fsdp_private.sharded_in(parameters, flat)
         self._some = [weakref.ref(each) for each in _spread(sharded or parameters, _PARAMETERS)]
         self.sampled = tuple(name for name, _ in _spread(everything, _PARAMETERS))
         """Names of the parameters that values are taken of, where none is sharded."""
         self._pending = (
-            fsdp_private.Pending({id(each) for each in parameters}) if self.mesh else None
+            fsdp_private.Pending({id(tensor) for tensor in parameters}) if self.mesh else None
         )
         self.begin()
 
@@ -131,7 +131,7 @@ class Gradients:
 
     def backward_ends(self) -> None:
         """Sample the gradients that the backward has computed and reduced."""
-        self._after_backward = [_values(each) for each in self._gradients()]
+        self._after_backward = [_values(tensor) for tensor in self._gradients()]
         if self._left:
             self._left = self._kept()
 
@@ -139,9 +139,9 @@ class Gradients:
         """Record their factor since the backward; True if other gradients are not reduced yet."""
         if not self._is_early:
             if self.watched:
-                self.later.append(self._sample([_values(each) for each in self._gradients()]))
+                self.later.append(self._sample([_values(tensor) for tensor in self._gradients()]))
         else:
-            now = [_values(each) for each in self._gradients()]
+            now = [_values(tensor) for tensor in self._gradients()]
             weights = self._weights()
             self.factors.append(_factor(self._after_backward, now))
             if not self.watched_steps:
@@ -174,8 +174,8 @@ class Gradients:
 
     def _kept(self) -> list[tuple[Any, list[float]]]:
         return [
-            (weakref.ref(each) if each is not None else _nothing, _values(each))
-            for each in self._gradients()
+            (weakref.ref(tensor) if tensor is not None else _nothing, _values(tensor))
+            for tensor in self._gradients()
         ]
 
     def _weights(self) -> tuple[tuple[float, ...], ...]:

@@ -392,7 +392,7 @@ class TrainingHooks(Component):
                 self._marks.mark(step_marks.STEP)
                 self._tracker.step_begins(optimizer)
                 self._observer.works.step(
-                    each for group in optimizer.param_groups for each in group["params"]
+                    parameter for group in optimizer.param_groups for parameter in group["params"]
                 )
 
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _named: Any) -> None:

@@ -130,29 +130,29 @@ class Samplers:
 
     def sampler_facts(self) -> tuple[model.SamplerFacts, ...]:
         """The samplers with which a model was trained."""
-        used = [each for each in self.samplers.values() if each.epochs]
+        used = [source for source in self.samplers.values() if source.epochs]
         return tuple(
             model.SamplerFacts(
                 key=str(number),
-                **each.seen,
-                epochs=tuple(each.epochs),
-                epochs_set=each.epochs_set,
-                place=place_of(each.line),
+                **source.seen,
+                epochs=tuple(source.epochs),
+                epochs_set=source.epochs_set,
+                place=place_of(source.line),
             )
-            for number, each in enumerate(used)
+            for number, source in enumerate(used)
         )
 
     def loader_facts(self) -> tuple[model.LoaderFacts, ...]:
         """The loaders whose batches trained a model."""
-        used = [each for each in self.loaders.values() if each.inputs and each.trained]
+        used = [source for source in self.loaders.values() if source.inputs and source.trained]
         return tuple(
             model.LoaderFacts(
                 key=str(number),
-                **each.seen,
-                inputs=tuple(each.inputs),
-                place=place_of(each.line),
+                **source.seen,
+                inputs=tuple(source.inputs),
+                place=place_of(source.line),
             )
-            for number, each in enumerate(used)
+            for number, source in enumerate(used)
         )
 
 

@@ -60,7 +60,7 @@ class Saves:
             return
         self._lines.setdefault(path, self._call_sites.users_line())
         with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
-            owners = (each.tensor for each in fsdp_private.held_by_units().values())
+            owners = (unit.tensor for unit in fsdp_private.held_by_units().values())
             shards = meshes.shards_in(islice(_leaves(obj), _MOST_LEAVES), owners)
             self._shards.setdefault(path, shards)
         moments = self._moments.setdefault(path, [])

@@ -82,9 +82,11 @@ class StepTimer:
 
         Work on a GPU is done when nobody knows: what the host did meanwhile tells nothing.
         """
-        stepped = [each for each in list(self._tracker.optimizers.values()) if each.steps]
-        shapes = sorted(each.made_of for each in stepped)
-        if not shapes or not groups or any(each.on_device for each in stepped):
+        stepped = [
+            optimizer for optimizer in list(self._tracker.optimizers.values()) if optimizer.steps
+        ]
+        shapes = sorted(optimizer.made_of for optimizer in stepped)
+        if not shapes or not groups or any(optimizer.on_device for optimizer in stepped):
             return ""
         return f"{' '.join(shapes)} {' '.join(sorted(groups))}"
 

@@ -32,10 +32,10 @@ _MOST_BEGINS, _BEGIN_VALUES, _MOST_GROUPS, _MOST_WINDOWS = 100, 2**14, 8, 8
 def _twins(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
     """Parameters of one shape and equal values; not those of layers that are copies of another."""
     by_values: dict[tuple[object, ...], list[tuple[str, torch.Tensor]]] = {}
-    for name, each in islice(module.named_parameters(), _MOST_COMPARED):
-        values = _some_values(each) if each.dim() > 1 else ()
+    for name, parameter in islice(module.named_parameters(), _MOST_COMPARED):
+        values = _some_values(parameter) if parameter.dim() > 1 else ()
         if len(set(values)) > 1:
-            by_values.setdefault((tuple(each.shape), values), []).append((name, each))
+            by_values.setdefault((tuple(parameter.shape), values), []).append((name, parameter))
     found = (
         (one, other)
         for those in by_values.values()
@@ -94,7 +94,7 @@ def few_values(module: torch.nn.Module) -> tuple[float, ...]:
     """Some values of a model's first and last parameters."""
     parameters = list(module.parameters())
     few = (*parameters[:2], *parameters[2:][-2:])
-    return tuple(float(f"{value:.6g}") for each in few for value in _some_values(each))
+    return tuple(float(f"{value:.6g}") for parameter in few for value in _some_values(parameter))
 
 
 class Copy:
@@ -146,12 +146,14 @@ class Replica:
         self.number = number
         self.group = _members(wrapped.process_group)
         self.names = names
-        self.known = {id(each): weakref.ref(each) for each in parameters}
+        self.known = {id(parameter): weakref.ref(parameter) for parameter in parameters}
         self.type = type(module).__name__
         made_of = [(name, tuple(each.shape)) for name, each in module.named_parameters()]
         self.made_of = f"{self.type} {zlib.crc32(repr(made_of).encode()):08x}"
         # Whether a model is frozen for the moment shows at either end of it.
-        self.ends = tuple(weakref.ref(each) for each in (parameters[:1] + parameters[-1:]))
+        self.ends = tuple(
+            weakref.ref(parameter) for parameter in (parameters[:1] + parameters[-1:])
+        )
         self.begins = few_values(module)
         self.moments = Moments(call_sites)
         self.twins = _twins(module)
@@ -185,7 +187,7 @@ class Replica:
     def trains(self) -> bool:
         """False while its parameters are frozen."""
         ends = [ref() for ref in self.ends]
-        return any(each is not None and each.requires_grad for each in ends)
+        return any(parameter is not None and parameter.requires_grad for parameter in ends)
 
     def knows(self, parameter: torch.Tensor) -> bool:
         """True of a parameter on which its reducer has a hook."""
@@ -244,7 +246,9 @@ class Replica:
     def unheld(self) -> tuple[str, ...]:
         """The recorded parameters that have not changed since."""
         known = ((name, ref(), values) for name, ref, values in self._unheld)
-        return tuple(n for n, each, v in known if each is not None and _some_values(each) == v)
+        return tuple(
+            n for n, tensor, v in known if tensor is not None and _some_values(tensor) == v
+        )
 
     def step(self) -> None:
         """An optimizer has updated its parameters."""
@@ -380,36 +384,36 @@ class TrackedOptimizer:
     def _begin_with(self, groups: Any, replicas: Sequence[Replica]) -> None:
         without = [(n, p) for n, p in named(groups) if not any(r.knows(p) for r in replicas)]
         # Shards have methods that communicate, and are compared elsewhere.
-        plain = [(name, each) for name, each in without if _is_plain(each) and each.is_cpu]
+        plain = [(name, tensor) for name, tensor in without if _is_plain(tensor) and tensor.is_cpu]
         self.begins = tuple(
             digest
-            for name, each in plain[:_MOST_BEGINS]
-            if (digest := digests.digest(name, each.detach().view(-1)[:_BEGIN_VALUES]))
+            for name, tensor in plain[:_MOST_BEGINS]
+            if (digest := digests.digest(name, tensor.detach().view(-1)[:_BEGIN_VALUES]))
         )
 
     def _find_models(self, groups: Any, replicas: Mapping[int, Replica]) -> None:
         parameters = {id(parameter): (name, parameter) for name, parameter in named(groups)}
         tensors = [parameter for _, parameter in parameters.values()]
-        shapes = [tuple(each.shape) for each in tensors]
-        self.numels = tuple(sorted(each.numel() for each in tensors))
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        self.numels = tuple(sorted(tensor.numel() for tensor in tensors))
         self.made_of = f"{self.type} {zlib.crc32(repr(shapes).encode()):08x}"
-        self.on_device = any(not each.is_cpu for each in tensors)
+        self.on_device = any(not tensor.is_cpu for tensor in tensors)
         self.replicas = []
         self.unmanaged = []
         for replica in replicas.values():
             module = replica.module()
             if module is None or replica.ref() is None:
                 continue
-            inside = [each for each in module.parameters() if id(each) in parameters]
+            inside = [parameter for parameter in module.parameters() if id(parameter) in parameters]
             if inside:
                 self.replicas.append(replica)
                 self.unmanaged += [weakref.ref(p) for p in inside if not replica.knows(p)]
                 for each in inside:
                     parameters.pop(id(each), None)
         self.unwrapped = [
-            (name, weakref.ref(each))
-            for name, each in parameters.values()
-            if self.replicas and each.requires_grad
+            (name, weakref.ref(tensor))
+            for name, tensor in parameters.values()
+            if self.replicas and tensor.requires_grad
         ]
         self.idle = [ref for _, ref in self.unwrapped]
 

@@ -88,7 +88,7 @@ def _module(name: str, module: Any) -> Variable:
     """A model: its class, how many parameters, how many of them do not train, whether it does."""
     parameters = list(_parameters(module))
     count = sum(parameter.numel() for parameter in parameters)
-    frozen = sum(each.numel() for each in parameters if not each.requires_grad)
+    frozen = sum(tensor.numel() for tensor in parameters if not tensor.requires_grad)
     size = f"{count:,} parameters{f' ({frozen:,} frozen)' if frozen else ''}"
     mode = "train" if _ATTRIBUTES_OF(module).get("training") is True else "eval"
     return Variable(name, f"{_class(module)}, {size}, {mode}", digest=_of(parameters))

@@ -29,7 +29,9 @@ def functions(in_frozen: Callable[[str], bool]) -> list[FunctionType]:
 
     To read the others would copy the memory that ranks share.
     """
-    kept = (each for file, of_file in _frozen.items() if in_frozen(file) for each in of_file)
+    kept = (
+        function for file, of_file in _frozen.items() if in_frozen(file) for function in of_file
+    )
     return list({id(each): each for each in chain(kept, objects_of(FunctionType))}.values())
 
 

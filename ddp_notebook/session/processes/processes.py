@@ -325,11 +325,11 @@ class Processes:
     # -- what serves the ranks ---------------------------------------------------------
 
     def _serving(self) -> dict[int, str]:
-        stores = [each for each in (self._store, self._script_store) if each and each.alive]
+        stores = [store for store in (self._store, self._script_store) if store and store.alive]
         return {
             self.fork_server.pid: "fork server",
             self.cluster.controller_pid: "ipyparallel controller",
-            **{each.pid: "store's process" for each in stores},
+            **{store.pid: "store's process" for store in stores},
         }
 
     def _wake(self, pid: int, name: str) -> None:

@@ -44,7 +44,7 @@ class PastRuns:
     def begin(self, run: CellRun) -> None:
         """Add a run that begins. Of finished runs only the summary is kept."""
         began = time.time()
-        kept = [self._settled(each) for each in self._runs]
+        kept = [self._settled(run) for run in self._runs]
         self._runs = deque([*kept, lambda: _past(run, began)], maxlen=MOST_RUNS)
 
     def clear(self) -> None:
@@ -61,7 +61,7 @@ class PastRuns:
     @property
     def runs(self) -> tuple[PastRun, ...]:
         """As they are now."""
-        return tuple(each if isinstance(each, PastRun) else each() for each in self._runs)
+        return tuple(run if isinstance(run, PastRun) else run() for run in self._runs)
 
 
 def _past(run: CellRun, began: float) -> PastRun:

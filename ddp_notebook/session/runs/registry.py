@@ -310,4 +310,6 @@ def _all_paused(settling: Settling, controller: RunController) -> bool:
 
 def stops_in(controllers: Iterable[RunController]) -> dict[int, LineStopped]:
     """The ranks that are paused at lines in any of these runs, and where."""
-    return {rank: at for each in controllers for rank, at in dict(each.run.stops).items()}
+    return {
+        rank: at for controller in controllers for rank, at in dict(controller.run.stops).items()
+    }

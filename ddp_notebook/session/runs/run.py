@@ -295,7 +295,9 @@ class CellRun:
         refused = {rank for rank, end in self.finished.items() if end.ename == MISMATCH}
         shown = self.tracebacks()
         if diagnosis.wrong:
-            shown = tuple(each for each in shown if not refused.issuperset(each.ranks))
+            shown = tuple(
+                traceback for traceback in shown if not refused.issuperset(traceback.ranks)
+            )
         return replace(diagnosis, tracebacks=shown)
 
     def _split(self) -> tuple[tuple[OutputGroup, ...], tuple[OutputGroup, ...]]:

@@ -215,7 +215,7 @@ def _move(
     """Resume ranks paused at lines; returns the collective before which each was paused."""
     moved = cluster.ask(ranks, calls.MOVE, move, _ASK_TIMEOUT_S)
     answers = answered(moved)
-    problems = {each.problem for each in answers.values()}
+    problems = {answer.problem for answer in answers.values()}
     if problems and all(problems):
         raise UsageMistake(f"{'; '.join(sorted(problems))}. The ranks did not move.")
     for rank, answer in answers.items():

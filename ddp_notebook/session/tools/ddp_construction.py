@@ -151,13 +151,15 @@ class Wrap:
         Raises UsageMistake when it is not a model on some rank.
         """
         kinds = self._ask(calls.DESCRIBE, self._request)
-        if all(each.kind == "ddp" for each in kinds.values()):
+        if all(description.kind == "ddp" for description in kinds.values()):
             self.done, self.stage = True, None
             self._show_reduction()
             return False
         why_not = {
-            rank: ddp_construction.why_not(each.kind, each.type, each.problem, self.name)
-            for rank, each in kinds.items()
+            rank: ddp_construction.why_not(
+                description.kind, description.type, description.problem, self.name
+            )
+            for rank, description in kinds.items()
         }
         if problems := {rank: why for rank, why in why_not.items() if why}:
             raise UsageMistake(
@@ -279,7 +281,8 @@ class Wrap:
         count = ddp_construction.size(self._model)
         self._details.append(f"{count}, alike on {name_ranks(self.ranks)}")
         self._note_missing(
-            [each.lacks for each in checked.values()], "torch's own check of shapes is left out"
+            [verified.lacks for verified in checked.values()],
+            "torch's own check of shapes is left out",
         )
         return dict.fromkeys(self.ranks, count)
 
@@ -288,8 +291,8 @@ class Wrap:
         hashed = stage is WrapStage.REDUCER  # this stage does not send values itself
         request = calls.ModelToCompare(self.name, hashed)
         answers = self._ask(calls.COMPARE, request, stage)
-        models = {rank: each.contents for rank, each in answers.items()}
-        hashes = {rank: each.hashes for rank, each in answers.items()}
+        models = {rank: comparison.contents for rank, comparison in answers.items()}
+        hashes = {rank: comparison.hashes for rank, comparison in answers.items()}
         findings = params.compare(models, self.name) or params.diverged(hashes, self.name)
         if findings:
             rows = ddp_construction.blamed_rows(
@@ -300,7 +303,7 @@ class Wrap:
 
     def _broadcast(self) -> dict[int, str]:
         answers = self._ask(calls.BROADCAST, self._request, WrapStage.BROADCAST)
-        synced = {rank: each.synced for rank, each in answers.items()}
+        synced = {rank: answer.synced for rank, answer in answers.items()}
         texts = ddp_construction.what_changed(synced, self._model)
         first = synced[self.ranks[0]]
         self._details.append(
@@ -309,7 +312,7 @@ class Wrap:
         )
         self._details += [f"{name_ranks(r)} {text}" for r, text in by_value(texts)]
         self._note_missing(
-            [each.lacks for each in answers.values()], "each tensor was broadcast by itself"
+            [answer.lacks for answer in answers.values()], "each tensor was broadcast by itself"
         )
         findings = params.diverged({r: each.after for r, each in synced.items()}, self.name)
         if findings:

@@ -26,9 +26,9 @@ def placed(
 ) -> VariableTable:
     """`table`, of one expression, with the index at which tensors differ from most ranks'."""
     facts = {
-        each.rank: variable.tensor
-        for each in values
-        for scope in each.scopes
+        variables.rank: variable.tensor
+        for variables in values
+        for scope in variables.scopes
         for variable in scope.variables
         if variable.tensor is not None
     }
@@ -84,8 +84,8 @@ def _first(ranks: tuple[int, int], size: int, subject: Subject) -> tuple[int | N
     while True:
         request = calls.Part(begin, end)
         answers = subject.ask(ranks, calls.CHECKSUMS, request, _ASK_TIMEOUT_S)
-        checksums = [each for each in answers.values() if isinstance(each, calls.Checksums)]
-        if len(checksums) < len(ranks) or not all(each.step for each in checksums):
+        checksums = [answer for answer in answers.values() if isinstance(answer, calls.Checksums)]
+        if len(checksums) < len(ranks) or not all(checksum.step for checksum in checksums):
             return None, far
         one, other = checksums
         pairs = zip(one.of, other.of, strict=False)

@@ -125,7 +125,7 @@ class Values:
             return self._of_script(cluster, script.ranks if ranks is None else ranks, request)
         members = self._runs.idle(ranks, "%ddp_pull")
         answers = cluster.call(members, calls.GET_VALUE, lambda _: request)
-        return {rank: cluster.value_of(each, _TIMEOUT_S) for rank, each in answers.items()}
+        return {rank: cluster.value_of(answer, _TIMEOUT_S) for rank, answer in answers.items()}
 
     def _of_script(
         self, cluster: RankCluster, ranks: Ranks, request: calls.Variable
@@ -186,7 +186,7 @@ class Values:
         reasons = {
             "dead": set(members) - set(alive),
             "does not answer": set(alive) - variables.keys(),
-            _BUSY: {rank for rank, each in variables.items() if each.busy},
+            _BUSY: {rank for rank, variable in variables.items() if variable.busy},
         }
         unread = [Unread(tuple(sorted(of)), why) for why, of in reasons.items() if of]
         table = variable_table.fold(variables.values(), unread, snapshot.world_size)
@@ -232,6 +232,10 @@ def _check_known(names: Sequence[str], table: VariableTable, ranks: Ranks, whose
 
 def with_tracebacks(written: str, run: CellRun, rank: int) -> str:
     """A rank's output, and below it its error."""
-    texts = [f"{strip_ansi(each.text)}\n" for each in run.tracebacks() if rank in each.ranks]
+    texts = [
+        f"{strip_ansi(traceback.text)}\n"
+        for traceback in run.tracebacks()
+        if rank in traceback.ranks
+    ]
     end = "\n" if texts and written and not written.endswith("\n") else ""
     return f"{written}{end}{''.join(texts)}"

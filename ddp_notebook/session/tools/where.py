@@ -119,7 +119,11 @@ class Where:
         answers = cluster.ask(alive, calls.HELD, calls.Nothing(), _FACTS_TIMEOUT_S)
         held = answered(answers)
         silent = [rank for rank in members if rank not in held]
-        if mesh is None and not any(each.parameters for each in held.values()) and not silent:
+        if (
+            mesh is None
+            and not any(held_parameters.parameters for held_parameters in held.values())
+            and not silent
+        ):
             raise UsageMistake(
                 "The ranks have no device mesh, and no model with parameters. Make them first: "
                 'init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")), fully_shard(model).'
@@ -139,7 +143,7 @@ def _still_true(run: CellRun, snapshot: Snapshot, collectives: Collectives) -> D
     """What was found of a run that ranks are in; nothing once one of them has moved since."""
     if run.detector is not None:
         return run.detector.latest
-    issued = (each.issued_ns for records in collectives.of.values() for each in records[-1:])
+    issued = (record.issued_ns for records in collectives.of.values() for record in records[-1:])
     moved = (snapshot.ranks[rank].since_ns for rank in run.pending)
     same = max((*issued, *moved), default=0) <= run.found.at_ns
     return run.found.diagnosis if same else None

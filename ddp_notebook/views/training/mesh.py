@@ -34,7 +34,7 @@ def text(layout: MeshLayout) -> str:
     lines = list(_lines(layout))
     if lines:
         width = max(len(label) for label, _ in lines)
-        cell = max((len(each) for _, cells in lines for each in cells), default=0)
+        cell = max((len(cell) for _, cells in lines for cell in cells), default=0)
         parts.append(
             "\n".join(
                 f"  {label.ljust(width)}  {'  '.join(c.ljust(cell) for c in cells)}".rstrip()
@@ -116,15 +116,15 @@ def _drawn(cell: str, layout: MeshLayout, most: int) -> str:
 
 
 def _about(model: ModelLayout) -> str:
-    whole = {each.name: each.whole_bytes for each in model.parameters}
+    whole = {parameter.name: parameter.whole_bytes for parameter in model.parameters}
     count, size = counted(len(whole), "parameter"), format_bytes(sum(whole.values()))
     return f"{model.name}: {count}, {size} in all."
 
 
 def _table(model: ModelLayout) -> Table:
-    every = {rank for each in model.parameters for rank in each.ranks}
+    every = {rank for parameter in model.parameters for rank in parameter.ranks}
     folded = list(_folded(model.parameters))
-    rows = [_row(name, each, every) for name, each in folded[:_MOST_ROWS]]
+    rows = [_row(name, parameter, every) for name, parameter in folded[:_MOST_ROWS]]
     if len(folded) > _MOST_ROWS:
         more = f"and {len(folded) - _MOST_ROWS} more: --json"
         rows.append(Row([Cell(more), *[Cell("")] * (len(_COLUMNS) - 1)]))
@@ -151,14 +151,22 @@ def _row(name: str, each: Placed, every: set[int]) -> Row:
 def _folded(parameters: Sequence[Placed]) -> Iterator[tuple[str, Placed]]:
     """Parameters with their names; those alike but for one number in the name as one."""
     groups: dict[tuple[object, ...], list[Placed]] = {}
-    for each in parameters:
-        numbers = re.findall(r"\d+", each.name)
-        key = (re.sub(r"\d+", "#", each.name), *numbers[1:], each.shape, each.dtype)
+    for parameter in parameters:
+        numbers = re.findall(r"\d+", parameter.name)
+        key = (re.sub(r"\d+", "#", parameter.name), *numbers[1:], parameter.shape, parameter.dtype)
         groups.setdefault(
-            (*key, each.placement, each.ranks, each.bytes, each.gathers, each.over), []
-        ).append(each)
+            (
+                *key,
+                parameter.placement,
+                parameter.ranks,
+                parameter.bytes,
+                parameter.gathers,
+                parameter.over,
+            ),
+            [],
+        ).append(parameter)
     for group in groups.values():
-        yield _range_of_names([each.name for each in group]), group[0]
+        yield _range_of_names([parameter.name for parameter in group]), group[0]
 
 
 def _range_of_names(names: Sequence[str]) -> str:

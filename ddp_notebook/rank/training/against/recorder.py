@@ -252,7 +252,9 @@ class TrailRecorder(Component):
         return rates
 
     def _number(self, optimizer: torch.optim.Optimizer) -> int:
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         for number, (ref, known) in enumerate(self._optimizers):
             if ref() is optimizer:
                 if len(parameters) != len(known):
@@ -265,16 +267,17 @@ class TrailRecorder(Component):
 
     def _describe(self, number: int) -> None:
         parameters = self._optimizers[number][1]
-        self._sharded |= any(type(each).__name__ == "DTensor" for each in parameters) or any(
-            hasattr(each, "_local_tensor") or hasattr(each, "_sharded_size") for each in parameters
+        self._sharded |= any(type(tensor).__name__ == "DTensor" for tensor in parameters) or any(
+            hasattr(tensor, "_local_tensor") or hasattr(tensor, "_sharded_size")
+            for tensor in parameters
         )
         self._described[number] = tuple(
             Parameter(
-                self._names.get(id(each), f"a parameter in no DDP object {tuple(each.shape)}"),
-                each.numel(),
-                torch.finfo(each.dtype).eps,
+                self._names.get(id(tensor), f"a parameter in no DDP object {tuple(tensor.shape)}"),
+                tensor.numel(),
+                torch.finfo(tensor.dtype).eps,
             )
-            for each in parameters
+            for tensor in parameters
         )
 
 

@@ -53,7 +53,7 @@ class Copies:
         self._steps = 0
         self.shard_sums: list[model.ShardSum] = []
         named = list(_named(optimizer, names))
-        self.split = any(meshes.is_placed(each) for _, each in named)
+        self.split = any(meshes.is_placed(tensor) for _, tensor in named)
         """Some of its parameters are DTensors."""
         self._copies = list(_copies(named))[:_MOST] if self.split else []
 
@@ -64,10 +64,10 @@ class Copies:
         if optimizer is None or not self.split or not at:
             return
         found = (
-            each
+            shard_sum
             for name, parameter in _named(optimizer, names)
             if meshes.is_placed(parameter)
-            for each in _sums_of(name, parameter, at)
+            for shard_sum in _sums_of(name, parameter, at)
         )
         self.shard_sums = list(islice(found, _MOST_SUMS))
 
@@ -87,8 +87,8 @@ class Copies:
         )
 
     def _look(self) -> None:
-        for each in self._copies:
-            each.end = _digest(each.name, each.tensor()) or each.end
+        for copy in self._copies:
+            copy.end = _digest(copy.name, copy.tensor()) or copy.end
 
 
 def _sums_of(name: str, parameter: Any, at: Mapping[int, Reduced]) -> Iterable[model.ShardSum]:
@@ -111,18 +111,20 @@ def _named(
 
 
 def _copies(named: list[tuple[str, torch.Tensor]]) -> Iterable[_Copy]:
-    placed = {id(each): list(meshes.rows(each)) for _, each in named if meshes.is_placed(each)}
+    placed = {
+        id(tensor): list(meshes.rows(tensor)) for _, tensor in named if meshes.is_placed(tensor)
+    }
     split = _split_rows(placed)
-    for name, each in named:
-        digest = _digest(name, each) if each.grad is not None else None
+    for name, tensor in named:
+        digest = _digest(name, tensor) if tensor.grad is not None else None
         if digest is not None:
-            own = placed.get(id(each), [])
+            own = placed.get(id(tensor), [])
             for row in own:
                 if not row.sharded:
-                    yield _Copy(name, weakref.ref(each), row, True, digest, digest)
+                    yield _Copy(name, weakref.ref(tensor), row, True, digest, digest)
             for row in split:
                 if not any(set(row.ranks) <= set(other.ranks) for other in own):
-                    yield _Copy(name, weakref.ref(each), row, False, digest, digest)
+                    yield _Copy(name, weakref.ref(tensor), row, False, digest, digest)
 
 
 def _split_rows(placed: Mapping[int, list[meshes.Row]]) -> list[meshes.Row]:

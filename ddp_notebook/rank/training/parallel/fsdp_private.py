@@ -77,11 +77,11 @@ def units(context: Any) -> tuple[Unit, ...]:
         return tuple(
             Unit(
                 str(group._module_fqn or ""),
-                sum(int(each._orig_size.numel()) for each in group.fsdp_params),
+                sum(int(param._orig_size.numel()) for param in group.fsdp_params),
                 group.post_forward_mesh_info is not None,
                 bool(group.reduce_grads),
                 tuple(int(rank) for rank in group.mesh_info.mesh.mesh.flatten().tolist()),
-                sum(each.sharded_param.requires_grad for each in group.fsdp_params),
+                sum(param.sharded_param.requires_grad for param in group.fsdp_params),
             )
             for state in context.all_states
             for group in state._fsdp_param_groups
@@ -115,7 +115,7 @@ def _of_placements(values: Mapping[str, Any]) -> str:
 
 
 def _placements(placements: Iterable[Any]) -> str:
-    names = [repr(each).removesuffix("()") for each in placements]
+    names = [repr(placement).removesuffix("()") for placement in placements]
     return names[0] if len(names) == 1 else f"({', '.join(names)})"
 
 
@@ -139,7 +139,10 @@ def sharded_in(
     Of meshes within each other the largest; none where there are others beside each other.
     `flat_over` is what `flat` gave.
     """
-    found = [(each, flat_over.get(id(each)) or _placed_over(each)) for each in parameters]
+    found = [
+        (parameter, flat_over.get(id(parameter)) or _placed_over(parameter))
+        for parameter in parameters
+    ]
     meshes = {ranks for _, ranks in found if ranks}
     largest = max(meshes, key=len, default=())
     if any(not set(ranks) <= set(largest) for ranks in meshes):
@@ -150,7 +153,7 @@ def sharded_in(
 def _placed_over(parameter: Any) -> Ranks:
     mesh = getattr(parameter, "device_mesh", None)
     placements = getattr(parameter, "placements", ())
-    if mesh is None or not any(each.is_shard() for each in placements):
+    if mesh is None or not any(placement.is_shard() for placement in placements):
         return ()
     return tuple(sorted(mesh.mesh.flatten().tolist()))
 
@@ -205,9 +208,9 @@ def held_by_units() -> dict[tuple[int, str], HeldByUnit]:
             again = group.post_forward_mesh_info is not None and not _becomes_root(group)
             gathers = ("forward", "backward") if again else ("forward",)
             ranks = _members(getattr(group.mesh_info, "shard_process_group", None))
-            for each in group.fsdp_params:
-                info = each._module_info
-                held = HeldByUnit(each.sharded_param, gathers, ranks)
+            for param in group.fsdp_params:
+                info = param._module_info
+                held = HeldByUnit(param.sharded_param, gathers, ranks)
                 found[id(info.module), info.param_name] = held
                 for module, name in zip(info.shared_modules, info.shared_param_names, strict=True):
                     found[id(module), name] = held
@@ -228,11 +231,11 @@ def without(held: set[int], contexts: Iterable[Any]) -> tuple[int, ...]:
     """
     with contextlib.suppress(*_CHANGED):
         parameters = [
-            each.sharded_param
+            param.sharded_param
             for context in contexts
             for state in context.all_states
             for group in state._fsdp_param_groups
-            for each in group.fsdp_params
+            for param in group.fsdp_params
         ]
         if held.isdisjoint(map(id, parameters)):
             return tuple(sorted(int(e.numel()) for e in parameters if e.requires_grad))

@@ -93,9 +93,9 @@ def _locals() -> Iterator[Mapping[str, Any]]:
     while frame is not None and len(frames) < _MOST_FRAMES:
         frames.append(frame)
         frame = frame.f_back
-    for each in reversed(frames):
+    for outer in reversed(frames):
         with contextlib.suppress(RuntimeError):
-            yield dict(each.f_locals)
+            yield dict(outer.f_locals)
 
 
 def roots() -> list[torch.nn.Module]:

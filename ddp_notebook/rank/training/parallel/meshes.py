@@ -34,7 +34,7 @@ def is_placed(tensor: Any) -> bool:
 
 def replicated_over(mesh: Any, placements: Iterable[Any]) -> Ranks:
     """The ranks with the same part of a tensor as this one."""
-    return along(mesh, [each.is_replicate() for each in placements])
+    return along(mesh, [placement.is_replicate() for placement in placements])
 
 
 def rows(tensor: Any) -> Iterator[Row]:
@@ -68,7 +68,7 @@ def shards_in(named: Iterable[tuple[str, Any]], owners: Iterable[Any]) -> model.
 
     Also those that were taken out of one of `owners`, which are DTensors, with to_local().
     """
-    placed = [each for each in owners if is_placed(each) and each.to_local().numel()]
+    placed = [owner for owner in owners if is_placed(owner) and owner.to_local().numel()]
     of_owner = {_memory(each.to_local()): each for each in placed}
     whole = ((name, e if is_placed(e) else of_owner.get(_memory(e))) for name, e in named)
     found = [(name, e) for name, e in whole if e is not None and part_of(e)[1] > 1]

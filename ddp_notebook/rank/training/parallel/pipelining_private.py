@@ -40,7 +40,7 @@ def _part(schedule: Any) -> model.PipelinePart:
     meant = stages[0].stage_index_to_group_rank.items()
     return model.PipelinePart(
         type(schedule).__name__.removeprefix("Schedule"),
-        tuple(int(each.stage_index) for each in stages),
+        tuple(int(stage.stage_index) for stage in stages),
         int(stages[0].num_stages),
         int(schedule._n_microbatches),
         tuple(int(stage) for stage, rank in meant if rank == stages[0].group_rank),

@@ -27,7 +27,7 @@ Tell = Callable[["PlainModel", torch.nn.Module, Any], None]
 
 def made_of(module: torch.nn.Module) -> str:
     """The class of a module, and a hash of the names and shapes of its parameters."""
-    shapes = [(name, tuple(each.shape)) for name, each in module.named_parameters()]
+    shapes = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
     return f"{type(module).__name__} {zlib.crc32(repr(shapes).encode()):08x}"
 
 
@@ -88,26 +88,28 @@ class PlainModels:
             # Of all modules that exist, some of the user's may be half made.
             with contextlib.suppress(Exception):
                 models += self._find(optimizer, list(inside()))
-        for each in models:
-            each.steps += 1
+        for model in models:
+            model.steps += 1
 
     def _find(self, optimizer: torch.optim.Optimizer, inside: list[Any]) -> Iterator[PlainModel]:
-        trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        trained = {
+            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+        }
         roots = held.roots()
         wrapped = [module for module in inside if module is not None]
         for module in _copies(roots, wrapped):
             self.hook_copy(module)
         for root in roots:
-            held_here = any(id(each) in trained for each in root.parameters())
+            held_here = any(id(parameter) in trained for parameter in root.parameters())
             if held_here and len(self.of) < _MOST and not _is_managed(root):
                 yield self._add(root)
 
     def _add(self, root: torch.nn.Module) -> PlainModel:
-        known = next((each for each in self.of if each.ref() is root), None)
+        known = next((model for model in self.of if model.ref() is root), None)
         if known is not None:
             return known
         name = made_of(root)
-        number = sum(each.key.startswith(name) for each in self.of)
+        number = sum(model.key.startswith(name) for model in self.of)
         model = PlainModel(root, number, self._call_sites)
         self.of.append(model)
         hook = _Watch(lambda module, args, named: self._forward(model, module, (args, named)))
@@ -122,8 +124,8 @@ class PlainModels:
 def _is_managed(root: torch.nn.Module) -> bool:
     """True of what DDP sees to, and of what would be compiled again for a hook."""
     return any(
-        isinstance(each, DistributedDataParallel) or torch_private.is_compiled(each)
-        for each in root.modules()
+        isinstance(module, DistributedDataParallel) or torch_private.is_compiled(module)
+        for module in root.modules()
     )
 
 

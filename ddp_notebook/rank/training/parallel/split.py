@@ -84,7 +84,7 @@ class Split:
 
     def sees(self, module: torch.nn.Module) -> bool:
         """True of a model whose forwards are seen here."""
-        return any(each.ref() is module for each in self._roots)
+        return any(root.ref() is module for root in self._roots)
 
     def take_out(self) -> None:
         """Remove the hooks: the run is over."""
@@ -103,8 +103,8 @@ class Split:
             self._see(list(_frames(frame)), method, args, ranks)
 
     def _see(self, stack: list[FrameType], method: str, args: Sequence[Any], ranks: Ranks) -> None:
-        modules = [str(each.f_globals.get("__name__", "")) for each in stack]
-        placed = any(each.startswith(_TENSOR) for each in modules)
+        modules = [str(frame.f_globals.get("__name__", "")) for frame in stack]
+        placed = any(module.startswith(_TENSOR) for module in modules)
         saver = _outermost(stack, modules, _SAVER, "save")
         if saver is not None:
             self._saving(saver, ranks)
@@ -115,7 +115,7 @@ class Split:
             self._root(call.f_locals["self"], placed, call.f_back)
 
     def _summed(self, stack: list[FrameType], tensors: Sequence[Any], ranks: Ranks) -> None:
-        function = next((each for each in stack if _is_of_function(each)), None)
+        function = next((frame for frame in stack if _is_of_function(frame)), None)
         if function is not None:
             key = ranks, function.f_code.co_name == "backward"
             if tensors[0].dim() > 1 and len(self._sums) < _MOST_SUMS:
@@ -123,25 +123,25 @@ class Split:
         elif len(self._reduced) < _MOST_REDUCED:
             line = self._call_sites.users_line()
             self._reduced += [
-                Reduced(self.backwards, each.data_ptr(), ranks, line) for each in tensors
+                Reduced(self.backwards, tensor.data_ptr(), ranks, line) for tensor in tensors
             ]
 
     def _saving(self, call: FrameType, ranks: Ranks) -> None:
         path = call.f_locals.get("checkpoint_id")
-        known = any(each.path == str(path) for each in self._saves)
+        known = any(save.path == str(path) for save in self._saves)
         if path is not None and not known and len(self._saves) < _MOST_SAVES:
             line = self._call_sites.users_line()
             self._saves.append(model.CheckpointCall(str(path), ranks, place_of(line)))
 
     def _root(self, module: torch.nn.Module, placed: bool, caller: FrameType | None = None) -> None:
-        if any(torch_private.is_compiled(each) for each in module.modules()):
+        if any(torch_private.is_compiled(part) for part in module.modules()):
             return  # a hook would have it compiled again
         if placed:
             self._hear_claims()
-        if len(self._roots) >= _MOST_ROOTS or any(each.ref() is module for each in self._roots):
+        if len(self._roots) >= _MOST_ROOTS or any(root.ref() is module for root in self._roots):
             return
         name = type(module).__name__
-        number = Counter(each.key.partition(" ")[0] for each in self._roots)[name]
+        number = Counter(root.key.partition(" ")[0] for root in self._roots)[name]
         path = self._call_sites.users_path(caller)
         root = _Root(module, f"{name} {number}", path[-1] if path else None)
         self._roots.append(root)
@@ -153,7 +153,7 @@ class Split:
             return
         with contextlib.suppress(*_CHANGED):
             if not root.inputs:
-                root.drops = any(each.training and drops_out(each) for each in module.modules())
+                root.drops = any(part.training and drops_out(part) for part in module.modules())
             root.inputs.append(model.Input(self.backwards, hash_of(inputs), random_state()))
             self.trains(inputs)
             if len(root.inputs) >= _MOST_INPUTS:
@@ -218,7 +218,7 @@ class Split:
                     self._find_roots(optimizer)
                 names = self._names()
                 copies = Copies(optimizer, names)
-                now = [each for each in self._reduced if each.backwards == self.backwards]
+                now = [reduced for reduced in self._reduced if reduced.backwards == self.backwards]
                 copies.compare(now, names)
                 self._optimizers[id(optimizer)] = copies
 
@@ -230,9 +230,11 @@ class Split:
 
     def _find_roots(self, optimizer: torch.optim.Optimizer) -> None:
         """Find the model where only a backward communicates: no frame names it."""
-        trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        trained = {
+            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+        }
         for module in held.roots():
-            if any(id(each) in trained for each in module.parameters()):
+            if any(id(parameter) in trained for parameter in module.parameters()):
                 self._root(module, placed=False)
 
     def flat(self) -> dict[int, Ranks]:
@@ -254,16 +256,16 @@ class Split:
         optimizers = list(self._optimizers.values())
         return model.SplitFacts(
             tuple(self._claims),
-            tuple(copy for each in optimizers for copy in each.facts()),
+            tuple(copy for optimizer in optimizers for copy in optimizer.facts()),
             tuple(
-                model.Forwards(each.key, tuple(each.inputs), place_of(each.line), each.drops)
-                for each in self._roots
+                model.Forwards(root.key, tuple(root.inputs), place_of(root.line), root.drops)
+                for root in self._roots
             ),
             tuple(
                 model.PartialSum(ranks, backward, place_of(line))
                 for (ranks, backward), line in self._sums.items()
             ),
-            tuple(found for each in optimizers for found in each.shard_sums),
+            tuple(found for optimizer in optimizers for found in optimizer.shard_sums),
             tuple(self._saves),
             tuple(self.losses) if self._sums else (),
         )

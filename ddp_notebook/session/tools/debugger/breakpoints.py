@@ -217,7 +217,7 @@ class Breakpoints:
         The first value that is not finite, on any rank, ends a breakpoint on it for all: from there
         it comes to the others with the gradients.
         """
-        wanted = [n for n, each in self._all.items() if each.on == NAN and n not in self._over]
+        wanted = [n for n, point in self._all.items() if point.on == NAN and n not in self._over]
         if not wanted or not self.enabled:
             return
         for row in self.rows():
@@ -285,9 +285,9 @@ class Breakpoints:
     def of_rank(self, rank: int) -> calls.Breakpoints:
         """Those of a rank."""
         own = (
-            each
-            for number, each in self._all.items()
-            if number not in self._over and (each.ranks is None or rank in each.ranks)
+            point
+            for number, point in self._all.items()
+            if number not in self._over and (point.ranks is None or rank in point.ranks)
         )
         may_stop = any(not breakpoint.log for breakpoint in self._all.values())
         return calls.Breakpoints(tuple(own), self.enabled, may_stop)
@@ -377,10 +377,10 @@ def _why_never(row: BreakpointRow, where: str) -> str:
     bounds = row.bounds.values()
     if not bounds:
         return "No rank answered: %ddp_why says what they are at. Then set it again."
-    if all(each.problem for each in bounds):
-        problems = "; ".join(sorted({each.problem for each in bounds}))
+    if all(bound.problem for bound in bounds):
+        problems = "; ".join(sorted({bound.problem for bound in bounds}))
         return f"{f'Line {where} of the last cell' if where.isdecimal() else where}: {problems}."
-    if row.breakpoint.on or any(each.line or each.problem for each in bounds):
+    if row.breakpoint.on or any(bound.line or bound.problem for bound in bounds):
         return ""
     if row.breakpoint.function:
         return (

@@ -41,7 +41,7 @@ def evaluate(
     request = calls.Expression(source, up, assign, own_text, everywhere)
     answers = subject.ask(alive, calls.EVALUATE, request, _ASK_TIMEOUT_S)
     evaluated = answered(answers)
-    values = [each.value for each in evaluated.values() if each.value is not None]
+    values = [answer.value for answer in evaluated.values() if answer.value is not None]
     reasons = {rank: _why_none(answers.get(rank), alive=rank in alive) for rank in members}
     unread = [Unread(of, why) for of, why in by_value(reasons) if why]
     table = variable_table.fold(values, unread, subject.world_size, evaluated=True)

@@ -68,7 +68,7 @@ class Looking:
         Raises UsageMistake where there is none.
         """
         stands = self.stands(ranks)
-        deepest = max((len(each.frames) for each in stands), default=0)
+        deepest = max((len(stand.frames) for stand in stands), default=0)
         steps = {"": 0, "up": 1, "down": -1}
         up = self.up + steps[frame] if frame in steps else int(frame)
         if not deepest:
