@@ -95,7 +95,7 @@ def _with_sources_in_use(case: Case) -> Case:
 
 def _without_output(saved: SavedRun) -> SavedRun:
     """The same without what ranks wrote, except the line that the board shows of a dead one."""
-    case, found = saved.case, saved.diagnosis
+    case, diagnosis = saved.case, saved.diagnosis
     if case is not None:
         brief = (replace(e, last_words=_last_line(e.last_words)) for e in case.ranks)
         case = replace(case, ranks=tuple(brief))
@@ -105,7 +105,7 @@ def _without_output(saved: SavedRun) -> SavedRun:
         start=_brief(saved.start),
         moments=tuple(_brief_moment(moment) for moment in saved.moments),
         case=case,
-        diagnosis=replace(found, tracebacks=()) if found is not None else None,
+        diagnosis=replace(diagnosis, tracebacks=()) if diagnosis is not None else None,
     )
 
 

@@ -360,6 +360,6 @@ class LiveBoard:
         if past is not None:
             at_ns = self._epoch_ns + 1000 * int(past["at"])
             known = collectives_at(memory.past.collectives_at(at_ns), at_ns)
-            then, found = self._source.past(at_ns), memory.past.found_at(at_ns)
-            message = past_message(past, then, known, found, self._epoch_ns)
+            then, moment = self._source.past(at_ns), memory.past.found_at(at_ns)
+            message = past_message(past, then, known, moment, self._epoch_ns)
             self._widget.tell(message, past["at"])

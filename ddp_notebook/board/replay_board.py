@@ -86,7 +86,7 @@ def past_message(
     question: Mapping[str, Any],
     snapshot: Snapshot,
     collectives: Collectives,
-    found: Moment,
+    moment: Moment,
     epoch_ns: int,
 ) -> dict[str, Any]:
     """The board as it was when `snapshot` was the state, for the page that asked."""
@@ -96,8 +96,8 @@ def past_message(
         "kind": "past",
         "view": str(question.get("view", "")),
         "board": {**model.board_json(board, epoch_ns), "now": question["at"], "frozen": True},
-        "findings": list(found.findings),
-        "locations": list(found.locations),
+        "findings": list(moment.findings),
+        "locations": list(moment.locations),
     }
 
 
@@ -157,6 +157,6 @@ class ReplayBoard:
             at_ns = self._epoch_ns + 1000 * int(content["at"])
             snapshot = self._replay.at(max(0, content["at"]) / 1e6).snapshot
             known = collectives_at(self._replay.collectives, at_ns)
-            found = self._found if at_ns >= self._found.at_ns else Moment()
-            message = past_message(content, snapshot, known, found, self._epoch_ns)
+            moment = self._found if at_ns >= self._found.at_ns else Moment()
+            message = past_message(content, snapshot, known, moment, self._epoch_ns)
             self.widget.tell(message, content["at"])

@@ -321,9 +321,9 @@ def _findings(context: Context, when: When) -> tuple[list[Finding], list[str]]:
 
 def _found_by(rule: Rule, context: Context, notes: list[str]) -> list[Finding]:
     """What a rule finds. An error of its own is noted: the others have their say all the same."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
-        found.extend(rule.find(context))
+        findings.extend(rule.find(context))
     except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
         where = extract_tb(error.__traceback__)[-1]
         text = cut(" ".join(f"{type(error).__name__}: {error}".split()), _LONGEST_ERROR)
@@ -331,7 +331,7 @@ def _found_by(rule: Rule, context: Context, notes: list[str]) -> list[Finding]:
             f"The rule {rule.find.__name__} failed on this record, so what it looks for is not "
             f"known ({text}, {Path(where.filename).name}:{where.lineno}): please report this."
         )
-    return found
+    return findings
 
 
 def _follows(finding: Finding, findings: list[Finding], blamed: set[int]) -> bool:

@@ -79,15 +79,17 @@ def diagnose_standing(case: Case) -> Diagnosis:
 
     A rank with exit code 0 has ended. Nothing is said of a rank that may go on by itself.
     """
-    found = Diagnosis((), None, case.world_size)
+    diagnosis = Diagnosis((), None, case.world_size)
     if any(in_setup(report) and not report.initialized for report in case.ranks):
         if any(report.exit_code == 0 for report in case.ranks):
-            found = replace(found, findings=tuple(_never_joined(case)))
+            diagnosis = replace(diagnosis, findings=tuple(_never_joined(case)))
         else:
-            found = diagnose_setup(case)
+            diagnosis = diagnose_setup(case)
     else:
-        found = replace(found, findings=tuple(apart(case)))
-    return replace(found, doing={report.rank: doing(report) for report in case.ranks}, unsure="")
+        diagnosis = replace(diagnosis, findings=tuple(apart(case)))
+    return replace(
+        diagnosis, doing={report.rank: doing(report) for report in case.ranks}, unsure=""
+    )
 
 
 def _never_joined(case: Case) -> Iterator[Finding]:

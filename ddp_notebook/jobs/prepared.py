@@ -201,13 +201,13 @@ def why(job: Job) -> Verdict:
     """What is wrong with a job. Of one that runs, what is so in two looks at it."""
     alive = job.alive
     case = case_of(job)
-    found = _diagnosed(job, case)
-    if job.alive and found.wrong:
+    diagnosis = _diagnosed(job, case)
+    if job.alive and diagnosis.wrong:
         time.sleep(_AGAIN_S)
-        found = in_both(found, _diagnosed(job, case_of(job)))
+        diagnosis = in_both(diagnosis, _diagnosed(job, case_of(job)))
     if job.alive != alive:  # who ended meanwhile may have written how
         return why(job)
-    return for_others(found, _basis(job), _elsewhere(job))
+    return for_others(diagnosis, _basis(job), _elsewhere(job))
 
 
 def in_both(first: Diagnosis, second: Diagnosis) -> Diagnosis:
@@ -358,9 +358,9 @@ def ended(job: Job, *, failed: bool) -> Diagnosis:
     case = case_of(job)
     if failed or case.where(Activity.FAILED):
         return _diagnosed(job, case)
-    found = Diagnosis(world_size=len(case.ranks))
+    diagnosis = Diagnosis(world_size=len(case.ranks))
     ended = all(report.activity is Activity.IDLE for report in case.ranks)
-    return _trained(job, case, found) if ended else found
+    return _trained(job, case, diagnosis) if ended else diagnosis
 
 
 def collectives_of(job: Job) -> Collectives:
@@ -372,12 +372,12 @@ def collectives_of(job: Job) -> Collectives:
 
 def _diagnosed(job: Job, case: Case) -> Diagnosis:
     """Also by what was trained; without a finding, why that proves nothing."""
-    found = by_rules(case, all_seen=not job.absent)
-    if found.wrong:
-        return found
+    diagnosis = by_rules(case, all_seen=not job.absent)
+    if diagnosis.wrong:
+        return diagnosis
     if all(report.activity is Activity.IDLE for report in case.ranks):
-        return _trained(job, case, found)
-    return replace(found, unsure=_unsure(job, case, found.unsure))
+        return _trained(job, case, diagnosis)
+    return replace(diagnosis, unsure=_unsure(job, case, diagnosis.unsure))
 
 
 def by_rules(case: Case, all_seen: bool = True) -> Diagnosis:
@@ -385,16 +385,18 @@ def by_rules(case: Case, all_seen: bool = True) -> Diagnosis:
 
     Unless all ranks are seen, the rest may be what these wait for.
     """
-    found = diagnose_run(case)
-    if found.wrong:
-        return found
+    diagnosis = diagnose_run(case)
+    if diagnosis.wrong:
+        return diagnosis
     before = diagnose_run(_before_ends(case))
     if before.wrong:
-        return replace(before, doing=found.doing)
+        return replace(before, doing=diagnosis.doing)
     more: tuple[Finding, ...] = own_errors(case)
     if not more and all_seen and (finding := failures.unexplained(case, _waited_s(case))):
         more = (finding,)
-    return replace(found, findings=(*more, *found.findings), unsure="") if more else found
+    return (
+        replace(diagnosis, findings=(*more, *diagnosis.findings), unsure="") if more else diagnosis
+    )
 
 
 def _before_ends(case: Case) -> Case:
@@ -428,7 +430,7 @@ def _raised_in_last(report: RankReport, records: Sequence[Collective]) -> bool:
     return last is not None and (last.file, last.line) in [(at.file, at.line) for at in line]
 
 
-def _trained(job: Job, case: Case, found: Diagnosis) -> Diagnosis:
+def _trained(job: Job, case: Case, diagnosis: Diagnosis) -> Diagnosis:
     """Post-run checks of a job that ended without an error on all ranks."""
     known = {rank: process.facts for rank, process in job.processes.items()}
     facts = {rank: fact for rank, fact in known.items() if fact is not None}
@@ -436,11 +438,11 @@ def _trained(job: Job, case: Case, found: Diagnosis) -> Diagnosis:
     answers = ask(left, calls.RUN_FACTS, calls.Nothing(), _ASK_TIMEOUT_S)
     facts |= answered(answers)
     if not any(fact.backwards for fact in facts.values()):
-        return replace(found, unsure="")
+        return replace(diagnosis, unsure="")
     if len(facts) < len(case.ranks):
-        return replace(found, unsure=_NOT_COMPARED)
+        return replace(diagnosis, unsure=_NOT_COMPARED)
     trained = diagnose_training(facts, case.collectives)
-    return replace(found, findings=trained.findings, notes=trained.notes, unsure="")
+    return replace(diagnosis, findings=trained.findings, notes=trained.notes, unsure="")
 
 
 _NOT_COMPARED = "All ranks ended without an error; what they trained could not be compared."

@@ -46,8 +46,8 @@ class Found:
     @property
     def diagnosis(self) -> Diagnosis | None:
         """The diagnosis with its run; None if no problem was found."""
-        found = self._diagnosis
-        return replace(found, run=self.run) if found is not None else None
+        diagnosis = self._diagnosis
+        return replace(diagnosis, run=self.run) if diagnosis is not None else None
 
     @property
     def run(self) -> JudgedRun:

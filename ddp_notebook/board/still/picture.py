@@ -67,15 +67,15 @@ _SMALL = f"font-size: 0.88em; margin: 4px 0 0; {markup.MUTED}"
 
 def html(
     board: Board,
-    found: Diagnosis | None = None,
+    diagnosis: Diagnosis | None = None,
     sides: Sequence[Mapping[str, Any]] = (),
     timeline: Timeline | None = None,
 ) -> str:
     """The board as one element. `sides` are those of the first finding, as the page gets them."""
     finding = ""
-    if found is not None and found.findings:
+    if diagnosis is not None and diagnosis.findings:
         shown = _sides(sides[:_MOST_SIDES])
-        finding = findings_view.html(found, shown, with_doing=False)  # the rows say it
+        finding = findings_view.html(diagnosis, shown, with_doing=False)  # the rows say it
     drawn = drawings(timeline, [row.ranks for row in board.rows])
     about = f'<div style="{_SMALL}">{escape(drawn.about)}</div>' if drawn.about else ""
     return (

@@ -34,12 +34,12 @@ def unreduced_gradients(context: Context) -> Iterator[Finding]:
         return
     ranks = tuple(e.rank for e in waiting)
     others = [e for e in context.case.ranks if e not in waiting]
-    found = [finding for e in others for finding in _why_not(e, waiting[0], ranks)]
-    under = [finding for finding in found if finding.category is Category.NO_SYNC_MISUSE]
+    findings = [finding for e in others for finding in _why_not(e, waiting[0], ranks)]
+    under = [finding for finding in findings if finding.category is Category.NO_SYNC_MISUSE]
     if len(under) > len(ranks):
         yield _reduces_too_soon(waiting[0], ranks, under)
         return
-    yield from found
+    yield from findings
 
 
 def _is_in_a_pass(context: Context, e: RankReport) -> bool:

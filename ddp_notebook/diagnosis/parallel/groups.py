@@ -211,8 +211,8 @@ def opposite_groups(context: Context) -> Iterator[Finding]:
             continue
         if next(parted_over_groups(context), None) is not None:
             return  # that one of them left the common way explains the ring
-        found = _only_some(context, records) or _one_side_more(context, records)
-        yield found or _ring_of_groups(context, ring, records)
+        finding = _only_some(context, records) or _one_side_more(context, records)
+        yield finding or _ring_of_groups(context, ring, records)
 
 
 def _one_side_more(context: Context, records: list[Collective]) -> Finding | None:

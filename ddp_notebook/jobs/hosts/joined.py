@@ -64,16 +64,22 @@ def diagnosed(runs: Runs) -> Diagnosis:
         return _one_by_one(runs)
     case = joined(runs)
     seen = {rank for run in runs.values() for rank in observed(run).ranks}
-    found = prepared.by_rules(case, all_seen=seen.issuperset(range(case.world_size)))
-    return found if found.wrong else replace(found, unsure=_unsure(case, found.unsure))
+    diagnosis = prepared.by_rules(case, all_seen=seen.issuperset(range(case.world_size)))
+    return (
+        diagnosis if diagnosis.wrong else replace(diagnosis, unsure=_unsure(case, diagnosis.unsure))
+    )
 
 
-def judged(found: Diagnosis, runs: Runs) -> Verdict:
+def judged(diagnosis: Diagnosis, runs: Runs) -> Verdict:
     """A diagnosis with what it stands on."""
     basis = "; ".join(f"{plain(observed(run).basis)}, on {host}" for host, run in runs.items())
     unread = ((host, note) for host, run in runs.items() for note in observed(run).unread)
     notes = (f"{host}: {plain(note)}" for host, note in unread)
-    return for_others(found, basis, notes) if len(runs) > 1 else Verdict(found, basis, tuple(notes))
+    return (
+        for_others(diagnosis, basis, notes)
+        if len(runs) > 1
+        else Verdict(diagnosis, basis, tuple(notes))
+    )
 
 
 def observed(run: SavedRun) -> Observed:
@@ -83,11 +89,11 @@ def observed(run: SavedRun) -> Observed:
 
 def _one_by_one(runs: Runs) -> Diagnosis:
     """What was found on each host: stacks alone do not tell which collectives of hosts meet."""
-    found = prepared.by_rules(Case(joined(runs).ranks))
+    diagnosis = prepared.by_rules(Case(joined(runs).ranks))
     findings = [
         finding for run in runs.values() if run.diagnosis for finding in run.diagnosis.findings
     ]
-    return replace(found, findings=tuple(findings), unsure="" if findings else _ONE_BY_ONE)
+    return replace(diagnosis, findings=tuple(findings), unsure="" if findings else _ONE_BY_ONE)
 
 
 _ONE_BY_ONE = (

@@ -65,10 +65,10 @@ class Elsewhere:
 
     def why(self) -> Verdict:
         """What is wrong with it; on several hosts, what is so in two looks at all of them."""
-        found = diagnosed(self._look())
-        if found.wrong and len(self._runs) > 1:  # of one host, it has looked twice itself
-            found = prepared.in_both(found, diagnosed(self._look()))
-        judgement = judged(found, self._runs)
+        diagnosis = diagnosed(self._look())
+        if diagnosis.wrong and len(self._runs) > 1:  # of one host, it has looked twice itself
+            diagnosis = prepared.in_both(diagnosis, diagnosed(self._look()))
+        judgement = judged(diagnosis, self._runs)
         return replace(judgement, unread=(*judgement.unread, *self._notes()))
 
     def where(self, ranks: Ranks | None = None, locals: bool = False) -> StackTree:
@@ -89,8 +89,10 @@ class Elsewhere:
 
     def board(self) -> Board:
         """What the hosts know of each rank."""
-        found = self.why().diagnosis
-        return picture.board(joined(self._runs), f"{self.name}: {self.about}", found, self._over)
+        diagnosis = self.why().diagnosis
+        return picture.board(
+            joined(self._runs), f"{self.name}: {self.about}", diagnosis, self._over
+        )
 
     def saved(self) -> SavedRun:
         """What the hosts know, as one run."""

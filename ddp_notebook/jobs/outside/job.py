@@ -73,11 +73,11 @@ class Outside:
 
         Flight recorders are shown beside it: they tell what was called, and not why.
         """
-        found, known = self._diagnosis(), recorder.facts(self.recorded)
-        if not found.wrong:
-            return for_others(found, self._basis(), (*self.why_not, *known))
-        findings = tuple(replace(f, evidence=(*f.evidence, *known)) for f in found.findings)
-        return for_others(replace(found, findings=findings), self._basis(), self.why_not)
+        diagnosis, known = self._diagnosis(), recorder.facts(self.recorded)
+        if not diagnosis.wrong:
+            return for_others(diagnosis, self._basis(), (*self.why_not, *known))
+        findings = tuple(replace(f, evidence=(*f.evidence, *known)) for f in diagnosis.findings)
+        return for_others(replace(diagnosis, findings=findings), self._basis(), self.why_not)
 
     def variables(self, rank: int) -> Mapping[int, tuple[Local, ...]]:
         """Those of the user's frames of a rank, by the frame's place in its path."""
@@ -91,11 +91,11 @@ class Outside:
         }
 
     def _diagnosis(self) -> Diagnosis:
-        found = diagnose_standing(self.case)
+        diagnosis = diagnose_standing(self.case)
         waiting = self.case.waiting
         unknown = self.case.where(Activity.SILENT)
         if not self.threads:
-            return replace(found, findings=(), unsure=_NO_STACKS)
+            return replace(diagnosis, findings=(), unsure=_NO_STACKS)
         moves = tuple(rank for rank in waiting if rank not in self.still)
         if moves:
             why = f"No problem found so far: {verb(moves, 'goes', 'go')} on."
@@ -112,15 +112,15 @@ class Outside:
                 f"No problem found so far: {verb(self.case.where(Activity.BUSY), 'goes', 'go')} on."
             )
         if moves or unknown:
-            return replace(found, findings=(), unsure=why)
-        return self._unproven(found, why)
+            return replace(diagnosis, findings=(), unsure=why)
+        return self._unproven(diagnosis, why)
 
-    def _unproven(self, found: Diagnosis, why: str) -> Diagnosis:
+    def _unproven(self, diagnosis: Diagnosis, why: str) -> Diagnosis:
         """With `why` no proof is there that all is well, where nothing is wrong."""
-        if not all(finding.passing for finding in found.findings):
-            return found
-        findings = tuple(self._with_rest(finding) for finding in found.findings)
-        return replace(found, findings=findings, unsure=why)
+        if not all(finding.passing for finding in diagnosis.findings):
+            return diagnosis
+        findings = tuple(self._with_rest(finding) for finding in diagnosis.findings)
+        return replace(diagnosis, findings=findings, unsure=why)
 
     def _with_rest(self, finding: Finding) -> Finding:
         """A finding on ranks that are late, with which of them do nothing at all meanwhile."""

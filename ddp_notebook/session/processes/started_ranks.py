@@ -136,8 +136,8 @@ class StartedRanks:
         deadline_s = time.monotonic() + scaled_for_load(_END_WITHIN_S)
         while (left := _started(job)) and time.monotonic() < deadline_s:
             time.sleep(_LOOK_EVERY_S)
-        found = Diagnosis() if left and not failed else jobs.prepared.ended(job, failed=failed)
-        return found if found.wrong or _own(job) else None
+        diagnosis = Diagnosis() if left and not failed else jobs.prepared.ended(job, failed=failed)
+        return diagnosis if diagnosis.wrong or _own(job) else None
 
     def interrupt(self) -> None:
         """Interrupt those that run, as a terminal does with all that a script has started."""

@@ -195,8 +195,8 @@ class ScriptWork:
     def _diagnosed(self, controller: RunController, result: CellResult) -> Diagnosis:
         """What was wrong: with the ranks that it started itself, else with its own processes."""
         started = self.run.started_ranks
-        found = started.ended(failed=result.error is not None) if started is not None else None
-        return found if found is not None else diagnose_run(controller.look())
+        diagnosis = started.ended(failed=result.error is not None) if started is not None else None
+        return diagnosis if diagnosis is not None else diagnose_run(controller.look())
 
 
 def _place_of_python(ranks: Ranks | None, options: RunOptions) -> Ranks:

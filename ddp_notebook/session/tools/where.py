@@ -80,18 +80,18 @@ class Where:
         # The collective logs are closed from another thread when the session ends.
         with contextlib.suppress(ValueError):
             collectives = current.logs.read(run.ranks, run.cell, _LAST)
-        found = _still_true(run, snapshot, collectives)
+        diagnosis = _still_true(run, snapshot, collectives)
         facts = replace(
             facts,
-            snapshot=_with_waits(snapshot, run, found),
+            snapshot=_with_waits(snapshot, run, diagnosis),
             collectives=collectives,
             pending=run.pending,
-            diagnosis=found,
+            diagnosis=diagnosis,
             stops=stops_in(runs.controllers),
             members=run.ranks,
         )
         board = board_of(facts)
-        notes = filter(None, [stuck_note(board, found)])
+        notes = filter(None, [stuck_note(board, diagnosis)])
         return replace(board, notes=(*notes, *board.notes))
 
     def _started_ranks(self, script: RunController | None) -> Board | None:
@@ -149,11 +149,11 @@ def _still_true(run: CellRun, snapshot: Snapshot, collectives: Collectives) -> D
     return run.found.diagnosis if same else None
 
 
-def _with_waits(snapshot: Snapshot, run: CellRun, found: Diagnosis | None) -> Snapshot:
+def _with_waits(snapshot: Snapshot, run: CellRun, diagnosis: Diagnosis | None) -> Snapshot:
     """What ranks of the run wait in, as it was found; a rank itself tells its line alone."""
-    if found is None or not found.wrong:
+    if diagnosis is None or not diagnosis.wrong:
         return snapshot
-    doing = {rank: text for rank, text in (found.doing or {}).items() if rank in run.pending}
+    doing = {rank: text for rank, text in (diagnosis.doing or {}).items() if rank in run.pending}
     ranks = (replace(s, doing=doing.get(s.rank, s.doing)) for s in snapshot.ranks)
     return replace(snapshot, ranks=tuple(ranks))
 

@@ -101,14 +101,14 @@ class Why:
             own = failures.failed_in_set_up(self._record.snapshot.ranks, case)
             going_on = replace(going_on, findings=(*own, *now.findings))
         last = self._findings.last
-        found = last.diagnosis if last is not None else None
-        if found is None or last is None:
+        diagnosis = last.diagnosis if last is not None else None
+        if diagnosis is None or last is None:
             return self._unexplained(case, going_on, SET_UP)
         if last.title == SET_UP:
-            return going_on if going_on.findings else found
+            return going_on if going_on.findings else diagnosis
         # A cell can run on ranks that are not set up; why they are not is reported below.
-        new = tuple(f for f in going_on.findings if f not in found.findings)
-        return replace(found, findings=(*found.findings, *new))
+        new = tuple(f for f in going_on.findings if f not in diagnosis.findings)
+        return replace(diagnosis, findings=(*diagnosis.findings, *new))
 
     def _of_run(self, controller: RunController, case: Case, now: Diagnosis) -> Diagnosis:
         """The diagnosis of a run that ranks are in."""
@@ -155,17 +155,21 @@ class Why:
         last = self._findings.last
         if last is None:
             return self._with_wrong_results(now)
-        found = last.diagnosis
-        if found is None:
+        diagnosis = last.diagnosis
+        if diagnosis is None:
             if any(set(finding.ranks) & set(case.where(*_GONE)) for finding in now.findings):
                 return now  # they ended after the run
             return self._nothing_found(case, replace(self._with_wrong_results(now), run=last.run))
-        gone = tuple(finding for finding in now.findings if self._has_gone(finding, case, found))
+        gone = tuple(
+            finding for finding in now.findings if self._has_gone(finding, case, diagnosis)
+        )
         if not gone:
-            return found
+            return diagnosis
         ranks = sorted({rank for finding in gone for rank in finding.ranks})
         note = f"{name_ranks(ranks).capitalize()} ended after {last.title} was over."
-        return replace(found, findings=(*gone, *found.findings), notes=(note, *found.notes))
+        return replace(
+            diagnosis, findings=(*gone, *diagnosis.findings), notes=(note, *diagnosis.notes)
+        )
 
     def _nothing_found(self, case: Case, now: Diagnosis) -> Diagnosis:
         current = self._runs.current
@@ -174,10 +178,10 @@ class Why:
             return replace(now, unsure=stopped)
         return self._unexplained(case, now, now.run.title if now.run is not None else "")
 
-    def _has_gone(self, finding: Finding, case: Case, found: Diagnosis) -> bool:
+    def _has_gone(self, finding: Finding, case: Case, diagnosis: Diagnosis) -> bool:
         """True for a finding about ranks that died or became unresponsive since `found`."""
         gone = set(finding.ranks) & set(case.where(*_GONE))
-        known = any(gone <= set(before.ranks) for before in found.findings)
+        known = any(gone <= set(before.ranks) for before in diagnosis.findings)
         return bool(gone) and not finding.passing and not known
 
     def _with_wrong_results(self, diagnosis: Diagnosis) -> Diagnosis:
