@@ -1,7 +1,8 @@
-"""What the shell adds to IPython's answers: the verb that was meant, and %debug."""
+"""What the shell adds to IPython's answers: the verb that was meant, values, and %debug."""
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 import sys
@@ -44,6 +45,8 @@ _MARRED = re.compile(r"^\s*(?:[\w, ]+=\s*)?%%?(?:\s+(ddp\w*)|(ddp\w*)[^\w\s?-])"
 _SIMILAR = 0.6
 _REPLACED = ("show_usage_error", "debugger")
 """The methods of a shell that are replaced while the extension is loaded."""
+_SHOW = "_ddp_notebook_show"
+"""The attribute of a shell that shows the value of a verb in the middle of a cell."""
 
 
 def meant(name: str) -> Sequence[str]:
@@ -96,6 +99,34 @@ def after(error: Exception, ended: frozenset[int]) -> str:
     )
 
 
+class ShowsValues(ast.NodeTransformer):
+    """Has each verb show its value, also above the cell's last line and in its loops.
+
+    IPython shows the value of the last line only, so that of two verbs in a cell the first one
+    would seem to have done nothing.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+
+    def visit_Module(self, node: ast.Module) -> ast.AST:
+        """A cell. IPython shows its last line, or all of its lines."""
+        shown = len(node.body) if self._shell.ast_node_interactivity == "all" else 1
+        for statement in node.body:
+            if not (isinstance(statement, ast.Expr) and statement in node.body[-shown:]):
+                self.visit(statement)
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        """An expression whose value would be lost."""
+        match node.value:
+            case ast.Call(ast.Attribute(shell, "run_line_magic"), [ast.Constant(name), _]):
+                if name in _MAGIC_OF:
+                    node.value = ast.Call(ast.Attribute(shell, _SHOW, ast.Load()), [node.value], [])
+                    ast.fix_missing_locations(node)
+        return node
+
+
 class Hints:
     """Adds these messages in a notebook's shell, until it is withdrawn."""
 
@@ -109,12 +140,17 @@ class Hints:
         self._shell.events.register("pre_run_cell", self._remember)
         self._shell.events.register("post_run_cell", self._on_end)
         self._shell.show_usage_error, self._shell.debugger = self._on_usage_error, self._on_debug
+        self._values = ShowsValues(self._shell)
+        self._shell.ast_transformers.append(self._values)
+        setattr(self._shell, _SHOW, self._show)
 
     def withdraw(self) -> None:
         """Restore IPython's own messages."""
         self._shell.events.unregister("pre_run_cell", self._remember)
         self._shell.events.unregister("post_run_cell", self._on_end)
-        for name in _REPLACED:
+        if self._values in self._shell.ast_transformers:  # IPython removes one that fails
+            self._shell.ast_transformers.remove(self._values)
+        for name in (*_REPLACED, _SHOW):
             vars(self._shell).pop(name, None)
 
     def _remember(self, info: Any) -> None:
@@ -138,6 +174,12 @@ class Hints:
         self._show_usage_error(error)
         if hint := unknown_magic(self._cell, self._is_known):
             self._ui.say(hint)
+
+    def _show(self, value: object) -> None:
+        if value is not None:
+            data, metadata = self._shell.display_formatter.format(value)
+            if data:  # else it has shown itself
+                self._shell.display_pub.publish(data=data, metadata=metadata)
 
     def _is_known(self, name: str) -> bool:
         return bool(self._shell.find_line_magic(name) or self._shell.find_cell_magic(name))

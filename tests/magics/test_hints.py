@@ -98,3 +98,21 @@ def test_a_cell_for_the_ranks_without_a_line_is_not_sent_to_a_line_magic(
         said = capsys.readouterr().err
         assert "The cell is empty: write what the ranks are to run below %%ddp" in said
         assert "Did you mean" not in said
+
+
+def test_a_verb_above_the_last_line_or_in_a_loop_shows_its_value(
+    shell2: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two verbs in a cell IPython showed the last one's value only."""
+
+    def shown(cell: str) -> str:
+        capsys.readouterr()
+        assert shell2.run_cell(cell).success
+        return capsys.readouterr().out
+
+    shell2.user_ns["shown"] = 7
+    assert shown("%ddp_why\nx = 1").count("No problem found") == 1
+    assert shown("for _ in range(3):\n    %ddp_why\n%ddp_why").count("No problem found") == 4
+    assert "verified" not in shown("board = %ddp_status\ntype(board)")
+    assert shown("%ddp_why -h\nx = 1").count("Usage") == shown("%ddp_why -h").count("Usage")
+    assert shown("%ddp_push shown\nx = 2").strip() == "shown → ranks 0-1"
