@@ -15,7 +15,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 from IPython.utils.process import arg_split
 
-from ddp_notebook.model import RankState
+from ddp_notebook.model import DASHES, RankState
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ _ELSEWHERE = dict.fromkeys(
     ("np", "nproc", "nprocs", "nproc-per-node", "num-processes", "num-ranks", "size"), "world-size"
 )
 """Options of torchrun, mpirun and others, with the names they have here."""
-_RANK_SET = re.compile(r"all|[\d,-]*\d")
+_RANK_SET = re.compile(rf"all|[{DASHES}\d,]*\d")
 _AFTER_COMMA = re.compile(r"\s*,\s*(?=\d)")
 _SIMILAR = 0.6
 _WORD = re.compile(r"\s*(\S+)")
@@ -204,7 +204,7 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
         if listed != line and not self.parse_known_args(arg_split(listed, strict=False))[1]:
             return listed.strip()
         first, equals, value = unknown[0].strip("(,)").partition("=")  # called as a function
-        option, values = self._named(first.strip("-").replace("_", "-")), unknown[1:2]
+        option, values = self._named(first.strip(DASHES).replace("_", "-")), unknown[1:2]
         if equals:
             values = [value]
         elif option is None:

@@ -61,8 +61,8 @@ _FILES = {
     "parallel.layout": "HeldParameter HeldParameters",
     "parallel.split": ("CheckpointCall Claim Copy Forwards Input PartialSum ShardSum SplitFacts"),
     "ranks": (
-        "Ranks agree are by_value counted cut format_bytes format_ranks name_ranks parse_ranks "
-        "said_by them verb without_ports"
+        "DASHES Ranks agree are by_value counted cut format_bytes format_ranks name_ranks "
+        "parse_ranks said_by them verb without_ports"
     ),
     "stacks": (
         "Branch Doing Frame Local RankStack RankVariables Scope StackTree TensorFacts Unread "

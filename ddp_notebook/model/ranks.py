@@ -10,7 +10,9 @@ Ranks: TypeAlias = tuple[int, ...]
 """A rank set: sorted, without repeats. Written ``0``, ``0,2``, ``1-3`` or ``all``."""
 
 T = TypeVar("T", bound=Hashable)
-_RANK_PART = re.compile(r"(\d+)(?:-(\d+))?")
+DASHES = "-\u2013\u2014\u2212"
+"""A hyphen, and what web pages and word processors make of it."""
+_RANK_PART = re.compile(rf"(\d+)(?:[{DASHES}](\d+))?")
 
 
 def parse_ranks(text: str, world_size: int) -> Ranks:

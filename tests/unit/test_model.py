@@ -42,6 +42,7 @@ def test_a_rank_set_is_read_back_as_it_was_written(ranks: set[int]) -> None:
         ("1-3", (1, 2, 3)),
         ("all", (0, 1, 2, 3)),
         ("3, 0-1", (0, 1, 3)),
+        ("0\u20132", (0, 1, 2)),  # copied from a web page
     ],
 )
 def test_rank_sets_are_written_in_these_ways(text: str, ranks: tuple[int, ...]) -> None:

@@ -20,6 +20,7 @@ PARSERS = {verb.name: verb.parser for verb in VERBS}
         ("ddp_init -w 2", "%ddp_init --world-size 2"),
         ("ddp_init --nproc_per_node=2", "%ddp_init --world-size 2"),
         ("ddp_init gloo", "%ddp_init --backend gloo"),
+        ("ddp_init \u2014world-size 2", "%ddp_init --world-size 2"),
         ("ddp 0", "%%ddp --ranks 0"),
         ("ddp 0,2-3", "%%ddp --ranks 0,2-3"),
         ("ddp all", "%%ddp --ranks all"),
