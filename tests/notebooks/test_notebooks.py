@@ -86,8 +86,12 @@ def other_words(now: Any, then: Any) -> str:
 
 
 def verdict_of(cells: list[Any]) -> str:
-    """What `check` said, in the last of the cells of an exercise."""
-    return "".join(o.get("data", {}).get("text/plain", "") for o in cells[-1].outputs)
+    """What `check` said, as the value of the last of the cells of an exercise."""
+    return "".join(
+        output.data.get("text/plain", "")
+        for output in cells[-1].outputs
+        if output.output_type == "execute_result"
+    )
 
 
 def test_words_that_changed_are_named() -> None:

@@ -36,7 +36,9 @@ class Try:
         """✓ or ✗ and the sentence, as the notebook showed it; else what it raised."""
         outputs = self.cells[-1].outputs
         return "".join(
-            o.get("data", {}).get("text/plain", "") or o.get("evalue", "") for o in outputs
+            o.get("data", {}).get("text/plain", "") or o.get("evalue", "")
+            for o in outputs
+            if o.output_type != "display_data"  # values of verbs above the last line
         )
 
 
