@@ -32,6 +32,39 @@ def averaged(model, opt, loss, tensors=None):
 """
 
 WRONG = {
+    "nothing but an evaluation: the mean of the ranks' means, which have unequal parts": (
+        "metric-misaggregation",
+        BOTH,
+        """
+mine = torch.ones(4 if rank else 20, 4)
+net.eval()
+right = 0
+with torch.no_grad():
+    for x in mine.split(2): right += (net(x)[:, 0] > 0).sum().item()
+share = torch.tensor(right / len(mine))
+dist.all_reduce(share)
+print(share / dist.get_world_size())
+""",
+    ),
+    "nothing but an evaluation, of a model that is gone at its end: samples counted twice": (
+        "eval-padding",
+        BOTH,
+        """
+def evaluate():
+    data = TensorDataset(torch.arange(20.).view(5, 4))
+    model = DDP(nn.Linear(4, 2))
+    right = count = 0
+    with torch.inference_mode():
+        for x, in DataLoader(data, 2, sampler=DistributedSampler(data, shuffle=False)):
+            right += (model(x)[:, 0] > 0).sum().item()
+            count += len(x)
+    t = torch.tensor([right, count])
+    dist.all_reduce(t)
+    return t[0] / t[1]
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+print(evaluate())
+""",
+    ),
     "gradients averaged by hand, and statistics of batches that nothing sends": (
         "buffer-sync",
         BOTH,

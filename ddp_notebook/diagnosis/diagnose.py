@@ -69,6 +69,8 @@ class When(Flag):
     """A blocked run that the user did not interrupt: what ranks wait for proves something."""
     TRAINED = auto()
     """A run in which ranks trained, and that ended well on all of them."""
+    EVALUATED = auto()
+    """A run that ended as well, and in which ranks evaluated models and trained none."""
 
 
 class Explains(Enum):
@@ -159,7 +161,7 @@ RULES: tuple[Rule, ...] = (
     # Runs that ended well and computed something else than was meant.
     Rule(devices.shared_gpus, When.TRAINED, Explains.NOTHING),
     Rule(devices.backends, When.TRAINED, Explains.NOTHING),
-    Rule(works.unwaited, When.TRAINED, Explains.DRIFT),
+    Rule(works.unwaited, When.TRAINED | When.EVALUATED, Explains.DRIFT),
     Rule(rules.detached_optimizers, When.TRAINED, Explains.NOTHING),
     Rule(rules.unheld_parameters, When.TRAINED, Explains.NOTHING),
     Rule(rules.unused_parameters, When.TRAINED, Explains.DRIFT),
@@ -202,8 +204,8 @@ RULES: tuple[Rule, ...] = (
     Rule(evaluations.other_statistics, When.TRAINED, Explains.NOTHING),
     Rule(evaluations.lone_copies, When.TRAINED, Explains.NOTHING),
     Rule(evaluations.unjoined_results, When.TRAINED, Explains.NOTHING),
-    Rule(evaluations.unweighted_means, When.TRAINED, Explains.NOTHING),
-    Rule(evaluations.padded_counts, When.TRAINED, Explains.NOTHING),
+    Rule(evaluations.unweighted_means, When.TRAINED | When.EVALUATED, Explains.NOTHING),
+    Rule(evaluations.padded_counts, When.TRAINED | When.EVALUATED, Explains.NOTHING),
     Rule(samplers.sampler_misuse, When.TRAINED, Explains.NOTHING),
     Rule(randomness.same_draws, When.TRAINED, Explains.NOTHING),
     Rule(checkpoints.untied, When.TRAINED, Explains.NOTHING),
@@ -273,7 +275,9 @@ def diagnose_training(
     if len(facts) < 2:
         return Diagnosis()
     context = Context(Case((), collectives=collectives), Sources(sources), facts)
-    findings, notes = _findings(context, When.TRAINED)
+    evaluates = not any(of.optimizers or of.skipped or of.works for of in facts.values())
+    evaluates = evaluates and any(of.evaluated for of in facts.values())
+    findings, notes = _findings(context, When.EVALUATED if evaluates else When.TRAINED)
     if any(of.broken and not of.collectives for of in facts.values()):
         findings = []  # that ranks exchanged nothing may only seem so
     if broken := {rank: cut(of.broken, _LONGEST_ERROR) for rank, of in facts.items() if of.broken}:

@@ -387,6 +387,8 @@ class RunFacts:
     """How often `GradScaler.step` was called since an optimizer made a step."""
     skipped_place: Place | None = None
     replicas: tuple[ReplicaFacts, ...] = ()
+    evaluated: tuple[ReplicaFacts, ...] = ()
+    """The DDP objects that were used without gradients alone; only how they were used."""
     optimizers: tuple[OptimizerFacts, ...] = ()
     copies: tuple[CopyFacts, ...] = ()
     """In the order of their first use."""

@@ -828,6 +828,31 @@ def test_means_of_unequal_parts_that_are_averaged(
     assert kinds(*every, source=source) == [(Category.METRIC_MISAGGREGATION, (0, 1))] * wrong
 
 
+@pytest.mark.parametrize(
+    ("of_rank_1", "wrong"),
+    [
+        ({}, True),
+        ({"place": Place("train.py", 5)}, False),  # one rank begins elsewhere: with a trial, say
+    ],
+)
+def test_means_of_unequal_parts_where_nothing_is_trained(
+    of_rank_1: dict[str, Any], wrong: bool
+) -> None:
+    evaluation = EvaluationFacts(0, loader=True, place=_AT, summed=(_SUMS,), samples=40)
+    other = replace(evaluation, samples=10, **of_rank_1)
+    drawn = SamplerFacts("s", 10, 2, epochs=(0, 0))  # in a training this would be a mistake
+    every = [
+        RunFacts(
+            rank,
+            1,
+            evaluated=(ReplicaFacts(KEY, "Net", "net", group_size=2, evaluations=(each,)),),
+            samplers=(replace(drawn, rank=rank),),
+        )
+        for rank, each in enumerate((evaluation, other))
+    ]
+    assert kinds(*every, source=SHARE) == [(Category.METRIC_MISAGGREGATION, (0, 1))] * wrong
+
+
 EARLY = """
 work = dist.all_gather(parts, z, async_op=True)
 every = torch.cat(parts)

@@ -105,7 +105,8 @@ class Tracker:
 
     def _archive(self, replica: Replica) -> None:
         self.replicas = {k: r for k, r in self.replicas.items() if r is not replica}
-        if replica.used and replica.last_facts is not None and len(self.gone) < _MOST:
+        known = replica.last_facts is not None if replica.used else replica.evaluated
+        if known and len(self.gone) < _MOST:
             self.gone.append(replica)
 
     def died(self, wrapped: DistributedDataParallel, facts: Any) -> None:
@@ -221,6 +222,13 @@ class Tracker:
         """Those of all models, with DDP and without."""
         with_ddp = [replica.moments for replica in self.replicas.values()]
         return with_ddp + [plain.moments for plain in self.plain.of]
+
+    @property
+    def summed_up(self) -> bool:
+        """True if ranks have summed up what an evaluation came to."""
+        with_ddp = (*self.gone, *self.replicas.values())
+        moments = [e.moments for e in (*with_ddp, *self.plain.of)]
+        return any(evaluation.sums for each in moments for evaluation in each.evaluations)
 
     def _modules(self) -> list[torch.nn.Module]:
         modules = [replica.module() for replica in self.replicas.values()]
