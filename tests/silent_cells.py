@@ -666,7 +666,7 @@ for i in range(20):
     ),
     "another learning rate on one rank": (
         "replica-divergence",
-        SECOND,
+        BOTH,
         """
         opt = torch.optim.Adam(net.parameters(), lr=1e-3 if rank == 0 else 3e-3)
         for _ in range(3):
@@ -675,7 +675,7 @@ for i in range(20):
     ),
     "a schedule by the loss of each rank": (
         "replica-divergence",
-        SECOND,
+        BOTH,
         """
         plan = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, patience=0)
         for i in range(4):
@@ -823,7 +823,7 @@ for i in range(20):
     ),
     "buffers in another order": (
         "buffer-sync",
-        SECOND,
+        BOTH,
         """
         class Two(nn.Module):
             def __init__(self):

@@ -226,8 +226,7 @@ class Tracker:
     @property
     def summed_up(self) -> bool:
         """True if ranks have summed up what an evaluation came to."""
-        with_ddp = (*self.gone, *self.replicas.values())
-        moments = [e.moments for e in (*with_ddp, *self.plain.of)]
+        moments = [*self.moments(), *(replica.moments for replica in self.gone)]
         return any(evaluation.sums for each in moments for evaluation in each.evaluations)
 
     def _modules(self) -> list[torch.nn.Module]:
