@@ -78,11 +78,12 @@ class Explains(Enum):
 
     CULPRITS = "whatever its culprits do wrong afterwards"
     MESSAGES = "that messages of a pipeline do not meet, and what its culprits do wrong afterwards"
+    STRAYING = "that ranks wait elsewhere for its culprits, and what these do wrong afterwards"
     DRIFT = "that replicas have drifted apart"
     NOTHING = "nothing else"
 
 
-_BLAMING = (Explains.CULPRITS, Explains.MESSAGES)
+_BLAMING = (Explains.CULPRITS, Explains.MESSAGES, Explains.STRAYING)
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ RULES: tuple[Rule, ...] = (
     Rule(sharding.other_frozen, When.RUN_BLOCKED),
     Rule(splits.split_mismatch, When.RUN),
     Rule(schedules.other_schedules, When.RUN_BLOCKED, Explains.MESSAGES),
-    Rule(exits.unwinding, When.RUN_STUCK),
+    Rule(exits.unwinding, When.RUN_STUCK, Explains.STRAYING),
     Rule(groups.parted_over_groups, When.RUN_STUCK),
     Rule(out_of_step.conflicts, When.RUN),
     Rule(out_of_step.caught, When.RUN),
@@ -313,13 +314,17 @@ def _findings(context: Context, when: When) -> tuple[list[Finding], list[str]]:
     for rule in RULES:
         if not rule.when & when or rule.unless in explained:
             continue
+        new = []
         for finding in _found_by(rule, context, notes):
             if _follows(finding, findings, blamed):
                 continue
+            new.append(finding)
             findings.append(finding)
             explained.add(rule.explains)
             if rule.explains in _BLAMING and not finding.passing:
                 blamed.update(finding.ranks)
+        if rule.explains is Explains.STRAYING:
+            blamed.update(rank for finding in new for rank in finding.waiting)
     return findings, notes
 
 
