@@ -627,6 +627,22 @@ for i in range(20):
         train(steps=3)
         """,
     ),
+    "a gradient that is NaN though the loss is a number, so that a GradScaler skips every step": (
+        "nan-on-one-rank",
+        SECOND,
+        """
+        scaler = torch.amp.GradScaler("cpu")
+        for _ in range(10):
+            opt.zero_grad()
+            out = net(batch())
+            loss = out.pow(2).mean()
+            if rank == 1:
+                loss = loss + (out - out.detach()).norm().sqrt()
+            scaler.scale(loss).backward()
+            scaler.step(opt)
+            scaler.update()
+        """,
+    ),
     "a loss that is NaN, so that a GradScaler skips every step": (
         "nan-on-one-rank",
         SECOND,

@@ -73,6 +73,7 @@ class RunSummary:
             nan_place=place_of(tracker.nan_place),
             losses=tuple(tracker.losses),
             nan_losses=tracker.nan_losses,
+            nan_gradients=tracker.nan_gradients,
             skipped=tracker.skipped,
             skipped_place=place_of(tracker.skipped_place),
             replicas=tuple(facts for _, facts in replicas),

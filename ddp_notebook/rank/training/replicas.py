@@ -62,6 +62,8 @@ class Tracker:
         """Of the first backwards of the run."""
         self.nan_losses = 0
         """How many of the last losses were not a number, one after the other."""
+        self._nan_gradients = 0, -1
+        """How many backwards, one after the other, left a gradient that is no number; the last."""
         self.skipped = 0
         """How often a GradScaler was to make a step since an optimizer made one."""
         self.skipped_place: Line | None = None
@@ -81,6 +83,7 @@ class Tracker:
         self.nan_place = self.evaluation = None
         self.losses.clear()
         self.nan_losses = self.skipped = 0
+        self._nan_gradients = 0, -1
         self.skipped_place = None
         self.split.begin()
         self.plain.begin()
@@ -200,11 +203,25 @@ class Tracker:
             self._small_buckets = seen = self._small_buckets + 1
             if seen > _FIRST_BUCKETS and seen % _EVERY_BUCKET:
                 return
-        if self.nan_backward is not None or not gradients.is_cpu:
+        # Only of steps that a GradScaler skips it matters whether gradients get better.
+        if (self.nan_backward is not None and not self.skipped) or not gradients.is_cpu:
             return
         probe = gradients if size <= _SMALL_BUCKET else gradients.view(-1)[:: size // 256]
         if not math.isfinite(probe.sum().item()) and not probe.isfinite().all():
-            self._is_bad(max(0, self.backwards - 1), "a gradient")
+            self._has_bad_gradient(max(0, self.backwards - 1), probe)
+
+    def _has_bad_gradient(self, number: int, gradients: torch.Tensor) -> None:
+        if self.nan_backward is None:
+            self._is_bad(number, "a gradient")
+        count, last = self._nan_gradients
+        if last != number and gradients.isnan().any():
+            self._nan_gradients = (count + 1 if last == number - 1 else 1), number
+
+    @property
+    def nan_gradients(self) -> int:
+        """In how many of the last backwards, one after the other, a gradient was no number."""
+        count, last = self._nan_gradients
+        return count if last == self.backwards - 1 else 0
 
     def _is_bad(self, number: int, what: str) -> None:
         self.nan_backward, self.nan_what = number, what
