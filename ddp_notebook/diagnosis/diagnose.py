@@ -10,7 +10,7 @@ job passes through on its way gives at most a finding that is `passing`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, Flag, auto
 from pathlib import Path
@@ -276,9 +276,7 @@ def diagnose_training(
     if len(facts) < 2:
         return Diagnosis()
     context = Context(Case((), collectives=collectives), Sources(sources), facts)
-    evaluates = not any(of.optimizers or of.skipped or of.works for of in facts.values())
-    evaluates = evaluates and any(of.evaluated for of in facts.values())
-    findings, notes = _findings(context, When.EVALUATED if evaluates else When.TRAINED)
+    findings, notes = _findings(context, _of_ended(facts.values()))
     if any(of.broken and not of.collectives for of in facts.values()):
         findings = []  # that ranks exchanged nothing may only seem so
     if broken := {rank: cut(of.broken, _LONGEST_ERROR) for rank, of in facts.items() if of.broken}:
@@ -287,6 +285,12 @@ def diagnose_training(
             f"ranks restart ({said_by(broken)}): please report this."
         )
     return Diagnosis(tuple(folded(findings)), None, len(facts), notes=tuple(notes))
+
+
+def _of_ended(facts: Collection[RunFacts]) -> When:
+    """The situation of a run that ended well."""
+    trains = any(of.optimizers or of.skipped or of.works for of in facts)
+    return When.EVALUATED if not trains and any(of.evaluated for of in facts) else When.TRAINED
 
 
 def _of_run(context: Context) -> When:
@@ -323,9 +327,14 @@ def _findings(context: Context, when: When) -> tuple[list[Finding], list[str]]:
             explained.add(rule.explains)
             if rule.explains in _BLAMING and not finding.passing:
                 blamed.update(finding.ranks)
-        if rule.explains is Explains.STRAYING:
-            blamed.update(rank for finding in new for rank in finding.waiting)
+        blamed.update(_waiting_elsewhere(rule, new))
     return findings, notes
+
+
+def _waiting_elsewhere(rule: Rule, found: Iterable[Finding]) -> set[int]:
+    """The ranks that seem to stray as others did, by what the rule found."""
+    straying = rule.explains is Explains.STRAYING
+    return {rank for finding in found for rank in finding.waiting} if straying else set()
 
 
 def _found_by(rule: Rule, context: Context, notes: list[str]) -> list[Finding]:

@@ -39,10 +39,14 @@ def unreduced_gradients(context: Context) -> Iterator[Finding]:
     under = [finding for finding in findings if finding.category is Category.NO_SYNC_MISUSE]
     if len(under) > len(ranks):
         yield _reduces_too_soon(waiting[0], ranks, under)
-    elif len(under) == len(ranks) and not any(map(_has_stepped, others)):
+    elif _may_be_either(ranks, under, others):
         yield from _either(context, ranks, under)
     else:
         yield from findings
+
+
+def _may_be_either(waiting: Ranks, under: list[Finding], others: list[RankReport]) -> bool:
+    return len(under) == len(waiting) and not any(map(_has_stepped, others))
 
 
 def _has_stepped(e: RankReport) -> bool:

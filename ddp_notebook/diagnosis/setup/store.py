@@ -179,16 +179,14 @@ def _never_set(context: Context, key: str, waiters: list[RankReport]) -> Iterato
     where = f": {context.standing(others)}" if others else ""
     lacks, remedy = _what_lacks(key, next((e.key_test for e in waiters if e.key_test), ""))
     owners = tuple(sorted(set().union(*(_owners(context.case, k) for k in key.split(", ")))))
-    ranks = owners or _told_to_set(context, key, waiters, others)
-    # Where most ranks wait for it, it is the others who had to set it.
-    likely = waiting if len(waiting) < len(others) else others
-    if not ranks and len(waiting) == len(others):
-        likely = tuple(sorted((*waiting, *others)))
+    known = owners or _told_to_set(context, key, waiters, others)
+    ranks = known or _likely(waiting, others)
+    if not known and len(waiting) == len(others):
         where += "; whose it is to set cannot be told"
     yield Finding(
         Category.UNSET_KEY,
-        ranks or likely or waiting,
-        f"{wait}{place} for {lacks}{_whose(ranks, bool(owners))}{where}",
+        ranks,
+        f"{wait}{place} for {lacks}{_whose(known, bool(owners))}{where}",
         f"{remedy} Compare the names of the keys, and that both sides use the same store.",
         context.victims,
         (
@@ -199,20 +197,31 @@ def _never_set(context: Context, key: str, waiters: list[RankReport]) -> Iterato
     )
 
 
-def _told_to_set(context: Context, key: str, waiters: list[RankReport], others: Ranks) -> Ranks:
-    """Those of the others that had to set a key, as its name or the code tells; else none.
+def _likely(waiting: Ranks, others: Ranks) -> Ranks:
+    """Where most ranks wait for a key, it is the others who had to set it; else the odd ones."""
+    if len(waiting) == len(others):
+        return tuple(sorted((*waiting, *others)))
+    return others if others and len(others) < len(waiting) else waiting
 
-    A line that waits under a test which lets just the waiters through leaves it to the others.
-    """
-    waiting = tuple(e.rank for e in waiters)
+
+def _told_to_set(context: Context, key: str, waiters: list[RankReport], others: Ranks) -> Ranks:
+    """Those of the others that had to set a key, as its name or the code tells; else none."""
     named = {int(number) for number in _RANK_IN_KEY.findall(key)} & set(others)
-    setting = who_sets(context.sources, key, tuple(sorted((*waiting, *others)))) if others else ()
-    if named or (setting and not set(setting) & set(waiting)):
-        return tuple(sorted(named)) or setting
-    waits = [Collective(0, 0, key, path=e.path) for e in waiters]
+    if named or not others:
+        return tuple(sorted(named))
+    waiting = tuple(e.rank for e in waiters)
+    setting = who_sets(context.sources, key, tuple(sorted((*waiting, *others))))
+    if setting and set(setting).isdisjoint(waiting):
+        return setting
+    return others if _wait_by_rank(context, waiters, others) else ()
+
+
+def _wait_by_rank(context: Context, waiters: list[RankReport], others: Ranks) -> bool:
+    """True where a test lets just these ranks come to where they wait: the others are to set it."""
+    waiting = tuple(e.rank for e in waiters)
+    waits = [Collective(0, 0, e.key, path=e.path) for e in waiters]
     tests = [context.sources.condition(e, reached=waiting, others=others) for e in waits]
-    told = all(test is not None and test.decides is Varies.JUST_SO for test in tests)
-    return others if told and others else ()
+    return all(test is not None and test.decides is Varies.JUST_SO for test in tests)
 
 
 def _keys_of_each(case: Case) -> Iterator[str]:

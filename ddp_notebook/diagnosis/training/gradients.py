@@ -406,19 +406,19 @@ def skipped_by_scaler(context: Context) -> Iterator[Finding]:
     facts = context.facts
     if not facts or min(run.skipped for run in facts.values()) < _FEWEST_SKIPPED:
         return
-    ranks = tuple(r for r, run in sorted(facts.items()) if run.nan_losses >= _FEWEST_SKIPPED)
-    what, times = "loss", {r: run.nan_losses for r, run in facts.items()}
+    what, ranks = "the loss", _with_nan_losses(facts)
     if not ranks:
-        ranks = _with_nan_gradients(facts)
-        what, times = "gradient", {r: run.nan_gradients for r, run in facts.items()}
+        what, ranks = "a gradient", _with_nan_gradients(facts)
     if not ranks:
         return
+    of_loss = what == "the loss"
+    times = {r: e.nan_losses if of_loss else e.nan_gradients for r, e in facts.items()}
     each = facts[ranks[0]]
     which = "" if each.nan_place is None else f"{in_brackets(each.nan_place)}"
     yield Finding(
         Category.NAN_ON_ONE_RANK,
         ranks,
-        f"{'the' if what == 'loss' else 'a'} {what} there is not a number (NaN){which}, in each of "
+        f"{what} there is not a number (NaN){which}, in each of "
         f"the last {times[ranks[0]]} backwards, so GradScaler.step skips the optimizer's step on "
         f"every rank and nothing is trained{in_brackets(each.skipped_place)}",
         "Look at that rank's batch and at the forward: a division by zero, a root or a log of "
@@ -431,6 +431,10 @@ def skipped_by_scaler(context: Context) -> Iterator[Finding]:
             }
         ),
     )
+
+
+def _with_nan_losses(facts: Mapping[int, RunFacts]) -> Ranks:
+    return tuple(r for r, run in sorted(facts.items()) if run.nan_losses >= _FEWEST_SKIPPED)
 
 
 def _with_nan_gradients(facts: Mapping[int, RunFacts]) -> Ranks:

@@ -493,8 +493,7 @@ def _other_options(context: Context, of: Mapping[int, OptimizerFacts]) -> Iterat
     options = {rank: optimizer.options for rank, optimizer in of.items()}
     if len(set(options.values())) < 2 or len({len(option) for option in options.values()}) > 1:
         return
-    common = set.intersection(*map(set, options.values()))
-    own = {r: [e for e in dict.fromkeys(o) if e not in common] or o for r, o in options.items()}
+    own = _own_options(options)
     names = {each.partition("=")[0] for each in chain(*own.values())}
     ranks = strayed(context.sources, options, names)
     each, texts = of[ranks[0]], {rank: some(some_of) for rank, some_of in own.items()}
@@ -508,6 +507,12 @@ def _other_options(context: Context, of: Mapping[int, OptimizerFacts]) -> Iterat
         "Give the optimizer the same options on every rank.",
         evidence=tuple(f"rank {rank}: {', '.join(o[:8])}" for rank, o in options.items()),
     )
+
+
+def _own_options(options: Mapping[int, tuple[str, ...]]) -> dict[int, Sequence[str]]:
+    """Of each rank's options those that not all have; all of them where these are the same."""
+    common = set.intersection(*map(set, options.values()))
+    return {r: [e for e in dict.fromkeys(o) if e not in common] or o for r, o in options.items()}
 
 
 def _other_rates(context: Context, of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
