@@ -32,6 +32,39 @@ def averaged(model, opt, loss, tensors=None):
 """
 
 WRONG = {
+    "nothing but an evaluation: the mean of the ranks' means, which have unequal parts": (
+        "metric-misaggregation",
+        BOTH,
+        """
+mine = torch.ones(4 if rank else 20, 4)
+net.eval()
+right = 0
+with torch.no_grad():
+    for x in mine.split(2): right += (net(x)[:, 0] > 0).sum().item()
+share = torch.tensor(right / len(mine))
+dist.all_reduce(share)
+print(share / dist.get_world_size())
+""",
+    ),
+    "nothing but an evaluation, of a model that is gone at its end: samples counted twice": (
+        "eval-padding",
+        BOTH,
+        """
+def evaluate():
+    data = TensorDataset(torch.arange(20.).view(5, 4))
+    model = DDP(nn.Linear(4, 2))
+    right = count = 0
+    with torch.inference_mode():
+        for x, in DataLoader(data, 2, sampler=DistributedSampler(data, shuffle=False)):
+            right += (model(x)[:, 0] > 0).sum().item()
+            count += len(x)
+    t = torch.tensor([right, count])
+    dist.all_reduce(t)
+    return t[0] / t[1]
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+print(evaluate())
+""",
+    ),
     "gradients averaged by hand, and statistics of batches that nothing sends": (
         "buffer-sync",
         BOTH,
@@ -594,6 +627,22 @@ for i in range(20):
         train(steps=3)
         """,
     ),
+    "a gradient that is NaN though the loss is a number, so that a GradScaler skips every step": (
+        "nan-on-one-rank",
+        SECOND,
+        """
+        scaler = torch.amp.GradScaler("cpu")
+        for _ in range(10):
+            opt.zero_grad()
+            out = net(batch())
+            loss = out.pow(2).mean()
+            if rank == 1:
+                loss = loss + (out - out.detach()).norm().sqrt()
+            scaler.scale(loss).backward()
+            scaler.step(opt)
+            scaler.update()
+        """,
+    ),
     "a loss that is NaN, so that a GradScaler skips every step": (
         "nan-on-one-rank",
         SECOND,
@@ -633,7 +682,7 @@ for i in range(20):
     ),
     "another learning rate on one rank": (
         "replica-divergence",
-        SECOND,
+        BOTH,
         """
         opt = torch.optim.Adam(net.parameters(), lr=1e-3 if rank == 0 else 3e-3)
         for _ in range(3):
@@ -642,7 +691,7 @@ for i in range(20):
     ),
     "a schedule by the loss of each rank": (
         "replica-divergence",
-        SECOND,
+        BOTH,
         """
         plan = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, patience=0)
         for i in range(4):
@@ -790,7 +839,7 @@ for i in range(20):
     ),
     "buffers in another order": (
         "buffer-sync",
-        SECOND,
+        BOTH,
         """
         class Two(nn.Module):
             def __init__(self):

@@ -253,6 +253,25 @@ RIGHT = {
             net(data[torch.randperm(40)[:6][rank::2]]).pow(2).mean().backward()
             opt.step()
         """,
+    "nothing but an evaluation: sums and counts, after a forward on one rank alone": """
+if rank == 0:
+    with torch.no_grad(): net.module(torch.ones(9, 4))
+mine = torch.ones(4 if rank else 20, 4)
+net.eval()
+right = 0
+with torch.no_grad():
+    for x in mine.split(2): right += (net(x)[:, 0] > 0).sum().item()
+both = torch.tensor([right, len(mine)])
+dist.all_reduce(both)
+print(both[0] / both[1])
+""",
+    "nothing but evaluations, of equal parts, and without a division by their number": """
+net.eval()
+for mine in (torch.ones(6, 4), torch.ones(6, 4) + rank):
+    with torch.no_grad(): share = (net(mine)[:, 0] > 0).float().mean()
+    dist.all_reduce(share)
+    print(share / dist.get_world_size())
+""",
     "evaluations: of all, joined, told by each rank, and a teacher's": """
         for e in range(3):
             net.train()

@@ -10,7 +10,7 @@ job passes through on its way gives at most a finding that is `passing`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, Flag, auto
 from pathlib import Path
@@ -69,6 +69,8 @@ class When(Flag):
     """A blocked run that the user did not interrupt: what ranks wait for proves something."""
     TRAINED = auto()
     """A run in which ranks trained, and that ended well on all of them."""
+    EVALUATED = auto()
+    """A run that ended as well, and in which ranks evaluated models and trained none."""
 
 
 class Explains(Enum):
@@ -76,11 +78,12 @@ class Explains(Enum):
 
     CULPRITS = "whatever its culprits do wrong afterwards"
     MESSAGES = "that messages of a pipeline do not meet, and what its culprits do wrong afterwards"
+    STRAYING = "that ranks wait elsewhere for its culprits, and what these do wrong afterwards"
     DRIFT = "that replicas have drifted apart"
     NOTHING = "nothing else"
 
 
-_BLAMING = (Explains.CULPRITS, Explains.MESSAGES)
+_BLAMING = (Explains.CULPRITS, Explains.MESSAGES, Explains.STRAYING)
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ RULES: tuple[Rule, ...] = (
     Rule(sharding.other_frozen, When.RUN_BLOCKED),
     Rule(splits.split_mismatch, When.RUN),
     Rule(schedules.other_schedules, When.RUN_BLOCKED, Explains.MESSAGES),
-    Rule(exits.unwinding, When.RUN_STUCK),
+    Rule(exits.unwinding, When.RUN_STUCK, Explains.STRAYING),
     Rule(groups.parted_over_groups, When.RUN_STUCK),
     Rule(out_of_step.conflicts, When.RUN),
     Rule(out_of_step.caught, When.RUN),
@@ -159,7 +162,7 @@ RULES: tuple[Rule, ...] = (
     # Runs that ended well and computed something else than was meant.
     Rule(devices.shared_gpus, When.TRAINED, Explains.NOTHING),
     Rule(devices.backends, When.TRAINED, Explains.NOTHING),
-    Rule(works.unwaited, When.TRAINED, Explains.DRIFT),
+    Rule(works.unwaited, When.TRAINED | When.EVALUATED, Explains.DRIFT),
     Rule(rules.detached_optimizers, When.TRAINED, Explains.NOTHING),
     Rule(rules.unheld_parameters, When.TRAINED, Explains.NOTHING),
     Rule(rules.unused_parameters, When.TRAINED, Explains.DRIFT),
@@ -202,8 +205,8 @@ RULES: tuple[Rule, ...] = (
     Rule(evaluations.other_statistics, When.TRAINED, Explains.NOTHING),
     Rule(evaluations.lone_copies, When.TRAINED, Explains.NOTHING),
     Rule(evaluations.unjoined_results, When.TRAINED, Explains.NOTHING),
-    Rule(evaluations.unweighted_means, When.TRAINED, Explains.NOTHING),
-    Rule(evaluations.padded_counts, When.TRAINED, Explains.NOTHING),
+    Rule(evaluations.unweighted_means, When.TRAINED | When.EVALUATED, Explains.NOTHING),
+    Rule(evaluations.padded_counts, When.TRAINED | When.EVALUATED, Explains.NOTHING),
     Rule(samplers.sampler_misuse, When.TRAINED, Explains.NOTHING),
     Rule(randomness.same_draws, When.TRAINED, Explains.NOTHING),
     Rule(checkpoints.untied, When.TRAINED, Explains.NOTHING),
@@ -273,7 +276,7 @@ def diagnose_training(
     if len(facts) < 2:
         return Diagnosis()
     context = Context(Case((), collectives=collectives), Sources(sources), facts)
-    findings, notes = _findings(context, When.TRAINED)
+    findings, notes = _findings(context, _of_ended(facts.values()))
     if any(of.broken and not of.collectives for of in facts.values()):
         findings = []  # that ranks exchanged nothing may only seem so
     if broken := {rank: cut(of.broken, _LONGEST_ERROR) for rank, of in facts.items() if of.broken}:
@@ -282,6 +285,12 @@ def diagnose_training(
             f"ranks restart ({said_by(broken)}): please report this."
         )
     return Diagnosis(tuple(folded(findings)), None, len(facts), notes=tuple(notes))
+
+
+def _of_ended(facts: Collection[RunFacts]) -> When:
+    """The situation of a run that ended well."""
+    trains = any(of.optimizers or of.skipped or of.works for of in facts)
+    return When.EVALUATED if not trains and any(of.evaluated for of in facts) else When.TRAINED
 
 
 def _of_run(context: Context) -> When:
@@ -309,14 +318,23 @@ def _findings(context: Context, when: When) -> tuple[list[Finding], list[str]]:
     for rule in RULES:
         if not rule.when & when or rule.unless in explained:
             continue
+        new = []
         for finding in _found_by(rule, context, notes):
             if _follows(finding, findings, blamed):
                 continue
+            new.append(finding)
             findings.append(finding)
             explained.add(rule.explains)
             if rule.explains in _BLAMING and not finding.passing:
                 blamed.update(finding.ranks)
+        blamed.update(_waiting_elsewhere(rule, new))
     return findings, notes
+
+
+def _waiting_elsewhere(rule: Rule, found: Iterable[Finding]) -> set[int]:
+    """The ranks that seem to stray as others did, by what the rule found."""
+    straying = rule.explains is Explains.STRAYING
+    return {rank for finding in found for rank in finding.waiting} if straying else set()
 
 
 def _found_by(rule: Rule, context: Context, notes: list[str]) -> list[Finding]:

@@ -63,6 +63,11 @@ def outvoted(values: Mapping[int, Hashable]) -> Ranks:
     return minority(values)
 
 
+def each_with(texts: Mapping[int, str]) -> str:
+    """Which ranks have which of several texts: ``0.1 on rank 0, and 0.2 on rank 1``."""
+    return ", and ".join(f"{text} on {name_ranks(ranks)}" for ranks, text in by_value(texts))
+
+
 def by_ranks(texts: Mapping[int, str]) -> tuple[str, ...]:
     """Lines of evidence, one for the ranks with the same text: ``ranks 0-2: 4 steps``."""
     return tuple(f"{name_ranks(ranks)}: {text}" for ranks, text in by_value(texts))

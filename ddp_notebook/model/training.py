@@ -383,10 +383,14 @@ class RunFacts:
     """Of the first backwards."""
     nan_losses: int = 0
     """How many of the last losses were not a number, one after the other."""
+    nan_gradients: int = 0
+    """In how many of the last backwards a gradient of its own was not a number."""
     skipped: int = 0
     """How often `GradScaler.step` was called since an optimizer made a step."""
     skipped_place: Place | None = None
     replicas: tuple[ReplicaFacts, ...] = ()
+    evaluated: tuple[ReplicaFacts, ...] = ()
+    """The DDP objects that were used without gradients alone; only how they were used."""
     optimizers: tuple[OptimizerFacts, ...] = ()
     copies: tuple[CopyFacts, ...] = ()
     """In the order of their first use."""

@@ -126,3 +126,27 @@ def test_steps_that_are_all_skipped_since_one_ranks_loss_is_no_number() -> None:
 )
 def test_a_scaler_that_looks_for_its_scale_is_no_mistake(ranks: Any) -> None:
     assert not skipping(*ranks)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "skipped", "bad", "ranks"),
+    [
+        ((0, 9), 9, (None, 0), (1,)),
+        ((9, 0, 9), 9, (0, None, 0), (0, 2)),
+        ((0, 5), 5, (None, 0), ()),  # a scale that is too large makes NaN as well, for a while
+        ((0, 9), 9, (3, 0), ()),  # infinite on the other at first
+        ((9, 9), 9, (0, 0), ()),  # of all: the scale may be too large for the model
+        ((0, 9), 5, (None, 0), ()),
+    ],
+)
+def test_steps_that_are_skipped_since_gradients_of_some_ranks_are_no_numbers(
+    gradients: tuple[int, ...], skipped: int, bad: tuple[int | None, ...], ranks: tuple[int, ...]
+) -> None:
+    facts = [
+        RunFacts(r, 1, backwards=12, skipped=skipped, nan_gradients=n, nan_backward=bad[r])
+        for r, n in enumerate(gradients)
+    ]
+    told = found_in_training(facts, Collectives(dict.fromkeys(range(len(facts)), ())), "")
+    wanted = [(Category.NAN_ON_ONE_RANK, ranks)] if ranks else []
+    assert [(each.category, each.ranks) for each in told] == wanted
+    assert all("a gradient there is not a number" in each.cause for each in told)

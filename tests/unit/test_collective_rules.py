@@ -533,6 +533,23 @@ def test_an_optimizer_that_calls_its_closure_more_often_on_one_rank(
     assert (ended.category, ended.ranks) == (category, (1,))
 
 
+@pytest.mark.parametrize(("size", "raising"), [(3, (1, 2)), (4, (1, 2, 3)), (4, (2, 3)), (3, (2,))])
+def test_ranks_that_raised_are_one_finding_though_they_are_the_most(
+    size: int, raising: tuple[int, ...]
+) -> None:
+    step = backward(12)
+    out = {f"r{rank}": [step, step, barrier(21)] for rank in raising}
+    case = play(same(size, [step] * 4, **out))
+    finding = the_one(_handles(case, *raising))
+    assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, raising)
+    # Two errors are two causes.
+    first, *others = case.ranks
+    error = ThreadError("main", "KeyError", "3", places((8, "load")))
+    both = _handles(replace(case, ranks=(first, *others)), *raising[1:])
+    reports = tuple(replace(e, handles=error) if e.rank == raising[0] else e for e in both.ranks)
+    assert len(found(replace(both, ranks=reports))) == min(2, len(raising))
+
+
 def test_a_rank_that_raised_and_runs_its_step_again_is_told_by_the_second_try() -> None:
     step = (forward(11), backward(12))
     case = play(same(2, [*step] * 3, r1=[*step, forward(11), forward(15), step[1]]))

@@ -14,6 +14,7 @@ from ddp_notebook.diagnosis import diagnose_training
 from ddp_notebook.diagnosis.collectives import hang
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import minority
+from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.diagnosis.training import replicas
 from ddp_notebook.model import (
     Activity,
@@ -210,7 +211,7 @@ def test_buffers_in_another_order_are_found() -> None:
     def of(rank: int, *names: str, **fields: Any) -> RunFacts:
         return facts(rank, replica(buffer_order=names, **fields))
 
-    assert only(both(of(0, "a", "b"), of(1, "b", "a"))) == (Category.BUFFER_SYNC, (1,))
+    assert only(both(of(0, "a", "b"), of(1, "b", "a"))) == (Category.BUFFER_SYNC, (0, 1))
     assert not both(of(0, "a", "b"), of(1, "a", "b"))
 
 
@@ -237,9 +238,9 @@ def sampled(of: int, /, **fields: Any) -> RunFacts:
     [
         ({"epochs": (0, 0)}, {"epochs": (0, 0)}, (0, 1)),
         ({"epochs": (0, 1), "epochs_set": 2}, {"epochs": (0, 0)}, (1,)),
-        ({"epochs": (0, 1)}, {"epochs": (1, 2)}, (1,)),
+        ({"epochs": (0, 1)}, {"epochs": (1, 2)}, (0, 1)),
         ({"seed": 0}, {"seed": 1}, (0, 1)),
-        ({"seed": 0}, {"seed": 7}, (1,)),
+        ({"seed": 0}, {"seed": 7}, (0, 1)),
         ({"rank": 0}, {"rank": 0}, (1,)),
         ({"num_replicas": 1, "rank": 0}, {"num_replicas": 1, "rank": 0}, (0, 1)),
     ],
@@ -380,7 +381,7 @@ def hung(mine: ReplicaFacts, theirs: ReplicaFacts) -> Case:
 @pytest.mark.parametrize(
     ("fields", "category"),
     [
-        ({"no_sync_forwards": 1}, Category.NO_SYNC_MISUSE),
+        ({"no_sync_forwards": 1, "local_steps": 1}, Category.NO_SYNC_MISUSE),
         ({"forwards": 0, "bypasses": 4}, Category.DDP_BYPASS),
         ({"unready_steps": 1, "unready": ("b",)}, Category.UNUSED_PARAMS),
     ],
@@ -391,8 +392,27 @@ def test_who_does_not_reduce_what_others_reduce(fields: dict[str, Any], category
     assert found[0].waiting == (0,)
 
 
+@pytest.mark.parametrize(
+    ("source", "ranks"),
+    [
+        ("", (0, 1)),
+        ("with net.no_sync() if rank == 1 and i == 2 else nullcontext():\n    step()", (1,)),
+        ("if rank == 1:\n    with net.no_sync():\n        step()", (1,)),
+        ("if i % every:\n    with net.no_sync():\n        step()", (0, 1)),
+    ],
+)
+def test_of_two_ranks_of_which_one_is_under_no_sync_either_may_be_right(
+    source: str, ranks: tuple[int, ...]
+) -> None:
+    context = Context(hung(replica(no_sync_forwards=1), replica()), Sources({"a.py": source}))
+    (finding,) = hang.unreduced_gradients(context)
+    assert (finding.category, finding.ranks) == (Category.NO_SYNC_MISUSE, ranks)
+    assert ("which of them is meant cannot be told" in finding.cause) == (len(ranks) == 2)
+
+
 def test_who_reduces_where_most_ranks_are_under_no_sync_is_the_culprit() -> None:
-    two = hung(replica(forwards=8, no_sync_forwards=6), replica(forwards=5, no_sync_forwards=2))
+    mine = replica(forwards=8, no_sync_forwards=6, local_steps=1)
+    two = hung(mine, replica(forwards=5, no_sync_forwards=2))
     assert only(tuple(hang.unreduced_gradients(Context(two)))) == (Category.NO_SYNC_MISUSE, (1,))
     most = replace(two, ranks=(*two.ranks, replace(two.ranks[1], rank=2)))
     found = tuple(hang.unreduced_gradients(Context(most)))
@@ -401,7 +421,7 @@ def test_who_reduces_where_most_ranks_are_under_no_sync_is_the_culprit() -> None
 
 
 def test_ranks_that_were_refused_in_their_backward_tell_as_much_as_those_that_wait() -> None:
-    two = hung(replica(no_sync_forwards=1), replica())
+    two = hung(replica(no_sync_forwards=1, local_steps=1), replica())
     refused = replace(two.collectives.of[0][0], phase=Phase.REFUSED)
     ranks = (
         replace(two.ranks[0], activity=Activity.FAILED, inside="", error_type="Mismatch"),

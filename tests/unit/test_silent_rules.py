@@ -228,6 +228,53 @@ def test_models_that_begin_apart_and_step_with_the_same_gradients(
 
 
 @pytest.mark.parametrize(
+    ("source", "ranks"),
+    [
+        ("opt = SGD(net.parameters(), lr=0.2 if rank == 1 else 0.1)", (1,)),
+        ("opt = SGD(net.parameters(), lr=0.1 if rank == 0 else 0.2)", (0, 1)),
+        ("if dist.get_rank() == 0:\n    for g in opt.param_groups:\n        g['lr'] *= 2", (0,)),
+        ("if rank == 1 and epoch > 3:\n    lr = 0.2", (1,)),
+        ("if rank == 1:\n    lr = 0.2\nelse:\n    lr = 0.1", (0, 1)),
+        ("if rank == 0:\n    print(opt.param_groups[0]['lr'])", (0, 1)),  # it sets nothing
+        ("if host == 'b':\n    lr = 0.2", (0, 1)),
+        ("if rank == 1:\n    lr = 0.2\nif rank == 0:\n    lr = 0.1", (0, 1)),
+        ("if rank == 1:\n    momentum = 0.2", (0, 1)),
+        ("", (0, 1)),
+    ],
+)
+def test_of_two_learning_rates_the_one_is_named_that_the_code_singles_out(
+    source: str, ranks: tuple[int, ...]
+) -> None:
+    every = [
+        run(rank, replicas=(model(),), optimizers=(optimizer(lrs=(rate,)),))
+        for rank, rate in enumerate((0.1, 0.2))
+    ]
+    (finding,) = found(*every, source=source)
+    assert (finding.category, finding.ranks) == (Category.REPLICA_DIVERGENCE, ranks)
+    either = "0.1 on rank 0, and 0.2 on rank 1, which of them is meant cannot be told"
+    assert (either in finding.cause) == (len(ranks) == 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "ranks"),
+    [
+        ("torch.set_float32_matmul_precision('high' if rank == 1 else 'highest')", (1,)),
+        ("if rank == 0:\n    torch.set_float32_matmul_precision('highest')", (0,)),
+        ("torch.set_float32_matmul_precision(config.precision)", (0, 1)),
+    ],
+)
+def test_of_two_settings_the_one_is_named_that_the_code_singles_out(
+    source: str, ranks: tuple[int, ...]
+) -> None:
+    name = "torch.get_float32_matmul_precision()"
+    every = [
+        run(rank, replicas=(model(),), precision=(f"{name}={own}",))
+        for rank, own in enumerate(("highest", "high"))
+    ]
+    assert kinds(*every, source=source) == [(Category.NUMERICS_MISMATCH, ranks)]
+
+
+@pytest.mark.parametrize(
     ("own", "weights", "numel", "wrong"),
     [
         (tuple(0.25 * g for g in ALIKE), (1.0, 2.0), 4, True),
@@ -746,9 +793,15 @@ def test_what_each_rank_began_with_values_of_its_own_is_its_own(
 @pytest.mark.parametrize(
     ("options", "replicas", "numel", "ranks"),
     [
-        ((("weight_decay=0", "dampening=0"), ("weight_decay=0.1", "dampening=0")), (KEY,), 1, (1,)),
+        (
+            (("weight_decay=0", "dampening=0"), ("weight_decay=0.1", "dampening=0")),
+            (KEY,),
+            1,
+            (0, 1),
+        ),
         ((("weight_decay=0",), ("weight_decay=0.1",)), (), 1, ()),  # each tries a value
-        ((("weight_decay=0",), ("weight_decay=0.1",)), (), 4, (1,)),
+        ((("weight_decay=0",), ("weight_decay=0.1",)), (), 4, (0, 1)),
+        ((("weight_decay=0",), ("weight_decay=0.1",), ("weight_decay=0",)), (KEY,), 1, (1,)),
         ((("weight_decay=0",), ("weight_decay=0",)), (KEY,), 1, ()),
     ],
 )
@@ -826,6 +879,31 @@ def test_means_of_unequal_parts_that_are_averaged(
         for rank, n in enumerate(samples)
     ]
     assert kinds(*every, source=source) == [(Category.METRIC_MISAGGREGATION, (0, 1))] * wrong
+
+
+@pytest.mark.parametrize(
+    ("of_rank_1", "wrong"),
+    [
+        ({}, True),
+        ({"place": Place("train.py", 5)}, False),  # one rank begins elsewhere: with a trial, say
+    ],
+)
+def test_means_of_unequal_parts_where_nothing_is_trained(
+    of_rank_1: dict[str, Any], wrong: bool
+) -> None:
+    evaluation = EvaluationFacts(0, loader=True, place=_AT, summed=(_SUMS,), samples=40)
+    other = replace(evaluation, samples=10, **of_rank_1)
+    drawn = SamplerFacts("s", 10, 2, epochs=(0, 0))  # in a training this would be a mistake
+    every = [
+        RunFacts(
+            rank,
+            1,
+            evaluated=(ReplicaFacts(KEY, "Net", "net", group_size=2, evaluations=(each,)),),
+            samplers=(replace(drawn, rank=rank),),
+        )
+        for rank, each in enumerate((evaluation, other))
+    ]
+    assert kinds(*every, source=SHARE) == [(Category.METRIC_MISAGGREGATION, (0, 1))] * wrong
 
 
 EARLY = """

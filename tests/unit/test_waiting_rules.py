@@ -275,6 +275,34 @@ def test_who_had_to_set_a_key_is_known_by_what_the_others_set(
     assert ("is rank 2's to set" in the_one(case).cause) == (ranks == (2,))
 
 
+@pytest.mark.parametrize(
+    ("key", "source", "ranks"),
+    [
+        ("ready", "", (0, 1)),
+        ("ready", "store.wait(['ready'])", (0, 1)),
+        ("rank_0/ready", "", (0,)),
+        ("rank_1/ready", "", (0, 1)),
+        ("epoch/0", "", (0, 1)),
+        ("ready", "store.wait(['ready'])\nif rank == 0 and ok:\n    store.set('ready', '1')", (0,)),
+        ("ready", "store.wait(['ready'])\nif rank == 1:\n    store.set('ready', '1')", (0, 1)),
+        ("ready", "store.wait(['ready'])\nif ok:\n    store.set('ready', '1')", (0, 1)),
+        ("ready", "if rank == 1: store.wait(['ready'])", (0,)),
+        ("ready", "if missing: store.wait(['ready'])", (0, 1)),
+    ],
+)
+def test_whose_key_it_is_of_two_ranks_is_told_by_its_name_or_the_code_or_not_at_all(
+    key: str, source: str, ranks: tuple[int, ...]
+) -> None:
+    waits = replace(FOR_KEY, rank=1, key=key, path=(Place("train.py", 1),))
+    case = play({0: [barrier(5)], 1: [barrier(5)]}, {1: waits})
+    (finding,) = diagnose_run(case, {"train.py": source}).findings
+    assert (finding.category, finding.ranks) == ("unset-key", ranks)
+    words = "whose it is to set cannot be told"
+    if len(ranks) == 1:
+        words = f"it is rank {ranks[0]}'s to set, as its name or the code tells"
+    assert words in finding.cause
+
+
 def test_before_any_collective_the_key_is_named_too() -> None:
     reports = (replace(FOR_KEY, rank=0), replace(FOR_KEY, rank=1))
     assert found(Case(reports)) == [("unset-key", (0, 1))]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.source_code.singled_out import singled_out
 from ddp_notebook.diagnosis.training.replicas import some
 from ddp_notebook.model import (
     Activity,
@@ -38,8 +39,34 @@ def unreduced_gradients(context: Context) -> Iterator[Finding]:
     under = [finding for finding in findings if finding.category is Category.NO_SYNC_MISUSE]
     if len(under) > len(ranks):
         yield _reduces_too_soon(waiting[0], ranks, under)
+    elif _may_be_either(ranks, under, others):
+        yield from _either(context, ranks, under)
+    else:
+        yield from findings
+
+
+def _may_be_either(waiting: Ranks, under: list[Finding], others: list[RankReport]) -> bool:
+    return len(under) == len(waiting) and not any(map(_has_stepped, others))
+
+
+def _has_stepped(e: RankReport) -> bool:
+    """True of a rank that has made a step with gradients of no_sync: a mistake of its own."""
+    return any(replica.local_steps for replica in e.replicas)
+
+
+def _either(context: Context, waiting: Ranks, under: list[Finding]) -> Iterator[Finding]:
+    """As many ranks reduce as run under no_sync: what is meant the code may tell."""
+    others = tuple(finding.ranks[0] for finding in under)
+    ranks = tuple(sorted((*waiting, *others)))
+    if others == singled_out(context.sources, ("no_sync",), ranks):
+        yield from under
         return
-    yield from findings
+    yield replace(
+        under[0],
+        ranks=ranks,
+        cause=f"{under[0].cause.replace('there', f'on {name_ranks(others)}', 1)}; which of them is "
+        "meant cannot be told",
+    )
 
 
 def _is_in_a_pass(context: Context, e: RankReport) -> bool:

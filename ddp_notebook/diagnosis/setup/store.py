@@ -9,11 +9,14 @@ from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.progress import evidence_of, in_setup, opens_store, where_busy, works
 from ddp_notebook.diagnosis.setup.reach import network_of, on_two_hosts
+from ddp_notebook.diagnosis.source_code.names import Varies
+from ddp_notebook.diagnosis.source_code.singled_out import who_sets
 from ddp_notebook.model import (
     OWN_STORE,
     Activity,
     Case,
     Category,
+    Collective,
     Finding,
     RankReport,
     Ranks,
@@ -176,11 +179,14 @@ def _never_set(context: Context, key: str, waiters: list[RankReport]) -> Iterato
     where = f": {context.standing(others)}" if others else ""
     lacks, remedy = _what_lacks(key, next((e.key_test for e in waiters if e.key_test), ""))
     owners = tuple(sorted(set().union(*(_owners(context.case, k) for k in key.split(", ")))))
+    known = owners or _told_to_set(context, key, waiters, others)
+    ranks = known or _likely(waiting, others)
+    if not known and len(waiting) == len(others):
+        where += "; whose it is to set cannot be told"
     yield Finding(
         Category.UNSET_KEY,
-        # Where most ranks wait for it, it is the others who had to set it.
-        owners or (waiting if len(waiting) < len(others) or not others else others),
-        f"{wait}{place} for {lacks}{_whose(owners)}{where}",
+        ranks,
+        f"{wait}{place} for {lacks}{_whose(known, bool(owners))}{where}",
         f"{remedy} Compare the names of the keys, and that both sides use the same store.",
         context.victims,
         (
@@ -189,6 +195,33 @@ def _never_set(context: Context, key: str, waiters: list[RankReport]) -> Iterato
             *(_keys_of_each(context.case) if owners else ()),
         ),
     )
+
+
+def _likely(waiting: Ranks, others: Ranks) -> Ranks:
+    """Where most ranks wait for a key, it is the others who had to set it; else the odd ones."""
+    if len(waiting) == len(others):
+        return tuple(sorted((*waiting, *others)))
+    return others if others and len(others) < len(waiting) else waiting
+
+
+def _told_to_set(context: Context, key: str, waiters: list[RankReport], others: Ranks) -> Ranks:
+    """Those of the others that had to set a key, as its name or the code tells; else none."""
+    named = {int(number) for number in _RANK_IN_KEY.findall(key)} & set(others)
+    if named or not others:
+        return tuple(sorted(named))
+    waiting = tuple(e.rank for e in waiters)
+    setting = who_sets(context.sources, key, tuple(sorted((*waiting, *others))))
+    if setting and set(setting).isdisjoint(waiting):
+        return setting
+    return others if _wait_by_rank(context, waiters, others) else ()
+
+
+def _wait_by_rank(context: Context, waiters: list[RankReport], others: Ranks) -> bool:
+    """True where a test lets just these ranks come to where they wait: the others are to set it."""
+    waiting = tuple(e.rank for e in waiters)
+    waits = [Collective(0, 0, e.key, path=e.path) for e in waiters]
+    tests = [context.sources.condition(e, reached=waiting, others=others) for e in waits]
+    return all(test is not None and test.decides is Varies.JUST_SO for test in tests)
 
 
 def _keys_of_each(case: Case) -> Iterator[str]:
@@ -245,14 +278,16 @@ def _only_other(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 _NUMBERS = re.compile(r"(\d+)")
+_RANK_IN_KEY = re.compile(r"(?:rank|worker|replica)[-_/:. ]?(\d+)", re.ASCII | re.IGNORECASE)
 _MOST_SHOWN = 4
 
 
-def _whose(owners: Ranks) -> str:
-    """Words for the ranks that had to set a key, as others set keys of their own."""
-    if not owners:
+def _whose(ranks: Ranks, by_other_keys: bool) -> str:
+    """Words for the ranks that had to set a key, and for what tells that."""
+    if not ranks:
         return ""
-    return f": it is {name_ranks(owners)}'s to set, as the names of the other keys show"
+    shown = "the names of the other keys show" if by_other_keys else "its name or the code tells"
+    return f": it is {name_ranks(ranks)}'s to set, as {shown}"
 
 
 def _unresolved(case: Case) -> tuple[RankReport, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.source_code.divisions import is_divisor, is_mean_of_ratios
 from ddp_notebook.diagnosis.training.by_hand import trained_together
-from ddp_notebook.diagnosis.training.replicas import Model
+from ddp_notebook.diagnosis.training.replicas import Model, evaluated_models
 from ddp_notebook.diagnosis.training.reported import is_reported
 from ddp_notebook.model import (
     Category,
@@ -92,7 +92,7 @@ def padded_counts(context: Context) -> Iterator[Finding]:
 
     That they are counted is no mistake by itself: for the throughput, say, they are to be.
     """
-    for model in trained_together(context):
+    for model in _evaluated_together(context):
         padded = [(of, each) for of in _together(model) if (each := _padded(of)) is not None]
         if not padded or not model.whole:
             continue
@@ -122,7 +122,7 @@ def unweighted_means(context: Context) -> Iterator[Finding]:
 
     Ranks with fewer samples count as much as those with more.
     """
-    for model in trained_together(context):
+    for model in _evaluated_together(context):
         wrong = [
             of
             for of in _together(model)
@@ -193,6 +193,11 @@ def _is_updated(facts: RunFacts, copy: CopyFacts) -> bool | None:
 def _are_used_together(own: Mapping[int, CopyFacts]) -> bool:
     moments = {tuple(backwards for backwards, _ in copy.values) for copy in own.values()}
     return len(moments) == 1
+
+
+def _evaluated_together(context: Context) -> list[Model]:
+    """The models that all ranks have, and trained as one or did not train."""
+    return [*trained_together(context), *evaluated_models(context.facts)]
 
 
 def _averaged_after(context: Context, each: EvaluationFacts) -> bool:

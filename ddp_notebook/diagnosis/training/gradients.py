@@ -25,6 +25,7 @@ from ddp_notebook.model import (
     LossFacts,
     OptimizerFacts,
     Ranks,
+    RunFacts,
     counted,
     in_brackets,
 )
@@ -37,6 +38,8 @@ _FEWEST_STEPS = 2
 _FEWEST_LEFTOVERS = 3
 _FEWEST_LOSSES, _MANY_LOSSES = 4, 8
 _FEWEST_SKIPPED = 4
+_HALVINGS = 8
+"""After so many skipped steps a GradScaler's scale is 256 times smaller."""
 _MOSTLY = 0.5
 _UNEQUAL, _UNEQUAL_IN_MANY = 2.0, 1.5
 """Ranks that average over so many times as many samples as others, in each step; the second, in
@@ -396,34 +399,54 @@ def _words(windows: Sequence[tuple[int, int]], since: int) -> str:
 
 
 def skipped_by_scaler(context: Context) -> Iterator[Finding]:
-    """A GradScaler skips every step, as the loss is no number: no smaller scale helps.
+    """A GradScaler skips every step, as a loss or gradient is no number: no smaller scale helps.
 
     One that overflows is infinite, and the scale is halved until it fits: that is how it works.
     """
     facts = context.facts
     if not facts or min(run.skipped for run in facts.values()) < _FEWEST_SKIPPED:
         return
-    ranks = tuple(r for r, run in sorted(facts.items()) if run.nan_losses >= _FEWEST_SKIPPED)
+    what, ranks = "the loss", _with_nan_losses(facts)
+    if not ranks:
+        what, ranks = "a gradient", _with_nan_gradients(facts)
     if not ranks:
         return
+    of_loss = what == "the loss"
+    times = {r: e.nan_losses if of_loss else e.nan_gradients for r, e in facts.items()}
     each = facts[ranks[0]]
     which = "" if each.nan_place is None else f"{in_brackets(each.nan_place)}"
     yield Finding(
         Category.NAN_ON_ONE_RANK,
         ranks,
-        f"the loss there is not a number (NaN){which}, in each of the last "
-        f"{each.nan_losses} backwards, so GradScaler.step skips the optimizer's step on every rank "
-        f"and nothing is trained{in_brackets(each.skipped_place)}",
+        f"{what} there is not a number (NaN){which}, in each of "
+        f"the last {times[ranks[0]]} backwards, so GradScaler.step skips the optimizer's step on "
+        f"every rank and nothing is trained{in_brackets(each.skipped_place)}",
         "Look at that rank's batch and at the forward: a division by zero, a root or a log of "
         "zero. A smaller scale does not help.",
         evidence=by_ranks(
             {
                 r: f"{counted(e.skipped, 'step')} skipped one after the other up to the end, the "
-                f"loss was NaN in the last {counted(e.nan_losses, 'backward')}"
+                f"{what} was NaN in the last {counted(times[r], 'backward')}"
                 for r, e in facts.items()
             }
         ),
     )
+
+
+def _with_nan_losses(facts: Mapping[int, RunFacts]) -> Ranks:
+    return tuple(r for r, run in sorted(facts.items()) if run.nan_losses >= _FEWEST_SKIPPED)
+
+
+def _with_nan_gradients(facts: Mapping[int, RunFacts]) -> Ranks:
+    """The ranks with such gradients in many backwards, where none of the others had a bad one.
+
+    A scale that is too large makes infinities, and NaN of these: but not after so many halvings,
+    and on the same ranks alone.
+    """
+    ranks = tuple(r for r, run in sorted(facts.items()) if run.nan_gradients)
+    others = [run for r, run in facts.items() if r not in ranks]
+    long = all(min(facts[r].nan_gradients, facts[r].skipped) >= _HALVINGS for r in ranks)
+    return ranks if long and others and all(e.nan_backward is None for e in others) else ()
 
 
 def _common_steps(of: _Of) -> Ranks:

@@ -65,10 +65,20 @@ class Model:
 
 
 def models(facts: Mapping[int, RunFacts]) -> dict[str, Model]:
-    """The models of a run, by key."""
+    """The models of a run that were trained, by key."""
+    return _by_key({rank: facts[rank].replicas for rank in sorted(facts)})
+
+
+def evaluated_models(facts: Mapping[int, RunFacts]) -> list[Model]:
+    """The models that a run evaluated alone, on all ranks from one line on."""
+    found = _by_key({rank: facts[rank].evaluated for rank in sorted(facts)}).values()
+    return [e for e in found if len({r.evaluations[0].place for r in e.of.values()}) == 1]
+
+
+def _by_key(replicas: Mapping[int, Iterable[ReplicaFacts]]) -> dict[str, Model]:
     found: dict[str, dict[int, ReplicaFacts]] = {}
-    for rank in sorted(facts):
-        for replica in facts[rank].replicas:
+    for rank, own in replicas.items():
+        for replica in own:
             found.setdefault(replica.key, {})[rank] = replica
     return {key: Model(of) for key, of in found.items()}
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import by_ranks, minority, outvoted
+from ddp_notebook.diagnosis.majority import by_ranks, each_with, minority, outvoted
+from ddp_notebook.diagnosis.source_code.singled_out import strayed
 from ddp_notebook.diagnosis.training.replicas import (
     Model,
     by_hand,
@@ -38,6 +40,7 @@ from ddp_notebook.model import (
 
 _ADAPTIVE = ("Ada", "NAdam", "RAdam", "RMSprop", "Rprop", "Lion", "SparseAdam")
 _HARDLY = 0.1
+_RATE = ("lr", "learning_rate")
 _FEWEST_IDLE = 2
 """The fewest steps without any gradient that count: a single one may serve a scheduler."""
 
@@ -463,8 +466,8 @@ def learning_rates(context: Context) -> Iterator[Finding]:
         together = all(optimizer.replicas or optimizer.mesh for optimizer in of.values())
         alike = len(of) > 1 and len({optimizer.steps for optimizer in of.values()}) == 1
         if alike and (together or exchanged(context.collectives, of)):
-            yield from _other_rates(of)
-            yield from _other_options(of)
+            yield from _other_rates(context, of)
+            yield from _other_options(context, of)
 
 
 def _of_one_group(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
@@ -486,38 +489,50 @@ def _of_one_group(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
         yield from [of] if joined else apart.values()
 
 
-def _other_options(of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
+def _other_options(context: Context, of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
     options = {rank: optimizer.options for rank, optimizer in of.items()}
     if len(set(options.values())) < 2 or len({len(option) for option in options.values()}) > 1:
         return
-    ranks = minority(options)
-    each, right = of[ranks[0]], next((o for r, o in options.items() if r not in ranks), ())
-    own = tuple(o for o in dict.fromkeys(each.options) if o not in right)
+    own = _own_options(options)
+    names = {each.partition("=")[0] for each in chain(*own.values())}
+    ranks = strayed(context.sources, options, names)
+    each, texts = of[ranks[0]], {rank: some(some_of) for rank, some_of in own.items()}
+    has = f"{each.type} has {texts[ranks[0]]}, and something else on the other ranks"
+    if len(ranks) == len(of):
+        has = f"{each.type} has {each_with(texts)}, which of them is meant cannot be told"
     yield Finding(
         Category.REPLICA_DIVERGENCE,
         ranks,
-        f"{each.type} has {some(own or each.options)}, and something else on the other ranks: "
-        f"replicas drift apart{in_brackets(each.place)}",
+        f"{has}: replicas drift apart{in_brackets(each.place)}",
         "Give the optimizer the same options on every rank.",
         evidence=tuple(f"rank {rank}: {', '.join(o[:8])}" for rank, o in options.items()),
     )
 
 
-def _other_rates(of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
+def _own_options(options: Mapping[int, tuple[str, ...]]) -> dict[int, Sequence[str]]:
+    """Of each rank's options those that not all have; all of them where these are the same."""
+    common = set.intersection(*map(set, options.values()))
+    return {r: [e for e in dict.fromkeys(o) if e not in common] or o for r, o in options.items()}
+
+
+def _other_rates(context: Context, of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
     lrs = {rank: optimizer.lrs for rank, optimizer in of.items()}
     if len(set(lrs.values())) > 1:
-        ranks = minority(lrs)
+        ranks = strayed(context.sources, lrs, _RATE)
         each = of[ranks[0]]
-        right = next((lrs[rank] for rank in sorted(of) if rank not in ranks), ())
-        others = f", others with {_rates(right)}" if right else ""
+        rates = {rank: _rates(own) for rank, own in lrs.items()}
+        right = next((rates[rank] for rank in sorted(of) if rank not in ranks), "")
+        steps = f"{rates[ranks[0]]}, others with {right}"
+        if not right:
+            steps = f"{each_with(rates)}, which of them is meant cannot be told"
         yield Finding(
             Category.REPLICA_DIVERGENCE,
             ranks,
-            f"{each.type} steps with learning rate {_rates(each.lrs)}{others}: replicas drift "
+            f"{each.type} steps with learning rate {steps}: replicas drift "
             f"apart{in_brackets(each.place)}",
             "Give the optimizer and its scheduler the same values on every rank; a scheduler "
             "that reads a metric needs the same metric (all_reduce it).",
-            evidence=tuple(f"rank {rank}: learning rate {_rates(lrs[rank])}" for rank in of),
+            evidence=tuple(f"rank {rank}: learning rate {text}" for rank, text in rates.items()),
         )
 
 
@@ -637,7 +652,7 @@ def buffers(context: Context) -> Iterator[Finding]:
             what = "in another order" if same else "of other names"
             yield Finding(
                 Category.BUFFER_SYNC,
-                minority(orders),
+                outvoted(orders),
                 f"the buffers of {model.title} are {what} than on the other ranks: DDP sends them "
                 "by place, so they get each other's values",
                 "Register the same buffers in the same order on every rank.",

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import minority
+from ddp_notebook.diagnosis.majority import outvoted
+from ddp_notebook.diagnosis.source_code.singled_out import strayed
+from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.diagnosis.training.by_hand import trained_together
 from ddp_notebook.model import (
     Category,
@@ -31,7 +33,7 @@ def sampler_misuse(context: Context) -> Iterator[Finding]:
             for sampler in facts[rank].samplers
             if sampler.key == key
         }
-        rules = (_wrong_shards(of, size), _other_seeds(of), _same_epoch(of))
+        rules = (_wrong_shards(of, size), _other_seeds(context.sources, of), _same_epoch(of))
         yield from [finding for rule in rules for finding in rule][:1]
     yield from _no_sampler(facts, size)
 
@@ -75,13 +77,13 @@ def _wrong_shards(of: _Samplers, size: int) -> Iterator[Finding]:
         )
 
 
-def _other_seeds(of: _Samplers) -> Iterator[Finding]:
+def _other_seeds(sources: Sources, of: _Samplers) -> Iterator[Finding]:
     if len(of) < 2 or not all(sampler.shuffle for sampler in of.values()):
         return
     seeds = {rank: sampler.seed for rank, sampler in of.items()}
     if len(set(seeds.values())) > 1:
         counted = len({seed - rank for rank, seed in seeds.items()}) == 1
-        ranks = tuple(sorted(of)) if counted else minority(seeds)
+        ranks = tuple(sorted(of)) if counted else strayed(sources, seeds, ("seed",))
         yield Finding(
             Category.SAMPLER_MISUSE,
             ranks,
@@ -112,7 +114,7 @@ def _same_epoch(of: _Samplers) -> Iterator[Finding]:
         return
     epochs = {rank: sampler.epochs for rank, sampler in shuffled.items()}
     if len({len(epoch) for epoch in epochs.values()}) == 1 and len(set(epochs.values())) > 1:
-        ranks = minority(epochs)
+        ranks = outvoted(epochs)
         yield Finding(
             Category.SAMPLER_MISUSE,
             ranks,

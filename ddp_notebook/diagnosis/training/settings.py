@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import minority
+from ddp_notebook.diagnosis.majority import each_with
+from ddp_notebook.diagnosis.source_code.singled_out import strayed
 from ddp_notebook.model import Category, Finding, in_brackets, name_ranks
 
 _FEWEST_FORWARDS = 2
@@ -24,20 +25,31 @@ def other_precision(context: Context) -> Iterator[Finding]:
         for values in zip(*settings.values(), strict=True):
             of = dict(zip(settings, values, strict=True))
             if len(set(of.values())) > 1:
-                yield _differs(of)
+                yield _differs(context, of)
                 return
 
 
-def _differs(of: dict[int, str]) -> Finding:
-    ranks = minority(of)
-    name, _, value = of[ranks[0]].partition("=")
+def _differs(context: Context, of: dict[int, str]) -> Finding:
+    name = of[min(of)].partition("=")[0]
+    values = {rank: text.partition("=")[2] for rank, text in of.items()}
+    ranks = strayed(context.sources, of, _words_of(name))
+    what = f"{name} is {values[ranks[0]]}, and something else on other ranks"
+    if len(ranks) == len(of):
+        what = f"{name} is {each_with(values)}, which of them is meant cannot be told"
     return Finding(
         Category.NUMERICS_MISMATCH,
         ranks,
-        f"{name} is {value}, and something else on other ranks: they compute with other precision",
+        f"{what}: they compute with other precision",
         f"Make the same setting on every rank: {name}.",
         evidence=tuple(f"rank {rank}: {text}" for rank, text in of.items()),
     )
+
+
+def _words_of(name: str) -> tuple[str, ...]:
+    """What a setting is called where it is made: a function, or what gets a value."""
+    last = name.rpartition(".")[2].removesuffix("()")
+    what = last.removeprefix("get_").removeprefix("are_").removesuffix("_enabled")
+    return last, f"set_{what}", f"use_{what}"
 
 
 def other_mode(context: Context) -> Iterator[Finding]:

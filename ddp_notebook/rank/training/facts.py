@@ -73,9 +73,11 @@ class RunSummary:
             nan_place=place_of(tracker.nan_place),
             losses=tuple(tracker.losses),
             nan_losses=tracker.nan_losses,
+            nan_gradients=tracker.nan_gradients,
             skipped=tracker.skipped,
             skipped_place=place_of(tracker.skipped_place),
             replicas=tuple(facts for _, facts in replicas),
+            evaluated=tuple(self._evaluated()),
             optimizers=tuple(self._optimizers(keys, digester)),
             copies=tuple(_copies(tracker.copies.values())),
             plain=tuple(_plain(tracker.plain.of)),
@@ -144,6 +146,19 @@ class RunSummary:
             if facts is not None:
                 used.append((replica, replace(facts, key=key)))
         return used
+
+    def _evaluated(self) -> Iterator[model.ReplicaFacts]:
+        """The DDP objects that this run used without gradients alone."""
+        everyone = (*self._tracker.gone, *list(self._tracker.replicas.values()))
+        counted: Counter[str] = Counter()
+        for replica in sorted(everyone, key=lambda each: each.number):
+            if replica.evaluated:
+                counted[replica.made_of] += 1
+                yield replace(
+                    _counts(replica, self._variable(replica.ref())),
+                    key=f"{replica.made_of} {counted[replica.made_of]}",
+                    group_size=len(replica.group),
+                )
 
     def _variable(self, wrapped: Any) -> str:
         """The name of the user's variable for an object; empty if there is none."""

@@ -107,12 +107,13 @@ class TrainingHooks(Component):
             self._saves.begin()
 
     def trained(self) -> bool:
-        """True if an optimizer has made a step in this run, or was to; or a handle was not waited
-        for.
+        """True if an optimizer has made a step in this run, or was to; or ranks have summed up what
+        an evaluation came to; or a handle was not waited for.
         """
-        stepped = any(optimizer.steps for optimizer in self._tracker.optimizers.values())
-        stepped = stepped or self._tracker.skipped > 0
-        return not self._tracker.broken and (stepped or self._observer.works.suspicious)
+        tracker = self._tracker
+        stepped = any(optimizer.steps for optimizer in tracker.optimizers.values())
+        stepped = stepped or tracker.skipped > 0 or self._observer.works.suspicious
+        return not tracker.broken and (stepped or tracker.summed_up)
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:

@@ -62,6 +62,8 @@ class Tracker:
         """Of the first backwards of the run."""
         self.nan_losses = 0
         """How many of the last losses were not a number, one after the other."""
+        self._nan_gradients = 0, -1
+        """How many backwards, one after the other, left a gradient that is no number; the last."""
         self.skipped = 0
         """How often a GradScaler was to make a step since an optimizer made one."""
         self.skipped_place: Line | None = None
@@ -81,6 +83,7 @@ class Tracker:
         self.nan_place = self.evaluation = None
         self.losses.clear()
         self.nan_losses = self.skipped = 0
+        self._nan_gradients = 0, -1
         self.skipped_place = None
         self.split.begin()
         self.plain.begin()
@@ -105,7 +108,8 @@ class Tracker:
 
     def _archive(self, replica: Replica) -> None:
         self.replicas = {k: r for k, r in self.replicas.items() if r is not replica}
-        if replica.used and replica.last_facts is not None and len(self.gone) < _MOST:
+        known = replica.last_facts is not None if replica.used else replica.evaluated
+        if known and len(self.gone) < _MOST:
             self.gone.append(replica)
 
     def died(self, wrapped: DistributedDataParallel, facts: Any) -> None:
@@ -199,11 +203,25 @@ class Tracker:
             self._small_buckets = seen = self._small_buckets + 1
             if seen > _FIRST_BUCKETS and seen % _EVERY_BUCKET:
                 return
-        if self.nan_backward is not None or not gradients.is_cpu:
+        # Only of steps that a GradScaler skips it matters whether gradients get better.
+        if (self.nan_backward is not None and not self.skipped) or not gradients.is_cpu:
             return
         probe = gradients if size <= _SMALL_BUCKET else gradients.view(-1)[:: size // 256]
         if not math.isfinite(probe.sum().item()) and not probe.isfinite().all():
-            self._is_bad(max(0, self.backwards - 1), "a gradient")
+            self._has_bad_gradient(max(0, self.backwards - 1), probe)
+
+    def _has_bad_gradient(self, number: int, gradients: torch.Tensor) -> None:
+        if self.nan_backward is None:
+            self._is_bad(number, "a gradient")
+        count, last = self._nan_gradients
+        if last != number and gradients.isnan().any():
+            self._nan_gradients = (count + 1 if last == number - 1 else 1), number
+
+    @property
+    def nan_gradients(self) -> int:
+        """In how many of the last backwards, one after the other, a gradient was no number."""
+        count, last = self._nan_gradients
+        return count if last == self.backwards - 1 else 0
 
     def _is_bad(self, number: int, what: str) -> None:
         self.nan_backward, self.nan_what = number, what
@@ -221,6 +239,12 @@ class Tracker:
         """Those of all models, with DDP and without."""
         with_ddp = [replica.moments for replica in self.replicas.values()]
         return with_ddp + [plain.moments for plain in self.plain.of]
+
+    @property
+    def summed_up(self) -> bool:
+        """True if ranks have summed up what an evaluation came to."""
+        moments = [*self.moments(), *(replica.moments for replica in self.gone)]
+        return any(evaluation.sums for each in moments for evaluation in each.evaluations)
 
     def _modules(self) -> list[torch.nn.Module]:
         modules = [replica.module() for replica in self.replicas.values()]

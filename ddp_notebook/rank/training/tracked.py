@@ -181,8 +181,13 @@ class Replica:
 
     @property
     def used(self) -> bool:
-        """True if this run used it."""
+        """True if this run used it to train."""
         return bool(self.forwards or self.bypasses or self.steps)
+
+    @property
+    def evaluated(self) -> bool:
+        """True if this run used it without gradients alone."""
+        return bool(self.moments.evaluations) and not self.used
 
     def trains(self) -> bool:
         """False while its parameters are frozen."""

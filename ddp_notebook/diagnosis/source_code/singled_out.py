@@ -1,0 +1,144 @@
+"""The rank that code treats in a way of its own: where two ranks differ, who has strayed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
+
+from ddp_notebook.diagnosis.majority import outvoted
+from ddp_notebook.diagnosis.source_code.conditions import Test, last_name, tests_around
+from ddp_notebook.diagnosis.source_code.names import Names
+from ddp_notebook.diagnosis.source_code.sources import Sources
+from ddp_notebook.model import Ranks
+
+_SETTING = ("set", "add", "append", "compare_set")
+"""Methods of a store that set a key."""
+
+
+def singled_out(sources: Sources, words: Container[str], ranks: Ranks) -> Ranks:
+    """The one of `ranks` for which alone the code sets or calls something of these names.
+
+    ``if rank == 1:`` without an else tells it, and ``lr=0.1 if rank == 1 else 0.2``. Of ``0.1 if
+    rank == 0 else 0.2`` either may be meant. Empty where no test, or not just one, tells it.
+    """
+    found = {
+        own
+        for tree in sources.known()
+        for test in _tests(tree, words)
+        if len(own := _let_by(Names(tree), test, ranks)) == 1
+    }
+    return found.pop() if len(found) == 1 else ()
+
+
+def strayed(sources: Sources, values: Mapping[int, Hashable], words: Container[str]) -> Ranks:
+    """The ranks whose value is not that of most; of two ranks the one that is singled out.
+
+    All of them where no value has the most, and the code tells nothing.
+    """
+    ranks = outvoted(values)
+    two = len(ranks) == len(values) == 2
+    return (singled_out(sources, words, ranks) if two else ()) or ranks
+
+
+def who_sets(sources: Sources, key: str, ranks: Ranks) -> Ranks:
+    """Those of `ranks` that the tests let come to where the code sets this key of a store."""
+    return tuple(
+        sorted(
+            {
+                rank
+                for tree in sources.known()
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Call) and _is_set(node, key)
+                for rank in _come_to(tree, node, ranks)
+            }
+        )
+    )
+
+
+def _is_set(call: ast.Call, key: str) -> bool:
+    first = call.args[0] if call.args else None
+    named = isinstance(first, ast.Constant) and first.value == key
+    return named and last_name(call.func) in _SETTING
+
+
+def _come_to(tree: ast.Module, call: ast.Call, ranks: Ranks) -> Iterator[int]:
+    names, size = Names(tree), max(ranks) + 1
+    tests = list(tests_around(tree, call.lineno, last_name(call.func)))
+    yield from (rank for rank in ranks if all(names.lets(test, rank, size) for test in tests))
+
+
+def _let_by(names: Names, test: ast.expr, ranks: Ranks) -> Ranks:
+    """The ranks on which no part of a test is known not to hold."""
+    parts = test.values if isinstance(test, ast.BoolOp) and _is_and(test) else [test]
+    size = max(ranks) + 1
+    return tuple(
+        rank
+        for rank in ranks
+        if all(names.lets(Test(part, part.lineno), rank, size) for part in parts)
+    )
+
+
+def _is_and(test: ast.BoolOp) -> bool:
+    return isinstance(test.op, ast.And)
+
+
+def _tests(tree: ast.AST, words: Container[str]) -> Iterator[ast.expr]:
+    """The tests that decide on what is set or called."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If):
+            if _sets(node.body, words) and not _sets(node.orelse, words):
+                yield node.test
+        elif _is_plain(node) and _sets([node], words):
+            yield from filter(_names_a_later_rank, _choices(node))
+
+
+def _is_plain(node: ast.AST) -> bool:
+    return isinstance(node, (ast.stmt, ast.withitem)) and not hasattr(node, "body")
+
+
+def _choices(node: ast.AST) -> Iterator[ast.expr]:
+    """What chooses between two values, or is one of the two itself: ``enabled=rank == 1``."""
+    for child in ast.walk(node):
+        match child:
+            case ast.IfExp(test=test):
+                yield test
+            case ast.keyword(value=ast.Compare() | ast.BoolOp() as test):
+                yield test
+
+
+def _names_a_later_rank(test: ast.expr) -> bool:
+    """True of ``== 1``: rank 0 is often asked for to tell it from all others."""
+    return any(
+        isinstance(node, ast.Compare)
+        and isinstance(node.ops[0], ast.Eq)
+        and any(isinstance(n, ast.Constant) and n.value not in (0, "0") for n in ast.walk(node))
+        for node in ast.walk(test)
+    )
+
+
+def _sets(nodes: Iterable[ast.AST], words: Container[str]) -> bool:
+    """True where something of such a name gets a value, is an argument, or is called."""
+    return any(
+        name in words for node in nodes for child in ast.walk(node) for name in _set_in(child)
+    )
+
+
+def _set_in(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.Assign(targets=targets):
+            yield from (name for target in targets for name in _target(target))
+        case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+            yield from _target(target)
+        case ast.keyword(arg=str(name)):
+            yield name
+        case ast.Call(func=func):
+            yield last_name(func)
+
+
+def _target(target: ast.expr) -> Iterator[str]:
+    """``lr`` of ``lr``, ``config.lr`` and ``group["lr"]``."""
+    match target:
+        case ast.Subscript(slice=ast.Constant(value=str(key))):
+            yield key
+        case _:
+            yield last_name(target)
