@@ -6,6 +6,7 @@ else the same few are tried each time.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -91,7 +92,8 @@ def change(wire: Any, place: tuple[Any, ...], how: str, value: Any) -> None:
     elif how == "deep":
         holder[place[-1]] = DEEP
     elif how == "add" and type(there) in (int, float):
-        holder[place[-1]] = there + (value if type(value) in (int, float) else 1)
+        with contextlib.suppress(OverflowError):  # an integer that no float can hold
+            holder[place[-1]] = there + (value if type(value) in (int, float) else 1)
     else:
         holder[place[-1]] = copy.deepcopy(value)
 
