@@ -67,6 +67,7 @@ class Processes:
         self.devices = devices
         self.record = record
         self.folder, self._held = make_folder()
+        self._made = self.folder.stat()
         self.fork_server = fork_server
         self._on_lost = on_lost
         self._started_s = time.time()
@@ -358,16 +359,24 @@ class Processes:
 
     @property
     def folder_gone(self) -> str:
-        """Says that the session's folder was removed, and the likely cause; empty if it exists.
+        """Says that the session's folder was removed, and the likely cause; empty if it is there.
 
         Empty also once the session ends, which removes it.
         """
-        if self.folder.is_dir() or self._closing:  # its end removes it
+        if self._closing or self._is_there:
             return ""
         return (
-            f"The session's temporary folder {self.folder} is gone: another program removed it, "
-            "perhaps one that cleans temporary files."
+            f"The session's temporary folder {self.folder} is gone: another program removed or "
+            "renamed it, perhaps one that cleans temporary files."
         )
+
+    @property
+    def _is_there(self) -> bool:
+        """True while the folder's name leads to the folder that was made, and to no other one."""
+        try:
+            return os.path.samestat(self.folder.stat(), self._made)
+        except OSError:
+            return False
 
     def _need_folder(self, meanwhile: str) -> None:
         _need_current_folder(meanwhile)
@@ -398,7 +407,8 @@ class Processes:
         return stays
 
     def _remove_folder(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._is_there:
+            shutil.rmtree(self.folder, ignore_errors=True)
         let_go(self._held)
 
     @staticmethod

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.launch.session_folder import parents
+from ddp_notebook.launch.session_folder import files_left, parents
 from ddp_notebook.model import counted, format_bytes
 
 if sys.platform != "win32":
@@ -25,6 +25,8 @@ RANKS_PER_CORE = 8
 _STOP = "If that is not what you want, interrupt the start (Ctrl-C; in a notebook I, I)."
 
 _LEAST_ROOM_BYTES = 1 << 16
+LEAST_FILES = 100
+"""Of a session: folders, logs, sockets and records; of many ranks it has more."""
 _TASKS_OF_A_SESSION = 32
 """Threads and processes beside those of the ranks, about; with a board."""
 _TASKS_OF_A_RANK = 16
@@ -88,13 +90,16 @@ def why_no_room() -> str:
     """
     folder = parents()[0]
     try:
-        left_bytes = shutil.disk_usage(folder).free
+        left_bytes, more_files = shutil.disk_usage(folder).free, files_left(folder)
     except OSError:  # it is gone, which the error itself says
         return ""
-    if left_bytes >= _LEAST_ROOM_BYTES:
+    left = format_bytes(left_bytes)
+    if more_files is not None and more_files < LEAST_FILES:
+        left = counted(more_files, "more file")
+    elif left_bytes >= _LEAST_ROOM_BYTES:
         return ""
     return (
-        f"No room is left in {folder} ({format_bytes(left_bytes)}), and a session needs files "
+        f"No room is left in {folder} ({left}), and a session needs files "
         "there. Delete what is not needed, or restart the kernel with TMPDIR set to another folder."
     )
 
