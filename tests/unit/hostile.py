@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ often = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
+within = pytest.mark.timeout(180 + TRIES)
 
 HOSTILE: list[Any] = [
     *(None, True, -7, 0, 99, 1 << 62, 1 << 70, 1.5, math.inf, -math.inf, math.nan, 1e300, "", "x"),

@@ -48,6 +48,10 @@ from ddp_notebook.state.descriptions import exit_text
 _LAST_WORDS_BYTES = 4000
 _REGISTER_GRACE_S = 30.0
 
+_SOCKETS = ("events.sock", "orders.sock")
+_CONNECTION = "security/ipcontroller-ddp-engine.json"
+"""The controller writes it; an engine finds the controller by it."""
+
 
 class Processes:
     """Everything that runs for one session, and its end.
@@ -359,16 +363,31 @@ class Processes:
 
     @property
     def folder_gone(self) -> str:
-        """Says that the session's folder was removed, and the likely cause; empty if it is there.
+        """Says that the session's folder, or what ranks need there, was removed; empty if not so.
 
         Empty also once the session ends, which removes it.
         """
-        if self._closing or self._is_there:
+        if self._closing:
+            return ""
+        cleaner = "perhaps one that cleans temporary files."
+        if not self._is_there:
+            return (
+                f"The session's temporary folder {self.folder} is gone: another program removed or "
+                f"renamed it, {cleaner} Ranks cannot be asked any more."
+            )
+        missing = ", ".join(name for name in self._needed if not (self.folder / name).exists())
+        if not missing:
             return ""
         return (
-            f"The session's temporary folder {self.folder} is gone: another program removed or "
-            "renamed it, perhaps one that cleans temporary files."
+            f"Files of the session are gone from {self.folder} ({missing}): another program "
+            f"removed them, {cleaner} No rank can be started there any more."
         )
+
+    @property
+    def _needed(self) -> tuple[str, ...]:
+        """What each new rank needs of the folder, by name."""
+        started = any(state.stage is not None for state in self.record.snapshot.ranks)
+        return (*_SOCKETS, _CONNECTION) if started else _SOCKETS
 
     @property
     def _is_there(self) -> bool:
