@@ -105,6 +105,9 @@ def test_a_full_disk_is_named_where_nothing_could_be_started(
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 30))
     assert "(11 more files), and a session needs files" in why_no_room()
     monkeypatch.undo()
+    monkeypatch.setattr("resource.getrlimit", lambda _: (512, 512))
+    assert "No file may grow beyond 512 B here (ulimit -f)" in why_no_room()
+    monkeypatch.undo()
     monkeypatch.setattr(tempfile, "tempdir", "/gone")
     assert why_no_room() == "", "a folder that is gone is no full disk"
 
