@@ -184,8 +184,8 @@ class Processes:
             return f"{' and '.join(other)} changes what a process is"
         if not self.fork_server.equals_a_new_one():
             return "packages, files, the environment or the module path have changed"
-        if not self.output_folder.exists():
-            return "the session's temporary folder was removed"
+        if self.folder_gone or not self.output_folder.exists():
+            return "the session's temporary folder, or files in it, were removed"
         return ""
 
     def adopt(self, options: InitOptions) -> None:
