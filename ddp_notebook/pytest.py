@@ -69,10 +69,10 @@ class Watch:
         now_s = time.monotonic()
         if now_s - self._since.setdefault(key, now_s) >= _LASTS_S:
             self.verdict = verdict
-            for rank in job.alive:
-                if (pid := job.processes[rank].about.pid) != os.getpid():
-                    with contextlib.suppress(OSError):
-                        os.kill(pid, signal.SIGKILL)
+            alive = {job.processes[rank].about.pid for rank in job.alive}
+            for pid in {*alive, *prepared.stopped_early(job).values()} - {os.getpid()}:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def pytest_configure(config: pytest.Config) -> None:

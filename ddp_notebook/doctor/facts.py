@@ -265,14 +265,8 @@ def temporary_folder() -> Folder:
             file.flush()
     except OSError as error:
         return Folder(path, error.strerror or str(error), 0, None)
-    return Folder(path, "", shutil.disk_usage(path).free, _free_files(path))
-
-
-def _free_files(path: str) -> int | None:
-    if not hasattr(os, "statvfs"):
-        return None
-    state = os.statvfs(path)
-    return state.f_favail if state.f_files else None  # some file systems do not count them
+    free_files = session_folder.files_left(path)
+    return Folder(path, "", shutil.disk_usage(path).free, free_files)
 
 
 def earlier_ranks() -> tuple[EarlierRank, ...] | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ddp_notebook.launch.out_of_memory import Limit
 from ddp_notebook.model import agree, format_bytes, name_ranks
 from ddp_notebook.model.doctor import Check
-from ddp_notebook.session.setup.limits import RANK_BYTES, files_needed
+from ddp_notebook.session.setup.limits import LEAST_FILES, RANK_BYTES, files_needed
 
 _MIB = 2**20
 _GIB = 2**30
@@ -207,7 +207,7 @@ def check_temporary_folder(folder: Folder) -> Check:
         return Check.failure(name, f"{folder.path}: {folder.trouble}", other)
     found = f"{folder.path}, {format_bytes(folder.free_bytes)} free"
     clean = f"See what fills it: du -sh {shlex.quote(folder.path)}/*. {other}"
-    if folder.free_files is not None and folder.free_files < 100:
+    if folder.free_files is not None and folder.free_files < LEAST_FILES:
         return Check.failure(name, f"{found}, but only {folder.free_files} more files", clean)
     if folder.free_bytes < 16 * _MIB:
         return Check.failure(name, found, clean)

@@ -19,7 +19,7 @@ from ddp_notebook.evidence import flight_recorder
 from ddp_notebook.evidence.plain_pickle import NotPlain
 from ddp_notebook.files import exists, opened
 from ddp_notebook.model import cut
-from ddp_notebook.views.ansi import plain
+from ddp_notebook.views.ansi import plain, visible
 
 MOST_FILES = 4096
 MOST_IN_FOLDERS = 50_000
@@ -46,7 +46,7 @@ class Found:
 
     def leave_out(self, file: Path, why: str) -> None:
         """Note that a file was not read."""
-        self.notes.append(f"not read: {plain(file.name)}{plain(why)}")
+        self.notes.append(f"not read: {visible(file.name)}{plain(why)}")
 
 
 def read(paths: Sequence[Path]) -> Found:
@@ -65,7 +65,7 @@ def read(paths: Sequence[Path]) -> Found:
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths:
         if not exists(path):
-            shown = cut(plain(str(path)), 300)
+            shown = cut(visible(str(path)), 300)
             raise UsageMistake(
                 f"{shown} does not exist. Name a pid, or a folder or files of a job."
             )
@@ -74,7 +74,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             for count, file in enumerate(path.rglob("*")):
                 if count >= MOST_IN_FOLDERS:
                     raise UsageMistake(
-                        f"{cut(plain(str(path)), 300)} holds more than {MOST_IN_FOLDERS:,} files "
+                        f"{cut(visible(str(path)), 300)} holds more than {MOST_IN_FOLDERS:,} files "
                         "and folders. Name the folder that one job has written."
                     )
                 if file.is_file() and not _is_link(file):

@@ -20,7 +20,7 @@ from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs.outside import system
 from ddp_notebook.jobs.records import CRASHES, ORPHANED, Process
-from ddp_notebook.jobs.unprepared import elsewhere, how_to_see, untold, was_set
+from ddp_notebook.jobs.unprepared import elsewhere, how_to_see, stopped, untold, was_set
 from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
 from ddp_notebook.launch.session_folder import is_private
 from ddp_notebook.model import (
@@ -225,13 +225,16 @@ def where(job: Job) -> dict[int, tuple[Place, ...]]:
 def case_of(job: Job) -> Case:
     """All that is known of a job now."""
     answers = ask(sockets_of(job), calls.REPORT, calls.Nothing(), _ASK_TIMEOUT_S)
+    first, alive = job.first, bool(job.alive)
+    halted = stopped_early(job)
     reports = tuple(
-        _report(rank, job.processes.get(rank), answers.get(rank), bool(job.alive))
+        _stopped(rank, halted[rank])
+        if rank in halted
+        else _report(rank, job.processes.get(rank), answers.get(rank), alive)
         for rank in range(job.world_size)
     )
-    first = job.first
     return Case(
-        _with_splits(job, reports if job.alive else _ended_by_others(reports)),
+        _with_splits(job, reports if alive else _ended_by_others(reports)),
         dict(first.told or {}),
         None if first.agents_store else 0,
         collectives=collectives_of(job),
@@ -258,6 +261,11 @@ def _with_splits(job: Job, reports: tuple[RankReport, ...]) -> tuple[RankReport,
     return tuple(replace(e, splits=meets[e.rank]) if e.rank in meets else e for e in reports)
 
 
+def stopped_early(job: Job) -> dict[int, int]:
+    """The processes of ranks of a running job that were stopped before they were prepared."""
+    return stopped(job.first.parent, job.absent, pids()) if job.alive and job.absent else {}
+
+
 def sockets_of(job: Job) -> dict[int, Path]:
     """Where ranks can be asked: those that run, without the ones that were stopped."""
     running = {rank: job.processes[rank] for rank in job.alive}
@@ -278,10 +286,14 @@ def _report(
     if process.about.alive:
         why_not = f": {answer.why}" if isinstance(answer, CannotAnswer) else ""
         pid = process.about.pid
-        state = _state(pid)
-        how = "is stopped" if state == _STOPPED else f"runs{why_not}"
-        return RankReport(rank, doing=f"process {pid} {how}", process=state, pid=pid)
+        if (state := _state(pid)) == _STOPPED:
+            return _stopped(rank, pid)
+        return RankReport(rank, doing=f"process {pid} runs{why_not}", process=state, pid=pid)
     return process.last_report(rank, others_run)
+
+
+def _stopped(rank: int, pid: int) -> RankReport:
+    return RankReport(rank, doing=f"process {pid} is stopped", process=_STOPPED, pid=pid)
 
 
 _LOST = re.compile("Connection (closed|reset)|Broken pipe|Socket closed|remote process exited")

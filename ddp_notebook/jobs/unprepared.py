@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import psutil
+
 from ddp_notebook.launch.process_groups import stat_fields
 from ddp_notebook.rank.prepared import job_folder, processes
 from ddp_notebook.rank.prepared.processes import has_torch, read
@@ -122,6 +124,34 @@ def elsewhere(pid: int) -> str:
     how = f"with {name}={shlex.quote(plain(theirs[name]))}" if name in theirs else f"without {name}"
     read = plain(str(job_folder.root()))
     return f"It was started {how}, and its record is not in {read}: ask with the same {name}."
+
+
+def stopped(launcher: int, absent: Sequence[int], known: frozenset[int]) -> dict[int, int]:
+    """The processes of absent ranks that a signal stopped before they were prepared, by rank.
+
+    Their environment says which rank they are. One of ``mp.spawn`` was told none when it began: it
+    is the rank that is absent where that is one alone. `known` are pids of other ranks.
+    """
+    found: dict[int, int] = {}
+    untold_ranks = []
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(launcher).children(recursive=True):
+            if process.pid in known or process.status() != psutil.STATUS_STOPPED:
+                continue
+            with contextlib.suppress(OSError):
+                told = processes.launch_parameters(processes.environment(process.pid))
+                if told is not None and told.rank in absent:
+                    found.setdefault(told.rank, process.pid)
+                elif told is None and process.ppid() == launcher and _is_spawned(process.pid):
+                    untold_ranks.append(process.pid)
+    if not found and len(absent) == len(untold_ranks) == 1:
+        found[absent[0]] = untold_ranks[0]
+    return found
+
+
+def _is_spawned(pid: int) -> bool:
+    """True of a process that multiprocessing started anew, and that is no helper of its own."""
+    return "multiprocessing.spawn" in read(pid, "cmdline")
 
 
 def untold(pid: int) -> tuple[int, ...]:

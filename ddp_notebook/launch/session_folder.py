@@ -88,6 +88,14 @@ def parents() -> tuple[Path, ...]:
     return (usual,)
 
 
+def files_left(folder: Path | str) -> int | None:
+    """How many more files it can hold; None where its file system does not count them."""
+    if not hasattr(os, "statvfs"):
+        return None
+    state = os.statvfs(folder)
+    return state.f_favail if state.f_files else None
+
+
 def is_private(folder: Path) -> bool:
     """True for a folder (not a link) that only this user can enter."""
     try:

@@ -92,6 +92,11 @@ def plain(text: str) -> str:
     return " ".join("".join(map(_in_a_line, strip_ansi(text))).split())
 
 
+def visible(name: str) -> str:
+    """A name as given, in which what is not printable is written as in Python's repr: `\\x1b`."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in name)
+
+
 def preformatted(text: str) -> list[str]:
     """The lines of `text`, spaces as they are, without what would move the cursor."""
     lines = strip_ansi(text).expandtabs(4).splitlines() or [""]

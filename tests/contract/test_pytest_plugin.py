@@ -29,8 +29,21 @@ class TestThatHangs(unittest.TestCase):
 def test_that_one_rank_leaves():
     mp.spawn(leaves, (29514,), nprocs=2)
 """
+ONE_STOPS = """\
+import torch.multiprocessing as mp
+from ranks import hangs
+
+def test_that_one_rank_is_stopped_before_it_has_torch(monkeypatch, tmp_path):
+    monkeypatch.setenv("STOPS_ONE", str(tmp_path / "stopped"))
+    mp.spawn(hangs, (29512,), nprocs=2)
+"""
 RANKS = """\
-import datetime, torch, torch.distributed as dist
+import contextlib, datetime, os, signal
+if "STOPS_ONE" in os.environ:
+    with contextlib.suppress(FileExistsError):
+        open(os.environ["STOPS_ONE"], "x").close()
+        os.kill(os.getpid(), signal.SIGSTOP)
+import torch, torch.distributed as dist
 
 def set_up(rank, port):
     dist.init_process_group(
@@ -58,33 +71,45 @@ def leaves(rank, port):
 """
 
 
-def test_a_test_whose_ranks_hang_fails_with_the_finding_and_others_pass(
-    tmp_path: Path,
-) -> None:
-    tests = TESTS
+def run(tests: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """pytest with the plugin, in a folder with these tests and their ranks."""
     for number in (29512, 29513, 29514):
         tests = tests.replace(str(number), str(free_port("127.0.0.1")))
-    (tmp_path / "test_ranks.py").write_text(tests)
-    (tmp_path / "ranks.py").write_text(RANKS)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{ROOT}:{with_entry_point(tmp_path)}",
-        "OMP_NUM_THREADS": "1",
-    }
-
-    ended = subprocess.run(
+    (folder / "test_ranks.py").write_text(tests)
+    (folder / "ranks.py").write_text(RANKS)
+    return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "ddp_notebook.pytest", "test_ranks.py"],
-        cwd=tmp_path,
-        env=environment,
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}:{with_entry_point(folder)}",
+            "OMP_NUM_THREADS": "1",
+        },
         capture_output=True,
         text=True,
         timeout=150,
     )
 
+
+def test_a_test_whose_ranks_hang_fails_with_the_finding_and_others_pass(
+    tmp_path: Path,
+) -> None:
+    ended = run(TESTS, tmp_path)
+
     assert "2 failed, 1 passed" in ended.stdout, ended.stdout + ended.stderr
     hung, _, left = ended.stdout.partition("_ test_that_one_rank_leaves _")
     assert "The ranks of this test hung, and were ended." in hung
     assert "[conditional-collective]" in hung
-    assert "ranks.py:19" in hung
+    assert "ranks.py:24" in hung
     assert "What was wrong with the ranks of this test" in left
     assert "[uneven-inputs]" in left
+
+
+def test_a_rank_that_is_stopped_before_it_is_prepared_is_told_and_ended(tmp_path: Path) -> None:
+    ended = run(ONE_STOPS, tmp_path)
+
+    assert "1 failed" in ended.stdout, ended.stdout + ended.stderr
+    assert "The ranks of this test hung, and were ended." in ended.stdout
+    assert "is stopped (SIGSTOP" in ended.stdout
+    assert "kill -CONT" in ended.stdout
+    assert "Timed out" not in ended.stdout

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -290,16 +291,49 @@ def test_who_still_asks_when_the_session_ends_gets_no_answers(session: Session) 
     assert cluster.ask((0, 1), calls.REPORT, calls.Nothing(), 5.0) == {}
 
 
+def _move(folder: Path, at: Path) -> None:
+    folder.rename(at)
+    folder.mkdir(0o700)
+
+
+def _lead_elsewhere(folder: Path, at: Path) -> None:
+    shutil.rmtree(folder)
+    at.mkdir()
+    (at / "kept").touch()
+    folder.symlink_to(at)
+
+
+def _clean(folder: Path, _: Path) -> None:
+    """As programs do that remove old files: those in use, too."""
+    for path in folder.rglob("*"):
+        if not path.is_dir():
+            path.unlink()
+
+
+def _clean_one(folder: Path, _: Path) -> None:
+    (folder / "security" / "ipcontroller-ddp-engine.json").unlink()
+
+
+TAKE = [lambda folder, _: shutil.rmtree(folder), _move, _lead_elsewhere, _clean, _clean_one]
+
+
+@pytest.mark.parametrize("take", TAKE)
 def test_a_restart_whose_folder_was_removed_says_so_at_once_and_init_starts_again(
-    session: Session,
+    session: Session, take: Callable[[Path, Path], None], tmp_path: Path
 ) -> None:
     session.run_cell("mine = rank").raise_for_error()
-    shutil.rmtree(processes_of(session).folder)
-    with pytest.raises(SetupFailed, match=r"is gone: another program removed it.*--replace"):
+    folder = processes_of(session).folder
+    take(folder, tmp_path / "elsewhere")
+    with pytest.raises(SetupFailed, match=r"gone.*: another program removed .*--replace"):
         session.restart((1,))
     assert last_values(session, "mine") == {(0,): "0", (1,): "1", (2,): "2"}, "nobody was ended"
     session.init(InitOptions(world_size=2, device="cpu"), replace=True)
     assert last_values(session, ALL_REDUCE) == {(0, 1): "2.0"}
+    if folder.is_symlink():
+        folder.unlink()
+        assert (tmp_path / "elsewhere" / "kept").exists()
+    elif folder.exists():  # not the session's: the session leaves it alone
+        folder.rmdir()
 
 
 def test_a_folder_that_the_end_of_the_session_removed_is_nobody_elses_deed(

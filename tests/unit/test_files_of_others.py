@@ -123,6 +123,14 @@ def test_what_cannot_be_the_name_of_a_file_is_told_so(word: str) -> None:
             targets.named(what)
 
 
+@pytest.mark.parametrize("code", ["\x1b[2J", "\x1b]0;title\x07", "\n", "\u202e"])
+def test_a_name_that_moves_the_cursor_is_told_as_it_was_given(tmp_path: Path, code: str) -> None:
+    with pytest.raises(UsageMistake) as told:
+        targets.named([str(tmp_path / code)])
+    shown = code.encode("unicode_escape").decode()
+    assert str(told.value).startswith(f"{tmp_path}/{shown} does not exist.")
+
+
 def _in_a_log(folder: Path, code: str) -> None:
     (folder / f"{code}.bin.json").write_bytes(b"\x80nothing")
     (folder / f"{code}rank0.log").write_text("Traceback\nRuntimeError: no\n")

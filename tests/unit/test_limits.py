@@ -101,6 +101,13 @@ def test_a_full_disk_is_named_where_nothing_could_be_started(
     assert f"\nNo room is left in {tempfile.gettempdir()} (4 KiB), and a session needs" in said
     assert said.endswith("Nothing is left running. Try again with %ddp_init.")
     monkeypatch.undo()
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_files=12, f_favail=11))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 30))
+    assert "(11 more files), and a session needs files" in why_no_room()
+    monkeypatch.undo()
+    monkeypatch.setattr("resource.getrlimit", lambda _: (512, 512))
+    assert "No file may grow beyond 512 B here (ulimit -f)" in why_no_room()
+    monkeypatch.undo()
     monkeypatch.setattr(tempfile, "tempdir", "/gone")
     assert why_no_room() == "", "a folder that is gone is no full disk"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from bench_runs import SOCKET, bench_run
-from hostile import as_json, changed, changes, often, sendable
+from hostile import as_json, changed, changes, often, sendable, within
 from hypothesis import given
 from hypothesis import strategies as st
 from saved_runs import job
@@ -53,6 +53,8 @@ from ddp_notebook.session.record import Record
 from ddp_notebook.state.board_rows import board
 from ddp_notebook.views.bench.table import table_html, table_text, title
 from ddp_notebook.views.notebook import mime_bundle
+
+pytestmark = within
 
 SOURCE = "for step in range(3):\n    if rank == 0 and step % 2:\n" + "        x = 1\n" * 12
 

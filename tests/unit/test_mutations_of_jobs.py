@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile import HOSTILE, as_json, changed, changes, often, sendable
+from hostile import HOSTILE, as_json, changed, changes, often, sendable, within
 from hypothesis import given
 from hypothesis import strategies as st
 from test_dead_jobs import MARKS, dump, raised
@@ -62,6 +62,8 @@ def looked_at(target: targets.Target) -> None:
 
 
 # --------------------------------------------------------------------------- dumps and logs
+
+pytestmark = within
 
 _SCRIPT = Path("/home/me/train.py")
 _CALLS = [("all_reduce", 9, (4,), True), ("barrier", 8, (1,), False)]

@@ -48,6 +48,10 @@ from ddp_notebook.state.descriptions import exit_text
 _LAST_WORDS_BYTES = 4000
 _REGISTER_GRACE_S = 30.0
 
+_SOCKETS = ("events.sock", "orders.sock")
+_CONNECTION = "security/ipcontroller-ddp-engine.json"
+"""The controller writes it; an engine finds the controller by it."""
+
 
 class Processes:
     """Everything that runs for one session, and its end.
@@ -67,6 +71,7 @@ class Processes:
         self.devices = devices
         self.record = record
         self.folder, self._held = make_folder()
+        self._made = self.folder.stat()
         self.fork_server = fork_server
         self._on_lost = on_lost
         self._started_s = time.time()
@@ -179,8 +184,8 @@ class Processes:
             return f"{' and '.join(other)} changes what a process is"
         if not self.fork_server.equals_a_new_one():
             return "packages, files, the environment or the module path have changed"
-        if not self.output_folder.exists():
-            return "the session's temporary folder was removed"
+        if self.folder_gone or not self.output_folder.exists():
+            return "the session's temporary folder, or files in it, were removed"
         return ""
 
     def adopt(self, options: InitOptions) -> None:
@@ -358,16 +363,39 @@ class Processes:
 
     @property
     def folder_gone(self) -> str:
-        """Says that the session's folder was removed, and the likely cause; empty if it exists.
+        """Says that the session's folder, or what ranks need there, was removed; empty if not so.
 
         Empty also once the session ends, which removes it.
         """
-        if self.folder.is_dir() or self._closing:  # its end removes it
+        if self._closing:
+            return ""
+        cleaner = "perhaps one that cleans temporary files."
+        if not self._is_there:
+            return (
+                f"The session's temporary folder {self.folder} is gone: another program removed or "
+                f"renamed it, {cleaner} Ranks cannot be asked any more."
+            )
+        missing = ", ".join(name for name in self._needed if not (self.folder / name).exists())
+        if not missing:
             return ""
         return (
-            f"The session's temporary folder {self.folder} is gone: another program removed it, "
-            "perhaps one that cleans temporary files."
+            f"Files of the session are gone from {self.folder} ({missing}): another program "
+            f"removed them, {cleaner} No rank can be started there any more."
         )
+
+    @property
+    def _needed(self) -> tuple[str, ...]:
+        """What each new rank needs of the folder, by name."""
+        started = any(state.stage is not None for state in self.record.snapshot.ranks)
+        return (*_SOCKETS, _CONNECTION) if started else _SOCKETS
+
+    @property
+    def _is_there(self) -> bool:
+        """True while the folder's name leads to the folder that was made, and to no other one."""
+        try:
+            return os.path.samestat(self.folder.stat(), self._made)
+        except OSError:
+            return False
 
     def _need_folder(self, meanwhile: str) -> None:
         _need_current_folder(meanwhile)
@@ -398,7 +426,8 @@ class Processes:
         return stays
 
     def _remove_folder(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._is_there:
+            shutil.rmtree(self.folder, ignore_errors=True)
         let_go(self._held)
 
     @staticmethod

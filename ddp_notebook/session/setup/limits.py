@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.launch.session_folder import parents
+from ddp_notebook.launch.session_folder import files_left, parents
 from ddp_notebook.model import counted, format_bytes
 
 if sys.platform != "win32":
@@ -25,6 +25,10 @@ RANKS_PER_CORE = 8
 _STOP = "If that is not what you want, interrupt the start (Ctrl-C; in a notebook I, I)."
 
 _LEAST_ROOM_BYTES = 1 << 16
+_LEAST_FILE_BYTES = 1 << 12
+"""With files no larger than this, ranks started, and ran cells."""
+LEAST_FILES = 100
+"""Of a session: folders, logs, sockets and records; of many ranks it has more."""
 _TASKS_OF_A_SESSION = 32
 """Threads and processes beside those of the ranks, about; with a board."""
 _TASKS_OF_A_RANK = 16
@@ -87,15 +91,32 @@ def why_no_room() -> str:
     What cannot write them ends without a word.
     """
     folder = parents()[0]
+    if why := _why_too_small_files():
+        return why
     try:
-        left_bytes = shutil.disk_usage(folder).free
+        left_bytes, more_files = shutil.disk_usage(folder).free, files_left(folder)
     except OSError:  # it is gone, which the error itself says
         return ""
-    if left_bytes >= _LEAST_ROOM_BYTES:
+    left = format_bytes(left_bytes)
+    if more_files is not None and more_files < LEAST_FILES:
+        left = counted(more_files, "more file")
+    elif left_bytes >= _LEAST_ROOM_BYTES:
         return ""
     return (
-        f"No room is left in {folder} ({format_bytes(left_bytes)}), and a session needs files "
+        f"No room is left in {folder} ({left}), and a session needs files "
         "there. Delete what is not needed, or restart the kernel with TMPDIR set to another folder."
+    )
+
+
+def _why_too_small_files() -> str:
+    if sys.platform == "win32":
+        return ""
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if most == resource.RLIM_INFINITY or most >= _LEAST_FILE_BYTES:
+        return ""
+    return (
+        f"No file may grow beyond {format_bytes(most)} here (ulimit -f), and those of a session "
+        "do. In the shell that starts Jupyter: ulimit -f unlimited"
     )
 
 

@@ -48,7 +48,7 @@ class Why:
         diagnosis = self._diagnose()
         if not (gone := self._set_up.need("%ddp_why").processes.folder_gone):
             return diagnosis
-        note = f"{gone} Ranks cannot be asked any more. Start again: %ddp_init --replace"
+        note = f"{gone} Start again: %ddp_init --replace"
         return replace(diagnosis, notes=(note, *diagnosis.notes))
 
     def _diagnose(self) -> Diagnosis:

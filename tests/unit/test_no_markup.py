@@ -1,0 +1,102 @@
+"""Whatever a saved run or a benchmark of others says, nothing of it is markup when it is shown."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile import as_json, changed, places
+from pages import Page
+from test_mutations import BASELINE, BASELINE_RUN, NOW, RUN
+
+from ddp_notebook.archive.format import KEY
+from ddp_notebook.archive.replay import Replay
+from ddp_notebook.board.still import picture
+from ddp_notebook.board.timeline import Timeline
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.jobs.stacks import of_reports
+from ddp_notebook.model import OutputGroup, OutputItem, OutputKind
+from ddp_notebook.session import BenchResult
+from ddp_notebook.views.bench.table import table_html
+from ddp_notebook.views.notebook import mime_bundle
+from ddp_notebook.views.output import live
+
+EVIL = "</td></title></style></pre></script><script>alert('1')</script>\"' onload=a()><img src=x>"
+ADDRESS = re.compile(r"(data:image/|https://|#)")
+
+
+def texts_of(wire: Any) -> Iterator[tuple[Any, ...]]:
+    """A place of each kind of text in a JSON value."""
+    seen = set()
+    for place in places(wire):
+        there = wire
+        for key in place:
+            there = there[key]
+        kind = tuple(key for key in place if not isinstance(key, int))
+        if isinstance(there, str) and kind not in seen:
+            seen.add(kind)
+            yield place
+
+
+def timeline_of(replay: Replay) -> str:
+    timeline = Timeline(replay.saved.began_ns, replay.saved.world_size)
+    records = [each for of in replay.saved.collectives.of.values() for each in of]
+    timeline.take(replay.saved.run or 1, records)
+    timeline.end(replay.saved.left_ns)
+    board = replay.status()
+    return picture.html(board, replay.saved.diagnosis, timeline=timeline)
+
+
+FORMS: dict[str, Callable[[Replay], Any]] = {
+    "board": lambda replay: replay.status(),
+    "board of a moment": lambda replay: replay.at(0.3),
+    "diagnosis": lambda replay: replay.why(),
+    "stacks": lambda replay: of_reports(replay.saved.case.ranks if replay.saved.case else ()),
+    "output": lambda replay: live(
+        [OutputGroup((0,), (OutputItem(OutputKind.STDOUT, replay.output(0)),))], "", ""
+    ),
+    "picture": timeline_of,
+}
+
+
+def no_markup(html: str) -> None:
+    page = Page(html)
+    assert page.unclosed == []
+    assert not {"script", "iframe", "object", "embed", "link", "meta", "base"} & set(page.tags)
+    for name, value in page.attributes:
+        assert not name.startswith("on"), name
+        assert name not in ("href", "src", "action") or ADDRESS.match(value or ""), value
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_text_of_a_saved_run_is_markup(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    shown = 0
+    run = {name: value for name, value in RUN.items() if name not in ("format", "version")}
+    for place in texts_of(run):
+        path.write_bytes(as_json({KEY: changed(RUN, [(place, "set", EVIL)])}))
+        with contextlib.suppress(UsageMistake):
+            made = FORMS[form](Replay.read(path))
+            html = made if isinstance(made, str) else mime_bundle(made)["text/html"]
+            no_markup(html)
+            shown += EVIL.partition("'")[0] in Page(html).text
+    assert shown, "none of it was shown: this would pass without a check"
+
+
+def test_no_text_of_a_benchmark_is_markup(tmp_path: Path) -> None:
+    path = tmp_path / "before.json"
+    shown = 0
+    for place in texts_of(BASELINE_RUN):
+        wire = {**BASELINE, **changed(BASELINE_RUN, [(place, "set", EVIL)])}
+        path.write_bytes(as_json(wire))
+        with contextlib.suppress(UsageMistake):
+            before = BenchResult.read(path)
+            result = BenchResult.of(NOW, before)
+            for html in (table_html(before, ()), table_html(result, result.compared())):
+                no_markup(html)
+                shown += EVIL.partition("'")[0] in Page(html).text
+    assert shown, "none of it was shown: this would pass without a check"
