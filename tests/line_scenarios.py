@@ -95,7 +95,8 @@ class Rank:
     def lines(self, *moves: How | int) -> list[int]:
         """At which lines it stops: first, and after each move; 0 for its end."""
         seen = len(self.stops)  # first: the next one may come at any time
-        count = seen if seen and self.debugger.stopped is not None else seen + 1
+        paused = self.debugger.stopped  # it may not have been told yet
+        count = seen + 1 if paused is None else paused.number
         stop = self.wait(count)
         lines = [stop.line if stop else 0]
         for move in moves:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from ddp_notebook import model
 from ddp_notebook.rank.component import Component, Run
@@ -43,6 +43,8 @@ class MainThread(Component):
         """The stage of set-up before which it is paused; empty when it is not."""
         self.paused_at = ""
         """The line before which a thread is paused; empty when none is."""
+        self.paused_in: FrameType | None = None
+        """The frame of that line."""
         self.doing = ""
         """In words, while it waits in code of ours."""
         self.error: Failure | None = None

@@ -12,6 +12,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.rank.calls import Breakpoint
 from ddp_notebook.rank.debugger import monitoring
 from ddp_notebook.session import Session
+from ddp_notebook.views import stacks
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +92,7 @@ def test_it_stops_at_the_first_loss_or_gradient_that_is_not_finite(ranks2: Sessi
     at = rows(stopped.steps)
     assert "loss.backward()" in at[(1,)]
     assert "the loss is not finite: NaN" in at[(1,)]
+    assert "rank 0  waits in backward (torch.autograd)" in stacks.text(ranks2.where())
     assert values(ranks2.evaluate("i", (1,))) == {(1,): "2"}
     # From there it comes to the other ranks with the gradients: they had it not first.
     ranks2.step((1,), to="end")
@@ -311,19 +313,20 @@ def test_where_nothing_can_stop_is_said(ranks2: Session, tmp_path: Path) -> None
 
 @pytest.mark.skipif(not monitoring.is_there(), reason="with fullgraph, from Python 3.12 on")
 def test_what_is_compiled_runs_as_python_while_it_has_a_breakpoint(ranks2: Session) -> None:
-    """Whether it was compiled before or after; and is then compiled again."""
+    """Whether it was compiled before or after; and is then compiled again. All are named."""
     graphs = (
         "import torch\nran = 0\ndef backend(graph, _):\n    def run(*inputs):\n"
         "        global ran\n        ran += 1\n        return graph.forward(*inputs)\n"
         "    return run\n"
         "def inner(x):\n    return x * 2\n"
+        "@torch.compile(backend=backend)\ndef twice(x):\n    return inner(x)\n"
         "@torch.compile(backend=backend, fullgraph=True)\ndef whole(x):\n    return inner(x) + 1\n"
     )
     call = "ran = 0\nprint(whole(torch.ones(1)), ran)"
     for before in (call, "pass"):
         ranks2.run_cell(f"{graphs}{before}").raise_for_error()
         row = ranks2.breakpoints.add("inner", Breakpoint(0))
-        assert "torch.compile has whole compiled; while this breakpoint is set" in row.text
+        assert "twice, whole compiled; while this breakpoint is set" in row.text
         for _ in range(2):
             stopped = ranks2.run_cell(call)
             assert "in inner: return x * 2" in rows(stopped.steps)[(0, 1)]

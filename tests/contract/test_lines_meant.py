@@ -12,6 +12,7 @@ from results import rows, values
 
 from ddp_notebook.rank.calls import Breakpoint, How
 from ddp_notebook.session import Session
+from ddp_notebook.views import stacks
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +37,14 @@ def test_a_rank_that_was_stepped_further_is_ahead_and_no_test_has_parted_it(
     ranks2.step()
     assert "other branch: `" in ranks2.step().title
     ranks2.step(to="end")
+
+
+def test_a_line_that_ranks_end_without_is_said_not_to_be_reached(ranks2: Session) -> None:
+    ranks2.run_cell("breakpoint()\nif rank == 0:\n    x = 1\ny = 2\n")
+    assert ranks2.step(to="4").title.endswith("Rank 1 did not reach line 4.")
+    assert "reach" not in ranks2.step(to="end").title
+    ranks2.run_cell("breakpoint()\nif rank > 1:\n    x = 1\ny = 2\n")
+    assert ranks2.step(to="4").title.endswith("Ranks 0-1 did not reach line 4.")
 
 
 def test_a_breakpoint_at_a_loop_that_begins_a_cell_stops_once_a_round(ranks2: Session) -> None:
@@ -137,6 +146,8 @@ def test_functions_of_libraries_that_the_ranks_were_forked_with_are_stopped_in(
         place.removeprefix("in "),
         "<module>",
     ]
+    tree = stacks.text(ranks2.where(locals=True))
+    assert f"{place.removeprefix('in ')}()" in tree, tree
     ranks2.step(to="end")
     assert ranks2.wait(10).error is None
 

@@ -69,7 +69,7 @@ def test_a_rank_that_raises_in_a_step_is_not_called_done(ranks_up: Any, capsys: 
 
 WRONG = {
     "%ddp_break nowhere.py:3": "There is no file nowhere.py",
-    "%ddp_break no_function": "The ranks know no function no_function",
+    "%ddp_break no_function": "its module's name before it: %ddp_break torch.nn.functional.relu",
     "%ddp_break torch.relu": "torch.relu: it is C code",
     "%ddp_break 999": "no code from line 999 on",
     '%ddp_break 2 --if "x ="': "'x =' is no Python expression",

@@ -315,6 +315,7 @@ class Debugger(Component):
                 raise
             finally:
                 self.stopped, self._main_thread.paused_at = None, ""
+                self._main_thread.paused_in = None
                 self._turn.release()
         if order.how is How.EDITOR:  # the session has not ordered it
             self._events.emit_now(LineLeft, cell=self._run, stop=stop.number)
@@ -323,6 +324,7 @@ class Debugger(Component):
 
     def _wait(self, stop: Stop, take: Callable[[Stop], None] | None) -> Move:
         self._main_thread.paused_at = self._user_code.describe(stop.frame)
+        self._main_thread.paused_in = stop.frame
         self._events.collect()
         self._events.emit_now(LineStopped, **self._event_fields(stop))
         if take is not None:

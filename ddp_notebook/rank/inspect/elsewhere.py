@@ -31,7 +31,7 @@ _COMPILED = (
     "in that. Stop in what calls it, or leave torch.compile out while you look"
 )
 _AS_PYTHON = (
-    "torch.compile has {name} compiled; while this breakpoint is set, {name} runs as Python, from "
+    "torch.compile has {name} compiled; while this breakpoint is set, that runs as Python, from "
     "the next cell or script on"
 )
 _WORKERS = (
@@ -111,11 +111,13 @@ class Compiled(Component):
 
 
 def _compiled(file: str, line: int, wholes: Collection[bool]) -> str:
-    """What has a line compiled, with `fullgraph` or without; empty for nothing."""
-    for name, compiled, is_whole in torch_private.compiled():
-        if is_whole in wholes and _has(_reached(_roots(compiled)), file, line):
-            return name
-    return ""
+    """What has a line compiled, with `fullgraph` or without: all names; empty for nothing."""
+    names = {
+        name
+        for name, compiled, is_whole in torch_private.compiled()
+        if is_whole in wholes and _has(_reached(_roots(compiled)), file, line)
+    }
+    return ", ".join(sorted(names))
 
 
 def _in_workers(file: str, line: int) -> str:

@@ -36,6 +36,7 @@ _OBSERVING = tuple(
         "collectives/pause.py",
         "collectives/guard.py",
         "collectives/works.py",
+        "debugger/not_finite.py",
         "training/hooks.py",
         "inspect/store_keys.py",
         "setup/own_stores.py",

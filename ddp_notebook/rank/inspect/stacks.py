@@ -140,12 +140,17 @@ class Stacks:
             function=code.co_qualname.rpartition(".<locals>.")[2][-LONGEST_NAME:],
             source=_source(name, line),
             module=_module(frame)[:LONGEST_NAME],
-            library=not self._user_code.is_users(name),
+            library=not self._is_told(frame),
         )
+
+    def _is_told(self, frame: FrameType) -> bool:
+        """True for the user's frames, and for that of a library in which the rank is paused."""
+        told = self._user_code.is_users(frame.f_code.co_filename)
+        return told or frame is self._main_thread.paused_in
 
     def _locals(self, frame: FrameType, traced: bool) -> tuple[Local, ...]:
         """The variables of a frame of the user's; `traced` when a debugger is on the stack."""
-        if not self._user_code.is_users(frame.f_code.co_filename):
+        if not self._is_told(frame):
             return ()
         return variables_of(frame, keep=traced)
 

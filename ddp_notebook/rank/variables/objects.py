@@ -8,20 +8,31 @@ reference more than Python allows there.
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
 from itertools import chain, compress, repeat, starmap
 from types import FunctionType
 from typing import Any
 
 _GENERATIONS = 3
-_frozen: dict[str, list[FunctionType]] = {}
-"""By file, the functions that the fork server had loaded: Python does not list frozen objects."""
+_SEPARATOR = "\0"
+_frozen: list[list[FunctionType]] = []
+"""The functions that the fork server had loaded, file by file: Python lists no frozen objects."""
+_files: list[str] = []
+"""One text: the files of these. To look at the names themselves would copy a page for most."""
 
 
 def keep_functions() -> None:
-    """Remember all functions: whoever calls it is about to freeze them."""
-    for each in objects_of(FunctionType):
-        _frozen.setdefault(each.__code__.co_filename, []).append(each)
+    """Remember all functions: whoever calls it is about to freeze them, and has no threads."""
+    if hasattr(sys, "monitoring"):
+        return  # it finds code as that begins
+    found: dict[str, list[FunctionType]] = {}
+    for each in gc.get_objects():
+        if type(each) is FunctionType:
+            found.setdefault(each.__code__.co_filename, []).append(each)
+    if found:
+        _frozen.extend(found.values())
+        _files[:] = [_SEPARATOR.join((*_files, *found))]
 
 
 def functions(in_frozen: Callable[[str], bool]) -> list[FunctionType]:
@@ -29,9 +40,13 @@ def functions(in_frozen: Callable[[str], bool]) -> list[FunctionType]:
 
     To read the others would copy the memory that ranks share.
     """
-    kept = (
-        function for file, of_file in _frozen.items() if in_frozen(file) for function in of_file
+    files = (
+        number
+        for files in _files
+        for number, file in enumerate(files.split(_SEPARATOR))
+        if in_frozen(file)
     )
+    kept = (function for number in files for function in _frozen[number])
     return list({id(each): each for each in chain(kept, objects_of(FunctionType))}.values())
 
 

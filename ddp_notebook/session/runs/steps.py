@@ -179,7 +179,16 @@ def step(
         if not paused or any(tails[rank][-1].operation == wanted.operation for rank in paused):
             break
     made = table(run, logs)
-    return replace(made, next_call="") if run.done else made
+    title = f"{made.title}{_not_reached(run, moving, wanted)}"
+    return replace(made, title=title, next_call="" if run.done else made.next_call)
+
+
+def _not_reached(run: CellRun, moved: Ranks, wanted: Step) -> str:
+    """A sentence on ranks that went to a line, and have ended without it; empty for none."""
+    ended = tuple(rank for rank in moved if rank not in run.pending)
+    if wanted.move.how is not How.LINE or not ended:
+        return ""
+    return f" {name_ranks(ended).capitalize()} did not reach line {wanted.to}."
 
 
 def _all_at_lines(run: CellRun) -> bool:

@@ -385,7 +385,8 @@ def _why_never(row: BreakpointRow, where: str) -> str:
     if row.breakpoint.function:
         return (
             f"The ranks know no function {where}. Run the cell that defines it or imports it "
-            "first, or name its line, also in a file that is imported later: "
+            "first. One of a library has its module's name before it: %ddp_break "
+            "torch.nn.functional.relu. Or name its line, also in a file that is imported later: "
             "%ddp_break train.py:42"
         )
     if cell := CELL_NAME.fullmatch(row.breakpoint.file):
