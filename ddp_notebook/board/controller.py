@@ -41,9 +41,9 @@ _WATCHED_S = 90.0
 is sent at all: only then can Jupyter see that the kernel is idle, or that it has ended."""
 
 
-def _still(board: Board, **more: Any) -> dict[str, str]:
-    """A board as text, and as HTML without scripts."""
-    return {**mime_bundle(board), "text/html": still_picture.html(board, **more)}
+def _still(board: Board, html: str = "") -> dict[str, str]:
+    """A board as text, and as HTML without scripts; `html` is that, where there is more to it."""
+    return {**mime_bundle(board), "text/html": html or still_picture.html(board)}
 
 
 def open_board(
@@ -226,7 +226,8 @@ class LiveBoard:
             findings = self._widget.drawn.get("findings", ())
             sides = findings[0]["sides"] if findings else ()
             timeline = self.memory.timeline if self.memory is not None else None
-            bundle = _still(board, found=self._found, sides=sides, timeline=timeline)
+            html = still_picture.html(board, self._found, sides, timeline)
+            bundle = _still(board, html)
         return self._widget.picture(bundle, below)
 
     def _draw_loop(self, delay_s: float) -> None:
