@@ -41,8 +41,8 @@ _WATCHED_S = 90.0
 is sent at all: only then can Jupyter see that the kernel is idle, or that it has ended."""
 
 
-def _still(board: Board, html: str | None = None) -> dict[str, str]:
-    """A board as text, and as HTML without scripts."""
+def _still(board: Board, html: str = "") -> dict[str, str]:
+    """A board as text, and as HTML without scripts; `html` is that, where there is more to it."""
     return {**mime_bundle(board), "text/html": html or still_picture.html(board)}
 
 
@@ -226,7 +226,8 @@ class LiveBoard:
             findings = self._widget.drawn.get("findings", ())
             sides = findings[0]["sides"] if findings else ()
             timeline = self.memory.timeline if self.memory is not None else None
-            bundle = _still(board, still_picture.html(board, self._found, sides, timeline))
+            html = still_picture.html(board, self._found, sides, timeline)
+            bundle = _still(board, html)
         return self._widget.picture(bundle, below)
 
     def _draw_loop(self, delay_s: float) -> None:

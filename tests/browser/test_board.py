@@ -36,7 +36,7 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         "%load_ext ddp_notebook",
         "%ddp_init --world-size 2 --step",
         HANG,
-        "%ddp_save run.json",
+        "%ddp_save run.json --force",
         "%ddp_replay run.json",
         "%%ddp --ranks 1\nimport os; os._exit(3)",
     ]

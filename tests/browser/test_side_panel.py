@@ -33,11 +33,23 @@ NOTE_BOXES = """board => {
     note(el.className, el);
 }"""
 """Has the page note where these are, whenever one of them gets another size."""
-STEP_AT = """() => {
-  const step = document.querySelector(".jupyterlab-sidecar .ddpb-action[data-name=step]");
-  return JSON.stringify(step.getBoundingClientRect());
+BUTTONS_AT = """board => {
+  const places = (width) => {
+    board.style.width = `${width}px`;
+    const { x, y } = board.getBoundingClientRect();
+    return [...board.querySelectorAll(".ddpb-action")].slice(0, 6).map((button) => {
+      const at = button.getBoundingClientRect();
+      const cut = button.scrollWidth > button.clientWidth;
+      return [button.dataset.name, at.x - x, at.y - y, at.width, cut].join(" ");
+    }).join();
+  };
+  const docks = [...Array(20).keys()].map((i) => 420 + 79 * i);
+  const all = docks.flatMap((dock) => [dock, dock - 15].map(places)); // a scrollbar takes 15
+  board.style.width = "";
+  return [...new Set(all)];
 }"""
-"""Where a button is: asked at once, as buttons are made anew when what they do changes."""
+"""Where the buttons are in a board, in docks of 420 to 1921 pixels: one answer if they stand still.
+Asked at once, as buttons are made anew when what they do changes."""
 
 
 def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
@@ -65,12 +77,14 @@ def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
         page.mouse.up()
         expect(pick).to_have_attribute("aria-pressed", "true")
         pick.click()
-        at_first = page.evaluate(STEP_AT)
+        at_first = board.el.evaluate(BUTTONS_AT)
+        assert len(at_first) == 1, f"no width moves a button: {at_first}"
+        assert "true" not in at_first[0], f"no word is cut: {at_first}"
         notebook.run(HANG)
         expect(board.finding).to_contain_text("Rank 0 alone calls barrier")
         board.el.locator(".ddpb-pick", has_text="3").click()
         expect(board.rows.nth(3).get_by_role("button")).to_have_attribute("aria-pressed", "true")
-        now = page.evaluate(STEP_AT)
+        now = board.el.evaluate(BUTTONS_AT)
         assert now == at_first, f"a button never moves: {at_first}, {now}"
         boxes = page.evaluate("window.boxes")
         assert len(set(boxes)) == 4, f"nothing jumps: {boxes}"

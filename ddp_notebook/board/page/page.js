@@ -208,7 +208,7 @@ class Page {
       this.wasEnded = ended;
       this.draw();
     }
-    if (ended && this.store.live) this.makeRoom();
+    if (ended) this.makeRoom();
     this.drawLoading(this.board.loading, now);
     for (const [element, { heard_us, since_us }] of this.ages ?? []) {
       const text = heard_us ? `silent ${formatAge(now - heard_us)}` : formatAge(Math.max(0, now - since_us));
@@ -216,11 +216,11 @@ class Page {
     }
   }
 
-  /** A panel whose ranks ended with their kernel makes room for that of the same notebook's new ones. */
+  /** A panel of a saved notebook makes room, the cell has its board; of ended ranks, for the same notebook's new ones. */
   makeRoom() {
     const panel = this.el.closest(".jupyterlab-sidecar");
     const of = this.model.get("notebook");
-    if (!panel || !of || !document.querySelector(`.jupyterlab-sidecar .ddpb[data-notebook="${of}"]:not(.ddpb-ended)`)) return;
+    if (!panel || (this.store.live && !(of && document.querySelector(`.jupyterlab-sidecar .ddpb[data-notebook="${of}"]:not(.ddpb-ended)`)))) return;
     const close = document.querySelector(`.lm-TabBar-tab[data-id="${CSS.escape(panel.id)}"] .lm-TabBar-tabCloseIcon`);
     const { x = 0, y = 0 } = close?.getBoundingClientRect() ?? {};
     // JupyterLab looks where the pointer is, and knows no click.

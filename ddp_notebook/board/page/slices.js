@@ -271,11 +271,8 @@ export class Window {
   }
 }
 
-/** A rank's height in pixels: 64 ranks fit on a screen, and 1,024 too. */
-export function rowHeight(worldSize) {
-  for (const [most, height] of [[8, 24], [16, 16], [32, 11], [64, 7]]) if (worldSize <= most) return height;
-  return Math.max(0.45, 460 / worldSize);
-}
+/** A rank's height in pixels: any number of ranks leaves room for what stands below them. */
+export const rowHeight = (worldSize) => Math.min(24, 256 / worldSize);
 
 /** Round times inside a span, some six of them. */
 export function ticks(from, to, most = 6) {

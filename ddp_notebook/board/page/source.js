@@ -18,7 +18,7 @@ class Source {
   constructor(body) {
     this.buttons = STEPS.map(([name, label, key]) => make("button", { class: "ddpb-action", type: "button", "data-step": name, onclick: (e) => e.currentTarget.act?.() }, label, make("kbd", { "aria-hidden": "true" }, key.replace("Shift+", "⇧"))));
     this.title = make("span", { role: "status" });
-    this.code = make("div", { class: "ddpb-code" });
+    this.code = make("div", { class: "ddpb-code", onkeydown: (e) => this.key(e) });
     this.aside = make("div");
     this.about = make("div", { class: "ddpb-about" }, make("div", { class: "ddpb-steps", role: "toolbar", "aria-label": "Step" }, this.buttons), this.title);
     body.append(this.about, this.code, this.aside);
@@ -39,6 +39,14 @@ class Source {
       (stack?.classes ?? []).map(pathOf),
       (table?.sections ?? []).map(variablesOf),
     ]);
+  }
+
+  /** From line to line: only those with a stop or a breakpoint are reached by Tab. */
+  key(event) {
+    const all = [...this.code.querySelectorAll(".ddpb-gutter")];
+    const next = all[all.indexOf(event.target) + { ArrowUp: -1, ArrowDown: 1 }[event.key]];
+    next?.focus();
+    if (next) event.preventDefault();
   }
 
   drawButton(button, [name, label, key], state, act) {
