@@ -367,35 +367,8 @@ class Processes:
 
         Empty also once the session ends, which removes it.
         """
-        if self._closing:
-            return ""
-        cleaner = "perhaps one that cleans temporary files."
-        if not self._is_there:
-            return (
-                f"The session's temporary folder {self.folder} is gone: another program removed or "
-                f"renamed it, {cleaner} Ranks cannot be asked any more."
-            )
-        missing = ", ".join(name for name in self._needed if not (self.folder / name).exists())
-        if not missing:
-            return ""
-        return (
-            f"Files of the session are gone from {self.folder} ({missing}): another program "
-            f"removed them, {cleaner} No rank can be started there any more."
-        )
-
-    @property
-    def _needed(self) -> tuple[str, ...]:
-        """What each new rank needs of the folder, by name."""
         started = any(state.stage is not None for state in self.record.snapshot.ranks)
-        return (*_SOCKETS, _CONNECTION) if started else _SOCKETS
-
-    @property
-    def _is_there(self) -> bool:
-        """True while the folder's name leads to the folder that was made, and to no other one."""
-        try:
-            return os.path.samestat(self.folder.stat(), self._made)
-        except OSError:
-            return False
+        return "" if self._closing else _gone(self.folder, self._made, started)
 
     def _need_folder(self, meanwhile: str) -> None:
         _need_current_folder(meanwhile)
@@ -426,7 +399,7 @@ class Processes:
         return stays
 
     def _remove_folder(self) -> None:
-        if self._is_there:
+        if _is_there(self.folder, self._made):
             shutil.rmtree(self.folder, ignore_errors=True)
         let_go(self._held)
 
@@ -482,6 +455,32 @@ class Processes:
         end_sessions(state.pid for state in self.record.snapshot.ranks if state.pid)
         remove_orphans((str(self.folder),), self._started_s, wait_s=1.0)
         self._on_lost("The fork server that started the ranks ended.")
+
+
+def _gone(folder: Path, made: os.stat_result, started: bool) -> str:
+    """What is gone of a session's folder that new ranks need; empty if nothing is."""
+    cleaner = "perhaps one that cleans temporary files."
+    if not _is_there(folder, made):
+        return (
+            f"The session's temporary folder {folder} is gone: another program removed or "
+            f"renamed it, {cleaner} Ranks cannot be asked any more."
+        )
+    needed = (*_SOCKETS, _CONNECTION) if started else _SOCKETS
+    missing = ", ".join(name for name in needed if not (folder / name).exists())
+    if not missing:
+        return ""
+    return (
+        f"Files of the session are gone from {folder} ({missing}): another program "
+        f"removed them, {cleaner} No rank can be started there any more."
+    )
+
+
+def _is_there(folder: Path, made: os.stat_result) -> bool:
+    """True while the folder's name leads to the folder that was made, and to no other one."""
+    try:
+        return os.path.samestat(folder.stat(), made)
+    except OSError:
+        return False
 
 
 def _remove_files_of(pid: int, folder: Path, output_folder: Path) -> None:
