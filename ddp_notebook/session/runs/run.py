@@ -378,7 +378,8 @@ class CellRun:
 
     def _raised(self, finished: CellFinished, brief: bool = False) -> str:
         message = without_ports(finished.evalue).strip()
-        first = message.splitlines()[0] if message and not brief else ""
+        told_above = brief and finished.ename != "SystemExit"  # which has no traceback
+        first = message.splitlines()[0] if message and not told_above else ""
         where = f"{self.script}, line" if self.script else "cell line"
         line = f" ({where} {finished.line})" if finished.line else ""
         return f"raised {finished.ename}{': ' if first else ''}{cut(first, 200)}{line}"
