@@ -185,6 +185,11 @@ class FakeProcesses(Processes):
         """Always true."""
         return True
 
+    @property
+    def folder_gone(self) -> str:
+        """Nothing is: no rank needs it."""
+        return ""
+
     def begin_last_words(self, ranks: Ranks) -> None:
         """There are no logs."""
 
