@@ -40,7 +40,7 @@ def unreduced_gradients(context: Context) -> Iterator[Finding]:
     if len(under) > len(ranks):
         yield _reduces_too_soon(waiting[0], ranks, under)
     elif _may_be_either(ranks, under, others):
-        yield from _either(context, ranks, under)
+        yield from _either(context, waiting[0], ranks, under)
     else:
         yield from findings
 
@@ -54,19 +54,25 @@ def _has_stepped(e: RankReport) -> bool:
     return any(replica.local_steps for replica in e.replicas)
 
 
-def _either(context: Context, waiting: Ranks, under: list[Finding]) -> Iterator[Finding]:
+def _either(
+    context: Context, e: RankReport, waiting: Ranks, under: list[Finding]
+) -> Iterator[Finding]:
     """As many ranks reduce as run under no_sync: what is meant the code may tell."""
     others = tuple(finding.ranks[0] for finding in under)
     ranks = tuple(sorted((*waiting, *others)))
     if others == singled_out(context.sources, ("no_sync",), ranks):
         yield from under
         return
-    yield replace(
-        under[0],
-        ranks=ranks,
-        cause=f"{under[0].cause.replace('there', f'on {name_ranks(others)}', 1)}; which of them is "
-        "meant cannot be told",
+    cause = (
+        f"differ in a backward{_at(e)}: {name_ranks(waiting)} {verb(waiting, 'reduces', 'reduce')} "
+        f"gradients, {name_ranks(others)} {verb(others, 'runs', 'run')} it under no_sync; which of "
+        "them is meant cannot be told"
     )
+    yield replace(under[0], ranks=ranks, cause=cause)
+
+
+def _at(e: RankReport) -> str:
+    return f" at {e.path[-1]}" if e.path else ""
 
 
 def _is_in_a_pass(context: Context, e: RankReport) -> bool:
@@ -81,11 +87,10 @@ def _is_in_a_pass(context: Context, e: RankReport) -> bool:
 def _reduces_too_soon(e: RankReport, waiting: Ranks, under: list[Finding]) -> Finding:
     """Most ranks are under no_sync there: those that wait reduce in other steps than most."""
     others = tuple(finding.ranks[0] for finding in under)
-    at = f" at {e.path[-1]}" if e.path else ""
     return replace(
         under[0],
         ranks=waiting,
-        cause=f"{verb(waiting, 'reduces', 'reduce')} gradients in a backward{at} that "
+        cause=f"{verb(waiting, 'reduces', 'reduce')} gradients in a backward{_at(e)} that "
         f"{name_ranks(others)} ran under no_sync",
     )
 
