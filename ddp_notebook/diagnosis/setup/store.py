@@ -213,7 +213,8 @@ def _told_to_set(context: Context, key: str, waiters: list[RankReport], others: 
     setting = who_sets(context.sources, key, tuple(sorted((*waiting, *others))))
     if setting and set(setting).isdisjoint(waiting):
         return setting
-    return others if _wait_by_rank(context, waiters, others) else ()
+    is_tie = len(waiting) == len(others)
+    return others if is_tie and _wait_by_rank(context, waiters, others) else ()
 
 
 def _wait_by_rank(context: Context, waiters: list[RankReport], others: Ranks) -> bool:
