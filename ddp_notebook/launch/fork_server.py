@@ -104,7 +104,7 @@ class ForkServer:
         self.forked_servers: set[int] = set()
         """Fork servers that were forked here for other notebooks."""
         self.buffer = b""
-        self.closed = False
+        self.closed = self.broken = False
         self.wake_read, self.wake_write = os.pipe()
         for fd in (self.wake_read, self.wake_write):
             os.set_blocking(fd, False)
@@ -122,8 +122,8 @@ class ForkServer:
         """Sessions whose leader is dead, and until when their members may end by themselves."""
 
     def send(self, **event: Any) -> None:
-        """Write one event, until the server ends. If the session is gone the loop will notice."""
-        if self.closed:  # its children are ended by it: their ends must not look like their own
+        """Write one event. If the session is gone the write is lost; the loop will notice."""
+        if self.broken:  # it ends its children: their ends must not look like their own
             return
         data = json.dumps(event).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):
@@ -363,8 +363,10 @@ def main(mode: str, python_path: Sequence[str], address: str, listener: int, eve
         server.idle_modules = list(IDLE_MODULES) if fork else []
         server.preload([*ENGINE_MODULES, *TORCH_MODULES] if fork else [])
         server.loop()
+    except BaseException:
+        server.broken = True
+        raise
     finally:
-        server.closed = True
         server.listening.remove()
         server.end()
     # Skip Python's shutdown: teardown would copy all pages shared with other servers.
