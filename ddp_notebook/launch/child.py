@@ -119,11 +119,18 @@ def run(spec: Mapping[str, Any]) -> NoReturn:
             call(name, arguments)
         code = 0
     except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        code = exit_code(stop)
     except BaseException:  # noqa: BLE001  # the process ends here; its log says why
         traceback.print_exc()
     finally:
         leave(code)
+
+
+def exit_code(error: BaseException | None) -> int:
+    """The exit code of a process that ends with `error`."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return int(error is not None)
 
 
 def leave(code: int) -> NoReturn:

@@ -363,10 +363,8 @@ def main(mode: str, python_path: Sequence[str], address: str, listener: int, eve
         server.idle_modules = list(IDLE_MODULES) if fork else []
         server.preload([*ENGINE_MODULES, *TORCH_MODULES] if fork else [])
         server.loop()
-    except BaseException:
-        server.broken = True
-        raise
     finally:
+        server.broken = not server.closed
         server.listening.remove()
         server.end()
     # Skip Python's shutdown: teardown would copy all pages shared with other servers.

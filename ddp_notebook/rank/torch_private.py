@@ -413,20 +413,6 @@ def _take_hooks(module: Any, is_ours: Callable[[Any], bool]) -> list[tuple[Any, 
     return taken
 
 
-def local_part(value: Any) -> tuple[torch.Tensor, str] | None:
-    """What this rank has of a DTensor, and how the whole is placed; None for any other value.
-
-    The public `to_local` records for autograd, and may wait for a collective.
-    """
-    module = sys.modules.get("torch.distributed.tensor")
-    if module is None or type(value) is not getattr(module, "DTensor", None):
-        return None
-    local, placements = getattr(value, "_local_tensor", None), getattr(value, "placements", ())
-    if type(local) is not torch.Tensor:
-        return None
-    return local, f"({', '.join(map(repr, placements))})"
-
-
 def forget_groups() -> None:
     """Forget every process group, also half-made ones after a failed init.
 

@@ -407,18 +407,17 @@ def skipped_by_scaler(context: Context) -> Iterator[Finding]:
     if not facts or min(run.skipped for run in facts.values()) < _FEWEST_SKIPPED:
         return
     what, ranks = "the loss", _with_nan_losses(facts)
+    times = {rank: run.nan_losses for rank, run in facts.items()}
     if not ranks:
         what, ranks = "a gradient", _with_nan_gradients(facts)
+        times = {rank: run.nan_gradients for rank, run in facts.items()}
     if not ranks:
         return
-    of_loss = what == "the loss"
-    times = {r: e.nan_losses if of_loss else e.nan_gradients for r, e in facts.items()}
     each = facts[ranks[0]]
-    which = "" if each.nan_place is None else f"{in_brackets(each.nan_place)}"
     yield Finding(
         Category.NAN_ON_ONE_RANK,
         ranks,
-        f"{what} there is not a number (NaN){which}, in each of "
+        f"{what} there is not a number (NaN){in_brackets(each.nan_place)}, in each of "
         f"the last {times[ranks[0]]} backwards, so GradScaler.step skips the optimizer's step on "
         f"every rank and nothing is trained{in_brackets(each.skipped_place)}",
         "Look at that rank's batch and at the forward: a division by zero, a root or a log of "

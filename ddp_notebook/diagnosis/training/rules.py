@@ -464,8 +464,8 @@ def learning_rates(context: Context) -> Iterator[Finding]:
     """
     for of in _of_one_group(context):
         together = all(optimizer.replicas or optimizer.mesh for optimizer in of.values())
-        alike = len(of) > 1 and len({optimizer.steps for optimizer in of.values()}) == 1
-        if alike and (together or exchanged(context.collectives, of)):
+        steps = {optimizer.steps for optimizer in of.values()}
+        if len(of) > 1 and len(steps) == 1 and (together or exchanged(context.collectives, of)):
             yield from _other_rates(context, of)
             yield from _other_options(context, of)
 

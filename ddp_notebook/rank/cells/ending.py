@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from ddp_notebook.launch.child import exit_code
 from ddp_notebook.model import CellFinished, Frame
 from ddp_notebook.rank.cells import raised
 from ddp_notebook.rank.cells.output import OutputForwarder
@@ -85,10 +86,3 @@ class Ending:
         )
         core.main_thread.error = failure
         return failure
-
-
-def exit_code(error: BaseException | None) -> int:
-    """The exit code of a process that ends with `error`."""
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
-    return int(error is not None)

@@ -28,12 +28,13 @@ from typing import Any, NoReturn, cast
 
 import torch
 
+from ddp_notebook.launch.child import exit_code
 from ddp_notebook.launch.preload import hide_engine_modules
 from ddp_notebook.model import CellStarted, OutputKind, codec
 from ddp_notebook.rank import boot, calls
 from ddp_notebook.rank.calls import Script
 from ddp_notebook.rank.cells import raised, values
-from ddp_notebook.rank.cells.ending import Ending, exit_code
+from ddp_notebook.rank.cells.ending import Ending
 from ddp_notebook.rank.cells.keyboard import Keyboard, LostInterrupts
 from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.component import Run

@@ -6,7 +6,7 @@ It observes and answers questions, and does nothing else until it is taken over
 (`taken_over.py`). It refuses no collective: mismatched ones go to torch as they
 would without it. The code that only answers need is loaded in a thread of its own: it takes as long
 as all the rest, and beside a main thread that never pauses longer than who asks waits. It is loaded
-a while after the start, with which it would compete, or when somebody asks.
+a second after the start, which it would slow down, or at the first question.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Asked:
                 self._handlers = taken.to(handlers)
 
     def get_ready_later(self) -> None:
-        """The same after a while, if nobody has asked by then."""
+        """The same a second later, unless a question was asked before."""
         time.sleep(_READY_AFTER_S)
         self.get_ready()
 

@@ -18,7 +18,7 @@ import torch
 from ddp_notebook.model import Variable
 from ddp_notebook.rank.inspect import safe_repr
 from ddp_notebook.rank.inspect.safe_repr import TENSORS
-from ddp_notebook.rank.torch_private import local_part
+from ddp_notebook.rank.training.parallel.fsdp_private import placed_part
 from ddp_notebook.rank.variables.digests import Digester
 from ddp_notebook.rank.variables.tensors import TensorReader, sample
 
@@ -53,7 +53,7 @@ def _described(name: str, value: Any, reader: TensorReader) -> Variable:
         return Variable(name, safe_repr.of(value), _number(value))
     if kind in TENSORS and not value.is_nested:
         return Variable(name, tensor=reader.facts(value))
-    if (part := local_part(value)) is not None:
+    if (part := placed_part(value)) is not None:
         facts, kinds = reader.facts(part[0]), f"{safe_repr.class_name(value)}{part[1]}"
         return Variable(name, tensor=replace(facts, dtype=f"{kinds}, here {facts.dtype}"))
     if safe_repr.inherits(value, torch.nn.Module):

@@ -119,11 +119,7 @@ class Where:
         answers = cluster.ask(alive, calls.HELD, calls.Nothing(), _FACTS_TIMEOUT_S)
         held = answered(answers)
         silent = [rank for rank in members if rank not in held]
-        if (
-            mesh is None
-            and not any(held_parameters.parameters for held_parameters in held.values())
-            and not silent
-        ):
+        if mesh is None and not any(own.parameters for own in held.values()) and not silent:
             raise UsageMistake(
                 "The ranks have no device mesh, and no model with parameters. Make them first: "
                 'init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")), fully_shard(model).'

@@ -131,6 +131,18 @@ def local_part(tensor: Any) -> torch.Tensor | None:
     return local.detach() if plain and local.is_cpu else None
 
 
+def placed_part(value: Any) -> tuple[torch.Tensor, str] | None:
+    """What this rank holds of a DTensor, and how the whole is placed; None for any other value.
+
+    The public `to_local` records for autograd, and may wait for a collective.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or type(value) is not getattr(module, "DTensor", None):
+        return None
+    local, placements = local_part(value), getattr(value, "placements", ())
+    return (local, f"({', '.join(map(repr, placements))})") if local is not None else None
+
+
 def sharded_in(
     parameters: Iterable[Any], flat_over: Mapping[int, Ranks]
 ) -> tuple[Ranks, list[Any]]:

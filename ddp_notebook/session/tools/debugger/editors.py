@@ -103,11 +103,7 @@ class Editors:
         problems = {rank: answer.problem for rank, answer in answers.items() if answer.problem}
         if problems:
             self._ask(tuple(answers), open=False)
-            install = (
-                _INSTALL
-                if any(editor_port.lacks_debugpy for editor_port in answers.values())
-                else ""
-            )
+            install = _INSTALL if any(port.lacks_debugpy for port in answers.values()) else ""
             raise UsageMistake(f"No editor can be let in ({said_by(problems)}). {install}".rstrip())
         texts = [OpenPort(rank, answer).text for rank, answer in answers.items()]
         return "\n\n".join((*texts, _MEANWHILE))
