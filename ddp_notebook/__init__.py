@@ -26,17 +26,23 @@ import gc
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddp_notebook.session import Session
+    from ddp_notebook.session import InitOptions, Session
 
-__all__ = ["Session", "__version__", "load_ipython_extension", "unload_ipython_extension"]
+__all__ = [
+    "InitOptions",
+    "Session",
+    "__version__",
+    "load_ipython_extension",
+    "unload_ipython_extension",
+]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Session":
-        from ddp_notebook.session import Session
+    if name in ("InitOptions", "Session"):
+        from ddp_notebook import session
 
-        return Session
+        return getattr(session, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

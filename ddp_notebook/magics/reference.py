@@ -27,6 +27,27 @@ its options. A magic shows its value wherever in a cell it stands, unless it is 
 button of the live board. The stages of set-up are
 {stages}.
 """
+_PROGRAM = """\
+## In a program
+
+A magic does what a method of `Session` does: `%ddp_where` is `session.where()`, `%%ddp` is
+`run_cell`, `%ddp_run` is `run_script`; `help(Session)` has all. What goes wrong on ranks is in
+`result.error`, with the cause and the remedy; a wrong call raises an error that says what to
+write. The ranks end with the program, or by `shutdown`.
+
+```python
+from ddp_notebook import InitOptions, Session
+
+session = Session()
+session.init(InitOptions(world_size=4))
+session.run_cell("x = rank * 10")
+print(session.pull("x"))
+result = session.run_script("train.py", ["--epochs", "2"])
+if result.error is not None:
+    print(result.error)
+session.shutdown()
+```
+"""
 
 
 def reference(verbs: Iterable[Verb] = VERBS) -> str:
@@ -39,7 +60,7 @@ def reference(verbs: Iterable[Verb] = VERBS) -> str:
     ]
     index = ["| magic | what it does |", "|---|---|", *rows, ""]
     sections = [line for verb in verbs for line in _section(verb)]
-    return "\n".join([_INTRODUCTION.format(stages=stages), *index, *sections])
+    return "\n".join([_INTRODUCTION.format(stages=stages), *index, *sections, _PROGRAM])
 
 
 def _section(verb: Verb) -> Iterator[str]:
