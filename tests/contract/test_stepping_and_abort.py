@@ -153,7 +153,7 @@ def test_an_interrupt_ends_a_set_up_that_waits_and_the_next_one_works(session: S
         pressed_at.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
-    # Nobody opens at an address of documentation: nothing is decided before the interrupt.
+    # Nothing answers at an address of documentation: nothing is decided before the interrupt.
     stalled = options(settings={r: {"MASTER_ADDR": "203.0.113.9"} for r in range(3)})
     thread = threading.Thread(target=press, name="ctrl-c", daemon=True)
     try:

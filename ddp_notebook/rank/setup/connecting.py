@@ -106,7 +106,7 @@ class StoreClient:
                 return None
             except OSError as error:
                 reason = error.strerror or "no answer"
-        return f"nobody opens at {host}:{port} ({reason.lower()})"
+        return f"nothing answers at {host}:{port} ({reason.lower()})"
 
     def await_keys(self, store: dist.Store, keys: list[str], plan: SetUpPlan) -> None:
         """Wait until all `keys` are in the store. Raises StageError when aborted or too late."""

@@ -80,7 +80,7 @@ class StepTimer:
     def _key(self, groups: Sequence[str]) -> str:
         """Equal on ranks that train one model together; empty where times tell nothing.
 
-        Work on a GPU is done when nobody knows: what the host did meanwhile tells nothing.
+        The host does not know when work on a GPU is done: its own times tell nothing.
         """
         stepped = [
             optimizer for optimizer in list(self._tracker.optimizers.values()) if optimizer.steps
