@@ -39,7 +39,7 @@ def test_the_names_of_modules_lie_on_few_pages() -> None:
 
 
 def test_what_is_loaded_is_frozen_before_a_child_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A controller is forked while modules are loaded; a later look at them would copy its pages."""
+    """A controller is forked while modules are loaded; a later look would copy its pages."""
     done: list[str] = []
     server = ForkServer.__new__(ForkServer)
     server.mode, server.children = "fork", {}
