@@ -153,7 +153,8 @@ class ForkServer:
                 os.environ[name] = value
         if modules:
             child.call("ddp_notebook.rank.cells.held_modules:hold", {})
-            child.call("ddp_notebook.rank.torch_private:forget_rules", {})
+            if "ddp_notebook.rank.torch_private" in sys.modules:  # else torch does not load here
+                child.call("ddp_notebook.rank.torch_private:forget_rules", {})
         _freeze()
         if modules:
             draw_together()
