@@ -40,6 +40,7 @@ def engine(argv: Sequence[str]) -> None:
     from ipyparallel.engine.app import IPEngine
 
     engine_private.list_no_modules()
+    engine_private.configure_one_logger()
     let_libraries_warn()
     sys.argv = ["ipengine", *argv]
     app = IPEngine.instance()

@@ -78,7 +78,7 @@ def reseed() -> None:
 
 
 def disown_finalizers() -> None:
-    """In a fork: drop the exit functions of modules loaded before the fork.
+    """Before a fork: drop the exit functions of what is loaded.
 
     torch has one for each library of operators; they would copy 30 MB of shared pages. Functions
     registered from now on run at exit, as in a new process.
@@ -104,7 +104,6 @@ def start(spec: Mapping[str, Any], parent_pid: int) -> NoReturn:
     try:
         become(spec, parent_pid)
         reseed()
-        disown_finalizers()
     except BaseException:  # noqa: BLE001  # no folder, no host: its log says why
         traceback.print_exc()
         os._exit(1)

@@ -45,6 +45,7 @@ from ddp_notebook.launch.preload import (
     IDLE_MODULES,
     TORCH_MODULES,
     LoadProgress,
+    draw_together,
 )
 from ddp_notebook.launch.process_groups import GRACE_S, end_sessions, kill_members, send_signal
 from ddp_notebook.launch.session_folder import hold, let_go
@@ -66,10 +67,10 @@ def _import(name: str) -> None:
 
 def _freeze() -> None:
     """Exempt what was loaded since the last time from garbage collection: children keep sharing
-    its pages, and can still find the functions."""
+    its pages, and can still find the functions. Also before a fork while modules are loaded."""
     child.call("ddp_notebook.rank.variables.objects:keep_functions", {})
+    child.disown_finalizers()  # here, once: children would copy their pages
     gc.freeze()
-    gc.enable()
 
 
 class ForkServer:
@@ -152,8 +153,12 @@ class ForkServer:
                 os.environ[name] = value
         if modules:
             child.call("ddp_notebook.rank.cells.held_modules:hold", {})
-        gc.collect()
+            if "ddp_notebook.rank.torch_private" in sys.modules:  # else torch does not load here
+                child.call("ddp_notebook.rank.torch_private:forget_rules", {})
         _freeze()
+        if modules:
+            draw_together()
+        gc.enable()
         self.send_ready(time.monotonic() - started)
 
     def send_ready(self, import_s: float) -> None:
@@ -226,7 +231,6 @@ class ForkServer:
             let_go(descriptor)
         self.commands, self.events, _, self.notebook = client
         client.introduce()
-        child.disown_finalizers()
         self.idle_modules = []  # importing them here would copy more shared pages than it saves
         self.begin()
         self.send_ready(0.0)
@@ -265,6 +269,7 @@ class ForkServer:
         """Start a child; its pid."""
         if self.mode == "process":
             return self.spawn_process(spec)
+        _freeze()
         pid = os.fork()
         if pid == 0:
             self.run_forked(spec)
@@ -280,7 +285,6 @@ class ForkServer:
             self.close_fds()
             for held in self.folders.values():
                 let_go(held)
-            gc.freeze()  # also what was loaded since the last time: collecting would copy its pages
             gc.enable()
             child.start(spec, os.getppid())
         finally:  # in the server's own frames it would end the session's other processes

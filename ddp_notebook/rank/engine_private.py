@@ -5,6 +5,7 @@ Without it an interrupted cell takes longer to end, and a rank takes more memory
 
 from __future__ import annotations
 
+import logging.config
 import sys
 import warnings
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ from typing import Any
 
 from ipykernel import ipkernel
 from IPython.core import guarded_eval, interactiveshell
+from traitlets.config import application
 
 INPUTS = 100
 """Sources of cells that a rank keeps, of cells that define nothing: the notebook has them all."""
@@ -29,6 +31,30 @@ def list_no_modules() -> bool:
     few = ModuleType("sys")
     vars(few).update(vars(sys), modules={})
     ipkernel.sys = few
+    return True
+
+
+def configure_one_logger() -> bool:
+    """Have the engine's application set up its own logger alone; False if it does it otherwise.
+
+    The standard library goes through all loggers for it, twice: torch has some hundred of them,
+    and 2 MB of pages that ranks share would be copied. Those of others stay as they are.
+    """
+    configure = getattr(application, "dictConfig", None)
+    loggers = getattr(logging.root.manager, "loggerDict", None)
+    if configure is not logging.config.dictConfig or not isinstance(loggers, dict):
+        return False
+
+    def configure_it(config: dict[str, Any]) -> None:
+        manager = logging.root.manager
+        everything = manager.loggerDict
+        manager.loggerDict = {name: logging.getLogger(name) for name in config.get("loggers", ())}
+        try:
+            configure(config)
+        finally:
+            manager.loggerDict = everything
+
+    application.dictConfig = configure_it
     return True
 
 

@@ -55,6 +55,20 @@ def test_torch_still_has_what_forgetting_groups_needs(tmp_path: Path) -> None:
     run_with_torch(FORGET, tmp_path)
 
 
+RULES = """
+import torch._dynamo
+from ddp_notebook.rank import torch_private
+
+rules = torch._dynamo.trace_rules
+rules.get_torch_obj_rule_map()
+assert torch_private.forget_rules() and not rules.get_torch_obj_rule_map.cache_info().currsize
+"""
+
+
+def test_torch_still_has_what_forgetting_its_compilers_rules_needs(tmp_path: Path) -> None:
+    run_with_torch(RULES, tmp_path)
+
+
 COMPILED = """
 import torch
 from ddp_notebook.rank import torch_private
@@ -149,6 +163,16 @@ def test_ipython_still_has_what_running_a_cell_as_one_module_needs(ranks2: Sessi
 def test_ipykernel_still_lets_a_rank_not_list_all_modules(ranks2: Session) -> None:
     ranks2.run_cell("listed = len(get_ipython().kernel._kernel_modules)").raise_for_error()
     assert ranks2.pull("listed") == {0: 0, 1: 0}
+
+
+def test_traitlets_still_lets_a_rank_configure_one_logger(ranks2: Session) -> None:
+    ranks2.run_cell(
+        "from traitlets.config import application\n"
+        "by = application.dictConfig.__module__\n"
+        "handlers = len(get_ipython().kernel.parent.log.handlers)"
+    ).raise_for_error()
+    assert ranks2.pull("by") == dict.fromkeys((0, 1), "ddp_notebook.rank.engine_private")
+    assert ranks2.pull("handlers") == {0: 1, 1: 1}
 
 
 def test_ipyparallels_controller_still_is_one_process(ranks2: Session) -> None:

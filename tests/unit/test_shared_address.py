@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_notebook.launch import shared_fork_server
+from ddp_notebook.launch import child, shared_fork_server
 from ddp_notebook.launch.fork_server import ForkServer
 from ddp_notebook.launch.shared_fork_server import ListeningSocket
 
@@ -279,6 +279,7 @@ def test_a_server_that_cannot_fork_serves_its_own_notebook_on(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fork", full)
         patch.setattr(gc, "freeze", lambda: None)
+        patch.setattr(child, "disown_finalizers", lambda: None)
         loop.fork_servers()
     loop.listening.close()
     with server.stdin, server.stdout:

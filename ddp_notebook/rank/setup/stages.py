@@ -87,10 +87,11 @@ class SetUp:
     def _begin(self, plan: SetUpPlan) -> None:
         """Begin a set-up, after removing everything of an earlier one."""
         self._life.setup_begins()
-        # A traceback and its frames refer to each other, and the group in them has sockets and
-        # threads: without this, each `%ddp_abort` left some until Python's next collection.
-        with torch_private.impatient_loaders():
-            gc.collect()
+        if self._bring_up is not None:
+            # A traceback and its frames refer to each other, and the group in them has sockets and
+            # threads: without this, each `%ddp_abort` left some until Python's next collection.
+            with torch_private.impatient_loaders():
+                gc.collect()
         self._bring_up = BringUp(plan, self._parts, self._settings)
 
     def advance(self, to: Stage) -> bool:
