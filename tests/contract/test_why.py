@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import eventually
+from support import eventually, stuck
 
-from ddp_notebook.errors import CellFailed, CellInterrupted, Stuck
-from ddp_notebook.model import Activity, Category, Diagnosis, Status
+from ddp_notebook.errors import CellFailed, CellInterrupted
+from ddp_notebook.model import Activity, Category, Status
 from ddp_notebook.views import findings, stacks
 
 pytestmark = pytest.mark.timeout(120)
@@ -78,21 +77,6 @@ if dist.get_rank() == 2:
     step()
 dist.barrier()
 """
-
-
-@pytest.fixture
-def ranks(ranks3: Any) -> Iterator[Any]:
-    """Three ranks, free before and after."""
-    yield ranks3
-    if not ranks3.record.snapshot.ready:
-        ranks3.abort()
-
-
-def stuck(session: Any, source: str) -> Diagnosis:
-    """The diagnosis of a cell in which ranks wait for ever."""
-    with pytest.raises(Stuck) as caught:
-        session.run_cell(source, number=7).raise_for_error()
-    return caught.value.diagnosis
 
 
 def test_the_traceback_of_the_rank_that_raised_is_shown_first_wherever_one_looks(
