@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import shutil
 import subprocess
@@ -70,6 +71,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return layer + (layer == len(LAYERS) - 1)
 
     items.sort(key=turn)
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays: looking through it again and again for garbage costs minutes."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -265,6 +272,14 @@ def ranks3(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
 def ranks4(nothing_left_behind_by_the_module: None) -> Iterator[Any]:
     """A session with four gloo ranks, shared by the tests of a module."""
     yield from _shared_session(4)
+
+
+@pytest.fixture
+def ranks(ranks3: Session) -> Iterator[Session]:
+    """Three ranks, free before and after; other files have `ranks` of their own."""
+    yield ranks3
+    if not ranks3.record.snapshot.ready:
+        ranks3.abort()
 
 
 def _shared_session(world_size: int) -> Iterator[Any]:

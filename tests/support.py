@@ -19,9 +19,10 @@ import psutil
 import pytest
 
 from ddp_notebook import testing
-from ddp_notebook.errors import DDPError
+from ddp_notebook.errors import DDPError, Stuck
 from ddp_notebook.launch import network_namespaces
 from ddp_notebook.launch.timeouts import scaled_for_load
+from ddp_notebook.model import Diagnosis
 from ddp_notebook.session import InitOptions, Session
 
 RUN_TAG = "DDP_NOTEBOOK_TEST_RUN"
@@ -376,6 +377,13 @@ def _mapped_by_others() -> set[str]:
                 held.update(m.path for m in process.memory_maps() if m.path.startswith("/dev/shm"))
                 held.update(f.path for f in process.open_files() if f.path.startswith("/dev/shm"))
     return held
+
+
+def stuck(session: Session, source: str) -> Diagnosis:
+    """The diagnosis of cell 7, in which ranks wait for ever."""
+    with pytest.raises(Stuck) as caught:
+        session.run_cell(source, number=7).raise_for_error()
+    return caught.value.diagnosis
 
 
 # --------------------------------------------------------------------------- a session's processes

@@ -56,7 +56,10 @@ def _exchange(sockets: Mapping[int, Path], message: bytes, timeout_s: float) -> 
                     connection.connect(address)
                 if is_mine(connection) and connection.send(message) == len(message):
                     selector.register(connection, selectors.EVENT_READ, (rank, bytearray()))
-        while selector.get_map() and (left_s := deadline_s - time.monotonic()) > 0:
+        left_s = timeout_s
+        while selector.get_map() and left_s > 0:
+            # What has arrived is read after the deadline too: this process may have got no CPU.
+            left_s = max(0.0, deadline_s - time.monotonic())
             for key, _ in selector.select(left_s):
                 rank, read = key.data
                 if _is_over(key.fileobj, read):

@@ -9,27 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import eventually
+from support import eventually, stuck
 
 from ddp_notebook.errors import CellFailed, Stuck
-from ddp_notebook.model import Category, Diagnosis
+from ddp_notebook.model import Category
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture
-def ranks(ranks3: Any) -> Iterator[Any]:
-    """Three ranks, free before and after."""
-    yield ranks3
-    if not ranks3.record.snapshot.ready:
-        ranks3.abort()
-
-
-def stuck(session: Any, source: str) -> Diagnosis:
-    """The diagnosis of a cell in which ranks wait for ever."""
-    with pytest.raises(Stuck) as caught:
-        session.run_cell(source).raise_for_error()
-    return caught.value.diagnosis
 
 
 @pytest.fixture

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import eventually
+from support import eventually, stuck
 
-from ddp_notebook.errors import CellFailed, CellInterrupted, Stuck
-from ddp_notebook.model import Activity, Category, Diagnosis, Status
+from ddp_notebook.errors import CellFailed, CellInterrupted
+from ddp_notebook.model import Activity, Category, Status
 from ddp_notebook.views import findings, stacks
 
 pytestmark = pytest.mark.timeout(120)
@@ -26,6 +25,19 @@ def prepare():
 if rank == 1:
     prepare()
 dist.barrier()"""
+SILENCED = """\
+import ctypes, threading
+def keep_pythons_lock():
+    library = ctypes.PyDLL(None)  # a call of it keeps Python's lock
+    while not stuck.exists():
+        threading.Event().wait(0.01)
+    held.touch()
+    library.close(library.open(str(key).encode(), 0))
+if rank == 0:
+    threading.Thread(target=keep_pythons_lock, daemon=True).start()
+if rank == 1:
+    raise KeyError('a')
+dist.all_reduce(torch.ones(1))"""
 MARKUP = "if rank == 2: raise ValueError('<b>bold</b> \\x1b[2J\\x1b[31mred')\ndist.barrier()"
 WORKER = """\
 import torch
@@ -65,21 +77,6 @@ if dist.get_rank() == 2:
     step()
 dist.barrier()
 """
-
-
-@pytest.fixture
-def ranks(ranks3: Any) -> Iterator[Any]:
-    """Three ranks, free before and after."""
-    yield ranks3
-    if not ranks3.record.snapshot.ready:
-        ranks3.abort()
-
-
-def stuck(session: Any, source: str) -> Diagnosis:
-    """The diagnosis of a cell in which ranks wait for ever."""
-    with pytest.raises(Stuck) as caught:
-        session.run_cell(source, number=7).raise_for_error()
-    return caught.value.diagnosis
 
 
 def test_the_traceback_of_the_rank_that_raised_is_shown_first_wherever_one_looks(
@@ -377,3 +374,23 @@ def test_ranks_that_wait_for_what_is_no_store_get_no_green_sentence(
         assert not findings.text(diagnosis).startswith("✓")
         assert diagnosis.findings or "ranks 0-2 wait" in diagnosis.headline
     ranks.abort()
+
+
+def test_a_rank_that_cannot_answer_for_a_while_is_still_said_to_wait(
+    ranks: Any, tmp_path: Path
+) -> None:
+    stuck_file, held, key = (tmp_path / name for name in ("stuck", "held", "key"))
+    os.mkfifo(key)
+    paths = "\n".join(
+        f"{name} = __import__('pathlib').Path({str(path)!r})"
+        for name, path in (("stuck", stuck_file), ("held", held), ("key", key))
+    )
+    assert stuck(ranks, f"{paths}\n{SILENCED}").findings[0].waiting == (0, 2)
+    stuck_file.touch()
+    eventually(held.exists, 30)
+    try:
+        (finding,) = ranks.why().findings
+        assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1,))
+        assert finding.waiting == (0, 2)
+    finally:
+        key.open("w").close()

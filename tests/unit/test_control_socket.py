@@ -10,14 +10,16 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ddp_notebook.cluster import questions
 from ddp_notebook.cluster.questions import ask
 from ddp_notebook.rank import control_socket
 from ddp_notebook.rank.calls import CannotAnswer, Nothing, Question
-from ddp_notebook.rank.control_socket import ControlSocket
+from ddp_notebook.rank.control_socket import ControlSocket, framed
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,32 @@ def test_it_answers_and_only_this_user_gets_in(listening: ControlSocket) -> None
     assert ask({0: listening.path}, MUCH, Nothing(), 5.0) == {0: Name("x" * 300_000)}
     unknown = Question("unknown", Nothing, Name)
     assert ask({0: listening.path}, unknown, Nothing(), 5.0) == {0: CannotAnswer("what?")}
+
+
+def test_an_answer_that_is_there_counts_though_who_asked_gets_no_core_until_the_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(framed({"answer": {"name": "me"}}))
+        answered.set()
+
+    def late() -> float:
+        return 99.0 if begun and answered.wait(60) else begun.append(1) or 0.0
+
+    begun: list[int] = []
+    monkeypatch.setattr(questions, "time", SimpleNamespace(monotonic=late))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "ask"))
+        listener.listen()
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        assert ask({0: tmp_path / "ask"}, HELLO, Nothing(), 1.0) == {0: Name("me")}
+        thread.join(60)
 
 
 def test_a_path_longer_than_an_address_can_be_serves(tmp_path: Path) -> None:

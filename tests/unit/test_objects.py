@@ -18,6 +18,14 @@ from ddp_notebook.rank.variables.objects import objects_of
 _ROUNDS = 10
 
 
+@pytest.fixture(autouse=True)
+def whole_heap() -> Iterator[None]:
+    """With all that a test run has loaded, which is put aside for other tests."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
 class Base:
     """A class with instances."""
 

@@ -6,13 +6,16 @@ import signal
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import CellFailed, CellInterrupted, SessionLost, Stuck
 from ddp_notebook.model import (
+    Activity,
     Case,
     Category,
     CellFinished,
@@ -24,6 +27,7 @@ from ddp_notebook.model import (
     Finding,
     Output,
     OutputKind,
+    Phase,
     Place,
     RankExited,
     RankReport,
@@ -38,7 +42,7 @@ from ddp_notebook.session.runs import controller as controlling
 from ddp_notebook.session.runs.cells import CellWork
 from ddp_notebook.session.runs.controller import RunController, RunState
 from ddp_notebook.session.runs.detached import Detached
-from ddp_notebook.session.runs.gather import with_sources_in_use
+from ddp_notebook.session.runs.gather import still_waiting, with_sources_in_use
 from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.testing import FakeCluster
 
@@ -143,6 +147,7 @@ def test_a_run_that_is_stuck_is_released_with_its_ranks_and_waited_for_again(
     diagnosis = Diagnosis((finding,), None, 2)
 
     class Detector:
+        stuck_in = Case(())
         latest = diagnosis
         seen_late = None
 
@@ -295,3 +300,64 @@ def test_a_case_has_the_code_of_earlier_cells_of_which_ranks_are_in_a_function()
     sources = with_sources_in_use(Case((failed,), sources={"cell 4": "train()"}), cells).sources
     assert set(sources) == {"cell 1", "cell 4"}
     assert with_sources_in_use(case, {}) is case
+
+
+def stuck_reports() -> dict[int, RankReport]:
+    """Rank 0 waits for rank 1, which raised."""
+    raised = {"error_type": "IndexError", "error_text": "10", "error_at": (Place("cell 1", 4),)}
+    return {
+        0: RankReport(0, Activity.WAITING, inside="collective", pid=70, main_cpu_s=2.0),
+        1: RankReport(1, Activity.FAILED, pid=71, **raised),
+    }
+
+
+def case_of(reports: dict[int, RankReport], *records: Collective) -> Case:
+    return Case(tuple(reports.values()), collectives=Collectives({0: records}))
+
+
+NOT_DONE = Collective(rank=0, number=7, operation="all_reduce")
+MOMENTS = {
+    "it misses the time to answer": {"activity": Activity.SILENT, "process": "sleeping"},
+    "it misses it, and its main thread answers a signal": {
+        "activity": Activity.SILENT,
+        "process": "running",
+    },
+    "a thread of torch's waits for a core": {"activity": Activity.BUSY, "runnable": True},
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
+def test_a_rank_that_was_found_waiting_is_named_so_while_nothing_of_it_has_moved(
+    moment: dict[str, Any],
+) -> None:
+    stuck = case_of(stuck_reports(), NOT_DONE)
+    now = {**stuck_reports(), 0: RankReport(0, pid=70, main_cpu_s=2.0, **moment)}
+    seen = still_waiting(case_of(now, NOT_DONE), stuck)
+    (finding,) = diagnose_run(seen).findings
+    assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1,))
+    assert finding.waiting == (0,)
+
+
+DONE = replace(NOT_DONE, phase=Phase.DONE)
+NEXT = replace(NOT_DONE, number=8)
+BUSY = RankReport(0, Activity.BUSY, runnable=True, pid=70, main_cpu_s=2.0)
+MOVED = {
+    "its collective is done": (BUSY, (DONE,)),
+    "it has called the next": (BUSY, (NOT_DONE, NEXT)),
+    "its main thread has run": (replace(BUSY, main_cpu_s=2.01), (NOT_DONE,)),
+    "it is at another line": (replace(BUSY, path=(Place("cell 1", 9),)), (NOT_DONE,)),
+    "it is in Python, and no thread runs": (replace(BUSY, runnable=False), (NOT_DONE,)),
+    "it is another process": (replace(BUSY, pid=99), (NOT_DONE,)),
+    "it is stopped": (
+        RankReport(0, Activity.SILENT, process="stopped", pid=70, main_cpu_s=2.0),
+        (NOT_DONE,),
+    ),
+}
+
+
+@pytest.mark.parametrize(("report", "records"), MOVED.values(), ids=MOVED.keys())
+def test_a_rank_that_was_found_waiting_is_told_as_it_is_once_it_moves(
+    report: RankReport, records: tuple[Collective, ...]
+) -> None:
+    now = case_of({**stuck_reports(), 0: report}, *records)
+    assert still_waiting(now, case_of(stuck_reports(), NOT_DONE)) == now

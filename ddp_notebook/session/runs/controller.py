@@ -15,7 +15,12 @@ from ddp_notebook.errors import CellInterrupted, SessionLost, Stuck
 from ddp_notebook.model import Case, Diagnosis, Event, Ranks
 from ddp_notebook.rank import calls
 from ddp_notebook.session.interrupts import LOOK_EVERY_S, quick_switches
-from ddp_notebook.session.runs.gather import LaunchParameters, gather, with_sources_in_use
+from ddp_notebook.session.runs.gather import (
+    LaunchParameters,
+    gather,
+    still_waiting,
+    with_sources_in_use,
+)
 from ddp_notebook.session.runs.interruption import interruption
 from ddp_notebook.session.runs.run import CellResult, CellRun
 from ddp_notebook.session.runs.stall_detector import StallDetector
@@ -118,6 +123,8 @@ class RunController:
         """Its ranks know that one of them is paused."""
         self._signalled: set[int] = set()
         self._lost_reason = ""
+        self._stuck = Case(())
+        """Its ranks as they were found stuck."""
 
     # -- changes of state ----------------------------------------------------------------
 
@@ -228,7 +235,7 @@ class RunController:
         )
         case = with_sources_in_use(case, run.earlier)
         started = run.started_ranks.case(case) if alone and run.started_ranks is not None else None
-        return started if started is not None else case
+        return still_waiting(started if started is not None else case, self._stuck)
 
     # -- to the end ----------------------------------------------------------------------
 
@@ -308,6 +315,7 @@ class RunController:
                 if settling is not None and run.stops and settling.done():
                     return None
                 diagnosis = None if run.paused else detector.turn()
+                self._stuck = detector.stuck_in
                 if diagnosis is not None and not self._patient:
                     return None if run.done else diagnosis
                 if diagnosis is not None and not self.aborted:  # freed ranks look different

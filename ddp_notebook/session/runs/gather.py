@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ddp_notebook.cluster.rank_cluster import RankCluster
 
 _ASK_TIMEOUT_S = 1.0
+_HALF_A_TICK_S = 0.005
+"""Of the clock by which the system counts the CPU time of a thread."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,39 @@ def with_sources_in_use(case: Case, earlier: Mapping[str, str]) -> Case:
     seen = {place.file for path in (*paths.values(), *reported) for place in path}
     used = {name: text for name, text in earlier.items() if name in seen}
     return replace(case, sources={**used, **case.sources}) if used else case
+
+
+def still_waiting(case: Case, stuck: Case) -> Case:
+    """`case`, with the ranks that waited when they were found `stuck` and have not moved since.
+
+    What a look sees may be of that moment alone: on a busy machine a rank misses the time to
+    answer, or a thread of torch's waits for a core as if it computed.
+    """
+    before = {e.rank: e for e in stuck.ranks if e.activity is Activity.WAITING}
+    unmoved = {
+        e.rank
+        for e in case.ranks
+        if e.rank in before and _may_still_wait(e, before[e.rank])
+        if _not_done(case, e.rank) == _not_done(stuck, e.rank) != ()
+    }
+    return replace(
+        case, ranks=tuple(before[e.rank] if e.rank in unmoved else e for e in case.ranks)
+    )
+
+
+def _may_still_wait(now: RankReport, before: RankReport) -> bool:
+    """True of a process that seems to do something else, and whose main thread has not run."""
+    there = now.process in ("sleeping", "running") and not now.cannot_answer
+    silent = now.activity is Activity.SILENT and there
+    busy = now.activity is Activity.BUSY and now.runnable and now.path == before.path
+    rested = now.main_cpu_s - before.main_cpu_s < _HALF_A_TICK_S
+    return (silent or busy) and now.pid == before.pid and rested
+
+
+def _not_done(case: Case, rank: int) -> tuple[int, ...]:
+    """The numbers of a rank's last collective and of those not done; empty if all are done."""
+    records, pending = case.collectives.of.get(rank, ()), case.collectives.pending(rank)
+    return (records[-1].number, *(record.number for record in pending)) if pending else ()
 
 
 def _report(

@@ -69,6 +69,8 @@ class StallDetector:
         self._picture: object = None
         self._still_since_s = clock()
         self._stuck_since_s: float | None = None
+        self.stuck_in = Case(())
+        """The ranks as they were found stuck; none before."""
         self.latest = Diagnosis()
         """The last diagnosis, including ranks that are only late."""
         self.seen_late: Diagnosis | None = None
@@ -94,6 +96,7 @@ class StallDetector:
         if is_stuck and not self._may_only_be_slow(case, now_s):
             blamed = tuple((f.category, f.ranks) for f in self.latest.findings)
             if blamed == self._previous:
+                self.stuck_in = case
                 return self.latest
             self._previous = blamed
             return None
