@@ -100,6 +100,37 @@ def test_jobs_that_one_shell_started_at_the_same_time_are_told_apart(
     assert [sorted(of) for of in strayed] == [[0, 1]]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)])
+def test_a_rank_that_starts_the_others_itself_is_in_their_job(order: tuple[int, ...]) -> None:
+    """So does Lightning's own launcher: the script that the user starts is rank 0."""
+    first = about(0, pid=2**22, parent=7)
+    ranks = {0: first} | {
+        rank: dataclasses.replace(
+            about(rank, pid=2**22 + rank, parent=first.pid), parent_began=first.began
+        )
+        for rank in (1, 2)
+    }
+    ranks = {rank: dataclasses.replace(ranks[rank], world_size=3) for rank in ranks}
+
+    jobs = job_folder.by_job(ranks[rank] for rank in order)
+
+    assert [sorted(of) for of in jobs] == [[0, 1, 2]]
+
+
+def test_what_a_job_of_one_rank_starts_is_a_job_of_its_own() -> None:
+    alone = dataclasses.replace(about(0, pid=2**22), world_size=1)
+    ranks = [
+        dataclasses.replace(
+            about(rank, pid=2**22 + 1 + rank, parent=alone.pid), parent_began=alone.began
+        )
+        for rank in range(2)
+    ]
+
+    jobs = job_folder.by_job([alone, *ranks])
+
+    assert [sorted(of) for of in jobs] == [[0], [0, 1]]
+
+
 def test_the_newest_jobs_are_kept() -> None:
     for number in range(job_folder.KEPT_JOBS + 3):
         job_folder.make(about(0, pid=2**22 + number, wall_s=float(number), parent=number))
