@@ -38,7 +38,7 @@ from ddp_notebook.model import (
     codec,
 )
 from ddp_notebook.rank.collectives.splits import NotedExchanges
-from ddp_notebook.rank.prepared import job_folder
+from ddp_notebook.rank.prepared import job_folder, processes
 from ddp_notebook.rank.prepared.job_folder import About
 
 
@@ -173,8 +173,31 @@ def test_a_job_that_runs_in_another_container_is_kept_and_not_said_to_have_ended
 
         (row,) = (each for each in listing.listed() if each.began_s == 0.5)
         assert (row.stuck, row.state) == (None, "runs in another container: ask there")
+        theirs_here = targets.named([str(theirs.pid)])
+        assert theirs_here.about.endswith("it runs in another container: ask there")
+        for ask in (theirs_here.why, theirs_here.where, theirs_here.places, theirs_here.board):
+            with pytest.raises(UsageMistake, match=f"there.*: ddp-notebook why {theirs.pid}$"):
+                ask()
     job_folder.sweep()
     assert 0.5 not in [job.first.wall_s for job in prepared.jobs()]
+
+
+def test_a_process_of_another_container_is_known_by_its_number_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    theirs = dataclasses.replace(about(0, pid=6, wall_s=2.0), pids="pid:[1]")
+    mine = dataclasses.replace(about(0, pid=6, wall_s=1.0), parent=8)
+    for each in (theirs, mine):
+        assert job_folder.make(each, job_folder.root()) is not None
+        (job_folder.root() / f"{each.pid}-{each.began}").rename(
+            job_folder.root() / f"{each.pid}-{each.pids[-4:-1]}"
+        )
+    monkeypatch.setattr(processes, "in_its_container", lambda pid: (pid - 100, "pid:[1]"))
+
+    assert prepared.job_of(106).first == theirs
+    assert prepared.job_of(6).first == mine, "this container's numbers come first"
+    assert prepared.pids() == {6}
+    assert targets.named(["106"]).name == "job 6 (train.py)"
 
 
 def test_a_process_that_has_ended_and_was_not_waited_for_is_called_so() -> None:
