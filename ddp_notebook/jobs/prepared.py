@@ -240,7 +240,7 @@ def why(job: Job) -> Verdict:
         diagnosis = in_both(diagnosis, _diagnosed(job, case_of(job)))
     if job.alive != alive:  # who ended meanwhile may have written how
         return why(job)
-    return for_others(diagnosis, _basis(job), _elsewhere(job))
+    return for_others(diagnosis, _basis(job, case), _elsewhere(job))
 
 
 def in_both(first: Diagnosis, second: Diagnosis) -> Diagnosis:
@@ -317,12 +317,21 @@ def _report(
     if isinstance(answer, RankReport):
         return replace(answer, rank=rank)
     if process.about.alive:
-        why_not = f": {answer.why}" if isinstance(answer, CannotAnswer) else ""
         pid = process.about.pid
+        why_not = f": {answer.why}" if isinstance(answer, CannotAnswer) else _of_another_user(pid)
         if (state := _state(pid)) == _STOPPED:
             return _stopped(rank, pid)
         return RankReport(rank, doing=f"process {pid} runs{why_not}", process=state, pid=pid)
     return process.last_report(rank, others_run)
+
+
+def _of_another_user(pid: int) -> str:
+    """That a process has become another user's, whom alone it answers; empty if it has not."""
+    try:
+        user = Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return ""
+    return "" if user == os.geteuid() else f" as user {user}, and answers no other user"
 
 
 def _stopped(rank: int, pid: int) -> RankReport:
@@ -565,9 +574,11 @@ def _end_by(code: int | None, job: Job, ranks: Sequence[int]) -> str:
     return f"{were} ended from outside, by a signal{when}"
 
 
-def _basis(job: Job) -> str:
-    alive = name_ranks(job.alive) if job.alive else ""
+def _basis(job: Job, case: Case) -> str:
+    silent = case.where(Activity.SILENT)
+    answered = tuple(rank for rank in job.alive if rank not in silent)
     ended = tuple(rank for rank in job.processes if rank not in job.alive)
-    parts = [f"the answers of {alive}"] if alive else []
+    parts = [f"the answers of {name_ranks(answered)}"] if answered else []
     parts += [f"what {name_ranks(ended)} left"] if ended else []
-    return f"{' and '.join(parts)}, and their records of collectives"
+    records = "records of collectives"
+    return f"{' and '.join(parts)}, and their {records}" if parts else f"{records} alone"

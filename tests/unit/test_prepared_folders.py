@@ -697,6 +697,24 @@ def stranger(*, variable: str = "0") -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", "60"], env=environment)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_rank_that_became_another_user_is_said_to_answer_that_user_alone() -> None:
+    with subprocess.Popen(["sleep", "60"], user=65534) as process:
+        try:
+            began = job_folder.began(process.pid)
+            job_folder.make(dataclasses.replace(about(0, pid=process.pid), began=began))
+            job_folder.make(about(1))
+            (job,) = prepared.jobs()
+            verdict = prepared.why(job)
+        finally:
+            process.kill()
+
+    assert verdict.outcome is Outcome.UNDECIDED
+    doing = f"process {process.pid} runs as user 65534, and answers no other user"
+    assert doing in str(verdict.diagnosis.doing)
+    assert "answers of" not in verdict.basis, "nothing answered"
+
+
 def test_a_rank_that_was_stopped_is_not_waited_for() -> None:
     with stranger() as process:
         try:
