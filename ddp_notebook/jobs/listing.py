@@ -13,7 +13,6 @@ from ddp_notebook.jobs.prepared import Job
 from ddp_notebook.jobs.unprepared import Seen
 from ddp_notebook.jobs.verdict import VERSION
 from ddp_notebook.model import Category, Ranks, format_ranks, name_ranks
-from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.views.ansi import plain
 from ddp_notebook.views.table import Cell, Column, Row, Table
 
@@ -49,7 +48,7 @@ def listed() -> list[Listed]:
     Running, prepared jobs are asked for their state.
     """
     jobs = prepared.jobs()
-    return [*map(_prepared, jobs), *map(_unprepared, unprepared.jobs(prepared.pids()))]
+    return [*map(_prepared, jobs), *map(_unprepared, prepared.others(jobs))]
 
 
 def _prepared(job: Job) -> Listed:
@@ -88,8 +87,7 @@ def _state(job: Job) -> tuple[bool | None, str]:
 
 
 def _state_of_ended(job: Job) -> tuple[bool | None, str]:
-    known = job.processes.values()
-    if any(job_folder.in_another_container(process.about, process.folder) for process in known):
+    if job.in_another_container:
         return None, "runs in another container: ask there"
     return False, "has ended"
 

@@ -6,6 +6,7 @@ change what they do; that is `acting/`'s.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from ddp_notebook import files
 from ddp_notebook.cluster.questions import ask
 from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
 from ddp_notebook.errors import UsageMistake
+from ddp_notebook.jobs import unprepared
 from ddp_notebook.jobs.outside import system
 from ddp_notebook.jobs.records import CRASHES, ORPHANED, Process
 from ddp_notebook.jobs.unprepared import elsewhere, how_to_see, stopped, untold, was_set
@@ -41,7 +43,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer, answered
-from ddp_notebook.rank.prepared import job_folder
+from ddp_notebook.rank.prepared import job_folder, processes
 from ddp_notebook.rank.prepared.job_folder import About
 from ddp_notebook.rank.prepared.processes import has_torch
 from ddp_notebook.views.ansi import plain
@@ -82,6 +84,12 @@ class Job:
         return tuple(rank for rank in range(self.world_size) if rank not in self.processes)
 
     @property
+    def in_another_container(self) -> bool:
+        """Whether it runs where pids mean other processes: it cannot be asked from here."""
+        known = self.processes.values()
+        return any(job_folder.in_another_container(each.about, each.folder) for each in known)
+
+    @property
     def title(self) -> str:
         """Its script."""
         return plain(Path(self.first.script).name) or "python"
@@ -108,17 +116,42 @@ def jobs(folder: Path | None = None) -> list[Job]:
 
 def pids() -> frozenset[int]:
     """The processes of this user's prepared jobs, those that ended as well."""
-    return frozenset(p.about.pid for job in jobs() for p in job.processes.values())
+    here = job_folder.namespace()
+    abouts = (p.about for job in jobs() for p in job.processes.values())
+    return frozenset(about.pid for about in abouts if about.pids == here)
+
+
+def others(among: Sequence[Job]) -> list[dict[int, unprepared.Seen]]:
+    """The jobs that run and are none of these: they were not prepared."""
+    found = unprepared.jobs(pids())
+    return [ranks for ranks in found if not any(known(r.pid, among) for r in ranks.values())]
 
 
 def job_of(pid: int) -> Job:
     """The job of which a process is a rank, or the launcher. Raises UsageMistake."""
     everything = jobs()
-    for job in everything:
-        abouts = [process.about for process in job.processes.values()]
-        if pid in {about.pid for about in abouts} | {about.parent for about in abouts}:
-            return job
-    raise UsageMistake(_not_prepared(pid, everything))
+    job = known(pid, everything)
+    if job is None:
+        job = next((job for job in everything if pid in _pids(job)), None)  # another container's
+    if job is None:
+        raise UsageMistake(_not_prepared(pid, everything))
+    return job
+
+
+def known(pid: int, among: Sequence[Job]) -> Job | None:
+    """The job of a process, which may run in another container; None where it has no record."""
+    names = [(pid, job_folder.namespace())]
+    with contextlib.suppress(OSError):
+        names.append(processes.in_its_container(pid))
+    found = (job for job in among for own, where in names if own in _pids(job, where))
+    return next(found, None)
+
+
+def _pids(job: Job, namespace: str | None = None) -> set[int]:
+    """Its ranks and its launcher, by their numbers in `namespace`, by default in their own."""
+    abouts = [process.about for process in job.processes.values()]
+    abouts = [about for about in abouts if namespace in (None, about.pids)]
+    return {about.pid for about in abouts} | {about.parent for about in abouts}
 
 
 def newest() -> Job:
@@ -207,7 +240,7 @@ def why(job: Job) -> Verdict:
         diagnosis = in_both(diagnosis, _diagnosed(job, case_of(job)))
     if job.alive != alive:  # who ended meanwhile may have written how
         return why(job)
-    return for_others(diagnosis, _basis(job), _elsewhere(job))
+    return for_others(diagnosis, _basis(job, case), _elsewhere(job))
 
 
 def in_both(first: Diagnosis, second: Diagnosis) -> Diagnosis:
@@ -284,12 +317,21 @@ def _report(
     if isinstance(answer, RankReport):
         return replace(answer, rank=rank)
     if process.about.alive:
-        why_not = f": {answer.why}" if isinstance(answer, CannotAnswer) else ""
         pid = process.about.pid
+        why_not = f": {answer.why}" if isinstance(answer, CannotAnswer) else _of_another_user(pid)
         if (state := _state(pid)) == _STOPPED:
             return _stopped(rank, pid)
         return RankReport(rank, doing=f"process {pid} runs{why_not}", process=state, pid=pid)
     return process.last_report(rank, others_run)
+
+
+def _of_another_user(pid: int) -> str:
+    """That a process has become another user's, whom alone it answers; empty if it has not."""
+    try:
+        user = Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return ""
+    return "" if user == os.geteuid() else f" as user {user}, and answers no other user"
 
 
 def _stopped(rank: int, pid: int) -> RankReport:
@@ -532,9 +574,11 @@ def _end_by(code: int | None, job: Job, ranks: Sequence[int]) -> str:
     return f"{were} ended from outside, by a signal{when}"
 
 
-def _basis(job: Job) -> str:
-    alive = name_ranks(job.alive) if job.alive else ""
+def _basis(job: Job, case: Case) -> str:
+    silent = case.where(Activity.SILENT)
+    answered = tuple(rank for rank in job.alive if rank not in silent)
     ended = tuple(rank for rank in job.processes if rank not in job.alive)
-    parts = [f"the answers of {alive}"] if alive else []
+    parts = [f"the answers of {name_ranks(answered)}"] if answered else []
     parts += [f"what {name_ranks(ended)} left"] if ended else []
-    return f"{' and '.join(parts)}, and their records of collectives"
+    records = "records of collectives"
+    return f"{' and '.join(parts)}, and their {records}" if parts else f"{records} alone"

@@ -68,8 +68,10 @@ class Prepared:
     """
 
     def __init__(self, job: Job, pid: int) -> None:
-        self._pid = pid
-        self._key = next(key for key in _keys(job) if key[0] == pid)
+        first = job.first
+        own = (key for key in _keys(job) if key[0] == pid)
+        self._key = next(own, (first.pid, first.began))  # its number here, of another container's
+        self._pid = self._key[0]
         self._title = job.title
 
     @property
@@ -89,9 +91,23 @@ class Prepared:
         return f"job {self._pid} ({self._title})"
 
     @property
+    def _asked(self) -> Job:
+        """The job, if it can be looked at from here. Raises UsageMistake."""
+        job = self.job
+        if job.in_another_container:
+            raise UsageMistake(
+                f"{self.name[:1].upper()}{self.name[1:]} runs in another container: its processes "
+                f"cannot be asked from here. Type there, as by docker exec CONTAINER: "
+                f"ddp-notebook why {self._pid}"
+            )
+        return job
+
+    @property
     def about(self) -> str:
         """Its ranks, and which of them run."""
         job = self.job
+        if job.in_another_container:
+            return f"{job.ranks_words}; it runs in another container: ask there"
         if not job.alive:
             return f"{job.ranks_words}; it has ended"
         if len(job.alive) == len(job.processes):
@@ -105,26 +121,26 @@ class Prepared:
 
     def why(self) -> Verdict:
         """What is wrong with it."""
-        return prepared.why(self.job)
+        return prepared.why(self._asked)
 
     def where(self, ranks: Ranks | None = None, locals: bool = False) -> StackTree:
         """Asks the ranks that run; of others, what they left."""
-        return stacks.of_job(self.job, ranks, locals)
+        return stacks.of_job(self._asked, ranks, locals)
 
     def places(self) -> Mapping[int, tuple[Place, ...]]:
         """The lines of `where`."""
-        return prepared.where(self.job)
+        return prepared.where(self._asked)
 
     def board(self) -> Board:
         """Asks the ranks that run."""
-        job = self.job
+        job = self._asked
         diagnosis = prepared.why(job).diagnosis
         headline = f"{self.name}: {self.about}"
         return picture.board(prepared.case_of(job), headline, diagnosis, over=not job.alive)
 
     def saved(self) -> SavedRun:
         """Asks the ranks that run."""
-        job = self.job
+        job = self._asked
         found = prepared.why(job)
         observed = Observed(self.name, self.about, ranks=tuple(job.processes), prepared=True)
         return picture.saved(prepared.case_of(job), found, not job.alive, observed)
@@ -297,7 +313,8 @@ def _of_others(pid: int) -> Target | None:
 
 
 def _newest() -> Target:
-    others, jobs = unprepared.jobs(prepared.pids()), prepared.jobs()
+    jobs = prepared.jobs()
+    others = prepared.others(jobs)
     if len(others) == 1 and not any(job.alive for job in jobs):
         first = next(iter(others[0].values()))
         if not jobs or first.began_s > jobs[0].first.wall_s:

@@ -45,6 +45,11 @@ class Seen:
         return self.parent, self.script
 
     @property
+    def launches(self) -> tuple[object, ...]:
+        """What `launched` is of the ranks that it starts itself."""
+        return self.pid, self.script
+
+    @property
     def meets(self) -> str:
         """Where it was told to meet the other ranks."""
         return job_folder.meeting_point(self.told)

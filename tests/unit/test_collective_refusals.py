@@ -315,6 +315,15 @@ def test_of_two_orders_of_new_group_neither_is_right_unless_a_test_of_the_rank_m
     assert diagnose_run(alone, {"train.py": code}).findings[0].ranks == (0,)
 
 
+def test_a_majority_that_an_unseen_rank_could_undo_names_no_minority() -> None:
+    # From outside only those are seen to make a group that are in there.
+    stuck = play({0: [all_reduce(9)], 1: [], 2: [], 3: []})
+    lists = {0: [], 1: [(0, 1)], 2: [(1, 2, 3)], 3: [(1, 2, 3)]}
+    assert diagnose_run(making(stuck, lists)).findings[0].ranks == (1, 2, 3)
+    all_seen = diagnose_run(making(stuck, {**lists, 0: [(1, 2, 3)]})).findings[0]
+    assert all_seen.ranks == (1,)
+
+
 def test_new_group_that_not_all_ranks_call() -> None:
     case = play({0: [], 1: [], 2: [all_reduce(9)]})
     making = RankReport(

@@ -8,7 +8,7 @@ import pytest
 from collective_cases import DDP, SKIP, found, refuse, refused, same, the_one
 from traces import all_reduce, backward, barrier, died, forward, op, places, play, raised
 
-from ddp_notebook.model import Case, Category, Collective, ReplicaFacts, ThreadError
+from ddp_notebook.model import Case, Category, Collective, Place, ReplicaFacts, ThreadError
 
 # -- collectives that only some ranks issue ------------------------------------------------
 
@@ -239,11 +239,26 @@ def test_a_rank_that_died_of_a_shape_mismatch_is_not_blamed_for_dying() -> None:
     assert found(case) == [("shape-mismatch", (2,))]
 
 
-def test_of_two_ranks_the_one_whose_shape_is_new_is_odd() -> None:
+def test_without_a_majority_all_ranks_are_named_whose_shapes_differ() -> None:
+    """A last batch that is shorter than all before it is not the wrong one for that."""
     usual, last = op("all_gather", 14, shape=(8,)), op("all_gather", 14, shape=(5,))
-    assert found(play({0: [usual, usual, last], 1: [usual] * 3})) == [("shape-mismatch", (0,))]
-    assert found(play({0: [usual] * 3, 1: [usual, usual, last]})) == [("shape-mismatch", (1,))]
-    assert found(play({0: [last], 1: [usual]})) == [("shape-mismatch", (1,))]
+    both = [("shape-mismatch", (0, 1))]
+    assert found(play({0: [usual, usual, last], 1: [usual] * 3})) == both
+    assert found(play({0: [usual] * 3, 1: [usual, usual, last]})) == both
+    assert found(play({0: [last], 1: [usual]})) == both
+
+
+def test_of_two_ranks_the_one_to_which_the_code_gives_a_shape_of_its_own_is_named() -> None:
+    code = "batch = load()\nif rank == 0:\n    batch = batch[:5]\ndist.all_gather(out, batch)\n"
+    calls = [
+        replace(
+            op("all_gather", 4, shape=shape),
+            path=(Place("train.py", 4, "", "dist.all_gather(out, batch)"),),
+        )
+        for shape in ((5,), (8,))
+    ]
+    case = play({0: calls[:1], 1: calls[1:]})
+    assert found(replace(case, sources={"train.py": code})) == [("shape-mismatch", (0,))]
 
 
 def test_every_rank_with_a_length_of_its_own_carries_the_same_mistake() -> None:

@@ -256,6 +256,15 @@ def test_what_py_spy_prints_is_read_with_its_variables() -> None:
     assert other == replace(thread, main=False)
 
 
+def test_the_main_thread_of_a_process_in_another_container_is_known_by_its_number_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pyspy, "in_its_container", lambda _pid: (7, "pid:[1]"))
+    rows = [{"os_thread_id": number, "frames": []} for number in (7, 8)]
+
+    assert [t.main for t in pyspy.parse(json.dumps(rows).encode(), 1007)] == [True, False]
+
+
 def test_a_read_that_failed_as_the_process_ran_on_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -38,7 +38,7 @@ from ddp_notebook.model import (
     codec,
 )
 from ddp_notebook.rank.collectives.splits import NotedExchanges
-from ddp_notebook.rank.prepared import job_folder
+from ddp_notebook.rank.prepared import job_folder, processes
 from ddp_notebook.rank.prepared.job_folder import About
 
 
@@ -100,6 +100,37 @@ def test_jobs_that_one_shell_started_at_the_same_time_are_told_apart(
     assert [sorted(of) for of in strayed] == [[0, 1]]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)])
+def test_a_rank_that_starts_the_others_itself_is_in_their_job(order: tuple[int, ...]) -> None:
+    """So does Lightning's own launcher: the script that the user starts is rank 0."""
+    first = about(0, pid=2**22, parent=7)
+    ranks = {0: first} | {
+        rank: dataclasses.replace(
+            about(rank, pid=2**22 + rank, parent=first.pid), parent_began=first.began
+        )
+        for rank in (1, 2)
+    }
+    ranks = {rank: dataclasses.replace(ranks[rank], world_size=3) for rank in ranks}
+
+    jobs = job_folder.by_job(ranks[rank] for rank in order)
+
+    assert [sorted(of) for of in jobs] == [[0, 1, 2]]
+
+
+def test_what_a_job_of_one_rank_starts_is_a_job_of_its_own() -> None:
+    alone = dataclasses.replace(about(0, pid=2**22), world_size=1)
+    ranks = [
+        dataclasses.replace(
+            about(rank, pid=2**22 + 1 + rank, parent=alone.pid), parent_began=alone.began
+        )
+        for rank in range(2)
+    ]
+
+    jobs = job_folder.by_job([alone, *ranks])
+
+    assert [sorted(of) for of in jobs] == [[0], [0, 1]]
+
+
 def test_the_newest_jobs_are_kept() -> None:
     for number in range(job_folder.KEPT_JOBS + 3):
         job_folder.make(about(0, pid=2**22 + number, wall_s=float(number), parent=number))
@@ -142,8 +173,31 @@ def test_a_job_that_runs_in_another_container_is_kept_and_not_said_to_have_ended
 
         (row,) = (each for each in listing.listed() if each.began_s == 0.5)
         assert (row.stuck, row.state) == (None, "runs in another container: ask there")
+        theirs_here = targets.named([str(theirs.pid)])
+        assert theirs_here.about.endswith("it runs in another container: ask there")
+        for ask in (theirs_here.why, theirs_here.where, theirs_here.places, theirs_here.board):
+            with pytest.raises(UsageMistake, match=f"there.*: ddp-notebook why {theirs.pid}$"):
+                ask()
     job_folder.sweep()
     assert 0.5 not in [job.first.wall_s for job in prepared.jobs()]
+
+
+def test_a_process_of_another_container_is_known_by_its_number_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    theirs = dataclasses.replace(about(0, pid=6, wall_s=2.0), pids="pid:[1]")
+    mine = dataclasses.replace(about(0, pid=6, wall_s=1.0), parent=8)
+    for each in (theirs, mine):
+        assert job_folder.make(each, job_folder.root()) is not None
+        (job_folder.root() / f"{each.pid}-{each.began}").rename(
+            job_folder.root() / f"{each.pid}-{each.pids[-4:-1]}"
+        )
+    monkeypatch.setattr(processes, "in_its_container", lambda pid: (pid - 100, "pid:[1]"))
+
+    assert prepared.job_of(106).first == theirs
+    assert prepared.job_of(6).first == mine, "this container's numbers come first"
+    assert prepared.pids() == {6}
+    assert targets.named(["106"]).name == "job 6 (train.py)"
 
 
 def test_a_process_that_has_ended_and_was_not_waited_for_is_called_so() -> None:
@@ -641,6 +695,24 @@ def stranger(*, variable: str = "0") -> subprocess.Popen[bytes]:
     """A process of this user's that is no prepared rank."""
     environment = {**os.environ, "DDP_NOTEBOOK": variable}
     return subprocess.Popen(["sleep", "60"], env=environment)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_rank_that_became_another_user_is_said_to_answer_that_user_alone() -> None:
+    with subprocess.Popen(["sleep", "60"], user=65534) as process:
+        try:
+            began = job_folder.began(process.pid)
+            job_folder.make(dataclasses.replace(about(0, pid=process.pid), began=began))
+            job_folder.make(about(1))
+            (job,) = prepared.jobs()
+            verdict = prepared.why(job)
+        finally:
+            process.kill()
+
+    assert verdict.outcome is Outcome.UNDECIDED
+    doing = f"process {process.pid} runs as user 65534, and answers no other user"
+    assert doing in str(verdict.diagnosis.doing)
+    assert "answers of" not in verdict.basis, "nothing answered"
 
 
 def test_a_rank_that_was_stopped_is_not_waited_for() -> None:

@@ -6,6 +6,7 @@ ranks, the one that continues its earlier pattern; otherwise the source code dec
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -27,6 +28,7 @@ from ddp_notebook.diagnosis.collectives.compare import (
     labels_are_shared,
     moved,
 )
+from ddp_notebook.diagnosis.source_code.singled_out import singled_out
 from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.model import Collective, Ranks, name_ranks
 
@@ -315,6 +317,8 @@ def _mismatch(
             what = Difference.LABEL
         sides = divergence.own, divergence.other
         culprits = _who_mismatches(divergence, a, b)
+        if what is Difference.SHAPE and not divergence.deviation.sure:
+            culprits = _who_has_another_shape(sources, divergence, a, b)
         return Classified(
             Kind.MISMATCH, culprits, *sides, sides, records=(a,), there=b, difference=what
         )
@@ -332,6 +336,19 @@ def _who_mismatches(divergence: Divergence, own: Collective, other: Collective) 
     if own.root is not None and own.root == other.root and own.root in (*ranks, *others):
         return others if own.root in ranks else ranks
     return ranks if min(others) < min(ranks) else others
+
+
+def _who_has_another_shape(
+    sources: Sources, divergence: Divergence, own: Collective, other: Collective
+) -> Ranks:
+    """Without a majority the one that the code gives its own tensor; else all: data has any size.
+
+    A last batch is shorter than all before it, which does not make it the wrong one.
+    """
+    both = divergence.culprits(None)
+    texts = {record.place.text for record in (own, other) if record.place is not None}
+    words = {word for text in texts for word in re.findall(r"[^\W\d]\w*", text)}
+    return singled_out(sources, words, both) or both
 
 
 def _usual(branch: Branch, record: Collective) -> bool:

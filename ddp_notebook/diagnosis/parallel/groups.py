@@ -53,7 +53,9 @@ def other_groups(context: Context) -> Iterator[Finding]:
 def _differ(context: Context, number: int, there: Mapping[int, GroupMade]) -> Finding:
     members = {rank: _what(made) for rank, made in there.items()}
     sides = sorted(by_value(members), key=lambda side: len(side[0]))
-    culprits = outvoted(members)
+    most, second = (len(ranks) for ranks, _ in reversed(sides[-2:]))
+    unseen = len(context.case.ranks) - len(there)
+    culprits = outvoted(members) if most > second + unseen else tuple(there)
     if len(culprits) == len(there):
         culprits = _under_a_condition(context, there) or culprits
     mesh = all(made.of_mesh for made in there.values())

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ddp_notebook.evidence.frames import Frame
 from ddp_notebook.model import cut
+from ddp_notebook.rank.prepared.processes import in_its_container
 
 _TIMEOUT_S = 20.0
 _MOST_BYTES = 16 << 20
@@ -136,7 +138,10 @@ def parse(output: bytes, pid: int) -> tuple[Thread, ...]:
         rows = json.loads(output[:_MOST_BYTES])
     except (ValueError, RecursionError):
         return ()
-    return tuple(_thread(row, pid) for row in _rows(rows))
+    main = [pid]
+    with contextlib.suppress(OSError):
+        main.append(in_its_container(pid)[0])  # py-spy has numbers of the process's own namespace
+    return tuple(_thread(row, main) for row in _rows(rows))
 
 
 def _rows(value: object) -> list[dict[str, Any]]:
@@ -144,7 +149,7 @@ def _rows(value: object) -> list[dict[str, Any]]:
     return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
-def _thread(row: Mapping[str, Any], pid: int) -> Thread:
+def _thread(row: Mapping[str, Any], main_threads: Container[int]) -> Thread:
     frames, variables = [], []
     for each in _rows(row.get("frames")):
         if not isinstance(each.get("line"), int):
@@ -155,5 +160,6 @@ def _thread(row: Mapping[str, Any], pid: int) -> Thread:
         own = _rows(each.get("locals"))
         variables.append({str(v.get("name")): cut(str(v.get("repr")), 200) for v in own})
     name = cut(str(row.get("thread_name") or ""), 100)
-    main = row.get("os_thread_id") == pid or (not row.get("os_thread_id") and name == "MainThread")
+    number = row.get("os_thread_id")
+    main = number in main_threads if number else name == "MainThread"
     return Thread(name, main, tuple(frames), tuple(variables))

@@ -61,6 +61,11 @@ class About:
         return self.parent, self.parent_began, self.attempt, self.script
 
     @property
+    def launches(self) -> tuple[object, ...]:
+        """What `launched` is of the ranks that it starts itself."""
+        return self.pid, self.began, self.attempt, self.script
+
+    @property
     def meets(self) -> str:
         """The address of the rendezvous, from its environment."""
         return meeting_point(self.told or {})
@@ -84,7 +89,11 @@ class Process(Protocol):
 
     @property
     def launched(self) -> tuple[object, ...]:
-        """Equal for all ranks of its job."""
+        """Equal for all ranks of its job, but for one that starts the others."""
+
+    @property
+    def launches(self) -> tuple[object, ...]:
+        """What `launched` is of the ranks that it starts itself."""
 
     @property
     def meets(self) -> str:
@@ -118,7 +127,16 @@ def by_job(found: Iterable[P]) -> list[dict[int, P]]:
 
 
 def _alike(group: Mapping[int, P], process: P) -> bool:
-    return next(iter(group.values())).launched == process.launched
+    """Whether one process started both; or one of them the other, as a rank of the same job."""
+    return any(
+        p.launched == process.launched
+        or (p.world_size == process.world_size and (_starts(p, process) or _starts(process, p)))
+        for p in group.values()
+    )
+
+
+def _starts(one: Process, other: Process) -> bool:
+    return one.launches == other.launched
 
 
 def _lacks(job: Mapping[int, P], group: Mapping[int, P]) -> bool:

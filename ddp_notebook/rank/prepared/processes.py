@@ -47,6 +47,13 @@ def launch_parameters(values: Mapping[str, str]) -> LaunchParameters | None:
     return None
 
 
+def in_its_container(pid: int) -> tuple[int, str]:
+    """The number of a process in its own pid namespace, and that namespace. Raises OSError."""
+    lines = read(pid, "status").splitlines()
+    numbers = next((line.split()[1:] for line in lines if line.startswith("NSpid:")), [str(pid)])
+    return int(numbers[-1]), str(Path(f"/proc/{pid}/ns/pid").readlink())
+
+
 def has_torch(pid: int) -> bool:
     """True of a process of this user's that has loaded torch."""
     try:
