@@ -241,5 +241,6 @@ def test_the_live_steps_stay_inside_their_box_and_say_what_they_are() -> None:
     assert "<svg" not in before["text/html"]
     assert before["text/plain"].endswith("0%")
     assert (
-        "each rank makes the model and tries every batch size, for 12 s so far" in before["text/plain"]
+        "each rank makes the model and tries every batch size, for 12 s so far"
+        in before["text/plain"]
     )
