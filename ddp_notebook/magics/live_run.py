@@ -123,7 +123,9 @@ class LiveRun:
         if self._line is not None:
             self._show_line({"text/plain": how})
             # Only a page that was loaded in mid-run still has the line, and has no output.
-            self._line.end(f"{how} · what the ranks wrote: %ddp_output, what was found: %ddp_why")
+            self._line.end(
+                f"{how} · what a rank wrote: %ddp_output --ranks 0, what was found: %ddp_why"
+            )
 
 
 def _since(run: CellRun) -> str:

@@ -103,6 +103,8 @@ def test_of_eight_ranks_those_refused_for_one_cause_share_a_row_and_the_culprit_
     rest, culprit = board_rows(known)
     assert (rest.ranks, culprit.ranks) == ((0, 1, 2, 3, 4, 6, 7), (5,))
     assert "ranks 0-4,6-7 bring all_reduce" in rest.text
+    shown = model.board_json(board_of(known), 0)["rows"][0]["text"]
+    assert shown.startswith("Mismatch: ranks 0-4,6-7 bring all_reduce")
     assert "rank 5 brings all_reduce" in culprit.text
 
 
