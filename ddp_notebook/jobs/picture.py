@@ -13,6 +13,7 @@ from ddp_notebook.jobs.verdict import Verdict
 from ddp_notebook.model import (
     Activity,
     Board,
+    BoardRow,
     Case,
     Diagnosis,
     RankReport,
@@ -35,13 +36,16 @@ def board(
         shown, case.collectives, shown.with_status(Status.RUNNING), diagnosis, case.sources
     )
     gone = {report.rank for report in case.ranks if _has_ended(report)}
-    rows = tuple(
+    waiting = {report.rank for report in case.ranks if report.activity is Activity.WAITING}
+
+    def word(row: BoardRow) -> str:
         # also those whom a finding names
-        replace(row, word=Role.ENDED.value)
-        if row.status is Status.RUNNING and (over or gone.issuperset(row.ranks))
-        else row
-        for row in board_rows(facts)
-    )
+        if row.status is Status.RUNNING and (over or gone.issuperset(row.ranks)):
+            return Role.ENDED.value
+        waits = row.word == Status.RUNNING.value and waiting.issuperset(row.ranks)
+        return Role.WAITING.value if waits else row.word
+
+    rows = tuple(replace(row, word=word(row)) for row in board_rows(facts))
     return Board(headline, rows, (), shown)
 
 

@@ -11,7 +11,7 @@ reference.py    The reference page, made from the verbs: notebooks/REFERENCE.md.
 register.py     The verbs as IPython's magics: each line is parsed, the verb run, its value given.
 run_display.py  How a notebook shows a cell or script on the ranks: live, then whole.
 tab/            Answers for Tab and Shift-Tab, on the line of a magic and in a cell for ranks.
-terminal_line.py  Progress in a terminal: a line that says what the start of the ranks waits for.
+terminal_line.py  Progress in a terminal: a line that says what a start or a benchmark does.
 ui.py           The objects that a verb uses: the session, the shell, the cell's output, the board.
 verb.py         A verb as a value: everything about one magic.
 verbs/          The verbs, a file or a family each. A new verb: a file there, a line in `VERBS`.

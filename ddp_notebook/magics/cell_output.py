@@ -6,11 +6,12 @@ import io
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from IPython.core.displaypub import CapturingDisplayPublisher
 
+from ddp_notebook.magics.terminal_line import text_line
 from ddp_notebook.views.live_region import LiveRegion
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ class CellOutput:
 
     @contextmanager
     def progress(self, render: Callable[[T | None, float, float], Bundle]) -> Iterator[Watch[T]]:
-        """A region that shows the progress of some work; yields the function that the work calls.
+        """Shows the progress of some work, in a terminal as a line; yields what the work calls.
 
         `render` gets the result so far (None before there is one), the share that is done and the
         seconds since the start. It is called on the drawing thread.
@@ -67,6 +68,9 @@ class CellOutput:
             result = so_far() if so_far is not None else None
             return render(result, done, time.monotonic() - began_s)
 
+        def words() -> str:
+            return " ".join(str(bundle().get("text/plain", "")).split())
+
         def watch(done: float, so_far: Callable[[], T]) -> None:
             nonlocal latest
             latest = (done, so_far)
@@ -75,7 +79,9 @@ class CellOutput:
         region = LiveRegion(self.publisher, bundle, _PROGRESS_INTERVAL_S)
         if self.is_live:
             region.open()
+        line = nullcontext() if self.is_live else text_line(words, sys.stdout, _PROGRESS_INTERVAL_S)
         try:
-            yield watch
+            with line:
+                yield watch
         finally:
             region.close(NOTHING)

@@ -122,7 +122,10 @@ class LiveRun:
     def _end_line(self, how: str) -> None:
         if self._line is not None:
             self._show_line({"text/plain": how})
-            self._line.end(how)
+            # Only a page that was loaded in mid-run still has the line, and has no output.
+            self._line.end(
+                f"{how} · what a rank wrote: %ddp_output --ranks 0, what was found: %ddp_why"
+            )
 
 
 def _since(run: CellRun) -> str:

@@ -1,4 +1,4 @@
-"""Progress in a terminal: a line that says what the start of the ranks waits for."""
+"""Progress in a terminal: a line that says what the start of the ranks or a benchmark does."""
 
 from __future__ import annotations
 
@@ -24,19 +24,30 @@ def _show(text: str, terminal: TextIO) -> None:
 
 @contextmanager
 def progress_line(state: Callable[[], Snapshot], terminal: TextIO) -> Iterator[None]:
-    """Within, the last line of `terminal` shows the progress, with a clock; a file gets nothing."""
+    """Within, the last line of `terminal` shows how the ranks start, with a clock."""
+    began_s = time.monotonic()
+
+    def text() -> str:
+        snapshot = state()
+        seconds = f" · {time.monotonic() - began_s:.0f} s"
+        doing = headline(snapshot) if snapshot.ranks else "starting"
+        return loading_text(snapshot) or doing + seconds
+
+    with text_line(text, terminal, _AGAIN_AFTER_S):
+        yield
+
+
+@contextmanager
+def text_line(text: Callable[[], str], terminal: TextIO, again_after_s: float) -> Iterator[None]:
+    """Within, the last line of `terminal` is `text`, from another thread; a file gets nothing."""
     if not terminal.isatty():
         yield
         return
-    over, began_s = threading.Event(), time.monotonic()
+    over = threading.Event()
 
     def write() -> None:
-        while not over.wait(_AGAIN_AFTER_S):
-            snapshot = state()
-            seconds = f" · {time.monotonic() - began_s:.0f} s"
-            doing = headline(snapshot) if snapshot.ranks else "starting"
-            text = loading_text(snapshot) or doing + seconds
-            _show(text, terminal)
+        while not over.wait(again_after_s):
+            _show(text(), terminal)
 
     writer = threading.Thread(target=write, name="ddp-progress", daemon=True)
     writer.start()

@@ -114,7 +114,8 @@ def board_rows(facts: BoardFacts) -> tuple[BoardRow, ...]:
 def _sameness(row: BoardRow) -> object:
     """Equal for ranks that share a row."""
     return (
-        *(row.role, row.word, row.status, row.stage, row.entering, row.text, row.waits_for),
+        *(row.role, row.word, row.status, row.stage, row.entering, row.waits_for),
+        row.text.replace(_brings(row.ranks), "", 1),
         *(_kind_of_device(row.device), row.host, row.silent),
     )
 
@@ -123,15 +124,22 @@ def _together(rows: Sequence[BoardRow]) -> BoardRow:
     """One row for all; its times are those of the first rank, and of the one silent for longest."""
     if len(rows) == 1:
         return rows[0]
+    ranks = tuple(rank for row in rows for rank in row.ranks)
     return replace(
         rows[0],
-        ranks=tuple(rank for row in rows for rank in row.ranks),
+        ranks=ranks,
+        text=rows[0].text.replace(_brings(rows[0].ranks), _brings(ranks), 1),
         device=_kind_of_device(rows[0].device),
         pid=0,
         age_s=max(row.age_s for row in rows),
         since_ns=min((row.since_ns for row in rows if row.since_ns), default=0),
         heard_ns=min((row.heard_ns for row in rows if row.heard_ns), default=0),
     )
+
+
+def _brings(ranks: Ranks) -> str:
+    """What a refused rank's error says of itself."""
+    return verb(ranks, "brings", "bring")
 
 
 def _kind_of_device(device: str) -> str:

@@ -68,15 +68,16 @@ _BEFORE = re.compile(r"^\s*(?:rank|line|step)?[\s=:]*", re.IGNORECASE)
 
 
 def number(answer: Any) -> float:
-    """A number, also as a text such as ``1/4`` or ``line 12``.
+    """A number, also as a text such as ``1/4``, ``75 %`` or ``line 12``.
 
     It may be the only element of a list, an array or a tensor.
     """
     value = answer
     try:
         if isinstance(value, str):
-            value, _, divisor = _BEFORE.sub("", value).partition("/")
-            return float(value) / float(divisor or 1)
+            value, percent, _ = _BEFORE.sub("", value).rstrip().partition("%")
+            value, _, divisor = value.partition("/")
+            return float(value) / float(divisor or 1) / (100 if percent else 1)
         if isinstance(value, (list, tuple)):
             (value,) = value
         if isinstance(value, bool):
@@ -101,9 +102,32 @@ def whole_number(answer: Any) -> int:
     return int(value)
 
 
-def a_rank(answer: Any) -> int:
-    """The number of a rank: ``2``, or ``"rank 2"``."""
-    return whole_number(answer)
+def number_in(*units: str) -> Callable[[Any], float]:
+    """A number, also as a text with one of these units behind it: ``"2 MB"``."""
+    unit = re.compile(rf"\s*(?:{'|'.join(map(re.escape, units))})\s*$", re.IGNORECASE)
+
+    def read(answer: Any) -> float:
+        return number(unit.sub("", answer) if isinstance(answer, str) else answer)
+
+    return read
+
+
+def _number_of(kind: str) -> Callable[[Any], int]:
+    """A whole number, also as a text with what it is the number of, which must be `kind`."""
+
+    def read(answer: Any) -> int:
+        before = _BEFORE.match(answer) if isinstance(answer, str) else None
+        named = before[0].strip(" \t=:").casefold() if before else ""
+        if named not in ("", kind):
+            raise WrongAnswer(f"a {kind} is asked for, and {shown(answer)} is none.")
+        return whole_number(answer)
+
+    return read
+
+
+a_rank = _number_of("rank")
+"""The number of a rank: ``2``, or ``"rank 2"``, and not ``"line 2"``."""
+a_line = _number_of("line")
 
 
 _BETWEEN_RANKS = re.compile(r"[\s,;&()\[\]{}]+|\bands?\b|\branks?\b")
@@ -155,9 +179,14 @@ def with_passed(
 def two(
     what: str, read: Callable[[Any], Value], read_second: Callable[[Any], Other]
 ) -> Callable[[Any], tuple[Value, Other]]:
-    """Two values in their order; `what` is how they are asked for: ``(rank, line)``."""
+    """Two values in their order; `what` is how they are asked for: ``(rank, line)``.
+
+    A text will do, with a comma between them.
+    """
 
     def read_both(answer: Any) -> tuple[Value, Other]:
+        if isinstance(answer, str):
+            answer = [value.strip(" '\"") for value in answer.strip(" ()[]").split(",")]
         if not (isinstance(answer, (tuple, list)) and len(answer) == 2):
             raise WrongAnswer(f"two values are asked for, {what}, and {shown(answer)} is not that.")
         return read(answer[0]), read_second(answer[1])

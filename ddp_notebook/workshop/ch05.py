@@ -7,6 +7,7 @@ from typing import Any
 
 from ddp_notebook.model import Ranks, name_ranks
 from ddp_notebook.workshop.answers import (
+    a_line,
     a_rank,
     by_rank,
     image_numbers,
@@ -96,7 +97,7 @@ def who_would_be_named(answer: Ranks) -> str:
     )
 
 
-@exercise("5.4", two("(rank, line)", a_rank, whole_number))
+@exercise("5.4", two("(rank, line)", a_rank, a_line))
 def where_their_ways_part(answer: tuple[int, int]) -> str:
     """The last rank leaves out a loss that is not a number, and with it an all_reduce."""
     rank, line = answer

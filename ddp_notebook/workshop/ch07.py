@@ -7,7 +7,7 @@ import statistics
 from typing import Any
 
 from ddp_notebook.bench.results import BenchPoint, Curve
-from ddp_notebook.workshop.answers import AS_IT_IS, near, number, parts, shown
+from ddp_notebook.workshop.answers import AS_IT_IS, near, number, number_in, parts, shown
 from ddp_notebook.workshop.check import WrongAnswer, exercise
 
 _FACTOR = 2.0
@@ -151,7 +151,7 @@ def bus_bandwidths(answer: list[float]) -> str:
     )
 
 
-@exercise("7.4", number)
+@exercise("7.4", number_in("MB", "MiB", "megabytes"))
 def bucket_size(size: float) -> str:
     """2 MB: fewer pay too much latency, more leave too much for the end."""
     if size == 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp_notebook.workshop.answers import a_rank, shown, text, two, whole_number
+from ddp_notebook.workshop.answers import a_line, a_rank, shown, text, two, whole_number
 from ddp_notebook.workshop.check import NOTEBOOK, WrongAnswer, exercise
 
 STEPS = 100
@@ -84,7 +84,7 @@ def the_first_that_differs(answer: tuple[int, str]) -> str:
     )
 
 
-@exercise("10.3", two("(rank, line)", a_rank, whole_number))
+@exercise("10.3", two("(rank, line)", a_rank, a_line))
 def the_first_that_is_no_number(answer: tuple[int, int]) -> str:
     """Infinity is a number yet; infinity by infinity is none."""
     rank, line = answer
@@ -116,7 +116,7 @@ def the_first_that_is_no_number(answer: tuple[int, int]) -> str:
     )
 
 
-@exercise("10.4", two("(line, step)", whole_number, whole_number))
+@exercise("10.4", two("(line, step)", a_line, whole_number))
 def where_the_ranks_part(answer: tuple[int, int]) -> str:
     """All but rank 1 leave the loop in its third pass."""
     line, step = answer

@@ -193,9 +193,14 @@ def opened(
         yield notebook
     finally:
         page.screenshot(path=picture)
-        for kernel in _api(page, lab, "GET").json():
-            _api(page, lab, "DELETE", f"/{kernel['id']}")
+        end_kernels(page, lab)
         page.context.close()
+
+
+def end_kernels(page: Page, lab: Lab) -> None:
+    """End all kernels of the server, and what they have started."""
+    for kernel in _api(page, lab, "GET").json():
+        _api(page, lab, "DELETE", f"/{kernel['id']}")
 
 
 def _api(page: Page, lab: Lab, method: str, path: str = "") -> Any:

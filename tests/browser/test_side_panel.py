@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from boards import Board
-from labs import SLOW, Lab, opened
+from labs import SLOW, Lab, end_kernels, opened
 from playwright.sync_api import Browser, expect
+from support import eventually
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -141,3 +142,30 @@ def test_the_board_stands_beside_the_notebook_and_comes_back_after_a_reload(
         expect(panels).to_have_count(1)
         Board(panels).await_roles(*["ready"] * 4)
         expect(page.get_by_role("tab", name="DDP ranks: ranks")).to_be_visible()
+
+
+def test_a_notebook_opened_again_without_its_kernel_has_no_lost_panel_and_shows_no_error(
+    lab: Lab, browser: Browser, tmp_path: Path
+) -> None:
+    cells = [CELLS[LOAD], "%ddp_init -n 2 --board side", "%ddp_board --here"]
+    with opened(lab, browser, cells, tmp_path / "last.png") as notebook:
+        page = notebook.page
+        notebook.run(LOAD)
+        notebook.start(INIT)
+        Board(page.locator(".jupyterlab-sidecar")).await_roles("ready", "ready")
+        expect(notebook.run(2).locator(".ddpb-row")).to_have_count(2)
+        page.keyboard.press("Control+s")
+        saved = lab.root / "ranks.ipynb"
+        eventually(lambda: "ddp-still-" in saved.read_text("utf-8"), what="it is saved")
+        workspaces = lab.workspaces
+        eventually(lambda: any("ranks.ipynb" in w.read_text("utf-8") for w in workspaces.iterdir()))
+        end_kernels(page, lab)
+        page.reload()
+        expect(notebook.cells.nth(2).locator(".ddp-board")).to_be_visible()
+        lost = page.get_by_text("Error displaying widget")
+        expect(lost.first).to_be_attached()  # Jupyter has looked for the widget
+        for each in lost.all():
+            expect(each).to_be_hidden()
+        expect(page.locator(".jupyterlab-sidecar")).to_have_count(0)
+        expect(page.get_by_role("tab", name="DDP ranks")).to_have_count(0)
+        page.screenshot(path=tmp_path / "reopened.png")

@@ -116,6 +116,15 @@ test("the time for which a rank was held is no time of the collective", () => {
   assert.equal(store.seen(1, 2e6, 4e6).length, 1, "it is seen while it is held");
 });
 
+test("while ranks wait for another, none of them is called the last to arrive", () => {
+  const store = filled([[0, 0, 0, 0, 100, 0, ISSUED], [1, 0, 0, 0, 700, 0, ISSUED]]);
+  for (const rank of [0, 1]) {
+    const words = store.describe(store.rows.get(rank).list[0], 5e6).at(-1);
+    assert.match(words, /^waits for/);
+    assert.doesNotMatch(words, /last to arrive|for rank/);
+  }
+});
+
 test("a collective that was freed late does not squeeze the others", () => {
   const store = filled([[0, 0, 0, 0, 1000, 2000, DONE, 0], [0, 1, 0, 1, 3000, 89e6, FREED, 0]]);
   const view = new board.Window();

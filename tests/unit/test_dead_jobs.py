@@ -356,6 +356,12 @@ def test_a_rank_that_has_ended_well_is_not_shown_as_dead_or_never_launched() -> 
         assert 'class="ddp-strip"' not in board_view.html(board)
 
 
+def test_a_rank_of_a_job_of_others_that_waits_is_not_called_running() -> None:
+    waits = RankReport(0, Activity.WAITING, "collective", "all_reduce", initialized=True)
+    case = Case((waits, RankReport(1, Activity.BUSY, initialized=True)))
+    assert [row.word for row in picture.board(case, "job 7").rows] == ["waiting", "running"]
+
+
 @pytest.mark.parametrize("activity", list(Activity))
 def test_of_a_job_of_others_no_stage_of_set_up_is_claimed(activity: Activity) -> None:
     case = Case((RankReport(0, activity, initialized=True),))

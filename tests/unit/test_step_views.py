@@ -104,6 +104,15 @@ def test_break_even_is_said_in_words() -> None:
         assert words in " ".join(text(replace(RESULT, break_even=value)).split())
 
 
+def test_a_rate_as_high_as_that_of_one_rank_within_the_noise_is_not_called_higher() -> None:
+    crowded = tuple(
+        replace(point, alone_us=point.step_us * 1.1 / RESULT.world_size) for point in RESULT.points
+    )
+    said = " ".join(text(replace(RESULT, points=crowded, others_cpu=1.5)).split())
+    assert "At batch 8, 32, 128 whether 4 ranks process more samples" in said
+    assert "at every batch" not in said
+
+
 def test_what_ended_it_early_comes_first() -> None:
     shown = text(CUT).split("\n\n")[1]
     assert shown.startswith("Rank 1 died. What was measured until then:")
@@ -232,5 +241,6 @@ def test_the_live_steps_stay_inside_their_box_and_say_what_they_are() -> None:
     assert "<svg" not in before["text/html"]
     assert before["text/plain"].endswith("0%")
     assert (
-        "each rank makes the model and tries every batch size, since 12 s" in before["text/plain"]
+        "each rank makes the model and tries every batch size, for 12 s so far"
+        in before["text/plain"]
     )

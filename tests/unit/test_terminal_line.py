@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from ddp_notebook.magics import terminal_line
+from ddp_notebook.magics import cell_output, terminal_line
+from ddp_notebook.magics.cell_output import CellOutput
 from ddp_notebook.magics.terminal_line import progress_line
 from ddp_notebook.model import Loading, RankState, Snapshot
+from ddp_notebook.views.bench.live import live_steps
 
 S = 1_000_000_000
 
@@ -45,6 +49,19 @@ def test_a_terminal_says_what_the_start_waits_for_and_is_clean_afterwards(
     *_, blank, after = terminal.getvalue().split("\r")
     assert (blank.strip(), after) == ("", "")
     assert "\x1b" not in terminal.getvalue(), "not every terminal knows escape codes"
+
+
+def test_a_terminal_says_what_a_benchmark_does_before_its_first_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cell_output, "_PROGRESS_INTERVAL_S", 0.001)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    output = CellOutput(SimpleNamespace(display_pub=None))
+    with output.progress(lambda so_far, done, s: live_steps("net", so_far, done, s)):
+        assert terminal.wrote.wait(10)
+        assert "training steps of net: each rank makes the model" in terminal.getvalue()
+    assert terminal.getvalue().split("\r")[-2].strip() == ""
 
 
 def test_a_file_gets_no_progress() -> None:

@@ -14,6 +14,8 @@ PERFECT = 1.05
 _SPREAD_FAIR, _SPREAD_NOISY = 0.15, 0.3
 """Half of the range of the middle half of the steps, as a share of their median."""
 _LEAST_STEPS = 8
+NOISE = {Trust.GOOD: 0.05, Trust.FAIR: _SPREAD_FAIR, Trust.NOISY: _SPREAD_NOISY}
+"""Two rates that are not further apart than this share cannot be told apart."""
 
 
 def judge(result: StepBenchResult) -> tuple[Trust, tuple[str, ...]]:

@@ -82,7 +82,7 @@ export class Store {
     for (const { list } of this.rows.values()) this.first = Math.min(this.first, calledAt(list[0]));
   }
 
-  /** One collective of several ranks: when the last of them issued it, and which that was. */
+  /** One collective of several ranks: when the last issued it, and which; known once it is `over`. */
   join(slice) {
     const kind = this.kinds[slice[KIND]];
     if (!kind || kind[PEER] >= 0 || ["paused", "refused", "freed"].includes(PHASES[slice[PHASE]])) return;
@@ -93,6 +93,7 @@ export class Store {
     slice[COLLECTIVE] = collective;
     collective.first = Math.min(collective.first, slice[ISSUED]);
     if (slice[ISSUED] > collective.last) [collective.last, collective.lastRank] = [slice[ISSUED], slice[RANK]];
+    collective.over ||= PHASES[slice[PHASE]] === "done";
     if (this.collectives.size > MOST_COLLECTIVES) this.collectives.delete(this.collectives.keys().next().value);
   }
 
@@ -168,9 +169,10 @@ export class Store {
     lines.push(`${how} ${formatSpan(endOf(slice, now) - slice[ISSUED])}`);
     if (slice[HELD]) lines.splice(-1, 0, `paused for ${formatSpan(slice[HELD])} before it: that is no time of the collective`);
     const collective = slice[COLLECTIVE];
-    if (collective && collective.size > 1 && collective.last > slice[ISSUED])
+    if (!collective?.over) return lines;
+    if (collective.last > slice[ISSUED])
       lines[lines.length - 1] += ` · waited ${formatSpan(collective.last - slice[ISSUED])} for rank ${collective.lastRank}`;
-    else if (collective && collective.lastRank === slice[RANK] && collective.last > collective.first)
+    else if (collective.lastRank === slice[RANK] && collective.last > collective.first)
       lines[lines.length - 1] += ` · last to arrive, ${formatSpan(collective.last - collective.first)} after the first`;
     return lines;
   }

@@ -449,7 +449,7 @@ class Timeline {
     if (phase === "paused") fill("paused", x0, x1, top, tall);
     else if (phase === "issued") fill("wait", x0, x1, top, tall);
     else if (phase === "done") {
-      if (collective?.size > 1 && this.x(collective.last) > x0 + 1) from = Math.min(this.x(collective.last), x1);
+      if (this.x(collective?.last) > x0 + 1) from = Math.min(this.x(collective.last), x1);
       if (from > x0) fill("wait", x0, from, top, tall);
       fill(TONES[kind?.[OPERATION]] ?? "d", from, Math.max(x1, from + 1.5), top, tall);
     } else if (phase === "freed") fill("idle", x0, Math.max(x1, x0 + 3), top + tall / 3, tall / 3);
@@ -459,8 +459,8 @@ class Timeline {
 
   /** Arrow heads at the last to arrive: on top, so that one rank of a thousand is seen. */
   drawMarks(brush, colours) {
-    for (const { size, first, last, lastRank } of this.page.store.collectives.values()) {
-      if (size < 2 || last < this.window.from || last > this.window.to || last - first < 0.02 * this.window.span) continue;
+    for (const { over, first, last, lastRank } of this.page.store.collectives.values()) {
+      if (!over || last < this.window.from || last > this.window.to || last - first < 0.02 * this.window.span) continue;
       const [x, y] = [this.x(last), (lastRank + 0.5) * this.rowHeight];
       brush.beginPath();
       brush.moveTo(x, y);

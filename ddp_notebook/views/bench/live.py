@@ -46,7 +46,9 @@ def live_steps(
     plot = _bars(points[-_MOST_BARS:]) if points else ""
     about = f"training steps of {what}"
     if not done:
-        about += f": each rank makes the model and tries every batch size, since {elapsed_s:.0f} s"
+        about += (
+            f": each rank makes the model and tries every batch size, for {elapsed_s:.0f} s so far"
+        )
     return _bundle(about, done, left_s, plot)
 
 

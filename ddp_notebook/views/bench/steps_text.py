@@ -110,6 +110,14 @@ def _adds(point: StepPoint) -> str:
 
 def _break_even(result: StepBenchResult) -> str:
     ranks = f"{result.world_size} ranks"
+    noise = trust.NOISE[trust.judge(result)[0]]
+    gains = {p.batch: p.efficiency * result.world_size - 1 for p in result.main_points}
+    close = ", ".join(str(batch) for batch, gain in gains.items() if abs(gain) < noise)
+    if close:
+        return (
+            f"At batch {close} whether {ranks} process more samples per second than a single rank "
+            "cannot be told from noise."
+        )
     if result.break_even is None:
         return f"{ranks} process fewer samples per second than a single rank, at every batch."
     if not result.break_even:
