@@ -22,7 +22,7 @@ from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.environment import loopback_interface, rank_environment
 from ddp_notebook.launch.process_groups import end_sessions
-from ddp_notebook.launch.session_folder import let_go, make_folder, sweep_stale_folders
+from ddp_notebook.launch.session_folder import Held, make_folder, sweep_stale_folders
 from ddp_notebook.launch.shared_memory import remove_orphans
 from ddp_notebook.model import (
     Event,
@@ -70,8 +70,8 @@ class Processes:
         self.options = options
         self.devices = devices
         self.record = record
-        self.folder, self._held = make_folder()
-        self._made = self.folder.stat()
+        self._held = make_folder()
+        self.folder = self._held.path
         self.fork_server = fork_server
         self._on_lost = on_lost
         self._started_s = time.time()
@@ -88,7 +88,7 @@ class Processes:
         """How many processes the kernel had killed for lack of memory when something began."""
         with contextlib.ExitStack() as undo:  # nothing is left where the rest cannot be made
             undo.callback(self._remove_folder)
-            fork_server.own(str(self.folder))
+            fork_server.own(self.folder)
             self.output_folder.mkdir(mode=0o700)
             self.logs = CollectiveLogs(self.output_folder)
             """The collective logs of the ranks."""
@@ -368,7 +368,7 @@ class Processes:
         Empty also once the session ends, which removes it.
         """
         started = any(state.stage is not None for state in self.record.snapshot.ranks)
-        return "" if self._closing else _gone(self.folder, self._made, started)
+        return "" if self._closing else _gone(self._held, started)
 
     def _need_folder(self, meanwhile: str) -> None:
         _need_current_folder(meanwhile)
@@ -399,9 +399,8 @@ class Processes:
         return stays
 
     def _remove_folder(self) -> None:
-        if _is_there(self.folder, self._made):
-            shutil.rmtree(self.folder, ignore_errors=True)
-        let_go(self._held)
+        self._held.remove()
+        self._held.let_go()
 
     @staticmethod
     def sweep_stale_folders() -> None:
@@ -418,7 +417,8 @@ class Processes:
         if rank == CONTROLLER:
             self._on_lost(f"The ipyparallel controller (pid {pid}) ended, {exit_text(code)}.")
             return
-        _remove_files_of(pid, self.folder, self.output_folder)
+        if self._held.is_there:
+            _remove_files_of(pid, self.folder, self.output_folder)
         self._say(
             RankExited(
                 rank=rank,
@@ -457,10 +457,10 @@ class Processes:
         self._on_lost("The fork server that started the ranks ended.")
 
 
-def _gone(folder: Path, made: os.stat_result, started: bool) -> str:
+def _gone(held: Held, started: bool) -> str:
     """What is gone of a session's folder that new ranks need; empty if nothing is."""
-    cleaner = "perhaps one that cleans temporary files."
-    if not _is_there(folder, made):
+    folder, cleaner = held.path, "perhaps one that cleans temporary files."
+    if not held.is_there:
         return (
             f"The session's temporary folder {folder} is gone: another program removed or "
             f"renamed it, {cleaner} Ranks cannot be asked any more."
@@ -473,14 +473,6 @@ def _gone(folder: Path, made: os.stat_result, started: bool) -> str:
         f"Files of the session are gone from {folder} ({missing}): another program "
         f"removed them, {cleaner} No rank can be started there any more."
     )
-
-
-def _is_there(folder: Path, made: os.stat_result) -> bool:
-    """True while the folder's name leads to the folder that was made, and to no other one."""
-    try:
-        return os.path.samestat(folder.stat(), made)
-    except OSError:
-        return False
 
 
 def _remove_files_of(pid: int, folder: Path, output_folder: Path) -> None:
