@@ -39,7 +39,25 @@ def test_a_full_disk_kills_no_rank_and_is_said(cramped: Session) -> None:
     (note,) = [note for note in cramped.status().notes if "not recorded" in note]
     assert note.startswith("Ranks 0-1: Collectives are not recorded, nor compared: no room in /")
     assert "File too large" in note
-    assert not cramped.why().findings
+    why = cramped.why()
+    assert not why.findings and not why.proven
+    assert why.headline == "No problem found, but not everything could be looked at."
+    (known,) = why.notes
+    assert known.startswith("Collectives of ranks 0-1 are not recorded (ranks 0-1: no room in /")
+    assert "not known whether they match" in known
+
+    cramped.run_cell(TRAINING).raise_for_error()
+    assert cramped.why().notes == (known,) and not cramped.why().findings
+
+
+TRAINING = """
+model = DDP(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+"""
 
 
 def test_a_script_prints_on_where_its_output_has_no_room_and_a_folder_that_is_gone_is_said(

@@ -31,9 +31,11 @@ from ddp_notebook.model import (
     Ranks,
     RankSpawned,
     Status,
+    agree,
+    format_ranks,
     name_ranks,
 )
-from ddp_notebook.rank.rank_process import multiprocessing_folder
+from ddp_notebook.rank.rank_process import multiprocessing_folder, questions_of
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.processes.awake import KeptAwake
 from ddp_notebook.session.processes.collective_logs import CollectiveLogs
@@ -48,6 +50,8 @@ from ddp_notebook.state.descriptions import exit_text
 _LAST_WORDS_BYTES = 4000
 _REGISTER_GRACE_S = 30.0
 
+_LISTENING = (Status.READY, Status.RUNNING)
+"""Ranks that answer questions, for they are past set-up."""
 _SOCKETS = ("events.sock", "orders.sock")
 _CONNECTION = "security/ipcontroller-ddp-engine.json"
 """The controller writes it; an engine finds the controller by it."""
@@ -370,6 +374,15 @@ class Processes:
         started = any(state.stage is not None for state in self.record.snapshot.ranks)
         return "" if self._closing else _gone(self._held, started)
 
+    @property
+    def unasked(self) -> str:
+        """Says which ranks cannot be asked, as their sockets were removed; empty if not so."""
+        if self._closing or self.script is not None:
+            return ""
+        ready = (s.rank for s in self.record.snapshot.ranks if s.status in _LISTENING)
+        ranks = tuple(rank for rank in ready if not questions_of(self.folder, rank).exists())
+        return _unasked(self.folder, ranks) if ranks else ""
+
     def _need_folder(self, meanwhile: str) -> None:
         _need_current_folder(meanwhile)
         gone = self.folder_gone
@@ -472,6 +485,15 @@ def _gone(held: Held, started: bool) -> str:
     return (
         f"Files of the session are gone from {folder} ({missing}): another program "
         f"removed them, {cleaner} No rank can be started there any more."
+    )
+
+
+def _unasked(folder: Path, ranks: Ranks) -> str:
+    names = ", ".join(questions_of(folder, rank).name for rank in ranks)
+    return (
+        f"{name_ranks(ranks).capitalize()} cannot be asked: another program removed {names} from "
+        f"{folder}, perhaps one that cleans temporary files. So it is not known what "
+        f"{agree(ranks, 'it does', 'they do')}. New processes can be asked: %ddp_restart --ranks {format_ranks(ranks)}"
     )
 
 
