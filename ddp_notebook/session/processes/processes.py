@@ -492,8 +492,9 @@ def _unasked(folder: Path, ranks: Ranks) -> str:
     names = ", ".join(questions_of(folder, rank).name for rank in ranks)
     return (
         f"{name_ranks(ranks).capitalize()} cannot be asked: another program removed {names} from "
-        f"{folder}, perhaps one that cleans temporary files. So it is not known what "
-        f"{agree(ranks, 'it does', 'they do')}. New processes can be asked: %ddp_restart --ranks {format_ranks(ranks)}"
+        f"{folder}, perhaps one that cleans temporary files. So what "
+        f"{agree(ranks, 'it does', 'they do')} is not known. New processes can be asked: "
+        f"%ddp_restart --ranks {format_ranks(ranks)}"
     )
 
 
