@@ -231,7 +231,8 @@ class Observer(Component):
             return None
 
     def _say_limited(self, what: str, error: OSError) -> str:
-        cannot = "no file can be made" if error.errno == errno.ENOENT else "no room"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        cannot = "no room" if full else "no file can be made"
         why = f"{cannot} in {self.process.folder} ({error.strerror})"
         self.process.events.emit(model.Limited, text=f"{what}: {why}.")
         return why

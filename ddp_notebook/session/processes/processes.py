@@ -478,6 +478,11 @@ def _gone(held: Held, started: bool) -> str:
             f"The session's temporary folder {folder} is gone: another program removed or "
             f"renamed it, {cleaner} Ranks cannot be asked any more."
         )
+    if not os.access(folder, os.W_OK):
+        return (
+            f"The session's temporary folder {folder} cannot be written to any more, as on a file "
+            "system that became read-only. No rank can be started there."
+        )
     needed = (*_SOCKETS, _CONNECTION) if started else _SOCKETS
     missing = ", ".join(name for name in needed if not (folder / name).exists())
     if not missing:
