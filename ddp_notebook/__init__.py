@@ -13,7 +13,7 @@ do not know each other (checked by import-linter, see pyproject.toml):
     rank | diagnosis | views         what runs on a rank; the rules; text, HTML and plots
     launch                           starts processes
     state | bench | faults           pure: state from events; plans and statistics; the fault lab
-    errors | files                   what a wrong call raises; files of others, with care
+    errors | files | replaced        wrong calls; files of others, with care; what was replaced
     model                            values
 
 Importing this package imports none of them: every rank imports it, and `%load_ext` is

@@ -26,6 +26,7 @@ from ddp_notebook import autoload as _autoload  # noqa: F401
 from ddp_notebook.jobs import prepared
 from ddp_notebook.jobs.prepared import Job
 from ddp_notebook.jobs.verdict import Verdict
+from ddp_notebook.launch.session_folder import remove
 from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.views import findings
 
@@ -33,6 +34,7 @@ _MARK = "ddp_may_hang"
 _LOOK_EVERY_S = 0.5
 _LASTS_S = 1.5
 """For so long a finding must stand: what ends by itself meanwhile is the test's own affair."""
+_MADE = pytest.StashKey[tuple[Path, os.stat_result]]()
 _HUNG = pytest.StashKey[Verdict | None]()
 _HAS_HUNG = "The ranks of this test hung, and were ended."
 _OF_RANKS = "What was wrong with the ranks of this test"
@@ -79,7 +81,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Have the ranks of tests prepare themselves, in a folder of this run's."""
     config.addinivalue_line("markers", f"{_MARK}: the ranks of this test may wait for ever")
     # A socket's path is short, wherever temporary folders are.
-    os.environ[job_folder.FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="ddp-pytest-", dir=_parent())
+    folder = Path(tempfile.mkdtemp(prefix="ddp-pytest-", dir=_parent()))
+    config.stash[_MADE] = (folder, folder.stat())
+    os.environ[job_folder.FOLDER_VARIABLE] = str(folder)
     os.environ["DDP_NOTEBOOK"] = "1"
 
 
@@ -87,9 +91,11 @@ def _parent() -> str:
     return "/tmp" if Path("/tmp").is_dir() else tempfile.gettempdir()  # noqa: S108
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
     """Leave nothing."""
-    shutil.rmtree(os.environ.pop(job_folder.FOLDER_VARIABLE, ""), ignore_errors=True)
+    if _MADE in config.stash:  # not what the variable says now: a test may have changed it
+        remove(*config.stash[_MADE])
+    os.environ.pop(job_folder.FOLDER_VARIABLE, None)
     os.environ.pop("DDP_NOTEBOOK", None)
 
 

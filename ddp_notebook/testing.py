@@ -186,6 +186,11 @@ class FakeProcesses(Processes):
         return True
 
     @property
+    def unasked(self) -> str:
+        """All ranks can be asked."""
+        return ""
+
+    @property
     def folder_gone(self) -> str:
         """Nothing is: no rank needs it."""
         return ""

@@ -277,13 +277,14 @@ def diagnose_training(
         return Diagnosis()
     context = Context(Case((), collectives=collectives), Sources(sources), facts)
     findings, notes = _findings(context, _of_ended(facts.values()))
-    if any(of.broken and not of.collectives for of in facts.values()):
+    if any((of.broken or of.unrecorded) and not of.collectives for of in facts.values()):
         findings = []  # that ranks exchanged nothing may only seem so
     if broken := {rank: cut(of.broken, _LONGEST_ERROR) for rank, of in facts.items() if of.broken}:
         notes.append(
             "What this run trained is known in part only: counting failed, and stops until the "
             f"ranks restart ({said_by(broken)}): please report this."
         )
+    notes += _unrecorded({rank: of.unrecorded for rank, of in facts.items()})
     return Diagnosis(tuple(folded(findings)), None, len(facts), notes=tuple(notes))
 
 
@@ -371,9 +372,20 @@ def _diagnosis(case: Case, findings: list[Finding], notes: Sequence[str]) -> Dia
         {e.rank: doing(e) for e in case.ranks},
         case.world_size,
         unsure="" if findings else failures.unsure(case, {}, "", ()),
-        notes=tuple(notes),
+        notes=(*notes, *_unrecorded({e.rank: e.unrecorded for e in case.ranks})),
         remarks=case.remarks,
     )
+
+
+def _unrecorded(why: Mapping[int, str]) -> list[str]:
+    """That nothing is known of the collectives of these ranks, by why; empty where that is no."""
+    known = {rank: cut(text, _LONGEST_ERROR) for rank, text in why.items() if text}
+    if not known:
+        return []
+    return [
+        f"Collectives of {name_ranks(known)} are not recorded ({said_by(known)}), so it is not "
+        "known whether they match. A process that starts once that is changed records them."
+    ]
 
 
 def _with_coordinates(case: Case, finding: Finding) -> Finding:

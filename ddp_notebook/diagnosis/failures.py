@@ -189,11 +189,13 @@ def _stores(case: Case) -> tuple[str, ...]:
 
 def unsure(case: Case, waited_s: Mapping[int, float], title: str, pending: Ranks) -> str:
     """Why no findings prove nothing: ranks wait, failed, or are in `title`; empty for proof."""
-    waiting = case.where(Activity.WAITING, Activity.SILENT)
-    if waiting:
+    waiting, silent = case.where(Activity.WAITING), case.where(Activity.SILENT)
+    if waiting or silent:
         longest_s = max((waited_s.get(rank, 0.0) for rank in waiting), default=0.0)
         long = f" for {longest_s:.1f} s" if longest_s else ""
-        return f"No problem found so far: {verb(waiting, 'waits', 'wait')}{long}."
+        waits = f"{verb(waiting, 'waits', 'wait')}{long}" if waiting else ""
+        no_answer = verb(silent, "does not answer", "do not answer") if silent else ""
+        return f"No problem found so far: {'; '.join(filter(None, (waits, no_answer)))}."
     if pending:
         least_s = min(waited_s.get(rank, 0.0) for rank in pending)
         long = f", on the same line for {least_s:.0f} s" if least_s >= _LONG_S else ""

@@ -86,7 +86,7 @@ class ForkServerClient:
         self._lock = threading.Lock()
         self._unsent: list[bytes] | None = None
         """Commands to send once the forked server reports; None as soon as they can be sent."""
-        self._listens_at: int | None = None
+        self._listens_at: tuple[int, int] | None = None
         """The socket of our own server, which it cannot remove when it is killed."""
         self._process = self._begin()
         threading.Thread(target=self._read, name="ddp-forkserver", daemon=True).start()
@@ -207,9 +207,9 @@ class ForkServerClient:
                 return
         self._send({"cmd": "signal", "pid": pid, "signal": int(number)})
 
-    def own(self, path: str) -> None:
-        """Have the fork server remove the folder `path` when this process is gone."""
-        self._send({"cmd": "own", "path": path})
+    def own(self, folder: Path) -> None:
+        """Have the fork server remove this folder when this process is gone."""
+        self._send({"cmd": "own", "path": str(folder), "inode": folder.stat().st_ino})
 
     def on_loading(self, handler: Callable[[float], None]) -> None:
         """Call `handler` with the share of torch that is loaded: now, on each change, finally 1."""

@@ -4,7 +4,7 @@ It reads commands from standard input and writes events to a pipe of its own, as
 
     <- {"cmd": "spawn", "tag": n, "spec": {...}}        see child.py
     <- {"cmd": "signal", "pid": p, "signal": s}         to a child of ours only
-    <- {"cmd": "own", "path": folder}                   remove it when the session is gone
+    <- {"cmd": "own", "path": folder, "inode": i}       remove it when the session is gone
     <- {"cmd": "reset"}                                 end all children of the session
     -> {"event": "loading", "done": s}                  a share, 0 to 1, while torch is loaded
     -> {"event": "ready", "threads": n, "import_s": t, "mode": "fork"}
@@ -30,7 +30,6 @@ import gc
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -48,7 +47,7 @@ from ddp_notebook.launch.preload import (
     draw_together,
 )
 from ddp_notebook.launch.process_groups import GRACE_S, end_sessions, kill_members, send_signal
-from ddp_notebook.launch.session_folder import hold, let_go
+from ddp_notebook.launch.session_folder import Held, hold
 from ddp_notebook.launch.shared_fork_server import Client, ListeningSocket
 from ddp_notebook.launch.shared_memory import remove_orphans
 
@@ -117,8 +116,8 @@ class ForkServer:
         """Nothing belongs to the notebook's session yet."""
         self.started_s = time.time()
         self.children: dict[int, subprocess.Popen[bytes] | None] = {}
-        self.folders: dict[str, int] = {}
-        """The session's folders, each with the descriptor that holds it."""
+        self.folders: list[Held] = []
+        """The session's folders."""
         self.orphaned: dict[int, float] = {}
         """Sessions whose leader is dead, and until when their members may end by themselves."""
 
@@ -223,12 +222,12 @@ class ForkServer:
     def serve_only(self, client: Client) -> None:
         """In the child: be the fork server of the notebook that asked."""
         # First of all, so that an error here cannot end the parent's children and folders.
-        held = self.folders.values()
-        self.children, self.folders, self.orphaned = {}, {}, {}
+        held = self.folders
+        self.children, self.folders, self.orphaned = {}, [], {}
         os.setsid()
         self.close_fds()
-        for descriptor in held:
-            let_go(descriptor)
+        for folder in held:
+            folder.let_go()
         self.commands, self.events, _, self.notebook = client
         client.introduce()
         self.idle_modules = []  # importing them here would copy more shared pages than it saves
@@ -259,7 +258,7 @@ class ForkServer:
             case "signal" if command["pid"] in self.children:
                 send_signal(command["pid"], command["signal"])
             case "own":
-                self.folders[command["path"]] = hold(Path(command["path"]))
+                self.folders.append(hold(Path(command["path"]), command["inode"]))
             case "reset":
                 self.end()
                 self.begin_session()
@@ -283,8 +282,8 @@ class ForkServer:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self.close_fds()
-            for held in self.folders.values():
-                let_go(held)
+            for held in self.folders:
+                held.let_go()
             gc.enable()
             child.start(spec, os.getppid())
         finally:  # in the server's own frames it would end the session's other processes
@@ -350,10 +349,11 @@ class ForkServer:
                 select.select([self.wake_read], [], [], max(0.0, deadline - time.monotonic()))
                 self.reap()
         end_sessions({*leaders, *self.orphaned})
-        remove_orphans(self.folders, self.started_s, wait_s=1.0)
-        for folder, held in self.folders.items():
-            shutil.rmtree(folder, ignore_errors=True)
-            let_go(held)
+        names = [str(folder.path) for folder in self.folders]
+        remove_orphans(names, self.started_s, wait_s=1.0)
+        for folder in self.folders:
+            folder.remove()
+            folder.let_go()
 
 
 def main(mode: str, python_path: Sequence[str], address: str, listener: int, events: int) -> None:

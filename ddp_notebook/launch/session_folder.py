@@ -16,6 +16,7 @@ import stat
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 from ddp_notebook.launch.shared_memory import remove_orphans
 
@@ -31,8 +32,37 @@ _UMASK = (
 _LONGEST_PARENT_BYTES = 60
 
 
-def make_folder() -> tuple[Path, int]:
-    """Create a session's folder; returns it and the descriptor that locks it until closed.
+class Held(NamedTuple):
+    """A folder that stays locked, and known, until it is let go, whatever its path leads to."""
+
+    path: Path
+    lock: int
+    """Locks it; -1 where it cannot be locked."""
+    itself: int
+    """The folder, so that no later one has its inode; -1 where it was gone already."""
+
+    @property
+    def is_there(self) -> bool:
+        """True while its path leads to this folder, and to no other one."""
+        try:
+            return self.itself >= 0 and os.path.samestat(self.path.stat(), os.fstat(self.itself))
+        except OSError:
+            return False
+
+    def remove(self) -> None:
+        """Remove it, if it still stands at its path."""
+        if self.itself >= 0:
+            remove(self.path, os.fstat(self.itself))
+
+    def let_go(self) -> None:
+        """Lock it no longer."""
+        for descriptor in (self.lock, self.itself):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def make_folder() -> Held:
+    """Create a session's folder, locked until it is let go.
 
     Raises OSError where it cannot be made, or where the umask would lock its own user out.
     """
@@ -44,18 +74,48 @@ def make_folder() -> tuple[Path, int]:
     new.touch(mode=0o600)
     held = _locked(new, exclusive=False)
     new.rename(folder / _LOCK)  # last, so that no process finds it without its lock
-    return folder, held
+    return Held(folder, held, _opened(folder))
 
 
-def hold(folder: Path) -> int:
-    """A descriptor that locks the folder until closed; -1 if it cannot be locked."""
-    return _locked(folder / _LOCK, exclusive=False)
+def hold(folder: Path, inode: int) -> Held:
+    """Lock a folder that another process made, if that one still stands there."""
+    itself = _opened(folder)
+    if itself >= 0 and os.fstat(itself).st_ino != inode:
+        os.close(itself)
+        itself = -1
+    lock = _locked(folder / _LOCK, exclusive=False) if itself >= 0 else -1
+    return Held(folder, lock, itself)
 
 
-def let_go(held: int) -> None:
-    """Close a descriptor that locked a folder."""
-    if held >= 0:
-        os.close(held)
+def remove(folder: Path, made: os.stat_result) -> None:
+    """Remove the folder that was `made`, and none that another has put in its place."""
+    itself = _opened(folder)
+    if itself < 0:
+        return
+    try:
+        now = os.fstat(itself)
+        if not os.path.samestat(now, made) or now.st_uid != made.st_uid:
+            return
+        with os.scandir(itself) as entries:
+            names = [entry.name for entry in entries]
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=itself)
+                continue
+            shutil.rmtree(name, ignore_errors=True, dir_fd=itself)
+        folder.rmdir()  # one that is not empty is another's
+    except OSError:  # it was removed or renamed meanwhile, or may not be removed
+        pass
+    finally:
+        os.close(itself)
+
+
+def _opened(folder: Path) -> int:
+    """A descriptor of the folder itself; -1 for a link, or for none."""
+    try:
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return -1
 
 
 def sweep_stale_folders() -> None:
@@ -65,6 +125,7 @@ def sweep_stale_folders() -> None:
     """
     for folder in (path for parent in parents() for path in parent.glob(f"{FOLDER_PREFIX}*")):
         with contextlib.suppress(OSError):
+            made = folder.lstat()
             if not is_private(folder):
                 continue
             held = _locked(folder / _LOCK, exclusive=True)
@@ -72,7 +133,7 @@ def sweep_stale_folders() -> None:
                 continue
             try:
                 remove_orphans((str(folder),), os.fstat(held).st_mtime)
-                shutil.rmtree(folder, ignore_errors=True)
+                remove(folder, made)
             finally:
                 os.close(held)
 

@@ -307,15 +307,16 @@ class ListeningSocket:
         remove(self.address, self._file)
 
 
-def file_of(address: str) -> int | None:
+def file_of(address: str) -> tuple[int, int] | None:
     """Identifies the socket at `address`, to tell it from a later one; None without one."""
     try:
-        return Path(address).stat().st_ino if address else None
+        status = Path(address).lstat() if address else None
     except OSError:
         return None
+    return (status.st_dev, status.st_ino) if status is not None else None
 
 
-def remove(address: str, file: int | None) -> None:
+def remove(address: str, file: tuple[int, int] | None) -> None:
     """Remove a socket, if it is still the one that was there, and an empty folder."""
     if file is not None and file_of(address) == file:
         with contextlib.suppress(OSError):

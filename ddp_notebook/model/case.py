@@ -300,6 +300,8 @@ class RankReport:
     """The keys that it has set itself in this run, the last ones."""
     run: int = 0
     """The session's number of its current or last cell or script."""
+    unrecorded: str = ""
+    """Why its collectives are not recorded; empty where they are."""
     replicas: tuple[ReplicaFacts, ...] = ()
     """Its DistributedDataParallel objects: what was counted in this run, without tensors."""
 

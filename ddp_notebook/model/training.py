@@ -413,6 +413,8 @@ class RunFacts:
     """What was omitted, and why."""
     broken: str = ""
     """The error of ours after which this process counts no more."""
+    unrecorded: str = ""
+    """Why this process records no collectives; empty where it does."""
 
 
 class StepPart(StrEnum):

@@ -80,6 +80,7 @@ class ControlSocket(Component):
         self._answer = answer
         self._listener: socket.socket | None = None
         self._pid = 0
+        self._made: os.stat_result | None = None
 
     def attach(self) -> None:
         """Listen from now on. Where that cannot be, this process can only not be asked."""
@@ -95,6 +96,7 @@ class ControlSocket(Component):
             with reachable(self.path) as address:
                 listener.bind(address)
             self.path.chmod(0o600)
+            self._made = self.path.lstat()
             listener.listen(64)
         except OSError:
             listener.close()
@@ -110,8 +112,9 @@ class ControlSocket(Component):
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._leave()
-            with contextlib.suppress(OSError):
-                self.path.unlink()
+            with contextlib.suppress(OSError):  # where another process listens by now, it stays
+                if self._made is not None and os.path.samestat(self.path.lstat(), self._made):
+                    self.path.unlink()
 
     def _leave(self) -> None:
         listener, self._listener = self._listener, None

@@ -336,6 +336,21 @@ def test_a_restart_whose_folder_was_removed_says_so_at_once_and_init_starts_agai
         folder.rmdir()
 
 
+def test_a_rank_whose_socket_was_removed_is_not_called_well_and_a_new_process_answers(
+    session: Session,
+) -> None:
+    session.run_cell("x = torch.ones(1)\ndist.all_reduce(x)").raise_for_error()
+    (processes_of(session).folder / "ask-1").unlink()
+    session.run_cell("dist.all_reduce(x)").raise_for_error()
+    why = session.why()
+    assert not why.findings and not why.proven
+    (note,) = why.notes
+    assert note.startswith("Rank 1 cannot be asked: another program removed ask-1 from ")
+    assert note.endswith("%ddp_restart --ranks 1")
+    session.restart((1,))
+    assert session.why().headline == "No problem found." and session.why().proven
+
+
 def test_a_folder_that_the_end_of_the_session_removed_is_nobody_elses_deed(
     session: Session,
 ) -> None:

@@ -165,7 +165,7 @@ def test_when_who_is_asked_does_not_answer_a_server_is_started(
     assert isinstance(second._process, ForkedServer) and second.pid == 0
     folder = tmp_path / "session"
     folder.mkdir()
-    second.own(str(folder))  # told before there is anybody to tell it to
+    second.own(folder)  # told before there is anybody to tell it to
     if how == "it is killed":
         os.kill(first.pid, signal.SIGKILL)
     assert ready(second).ready.result()["import_s"] > 0
@@ -174,6 +174,23 @@ def test_when_who_is_asked_does_not_answer_a_server_is_started(
     assert not folder.exists()
     if how == "it is stopped":
         os.kill(first.pid, signal.SIGCONT)
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_a_server_that_ends_removes_its_folder_and_not_what_stands_there_now(
+    servers: Any, tmp_path: Path
+) -> None:
+    own, replaced, server = tmp_path / "own", tmp_path / "replaced", ready(servers())
+    for folder in (own, replaced):
+        folder.mkdir()
+        (folder / "file").touch()
+        server.own(folder)
+    replaced.rename(tmp_path / "renamed")
+    replaced.mkdir()
+    (replaced / "of another").touch()
+    server.close()
+    assert not own.exists() and (replaced / "of another").exists()
+    assert (tmp_path / "renamed" / "file").exists()
 
 
 @pytest.mark.usefixtures("without_torch")

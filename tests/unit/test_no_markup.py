@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hostile import as_json, changed, places
 from pages import Page
+from test_bench_views import RUN as CURVES
+from test_doctor_report import REPORT
+from test_mesh_layout import layout
 from test_mutations import BASELINE, BASELINE_RUN, NOW, RUN
+from test_step_views import RESULT
+from test_variable_table import number, table, tensor
+from test_views_findings import HELD_BACK
 
 from ddp_notebook.archive.format import KEY
 from ddp_notebook.archive.replay import Replay
@@ -21,9 +28,13 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs.stacks import of_reports
 from ddp_notebook.model import OutputGroup, OutputItem, OutputKind
 from ddp_notebook.session import BenchResult
+from ddp_notebook.views import doctor, step_table, variables
+from ddp_notebook.views.bench.live import live_bundle, live_steps
+from ddp_notebook.views.bench.steps_text import html as steps_html
 from ddp_notebook.views.bench.table import table_html
 from ddp_notebook.views.notebook import mime_bundle
 from ddp_notebook.views.output import live
+from ddp_notebook.views.training import mesh
 
 EVIL = "</td></title></style></pre></script><script>alert('1')</script>\"' onload=a()><img src=x>"
 ADDRESS = re.compile(r"(data:image/|https://|#)")
@@ -97,6 +108,60 @@ def test_no_text_of_a_benchmark_is_markup(tmp_path: Path) -> None:
             before = BenchResult.read(path)
             result = BenchResult.of(NOW, before)
             for html in (table_html(before, ()), table_html(result, result.compared())):
+                no_markup(html)
+                shown += EVIL.partition("'")[0] in Page(html).text
+    assert shown, "none of it was shown: this would pass without a check"
+
+
+def with_evil(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """`value` with one text in it replaced, for each; also where it is a name in a mapping."""
+    if type(value) is str:
+        yield at, EVIL
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            for place, own in with_evil(getattr(value, field.name), (*at, field.name)):
+                yield place, dataclasses.replace(value, **{field.name: own})
+    elif type(value) is tuple:
+        for index, each in enumerate(value):
+            for place, own in with_evil(each, at):
+                yield place, (*value[:index], own, *value[index + 1 :])
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            for place, own in with_evil(each, at):
+                yield place, {**value, key: own}
+            if type(key) is str:
+                yield (*at, "name"), {EVIL if k == key else k: v for k, v in value.items()}
+
+
+VALUES: dict[str, tuple[Any, Callable[[Any], str]]] = {
+    "variables": (
+        table((number(1.0), tensor(1.0, digest="d")), (number(2.0), tensor(2.0, digest="e"))),
+        variables.html,
+    ),
+    "doctor": (REPORT, doctor.html),
+    "steps": (HELD_BACK, step_table.html),
+    "mesh": (layout(), mesh.html),
+    "training steps": (RESULT, steps_html),
+    "picture of training steps": (
+        RESULT,
+        lambda result: live_steps(result.model, result, 0.5, 3.0)["text/html"],
+    ),
+    "picture of a benchmark": (
+        CURVES,
+        lambda run: live_bundle(run, 0.5, 3.0)["text/html"],
+    ),
+}
+
+
+@pytest.mark.parametrize("shown_as", VALUES)
+def test_no_text_of_a_value_is_markup(shown_as: str) -> None:
+    value, html_of = VALUES[shown_as]
+    seen, shown = set(), 0
+    for place, evil in with_evil(value):
+        if place not in seen:
+            seen.add(place)
+            with contextlib.suppress(KeyError, ValueError):  # a word of ours, which names a case
+                html = html_of(evil)
                 no_markup(html)
                 shown += EVIL.partition("'")[0] in Page(html).text
     assert shown, "none of it was shown: this would pass without a check"

@@ -16,8 +16,8 @@ from ddp_notebook.launch import session_folder
 from ddp_notebook.launch.session_folder import (
     FOLDER_PREFIX,
     hold,
-    let_go,
     make_folder,
+    remove,
     sweep_stale_folders,
 )
 
@@ -31,14 +31,54 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_folder_goes_when_all_that_held_it_have_ended(temporary: Path) -> None:
-    folder, kernel = make_folder()
-    fork_server = hold(folder)
+    kernel = make_folder()
+    folder = kernel.path
+    fork_server = hold(folder, folder.stat().st_ino)
     for held in (kernel, fork_server):
         sweep_stale_folders()
         assert folder.exists()
-        let_go(held)
+        held.let_go()
     sweep_stale_folders()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("by", ["another folder", "a link to another folder"])
+def test_another_folder_that_stands_in_the_place_of_ours_is_not_removed(
+    by: str, temporary: Path, tmp_path: Path
+) -> None:
+    held = make_folder()
+    (held.path / "log").mkdir()
+    ours, made = held.path.rename(temporary / "renamed"), held.path
+    theirs = made if by == "another folder" else tmp_path
+    theirs.mkdir(mode=0o700, exist_ok=True)
+    (theirs / "thesis.tex").write_text("years of work")
+    if theirs != made:
+        made.symlink_to(theirs)
+    assert not held.is_there
+    held.remove()
+    remove(made, ours.stat())
+    assert (theirs / "thesis.tex").exists() and (ours / "log").exists()
+    late = hold(made, ours.stat().st_ino)  # the fork server, which was told of ours
+    assert not late.is_there
+    late.remove()
+    late.let_go()
+    held.let_go()
+    assert (theirs / "thesis.tex").exists()
+
+
+def test_a_folder_is_removed_with_all_that_is_in_it_and_nothing_that_is_linked(
+    temporary: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    held = make_folder()
+    (held.path / "deep" / "deeper").mkdir(parents=True)
+    (held.path / "deep" / "deeper" / "file").touch()
+    (held.path / "link").symlink_to(tmp_path / "kept")
+    (held.path / "deep" / "link").symlink_to(tmp_path / "kept")
+    held.remove()
+    held.let_go()
+    assert not held.path.exists() and (tmp_path / "kept" / "file").exists()
 
 
 def test_a_folder_goes_when_its_notebook_was_killed(temporary: Path) -> None:
@@ -58,14 +98,15 @@ def test_a_living_folder_stays_when_the_clock_was_set_or_in_another_container(
     temporary: Path,
 ) -> None:
     """What decides is a lock: no time and no process number is compared."""
-    folder, held = make_folder()
+    held = make_folder()
+    folder = held.path
     os.utime(folder / "lock", (0, 0))
     code = "from ddp_notebook.launch.session_folder import sweep_stale_folders as s; s()"
     elsewhere = ["unshare", "--pid", "--fork"] if os.getuid() == 0 else []
     environment = {**os.environ, "TMPDIR": str(temporary)}
     subprocess.run([*elsewhere, sys.executable, "-c", code], env=environment, check=True)
     assert folder.exists()
-    let_go(held)
+    held.let_go()
 
 
 def _link_to_zero(folder: Path) -> None:
@@ -98,8 +139,9 @@ def test_what_stands_in_a_folder_of_that_name_neither_blocks_nor_fills_a_noteboo
 def test_a_folder_that_others_can_write_to_or_that_is_a_link_is_not_opened(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, held = make_folder()
-    let_go(held)
+    held = make_folder()
+    folder = held.path
+    held.let_go()
     linked = temporary / f"{FOLDER_PREFIX}link"
     folder.rename(temporary / "elsewhere").chmod(0o777)
     linked.symlink_to(temporary / "elsewhere")

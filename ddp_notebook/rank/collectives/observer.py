@@ -79,6 +79,8 @@ class Observer(Component):
         """Where collectives are recorded now; None while none are, as after a defect of ours."""
         self.broken = ""
         """Why it disabled itself; empty while it works."""
+        self.unrecorded = ""
+        """Why there is no file for records; empty where there is one."""
         self.pending: deque[tuple[int, Any]] = deque(maxlen=_MOST_PENDING)
         """Number and work of each collective that was not seen to be done yet."""
         self.run = 0
@@ -115,8 +117,7 @@ class Observer(Component):
         try:
             self.log = self._file = LogWriter(self.process.collective_log)
         except OSError as error:
-            self.disable(error)
-            self._say_limited("Collectives are not recorded, nor compared", error)
+            self.unrecorded = self._say_limited("Collectives are not recorded, nor compared", error)
 
     def leave_log(self) -> None:
         """In a forked child: the file is that of its parent."""
@@ -229,10 +230,12 @@ class Observer(Component):
             self._say_limited("Collectives of a group are not compared before they are sent", error)
             return None
 
-    def _say_limited(self, what: str, error: OSError) -> None:
-        cannot = "no file can be made" if error.errno == errno.ENOENT else "no room"
+    def _say_limited(self, what: str, error: OSError) -> str:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        cannot = "no room" if full else "no file can be made"
         why = f"{cannot} in {self.process.folder} ({error.strerror})"
         self.process.events.emit(model.Limited, text=f"{what}: {why}.")
+        return why
 
     def observed(self, inner: Any, new: torch_private.NewGroup) -> Any:
         """The observed group around `inner`, which torch has just made of `new`."""

@@ -116,6 +116,7 @@ class Reporter:
             key_test=wait.test,
             keys_set=watched.store_keys.set_by_me(),
             run=self._observer.run,
+            unrecorded=self._observer.unrecorded or self._observer.broken,
             replicas=watched.summary.counts(),
         )
 

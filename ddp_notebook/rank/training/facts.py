@@ -92,8 +92,9 @@ class RunSummary:
             sharded_without_optimizer=self._without_optimizer(),
             split=replace(tracker.split.facts(), data_ranks=self._data_ranks()),
         )
-        broken = tracker.broken or self._observer.broken
-        return replace(facts, notes=tuple(digester.notes), broken=broken)
+        observer = self._observer
+        broken, unrecorded = tracker.broken or observer.broken, observer.unrecorded
+        return replace(facts, notes=tuple(digester.notes), broken=broken, unrecorded=unrecorded)
 
     def _without_optimizer(self) -> tuple[int, ...]:
         optimizers = [tracked.ref() for tracked in list(self._tracker.optimizers.values())]

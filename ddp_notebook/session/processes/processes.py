@@ -22,7 +22,7 @@ from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.environment import loopback_interface, rank_environment
 from ddp_notebook.launch.process_groups import end_sessions
-from ddp_notebook.launch.session_folder import let_go, make_folder, sweep_stale_folders
+from ddp_notebook.launch.session_folder import Held, make_folder, sweep_stale_folders
 from ddp_notebook.launch.shared_memory import remove_orphans
 from ddp_notebook.model import (
     Event,
@@ -31,9 +31,11 @@ from ddp_notebook.model import (
     Ranks,
     RankSpawned,
     Status,
+    agree,
+    format_ranks,
     name_ranks,
 )
-from ddp_notebook.rank.rank_process import multiprocessing_folder
+from ddp_notebook.rank.rank_process import multiprocessing_folder, questions_of
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.processes.awake import KeptAwake
 from ddp_notebook.session.processes.collective_logs import CollectiveLogs
@@ -48,6 +50,8 @@ from ddp_notebook.state.descriptions import exit_text
 _LAST_WORDS_BYTES = 4000
 _REGISTER_GRACE_S = 30.0
 
+_LISTENING = (Status.READY, Status.RUNNING)
+"""Ranks that answer questions, for they are past set-up."""
 _SOCKETS = ("events.sock", "orders.sock")
 _CONNECTION = "security/ipcontroller-ddp-engine.json"
 """The controller writes it; an engine finds the controller by it."""
@@ -70,8 +74,8 @@ class Processes:
         self.options = options
         self.devices = devices
         self.record = record
-        self.folder, self._held = make_folder()
-        self._made = self.folder.stat()
+        self._held = make_folder()
+        self.folder = self._held.path
         self.fork_server = fork_server
         self._on_lost = on_lost
         self._started_s = time.time()
@@ -88,7 +92,7 @@ class Processes:
         """How many processes the kernel had killed for lack of memory when something began."""
         with contextlib.ExitStack() as undo:  # nothing is left where the rest cannot be made
             undo.callback(self._remove_folder)
-            fork_server.own(str(self.folder))
+            fork_server.own(self.folder)
             self.output_folder.mkdir(mode=0o700)
             self.logs = CollectiveLogs(self.output_folder)
             """The collective logs of the ranks."""
@@ -368,7 +372,16 @@ class Processes:
         Empty also once the session ends, which removes it.
         """
         started = any(state.stage is not None for state in self.record.snapshot.ranks)
-        return "" if self._closing else _gone(self.folder, self._made, started)
+        return "" if self._closing else _gone(self._held, started)
+
+    @property
+    def unasked(self) -> str:
+        """Says which ranks cannot be asked, as their sockets were removed; empty if not so."""
+        if self._closing or self.script is not None:
+            return ""
+        ready = (s.rank for s in self.record.snapshot.ranks if s.status in _LISTENING)
+        ranks = tuple(rank for rank in ready if not questions_of(self.folder, rank).exists())
+        return _unasked(self.folder, ranks) if ranks else ""
 
     def _need_folder(self, meanwhile: str) -> None:
         _need_current_folder(meanwhile)
@@ -399,9 +412,8 @@ class Processes:
         return stays
 
     def _remove_folder(self) -> None:
-        if _is_there(self.folder, self._made):
-            shutil.rmtree(self.folder, ignore_errors=True)
-        let_go(self._held)
+        self._held.remove()
+        self._held.let_go()
 
     @staticmethod
     def sweep_stale_folders() -> None:
@@ -418,7 +430,8 @@ class Processes:
         if rank == CONTROLLER:
             self._on_lost(f"The ipyparallel controller (pid {pid}) ended, {exit_text(code)}.")
             return
-        _remove_files_of(pid, self.folder, self.output_folder)
+        if self._held.is_there:
+            _remove_files_of(pid, self.folder, self.output_folder)
         self._say(
             RankExited(
                 rank=rank,
@@ -457,13 +470,18 @@ class Processes:
         self._on_lost("The fork server that started the ranks ended.")
 
 
-def _gone(folder: Path, made: os.stat_result, started: bool) -> str:
+def _gone(held: Held, started: bool) -> str:
     """What is gone of a session's folder that new ranks need; empty if nothing is."""
-    cleaner = "perhaps one that cleans temporary files."
-    if not _is_there(folder, made):
+    folder, cleaner = held.path, "perhaps one that cleans temporary files."
+    if not held.is_there:
         return (
             f"The session's temporary folder {folder} is gone: another program removed or "
             f"renamed it, {cleaner} Ranks cannot be asked any more."
+        )
+    if not os.access(folder, os.W_OK):
+        return (
+            f"The session's temporary folder {folder} cannot be written to any more, as on a file "
+            "system that became read-only. No rank can be started there."
         )
     needed = (*_SOCKETS, _CONNECTION) if started else _SOCKETS
     missing = ", ".join(name for name in needed if not (folder / name).exists())
@@ -475,12 +493,14 @@ def _gone(folder: Path, made: os.stat_result, started: bool) -> str:
     )
 
 
-def _is_there(folder: Path, made: os.stat_result) -> bool:
-    """True while the folder's name leads to the folder that was made, and to no other one."""
-    try:
-        return os.path.samestat(folder.stat(), made)
-    except OSError:
-        return False
+def _unasked(folder: Path, ranks: Ranks) -> str:
+    names = ", ".join(questions_of(folder, rank).name for rank in ranks)
+    return (
+        f"{name_ranks(ranks).capitalize()} cannot be asked: another program removed {names} from "
+        f"{folder}, perhaps one that cleans temporary files. So what "
+        f"{agree(ranks, 'it does', 'they do')} is not known. New processes can be asked: "
+        f"%ddp_restart --ranks {format_ranks(ranks)}"
+    )
 
 
 def _remove_files_of(pid: int, folder: Path, output_folder: Path) -> None:

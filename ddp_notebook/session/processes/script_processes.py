@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import threading
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_notebook.launch import out_of_memory
+from ddp_notebook.launch.session_folder import remove
 from ddp_notebook.model import CellFinished, Event, Output, OutputKind, RankExited, Ranks, codec
 from ddp_notebook.rank.calls import Script
 from ddp_notebook.rank.rank_process import questions_of, started_in, streams_of
@@ -93,6 +93,7 @@ class ScriptProcesses:
         """The session's own processes are the ranks again."""
         self._oom_kills = out_of_memory.kills()
         folder.mkdir(mode=0o700)
+        self._made = folder.stat()
         self.started_ranks = StartedRanks(started_in(folder), len(ranks), lambda: self._is_over)
         """The ranks that these processes have started themselves."""
         self._sent: dict[tuple[int, OutputKind], int] = {}
@@ -156,7 +157,7 @@ class ScriptProcesses:
         with self._telling:
             self._given_back = True
         self._places.take_back(self.ranks)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove(self._folder, self._made)
 
     def _hear(self, events: Sequence[Event]) -> None:
         """Events of the processes; those of a dead one were already read from its files."""

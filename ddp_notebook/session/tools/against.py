@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ddp_notebook.diagnosis.against import compare
 from ddp_notebook.errors import UsageMistake
+from ddp_notebook.launch.session_folder import remove
 from ddp_notebook.model import Ranks
 from ddp_notebook.model.against import trail
 from ddp_notebook.model.against.comparison import Comparison
@@ -99,12 +99,12 @@ class AgainstOne:
     @contextlib.contextmanager
     def _folder(self, name: str) -> Iterator[Path]:
         folder = self._pool.need("--against").folder / name
-        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
+        made = folder.stat()
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder, made)
 
 
 def _compare(folder: Path, names: list[str], alone: Callable[[str], CellResult]) -> Comparison:

@@ -46,10 +46,11 @@ class Why:
     def diagnose(self) -> Diagnosis:
         """`Session.why`."""
         diagnosis = self._diagnose()
-        if not (gone := self._set_up.need("%ddp_why").processes.folder_gone):
-            return diagnosis
-        note = f"{gone} Start again: %ddp_init --replace"
-        return replace(diagnosis, notes=(note, *diagnosis.notes))
+        processes = self._set_up.need("%ddp_why").processes
+        note = processes.unasked
+        if gone := processes.folder_gone:
+            note = f"{gone} Start again: %ddp_init --replace"
+        return replace(diagnosis, notes=(note, *diagnosis.notes)) if note else diagnosis
 
     def _diagnose(self) -> Diagnosis:
         case = self.case("%ddp_why")
@@ -191,7 +192,8 @@ class Why:
         wrong_result = post_run.examine(current.run, current.cluster, current.logs)
         if wrong_result is None:
             return self._with_remarks(diagnosis, current)
-        return replace(diagnosis, findings=wrong_result.findings, notes=wrong_result.notes)
+        notes = tuple(dict.fromkeys((*diagnosis.notes, *wrong_result.notes)))
+        return replace(diagnosis, findings=wrong_result.findings, notes=notes)
 
     def _with_remarks(self, diagnosis: Diagnosis, controller: RunController) -> Diagnosis:
         """For a run without a problem: whether a rank is slow, or ranks have started ranks."""
