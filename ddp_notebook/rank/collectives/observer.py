@@ -318,7 +318,8 @@ class ObservedGroup(dist.ProcessGroup):
     """
 
     def __init__(self, group: _Group) -> None:
-        rank, size = group.inner.rank(), group.inner.size()
+        rank: int = group.inner.rank()
+        size: int = group.inner.size()
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub
         self.ddp_notebook_group = group
         self.ddp_notebook_rank, self.ddp_notebook_size = rank, size
