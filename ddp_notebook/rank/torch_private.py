@@ -164,13 +164,15 @@ def send_together(is_ours: Callable[[Any], bool]) -> bool:
 
     @functools.wraps(batch)
     def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> Any:
-        well_formed = bool(p2p_op_list) and all(isinstance(e, dist.P2POp) for e in p2p_op_list)
-        groups = {operation.group for operation in p2p_op_list} if well_formed else set()
-        group: Any = next(iter(groups), None) or dist.group.WORLD
-        if len(groups) != 1 or not is_ours(group):  # torch says what is wrong
+        first = p2p_op_list[0] if p2p_op_list and isinstance(p2p_op_list, list) else None
+        if not isinstance(first, dist.P2POp):  # torch says what is wrong
             return batch(p2p_op_list)
-        device = p2p_op_list[0].tensor.device
-        if not group._get_backend(device).supports_coalescing:
+        group: Any = first.group or dist.group.WORLD
+        device = first.tensor.device
+        if not is_ours(group) or not group._get_backend(device).supports_coalescing:
+            return batch(p2p_op_list)
+        well_formed = all(isinstance(each, dist.P2POp) for each in p2p_op_list)
+        if not well_formed or len({operation.group for operation in p2p_op_list}) != 1:
             return batch(p2p_op_list)
         with together(group, device, async_ops=True) as sent:
             for operation in p2p_op_list:

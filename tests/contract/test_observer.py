@@ -187,6 +187,7 @@ def test_a_group_that_the_observer_is_around_is_torchs_in_every_other_way(ranks:
         "assert dist.get_backend() == 'gloo' and dist.get_world_size() == 4\n"
         "assert dist.get_process_group_ranks(group) == [0, 1, 2, 3]\n"
         "assert group.group_name == '0'\n"
+        "assert (group.rank(), group.size()) == (rank, 4)\n"
         "gathered = [torch.zeros(1) for _ in range(4)]\n"
         "dist.all_gather(gathered, torch.tensor([float(rank)]))\n"
         "assert torch.cat(gathered).tolist() == [0, 1, 2, 3]\n"
@@ -212,6 +213,7 @@ def test_a_group_that_the_observer_is_around_is_torchs_in_every_other_way(ranks:
         "half = dist.new_group([0, 1])\n"
         "if rank < 2:\n"
         "    dist.all_reduce(torch.ones(1), group=half)\n"
+        "    assert (half.rank(), half.size()) == (rank, 2)\n"
         "    dist.destroy_process_group(half)\n"
         "dist.barrier()",
     )

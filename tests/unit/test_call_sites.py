@@ -10,7 +10,7 @@ import pytest
 
 from ddp_notebook.model import Part
 from ddp_notebook.rank.collectives import call_sites
-from ddp_notebook.rank.collectives.call_sites import CallSite, CallSites
+from ddp_notebook.rank.collectives.call_sites import Caller, CallSite, CallSites
 from ddp_notebook.rank.inspect.frames import UserCode
 
 SITES = CallSites(UserCode())
@@ -88,6 +88,26 @@ def test_ways_that_take_turns_through_one_line_are_looked_up_once_each(
     assert found == found[:2] * 3
 
 
+def _of_a_module(module: str, code: str, **names: object) -> Callable[[], CallSite]:
+    """The function `call` of this code, in a library's module."""
+    values = {"__name__": module, "sites": SITES, "sys": sys, **names}
+    exec(compile(code, f"/site-packages/{module}.py", "exec"), values)
+    return values["call"]  # type: ignore[return-value]
+
+
+def test_who_calls_is_told_apart_where_one_line_of_the_users_calls_both() -> None:
+    through = "def call(): return it()\n"
+    operator = _of_a_module("torch._ops", "def call(): return sites.site(sys._getframe())\n")
+    asked = {
+        ALL_REDUCE: Caller.USER,
+        _of_a_module("library", through, it=ALL_REDUCE): Caller.LIBRARY,
+        operator: Caller.OPERATOR_OF_USER,
+        _of_a_module("library", through, it=operator): Caller.OPERATOR_OF_LIBRARY,
+    }
+    for _ in range(2):  # as they are looked up, and as they are remembered
+        assert {call: call().caller for call in asked} == asked
+
+
 def recursive(depth: int) -> CallSite:
     return recursive(depth - 1) if depth else reduce_it()
 
@@ -114,6 +134,17 @@ def test_what_the_engine_reduces_belongs_to_the_backward_that_is_under_way() -> 
     assert before is after and (before.api, before.part) == ("backward", Part.BACKWARD)
     assert lines(before)[-1] == "backward" and not before.variables
     assert ENGINE().part is None, "it is over"
+
+
+def test_a_backward_on_the_same_way_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of a pipeline has one for each micro-batch."""
+    ENGINE()  # its code is known from now on
+    found = []
+    for turn in range(4):
+        if turn == 2:
+            monkeypatch.setattr(SITES, "_look_up", lambda *_: pytest.fail("looked up again"))
+        found.append((backward, lambda: backward())[turn % 2]())
+    assert found == found[:2] * 2 and found[0][0] is not found[1][0]
 
 
 def test_a_backward_within_a_backward_does_not_take_its_place() -> None:

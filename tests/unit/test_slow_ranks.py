@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 from ddp_notebook.diagnosis.steps.slow import slow_ranks
 from ddp_notebook.model import (
     Diagnosis,
+    PipelinePart,
     Place,
     RankState,
     Remark,
@@ -19,7 +21,12 @@ from ddp_notebook.model import (
     StepTimes,
     TimedStep,
 )
+from ddp_notebook.rank.collectives.call_sites import CallSites
+from ddp_notebook.rank.inspect.frames import UserCode
 from ddp_notebook.rank.training import step_marks
+from ddp_notebook.rank.training.parallel import pipelining_private
+from ddp_notebook.rank.training.parallel.pipelines import Pipelines
+from ddp_notebook.rank.training.step_marks import StepMarks
 from ddp_notebook.rank.training.step_times import steps
 from ddp_notebook.state.board_rows import BoardFacts, board_of
 from ddp_notebook.views import findings
@@ -245,3 +252,25 @@ def test_what_waits_in_a_collective_is_no_work_and_unmarked_steps_are_left_out()
     later = [begin, *marks_of_step(24, 480)]
     assert steps([*marks, *later], [])[-1].whole_us == 20_000
     assert steps([], []) == []
+
+
+def test_in_a_pipeline_no_step_is_marked_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its messages tell times nothing: marking each micro-batch would cost, and be for nothing."""
+    part = PipelinePart("1F1B", (0,), 2, 4, (0,), (0, 1))
+    monkeypatch.setattr(pipelining_private, "part_of", lambda _: part)
+    monkeypatch.setitem(sys.modules, pipelining_private.SCHEDULES_MODULE, sys)
+    marks, pipelines = StepMarks(CallSites(UserCode())), Pipelines()
+    pipelines.found = marks.end
+
+    def train() -> int:
+        before = marks.written
+        for kind in (step_marks.FORWARD, step_marks.BACKWARD, step_marks.STEPPED) * 5:
+            marks.mark(kind)
+            marks.reduced()
+        return marks.written - before
+
+    assert train()
+    pipelines.see(sys._getframe())
+    assert not train()
+    marks.begin()  # the next run
+    assert train()

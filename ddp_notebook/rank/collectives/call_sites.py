@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from types import CodeType, FrameType
 
 from ddp_notebook.model import PLACING, Part, Place
@@ -37,6 +38,8 @@ MOST_THREADS = 127
 """Threads that are told apart; what more there are share the last number."""
 _getframe = sys._getframe
 _WRAPPERS = "torch.distributed.c10d_logger"
+_TORCHS = frozenset({"torch.distributed.distributed_c10d", _WRAPPERS})
+_OPERATORS = "torch._ops", "torch._library"
 _BETWEEN_STORES = ("CACHE", "EXTENDED_ARG", "NOP")
 _API_OF_DDP = {
     "__init__": ("DistributedDataParallel.__init__", Part.CONSTRUCTOR),
@@ -46,6 +49,15 @@ _API_OF_DDP = {
 
 Line = tuple[str, int, str, str]
 """File as it is shown, line, function and text."""
+
+
+class Caller(Enum):
+    """Who calls a function of torch.distributed, or a functional collective (an operator)."""
+
+    USER = 1
+    LIBRARY = 2
+    OPERATOR_OF_USER = 3
+    OPERATOR_OF_LIBRARY = 4
 
 
 @dataclass(eq=False, slots=True)
@@ -61,6 +73,9 @@ class CallSite:
     """That may hold a metric's name there; empty where `metric_name` need not be asked."""
     thread: int = 0
     """The number of the thread of the user's that calls; 0 for the main thread."""
+    caller: Caller = Caller.LIBRARY
+    by_function: bool = False
+    """It is one of torch.distributed's own functions that calls the group."""
     holders: tuple[tuple[int, _Code], ...] = ()
     """The frames that have such variables: how far out from the call, and what code they run."""
 
@@ -82,7 +97,10 @@ _FORKED = "multiprocessing.process", "_bootstrap"
 class _Code:
     """What a code object is to us."""
 
-    __slots__ = ("api", "autograd", "code", "ends", "part", "users", "variables")
+    __slots__ = (
+        *("api", "autograd", "code", "ends", "is_operator", "is_torchs", "part", "users"),
+        "variables",
+    )
 
     def __init__(self, code: CodeType, module: str, users: bool) -> None:
         self.code = code  # keeps it alive: it is known by its id
@@ -93,6 +111,8 @@ class _Code:
         self.part = None if users else _part(module, code.co_name)
         self.api = "" if users else _api(module, code.co_name)
         self.autograd = module.startswith("torch.autograd")
+        self.is_torchs = module in _TORCHS
+        self.is_operator = module.startswith(_OPERATORS)
         self.variables: list[_Variable] = _variables(code) if users else []
 
 
@@ -183,7 +203,8 @@ class CallSites:
         self._numbers = itertools.count(1)
         self._last: dict[int, tuple[_Way, ...]] = {}
         """By the position of the frame that is `_NEAR`: how the observer was called through there
-        lately, the newest way first. Several: all messages of a pipeline pass one line."""
+        lately, the newest way first. Several: all messages of a pipeline pass one line. Backwards
+        are there by the negative position of what calls them."""
         self._threads: dict[int, int] = {}
         self._backward = _Backward()
         self._engine: CodeType | None = None
@@ -206,28 +227,20 @@ class CallSites:
             at = id(near.f_code) + near.f_lasti
         except ValueError:
             near, at = None, 0
-        # To compare with the frames of last time is cheaper than to ask what each frame is, and
-        # each frame that is not touched is one that Python need not make an object of.
-        for caller, wrapped, known_frames, ends, site in self._last.get(at, ()):
-            if frame is None or frame.f_code is not caller:
-                continue
-            outer = near if wrapped else frame
-            for code, offset in known_frames:
-                if outer is None or outer.f_code is not code or outer.f_lasti != offset:
-                    break
-                outer = outer.f_back
-            else:
-                if ends or outer is None:
-                    return site
-        return self._look_up(frame, at, near)
+        return _as_lately(self._last.get(at, ()), frame, near) or self._look_up(frame, at, near)
 
     def backward_begins(self, frame: FrameType | None) -> CallSite | None:
         """A backward is called from `frame`: the call site of what is reduced until it is over.
 
         Gives the backward that this thread was in, for `backward_ends`.
         """
-        outer = self._backward.site
-        self._backward.site = self._engine_backward = self._look_up(frame, part=Part.BACKWARD)
+        backward = self._backward
+        at = -(id(frame.f_code) + frame.f_lasti) if frame is not None else 0
+        site = _as_lately(self._last.get(at, ()), frame, frame)
+        if site is None:
+            site = self._look_up(frame, at, frame, Part.BACKWARD)
+        outer = backward.site
+        backward.site = self._engine_backward = site
         return outer
 
     def backward_ends(self, outer: CallSite | None) -> None:
@@ -302,7 +315,8 @@ class CallSites:
         part: Part | None = None,
     ) -> CallSite:
         self._forget_if_many()
-        key = [-1] if part is not None else []
+        caller, by_function = self._caller(frame)
+        key = [-1 if part is not None else -2, -caller.value, by_function]
         seen: list[tuple[CodeType, int]] = []
         begin, ends = frame, False
         while frame is not None and len(seen) < _MOST_FRAMES and not ends:
@@ -320,6 +334,7 @@ class CallSites:
         if thread:
             key.append(-thread)
         site = self._sites.get(tuple(key)) or self._new_site(tuple(key), begin, part, thread)
+        site.caller, site.by_function = caller, by_function
         # Frames alone do not tell threads apart.
         if begin is not None and near is not None and not thread:
             wrapped = self._only_wrapped(begin, near)
@@ -327,6 +342,19 @@ class CallSites:
             way = begin.f_code, wrapped, known_frames, ends, site
             self._last[at] = way, *self._last.get(at, ())[: _MOST_WAYS - 1]
         return site
+
+    def _caller(self, frame: FrameType | None) -> tuple[Caller, bool]:
+        """Who calls the function of torch's that `frame` is in; and whether there is one."""
+        if frame is None:
+            return Caller.LIBRARY, False
+        first = code = self._code(frame)
+        while (code.is_operator if first.is_operator else code.is_torchs) and frame.f_back:
+            frame = frame.f_back
+            code = self._code(frame)
+        if first.is_operator:
+            return (Caller.OPERATOR_OF_USER if code.users else Caller.OPERATOR_OF_LIBRARY), False
+        by_function = first.is_torchs and bool(first.api)
+        return (Caller.USER if code.users else Caller.LIBRARY), by_function
 
     def _thread(self) -> int:
         """The number of this thread among those that call collectives; 0 for the main thread."""
@@ -397,6 +425,28 @@ class CallSites:
             if code.ends:
                 return
             frame = frame.f_back
+
+
+def _as_lately(
+    ways: tuple[_Way, ...], frame: FrameType | None, near: FrameType | None
+) -> CallSite | None:
+    """The site of the one of these ways that led here again; None for another way.
+
+    To compare with the frames of last time is cheaper than to ask what each frame is, and each
+    frame that is not touched is one that Python need not make an object of.
+    """
+    for caller, wrapped, known_frames, ends, site in ways:
+        if frame is None or frame.f_code is not caller:
+            continue
+        outer = near if wrapped else frame
+        for code, offset in known_frames:
+            if outer is None or outer.f_code is not code or outer.f_lasti != offset:
+                break
+            outer = outer.f_back
+        else:
+            if ends or outer is None:
+                return site
+    return None
 
 
 def _at_holders(

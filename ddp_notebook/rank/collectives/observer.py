@@ -26,14 +26,14 @@ from ddp_notebook.model import DEFAULT_GROUP, Part, Phase, Ranks
 from ddp_notebook.model.collective_log import DIMENSIONS, NOBODY, PARTS, PHASES, REST, SPLITS
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives import guard, operations
-from ddp_notebook.rank.collectives.call_sites import CallSite, CallSites
+from ddp_notebook.rank.collectives.call_sites import Caller, CallSite, CallSites
 from ddp_notebook.rank.collectives.guard import Guard
 from ddp_notebook.rank.collectives.log_writer import LogWriter
 from ddp_notebook.rank.collectives.operations import Facts, Operation
 from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.collectives.splits import Exchanges, NotedExchanges
 from ddp_notebook.rank.collectives.time_limits import PatientWork, TimeLimits
-from ddp_notebook.rank.collectives.works import AsyncWorks, completed, error_of
+from ddp_notebook.rank.collectives.works import AsyncWorks, completed, error_of, wait_for
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.sockets import TorchSockets
@@ -106,7 +106,7 @@ class Observer(Component):
         """Have every group that is made from now on observed, if torch has not changed."""
         self.open_log()
         self._group_type = _group_type(self)
-        self.works.attach(self.call_sites.is_users)
+        self.works.attach()
         torch_private.send_together(lambda group: isinstance(group, ObservedGroup))
         torch_private.watch_groups(lambda new: _Making(self, new))
         if hasattr(os, "register_at_fork"):
@@ -192,7 +192,10 @@ class Observer(Component):
         has failed, few ranks call another.
         """
         pending, log = self.pending, self.log
-        if not pending or not self._settling.acquire(False):
+        try:
+            if not _is_done(pending[0][1]) or not self._settling.acquire(False):
+                return
+        except IndexError:
             return
         try:
             while pending and _is_done(pending[0][1]):
@@ -318,8 +321,19 @@ class ObservedGroup(dist.ProcessGroup):
     """
 
     def __init__(self, group: _Group) -> None:
-        super().__init__(group.inner.rank(), group.inner.size())  # type: ignore[call-arg]  # torch's stub
+        rank: int = group.inner.rank()
+        size: int = group.inner.size()
+        super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub
         self.ddp_notebook_group = group
+        self.ddp_notebook_rank, self.ddp_notebook_size = rank, size
+
+    def rank(self) -> int:
+        """As torch's, which takes ten times as long: it looks whether we have one."""
+        return self.ddp_notebook_rank
+
+    def size(self) -> int:
+        """As torch's; see `rank`."""
+        return self.ddp_notebook_size
 
     @property
     def ddp_notebook_inner(self) -> Any:
@@ -472,7 +486,7 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
         try:
             work = call(*args, **named)
             if waited and work is not None:
-                work.wait()
+                wait_for(work)
         except BaseException as error:
             observer.failed(log, number, error)
             raise
@@ -589,7 +603,8 @@ def _prepare(
         0,
     )
     fingerprint = guard.hash_of((operation.name, facts.must_match))
-    started_at = None if facts.waited or site.part is not None else site
+    not_told = facts.waited or site.part is not None or site.caller is Caller.LIBRARY
+    started_at = None if not_told else site
     prepared = rest, fingerprint, facts.waited and group.waits, facts, started_at
     if about is not None:
         log.keep_prepared(key, prepared)

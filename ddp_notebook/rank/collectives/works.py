@@ -8,8 +8,6 @@ know what they do. A handle is waited for when it is asked anything (`wait`, `is
 from __future__ import annotations
 
 import functools
-import os
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,12 +15,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import c10d_logger, distributed_c10d
 
 from ddp_notebook import model
 from ddp_notebook.model import Place
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.collectives.call_sites import CallSite
+from ddp_notebook.rank.collectives.call_sites import Caller, CallSite
 from ddp_notebook.rank.inspect.safe_repr import TENSORS
 
 WATCHED = frozenset({"allreduce", "broadcast", "reduce", "recv", "send"})
@@ -33,12 +30,9 @@ _SENDS = ("isend", "send")
 _KEPT_BYTES = 16 * 2**10
 """Tensors up to this size are kept until their handle was asked, or some time has passed: what a
 function returns is gone before anything else is heard of."""
-_TORCHS = frozenset({distributed_c10d.__file__, c10d_logger.__file__})
-_TORCH = torch.__file__.removesuffix("__init__.py")
-_OPERATORS = (f"{_TORCH}_ops.py", f"{_TORCH}_library{os.sep}")
-
 completed: Callable[[Any], bool] = dist.Work.is_completed
-"""torch's own method: asking a handle by it does not count as the user's asking."""
+wait_for: Callable[[Any], bool] = dist.Work.wait
+"""torch's own methods: asking a handle by them does not count as the user's asking."""
 _future_of: Callable[[Any], Any] = dist.Work.get_future
 
 
@@ -94,7 +88,6 @@ class AsyncWorks:
     """The handles of this run."""
 
     def __init__(self) -> None:
-        self._is_users: Callable[[str], bool] = lambda _: False
         self._open: dict[int, _Open] = {}
         """By the id of the handle; an entry is stale once another handle has that id."""
         self._lines: dict[int, _Line] = {}
@@ -103,9 +96,8 @@ class AsyncWorks:
         self._direct_operation = ""
         self._direct_place: Place | None = None
 
-    def attach(self, is_users: Callable[[str], bool]) -> None:
+    def attach(self) -> None:
         """Wrap the methods of handles, to record when they are asked."""
-        self._is_users = is_users
         for name in _ASKED:
             original = getattr(dist.Work, name, None)
             if original is not None:
@@ -147,17 +139,14 @@ class AsyncWorks:
     # -- what happens ----------------------------------------------------------------------
 
     def issued(self, work: Any, method: str, args: Sequence[Any], site: CallSite) -> None:
-        """A group's method was called, by the function that called ours, and gave `work`."""
-        frame = sys._getframe(2)
-        if frame.f_code.co_filename.startswith(_OPERATORS):
-            self._functional(frame, method, site)
+        """A group's method was called at `site`, whose caller does not wait, and gave `work`."""
+        if site.caller is not Caller.USER:
+            self._functional(method, site)
             return
         if method not in WATCHED or len(args[0]) != 1:
             return
-        while frame.f_code.co_filename in _TORCHS and frame.f_back is not None:
-            frame = frame.f_back
         tensor = args[0][0]
-        if not self._is_users(frame.f_code.co_filename) or not _alone(tensor):
+        if not _alone(tensor):
             return
         line = self._lines.get(site.number)
         if line is None:
@@ -172,10 +161,8 @@ class AsyncWorks:
             self._forget(next(iter(self._open)))
         self._open[id(work)] = _Open(work, tensor, line)
 
-    def _functional(self, frame: Any, method: str, site: CallSite) -> None:
-        while frame.f_code.co_filename.startswith(_OPERATORS) and frame.f_back is not None:
-            frame = frame.f_back
-        if not self._is_users(frame.f_code.co_filename):
+    def _functional(self, method: str, site: CallSite) -> None:
+        if site.caller is not Caller.OPERATOR_OF_USER:
             self._others += 1
             return
         if not self._direct:

@@ -378,6 +378,7 @@ class TrainingHooks(Component):
 
         torch.autograd.backward = backward
         self._observer.on_bucket = self._bucket
+        self._observer.pipelines.found = self._marks.end
 
     def _bucket(self, args: Sequence[Any]) -> None:
         if args and not self._tracker.broken:

@@ -192,8 +192,8 @@ class Tracker:
             gradients.backward_ends()
 
     def _watched_gradients(self) -> list[Gradients]:
-        of = [optimizer.gradients for optimizer in self.optimizers.values()]
-        return [gradients for gradients in of if gradients is not None and gradients.watched]
+        optimizers = self.optimizers.values()
+        return [g for each in optimizers if (g := each.gradients) is not None and g.watched]
 
     def bucket(self, gradients: torch.Tensor) -> None:
         """A bucket of this rank's own gradients is about to be reduced."""

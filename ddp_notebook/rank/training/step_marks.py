@@ -63,11 +63,15 @@ class StepMarks:
         self.written = 0
         """How many marks the run has made, including overwritten ones."""
         self._thread = 0
-        self._on = True
+        self._on, self._ended = True, False
         self._one_of = 1
         self._backwards = self._judged_ns = 0
         self._buckets = self._bucket_ns = 0
         self._bucket_queued_ns = UNKNOWN
+
+    def end(self) -> None:
+        """Mark nothing more in this run: in a pipeline times tell nothing, see `StepTimer`."""
+        self._on, self._ended = False, True
 
     def mark(self, kind: int, number: int = 0) -> None:
         """Mark that a part begins now. Only the first thread that marks is recorded."""
@@ -87,7 +91,7 @@ class StepMarks:
 
     def reduced(self) -> None:
         """A backward is over."""
-        if _this_thread() != self._thread:
+        if self._ended or _this_thread() != self._thread:
             return
         if self._buckets:
             self._write(BUCKET, 0, self._bucket_ns, self._bucket_queued_ns)

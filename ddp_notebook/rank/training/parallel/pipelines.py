@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import FrameType
 
@@ -19,6 +19,8 @@ class Pipelines(Component):
 
     def __init__(self) -> None:
         self._parts: list[model.PipelinePart] = []
+        self.found: Callable[[], None] = lambda: None
+        """Called when this run is seen to have a pipeline."""
 
     def run_begins(self, run: Run) -> None:
         """Forget the last run."""
@@ -32,6 +34,7 @@ class Pipelines(Component):
             part = pipelining_private.part_of(frame)
             if part is not None and part not in self._parts:
                 self._parts.append(part)
+                self.found()
 
     def parts(self, stack: Iterable[FrameType]) -> tuple[model.PipelinePart, ...]:
         """All parts; the one in which `stack` is has its current micro-batches."""
