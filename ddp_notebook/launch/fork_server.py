@@ -353,7 +353,6 @@ class ForkServer:
         remove_orphans(names, self.started_s, wait_s=1.0)
         for folder in self.folders:
             folder.remove()
-            folder.let_go()
 
 
 def main(mode: str, python_path: Sequence[str], address: str, listener: int, events: int) -> None:

@@ -50,9 +50,10 @@ class Held(NamedTuple):
             return False
 
     def remove(self) -> None:
-        """Remove it, if it still stands at its path."""
+        """Remove it, if it still stands at its path, and let it go."""
         if self.itself >= 0:
             remove(self.path, os.fstat(self.itself))
+        self.let_go()
 
     def let_go(self) -> None:
         """Lock it no longer."""

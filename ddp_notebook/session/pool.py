@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.errors import NoSession, SessionLost, UsageMistake
 from ddp_notebook.launch.client import ForkServerClient, can_fork
 from ddp_notebook.launch.devices import DevicePlan, plan_devices, visible_gpus
+from ddp_notebook.launch.session_folder import sweep_stale_folders
 from ddp_notebook.session.interrupts import noted
 
 if TYPE_CHECKING:
@@ -59,12 +60,12 @@ class RankPool:
 
         def work() -> None:
             try:
-                processes = _processes_class()
+                _processes_class()  # imported now, where nothing waits for it
             except RuntimeError:
                 if threading.main_thread().is_alive():
                     raise
                 return  # Python is ending: nothing can be imported any more, nor is it needed
-            processes.sweep_stale_folders()
+            sweep_stale_folders()  # of sessions whose notebook and fork server were both killed
             self._gpus = visible_gpus()
 
         if can_fork():

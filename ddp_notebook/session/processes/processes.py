@@ -22,7 +22,7 @@ from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.environment import loopback_interface, rank_environment
 from ddp_notebook.launch.process_groups import end_sessions
-from ddp_notebook.launch.session_folder import Held, make_folder, sweep_stale_folders
+from ddp_notebook.launch.session_folder import Held, make_folder
 from ddp_notebook.launch.shared_memory import remove_orphans
 from ddp_notebook.model import (
     Event,
@@ -30,6 +30,7 @@ from ddp_notebook.model import (
     RankExited,
     Ranks,
     RankSpawned,
+    Snapshot,
     Status,
     agree,
     format_ranks,
@@ -91,7 +92,7 @@ class Processes:
         self._oom_kills: int | None = None
         """How many processes the kernel had killed for lack of memory when something began."""
         with contextlib.ExitStack() as undo:  # nothing is left where the rest cannot be made
-            undo.callback(self._remove_folder)
+            undo.callback(self._held.remove)
             fork_server.own(self.folder)
             self.output_folder.mkdir(mode=0o700)
             self.logs = CollectiveLogs(self.output_folder)
@@ -377,19 +378,15 @@ class Processes:
     @property
     def unasked(self) -> str:
         """Says which ranks cannot be asked, as their sockets were removed; empty if not so."""
-        if self._closing or self.script is not None:
-            return ""
-        ready = (s.rank for s in self.record.snapshot.ranks if s.status in _LISTENING)
-        ranks = tuple(rank for rank in ready if not questions_of(self.folder, rank).exists())
-        return _unasked(self.folder, ranks) if ranks else ""
+        others_answer = self._closing or self.script is not None
+        return "" if others_answer else _unasked(self.folder, self.record.snapshot)
 
     def _need_folder(self, meanwhile: str) -> None:
         _need_current_folder(meanwhile)
-        gone = self.folder_gone
         if self._closing:
             ended = self.record.snapshot.ended or "The ranks were shut down."
             raise SessionLost(f"{ended} Start again: %ddp_init")
-        if gone:
+        if gone := self.folder_gone:
             raise SetupFailed(f"{gone} {meanwhile} Start again: %ddp_init --replace")
 
     def close(self, keep_warm: bool) -> bool:
@@ -408,17 +405,8 @@ class Processes:
         self.receiver.close()
         self.orders.close()
         self.logs.close()
-        self._remove_folder()
-        return stays
-
-    def _remove_folder(self) -> None:
         self._held.remove()
-        self._held.let_go()
-
-    @staticmethod
-    def sweep_stale_folders() -> None:
-        """Remove what sessions left whose notebook and fork server were both killed."""
-        sweep_stale_folders()
+        return stays
 
     def _say(self, event: Event) -> None:
         self.record.hear((event,))
@@ -493,7 +481,11 @@ def _gone(held: Held, started: bool) -> str:
     )
 
 
-def _unasked(folder: Path, ranks: Ranks) -> str:
+def _unasked(folder: Path, snapshot: Snapshot) -> str:
+    listening = (state.rank for state in snapshot.ranks if state.status in _LISTENING)
+    ranks = tuple(rank for rank in listening if not questions_of(folder, rank).exists())
+    if not ranks:
+        return ""
     names = ", ".join(questions_of(folder, rank).name for rank in ranks)
     return (
         f"{name_ranks(ranks).capitalize()} cannot be asked: another program removed {names} from "
