@@ -197,6 +197,7 @@ RULES: tuple[Rule, ...] = (
     Rule(gradients.undivided_losses, When.TRAINED, Explains.NOTHING),
     Rule(gradients.unequal_means, When.TRAINED, Explains.NOTHING),
     Rule(by_hand.summed_gradients, When.TRAINED, Explains.NOTHING),
+    Rule(by_hand.divided_twice, When.TRAINED, Explains.NOTHING),
     Rule(gradients.left_by_skipped, When.TRAINED, Explains.NOTHING),
     Rule(gradients.leftovers, When.TRAINED, Explains.NOTHING),
     Rule(settings.other_precision, When.TRAINED, Explains.NOTHING),

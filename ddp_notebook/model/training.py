@@ -136,6 +136,8 @@ class LossFacts:
     place: Place | None = None
     divisor: float = 0.0
     """What a sum was divided by; 0 where it is no sum, or not divided."""
+    ignores: bool = False
+    """A cross entropy ignored some targets, such as padding: `count` are tokens of the rank's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -697,6 +697,29 @@ def test_means_over_far_fewer_values_on_one_rank(
 
 
 @pytest.mark.parametrize(
+    ("few", "many", "steps", "ignores", "wrong"),
+    [
+        (62, 90, 8, True, True),
+        (62, 90, 8, False, False),  # batches of two sizes
+        (62, 90, 6, True, False),  # in too few steps
+        (80, 90, 8, True, False),  # hardly fewer
+    ],
+)
+def test_means_over_fewer_tokens_on_the_same_rank_in_many_steps(
+    few: int, many: int, steps: int, ignores: bool, wrong: bool
+) -> None:
+    every = [
+        run(
+            rank,
+            losses=(LossFacts(1.0, True, float(count), HERE, ignores=ignores),) * steps,
+            replicas=(model(),),
+        )
+        for rank, count in enumerate((few, many))
+    ]
+    assert kinds(*every) == [(Category.LOSS_SCALING, (0, 1))] * wrong
+
+
+@pytest.mark.parametrize(
     ("divisors", "wrong"),
     [
         (((20, 18, 21, 19), (3, 4, 3, 5)), True),

@@ -41,9 +41,10 @@ _FEWEST_SKIPPED = 4
 _HALVINGS = 8
 """After so many skipped steps a GradScaler's scale is 256 times smaller."""
 _MOSTLY = 0.5
-_UNEQUAL, _UNEQUAL_IN_MANY = 2.0, 1.5
+_UNEQUAL, _UNEQUAL_IN_MANY, _UNEQUAL_TOKENS = 2.0, 1.5, 1.2
 """Ranks that average over so many times as many samples as others, in each step; the second, in
-at least `_MANY_LOSSES` of them: by chance the same rank is not behind so often."""
+at least `_MANY_LOSSES` of them: by chance the same rank is not behind so often. The last is for
+targets, some of which are ignored: batches of other sizes may be meant, other padding is not."""
 
 _Of = Mapping[int, OptimizerFacts]
 
@@ -258,8 +259,7 @@ def unequal_means(context: Context) -> Iterator[Finding]:
     """Some ranks' losses are means over far fewer samples, in every step; DDP averages them."""
     for model, rows in _losses(context):
         times, *places = _lopsided(rows)
-        least = _UNEQUAL_IN_MANY if len(rows[0]) >= _MANY_LOSSES else _UNEQUAL
-        if not _are_means(rows) or times < least:
+        if not _are_means(rows) or times < _least_times(rows):
             continue
         few, many = (tuple(model.of)[place] for place in places)
         yield Finding(
@@ -276,6 +276,13 @@ def unequal_means(context: Context) -> Iterator[Finding]:
                 for rank, row in zip(model.of, rows, strict=True)
             ),
         )
+
+
+def _least_times(rows: list[tuple[LossFacts, ...]]) -> float:
+    if len(rows[0]) < _MANY_LOSSES:
+        return _UNEQUAL
+    tokens = all(loss.ignores for row in rows for loss in row)
+    return _UNEQUAL_TOKENS if tokens else _UNEQUAL_IN_MANY
 
 
 def _are_means(rows: list[tuple[LossFacts, ...]]) -> bool:

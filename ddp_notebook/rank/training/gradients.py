@@ -34,12 +34,14 @@ def read_loss(loss: torch.Tensor, line: Line | None) -> model.LossFacts:
     """How a loss was computed, as its autograd graph shows."""
     node, factor = _constants(loss.grad_fn)
     count = torch_private.averaged_over(node)
+    ignores = torch_private.ignores_targets(node)
     if node is not None and count is not None:
         factor *= _constants(node.next_functions[0][0])[1]
     elif (means := _of_means(node)) is not None:
         factor, count = factor * means, 0.0
     divisor = 1 / factor if torch_private.is_sum(node) and 0 < factor < 1 else 0.0
-    return model.LossFacts(factor, count is not None, count or 0.0, place_of(line), divisor)
+    mean = count is not None
+    return model.LossFacts(factor, mean, count or 0.0, place_of(line), divisor, ignores)
 
 
 def _of_means(node: Any) -> float | None:
