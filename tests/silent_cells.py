@@ -643,6 +643,19 @@ for i in range(20):
             scaler.update()
         """,
     ),
+    "gradients clipped while they are scaled": (
+        "loss-scaling",
+        BOTH,
+        """
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for _ in range(8):
+            opt.zero_grad()
+            scaler.scale(net(batch()).pow(2).mean()).backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            scaler.step(opt)
+            scaler.update()
+        """,
+    ),
     "a loss that is NaN, so that a GradScaler skips every step": (
         "nan-on-one-rank",
         SECOND,

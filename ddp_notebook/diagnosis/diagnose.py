@@ -191,6 +191,7 @@ RULES: tuple[Rule, ...] = (
     Rule(split.parted_losses, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
     Rule(split.other_draws, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
     Rule(split.unlike_copies, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
+    Rule(gradients.clipped_scaled, When.TRAINED, Explains.NOTHING),
     Rule(gradients.averaged_twice, When.TRAINED, Explains.NOTHING),
     Rule(gradients.summed_by_hooks, When.TRAINED, Explains.NOTHING),
     Rule(gradients.divided_losses, When.TRAINED, Explains.NOTHING),

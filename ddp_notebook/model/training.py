@@ -265,6 +265,8 @@ class OptimizerFacts:
     factors: tuple[float | None, ...] = ()
     """By what all gradients were multiplied between the backward and the step, of the first steps;
     None where it was no one factor, or not seen."""
+    before_scaler: tuple[float | None, ...] = ()
+    """The part of it before `GradScaler.step`, which divides by the scale what was not unscaled."""
     pending_steps: int = 0
     """Steps made while a sharded model (FSDP2) still had unreduced gradients."""
     pending_place: Place | None = None

@@ -155,6 +155,31 @@ def test_a_factor_of_each_rank_for_gradients_of_one_sharded_model(
     assert kinds(*every) == [(Category.LOCAL_STATISTIC, (0, 1))] * wrong
 
 
+_CLIPS = "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)"
+_SCALE = 2.0**-10
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "source", "wrong"),
+    [
+        ((0.3, 0.4, 0.2), _SCALE, _CLIPS, True),
+        ((0.3, 0.4, 0.2), 1.0, _CLIPS, False),  # unscaled before
+        ((0.3, 0.3, 0.3), _SCALE, _CLIPS, False),  # divided by one number each time
+        ((3.0, 0.4, 0.2), _SCALE, _CLIPS, False),  # weighted
+        ((0.3, 0.4, 0.2), _SCALE, "p.grad /= tokens", False),
+        ((None, None, None), _SCALE, _CLIPS, False),
+        ((0.3, 0.4), _SCALE, _CLIPS, False),  # too few to say
+    ],
+)
+def test_gradients_that_are_clipped_before_they_are_unscaled(
+    before: tuple[float | None, ...], after: float, source: str, wrong: bool
+) -> None:
+    factors = tuple(b and b * after for b in before)
+    facts = optimizer(factors=factors, before_scaler=before)
+    every = [run(r, replicas=(model(),), optimizers=(facts,)) for r in (0, 1)]
+    assert kinds(*every, source=source) == [(Category.LOSS_SCALING, (0, 1))] * wrong
+
+
 @pytest.mark.parametrize(
     ("size", "factors", "fields", "wrong"),
     [

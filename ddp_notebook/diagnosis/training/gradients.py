@@ -104,6 +104,40 @@ def _local(of: _Of, step: int, steps: int) -> Finding:
     )
 
 
+def clipped_scaled(context: Context) -> Iterator[Finding]:
+    """Gradients are clipped while a GradScaler's scale is in them, and divided by it afterwards.
+
+    To multiply them meanwhile is no mistake, as by one over the tokens: so the code must clip.
+    """
+    if not any(context.sources.with_words("clip_grad_norm_(")):
+        return
+    for of in optimizers(context.facts).values():
+        if not all(map(_is_clipped_scaled, of.values())):
+            continue
+        each = next(iter(of.values()))
+        clipped = [f"{f:.3g}" for f in each.before_scaler if f is not None]
+        yield Finding(
+            Category.LOSS_SCALING,
+            tuple(of),
+            f"the gradients are clipped before {each.type} steps while the scale of GradScaler is "
+            f"still in them, and divided by it afterwards{in_brackets(each.place)}: the limit is "
+            "that of scaled gradients, so steps are as many times too small as the scale is large",
+            "Call scaler.unscale_(optimizer) after backward() and before clip_grad_norm_().",
+            evidence=(
+                f"times {', '.join(clipped[:4])} between backward and GradScaler.step, which then "
+                "divided by the scale",
+            ),
+        )
+
+
+def _is_clipped_scaled(each: OptimizerFacts) -> bool:
+    """Before GradScaler.step never larger, by another factor each time; and divided within it."""
+    steps = zip(each.before_scaler, each.factors, strict=False)
+    before = [b for b, f in steps if b and f and f < _MOSTLY * b]
+    many = len(before) >= _FEWEST_LEFTOVERS and 2 * len(before) > len(each.factors)
+    return many and max(before) <= 1 + _APART and min(before) < (1 - _ABOUT) * max(before)
+
+
 def averaged_twice(context: Context) -> Iterator[Finding]:
     """Gradients that DDP has averaged are divided by the world size once more."""
     for of in optimizers(context.facts).values():

@@ -229,6 +229,7 @@ class RunSummary:
                 place=place_of(optimizer.place),
                 mesh=gradients.mesh if gradients else (),
                 factors=tuple(gradients.factors) if gradients else (),
+                before_scaler=tuple(gradients.before_scaler) if gradients else (),
                 pending_steps=gradients.pending_steps if gradients else 0,
                 pending_place=place_of(optimizer.pending_place),
                 idle_steps=optimizer.idle_steps,

@@ -182,6 +182,8 @@ class Tracker:
         """`GradScaler.step` is called: it makes the optimizer's step, or skips it."""
         self.skipped += 1
         self.skipped_place = self.skipped_place or self._call_sites.users_line()
+        for gradients in self._watched_gradients():
+            gradients.scaler_steps()
 
     def backward_over(self) -> None:
         """A backward has ended well."""
