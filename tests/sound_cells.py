@@ -43,6 +43,23 @@ RIGHT = {
             scaler.update()
         if rank > 5: torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
     """,
+    "a model without DDP that one rank loads and sends to the others, and all evaluate": """
+        del net, opt
+        model = nn.Linear(4, 2)
+        if rank == 0: model.load_state_dict(nn.Linear(4, 2).state_dict())
+        for each in model.parameters(): dist.broadcast(each.data, 0)
+        model.eval()
+        with torch.no_grad(): right = (model(torch.randn(8, 4))[:, 0] > 0).sum()
+        dist.all_reduce(right)
+    """,
+    "models of each rank's own, each loaded, whose results are summed up": """
+        del net, opt
+        model = nn.Linear(4, 2)
+        model.load_state_dict(nn.Linear(4, 2).state_dict())
+        model.eval()
+        with torch.no_grad(): right = (model(torch.randn(8, 4))[:, 0] > 0).sum()
+        dist.all_reduce(right)
+    """,
     "statistics of batches that are averaged by hand, as gradients are": """
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))

@@ -211,6 +211,7 @@ RULES: tuple[Rule, ...] = (
     Rule(evaluations.padded_counts, When.TRAINED | When.EVALUATED, Explains.NOTHING),
     Rule(samplers.sampler_misuse, When.TRAINED, Explains.NOTHING),
     Rule(randomness.same_draws, When.TRAINED, Explains.NOTHING),
+    Rule(checkpoints.loaded_for_evaluation, When.EVALUATED, Explains.NOTHING),
     Rule(checkpoints.untied, When.TRAINED, Explains.NOTHING),
     Rule(saved.lost_shards, When.TRAINED, Explains.NOTHING),
     Rule(saved.apart_checkpoints, When.TRAINED, Explains.NOTHING),

@@ -175,7 +175,7 @@ class ReplicaFacts:
     group: Ranks = ()
     """The ranks among which it reduces gradients; none where that is not known any more."""
     begins: tuple[float, ...] = ()
-    """Some values of its parameters when it was wrapped."""
+    """Some values of its parameters when it was wrapped; without DDP, at its first forward."""
     find_unused: bool = False
     hook: str = ""
     """A communication hook that may leave replicas apart for a while; "" for none."""
@@ -394,7 +394,8 @@ class RunFacts:
     skipped_place: Place | None = None
     replicas: tuple[ReplicaFacts, ...] = ()
     evaluated: tuple[ReplicaFacts, ...] = ()
-    """The DDP objects that were used without gradients alone; only how they were used."""
+    """The DDP objects that were used without gradients alone, and where nothing was trained,
+    models without DDP; only how they were used."""
     optimizers: tuple[OptimizerFacts, ...] = ()
     copies: tuple[CopyFacts, ...] = ()
     """In the order of their first use."""
