@@ -954,6 +954,42 @@ def test_means_of_unequal_parts_where_nothing_is_trained(
     assert kinds(*every, source=SHARE) == [(Category.METRIC_MISAGGREGATION, (0, 1))] * wrong
 
 
+@pytest.mark.parametrize(
+    ("loads", "begins", "fields", "wrong"),
+    [
+        ((1, 0, 0), ((0.5,), (0.1,), (0.2,)), {}, True),
+        ((1, 0, 0), ((0.5,), (0.5,), (0.5,)), {}, False),  # sent to the others
+        ((1, 1, 1), ((0.5,), (0.1,), (0.2,)), {}, False),  # each its own
+        ((0, 0, 0), ((0.5,), (0.1,), (0.2,)), {}, False),
+        ((1, 0, 0), ((0.5,), (0.1,), (0.2,)), {"summed": ()}, False),  # nothing joins them
+        ((1, 0, 0), ((0.5,), (), (0.2,)), {}, False),  # not known
+    ],
+)
+def test_a_model_that_is_evaluated_and_loaded_on_some_ranks_alone(
+    loads: tuple[int, ...], begins: tuple[tuple[float, ...], ...], fields: Any, wrong: bool
+) -> None:
+    evaluation = replace(EvaluationFacts(0, place=_AT, summed=(_SUMS,), samples=9), **fields)
+    every = [
+        RunFacts(
+            rank,
+            1,
+            evaluated=(
+                ReplicaFacts(
+                    KEY,
+                    "Net",
+                    group_size=3,
+                    evaluations=(evaluation,),
+                    loads=count,
+                    load_place=HERE if count else None,
+                    begins=values,
+                ),
+            ),
+        )
+        for rank, (count, values) in enumerate(zip(loads, begins, strict=True))
+    ]
+    assert kinds(*every) == [(Category.CHECKPOINT_MISUSE, (0,))] * wrong
+
+
 EARLY = """
 work = dist.all_gather(parts, z, async_op=True)
 every = torch.cat(parts)
