@@ -1,7 +1,8 @@
-"""Trained models that no DDP object contains, and copies of modules made before they were wrapped.
+"""Models that no DDP object contains, and copies of modules made before they were wrapped.
 
 Both are looked up once, when an optimizer is about to make its first step: until then nothing
-tells a model from any other module. A hook then sees their forwards.
+tells a model from any other module. Where nothing is trained, what is put in evaluation mode or
+loaded may be a model. A hook then sees their forwards.
 """
 
 from __future__ import annotations
