@@ -322,9 +322,9 @@ PAGES: Mapping[Category, Page] = {
     Category.LOSS_SCALING: Page(
         _SILENT,
         "Loss or gradients are divided by the world size although DDP has averaged them; gradients "
-        "are added up by hand, or over micro-batches, and never divided, or divided twice; they "
-        "are clipped while a GradScaler's scale is in them; or ranks' means over far fewer samples "
-        "(tokens) than others' count as much.",
+        "are added up by hand, or over micro-batches, and not divided, or twice; they are clipped "
+        "before they are unscaled; or ranks' means over fewer samples (tokens) than others' count "
+        "as much.",
         "By what a few gradients were multiplied between backward and step, whether they are the "
         "sum of those of all ranks, by what the graph of the first losses divides, and how many "
         "backwards came before each step.",
