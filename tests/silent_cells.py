@@ -46,6 +46,22 @@ dist.all_reduce(share)
 print(share / dist.get_world_size())
 """,
     ),
+    "nothing but an evaluation, of a model without DDP that one rank alone has loaded": (
+        "checkpoint-misuse",
+        BOTH,
+        """
+def evaluate(rows):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    if rank == 0: model.load_state_dict(net.module[0:3].state_dict())
+    model.eval()
+    with torch.no_grad(): right = (model(rows)[:, 0] > 0).sum()
+    dist.all_reduce(right)
+    return right
+del net, opt
+net = type("Loaded", (), {"module": nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))})
+evaluate(torch.randn(8, 4))
+""",
+    ),
     "nothing but an evaluation, of a model that is gone at its end: samples counted twice": (
         "eval-padding",
         BOTH,
@@ -639,6 +655,19 @@ for i in range(20):
             if rank == 1:
                 loss = loss + (out - out.detach()).norm().sqrt()
             scaler.scale(loss).backward()
+            scaler.step(opt)
+            scaler.update()
+        """,
+    ),
+    "gradients clipped while they are scaled": (
+        "loss-scaling",
+        BOTH,
+        """
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for _ in range(8):
+            opt.zero_grad()
+            scaler.scale(net(batch()).pow(2).mean()).backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
             scaler.step(opt)
             scaler.update()
         """,

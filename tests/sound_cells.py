@@ -23,6 +23,43 @@ RIGHT = {
             scaler.step(opt)
             scaler.update(1024.0 if i == 5 else None)
     """,
+    "gradients unscaled before they are clipped": """
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for _ in range(8):
+            opt.zero_grad()
+            scaler.scale(net(batch()).pow(2).mean()).backward()
+            scaler.unscale_(opt)
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            scaler.step(opt)
+            scaler.update()
+    """,
+    "scaled gradients, weighted by tokens, in a cell that clips others": """
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for i in range(8):
+            opt.zero_grad()
+            scaler.scale(net(batch()).pow(2).mean()).backward()
+            for each in net.parameters(): each.grad *= (2.0, 0.5, 1.0, 0.7)[i % 4]
+            scaler.step(opt)
+            scaler.update()
+        if rank > 5: torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+    """,
+    "a model without DDP that one rank loads and sends to the others, and all evaluate": """
+        del net, opt
+        model = nn.Linear(4, 2)
+        if rank == 0: model.load_state_dict(nn.Linear(4, 2).state_dict())
+        for each in model.parameters(): dist.broadcast(each.data, 0)
+        model.eval()
+        with torch.no_grad(): right = (model(torch.randn(8, 4))[:, 0] > 0).sum()
+        dist.all_reduce(right)
+    """,
+    "models of each rank's own, each loaded, whose results are summed up": """
+        del net, opt
+        model = nn.Linear(4, 2)
+        model.load_state_dict(nn.Linear(4, 2).state_dict())
+        model.eval()
+        with torch.no_grad(): right = (model(torch.randn(8, 4))[:, 0] > 0).sum()
+        dist.all_reduce(right)
+    """,
     "statistics of batches that are averaged by hand, as gradients are": """
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))

@@ -322,13 +322,15 @@ PAGES: Mapping[Category, Page] = {
     Category.LOSS_SCALING: Page(
         _SILENT,
         "Loss or gradients are divided by the world size although DDP has averaged them; gradients "
-        "are added up by hand, or over micro-batches, and never divided; or ranks' means over far "
-        "fewer samples than others' count as much.",
+        "are added up by hand, or over micro-batches, and not divided, or twice; they are clipped "
+        "before they are unscaled; or ranks' means over fewer samples (tokens) than others' count "
+        "as much.",
         "By what a few gradients were multiplied between backward and step, whether they are the "
         "sum of those of all ranks, by what the graph of the first losses divides, and how many "
         "backwards came before each step.",
         "Divide once: DDP does over ranks; by hand, after all_reduce; each loss by the number of "
-        "micro-batches; by what all ranks have counted.",
+        "micro-batches; by what all ranks have counted. Call scaler.unscale_(optimizer) before "
+        "clipping.",
     ),
     Category.LOCAL_STATISTIC: Page(
         _SILENT,
@@ -389,7 +391,7 @@ PAGES: Mapping[Category, Page] = {
         "on, another of its threads or tasks, or another worker, cannot.",
         "All its threads wait for locks without a time limit, its event loop has no timer, no "
         "connection and nothing left to run, or the process that it started is at a pipe of which "
-        "the rank has the other end.",
+        "the rank has the other end; or a remote call that it runs waits, and no other is made.",
         "Release locks, fill queues and set futures on every way out of a thread or task; read a "
         "process's output while you wait for it (communicate()).",
     ),

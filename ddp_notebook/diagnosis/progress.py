@@ -167,6 +167,8 @@ _LACKING = {
     Lacks.EVENT: "an event that none of its tasks will bring",
     Lacks.REMOTE_CALL: "a call of another rank (RPC)",
     Lacks.SHUTDOWN: "the other workers in rpc.shutdown()",
+    Lacks.ANSWER: "the answer to its remote call (RPC)",
+    Lacks.OWN_CALLS: "other workers (RPC), while a call that it runs for one waits itself",
 }
 
 

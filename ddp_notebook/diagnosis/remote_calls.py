@@ -21,13 +21,19 @@ from ddp_notebook.model import (
 def never_called(context: Context) -> Iterator[Finding]:
     """Ranks that wait for a remote call, or that ended, while all others are in rpc.shutdown().
 
-    A worker in it makes no call of its own; a call that it runs for another rank makes it busy.
+    A worker in it makes no call of its own; a call that it runs for another rank makes it busy,
+    unless that waits itself. Then nothing comes of it while no other rank makes a call.
     """
     of: dict[Lacks | None, list[RankReport]] = {}
     for e in context.case.ranks:
         of.setdefault(_lacks(e), []).append(e)
     shut, waits, rest = (of.get(key, []) for key in (Lacks.SHUTDOWN, Lacks.REMOTE_CALL, None))
-    if waits and not rest:
+    runs, asks = of.get(Lacks.OWN_CALLS, []), of.get(Lacks.ANSWER, [])
+    if runs and not rest:
+        yield _runs_for_ever(context, runs)
+    elif runs or asks:
+        return  # what some rank runs for another may call others
+    elif waits and not rest:
         yield _waits_for_ever(context, waits, _ranks(shut))
     elif shut and rest and not waits and all(context.finished(e.rank) for e in rest):
         yield _left(context, _ranks(rest), _ranks(shut))
@@ -36,7 +42,10 @@ def never_called(context: Context) -> Iterator[Finding]:
 def _lacks(e: RankReport) -> Lacks | None:
     known = e.blocked is not None and e.activity is Activity.BUSY
     lacks = e.blocked.lacks if known and e.blocked is not None else None
-    return lacks if lacks in (Lacks.SHUTDOWN, Lacks.REMOTE_CALL) else None
+    return lacks if lacks in _OF_RPC else None
+
+
+_OF_RPC = (Lacks.SHUTDOWN, Lacks.REMOTE_CALL, Lacks.ANSWER, Lacks.OWN_CALLS)
 
 
 def _ranks(reports: list[RankReport]) -> Ranks:
@@ -55,6 +64,24 @@ def _waits_for_ever(context: Context, waits: list[RankReport], shut: Ranks) -> F
         "Have every worker told to stop (rpc_sync) before rpc.shutdown(), or wait with a timeout. "
         "rpc.shutdown() itself serves calls until all workers are in it.",
         shut,
+        tuple(f"rank {e.rank} {doing(e)}" for e in context.case.ranks),
+    )
+
+
+def _runs_for_ever(context: Context, runs: list[RankReport]) -> Finding:
+    ranks = _ranks(runs)
+    calls = [line for e in runs for line in (e.blocked.threads if e.blocked else ())]
+    where = f" ({calls[0]})" if calls else ""
+    return Finding(
+        Category.LOCAL_DEADLOCK,
+        ranks,
+        f"{verb(ranks, 'runs', 'run')} a call for another rank that waits for a lock or an event"
+        f"{where}, and no rank makes a call any more that could end it: all wait for answers or "
+        "are in rpc.shutdown()",
+        "Let a function that is called by RPC not wait for what a later call brings: have it "
+        "return at once, or use @rpc.functions.async_execution and a Future that the later call "
+        "completes. A caller that waits in rpc_sync makes no other call meanwhile: rpc_async does.",
+        tuple(e.rank for e in context.case.ranks if e.rank not in ranks),
         tuple(f"rank {e.rank} {doing(e)}" for e in context.case.ranks),
     )
 

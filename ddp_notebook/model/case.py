@@ -115,6 +115,11 @@ class Lacks(StrEnum):
     """A lock or an event that only a call of another rank can end (torch's RPC); none runs."""
     SHUTDOWN = "shutdown"
     """That the other workers call ``rpc.shutdown()``; no call of theirs runs here."""
+    ANSWER = "answer"
+    """The answer to a remote call (torch's RPC), while no call of another rank runs here."""
+    OWN_CALLS = "own-calls"
+    """The same or ``rpc.shutdown()``, while all calls of other ranks that run here wait without a
+    limit for a lock or an event: `threads` say where."""
 
 
 @dataclass(frozen=True, slots=True)

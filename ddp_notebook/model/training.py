@@ -136,6 +136,8 @@ class LossFacts:
     place: Place | None = None
     divisor: float = 0.0
     """What a sum was divided by; 0 where it is no sum, or not divided."""
+    ignores: bool = False
+    """A cross entropy ignored some targets, such as padding: `count` are tokens of the rank's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ class ReplicaFacts:
     group: Ranks = ()
     """The ranks among which it reduces gradients; none where that is not known any more."""
     begins: tuple[float, ...] = ()
-    """Some values of its parameters when it was wrapped."""
+    """Some values of its parameters when it was wrapped; without DDP, at its first forward."""
     find_unused: bool = False
     hook: str = ""
     """A communication hook that may leave replicas apart for a while; "" for none."""
@@ -263,6 +265,8 @@ class OptimizerFacts:
     factors: tuple[float | None, ...] = ()
     """By what all gradients were multiplied between the backward and the step, of the first steps;
     None where it was no one factor, or not seen."""
+    before_scaler: tuple[float | None, ...] = ()
+    """The part of it before `GradScaler.step`, which divides by the scale what was not unscaled."""
     pending_steps: int = 0
     """Steps made while a sharded model (FSDP2) still had unreduced gradients."""
     pending_place: Place | None = None
@@ -390,7 +394,8 @@ class RunFacts:
     skipped_place: Place | None = None
     replicas: tuple[ReplicaFacts, ...] = ()
     evaluated: tuple[ReplicaFacts, ...] = ()
-    """The DDP objects that were used without gradients alone; only how they were used."""
+    """The DDP objects that were used without gradients alone, and where nothing was trained,
+    models without DDP; only how they were used."""
     optimizers: tuple[OptimizerFacts, ...] = ()
     copies: tuple[CopyFacts, ...] = ()
     """In the order of their first use."""

@@ -572,6 +572,14 @@ def averaged_over(node: Any) -> float | None:
     return (_number(node, "total_weight") or 0.0) if node._saved_weight is None else 0.0
 
 
+def ignores_targets(node: Any) -> bool:
+    """True of a cross entropy that ignored some of its targets."""
+    if node is None or node.name() != "NllLossBackward0" or node._saved_weight is not None:
+        return False
+    target = _saved(node, "target")
+    return target is not None and 0 < (_number(node, "total_weight") or 0.0) < target.numel()
+
+
 def added_by(node: Any) -> tuple[Any, ...]:
     """The steps of autograd's graph whose results this one adds up; none of any other step."""
     name = node.name() if node is not None else ""

@@ -406,6 +406,39 @@ def test_a_worker_that_waits_for_a_remote_call_while_the_other_shuts_down_is_tol
     assert "rank 0 is in rpc.shutdown()" in finding.cause
 
 
+SERVES_A_CALL_THAT_WAITS = """
+import os, threading
+import torch.distributed.rpc as rpc
+
+fresh = threading.Event()
+def pull():
+    fresh.wait()
+    return 3
+
+def push(): fresh.set()
+
+rank = int(os.environ["RANK"])
+os.environ["MASTER_PORT"] = os.environ["RPC_PORT"]
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+if rank == 0:
+    value = rpc.rpc_sync("worker1", pull)
+    rpc.rpc_sync("worker1", push)
+rpc.shutdown()
+"""
+
+
+def test_a_remote_call_that_waits_for_a_later_one_is_told(ranks2: Session, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    text = SERVES_A_CALL_THAT_WAITS
+    port = repr(str(free_port("127.0.0.1")))
+    path.write_text(text.replace('os.environ["RPC_PORT"]', port))
+    stuck = ranks2.run_script(str(path), store="rank0").error
+    assert isinstance(stuck, Stuck)
+    (finding,) = stuck.diagnosis.findings
+    assert (finding.category, finding.ranks) == (Category.LOCAL_DEADLOCK, (1,))
+    assert "(a call waits at train.py:7)" in finding.cause
+
+
 SPAWNING = """
 import os, sys
 import torch, torch.distributed as dist, torch.multiprocessing as mp

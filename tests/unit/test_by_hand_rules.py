@@ -116,6 +116,27 @@ def test_gradients_that_are_added_up_and_never_divided(
     assert kinds(facts, source=source) == [Category.LOSS_SCALING] * wrong
 
 
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("losses", "fields", "wrong"),
+    [
+        (MEANS, {}, True),
+        (MEANS, {"windows": ((2, 7),)}, False),  # as many micro-batches as ranks
+        (MEANS, {"type": "AdamW"}, False),
+        (tuple(LossFacts(1.0, False) for _ in range(4)), {}, False),
+        ((), {}, False),
+    ],
+)
+def test_gradients_that_are_divided_by_the_number_of_ranks_twice(
+    size: int, losses: Any, fields: Any, wrong: bool
+) -> None:
+    fields = {"windows": ((1, 7),), **fields}
+    facts = trained(size, even(size**-2, size), losses, last=lambda _: (1.0,), **fields)
+    assert kinds(facts) == [Category.LOSS_SCALING] * wrong
+    once = trained(size, even(1 / size, size), losses, last=lambda _: (1.0,), **fields)
+    assert kinds(once) == []
+
+
 @pytest.mark.parametrize(
     ("weights", "wrong"),
     [

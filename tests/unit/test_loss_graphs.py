@@ -41,6 +41,13 @@ def test_the_graph_of_a_loss(loss: torch.Tensor, factor: float, mean: bool, coun
     assert found.factor == pytest.approx(factor)
 
 
+def test_a_cross_entropy_says_whether_it_ignored_targets() -> None:
+    assert read_loss(F.cross_entropy(_X, _Y), None).ignores
+    assert read_loss(F.cross_entropy(_X, _Y) / 2, None).ignores
+    assert not read_loss(F.cross_entropy(_X, _Y.clamp(0)), None).ignores
+    assert not read_loss(F.cross_entropy(_X, _Y, weight=_WEIGHT), None).ignores
+
+
 @pytest.mark.parametrize(
     ("loss", "divisor"),
     [

@@ -31,6 +31,13 @@ def test_a_worker_that_no_call_will_wake_any_more_is_told() -> None:
     assert both == [(Category.LOCAL_DEADLOCK, (0, 1))]
 
 
+def test_a_call_that_waits_for_what_no_later_call_brings_is_told() -> None:
+    runs = coming(1, blocked=Blocked(Lacks.OWN_CALLS, threads=("a call waits at serve.py:9",)))
+    finding = the_one(lacks(0, Lacks.ANSWER), runs, shut(2))
+    assert (finding.category, finding.ranks) == (Category.LOCAL_DEADLOCK, (1,))
+    assert "(a call waits at serve.py:9)" in finding.cause and finding.waiting == (0, 2)
+
+
 def test_a_worker_that_ends_without_shutdown_is_told() -> None:
     finding = the_one(shut(0), shut(1), idle(2))
     assert (finding.category, finding.ranks) == (Category.EARLY_EXIT, (2,))
@@ -43,6 +50,9 @@ def test_a_worker_that_ends_without_shutdown_is_told() -> None:
         (shut(0), shut(1), coming(2)),
         (shut(0), shut(1), shut(2)),
         (coming(0), idle(1), idle(2)),
+        (lacks(0, Lacks.ANSWER), coming(1), shut(2)),  # rank 1 runs the call
+        (lacks(0, Lacks.ANSWER), lacks(1, Lacks.OWN_CALLS), coming(2)),  # rank 2 may end it
+        (lacks(0, Lacks.ANSWER), lacks(1, Lacks.REMOTE_CALL), shut(2)),  # the answer may be coming
     ],
 )
 def test_while_a_worker_is_busy_or_all_shut_down_nothing_is_said(ranks: Any) -> None:
@@ -57,9 +67,9 @@ def test_a_worker_that_failed_is_told_as_that_alone() -> None:
 def test_a_call_that_runs_on_a_thread_of_torchs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     own = threading.get_ident()
     monkeypatch.setattr(sys, "_current_frames", lambda: {own: None})
-    assert not rank_waiting._serves()
+    assert not rank_waiting._served()
     monkeypatch.setattr(sys, "_current_frames", lambda: {own: None, -1: None})
-    assert rank_waiting._serves()
+    assert list(rank_waiting._served()) == [-1]
     assert not rank_waiting._is_worker(), "this process uses no RPC"
 
 

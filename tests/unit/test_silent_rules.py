@@ -155,6 +155,31 @@ def test_a_factor_of_each_rank_for_gradients_of_one_sharded_model(
     assert kinds(*every) == [(Category.LOCAL_STATISTIC, (0, 1))] * wrong
 
 
+_CLIPS = "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)"
+_SCALE = 2.0**-10
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "source", "wrong"),
+    [
+        ((0.3, 0.4, 0.2), _SCALE, _CLIPS, True),
+        ((0.3, 0.4, 0.2), 1.0, _CLIPS, False),  # unscaled before
+        ((0.3, 0.3, 0.3), _SCALE, _CLIPS, False),  # divided by one number each time
+        ((3.0, 0.4, 0.2), _SCALE, _CLIPS, False),  # weighted
+        ((0.3, 0.4, 0.2), _SCALE, "p.grad /= tokens", False),
+        ((None, None, None), _SCALE, _CLIPS, False),
+        ((0.3, 0.4), _SCALE, _CLIPS, False),  # too few to say
+    ],
+)
+def test_gradients_that_are_clipped_before_they_are_unscaled(
+    before: tuple[float | None, ...], after: float, source: str, wrong: bool
+) -> None:
+    factors = tuple(b and b * after for b in before)
+    facts = optimizer(factors=factors, before_scaler=before)
+    every = [run(r, replicas=(model(),), optimizers=(facts,)) for r in (0, 1)]
+    assert kinds(*every, source=source) == [(Category.LOSS_SCALING, (0, 1))] * wrong
+
+
 @pytest.mark.parametrize(
     ("size", "factors", "fields", "wrong"),
     [
@@ -697,6 +722,29 @@ def test_means_over_far_fewer_values_on_one_rank(
 
 
 @pytest.mark.parametrize(
+    ("few", "many", "steps", "ignores", "wrong"),
+    [
+        (62, 90, 8, True, True),
+        (62, 90, 8, False, False),  # batches of two sizes
+        (62, 90, 6, True, False),  # in too few steps
+        (80, 90, 8, True, False),  # hardly fewer
+    ],
+)
+def test_means_over_fewer_tokens_on_the_same_rank_in_many_steps(
+    few: int, many: int, steps: int, ignores: bool, wrong: bool
+) -> None:
+    every = [
+        run(
+            rank,
+            losses=(LossFacts(1.0, True, float(count), HERE, ignores=ignores),) * steps,
+            replicas=(model(),),
+        )
+        for rank, count in enumerate((few, many))
+    ]
+    assert kinds(*every) == [(Category.LOSS_SCALING, (0, 1))] * wrong
+
+
+@pytest.mark.parametrize(
     ("divisors", "wrong"),
     [
         (((20, 18, 21, 19), (3, 4, 3, 5)), True),
@@ -904,6 +952,42 @@ def test_means_of_unequal_parts_where_nothing_is_trained(
         for rank, each in enumerate((evaluation, other))
     ]
     assert kinds(*every, source=SHARE) == [(Category.METRIC_MISAGGREGATION, (0, 1))] * wrong
+
+
+@pytest.mark.parametrize(
+    ("loads", "begins", "fields", "wrong"),
+    [
+        ((1, 0, 0), ((0.5,), (0.1,), (0.2,)), {}, True),
+        ((1, 0, 0), ((0.5,), (0.5,), (0.5,)), {}, False),  # sent to the others
+        ((1, 1, 1), ((0.5,), (0.1,), (0.2,)), {}, False),  # each its own
+        ((0, 0, 0), ((0.5,), (0.1,), (0.2,)), {}, False),
+        ((1, 0, 0), ((0.5,), (0.1,), (0.2,)), {"summed": ()}, False),  # nothing joins them
+        ((1, 0, 0), ((0.5,), (), (0.2,)), {}, False),  # not known
+    ],
+)
+def test_a_model_that_is_evaluated_and_loaded_on_some_ranks_alone(
+    loads: tuple[int, ...], begins: tuple[tuple[float, ...], ...], fields: Any, wrong: bool
+) -> None:
+    evaluation = replace(EvaluationFacts(0, place=_AT, summed=(_SUMS,), samples=9), **fields)
+    every = [
+        RunFacts(
+            rank,
+            1,
+            evaluated=(
+                ReplicaFacts(
+                    KEY,
+                    "Net",
+                    group_size=3,
+                    evaluations=(evaluation,),
+                    loads=count,
+                    load_place=HERE if count else None,
+                    begins=values,
+                ),
+            ),
+        )
+        for rank, (count, values) in enumerate(zip(loads, begins, strict=True))
+    ]
+    assert kinds(*every) == [(Category.CHECKPOINT_MISUSE, (0,))] * wrong
 
 
 EARLY = """

@@ -42,6 +42,10 @@ CASES = {
         [((1, 1, 1), (1, 1, 1), (), (width, width)) for width in (64, 80, 64)],
         (1,),
     ),
+    "each expects what it sends, and one of three pairs agrees by chance": (
+        [((9, 4, 7), (9, 4, 7)), ((4, 8, 2), (4, 8, 2)), ((6, 5, 1), (6, 5, 1))],
+        (0, 1, 2),
+    ),
     "two ranks, of which either may be right": ([((1, 3), (1, 1)), ((1, 1), (1, 1))], (0, 1)),
 }
 

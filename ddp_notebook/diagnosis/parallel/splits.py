@@ -126,6 +126,8 @@ def _whose(
     }
     if culprits:
         return tuple(sorted(culprits)), ", and announced another number before"
+    if _never_exchanged(there, members):
+        return tuple(sorted(there)), ": every rank expects what it sends, counts of its own"
     pairs = [{disagreement.sender, disagreement.receiver} for disagreement in wrong]
     common = set.intersection(*pairs)
     if len(common) == 1:
@@ -138,6 +140,17 @@ def _whose(
         if len(unlike) == 1:
             return tuple(unlike), ", and its splits are unlike the other ranks'"
     return tuple(sorted(there)), ""
+
+
+def _never_exchanged(there: Mapping[int, Splits], members: Ranks) -> bool:
+    """Every rank takes its own counts for what it gets, and all have other counts.
+
+    That two of them agree is then chance. No counts were exchanged before.
+    """
+    own = all(e.sends == e.receives and not e.announced for e in there.values())
+    lists = {splits.sends for splits in there.values()}
+    uneven = all(len(set(sends)) > 1 for sends in lists)
+    return own and uneven and len(there) == len(members) == len(lists)
 
 
 def _against_announced(

@@ -437,6 +437,30 @@ def summed_gradients(context: Context) -> Iterator[Finding]:
             )
 
 
+def divided_twice(context: Context) -> Iterator[Finding]:
+    """What ranks add up by hand is divided by their number twice, before and after.
+
+    Only where each step has one backward: otherwise a number of micro-batches may be as large.
+    """
+    for trained in _trained(context) if _are_whole_means(context) else ():
+        size, each = len(trained.of), trained.each
+        twice = all(_are(1 / size**2, w) for w in trained.weights()) and trained.used_the_same()
+        single = all([b for b, _ in e.windows] == [1] for e in trained.of.values())
+        scaled = is_adaptive(each) or chooses_rate_by_world(context.sources, where(context.facts))
+        if twice and single and not scaled and not trained.split:
+            yield trained.finding(
+                Category.LOSS_SCALING,
+                f"the gradients are divided by the number of ranks, {size}, twice: each step of "
+                f"{each.type} is {size} times smaller than with the mean over all samples",
+                "Divide once, before or after all_reduce; ReduceOp.AVG divides by itself.",
+                (
+                    f"what {each.type} used is the sum of what the ranks' backwards left, divided "
+                    f"by {size**2}, in {len(each.samples)} steps looked at",
+                    "the first losses on every rank are means, and not divided",
+                ),
+            )
+
+
 def _are_whole_means(context: Context) -> bool:
     """True when each loss that is known is a mean, and not divided."""
     losses = [loss for facts in context.facts.values() for loss in facts.losses]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
-from ddp_notebook.diagnosis.training.replicas import Model, differing, some
+from ddp_notebook.diagnosis.training.replicas import Model, differing, evaluated_models, some
 from ddp_notebook.diagnosis.training.rules import optimizers
 from ddp_notebook.model import (
     Category,
@@ -38,6 +38,18 @@ def loaded_on_some(context: Context) -> Iterator[Finding]:
                 key in optimizer.replicas for optimizer in of.values()
             ):
                 yield from _of_optimizer(model, of)
+
+
+def loaded_for_evaluation(context: Context) -> Iterator[Finding]:
+    """Ranks sum up what they evaluate with a model that some of them alone have loaded."""
+    for model in evaluated_models(context.facts):
+        summed = all(any(e.summed for e in each.evaluations) for each in model.of.values())
+        values = {rank: replica.begins for rank, replica in model.of.items()}
+        if summed and model.whole and len(set(values.values())) > 1 and () not in values.values():
+            loads = {
+                rank: (replica.loads, replica.load_place) for rank, replica in model.of.items()
+            }
+            yield from _finding(model, model.title, loads, ("values of its parameters",))
 
 
 def _steps_together(each: ReplicaFacts) -> bool:

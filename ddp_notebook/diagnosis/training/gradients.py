@@ -41,9 +41,10 @@ _FEWEST_SKIPPED = 4
 _HALVINGS = 8
 """After so many skipped steps a GradScaler's scale is 256 times smaller."""
 _MOSTLY = 0.5
-_UNEQUAL, _UNEQUAL_IN_MANY = 2.0, 1.5
+_UNEQUAL, _UNEQUAL_IN_MANY, _UNEQUAL_TOKENS = 2.0, 1.5, 1.2
 """Ranks that average over so many times as many samples as others, in each step; the second, in
-at least `_MANY_LOSSES` of them: by chance the same rank is not behind so often."""
+at least `_MANY_LOSSES` of them: by chance the same rank is not behind so often. The last is for
+targets, some of which are ignored: batches of other sizes may be meant, other padding is not."""
 
 _Of = Mapping[int, OptimizerFacts]
 
@@ -101,6 +102,40 @@ def _local(of: _Of, step: int, steps: int) -> Finding:
             f"{len(_common_steps(of))} steps in which it was one factor",
         ),
     )
+
+
+def clipped_scaled(context: Context) -> Iterator[Finding]:
+    """Gradients are clipped while a GradScaler's scale is in them, and divided by it afterwards.
+
+    To multiply them meanwhile is no mistake, as by one over the tokens: so the code must clip.
+    """
+    if not any(context.sources.with_words("clip_grad_norm_(")):
+        return
+    for of in optimizers(context.facts).values():
+        if not all(map(_is_clipped_scaled, of.values())):
+            continue
+        each = next(iter(of.values()))
+        clipped = [f"{f:.3g}" for f in each.before_scaler if f is not None]
+        yield Finding(
+            Category.LOSS_SCALING,
+            tuple(of),
+            f"the gradients are clipped before {each.type} steps while the scale of GradScaler is "
+            f"still in them, and divided by it afterwards{in_brackets(each.place)}: the limit is "
+            "that of scaled gradients, so steps are as many times too small as the scale is large",
+            "Call scaler.unscale_(optimizer) after backward() and before clip_grad_norm_().",
+            evidence=(
+                f"times {', '.join(clipped[:4])} between backward and GradScaler.step, which then "
+                "divided by the scale",
+            ),
+        )
+
+
+def _is_clipped_scaled(each: OptimizerFacts) -> bool:
+    """Before GradScaler.step never larger, by another factor each time; and divided within it."""
+    steps = zip(each.before_scaler, each.factors, strict=False)
+    before = [b for b, f in steps if b and f and f < _MOSTLY * b]
+    many = len(before) >= _FEWEST_LEFTOVERS and 2 * len(before) > len(each.factors)
+    return many and max(before) <= 1 + _APART and min(before) < (1 - _ABOUT) * max(before)
 
 
 def averaged_twice(context: Context) -> Iterator[Finding]:
@@ -258,8 +293,7 @@ def unequal_means(context: Context) -> Iterator[Finding]:
     """Some ranks' losses are means over far fewer samples, in every step; DDP averages them."""
     for model, rows in _losses(context):
         times, *places = _lopsided(rows)
-        least = _UNEQUAL_IN_MANY if len(rows[0]) >= _MANY_LOSSES else _UNEQUAL
-        if not _are_means(rows) or times < least:
+        if not _are_means(rows) or times < _least_times(rows):
             continue
         few, many = (tuple(model.of)[place] for place in places)
         yield Finding(
@@ -276,6 +310,13 @@ def unequal_means(context: Context) -> Iterator[Finding]:
                 for rank, row in zip(model.of, rows, strict=True)
             ),
         )
+
+
+def _least_times(rows: list[tuple[LossFacts, ...]]) -> float:
+    if len(rows[0]) < _MANY_LOSSES:
+        return _UNEQUAL
+    tokens = all(loss.ignores for row in rows for loss in row)
+    return _UNEQUAL_TOKENS if tokens else _UNEQUAL_IN_MANY
 
 
 def _are_means(rows: list[tuple[LossFacts, ...]]) -> bool:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +41,8 @@ _WAITS_IN_CPP = ("torch.autograd", "torch.nn.parallel", "torch.distributed", "to
 _PYTHONS_THREAD = "_bootstrap"
 """The function of `threading` at the bottom of every Python thread's stack."""
 _ENDED_BY_CALLS = (Lacks.LOCK, Lacks.EVENT)
+_STILL_S = 0.5
+"""Seconds after which a call of another rank that was seen twice at one place is stuck there."""
 _MOST_THREADS = 8
 """The longest chain of threads, each waiting for the next, that is followed."""
 
@@ -102,6 +105,8 @@ class Waiting:
         self._observer = observer
         self._user_code = user_code
         self._is_users = user_code.is_users
+        self._served_at: dict[int, tuple[tuple[int, int], float]] = {}
+        """By thread, where a call of another rank is, and since when it was seen there."""
 
     def activity(self, inside: str) -> Activity:
         """Its activity; `inside` is what it waits in, empty for nothing."""
@@ -165,8 +170,9 @@ class Waiting:
         path = blocked.file_lock(os.getpid()) or _polled_lock(stack)
         if path:
             return _behind_lock(path)
-        if _shuts_rpc_down(stack):
-            return None if _serves() else Blocked(Lacks.SHUTDOWN)
+        in_rpc = Lacks.SHUTDOWN if _shuts_rpc_down(stack) else _waits_for_answer(stack)
+        if in_rpc is not None:
+            return self._among_calls(in_rpc)
         others = _at_rest()
         if others is None or awaited.has_moved or _may_be_called():
             return None
@@ -176,6 +182,26 @@ class Waiting:
             return found
         # Another rank may call a function of the user's here.
         return replace(found, lacks=Lacks.REMOTE_CALL) if found.lacks in _ENDED_BY_CALLS else None
+
+    def _among_calls(self, lacks: Lacks) -> Blocked | None:
+        """The same of a wait in RPC, if no call of another rank runs here that can go on.
+
+        A call counts as stuck once it was seen twice at one place, some time apart.
+        """
+        served, now = _served(), time.monotonic()
+        before, self._served_at = self._served_at, {}
+        for ident, frame in served.items():
+            at = id(frame), _instruction(frame)
+            since = before[ident][1] if before.get(ident, (None,))[0] == at else now
+            self._served_at[ident] = at, since
+        if not served:
+            return Blocked(lacks)
+        stuck = all(map(_waits_in_python, served.values()))
+        still = all(now - since >= _STILL_S for _, since in self._served_at.values())
+        if not (stuck and still):
+            return None
+        lines = (self._user_code.describe(frame) for frame in served.values())
+        return Blocked(Lacks.OWN_CALLS, threads=tuple(f"a call waits at {at}" for at in lines))
 
     def _by_itself(self, stack: Sequence[FrameType], threads: tuple[str, ...]) -> Blocked | None:
         """The same, where its other threads all wait for locks."""
@@ -374,10 +400,32 @@ def _is_worker() -> bool:
     return False
 
 
-def _serves() -> bool:
-    """True while a thread that Python did not start runs Python code: a call of another rank."""
-    known = {thread.ident for thread in threading.enumerate()}
-    return not sys._current_frames().keys() <= known
+def _served() -> dict[int, FrameType]:
+    """By thread the innermost frames of calls of other ranks: Python did not start these threads.
+
+    One that asks Python for its thread becomes known to it, as a dummy.
+    """
+    dummy = threading._DummyThread
+    known = {t.ident for t in threading.enumerate() if not isinstance(t, dummy)}
+    return {ident: f for ident, f in sys._current_frames().items() if ident not in known}
+
+
+def _waits_in_python(frame: FrameType) -> bool:
+    """True of a wait without a limit for an event, a condition or a queue of Python's."""
+    of_threading = frame.f_globals.get("__name__") == "threading"
+    waits = of_threading and frame.f_code.co_name == "wait"
+    return waits and frame.f_locals.get("timeout", 0) is None
+
+
+def _waits_for_answer(stack: Sequence[FrameType]) -> Lacks | None:
+    """`Lacks.ANSWER` in ``rpc_sync``: torch's C++ waits there for what another rank returns."""
+    inner = stack[0] if stack else None
+    in_sync = (
+        inner is not None
+        and inner.f_code.co_name == "rpc_sync"
+        and inner.f_globals.get("__name__") == "torch.distributed.rpc.api"
+    )
+    return Lacks.ANSWER if in_sync else None
 
 
 def _shuts_rpc_down(stack: Sequence[FrameType]) -> bool:

@@ -77,7 +77,7 @@ class RunSummary:
             skipped=tracker.skipped,
             skipped_place=place_of(tracker.skipped_place),
             replicas=tuple(facts for _, facts in replicas),
-            evaluated=tuple(self._evaluated()),
+            evaluated=(*self._evaluated(), *_judged(self._tracker.plain.judged)),
             optimizers=tuple(self._optimizers(keys, digester)),
             copies=tuple(_copies(tracker.copies.values())),
             plain=tuple(_plain(tracker.plain.of)),
@@ -230,6 +230,7 @@ class RunSummary:
                 place=place_of(optimizer.place),
                 mesh=gradients.mesh if gradients else (),
                 factors=tuple(gradients.factors) if gradients else (),
+                before_scaler=tuple(gradients.before_scaler) if gradients else (),
                 pending_steps=gradients.pending_steps if gradients else 0,
                 pending_place=place_of(optimizer.pending_place),
                 idle_steps=optimizer.idle_steps,
@@ -275,6 +276,21 @@ def _plain(models: Iterable[PlainModel]) -> Iterator[model.ReplicaFacts]:
             starts=tuple(each.moments.starts),
             start_place=place_of(each.moments.start_line),
         )
+
+
+def _judged(models: Iterable[PlainModel]) -> Iterator[model.ReplicaFacts]:
+    """The models without DDP that this run evaluated, where it trained nothing."""
+    for each in models:
+        if each.moments.evaluations:
+            yield model.ReplicaFacts(
+                each.key,
+                each.type,
+                group_size=each.group_size,
+                begins=each.values,
+                evaluations=each.moments.evaluation_facts(),
+                loads=each.loads.count,
+                load_place=place_of(each.loads.place),
+            )
 
 
 def _copies(copies: Iterable[Copy]) -> Iterator[model.CopyFacts]:

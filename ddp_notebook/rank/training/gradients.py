@@ -34,12 +34,14 @@ def read_loss(loss: torch.Tensor, line: Line | None) -> model.LossFacts:
     """How a loss was computed, as its autograd graph shows."""
     node, factor = _constants(loss.grad_fn)
     count = torch_private.averaged_over(node)
+    ignores = torch_private.ignores_targets(node)
     if node is not None and count is not None:
         factor *= _constants(node.next_functions[0][0])[1]
     elif (means := _of_means(node)) is not None:
         factor, count = factor * means, 0.0
     divisor = 1 / factor if torch_private.is_sum(node) and 0 < factor < 1 else 0.0
-    return model.LossFacts(factor, count is not None, count or 0.0, place_of(line), divisor)
+    mean = count is not None
+    return model.LossFacts(factor, mean, count or 0.0, place_of(line), divisor, ignores)
 
 
 def _of_means(node: Any) -> float | None:
@@ -96,6 +98,9 @@ class Gradients:
     def begin(self) -> None:
         """Forget the last run."""
         self.factors: list[float | None] = []
+        self.before_scaler: list[float | None] = []
+        """Of `factors` the part before `GradScaler.step`; None of a step without one."""
+        self._before_scaler: float | None = None
         self.pending_steps = 0
         self.watched_steps = self.leftover_steps = 0
         self.watched = True
@@ -135,6 +140,13 @@ class Gradients:
         if self._left:
             self._left = self._kept()
 
+    def scaler_steps(self) -> None:
+        """`GradScaler.step` begins: it divides by the scale what was not yet, then has a step."""
+        if self._is_early:
+            self._before_scaler = _factor(
+                self._after_backward, list(map(_values, self._gradients()))
+            )
+
     def step_begins(self) -> bool:
         """Record their factor since the backward; True if other gradients are not reduced yet."""
         if not self._is_early:
@@ -144,6 +156,8 @@ class Gradients:
             now = [_values(tensor) for tensor in self._gradients()]
             weights = self._weights()
             self.factors.append(_factor(self._after_backward, now))
+            self.before_scaler.append(self._before_scaler)
+            self._before_scaler = None
             if not self.watched_steps:
                 self.first = _joined(now), _joined(weights)
             elif len(self.samples) < _SAMPLED_STEPS:

@@ -81,6 +81,7 @@ class TrainingHooks(Component):
         self._tracker.plain.hook_copy = self._hook_copy
         self._tell_before(DataParallel, "forward", self._data_parallel.forward)
         self._tell_before(torch.nn.Module, "load_state_dict", self._loads)
+        self._tell_before(torch.nn.Module, "eval", self._tracker.judged)
         self._tell_before(torch.optim.Optimizer, "load_state_dict", self._tracker.optimizer_loads)
         self._tell_before(torch.amp.GradScaler, "step", self._tracker.scaler_steps)
         register_optimizer_step_pre_hook(self._before_step)

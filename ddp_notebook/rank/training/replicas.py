@@ -154,6 +154,8 @@ class Tracker:
         """A backward of `loss` begins."""
         number = self.backwards
         self.backwards = number + 1
+        if self.plain.judged:
+            self.plain.train()
         self.evaluation = None
         self._small_buckets = 0
         for gradients in self._watched_gradients():
@@ -182,6 +184,8 @@ class Tracker:
         """`GradScaler.step` is called: it makes the optimizer's step, or skips it."""
         self.skipped += 1
         self.skipped_place = self.skipped_place or self._call_sites.users_line()
+        for gradients in self._watched_gradients():
+            gradients.scaler_steps()
 
     def backward_over(self) -> None:
         """A backward has ended well."""
@@ -238,7 +242,7 @@ class Tracker:
     def moments(self) -> list[Moments]:
         """Those of all models, with DDP and without."""
         with_ddp = [replica.moments for replica in self.replicas.values()]
-        return with_ddp + [plain.moments for plain in self.plain.of]
+        return with_ddp + [plain.moments for plain in (*self.plain.of, *self.plain.judged)]
 
     @property
     def summed_up(self) -> bool:
@@ -251,10 +255,16 @@ class Tracker:
         return [module for module in modules if module is not None]
 
     def module_loads(self, module: torch.nn.Module) -> None:
-        """`load_state_dict` of a module is called; ignored unless a DDP object contains it."""
+        """`load_state_dict` of a module is called: of one in a DDP object, or one to evaluate."""
+        self.judged(module, loads=True)
         replica = self.replicas.get(id(module)) or self.modules.get(id(module))
         if replica is not None and module in (replica.ref(), replica.module()):
             replica.loads.add()
+
+    def judged(self, module: torch.nn.Module, *, loads: bool = False) -> None:
+        """A module without DDP is put in evaluation mode, or loaded, in a run that trains none."""
+        if not (self.backwards or self.replicas):
+            self.plain.judge(module, loads=loads)
 
     def optimizer_loads(self, optimizer: torch.optim.Optimizer) -> None:
         """`load_state_dict` of an optimizer is called."""

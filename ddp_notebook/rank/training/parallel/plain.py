@@ -1,7 +1,8 @@
-"""Trained models that no DDP object contains, and copies of modules made before they were wrapped.
+"""Models that no DDP object contains, and copies of modules made before they were wrapped.
 
 Both are looked up once, when an optimizer is about to make its first step: until then nothing
-tells a model from any other module. A hook then sees their forwards.
+tells a model from any other module. Where nothing is trained, what is put in evaluation mode or
+loaded may be a model. A hook then sees their forwards.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank import torch_private
@@ -20,6 +22,7 @@ from ddp_notebook.rank.collectives.call_sites import CallSites
 from ddp_notebook.rank.training.evaluations import Moments
 from ddp_notebook.rank.training.parallel import held
 from ddp_notebook.rank.training.parallel.module_hook import ModuleHook
+from ddp_notebook.rank.training.tracked import Loads, few_values
 
 _MOST, _MOST_LOOKS, _MOST_ALIKE = 4, 4, 8
 Tell = Callable[["PlainModel", torch.nn.Module, Any], None]
@@ -38,14 +41,18 @@ class _Watch(ModuleHook):
 
 
 class PlainModel:
-    """A model that an optimizer trains, and that no DDP object contains."""
+    """A model that no DDP object contains, and that an optimizer trains, or a run evaluates."""
 
     def __init__(self, module: torch.nn.Module, number: int, call_sites: CallSites) -> None:
         self.ref = weakref.ref(module)
         self.type = type(module).__name__
         self.key = f"{made_of(module)} {number}"
         self.moments = Moments(call_sites)
-        self.steps = 0
+        self.loads = Loads(call_sites.users_line)
+        self.steps = self.group_size = 0
+        self.values: tuple[float, ...] = ()
+        """Some of its parameters' at its first forward, as the group's size: at the end of the run
+        both may be gone."""
         self.handle: Any = None
 
 
@@ -64,16 +71,30 @@ class PlainModels:
         """Forget the last run."""
         self.take_out()
         self.of: list[PlainModel] = []
+        self.judged: list[PlainModel] = []
+        """Those that were put in evaluation mode, or loaded, while nothing was trained."""
         self._by_optimizer: dict[int, list[PlainModel]] = {}
         self._looks = 0
 
     def take_out(self) -> None:
         """Remove the hooks: the run is over."""
-        for each in getattr(self, "of", ()):
+        for each in (*getattr(self, "of", ()), *getattr(self, "judged", ())):
             each.moments.backward()
-            if each.handle is not None:
-                each.handle.remove()
-                each.handle = None
+            _unhook(each)
+
+    def judge(self, module: torch.nn.Module, *, loads: bool = False) -> None:
+        """A module is put in evaluation mode, or loaded: it may be what this run evaluates."""
+        known = next((model for model in self.judged if model.ref() is module), None)
+        if known is None and len(self.judged) < _MOST and _is_whole(module):
+            known = self._watch(module, self.judged)
+        if known is not None and loads:
+            known.loads.add()
+
+    def train(self) -> None:
+        """This run trains: what it evaluates is no longer all it does."""
+        for each in self.judged:
+            _unhook(each)
+        self.judged.clear()
 
     def step_begins(
         self, optimizer: torch.optim.Optimizer, inside: Callable[[], Iterable[Any]]
@@ -108,17 +129,38 @@ class PlainModels:
         known = next((model for model in self.of if model.ref() is root), None)
         if known is not None:
             return known
+        return self._watch(root, self.of)
+
+    def _watch(self, root: torch.nn.Module, of: list[PlainModel]) -> PlainModel:
         name = made_of(root)
-        number = sum(model.key.startswith(name) for model in self.of)
+        number = sum(model.key.startswith(name) for model in of)
         model = PlainModel(root, number, self._call_sites)
-        self.of.append(model)
+        of.append(model)
         hook = _Watch(lambda module, args, named: self._forward(model, module, (args, named)))
         model.handle = root.register_forward_pre_hook(hook, with_kwargs=True)
         return model
 
     def _forward(self, model: PlainModel, module: torch.nn.Module, inputs: Any) -> None:
         if model.ref() is module:
+            if not model.group_size and dist.is_initialized():
+                model.group_size, model.values = dist.get_world_size(), few_values(module)
             self.tell(model, module, inputs)
+
+
+def _unhook(model: PlainModel) -> None:
+    if model.handle is not None:
+        model.handle.remove()
+        model.handle = None
+
+
+def _is_whole(module: torch.nn.Module) -> bool:
+    """True of a module whose parameters this rank has all of, and that nothing manages."""
+    parameters = list(module.parameters())
+    plain = all(
+        not torch.nn.parameter.is_lazy(each) and type(each.data) is torch.Tensor and each.is_cpu
+        for each in parameters
+    )
+    return bool(parameters) and plain and not _is_managed(module)
 
 
 def _is_managed(root: torch.nn.Module) -> bool:
