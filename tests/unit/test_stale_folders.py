@@ -61,8 +61,6 @@ def test_another_folder_that_stands_in_the_place_of_ours_is_not_removed(
     late = hold(made, ours.stat().st_ino)  # the fork server, which was told of ours
     assert not late.is_there
     late.remove()
-    late.let_go()
-    held.let_go()
     assert (theirs / "thesis.tex").exists()
 
 
@@ -77,7 +75,6 @@ def test_a_folder_is_removed_with_all_that_is_in_it_and_nothing_that_is_linked(
     (held.path / "link").symlink_to(tmp_path / "kept")
     (held.path / "deep" / "link").symlink_to(tmp_path / "kept")
     held.remove()
-    held.let_go()
     assert not held.path.exists() and (tmp_path / "kept" / "file").exists()
 
 
