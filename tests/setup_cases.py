@@ -68,7 +68,7 @@ def waiting(
 
 
 def knocking(rank: int, came: InitArguments | None = None, state: str = "refused") -> RankReport:
-    """It knocks where nobody opens."""
+    """It connects where nothing listens."""
     came = came or arguments(rank)
     probe = Probe(f"{came.master_addr}:{came.master_port}", state, "Connection refused")
     return waiting(rank, "store", came, probe=probe)

@@ -216,17 +216,26 @@ def is_forgotten(group: Any) -> bool:
     return known is not None and group not in known
 
 
-def keep_from_compiler(function: Any) -> bool:
+compilers_callback: Callable[[], Any] = getattr(
+    getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None),
+    "get_eval_frame_callback",
+    lambda: None,
+)
+"""None unless `torch.compile` looks at each function that is called, to compile it."""
+
+
+def keep_from_compiler(function: Any, inner_too: bool = True) -> bool:
     """Have `torch.compile` run `function`, and what it calls, as it is; False if it cannot.
 
     The compiler would read code of ours that torch calls, and refuse it. Its public switch
-    imports the compiler, which takes seconds.
+    imports the compiler, which takes seconds. Without `inner_too` it compiles what is called.
     """
     known: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     action = getattr(known, "_FrameAction", None)
     if action is None or not hasattr(known, "set_code_exec_strategy"):
         return False
-    strategy = known._FrameExecStrategy(action.SKIP, action.SKIP)
+    inner = action.SKIP if inner_too else action.DEFAULT
+    strategy = known._FrameExecStrategy(action.SKIP, inner)
     known.set_code_exec_strategy(function.__code__, strategy)
     return True
 

@@ -99,6 +99,38 @@ def test_torch_still_has_what_running_compiled_code_as_python_needs(tmp_path: Pa
     run_with_torch(COMPILED, tmp_path)
 
 
+COMPILED_DDP = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+graphs = []
+def backend(graph, _):
+    graphs.append(graph)
+    return graph.forward
+layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+model = torch.compile(DistributedDataParallel(layers), backend=backend)
+for _ in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+"""
+
+
+def test_a_compiled_ddp_object_is_counted_and_compiled_as_without_us(
+    ranks2: Session, tmp_path: Path
+) -> None:
+    """torch leaves a module of its own as it is, unless it has a hook."""
+    one = "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)"
+    alone = COMPILED_DDP.replace("graphs = []", f"graphs = []\n{one}")
+    run_with_torch(f"{alone}\nassert not graphs, graphs", tmp_path)
+    seen = (
+        "import gc\n"
+        "replicas = [each for each in gc.get_objects() if type(each).__name__ == 'Replica']\n"
+        "counted = [replica.forwards for replica in replicas if replica.module() is layers]\n"
+        "graphs = len(graphs)"
+    )
+    ranks2.run_cell(f"{COMPILED_DDP}\n{seen}").raise_for_error()
+    assert ranks2.pull("graphs") == {0: 0, 1: 0}
+    assert ranks2.pull("counted") == {0: [3], 1: [3]}
+
+
 def test_torch_still_has_the_functions_by_which_a_rank_in_set_up_is_known(tmp_path: Path) -> None:
     code = (
         "from torch.distributed import distributed_c10d\n"

@@ -93,7 +93,7 @@ def test_a_variable_can_be_mended_between_two_steps(session: Session) -> None:
     session.step(to="environment")
     table = session.step()
     assert table.rows[1].state == "waiting"
-    assert "nobody opens" in table.rows[1].text
+    assert "nothing answers" in table.rows[1].text
     found = session.why()
     assert found.findings[0].ranks == (1,)
     session.set_up(options())

@@ -36,6 +36,7 @@ from ddp_notebook.rank.training.replicas import Tracker
 from ddp_notebook.rank.training.samplers import Samplers
 from ddp_notebook.rank.training.saves import Saves
 from ddp_notebook.rank.training.step_marks import StepMarks
+from ddp_notebook.rank.training.tracked import Replica
 
 _IN_A_CHILD = "a forked child"
 
@@ -223,15 +224,14 @@ class TrainingHooks(Component):
         original: Callable[..., Any] = DistributedDataParallel.forward
         off, contained = self._off, self._contained
         tracker, samplers, mark = self._tracker, self._samplers, self._marks.mark
+        compilers_callback = torch_private.compilers_callback
 
-        @functools.wraps(original)
-        def forward(self: Any, *inputs: Any, **named: Any) -> Any:
-            __tracebackhide__ = True  # IPython leaves the frame out of the user's traceback
-            if off():
-                return original(self, *inputs, **named)
+        def begins(self: Any, inputs: Any, named: Any, callback: Any) -> Replica | None:
             replica = None
             with contained:
                 replica = tracker.replica(self)
+                if callback is not None:
+                    replica.take_out()
                 if not torch.is_grad_enabled():
                     replica.inside += 1
                     tracker.evaluation = replica.moments.evaluates(
@@ -243,20 +243,36 @@ class TrainingHooks(Component):
                     if samplers.current is not None:
                         samplers.forward((inputs, named))
                     mark(step_marks.FORWARD)
+            return replica
+
+        def ends(replica: Replica) -> None:
+            replica.inside -= 1
+            if torch.is_grad_enabled():
+                mark(step_marks.FORWARDED)
+
+        @functools.wraps(original)
+        def forward(self: Any, *inputs: Any, **named: Any) -> Any:
+            __tracebackhide__ = True  # IPython leaves the frame out of the user's traceback
+            if off():
+                return original(self, *inputs, **named)
+            replica = begins(self, inputs, named, compilers_callback())
             try:
                 return original(self, *inputs, **named)
             finally:
                 if replica is not None:
-                    replica.inside -= 1
-                    if torch.is_grad_enabled():
-                        mark(step_marks.FORWARDED)
+                    ends(replica)
 
+        for ours in (begins, ends, TrainingHooks._off, ModuleHook.__call__):
+            torch_private.keep_from_compiler(ours)
+        torch_private.keep_from_compiler(forward, inner_too=False)
         DistributedDataParallel.forward = forward  # type: ignore[method-assign]
         if not hasattr(DistributedDataParallel, "__del__"):
-            about_to_go = self._about_to_go
+            about_to_go, is_finalizing = self._about_to_go, sys.is_finalizing
 
             def __del__(self: DistributedDataParallel) -> None:  # noqa: N807  # Python's name
-                about_to_go(self)
+                # Python clears modules, ours too, and tensors: torch aborts if they are used then.
+                if not is_finalizing():
+                    about_to_go(self)
 
             DistributedDataParallel.__del__ = __del__  # type: ignore[attr-defined]
 
@@ -288,9 +304,10 @@ class TrainingHooks(Component):
     def _made(self, wrapped: DistributedDataParallel) -> None:
         if getattr(wrapped, "reducer", None) is None:
             return
-        module = self._tracker.replica(wrapped).module()
+        replica = self._tracker.replica(wrapped)
+        module = replica.module()
         if module is not None and not _is_hooked(module):
-            module.register_forward_pre_hook(ModuleHook(self._bypassed))
+            replica.handle = module.register_forward_pre_hook(ModuleHook(self._bypassed))
 
     def _loads(self, module: torch.nn.Module) -> None:
         if not self._tracker.has_inside(module) and _is_hooked(module):
@@ -340,8 +357,6 @@ class TrainingHooks(Component):
 
     def _about_to_go(self, wrapped: DistributedDataParallel) -> None:
         """A DDP object is about to be deleted: a script's objects are gone when it is over."""
-        if sys.is_finalizing():
-            return  # Python clears its tensors: torch aborts the process if they are used meanwhile
         try:
             group = getattr(wrapped, "process_group", None)
             if group is not None and torch_private.is_forgotten(group):

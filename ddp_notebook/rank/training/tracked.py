@@ -162,6 +162,8 @@ class Replica:
         """What a communication hook of the user's makes of its gradients."""
         self.inside = 0
         """Its forward is running."""
+        self.handle: Any = None
+        """Of the hook by which a forward past the object is seen; None where there is none."""
         self.last_facts: Any = None
         """The last facts of an object that was deleted."""
         self.begin()
@@ -178,6 +180,12 @@ class Replica:
         self.unready: tuple[str, ...] = ()
         self._unheld: list[tuple[str, weakref.ref[torch.Tensor], tuple[float, ...]]] = []
         self.loads = Loads(self._users_line)
+
+    def take_out(self) -> None:
+        """Remove the hook: torch compiles a module of its own that has one, and else does not."""
+        if self.handle is not None:
+            self.handle.remove()
+            self.handle = None
 
     @property
     def used(self) -> bool:
