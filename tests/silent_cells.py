@@ -627,22 +627,6 @@ for i in range(20):
         phase(torch.optim.SGD(body.parameters(), lr=0.1))
         """,
     ),
-    "micro-batches whose gradients are added up and never divided": (
-        "loss-scaling",
-        BOTH,
-        """
-        def train(steps):
-            opt.zero_grad()
-            for i in range(4 * steps):
-                last = (i + 1) % steps == 0
-                with contextlib.nullcontext() if last else net.no_sync():
-                    net(batch()).pow(2).mean().backward()
-                if last:
-                    opt.step()
-                    opt.zero_grad()
-        train(steps=3)
-        """,
-    ),
     "a gradient that is NaN though the loss is a number, so that a GradScaler skips every step": (
         "nan-on-one-rank",
         SECOND,

@@ -15,6 +15,18 @@ RIGHT = {
                     opt.zero_grad()
         train(steps=3)
     """,
+    "micro-batches whose gradients are added up, by a rate that may be meant for it": """
+        def train(steps):
+            opt.zero_grad()
+            for i in range(4 * steps):
+                last = (i + 1) % steps == 0
+                with contextlib.nullcontext() if last else net.no_sync():
+                    net(batch()).pow(2).mean().backward()
+                if last:
+                    opt.step()
+                    opt.zero_grad()
+        train(steps=3)
+    """,
     "a GradScaler that looks for its scale": """
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
         for i in range(12):

@@ -195,7 +195,6 @@ RULES: tuple[Rule, ...] = (
     Rule(gradients.averaged_twice, When.TRAINED, Explains.NOTHING),
     Rule(gradients.summed_by_hooks, When.TRAINED, Explains.NOTHING),
     Rule(gradients.divided_losses, When.TRAINED, Explains.NOTHING),
-    Rule(gradients.undivided_losses, When.TRAINED, Explains.NOTHING),
     Rule(gradients.unequal_means, When.TRAINED, Explains.NOTHING),
     Rule(by_hand.summed_gradients, When.TRAINED, Explains.NOTHING),
     Rule(by_hand.divided_twice, When.TRAINED, Explains.NOTHING),
@@ -288,7 +287,9 @@ def diagnose_training(
             f"ranks restart ({said_by(broken)}): please report this."
         )
     notes += _unrecorded({rank: of.unrecorded for rank, of in facts.items()})
-    return Diagnosis(tuple(folded(findings)), None, len(facts), notes=tuple(notes))
+    remarks = () if findings else tuple(gradients.undivided_losses(context))
+    shown = tuple(folded(findings))
+    return Diagnosis(shown, None, len(facts), notes=tuple(notes), remarks=remarks)
 
 
 def _of_ended(facts: Collection[RunFacts]) -> When:

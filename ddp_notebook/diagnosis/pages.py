@@ -322,15 +322,13 @@ PAGES: Mapping[Category, Page] = {
     Category.LOSS_SCALING: Page(
         _SILENT,
         "Loss or gradients are divided by the world size although DDP has averaged them; gradients "
-        "are added up by hand, or over micro-batches, and not divided, or twice; they are clipped "
+        "are added up by hand and not divided, or divided twice; they are clipped "
         "before they are unscaled; or ranks' means over fewer samples (tokens) than others' count "
         "as much.",
         "By what a few gradients were multiplied between backward and step, whether they are the "
-        "sum of those of all ranks, by what the graph of the first losses divides, and how many "
-        "backwards came before each step.",
-        "Divide once: DDP does over ranks; by hand, after all_reduce; each loss by the number of "
-        "micro-batches; by what all ranks have counted. Call scaler.unscale_(optimizer) before "
-        "clipping.",
+        "sum of those of all ranks, and by what the graph of the first losses divides.",
+        "Divide once: DDP does over ranks; by hand, after all_reduce; by what all ranks have "
+        "counted. Call scaler.unscale_(optimizer) before clipping.",
     ),
     Category.LOCAL_STATISTIC: Page(
         _SILENT,

@@ -150,7 +150,7 @@ class Remark:
     """A remark on a run without a problem: one line, and its evidence."""
 
     kind: str
-    """``slow-rank``."""
+    """``slow-rank``, ``undivided-micro-batches`` and others."""
     ranks: Ranks
     text: str
     evidence: tuple[str, ...] = ()

@@ -73,6 +73,17 @@ def test_a_healthy_cell_is_left_alone(ranks2: Session, name: str) -> None:
     assert all(not (each.notes or each.broken) for each in facts.values()), facts
 
 
+def test_micro_batches_that_nothing_divides_are_a_remark_of_a_run_without_a_problem(
+    ranks2: Session,
+) -> None:
+    (name,) = (name for name in RIGHT if name.startswith("micro-batches whose"))
+    ranks2.run_cell(cell(RIGHT[name])).raise_for_error()
+    diagnosis = ranks2.why()
+    assert not diagnosis.findings
+    assert "undivided-micro-batches" in {remark.kind for remark in diagnosis.remarks}
+    assert "No problem found" in diagnosis.headline
+
+
 def test_what_a_scripts_main_function_trained_is_known_when_it_is_over(
     ranks2: Session, tmp_path: Path
 ) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from collective_cases import found_in_training
 
+from ddp_notebook.diagnosis import diagnose_training
 from ddp_notebook.model import (
     Category,
     Collectives,
-    Finding,
     LossFacts,
     OptimizerFacts,
     Place,
+    Remark,
     RunFacts,
 )
 
@@ -31,20 +32,22 @@ def train(model, batches, opt, steps=4):
 """
 
 
-def found(source: str, losses: Any = None, **fields: Any) -> tuple[Finding, ...]:
+def remarks(source: str, losses: Any = None, **fields: Any) -> tuple[Remark, ...]:
     usual: dict[str, Any] = {"steps": 4, "windows": ((4, 3),), "span": (4, 16), "lrs": (0.1,)}
     kind = fields.pop("kind", "SGD")
     of = OptimizerFacts(f"{kind} 1", kind, place=HERE, **{**usual, **fields})
     losses = losses or (LossFacts(1.0, True, 8.0, HERE),) * 8
     facts = [RunFacts(r, 1, backwards=16, losses=losses, optimizers=(of,)) for r in (0, 1)]
-    return found_in_training(facts, Collectives({0: (), 1: ()}), source)
+    diagnosis = diagnose_training(dict(enumerate(facts)), Collectives(), {"train.py": source})
+    assert not diagnosis.findings, "the learning rate may have been chosen for it"
+    return diagnosis.remarks
 
 
 def test_gradients_of_micro_batches_that_are_added_up_and_never_divided() -> None:
-    (finding,) = found(CODE)
-    assert (finding.category, finding.ranks) == (Category.LOSS_SCALING, (0, 1))
-    assert "4 micro-batches" in finding.cause and "train.py:6" in finding.cause
-    assert any("(i + 1) % steps == 0" in line for line in finding.evidence)
+    (remark,) = remarks(CODE)
+    assert (remark.kind, remark.ranks) == ("undivided-micro-batches", (0, 1))
+    assert "4 micro-batches" in remark.text and "train.py:6" in remark.text
+    assert any("(i + 1) % steps == 0" in line for line in remark.evidence)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +62,7 @@ def test_gradients_of_micro_batches_that_are_added_up_and_never_divided() -> Non
     ],
 )
 def test_the_count_may_be_written_in_other_ways(source: str) -> None:
-    assert [each.category for each in found(source)] == [Category.LOSS_SCALING]
+    assert [remark.kind for remark in remarks(source)] == ["undivided-micro-batches"]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +79,7 @@ def test_the_count_may_be_written_in_other_ways(source: str) -> None:
     ],
 )
 def test_where_the_number_is_used_or_nothing_counts_to_it_nothing_is_said(source: str) -> None:
-    assert not found(source)
+    assert not remarks(source)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +97,7 @@ def test_where_the_number_is_used_or_nothing_counts_to_it_nothing_is_said(source
     ],
 )
 def test_losses_that_are_divided_or_no_means_are_no_mistake(fields: dict[str, Any]) -> None:
-    assert not found(CODE, **fields)
+    assert not remarks(CODE, **fields)
 
 
 # -- GradScaler ----------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from ddp_notebook.model import (
     LossFacts,
     OptimizerFacts,
     Ranks,
+    Remark,
     RunFacts,
     counted,
     in_brackets,
@@ -235,9 +236,10 @@ def divided_losses(context: Context) -> Iterator[Finding]:
             )
 
 
-def undivided_losses(context: Context) -> Iterator[Finding]:
+def undivided_losses(context: Context) -> Iterator[Remark]:
     """Gradients of micro-batches are added up, and nothing is divided by their number.
 
+    A remark, no finding: the learning rate may have been chosen for it.
     Several losses of one batch add up as well, and the parts of a sequence. So one line must have
     all backwards, each of a plain mean, and the code must count them to know when to step. Where
     gradients are clipped, or the optimizer is adaptive, their scale hardly matters.
@@ -256,14 +258,14 @@ def undivided_losses(context: Context) -> Iterator[Finding]:
     count = undivided_count(context.sources, where(context.facts), number)
     if count:
         each = next(iter(of.values()))
-        yield Finding(
-            Category.LOSS_SCALING,
+        yield Remark(
+            "undivided-micro-batches",
             tuple(of),
             f"{each.type} steps with the sum of the gradients of {number} micro-batches, each of a "
             f"mean: nothing is divided by their number, so they are {number} times those of one "
-            f"batch of all samples{in_brackets(place)}",
-            f"Divide each loss by the number of micro-batches, here {number}, before backward().",
-            evidence=(
+            f"batch of all samples{in_brackets(place)}. If the learning rate was not chosen for "
+            f"that, divide each loss by {number} before backward().",
+            (
                 f"each step after the first came {number} backwards after the one before; the step "
                 f"is made where {count}",
                 f"the first {len(losses) // len(of)} losses on every rank are means, and not "

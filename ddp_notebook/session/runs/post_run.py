@@ -44,8 +44,12 @@ def gather_facts(cluster: RankCluster, ranks: Ranks, run: int) -> dict[int, RunF
     return {rank: facts for rank, facts in answered(answers).items() if facts.run == run}
 
 
-def remarks(cluster: RankCluster, ranks: Ranks, run: int) -> tuple[Remark, ...]:
-    """Remarks on a run without a problem: whether a rank is slow."""
-    answers = cluster.ask(ranks, calls.STEP_TIMES, calls.Nothing(), ASK_TIMEOUT_S)
-    times = {rank: times for rank, times in answered(answers).items() if times.run == run}
-    return slow_ranks(times) if set(times) == set(ranks) else ()
+def remarks(run: CellRun, cluster: RankCluster) -> tuple[Remark, ...]:
+    """Remarks on a run without a problem: whether a rank is slow, what its training may lack."""
+    answers = cluster.ask(run.ranks, calls.STEP_TIMES, calls.Nothing(), ASK_TIMEOUT_S)
+    times = {rank: times for rank, times in answered(answers).items() if times.run == run.cell}
+    slow = slow_ranks(times) if set(times) == set(run.ranks) else ()
+    facts = gather_facts(cluster, run.ranks, run.cell) if times else {}
+    if set(facts) != set(run.ranks):
+        return slow
+    return *slow, *diagnose_training(facts, Collectives(), run.sources).remarks

@@ -201,7 +201,7 @@ class Why:
         if diagnosis.findings or len(run.ranks) < 2:
             return diagnosis
         started = run.started_ranks.remarks() if run.started_ranks is not None else ()
-        remarks = post_run.remarks(controller.cluster, run.ranks, run.cell)
+        remarks = post_run.remarks(run, controller.cluster)
         return replace(diagnosis, remarks=(*started, *remarks))
 
 
