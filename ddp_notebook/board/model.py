@@ -19,12 +19,12 @@ from ddp_notebook.model import (
     Loading,
     Role,
     Side,
+    Snapshot,
     StackLocation,
     Stage,
     Status,
     format_ranks,
 )
-from ddp_notebook.state.descriptions import RAISED
 from ddp_notebook.state.stack_locations import code_around
 from ddp_notebook.views.ansi import plain, preformatted, strip_ansi
 from ddp_notebook.views.findings import past_words, sentence, symbol, waiting_words
@@ -66,7 +66,7 @@ def board_json(board: Board, epoch_ns: int) -> dict[str, Any]:
         "world_size": board.snapshot.world_size,
         "ended": bool(board.snapshot.ended),
         "loading": _loading(board.snapshot.loading, epoch_ns),
-        "rows": [_row(row, epoch_ns) for row in board.rows[:MOST_ROWS]],
+        "rows": [_row(row, board.snapshot, epoch_ns) for row in board.rows[:MOST_ROWS]],
         "left_out": format_ranks(rank for row in board.rows[MOST_ROWS:] for rank in row.ranks),
         "notes": [_line(note, 4 * MOST_CHARACTERS) for note in board.notes if note in standing],
         "todo": [_line(note, 4 * MOST_CHARACTERS) for note in board.notes if note not in standing],
@@ -80,18 +80,21 @@ def _loading(loading: Loading | None, epoch_ns: int) -> dict[str, Any] | None:
     return {"percent": loading.percent, "since_us": _micros(loading.since_ns, epoch_ns)}
 
 
-def _row(row: BoardRow, epoch_ns: int) -> dict[str, Any]:
+def _row(row: BoardRow, snapshot: Snapshot, epoch_ns: int) -> dict[str, Any]:
     """All fields of a row but its age, which changes all the time, and what follows from them.
 
-    Of ranks that raised the error alone: the word beside it says the rest.
+    Of ranks that raised the error alone: the word beside it says the rest. That of a refused rank
+    names the rank, so it is not for a row of several.
     """
     wire = {
         name.replace("_ns", "_us"): _value(name, getattr(row, name), epoch_ns)
         for name in _ROW_FIELDS
     }
     derived = {"stages_passed": row.stages_passed, "gone": row.gone, "process": _line(row.process)}
-    if row.role in (Role.RAISED, Role.REFUSED):
-        wire["text"] = _line(row.text.removeprefix(RAISED))
+    state = next((state for state in snapshot.ranks if state.rank == row.ranks[0]), None)
+    alone = len(row.ranks) == 1 and row.role is Role.REFUSED
+    if state is not None and state.raised and (alone or row.role is Role.RAISED):
+        wire["text"] = _line(state.raised)
     return {**wire, **derived, "first": row.ranks[0], "count": len(row.ranks)}
 
 

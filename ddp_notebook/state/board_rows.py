@@ -106,7 +106,7 @@ def board_rows(facts: BoardFacts) -> tuple[BoardRow, ...]:
     if len(rows) < FOLD_FROM:
         return tuple(rows)
     groups: dict[object, list[BoardRow]] = {}
-    for row in rows:
+    for row in (_briefly(row, facts.diagnosis) for row in rows):
         groups.setdefault(_sameness(row), []).append(row)
     return tuple(map(_together, groups.values()))
 
@@ -114,8 +114,7 @@ def board_rows(facts: BoardFacts) -> tuple[BoardRow, ...]:
 def _sameness(row: BoardRow) -> object:
     """Equal for ranks that share a row."""
     return (
-        *(row.role, row.word, row.status, row.stage, row.entering, row.waits_for),
-        row.text.replace(_brings(row.ranks), "", 1),
+        *(row.role, row.word, row.status, row.stage, row.entering, row.text, row.waits_for),
         *(_kind_of_device(row.device), row.host, row.silent),
     )
 
@@ -124,11 +123,9 @@ def _together(rows: Sequence[BoardRow]) -> BoardRow:
     """One row for all; its times are those of the first rank, and of the one silent for longest."""
     if len(rows) == 1:
         return rows[0]
-    ranks = tuple(rank for row in rows for rank in row.ranks)
     return replace(
         rows[0],
-        ranks=ranks,
-        text=rows[0].text.replace(_brings(rows[0].ranks), _brings(ranks), 1),
+        ranks=tuple(rank for row in rows for rank in row.ranks),
         device=_kind_of_device(rows[0].device),
         pid=0,
         age_s=max(row.age_s for row in rows),
@@ -137,9 +134,14 @@ def _together(rows: Sequence[BoardRow]) -> BoardRow:
     )
 
 
-def _brings(ranks: Ranks) -> str:
-    """What a refused rank's error says of itself."""
-    return verb(ranks, "brings", "bring")
+def _briefly(row: BoardRow, diagnosis: Diagnosis | None) -> BoardRow:
+    """Of a refused rank, what it brought: its error names it, which no other rank's does."""
+    findings = diagnosis.findings if diagnosis is not None else ()
+    sides = (side for finding in findings for side in finding.sides)
+    own = next((side for side in sides if row.ranks[0] in side.ranks), None)
+    if row.role is not Role.REFUSED or own is None:
+        return row
+    return replace(row, text=f"{own.call} {own.tensor}".strip())
 
 
 def _kind_of_device(device: str) -> str:

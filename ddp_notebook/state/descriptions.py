@@ -59,10 +59,6 @@ def exit_text(exit_code: int) -> str:
         return f"killed by signal {-exit_code}"
 
 
-RAISED = "its last cell raised "
-"""Before the error of a rank that is ready again."""
-
-
 def describe(state: RankState) -> str:
     """What a rank does, waits for, raised last or died of, in a few words."""
     match state.status:
@@ -73,7 +69,7 @@ def describe(state: RankState) -> str:
         case Status.PAUSED:
             return state.detail
         case Status.READY:
-            return f"{RAISED}{state.raised}" if state.raised else ""
+            return f"its last cell raised {state.raised}" if state.raised else ""
         case Status.RUNNING:
             return state.doing or _run(state)
         case Status.FAILED:
