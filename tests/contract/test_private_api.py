@@ -131,6 +131,28 @@ def test_a_compiled_ddp_object_is_counted_and_compiled_as_without_us(
     assert ranks2.pull("counted") == {0: [3], 1: [3]}
 
 
+EVALUATED = """
+import torch, torch.distributed as dist
+layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+layers.load_state_dict(layers.state_dict())
+layers.eval()
+graphs = []
+def backend(graph, _):
+    graphs.append([node.name for node in graph.graph.nodes if node.op.startswith('call')])
+    return graph.forward
+model = torch.compile(layers, backend=backend, fullgraph=True)
+with torch.no_grad():
+    total = model(torch.ones(2, 4)).sum()
+dist.all_reduce(total)
+"""
+
+
+def test_a_model_that_is_only_evaluated_is_compiled_as_without_us(ranks2: Session) -> None:
+    ranks2.run_cell(EVALUATED).raise_for_error()
+    (graph,) = ranks2.pull("graphs")[0]
+    assert len(graph) == 2, "a linear layer and a ReLU"
+
+
 def test_torch_still_has_the_functions_by_which_a_rank_in_set_up_is_known(tmp_path: Path) -> None:
     code = (
         "from torch.distributed import distributed_c10d\n"

@@ -22,8 +22,10 @@ class ModuleHook:
         self._tell = tell
 
     def __call__(self, *got: Any) -> None:
-        # What looks at the inputs would become a part of the trace, which torch then refuses.
-        if not torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+        # What looks at the inputs would become a part of the trace or of what is compiled, which
+        # torch then refuses.
+        tracing = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+        if not (tracing or torch.compiler.is_compiling()):
             self._tell(*got)
 
     def __reduce__(self) -> Any:
