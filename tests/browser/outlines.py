@@ -11,6 +11,7 @@ import re
 import socket
 import time
 from collections.abc import Callable
+from difflib import unified_diff
 from pathlib import Path
 
 from playwright.sync_api import Locator
@@ -76,4 +77,5 @@ def check(name: str, seen: Callable[[], str]) -> None:
     deadline_s = time.monotonic() + WITHIN_S
     while (found := seen()) != saved and time.monotonic() < deadline_s:
         time.sleep(0.2)
-    assert found == saved, f"{path.name}: see outlines.py for how to save it anew"
+    lines = unified_diff(saved.splitlines(), found.splitlines(), "saved", "found", "", "", 0, "")
+    assert found == saved, f"{path.name}, which outlines.py can save anew: {' | '.join(lines)}"

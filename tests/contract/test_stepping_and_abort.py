@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from results import rank_pids
-from support import eventually, shared_session
+from support import eventually, pids_of, shared_session
 
 from ddp_notebook.errors import SetupFailed, UsageMistake
 from ddp_notebook.launch.timeouts import scaled_for_load
@@ -59,6 +59,13 @@ def test_stepping_begins_before_the_first_stage_and_ends_verified(session: Sessi
     session.run_cell("x = torch.ones(1); dist.all_reduce(x); assert x == 3").raise_for_error()
     with pytest.raises(UsageMistake, match="There is nothing to step"):
         session.step()
+
+
+def test_a_step_waits_for_ranks_that_have_not_left_their_pause_yet(session: Session) -> None:
+    """As on a busy machine: what brings the step to the ranks gets no core for a while."""
+    os.kill(pids_of(session).controller, signal.SIGSTOP)  # the session wakes it
+    table = session.step()
+    assert {row.passed for row in table.rows} == {"environment"}
 
 
 def test_a_rank_that_is_held_back_is_waited_for_and_nothing_times_out(session: Session) -> None:

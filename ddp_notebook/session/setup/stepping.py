@@ -173,7 +173,9 @@ def _await_arrival(bring_up: BringUp, moving: Ranks, interrupted: Callable[[], b
         elif time.monotonic() - since_s > _SETTLED_S:
             since_s = time.monotonic()
             case = bring_up.look()
-            if not case.where(Activity.BUSY):
+            # On a busy machine a rank may not have left its pause yet.
+            about_to_move = not bring_up.answered(case.where(Activity.HELD))
+            if not case.where(Activity.BUSY) and not about_to_move:
                 return
 
 
