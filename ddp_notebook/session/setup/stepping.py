@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Activity, Ranks, Stage, Status, StepTable, name_ranks, verb
+from ddp_notebook.model import Activity, Case, Ranks, Stage, Status, StepTable, name_ranks, verb
 from ddp_notebook.model.ddp import WrapStage
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted, quick_switches
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _SETTLED_S = 0.5
 """A rank that has waited so long in a stage will not arrive in this step."""
+_SILENT_S = 15.0
+"""Nor will one that has not answered for so long."""
 
 
 class Stepping:
@@ -158,7 +160,7 @@ def _await_arrival(bring_up: BringUp, moving: Ranks, interrupted: Callable[[], b
     """Wait until every rank in motion has arrived, failed, died, or can only wait for others."""
     record = bring_up.record
     looked_at: object = None
-    since_s = time.monotonic()
+    since_s = changed_s = time.monotonic()
 
     def arrived() -> bool:
         states = record.snapshot.ranks
@@ -170,13 +172,21 @@ def _await_arrival(bring_up: BringUp, moving: Ranks, interrupted: Callable[[], b
         picture = tuple((s.status, s.stage, s.entering, s.doing) for s in states)
         if picture != looked_at:
             looked_at, since_s = picture, time.monotonic()
+            changed_s = since_s
         elif time.monotonic() - since_s > _SETTLED_S:
             since_s = time.monotonic()
             case = bring_up.look()
-            # On a busy machine a rank may not have left its pause yet.
-            about_to_move = not bring_up.answered(case.where(Activity.HELD))
+            # On a busy machine a rank may not have left its pause yet, nor answer in time.
+            silent = () if since_s - changed_s > _SILENT_S else _unanswering(case)
+            about_to_move = not bring_up.answered((*case.where(Activity.HELD), *silent))
             if not case.where(Activity.BUSY) and not about_to_move:
                 return
+
+
+def _unanswering(case: Case) -> Ranks:
+    """The ranks that did not answer, but for those that a signal or a debugger has stopped."""
+    silent = (e for e in case.ranks if e.activity is Activity.SILENT)
+    return tuple(e.rank for e in silent if e.process != "stopped")
 
 
 def _why_not(bring_up: BringUp, ranks: Ranks | None) -> str:
