@@ -382,7 +382,7 @@ def _diagnosis(case: Case, findings: list[Finding], notes: Sequence[str]) -> Dia
 
 
 def _unrecorded(why: Mapping[int, str]) -> list[str]:
-    """That nothing is known of the collectives of these ranks, by why; empty where that is no."""
+    """Says which ranks' collectives are not recorded; `why` has the reason of each, or nothing."""
     known = {rank: cut(text, _LONGEST_ERROR) for rank, text in why.items() if text}
     if not known:
         return []

@@ -114,16 +114,17 @@ def jobs(folder: Path | None = None) -> list[Job]:
     ]
 
 
-def pids() -> frozenset[int]:
-    """The processes of this user's prepared jobs, those that ended as well."""
+def pids(among: Sequence[Job] | None = None) -> frozenset[int]:
+    """The processes of these jobs (None: this user's prepared ones), those that ended as well."""
     here = job_folder.namespace()
-    abouts = (p.about for job in jobs() for p in job.processes.values())
+    known_jobs = jobs() if among is None else among
+    abouts = (process.about for job in known_jobs for process in job.processes.values())
     return frozenset(about.pid for about in abouts if about.pids == here)
 
 
 def others(among: Sequence[Job]) -> list[dict[int, unprepared.Seen]]:
     """The jobs that run and are none of these: they were not prepared."""
-    found = unprepared.jobs(pids())
+    found = unprepared.jobs(pids(among))
     return [ranks for ranks in found if not any(known(r.pid, among) for r in ranks.values())]
 
 

@@ -87,7 +87,7 @@ class Prepared:
 
     @property
     def name(self) -> str:
-        """Its pid, as it was given, and its script."""
+        """Its pid, as it is where it runs, and its script."""
         return f"job {self._pid} ({self._title})"
 
     @property

@@ -30,8 +30,8 @@ button of the live board. The stages of set-up are
 _PROGRAM = """\
 ## In a program
 
-A magic does what a method of `Session` does: `%ddp_where` is `session.where()`, `%%ddp` is
-`run_cell`, `%ddp_run` is `run_script`; `help(Session)` has all. What goes wrong on ranks is in
+Most magics do what a method of `Session` does: `%ddp_where` is `session.where()`, `%%ddp` is
+`run_cell`, `%ddp_run` is `run_script`; `help(Session)` has them. What goes wrong on ranks is in
 `result.error`, with the cause and the remedy; a wrong call raises an error that says what to
 write. The ranks end with the program, or by `shutdown`.
 

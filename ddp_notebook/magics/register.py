@@ -105,7 +105,7 @@ def _magic(ui: NotebookUi, verb: Verb) -> Any:
             raise UsageError(f"{mistake}.{only_looked_at(ui.attached)}".rstrip(".")) from None
         except UsageMistake as mistake:
             raise UsageError(str(mistake)) from None
-        except Exception as error:
+        except (AttributeError, OSError, TypeError) as error:
             if isinstance(error, FileNotFoundError) and files.current_folder_is_gone():
                 raise UsageError(_NO_FOLDER) from None
             if why := replaced.why(error):

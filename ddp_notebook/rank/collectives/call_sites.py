@@ -74,8 +74,6 @@ class CallSite:
     thread: int = 0
     """The number of the thread of the user's that calls; 0 for the main thread."""
     caller: Caller = Caller.LIBRARY
-    by_function: bool = False
-    """It is one of torch.distributed's own functions that calls the group."""
     holders: tuple[tuple[int, _Code], ...] = ()
     """The frames that have such variables: how far out from the call, and what code they run."""
 
@@ -315,8 +313,8 @@ class CallSites:
         part: Part | None = None,
     ) -> CallSite:
         self._forget_if_many()
-        caller, by_function = self._caller(frame)
-        key = [-1 if part is not None else -2, -caller.value, by_function]
+        caller = self._caller(frame)
+        key = [-1 if part is not None else -2, -caller.value]
         seen: list[tuple[CodeType, int]] = []
         begin, ends = frame, False
         while frame is not None and len(seen) < _MOST_FRAMES and not ends:
@@ -334,7 +332,7 @@ class CallSites:
         if thread:
             key.append(-thread)
         site = self._sites.get(tuple(key)) or self._new_site(tuple(key), begin, part, thread)
-        site.caller, site.by_function = caller, by_function
+        site.caller = caller
         # Frames alone do not tell threads apart.
         if begin is not None and near is not None and not thread:
             wrapped = self._only_wrapped(begin, near)
@@ -343,18 +341,17 @@ class CallSites:
             self._last[at] = way, *self._last.get(at, ())[: _MOST_WAYS - 1]
         return site
 
-    def _caller(self, frame: FrameType | None) -> tuple[Caller, bool]:
-        """Who calls the function of torch's that `frame` is in; and whether there is one."""
+    def _caller(self, frame: FrameType | None) -> Caller:
+        """Who calls the function of torch's that `frame` is in."""
         if frame is None:
-            return Caller.LIBRARY, False
+            return Caller.LIBRARY
         first = code = self._code(frame)
         while (code.is_operator if first.is_operator else code.is_torchs) and frame.f_back:
             frame = frame.f_back
             code = self._code(frame)
         if first.is_operator:
-            return (Caller.OPERATOR_OF_USER if code.users else Caller.OPERATOR_OF_LIBRARY), False
-        by_function = first.is_torchs and bool(first.api)
-        return (Caller.USER if code.users else Caller.LIBRARY), by_function
+            return Caller.OPERATOR_OF_USER if code.users else Caller.OPERATOR_OF_LIBRARY
+        return Caller.USER if code.users else Caller.LIBRARY
 
     def _thread(self) -> int:
         """The number of this thread among those that call collectives; 0 for the main thread."""
