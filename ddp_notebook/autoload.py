@@ -8,9 +8,6 @@ import contextlib
 import os
 
 _WANTED = os.environ.get("DDP_NOTEBOOK", "0") not in ("", "0")
-if _WANTED:
-    with contextlib.suppress(Exception):
-        from ddp_notebook.rank.prepared import early
 
 
 def load() -> None:
@@ -18,3 +15,9 @@ def load() -> None:
     if _WANTED:
         with contextlib.suppress(Exception):
             early.begin()
+
+
+# Below, since the import may be the one that imports torch: torch then calls load() within it.
+if _WANTED:
+    with contextlib.suppress(Exception):
+        from ddp_notebook.rank.prepared import early

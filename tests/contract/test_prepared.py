@@ -104,11 +104,15 @@ def test_a_healthy_job_computes_the_same_and_has_no_finding(
     assert verdict.outcome is Outcome.NO_PROBLEM, verdict
 
 
-def test_a_script_can_be_run_prepared_where_torch_calls_nobody(
-    tmp_path: Path, started: list[subprocess.Popen], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("torch_calls_entry_points", ["0", "1"])
+def test_a_script_can_be_run_prepared_whether_or_not_torch_calls_entry_points(
+    torch_calls_entry_points: str,
+    tmp_path: Path,
+    started: list[subprocess.Popen],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is killed: then there is no end, but what it did when it had long waited."""
-    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", torch_calls_entry_points)
     ranks = launch(tmp_path, started, "hang", variable="0", by=("-m", "ddp_notebook.run"))
 
     verdict = found_in(ranks[0].pid)
