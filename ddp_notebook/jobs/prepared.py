@@ -195,11 +195,7 @@ def _gone(pid: int, everything: Sequence[Job]) -> str:
 def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
     if not job_folder.began(pid):
         return _gone(pid, everything)
-    try:
-        mine = Path(f"/proc/{pid}").stat().st_uid == Path("/proc/self").stat().st_uid
-    except OSError:
-        mine = False
-    if not mine:
+    if processes.other_user(pid) is not None:
         return f"Process {pid} is another user's: only that user can ask it."
     if (started := untold(pid)) and not was_set(pid):
         pids = ", ".join(map(str, started[:8]))
@@ -328,11 +324,8 @@ def _report(
 
 def _of_another_user(pid: int) -> str:
     """That a process has become another user's, whom alone it answers; empty if it has not."""
-    try:
-        user = Path(f"/proc/{pid}").stat().st_uid
-    except OSError:
-        return ""
-    return "" if user == os.geteuid() else f" as user {user}, and answers no other user"
+    user = processes.other_user(pid)
+    return "" if user is None else f" as user {user}, and answers no other user"
 
 
 def _stopped(rank: int, pid: int) -> RankReport:

@@ -117,7 +117,9 @@ def was_set(pid: int) -> bool:
 
 
 def elsewhere(pid: int) -> str:
-    """That a process writes its record into another folder than is read here; empty if not so."""
+    """That a process has a record for others, or in another folder than here; empty if not so."""
+    if (user := processes.other_user(pid)) is not None:
+        return f"It is a process of user {user}, whom alone it answers."
     try:
         theirs = processes.environment(pid)
     except OSError:

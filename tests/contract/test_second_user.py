@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import pytest
 
 from ddp_notebook.archive.format import SavedRun
 from ddp_notebook.archive.save import write
+from ddp_notebook.jobs import unprepared
 from ddp_notebook.launch import shared_fork_server
 from ddp_notebook.launch.session_folder import FOLDER_PREFIX, make_folder, sweep_stale_folders
 from ddp_notebook.model import Snapshot
@@ -188,6 +190,16 @@ def test_a_prepared_job_and_a_saved_run_are_closed_to_another_user(public: Path)
         assert as_nobody(ask_all_the_same) == [] and answered == []
     finally:
         questions.close()
+
+
+def test_root_is_told_that_a_job_of_another_user_answers_that_user_alone() -> None:
+    theirs = subprocess.Popen(["cat"], stdin=subprocess.PIPE, user=NOBODY)
+    try:
+        assert unprepared.elsewhere(theirs.pid) == (
+            f"It is a process of user {NOBODY}, whom alone it answers."
+        )
+    finally:
+        theirs.communicate()
 
 
 def test_a_job_that_another_user_pretends_to_have_is_not_looked_at(public: Path) -> None:

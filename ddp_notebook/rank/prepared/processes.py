@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +37,15 @@ def environment(pid: int) -> dict[str, str]:
     """The environment with which a process of this user's was started. Raises OSError."""
     lines = read(pid, "environ").split("\0")
     return {name: value for name, is_there, value in (e.partition("=") for e in lines) if is_there}
+
+
+def other_user(pid: int) -> int | None:
+    """The id of the user whose process it is; None of one of this user's, and of none."""
+    try:
+        user = Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return None
+    return user if user != os.geteuid() else None
 
 
 def launch_parameters(values: Mapping[str, str]) -> LaunchParameters | None:
