@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from results import rank_pids
@@ -15,8 +15,10 @@ from support import eventually, pids_of, shared_session
 from ddp_notebook.errors import SetupFailed, UsageMistake
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Status
+from ddp_notebook.model.events import Event, StageStarted
 from ddp_notebook.rank import calls
 from ddp_notebook.session import InitOptions, Session
+from ddp_notebook.session.record import Record
 from ddp_notebook.testing import cluster_of
 
 WITHIN_S = 4.0
@@ -64,6 +66,22 @@ def test_stepping_begins_before_the_first_stage_and_ends_verified(session: Sessi
 def test_a_step_waits_for_ranks_that_have_not_left_their_pause_yet(session: Session) -> None:
     """As on a busy machine: what brings the step to the ranks gets no core for a while."""
     os.kill(pids_of(session).controller, signal.SIGSTOP)  # the session wakes it
+    table = session.step()
+    assert {row.passed for row in table.rows} == {"environment"}
+
+
+def test_a_step_waits_for_what_ranks_say_of_it_though_their_calls_have_ended(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy machine: the thread that reads the ranks' events gets no core for a while."""
+    add = Record.add
+
+    def late(record: Record, events: Sequence[Event]) -> None:
+        if any(isinstance(event, StageStarted) for event in events):
+            threading.Event().wait(2)
+        add(record, events)
+
+    monkeypatch.setattr(Record, "add", late)
     table = session.step()
     assert {row.passed for row in table.rows} == {"environment"}
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Activity, Case, Ranks, Stage, Status, StepTable, name_ranks, verb
+from ddp_notebook.model import (
+    Activity,
+    Ranks,
+    RankState,
+    Stage,
+    Status,
+    StepTable,
+    name_ranks,
+    verb,
+)
 from ddp_notebook.model.ddp import WrapStage
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted, quick_switches
@@ -26,8 +35,8 @@ if TYPE_CHECKING:
 
 _SETTLED_S = 0.5
 """A rank that has waited so long in a stage will not arrive in this step."""
-_SILENT_S = 15.0
-"""Nor will one that has not answered for so long."""
+_LATE_S = 15.0
+"""Nor will one that has not answered, or left its pause, for so long."""
 
 
 class Stepping:
@@ -115,8 +124,9 @@ def step(
     if not moving:
         raise UsageMistake(_why_not(bring_up, ranks))
     while moving and not interrupted():
+        before = bring_up.record.snapshot.ranks
         bring_up.send_on(moving, to)
-        _await_arrival(bring_up, moving, interrupted)
+        _await_arrival(bring_up, [before[rank] for rank in moving], interrupted)
         # Ranks that waited for these when the step began have made progress meanwhile.
         moving = _short_of(bring_up, ranks, to) if to is not None else ()
     return table(bring_up)
@@ -156,16 +166,28 @@ def _the_store(bring_up: BringUp) -> tuple[str, ...]:
     return (f"store: {address}:{port}, hosted by {host}", f"keys of ranks in it: {keys}")
 
 
-def _await_arrival(bring_up: BringUp, moving: Ranks, interrupted: Callable[[], bool]) -> None:
-    """Wait until every rank in motion has arrived, failed, died, or can only wait for others."""
+def _await_arrival(
+    bring_up: BringUp, before: Sequence[RankState], interrupted: Callable[[], bool]
+) -> None:
+    """Wait until every rank in motion has arrived, failed, died, or can only wait for others.
+
+    `before` is what these ranks were when they were sent on.
+    """
     record = bring_up.record
+    moving = tuple(state.rank for state in before)
     looked_at: object = None
     since_s = changed_s = time.monotonic()
+
+    def still_before() -> Ranks:
+        states = record.snapshot.ranks
+        paused = (state for state in before if states[state.rank].status is Status.PAUSED)
+        return tuple(state.rank for state in paused if states[state.rank].stage == state.stage)
 
     def arrived() -> bool:
         states = record.snapshot.ranks
         inside = [r for r in bring_up.everyone if states[r].status is Status.SETTING_UP]
-        return not inside and bring_up.answered(moving)
+        # A call can return before the rank's own event has arrived.
+        return not inside and bring_up.answered(moving) and not still_before()
 
     while not record.wait_for(arrived, 0.05) and not interrupted():
         states = record.snapshot.ranks
@@ -177,16 +199,11 @@ def _await_arrival(bring_up: BringUp, moving: Ranks, interrupted: Callable[[], b
             since_s = time.monotonic()
             case = bring_up.look()
             # On a busy machine a rank may not have left its pause yet, nor answer in time.
-            silent = () if since_s - changed_s > _SILENT_S else _unanswering(case)
-            about_to_move = not bring_up.answered((*case.where(Activity.HELD), *silent))
-            if not case.where(Activity.BUSY) and not about_to_move:
+            silent = [r for r in case.where(Activity.SILENT) if not bring_up.answered((r,))]
+            stopped = {e.rank for e in case.ranks if e.process == "stopped"}
+            late = {*still_before(), *silent} - stopped
+            if not case.where(Activity.BUSY) and (not late or since_s - changed_s > _LATE_S):
                 return
-
-
-def _unanswering(case: Case) -> Ranks:
-    """The ranks that did not answer, but for those that a signal or a debugger has stopped."""
-    silent = (e for e in case.ranks if e.activity is Activity.SILENT)
-    return tuple(e.rank for e in silent if e.process != "stopped")
 
 
 def _why_not(bring_up: BringUp, ranks: Ranks | None) -> str:
