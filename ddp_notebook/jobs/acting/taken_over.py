@@ -194,7 +194,7 @@ class TakenOver:
 
     def _moved(self, ranks: Ranks, move: Move) -> dict[int, int | None]:
         """Move ranks at lines. Raises UsageMistake where none of them can be moved so."""
-        replies = self.ask(ranks, calls.MOVE, move, _ASK_TIMEOUT_S)
+        replies = self.ask(ranks, calls.MOVE, move, scaled_for_load(_ASK_TIMEOUT_S))
         answers = answered(replies)
         problems = {moved.problem for moved in answers.values()}
         if problems and all(problems):
@@ -271,7 +271,7 @@ class TakenOver:
         self, job: Job, ranks: Ranks, question: Question[calls.Nothing, Answer]
     ) -> dict[int, Answer | CannotAnswer]:
         sockets = {r: at for r, at in prepared.sockets_of(job).items() if r in ranks}
-        return ask(sockets, question, calls.Nothing(), _ASK_TIMEOUT_S)
+        return ask(sockets, question, calls.Nothing(), scaled_for_load(_ASK_TIMEOUT_S))
 
 
 class _Settled:
