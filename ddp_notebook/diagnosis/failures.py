@@ -113,8 +113,8 @@ def _left(left: Ranks, failed: Sequence[CellFinished]) -> Finding:
     )
 
 
-def raised_in(case: Case) -> tuple[Finding, ...]:
-    """Findings for what ranks raised, from a case alone."""
+def raised_in(case: Case, finished: Ranks = ()) -> tuple[Finding, ...]:
+    """Findings for what ranks raised, from a case alone; `finished` are ranks that ended well."""
     failed = (e for e in case.ranks if e.activity is Activity.FAILED and e.error_at)
     ends = [
         CellFinished(
@@ -128,6 +128,7 @@ def raised_in(case: Case) -> tuple[Finding, ...]:
         for e in failed
         if e.error_type != "KeyboardInterrupt"
     ]
+    ends += [CellFinished(rank=rank, cell=0, outcome="ok") for rank in finished]
     return raised(ends, tuple(e.rank for e in case.ranks))
 
 

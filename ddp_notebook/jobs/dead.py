@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddp_notebook.archive.replay import Replay, is_saved_run
-from ddp_notebook.diagnosis import diagnose_run
+from ddp_notebook.diagnosis import diagnose_run, failures
 from ddp_notebook.diagnosis.collectives.exits import GOT_TOO_MUCH
 from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import doing
@@ -76,7 +76,7 @@ def judged(gathered: Gathered) -> Diagnosis:
             *own_errors(case),
             *_conditional(by_rules),
         ]
-    findings = findings or _apart(gathered) or _died(case) or _undecided(gathered)
+    findings = findings or _apart(gathered) or _died(case) or _left(case) or _undecided(gathered)
     what = {report.rank: _doing(report) for report in case.ranks}
     diagnosis = replace(diagnosis, findings=tuple(findings), doing=what)
     sure = findings or _all_ended_well(case)
@@ -123,6 +123,16 @@ def _died(case: Case) -> list[Finding]:
     """Processes that ended by a signal or an exit code, if no rank is known to wait for them."""
     dead = [report for report in case.ranks if report.activity is Activity.DEAD]
     return [finding for finding in deaths(case, dead, ()) if not _is_victim(finding, case)]
+
+
+def _left(case: Case) -> list[Finding]:
+    """A rank that ended well, where all others lost their connection to one that had gone."""
+    finished = tuple(report.rank for report in case.ranks if report.exit_code == 0)
+    lost = case.where(Activity.FAILED)
+    if len(finished) != 1 or len(lost) + 1 != case.world_size:
+        return []
+    findings = failures.raised_in(case, finished)
+    return [finding for finding in findings if finding.ranks == finished]
 
 
 def _ended_in_set_up(case: Case) -> Iterable[Finding]:

@@ -386,7 +386,7 @@ for batch in data:
     net(batch).backward()
 dist.all_reduce(total)
 """
-CLOSED = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
 
 
 def lost(rank: int, script: Path, line: int, call: str, text: str) -> str:
@@ -436,6 +436,22 @@ def test_ranks_that_gave_up_in_different_calls_are_told_apart_by_the_code(trains
     same = trains.parent / "same.log"
     same.write_text(lost(0, trains, 8, "all_reduce", CLOSED) + closed)
     assert dead.why([same]).outcome is Outcome.UNDECIDED
+
+
+def test_a_rank_that_ended_well_before_all_others_lost_it_is_named(trains: Path) -> None:
+    """A rank that torchrun does not list among those that failed has ended well."""
+    log = trains.parent / "job.log"
+    both = lost(0, trains, 8, "all_reduce", CLOSED) + lost(2, trains, 8, "all_reduce", CLOSED)
+    log.write_text(both + summary((2, -15), (0, 1)))
+
+    (finding,) = dead.why([log]).diagnosis.findings
+
+    assert (finding.category.value, finding.ranks) == ("early-exit", (1,))
+    assert finding.waiting == (0, 2) and "train.py:8" in finding.evidence[0]
+
+    # Of two that ended it is not known which one left the others alone.
+    log.write_text(lost(2, trains, 8, "all_reduce", CLOSED) + summary((2, 1)))
+    assert dead.why([log]).outcome is Outcome.UNDECIDED
 
 
 def test_an_error_without_its_rank_is_the_failed_ranks(tmp_path: Path) -> None:
