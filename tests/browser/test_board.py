@@ -124,7 +124,7 @@ def test_a_board_comes_back_in_mid_run_in_two_tabs_and_says_when_the_kernel_is_g
             timeout=LAB_WITHIN_MS
         )
         second = Board(other)
-        expect(second.timeline).to_be_visible()
+        expect(second.timeline).to_be_visible(timeout=LAB_WITHIN_MS)
         second.press("why")
         for each in (second, board):
             expect(each.answer).to_contain_text("%ddp_why")
