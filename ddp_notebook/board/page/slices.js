@@ -59,9 +59,8 @@ export class Store {
       slice = known;
     } else {
       row.at.set(slice[NUMBER], slice);
-      const before = row.list.at(-1);
       row.list.push(slice);
-      if (before?.[ISSUED] > slice[ISSUED]) row.list.sort((a, b) => a[ISSUED] - b[ISSUED]);
+      if (row.list.at(-2)?.[ISSUED] > slice[ISSUED]) row.list.sort((a, b) => a[ISSUED] - b[ISSUED]);
       if (isOpen(slice)) this.pending++;
       if (row.list.length > this.perRank * 1.25) this.trim(row);
     }
