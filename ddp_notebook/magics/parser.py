@@ -6,15 +6,18 @@ import argparse
 import difflib
 import os
 import re
+import shlex
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 from IPython.utils.process import arg_split
 
+from ddp_notebook import files
 from ddp_notebook.model import DASHES, RankState
 
 
@@ -37,6 +40,13 @@ _WORD = re.compile(r"\s*(\S+)")
 _LIKE_AN_OPTION = re.compile(r"--[a-z][a-z-]+(=.*)?")
 """Python text that begins like this is a mistyped option."""
 
+_MOST_WORDS = 12
+"""Of the name of a file."""
+_BEFORE_UNIT = re.compile(r"(?<=\d)\s+(?=(?:s|ms|min|h|[KMG](?:i?B)?)(?:\s|$))", re.IGNORECASE)
+_LONG_DASH = re.compile(rf"(?<!\S)[{DASHES}]+(?=[a-z][a-z-])")
+_STRAIGHT = str.maketrans(dict.fromkeys("“”„‟«»″", '"') | dict.fromkeys("‘’‚‛′", "'"))
+"""Quotes and dashes as they are pasted from pages and text processors."""
+
 Completer = Callable[[str, Surroundings], Sequence[str] | None]
 """The completions of the word typed so far. None leaves it to IPython, which completes files."""
 
@@ -48,7 +58,8 @@ class Option:
     flag, "script" for a positional argument. Without a `default` it is False for a flag, the first
     of `choices`, None with a `type`, or else an empty string. Values have the default's type.
     `completer` completes them on Tab; without one Tab offers the choices. `is_text`: the text after
-    the options, with its quotes, as it was typed. `more` is for `argparse.add_argument`.
+    the options, with its quotes, as it was typed. `is_path`: a file or a folder, whose name may
+    have spaces. `more` is for `argparse.add_argument`.
     """
 
     def __init__(
@@ -60,6 +71,7 @@ class Option:
         choices: Sequence[str] = (),
         completer: Completer | None = None,
         is_text: bool = False,
+        is_path: bool = False,
         **more: Any,
     ) -> None:
         words = typed.split()
@@ -78,7 +90,7 @@ class Option:
         if self.default not in (None, False, "", []) and "default" not in help:
             self.help += f" (default {str(self.default).removesuffix('.0')})"
         self.completer = completer
-        self.is_text = is_text
+        self.is_text, self.is_path = is_text, is_path
         self._more = more
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
@@ -200,9 +212,12 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
 
     def _meant(self, line: str, unknown: Sequence[str]) -> str:
         """What the unknown words may have meant; empty if that is not clear."""
-        listed = _AFTER_COMMA.sub(",", line)  # --ranks 0, 1
-        if listed != line and not self.parse_known_args(arg_split(listed, strict=False))[1]:
-            return listed.strip()
+        straight = _LONG_DASH.sub("--", line.translate(_STRAIGHT))
+        listed = _AFTER_COMMA.sub(",", straight)  # --ranks 0, 1
+        joined = _BEFORE_UNIT.sub("", straight)  # --budget 10 s
+        for likely in (straight, listed, joined, self._with_known_name(line)):
+            if likely not in (line, "") and self._is_read(likely):
+                return likely.strip()
         first, equals, value = unknown[0].strip("(,)").partition("=")  # called as a function
         option, values = self._named(first.strip(DASHES).replace("_", "-")), unknown[1:2]
         if equals:
@@ -210,9 +225,40 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
         elif option is None:
             option, values = self._taking(first), unknown[:1]
         if option is None:
-            return ""
+            return self._with_new_name(line)
         needed = [] if option.is_flag else [*values, option.metavar][:1]
         return " ".join([option.names[-1], *needed])
+
+    def _is_read(self, line: str) -> bool:
+        return not self.parse_known_args(arg_split(line, strict=False))[1]
+
+    def about_spaces(self, line: str) -> str:
+        """A sentence to end an error with: which name in `line` needs quotes; empty for none."""
+        quoted = self._with_known_name(line)
+        return f" A name with spaces needs quotes: {self.prog} {quoted}" if quoted else ""
+
+    def _with_known_name(self, line: str) -> str:
+        """The line with quotes around the longest file's name that has spaces; empty for none."""
+        if not any(option.is_path for option in self._options):
+            return ""
+        words = arg_split(line, posix=os.name == "posix", strict=False)
+        for count in range(min(len(words), _MOST_WORDS), 1, -1):
+            for at in range(len(words) - count + 1):
+                name = " ".join(words[at : at + count])
+                if files.exists(Path(os.path.expanduser(name))):  # noqa: PTH111  # never raises
+                    return _with_name(words, at, count)
+        return ""
+
+    def _with_new_name(self, line: str) -> str:
+        """The line with all words that are no options as one name, where it takes one alone."""
+        words = arg_split(line, posix=os.name == "posix", strict=False)
+        plain = [word for word in words if word[:1] != "-"]
+        positional = [option for option in self._options if option.is_positional]
+        if [option.is_path for option in positional] != [True] or any("#" in w for w in plain):
+            return ""
+        others = [word for word in words if word[:1] == "-"]
+        quoted = _with_name([*plain, *others], 0, len(plain)) if len(plain) > 1 else ""
+        return quoted if self._is_read(quoted) else ""
 
     def _named(self, name: str) -> Option | None:
         """The option that `name` is like, one of torchrun's among them."""
@@ -232,3 +278,14 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
                 options.get("--world-size") if word.isdecimal() else None
             )
         return next((option for option in self._options if word in option.choices), None)
+
+
+def _with_name(words: Sequence[str], at: int, count: int) -> str:
+    """The words of a line as it is typed, with `count` of them from `at` on as one name."""
+    name = " ".join(words[at : at + count])
+    quoted = shlex.quote(name) if '"' in name else f'"{name}"'
+    return " ".join([*map(_as_typed, words[:at]), quoted, *map(_as_typed, words[at + count :])])
+
+
+def _as_typed(word: str) -> str:
+    return word if _WORD.fullmatch(word) and not {"'", '"'} & {*word} else shlex.quote(word)

@@ -93,6 +93,7 @@ def test_an_unknown_category_is_answered_with_the_likely_one(
 def test_a_current_folder_that_is_gone_is_said_by_every_verb() -> None:
     parser = SimpleNamespace(read=lambda _: SimpleNamespace())
     verb: Any = SimpleNamespace(
+        name="ddp_where",
         parser=parser,
         run=lambda *_: Path.cwd(),
         summary="",
@@ -100,9 +101,29 @@ def test_a_current_folder_that_is_gone_is_said_by_every_verb() -> None:
         help_page=str,
         is_python=True,
     )
-    ui: Any = SimpleNamespace(runs=SimpleNamespace(announce_end=lambda: None))
+    runs = SimpleNamespace(announce_end=lambda: None)
+    ui: Any = SimpleNamespace(runs=runs, attached=None)
     with pytest.raises(UsageError, match=r"current folder was removed.*%cd ~"):
         register._magic(ui, verb)("")
+
+
+def test_a_path_with_spaces_is_shown_in_quotes_by_every_verb_that_takes_one(
+    shell2: Any,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my train.py").write_text("print('trained')")
+    (tmp_path / "my logs").mkdir()
+    for call, right in (
+        ("save my run.json", '%ddp_save "my run.json"'),
+        ("replay my train.py", '%ddp_replay "my train.py"'),
+        ("attach my logs", '%ddp_attach "my logs"'),
+        ("run my train.py --epochs 2", '%ddp_run "my train.py" --epochs 2'),
+    ):
+        assert right in said(shell2, capsys, f"%ddp_{call}")
+    assert "trained" in said(shell2, capsys, right, ok=True)
 
 
 def test_ranks_at_lines_need_ranks(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:

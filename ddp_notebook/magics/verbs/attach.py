@@ -103,6 +103,7 @@ ATTACH = Verb(
             nargs="*",
             default=[],
             completer=files,
+            is_path=True,
         ),
     ),
 )

@@ -183,7 +183,7 @@ SCRIPT = Verb(
             "ranks itself, as by mp.spawn; they are diagnosed",
         ),
         *options.RUN_OPTIONS,
-        Option("script", "the script", completer=files),
+        Option("script", "the script", completer=files, is_path=True),
         Option("arguments", "its arguments", nargs=argparse.REMAINDER),
     ),
 )
