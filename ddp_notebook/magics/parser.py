@@ -30,11 +30,15 @@ class Surroundings:
 
 
 _ELSEWHERE = dict.fromkeys(
-    ("np", "nproc", "nprocs", "nproc-per-node", "num-processes", "num-ranks", "size"), "world-size"
+    ("ranks", "np", "nproc", "nprocs", "nproc-per-node", "num-processes", "num-ranks", "size"),
+    "world-size",
 )
 """Options of torchrun, mpirun and others, with the names they have here."""
 _RANK_SET = re.compile(rf"all|[{DASHES}\d,]*\d")
-_AFTER_COMMA = re.compile(r"\s*,\s*(?=\d)")
+_RANK_LIST = re.compile(rf"(--ranks[ =])([\[({{]?\d[{DASHES}\d, ]*\d[\])}}]?)(?=\s|$)")
+"""Ranks with blanks between them, or in brackets as in Python."""
+_CELL_PLACE = re.compile(r"(?<!\S)cell[ :](\d+)[ :,]+(?:line )?(\d+)")
+_FILE_PLACE = re.compile(r"(\S+\.py)[ ,]+(?:line )?(\d+)")
 _SIMILAR = 0.6
 _WORD = re.compile(r"\s*(\S+)")
 _LIKE_AN_OPTION = re.compile(r"--[a-z][a-z-]+(=.*)?")
@@ -44,6 +48,10 @@ _MOST_WORDS = 12
 """Of the name of a file."""
 _BEFORE_UNIT = re.compile(r"(?<=\d)\s+(?=(?:s|ms|min|h|[KMG](?:i?B)?)(?:\s|$))", re.IGNORECASE)
 _LONG_DASH = re.compile(rf"(?<!\S)[{DASHES}]+(?=[a-z][a-z-])")
+_ABOUT_OPTION = re.compile(r"argument (\S+):")
+_WITH_UNIT = re.compile(
+    r"argument (--timeout): invalid float value: '(\d+(?:\.\d+)?) *(s|sec|seconds?|m|min|minutes?)'"
+)
 _STRAIGHT = str.maketrans(dict.fromkeys("“”„‟«»″", '"') | dict.fromkeys("‘’‚‛′", "'"))
 """Quotes and dashes as they are pasted from pages and text processors."""
 
@@ -149,14 +157,30 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
             add_help=False,
             formatter_class=_HelpFormatter,  # IPython's own writes reStructuredText
         )
-        self.example = examples[0][0]
+        self._calls = [call for call, _ in examples]
         self._options = options
         for option in (HELP, *options):
             option.add_to(self)
 
     def error(self, message: str) -> NoReturn:
         """Raises a UsageError that says what is wrong and what to type."""
-        raise UsageError(f"{message}. For example: {self.example}   ({self._all_options})")
+        if (number := _WITH_UNIT.fullmatch(message)) is not None:
+            name, digits, minutes = number[1], number[2], number[3].startswith("m")
+            seconds = float(digits) * (60 if minutes else 1)
+            raise UsageError(
+                f"{name} is in seconds, without a unit. Type: {name} {seconds:g}   "
+                f"({self._all_options})"
+            )
+        raise UsageError(
+            f"{message}. For example: {self._example(message)}   ({self._all_options})"
+        )
+
+    def _example(self, message: str) -> str:
+        """A call with the option that `message` is about, if there is one; else the first."""
+        about = _ABOUT_OPTION.match(message)
+        names = set(about[1].split("/")) if about is not None else set()
+        own = (call for call in self._calls if names & set(call.split()))
+        return next(own, self._calls[0])
 
     @property
     def _all_options(self) -> str:
@@ -213,9 +237,10 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
     def _meant(self, line: str, unknown: Sequence[str]) -> str:
         """What the unknown words may have meant; empty if that is not clear."""
         straight = _LONG_DASH.sub("--", line.translate(_STRAIGHT))
-        listed = _AFTER_COMMA.sub(",", straight)  # --ranks 0, 1
+        listed = _RANK_LIST.sub(_as_rank_set, straight)  # --ranks (0, 1)
         joined = _BEFORE_UNIT.sub("", straight)  # --budget 10 s
-        for likely in (straight, listed, joined, self._with_known_name(line)):
+        place = _CELL_PLACE.sub(r'"cell \1:\2"', _FILE_PLACE.sub(r"\1:\2", straight))
+        for likely in (straight, listed, joined, place, self._with_known_name(line)):
             if likely not in (line, "") and self._is_read(likely):
                 return likely.strip()
         first, equals, value = unknown[0].strip("(,)").partition("=")  # called as a function
@@ -226,6 +251,8 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
             option, values = self._taking(first), unknown[:1]
         if option is None:
             return self._with_new_name(line)
+        if type(option.default) is int:
+            values = list(filter(str.isdecimal, values))
         needed = [] if option.is_flag else [*values, option.metavar][:1]
         return " ".join([option.names[-1], *needed])
 
@@ -263,7 +290,7 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
     def _named(self, name: str) -> Option | None:
         """The option that `name` is like, one of torchrun's among them."""
         options = {o.names[-1].lstrip("-"): o for o in self._options if not o.is_positional}
-        name = _ELSEWHERE.get(name, name)
+        name = name if name in options else _ELSEWHERE.get(name, name)
         near = [o for o in options if len(name) == 1 and o.startswith(name)]
         near = near or difflib.get_close_matches(name, options, 1, _SIMILAR)
         return options[near[0]] if near else None
@@ -289,3 +316,8 @@ def _with_name(words: Sequence[str], at: int, count: int) -> str:
 
 def _as_typed(word: str) -> str:
     return word if _WORD.fullmatch(word) and not {"'", '"'} & {*word} else shlex.quote(word)
+
+
+def _as_rank_set(match: re.Match[str]) -> str:
+    """`--ranks 0,1` for what `_RANK_LIST` has found."""
+    return match[1] + ",".join(re.split(r"[,\s]+", match[2].strip("[](){} ")))

@@ -55,6 +55,11 @@ INIT = "%ddp_init --world-size 4"
             "UsageError: unrecognized arguments: --wrld-size 4. "
             f"Did you mean: {INIT}   (all options: %ddp_init -h)",
         ),
+        (
+            "%ddp_init --master-addr 127.0.0.1:29500",
+            "UsageError: --master-addr is an address without a port. Type: --master-addr 127.0.0.1 "
+            "--master-port 29500",
+        ),
         ("%ddp_init --timeout 0", "UsageError: --timeout is in seconds and must be more than 0"),
         (
             "%%ddp\nx = 1",

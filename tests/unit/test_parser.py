@@ -46,6 +46,13 @@ PARSERS = {verb.name: verb.parser for verb in VERBS}
         ("ddp_replay the last run.json", '%ddp_replay "the last run.json"'),
         ("ddp_save run.json force", "%ddp_save --force"),
         ("ddp_save run.json # before", ""),
+        ("ddp --ranks 0 1", "%%ddp --ranks 0,1"),
+        ("ddp --ranks (0, 1) --detach", "%%ddp --ranks 0,1 --detach"),
+        ("ddp ranks 1", "%%ddp --ranks 1"),
+        ("ddp_init --ranks 4", "%ddp_init --world-size 4"),
+        ("ddp_init --ranks 0-3", "%ddp_init --world-size N"),
+        ("ddp_break cell 3:7", '%ddp_break "cell 3:7"'),
+        ("ddp_break train.py line 42 --once", "%ddp_break train.py:42 --once"),
     ],
 )
 def test_a_wrong_line_names_the_right_call(line: str, call: str) -> None:
@@ -53,6 +60,22 @@ def test_a_wrong_line_names_the_right_call(line: str, call: str) -> None:
     with pytest.raises(UsageError) as error:
         PARSERS[verb].read(rest)
     assert str(error.value).partition("Did you mean: ")[2].partition("   (all options")[0] == call
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("ddp --step", "expected one argument. For example: %%ddp --step collective "),
+        ("ddp_init --timeout 30s", "--timeout is in seconds, without a unit. Type: --timeout 30 "),
+        ("ddp_wait --timeout 2min", "Type: --timeout 120 "),
+        ("ddp_wait --timeout soon", "invalid float value: 'soon'. For example: %ddp_wait --timeou"),
+    ],
+)
+def test_a_wrong_value_is_answered_with_a_call_that_has_the_option(line: str, words: str) -> None:
+    verb, _, rest = line.partition(" ")
+    with pytest.raises(UsageError) as error:
+        PARSERS[verb].read(rest)
+    assert words in str(error.value)
 
 
 @pytest.mark.parametrize("line", ["print(rank)", "# on all ranks", "x = 3", "--ranks 0 x = 3"])
