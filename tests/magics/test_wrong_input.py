@@ -131,6 +131,24 @@ def test_a_path_with_spaces_is_shown_in_quotes_by_every_verb_that_takes_one(
     assert "trained" in said(shell2, capsys, right, ok=True)
 
 
+def test_a_launcher_before_the_script_and_an_option_behind_it_are_told_where_they_belong(
+    shell2: Any,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import sys; print('trained with', sys.argv[1:])")
+    for launcher in ("torchrun --nproc_per_node 2", "python"):
+        text = said(shell2, capsys, f"%ddp_run {launcher} train.py --epochs 2")
+        name = launcher.partition(" ")[0]
+        assert f"the launcher. Leave {name} out: %ddp_run train.py" in text
+    text = said(shell2, capsys, "%ddp_run train.py --detach", ok=True)
+    assert "so the script gets it" in text and "come first: %ddp_run --detach train.py" in text
+    assert "trained with ['--detach']" in text
+    assert "the script gets it" not in said(shell2, capsys, "%ddp_run train.py --lr 1", ok=True)
+
+
 def test_ranks_at_lines_need_ranks(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
     for call in ("break 3", "step", "print x", "set x = 1", "frame", "where", "attach_editor"):
         none = f"UsageError: %ddp_{call.split()[0]} needs ranks, and there are none. Start them"
