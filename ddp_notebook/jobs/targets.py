@@ -13,7 +13,7 @@ from ddp_notebook.archive.format import Observed, SavedRun
 from ddp_notebook.errors import UsageMistake, named_file
 from ddp_notebook.jobs import dead, hosts, picture, prepared, stacks, unprepared
 from ddp_notebook.jobs.hosts.target import Elsewhere
-from ddp_notebook.jobs.outside.target import Unprepared
+from ddp_notebook.jobs.outside.target import Unprepared as Unprepared  # for what asks which it is
 from ddp_notebook.jobs.prepared import Job
 from ddp_notebook.jobs.verdict import Verdict
 from ddp_notebook.model import (

@@ -9,7 +9,6 @@ from typing import Any
 
 from ddp_notebook import jobs
 from ddp_notebook.errors import NoSession, UsageMistake
-from ddp_notebook.jobs.outside.target import Unprepared
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.tab.completers import files
 from ddp_notebook.magics.ui import CallerUi, NotebookUi
@@ -224,7 +223,7 @@ _ACTS = tuple(f"ddp_{name}" for name in ("abort", "break", "frame", "print", "se
 
 def _how_to_act_on(job: jobs.targets.Target) -> str:
     """What to type; empty where the job has ended, or its ranks are on other hosts."""
-    if isinstance(job, Unprepared):
+    if isinstance(job, jobs.targets.Unprepared):
         return (
             "To act on a job, start it so: DDP_NOTEBOOK=1 torchrun train.py; then "
             "%ddp_attach PID --take-over"
