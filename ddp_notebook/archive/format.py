@@ -14,6 +14,7 @@ from ddp_notebook.model.diagnosis import Diagnosis
 from ddp_notebook.model.events import SESSION, CellFinished, Output, RankExited
 from ddp_notebook.model.ranks import Ranks
 from ddp_notebook.model.state import Moment, Snapshot
+from ddp_notebook.state.line_stops import LinePause, LineStops
 
 FORMAT = "ddp_notebook run"
 """What a file of ours says it is."""
@@ -110,6 +111,16 @@ class SavedRun:
             if isinstance(moment.event, RankExited)
             or (isinstance(moment.event, CellFinished) and moment.event.cell == self.run)
         }
+
+    @property
+    def pauses(self) -> tuple[LinePause, ...]:
+        """From when until when ranks were paused at lines in the last run."""
+        stops = LineStops()
+        for moment in self.moments:
+            event = moment.event
+            if event is not None and getattr(event, "cell", self.run) == self.run:
+                stops.take(event, moment.at_ns)
+        return stops.pauses
 
     @property
     def duration_s(self) -> float:

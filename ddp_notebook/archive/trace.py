@@ -37,6 +37,7 @@ from ddp_notebook.model import (
     Status,
 )
 from ddp_notebook.state.descriptions import exit_text
+from ddp_notebook.state.line_stops import LinePause, LineStops
 
 _LATE_NS = 5_000_000_000
 """An event that would have been on its way longer has a clock that cannot be trusted."""
@@ -157,6 +158,13 @@ def _held(collective: Collective) -> _Slice | None:
     return _Slice(name, "paused", begin_ns, collective.issued_ns, {"phase": Phase.HELD.value})
 
 
+def _pause(pause: LinePause, axis: _Axis) -> _Slice:
+    """For how long its rank was paused at a line: inside the slice of its cell."""
+    args = {"place": str(pause.place), "line": pause.place.text, "why": pause.why}
+    name, ended_ns = f"line {pause.place.line} (paused)", pause.ended_ns or axis.end_ns
+    return _Slice(name, "paused", pause.began_ns, ended_ns, _without_empty(args))
+
+
 def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
     """A collective from its issue to its end. What is unknown of it is left out."""
     place = collective.place
@@ -202,13 +210,21 @@ class _EventSlices:
         self.instants: list[tuple[str, int, dict[str, Any]]] = []
         self._saved = saved
         self._open: _Slice | None = None
+        self._stops = [LineStops()]
+        """Of each cell."""
         self._begin_with(saved.start.ranks[state.rank], saved.began_ns)
         for moment in saved.moments:
             event = moment.event
             if event is not None and event.rank == state.rank:
-                self._take(event, axis.of(event, moment.at_ns))
+                time_ns = axis.of(event, moment.at_ns)
+                self._take(event, time_ns)
+                if isinstance(event, CellStarted):
+                    self._stops.append(LineStops())
+                self._stops[-1].take(event, time_ns)
         if self._open is not None:
             self._close(axis.end_ns, unfinished=True)
+        pauses = [pause for stops in self._stops for pause in stops.pauses]
+        self.slices += [_pause(pause, axis) for pause in pauses]
 
     def _begin_with(self, before: RankState, time_ns: int) -> None:
         """What went on already when the first event that was kept came."""

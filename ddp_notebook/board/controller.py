@@ -244,14 +244,15 @@ class LiveBoard:
         with self._lock:
             if self._closed:
                 return
-            facts, news = self._source.look()
+            source = self._source
+            facts, news = source.look()
             if self._shown is None and not closing and not _has_ranks(facts.snapshot):
                 return  # %ddp_init has not cleared the record yet
             memory = self._memory_of(facts.snapshot.world_size)
-            memory.timeline.take(self._source.run, news, self._source.title)
-            memory.past.keep(self._source.run, time.monotonic_ns(), facts.collectives)
+            memory.timeline.take(source.run, news, source.title, source.pauses)
+            memory.past.keep(source.run, time.monotonic_ns(), facts.collectives)
             memory.timeline.end(died_ns(facts.snapshot))
-            memory.timeline.end(self._source.left_ns, FREED)
+            memory.timeline.end(source.left_ns, FREED)
             self._found, self._shown = facts.diagnosis, board_of(facts)
             self._show(self._shown, facts, memory.past)
             self._send_slices(memory.timeline)

@@ -118,7 +118,7 @@ class ReplayBoard:
         self._timeline = Timeline(self._epoch_ns, saved.world_size)
         issued = [record for each in saved.collectives.of.values() for record in each]
         records = of_run(issued, saved.left_ns)
-        self._timeline.take(saved.run or 1, records, saved.script)
+        self._timeline.take(saved.run or 1, records, saved.script, saved.pauses)
         self._timeline.end(died_ns(saved.snapshot))
         self._timeline.end(saved.left_ns, FREED)
         board = board_of(replay.facts(diagnosis))

@@ -27,6 +27,7 @@ from ddp_notebook.session.runs.steps import source_of
 from ddp_notebook.state.board_rows import BoardFacts
 from ddp_notebook.state.collective_table import of_run
 from ddp_notebook.state.fold import state_at
+from ddp_notebook.state.line_stops import LinePause
 
 if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellRun
@@ -111,6 +112,12 @@ class BoardSource:
         """When each rank that has left the run did so."""
         run = self._session.current
         return run.left_ns if run is not None and run.cell == self.run else {}
+
+    @property
+    def pauses(self) -> Sequence[LinePause]:
+        """From when until when ranks were paused at lines in that run."""
+        run = self._session.current
+        return run.pauses if run is not None and run.cell == self.run else ()
 
     def look(self) -> tuple[BoardFacts, tuple[Collective, ...]]:
         """The current state, and the collectives that are new or have changed."""

@@ -2,7 +2,8 @@
 
 A slice is ``[rank, number, kind, collective_seq_id, issued, done, phase, held]``; times are
 microseconds since `epoch_ns`, `done` 0 for not yet, and `held` is for how long the rank was paused
-before it issued it. What many slices have in common (operation,
+before it issued it. A pause at a line is a slice as well: its number is negative, its
+collective_seq_id counts the stops of its rank. What many slices have in common (operation,
 shape, line, bucket) is a kind, sent once. The page files slices by rank and number: a repeated
 one does no harm, so two pages may get the same messages, and one that is opened late asks for
 all.
@@ -16,11 +17,12 @@ from itertools import islice
 from typing import Any
 
 from ddp_notebook.model import Collective, Part, Phase, Snapshot, Status
+from ddp_notebook.state.line_stops import LinePause
 
-FREED = "freed"
-PHASES = (*map(str, Phase), FREED)
+FREED, PAUSED = "freed", "paused"
+PHASES = (*map(str, Phase), FREED, PAUSED)
 """As a page has them: a collective is freed that no rank waits for any more, by %ddp_abort, by an
-interrupt or because its rank left the cell."""
+interrupt or because its rank left the cell; PAUSED is a pause at a line that is over."""
 MOST_SLICES = 40_000
 """How many slices are kept, of all ranks together; a page keeps as many."""
 MOST_PER_RANK = 2_000
@@ -33,6 +35,11 @@ MOST_KINDS = 4_000
 Slice = list[int]
 RANK, NUMBER, KIND, SEQ_ID, ISSUED, DONE, PHASE, HELD = range(8)
 """The fields of a slice."""
+
+
+def is_pause(slice_: Slice) -> bool:
+    """Whether it is a pause at a line, and no collective."""
+    return slice_[NUMBER] < 0
 
 
 def died_ns(snapshot: Snapshot) -> dict[int, int]:
@@ -58,6 +65,8 @@ class Timeline:
         self._from = 0
         """The number here of what a rank issues first in this run."""
         self._next = 0
+        self._last_pause_ns: dict[int, int] = {}
+        """When the newest pause of each rank began."""
         self._per_rank = max(8, min(MOST_PER_RANK, MOST_SLICES // max(1, world_size)))
         self._forget()
 
@@ -73,9 +82,15 @@ class Timeline:
         self._buckets: dict[int, tuple[object, int]] = {}
         self._skipped = 0
 
-    def take(self, run: int, records: Iterable[Collective], title: str = "") -> None:
+    def take(
+        self,
+        run: int,
+        records: Iterable[Collective],
+        title: str = "",
+        pauses: Iterable[LinePause] = (),
+    ) -> None:
         """Take in records that are new or have changed, each rank's in their order. `title` is what
-        the run is called.
+        the run is called, `pauses` are all of its pauses at lines.
         """
         if len(self._kinds) > MOST_KINDS:
             self._forget()
@@ -85,35 +100,51 @@ class Timeline:
             self._close()
         for record in records:
             self._take(record)
+        for pause in pauses:
+            self._take_pause(pause)
 
     def _close(self) -> None:
         """Unfinished collectives of the previous run are freed: no rank waits for them any more."""
-        for key, slice_ in list(self._open.items()):
-            slice_[DONE] = slice_[DONE] or slice_[ISSUED]
-            slice_[PHASE] = PHASES.index(FREED)
-            self._changed(key, slice_)
+        for slice_ in list(self._open.values()):
+            self._end(slice_, slice_[DONE] or slice_[ISSUED], FREED)
+
+    def _end(self, slice_: Slice, done: int, phase: str) -> None:
+        """What was open is in `phase` since `done`; a pause at a line is over."""
+        slice_[DONE] = done
+        slice_[PHASE] = PHASES.index(PAUSED if is_pause(slice_) else phase)
+        self._changed(slice_)
 
     def _take(self, record: Collective) -> None:
         number = self._from + record.number
         key = (record.rank, number)
         self._next = max(self._next, number + 1)
+        if not self._goes_on(key, progress := self._progress(record)):
+            kind = self._number_of(self._kind(record))
+            self._add([record.rank, number, kind, record.slot, *progress])
+
+    def _take_pause(self, pause: LinePause) -> None:
+        key = (pause.rank, -1 - abs(pause.began_ns // 1000))
+        began, ended = self._micros(pause.began_ns), self._micros(pause.ended_ns)
+        progress = [began, ended, PHASES.index(PAUSED if pause.ended_ns else Phase.HELD), 0]
+        new = pause.began_ns > self._last_pause_ns.get(pause.rank, 0)
+        if not self._goes_on(key, progress) and new:  # else it was dropped for newer ones
+            self._last_pause_ns[pause.rank] = pause.began_ns
+            kind = self._number_of(self._kind_of_pause(pause))
+            self._add([*key, kind, pause.stop, *progress])
+
+    def _goes_on(self, key: tuple[int, int], progress: Slice) -> bool:
+        """Whether a slice is known already; it then has this `progress`."""
         known = self._index.get(key)
-        if known is not None:
-            known[ISSUED:] = self._progress(record)
-            self._changed(key, known)
-            return
-        kind = self._number_of(self._kind(record))
-        made = [
-            record.rank,
-            number,
-            kind,
-            record.slot,
-            *self._progress(record),
-        ]
-        row = self._slices.setdefault(record.rank, deque())
+        if known is not None and known[ISSUED:] != progress:
+            known[ISSUED:] = progress
+            self._changed(known)
+        return known is not None
+
+    def _add(self, made: Slice) -> None:
+        row = self._slices.setdefault(made[RANK], deque())
         row.append(made)
-        self._index[key] = made
-        self._changed(key, made)
+        self._index[made[RANK], made[NUMBER]] = made
+        self._changed(made)
         if len(row) > self._per_rank:
             oldest = row.popleft()
             del self._index[oldest[RANK], oldest[NUMBER]]
@@ -129,7 +160,8 @@ class Timeline:
             record.held_ns // 1000,
         ]
 
-    def _changed(self, key: tuple[int, int], slice_: Slice) -> None:
+    def _changed(self, slice_: Slice) -> None:
+        key = (slice_[RANK], slice_[NUMBER])
         self._fresh[key] = slice_
         if PHASES[slice_[PHASE]] in (Phase.HELD, Phase.ISSUED):
             self._open[key] = slice_
@@ -138,13 +170,11 @@ class Timeline:
 
     def end(self, ended_ns: Mapping[int, int], phase: str = Phase.FAILED) -> None:
         """What ranks had not done when they ended is in `phase`: failed when they died in it."""
-        for key, slice_ in list(self._open.items()):
-            at_ns = ended_ns.get(key[0], 0)
+        for slice_ in list(self._open.values()):
+            at_ns = ended_ns.get(slice_[RANK], 0)
             # A board that is opened later has what was issued before at negative times.
             if at_ns and self._micros(at_ns) > slice_[ISSUED]:
-                slice_[DONE] = self._micros(at_ns)
-                slice_[PHASE] = PHASES.index(phase)
-                self._changed(key, slice_)
+                self._end(slice_, self._micros(at_ns), phase)
 
     def _number_of(self, kind: tuple[Any, ...]) -> int:
         number = self._kinds.setdefault(kind, len(self._kinds))
@@ -170,6 +200,12 @@ class Timeline:
             record.label,
             self.run,
         )
+
+    def _kind_of_pause(self, pause: LinePause) -> tuple[Any, ...]:
+        """A pause as a kind: what it has of a collective's is its line, and why as the label."""
+        place = pause.place
+        line = (str(place), place.text, pause.why, self.run)
+        return (f"line {place.line}", "", "", 0, "", "", (), 0, "", -1, *line)
 
     def _bucket(self, record: Collective) -> int:
         """Which bucket of its backward pass it is, from 1; 0 for none."""
@@ -210,7 +246,7 @@ class Timeline:
         latest: dict[tuple[int, str, int], int] = {}
         for row in self._slices.values():
             for slice_ in row:
-                if PHASES[slice_[PHASE]] not in (Phase.HELD, Phase.REFUSED, FREED):
+                if PHASES[slice_[PHASE]] not in (Phase.HELD, Phase.REFUSED, FREED, PAUSED):
                     key = self.collective(slice_)
                     latest[key] = max(latest.get(key, 0), slice_[ISSUED])
         return latest

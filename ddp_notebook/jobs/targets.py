@@ -13,7 +13,7 @@ from ddp_notebook.archive.format import Observed, SavedRun
 from ddp_notebook.errors import UsageMistake, named_file
 from ddp_notebook.jobs import dead, hosts, picture, prepared, stacks, unprepared
 from ddp_notebook.jobs.hosts.target import Elsewhere
-from ddp_notebook.jobs.outside.target import Unprepared
+from ddp_notebook.jobs.outside.target import Unprepared as Unprepared  # for what asks which it is
 from ddp_notebook.jobs.prepared import Job
 from ddp_notebook.jobs.verdict import Verdict
 from ddp_notebook.model import (
@@ -71,7 +71,8 @@ class Prepared:
         first = job.first
         own = (key for key in _keys(job) if key[0] == pid)
         self._key = next(own, (first.pid, first.began))  # its number here, of another container's
-        self._pid = self._key[0]
+        self.pid = self._key[0]
+        """The process by which it is known."""
         self._title = job.title
 
     @property
@@ -88,7 +89,7 @@ class Prepared:
     @property
     def name(self) -> str:
         """Its pid, as it is where it runs, and its script."""
-        return f"job {self._pid} ({self._title})"
+        return f"job {self.pid} ({self._title})"
 
     @property
     def _asked(self) -> Job:
@@ -98,7 +99,7 @@ class Prepared:
             raise UsageMistake(
                 f"{self.name[:1].upper()}{self.name[1:]} runs in another container: its processes "
                 f"cannot be asked from here. Type there, as by docker exec CONTAINER: "
-                f"ddp-notebook why {self._pid}"
+                f"ddp-notebook why {self.pid}"
             )
         return job
 

@@ -20,7 +20,7 @@ from ddp_notebook.magics.tab.rank_names import RankNames
 from ddp_notebook.magics.ui import NotebookUi
 from ddp_notebook.magics.verb import Verb
 from ddp_notebook.magics.verbs import VERBS
-from ddp_notebook.magics.verbs.attach import only_looked_at
+from ddp_notebook.magics.verbs.attach import say_whose_ranks, without_ranks
 from ddp_notebook.magics.verbs.run import WAIT
 from ddp_notebook.session import Session
 from ddp_notebook.workshop.check import NOTEBOOK
@@ -97,14 +97,15 @@ def _magic(ui: NotebookUi, verb: Verb) -> Any:
         try:
             args = verb.parser.read(line)
             args.line, args.cell = line, cell
+            say_whose_ranks(ui, verb.name)
             return verb.run(ui, args)
         except HelpShown as page:
             ui.say(str(page))
             return None
         except NoSession as mistake:
-            raise UsageError(f"{mistake}.{only_looked_at(ui.attached)}".rstrip(".")) from None
+            raise UsageError(without_ranks(mistake, ui.attached, verb.name)) from None
         except UsageMistake as mistake:
-            raise UsageError(str(mistake)) from None
+            raise UsageError(f"{mistake}{verb.parser.about_spaces(line)}") from None
         except (AttributeError, OSError, TypeError) as error:
             if isinstance(error, FileNotFoundError) and files.current_folder_is_gone():
                 raise UsageError(_NO_FOLDER) from None

@@ -126,6 +126,11 @@ class Finding:
         only = tuple(rank for rank in self.waiting if rank not in self.ranks)
         object.__setattr__(self, "waiting", only)
 
+    def died_of(self, ended: Ranks) -> bool:
+        """True if it is about dead ranks, and they died because they were `ended`."""
+        dead = self.category is Category.RANK_DIED and bool(self.ranks)
+        return dead and set(ended).issuperset(self.ranks)
+
     @property
     def sentence(self) -> str:
         """Who, and why; a cause that begins with its ranks, or what they did, makes a sentence."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import os
+import re
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ INIT_METHODS = ("env", "tcp", "file")
 LAUNCHERS = ("auto", "fork", "process")
 STORES = ("session", "rank0")
 _THREADS = "--threads-per-rank"
+_HOST_AND_PORT = re.compile(r"[^:]+:\d+")
 
 Settings = Mapping[int, Mapping[str, str]]
 """Environment overrides of single ranks: rank to variable to value; an empty value unsets it."""
@@ -60,11 +62,7 @@ class InitOptions:
         check_choice("--init-method", self.init_method, INIT_METHODS)
         check_choice("--launcher", self.launcher, LAUNCHERS)
         check_choice("--store", self.store, STORES)
-        if not 0 <= self.master_port <= 65535:
-            raise UsageMistake(
-                f"--master-port {self.master_port} is not a port: ports are 1 to 65535. "
-                "Leave it out and a free one is chosen."
-            )
+        self._check_address()
         if self.timeout_s <= 0:
             raise UsageMistake("--timeout is in seconds and must be more than 0, such as 60.")
         if self.threads_per_rank < 0:
@@ -80,6 +78,19 @@ class InitOptions:
             raise UsageMistake(
                 f"--gpus names GPU {sorted(repeated)[0]} twice, and NCCL needs a GPU of its own "
                 "for every rank. Use --backend gloo to share."
+            )
+
+    def _check_address(self) -> None:
+        if not 0 <= self.master_port <= 65535:
+            raise UsageMistake(
+                f"--master-port {self.master_port} is not a port: ports are 1 to 65535. "
+                "Leave it out and a free one is chosen."
+            )
+        if _HOST_AND_PORT.fullmatch(self.master_addr):
+            host, _, port = self.master_addr.partition(":")
+            raise UsageMistake(
+                f"--master-addr is an address without a port. Type: --master-addr {host} "
+                f"--master-port {port}"
             )
 
     def same_processes(self, other: InitOptions) -> bool:

@@ -4,6 +4,7 @@ board_rows.py        The state arranged for drawing: one row for ranks in the sa
 collective_table.py  Who is paused before which collective, who waits in one, and for whom.
 descriptions.py      The state in words: what a rank does, how its process ended.
 fold.py              State is a fold over events: the only way a snapshot changes.
+line_stops.py        Where ranks are paused at lines, and from when until when they were.
 line_table.py        Which ranks are paused at which line, with the source around it.
 output.py            The ranks' output: what each wrote so far, and which ranks wrote the same.
 setup_table.py       Which stage of set-up each rank is in, and who waits for whom.

@@ -56,3 +56,11 @@ def test_a_running_cell_is_looked_into_and_aborted_by_its_own_buttons_and_long_o
         notebook.page.keyboard.press("Enter")
         expect(notebook.cells.nth(4).locator(".cm-content")).to_contain_text("torch.arange")
         notebook.page.screenshot(path=tmp_path / "end.png")
+        # A kernel that is restarted in mid-cell: nothing runs any more, and no clock says so.
+        notebook.start(2)
+        expect(line.locator(".ddpl-clock")).to_have_text(re.compile(r"^\d+ s$"))
+        notebook.page.locator("[data-command='notebook:restart-kernel']").first.click()
+        notebook.page.locator(".jp-Dialog .jp-mod-accept").click()
+        expect(line).to_contain_text("the kernel ended, and the ranks with it")
+        expect(line.locator(".ddpl-clock")).to_be_hidden()
+        notebook.await_kernel()

@@ -186,6 +186,25 @@ def test_abort_ends_a_detached_cell_that_computes(ranks: Session) -> None:
     assert result.diagnosis is None  # what the user ended needs no culprit
 
 
+def test_a_restart_that_others_are_in_the_way_of_says_what_it_ended_and_blames_no_rank(
+    ranks: Session,
+) -> None:
+    ranks.run_cell("import time\nprint('begun')\nwhile True:\n    time.sleep(0.1)", detach=True)
+    begun(ranks)
+    with pytest.raises(UsageMistake) as refused:
+        ranks.restart((1,))
+    assert str(refused.value).startswith(
+        "Rank 1 was ended and has no new process yet. The group needs every rank, and rank 0 is "
+        "still in a cell. Free them with their variables: %ddp_abort."
+    )
+    (finding,) = ranks.why().findings
+    assert "was ended by %ddp_restart, and it has no new one yet" in finding.sentence
+    assert not finding.evidence, "it was not its own code, another program or a kill -9"
+    assert ranks.abort().snapshot.ready
+    assert "rank 1 was ended by %ddp_restart" in str(ranks.wait().error)
+    assert not ranks.why().findings
+
+
 def test_held_ranks_are_stepped_while_detached(ranks: Session) -> None:
     ranks.run_cell("dist.barrier()\nprint('one')\ndist.barrier()", hold=True, detach=True)
     table = ranks.wait().steps

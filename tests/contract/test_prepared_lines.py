@@ -186,7 +186,11 @@ def test_a_job_stops_at_lines_is_stepped_asked_and_given_back(
 ) -> None:
     said = notebook.said
     said(f"%ddp_attach {job.pid}")
-    assert "--take-over" in said("%ddp_print step", ok=False), "it is only looked at"
+    for verb in ("abort", "step", "break 3", "print step"):
+        shown = said(f"%ddp_{verb}", ok=False)
+        assert f"job {job.pid} (train.py), which is attached, is only looked at" in shown
+        assert shown.rstrip().endswith(f": %ddp_attach {job.pid} --take-over")
+    assert "%ddp_vars needs ranks" in said("%ddp_vars", ok=False)
     assert "breakpoint() in its code" in said(f"%ddp_attach {job.pid} --take-over")
     assert job.goes_on()
     assert "for ranks that the notebook has started" in said("%ddp_attach_editor", ok=False)
@@ -221,6 +225,21 @@ def test_a_job_stops_at_lines_is_stepped_asked_and_given_back(
     assert "given back" in said("%ddp_detach")
     assert job.goes_on(), "without a breakpoint"
     assert [error for _, error in job.end()] == ["", ""]
+
+
+def test_what_acts_on_the_sessions_ranks_says_so_while_a_job_is_only_looked_at(
+    job: Started, notebook: Notebook
+) -> None:
+    said = notebook.said
+    said("%ddp_init -n 1 --device cpu")
+    said(f"%ddp_attach {job.pid}")
+    whose = f"the session's own ranks: job {job.pid} (train.py) is only looked at. To stop, step"
+    for call, ok in (("%ddp_abort", True), ("%ddp_step", False), ("%ddp_break 3 --log x", False)):
+        shown = said(call, ok=ok)
+        assert whose in shown and f"%ddp_attach {job.pid} --take-over\n" in shown
+    assert whose not in said("%ddp_why") + said("%ddp_step -h") + said("%ddp_vars")
+    said("%ddp_detach")
+    assert whose not in said("%ddp_abort")
 
 
 def test_breakpoint_and_an_error_stop_a_job_and_leaving_it_lets_it_go_on(

@@ -116,6 +116,20 @@ test("the time for which a rank was held is no time of the collective", () => {
   assert.equal(store.seen(1, 2e6, 4e6).length, 1, "it is seen while it is held");
 });
 
+test("a pause at a line is held time of its rank, among its collectives", () => {
+  const AT_LINE = 6;
+  const PAUSE = ["line 7", "", "", 0, "", "", [], 0, "", -1, "cell 3:7", "x = 1", "breakpoint()", 1];
+  const store = filled([[0, 0, 0, 0, 1e6, 1.1e6, DONE, 0], [0, 1, 0, 1, 9e6, 9.1e6, DONE, 0], [0, -5, 1, 1, 2e6, 0, PAUSED, 0]]);
+  store.take(message([], { first_kind: 1, kinds: [PAUSE] }));
+  const pause = store.rows.get(0).list[1];
+  assert.equal(pause[1], -5, "where it was in time");
+  assert.equal(store.pending, 1);
+  store.take(message([[0, -5, 1, 1, 2e6, 8e6, AT_LINE, 0]], { first_kind: 2, kinds: [] }));
+  assert.equal(store.pending, 0);
+  assert.deepEqual(store.describe(pause, 20e6), ["rank 0 · line 7 · paused · #1", "breakpoint()", "cell 3:7   x = 1", "paused for 6 s"]);
+  assert.equal(store.collectives.size, 2, "it is none of the collectives");
+});
+
 test("while ranks wait for another, none of them is called the last to arrive", () => {
   const store = filled([[0, 0, 0, 0, 100, 0, ISSUED], [1, 0, 0, 0, 700, 0, ISSUED]]);
   for (const rank of [0, 1]) {

@@ -69,3 +69,28 @@ test("a restart that Jupyter does not mark is noticed: the way to the kernel is 
     close();
   }
 });
+
+test("a restart is seen within a second where the way to the kernel shows that it is closed", async () => {
+  globalThis.document = { createElement: () => new Element() };
+  const state = { text: "Cell 3 runs on ranks 0-1", age_s: 3, over: false, busy: [], answers: [] };
+  const calls = [];
+  class Base { _handle_comm_msg() {} }
+  class Own extends Base { _handle_comm_msg() {} }
+  const comm = { on_msg() {}, jsServicesComm: { isDisposed: false } };
+  const widget_manager = { get_model: async () => Object.assign(new Own(), { comm }) };
+  const page = new Element();
+  const close = line.default.render({ model: { get: (name) => state[name], on: (_, call) => calls.push(call), off() {}, send() {}, widget_manager }, el: page });
+  try {
+    await new Promise(setImmediate);
+    const [text] = page.of("ddpl-text");
+    const [clock] = page.of("ddpl-clock");
+    calls[1](); // what the clock does each second
+    assert.deepEqual([text.textContent, clock.hidden], [state.text, false]);
+    comm.jsServicesComm.isDisposed = true;
+    calls[1]();
+    assert.match(text.textContent, /the kernel ended, and the ranks with it/);
+    assert.ok(clock.hidden);
+  } finally {
+    close();
+  }
+});

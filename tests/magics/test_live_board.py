@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from kernels import Kernel
 
-from ddp_notebook.board.timeline import PHASES
+from ddp_notebook.archive.replay import Replay
+from ddp_notebook.board.timeline import PAUSED, PHASES
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Phase
 
@@ -334,6 +335,30 @@ def test_ranks_are_stepped_by_the_button(page: Page) -> None:
     told = [each for message in page.told for each in message.get("slices", ())]
     issued, done, _, held = [each for each in told if each[0] == 1][-1][4:]
     assert held > 1000 * 300 > done - issued, "it was held, and did not communicate all the time"
+
+
+def test_a_pause_at_a_line_is_held_time_on_the_board_and_in_a_saved_run(
+    page: Page, tmp_path: Path
+) -> None:
+    page.told.clear()
+
+    def pauses() -> list[list[int]]:
+        told = [each for message in page.told for each in message.get("slices", ())]
+        return [[each[0], *each[4:7]] for each in told if each[1] < 0]
+
+    page.run("%%ddp\nif rank == 1:\n    breakpoint()\ndist.barrier()")
+    page.read_until(lambda: len(pauses()) == 1, "the pause begins")
+    assert page.press("%ddp_step --to end")["ok"]
+    page.read_until(lambda: page.roles == ["ready", "ready"], "the cell is over")
+    page.read_until(lambda: len(pauses()) == 2, "the pause ends")
+    begun, over = pauses()
+    assert begun == [1, begun[1], 0, PHASES.index(Phase.HELD)]
+    assert over == [1, begun[1], over[2], PHASES.index(PAUSED)] and over[2] > begun[1]
+    path = tmp_path / "run.json"
+    page.run(f"%ddp_save {path}")
+    (saved,) = Replay.read(path).saved.pauses
+    assert (saved.ended_ns - saved.began_ns) // 1000 == pytest.approx(over[2] - over[1], abs=2)
+    assert (saved.rank, saved.place.line, saved.place.text) == (1, 3, "breakpoint()")
 
 
 def test_a_benchmark_is_shown_and_cancelled_by_the_button(page: Page) -> None:

@@ -94,7 +94,7 @@ def test_wrong_options_say_what_to_type(shell: Any, capsys: Capture) -> None:
             "unrecognized arguments: 1. Did you mean: %ddp_abort --ranks 0,1",
         ),
         ("%ddp_abort 1", "unrecognized arguments: 1. Did you mean: %ddp_abort --ranks 1"),
-        ("%ddp_break a.py 7", "unrecognized arguments: 7. For example: %ddp_break train.py:42 "),
+        ("%ddp_break a.py 7", "unrecognized arguments: 7. Did you mean: %ddp_break a.py:7 "),
         (
             "%ddp_abort (ranks=1)",
             "unrecognized arguments: (ranks=1). Did you mean: %ddp_abort --ranks 1 ",

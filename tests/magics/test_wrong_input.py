@@ -55,6 +55,11 @@ INIT = "%ddp_init --world-size 4"
             "UsageError: unrecognized arguments: --wrld-size 4. "
             f"Did you mean: {INIT}   (all options: %ddp_init -h)",
         ),
+        (
+            "%ddp_init --master-addr 127.0.0.1:29500",
+            "UsageError: --master-addr is an address without a port. Type: --master-addr 127.0.0.1 "
+            "--master-port 29500",
+        ),
         ("%ddp_init --timeout 0", "UsageError: --timeout is in seconds and must be more than 0"),
         (
             "%%ddp\nx = 1",
@@ -93,6 +98,7 @@ def test_an_unknown_category_is_answered_with_the_likely_one(
 def test_a_current_folder_that_is_gone_is_said_by_every_verb() -> None:
     parser = SimpleNamespace(read=lambda _: SimpleNamespace())
     verb: Any = SimpleNamespace(
+        name="ddp_where",
         parser=parser,
         run=lambda *_: Path.cwd(),
         summary="",
@@ -100,9 +106,47 @@ def test_a_current_folder_that_is_gone_is_said_by_every_verb() -> None:
         help_page=str,
         is_python=True,
     )
-    ui: Any = SimpleNamespace(runs=SimpleNamespace(announce_end=lambda: None))
+    runs = SimpleNamespace(announce_end=lambda: None)
+    ui: Any = SimpleNamespace(runs=runs, attached=None)
     with pytest.raises(UsageError, match=r"current folder was removed.*%cd ~"):
         register._magic(ui, verb)("")
+
+
+def test_a_path_with_spaces_is_shown_in_quotes_by_every_verb_that_takes_one(
+    shell2: Any,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my train.py").write_text("print('trained')")
+    (tmp_path / "my logs").mkdir()
+    for call, right in (
+        ("save my run.json", '%ddp_save "my run.json"'),
+        ("replay my train.py", '%ddp_replay "my train.py"'),
+        ("attach my logs", '%ddp_attach "my logs"'),
+        ("run my train.py --epochs 2", '%ddp_run "my train.py" --epochs 2'),
+    ):
+        assert right in said(shell2, capsys, f"%ddp_{call}")
+    assert "trained" in said(shell2, capsys, right, ok=True)
+
+
+def test_a_launcher_before_the_script_and_an_option_behind_it_are_told_where_they_belong(
+    shell2: Any,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import sys; print('trained with', sys.argv[1:])")
+    for launcher in ("torchrun --nproc_per_node 2", "python"):
+        text = said(shell2, capsys, f"%ddp_run {launcher} train.py --epochs 2")
+        name = launcher.partition(" ")[0]
+        assert f"the launcher. Leave {name} out: %ddp_run train.py" in text
+    text = said(shell2, capsys, "%ddp_run train.py --detach", ok=True)
+    assert "so the script gets it" in text and "come first: %ddp_run --detach train.py" in text
+    assert "trained with ['--detach']" in text
+    assert "the script gets it" not in said(shell2, capsys, "%ddp_run train.py --lr 1", ok=True)
 
 
 def test_ranks_at_lines_need_ranks(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,14 +6,18 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ddp_notebook.diagnosis.steps.slow import slow_ranks
 from ddp_notebook.model import (
     Diagnosis,
+    LineLeft,
+    LineStopped,
     PipelinePart,
     Place,
+    Ranks,
     RankState,
     Remark,
     Snapshot,
@@ -21,6 +25,7 @@ from ddp_notebook.model import (
     StepTimes,
     TimedStep,
 )
+from ddp_notebook.rank import calls
 from ddp_notebook.rank.collectives.call_sites import CallSites
 from ddp_notebook.rank.inspect.frames import UserCode
 from ddp_notebook.rank.training import step_marks
@@ -28,6 +33,8 @@ from ddp_notebook.rank.training.parallel import pipelining_private
 from ddp_notebook.rank.training.parallel.pipelines import Pipelines
 from ddp_notebook.rank.training.step_marks import StepMarks
 from ddp_notebook.rank.training.step_times import steps
+from ddp_notebook.session.runs.post_run import remarks
+from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.state.board_rows import BoardFacts, board_of
 from ddp_notebook.views import findings
 
@@ -104,6 +111,25 @@ def test_a_delay_of_a_tenth_of_a_step_is_found(part: StepPart, size: int, noise:
     for culprit in range(size):
         remark = only(slow_ranks(ranks_of(size, late(culprit, 0.1), part, noise=noise, seed=size)))
         assert remark.ranks == (culprit,)
+
+
+class Answers:
+    """Ranks that tell their step times, and nothing else."""
+
+    def __init__(self, times: Mapping[int, StepTimes]) -> None:
+        self.times = times
+
+    def ask(self, ranks: Ranks, question: object, *_: object) -> Mapping[int, StepTimes]:
+        return self.times if question is calls.STEP_TIMES else {}
+
+
+def test_a_rank_that_the_user_stops_in_every_step_is_not_called_slow() -> None:
+    cluster: Any = Answers(ranks_of(2, late(1, 30)))
+    run = CellRun(1, (0, 1))
+    assert only(remarks(run, cluster)).ranks == (1,)
+    stopped = LineStopped(rank=1, cell=1, stop=1, file="cell 1", line=3, function="<module>")
+    run.take([stopped, LineLeft(rank=1, cell=1, stop=1)])
+    assert remarks(run, cluster) == ()
 
 
 def test_its_part_and_its_lines_are_named() -> None:

@@ -29,6 +29,7 @@ from ddp_notebook.model import (
     Status,
 )
 from ddp_notebook.state.board_rows import board
+from ddp_notebook.state.line_stops import LinePause
 
 MOST_BYTES = 20_000
 SVG = "{http://www.w3.org/2000/svg}"
@@ -70,6 +71,18 @@ def test_held_time_is_not_drawn_as_communication_and_a_freed_one_does_not_squeez
     assert came == 0 and went_on == spans(second, BLUE)[0][0] == spans(first, BLUE)[0][0]
     assert spans(first, RED) == [] and spans(first, "128, 128, 128")
     assert spans(first, BLUE)[0][1] > 500
+
+
+def test_a_pause_at_a_line_is_drawn_as_the_time_that_it_was() -> None:
+    timeline = Timeline(0, 2)
+    pause = LinePause(1, 1, Place("cell 3", 7), "", 200 * MS, 800 * MS)
+    timeline.take(1, [collective(r, 0, 100 + 800 * r, 1000) for r in (0, 1)], "", [pause])
+    first, second = drawn(timeline, (0,), (1,))
+    ((began, ended),) = spans(second, VIOLET)
+    assert 0 < began < ended < spans(second, BLUE)[0][0] and not spans(first, VIOLET)
+    title = second.find(f"{SVG}title")
+    assert title is not None and title.text is not None
+    assert title.text.endswith("1 collective, the last: all_reduce #0, done, 1 pause at lines")
 
 
 def test_what_is_not_done_reaches_the_edge_and_what_failed_is_red() -> None:

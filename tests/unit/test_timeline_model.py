@@ -12,11 +12,16 @@ from traces import backward
 
 from ddp_notebook.board import timeline as timeline_model
 from ddp_notebook.board.tails import Tails
-from ddp_notebook.board.timeline import FREED, PHASES, Timeline, died_ns
+from ddp_notebook.board.timeline import FREED, PAUSED, PHASES, Timeline, died_ns, is_pause
 from ddp_notebook.model import (
+    CellFinished,
     Collective,
     Collectives,
+    LineLeft,
+    LineStopped,
     Phase,
+    Place,
+    RankExited,
     Ranks,
     RankState,
     Snapshot,
@@ -24,6 +29,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.state.collective_table import of_run
+from ddp_notebook.state.line_stops import LinePause, LineStops
 
 
 class Page:
@@ -132,6 +138,82 @@ def test_for_how_long_a_rank_was_held_is_told_apart_from_its_collective() -> Non
     page.take(timeline.news())
     done = PHASES.index(Phase.DONE)
     assert page.slices[0, 0][4:] == [35_001_000, 35_007_000, done, 35_000_000]
+
+
+def paused(rank: int, stop: int, began: float, ended: float = 0) -> LinePause:
+    """A pause at a line, in ms."""
+    place = Place("cell 3", 7, text="x = 1")
+    return LinePause(rank, stop, place, "breakpoint()", int(began * MS), int(ended * MS))
+
+
+def test_a_pause_at_a_line_is_time_that_the_rank_was_held_until_it_goes_on() -> None:
+    timeline, page = Timeline(0, 2), Page()
+    timeline.take(1, [collective(0, 0, 1, 2)], "cell 3", [paused(0, 1, 5)])
+    page.take(timeline.news())
+    ((_, number, kind, stop, *times),) = (each for each in page.slices.values() if each[1] < 0)
+    assert stop == 1 and times == [5000, 0, PHASES.index(Phase.HELD), 0]
+    assert (page.kinds[kind][0], *page.kinds[kind][9:13]) == (
+        "line 7",
+        -1,
+        "cell 3:7",
+        "x = 1",
+        "breakpoint()",
+    )
+    timeline.take(1, [], "cell 3", [paused(0, 1, 5)])
+    assert timeline.news() is None
+    both = [paused(0, 1, 5, 35_000), paused(0, 2, 35_001)]
+    timeline.take(1, [collective(0, 1, 35_002, 35_003)], "cell 3", both)
+    page.take(timeline.news())
+    assert page.slices[0, number][4:] == [5000, 35_000_000, PHASES.index(PAUSED), 0]
+    assert len(page.slices) == 4
+    assert not any(is_pause(each) for each in timeline.last(0, 4)[:1])
+    timeline.end({0: 36_000 * MS}, FREED)
+    page.take(timeline.news())
+    assert {PHASES[each[6]] for each in page.slices.values()} == {Phase.DONE, PAUSED}
+    assert set(timeline.last_arrivals()) == {(1, "default", 0), (1, "default", 1)}
+
+
+def test_a_pause_that_was_dropped_for_newer_slices_does_not_come_back() -> None:
+    timeline = Timeline(0, 40_000)
+    pauses = [paused(0, stop, stop, stop + 0.5) for stop in range(1, 30)]
+    for seen in range(1, 30):
+        timeline.take(1, [], "cell 3", pauses[:seen])
+    stops = [each[3] for each in timeline.last(0, 100)]
+    assert stops == list(range(22, 30))
+    timeline.news()
+    timeline.take(1, [], "cell 3", pauses)
+    assert timeline.news() is None
+
+
+def test_the_pauses_of_ranks_follow_from_their_events() -> None:
+    def stopped(stop: int, at_ms: int, rank: int = 0, why: str = "") -> tuple[Any, int]:
+        source = ("def f():", "    x = 1", "")
+        at = {"file": "cell 3", "line": 7, "function": "f", "first": 6, "source": source}
+        return LineStopped(rank=rank, cell=3, stop=stop, why=why, **at), at_ms
+
+    stops = LineStops()
+    for event, at_ms in (
+        stopped(1, 10, why="breakpoint()"),
+        stopped(1, 20, why="breakpoint(); an editor has it"),  # still the same stop
+        (LineLeft(rank=0, cell=3, stop=1), 30),
+        (LineLeft(rank=0, cell=3, stop=2), 40),  # before the word that it stopped
+        stopped(2, 41),
+        stopped(3, 50),
+        stopped(1, 50, rank=1),
+        (RankExited(rank=1, pid=1, exit_code=-9), 60),
+        stopped(4, 70),
+    ):
+        stops.take(event, at_ms)
+    assert [(each.rank, each.stop, each.began_ns, each.ended_ns) for each in stops.pauses] == [
+        (0, 1, 10, 30),
+        (0, 3, 50, 70),
+        (1, 1, 50, 60),
+        (0, 4, 70, 0),
+    ]
+    assert stops.pauses[0].place == Place("cell 3", 7, "f", "x = 1")
+    assert stops.now[0].stop == 4
+    stops.take(CellFinished(rank=0, cell=3, outcome="ok"), 80)
+    assert not stops.now and stops.pauses[-1].ended_ns == 80
 
 
 def test_the_runs_before_stay_and_their_collectives_are_others() -> None:

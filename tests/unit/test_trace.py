@@ -14,6 +14,8 @@ from ddp_notebook.archive.format import SavedRun
 from ddp_notebook.archive.trace import trace
 from ddp_notebook.model import (
     Collectives,
+    LineLeft,
+    LineStopped,
     Moment,
     Phase,
     RankExited,
@@ -133,6 +135,23 @@ def test_held_time_is_a_slice_of_its_own_and_a_freed_one_ends_where_it_was_freed
     assert (paused["dur"], took["dur"], freed["dur"]) == (800_000, 50_000, 10_000)
     assert paused["tid"] == took["tid"] and paused["ts"] + paused["dur"] == took["ts"]
     assert freed["name"] == "all_reduce (freed)" and "unfinished" not in freed["args"]
+
+
+def test_a_pause_at_a_line_is_a_slice_inside_its_cell() -> None:
+    saved = job()
+    place = {"file": "cell 2", "line": 3, "function": "<module>"}
+    stopped = LineStopped(rank=0, cell=5, stop=1, why="breakpoint()", **place)
+    left = LineLeft(rank=0, cell=5, stop=1)
+    told = (Moment(1500 * MS, stopped), Moment(1800 * MS, left))
+    saved = replace(saved, moments=(*saved.moments, *told))
+    (paused,) = slices(saved, "paused")
+    (cell,) = slices(saved, "cell", rank=0)
+    assert (paused["name"], paused["dur"]) == ("line 3 (paused)", 300_000)
+    assert paused["tid"] == cell["tid"]
+    assert cell["ts"] < paused["ts"] < cell["ts"] + cell["dur"]
+    assert paused["args"] == {"place": "cell 2:3", "why": "breakpoint()"}
+    assert [(each.began_ns, each.ended_ns) for each in saved.pauses] == [(1500 * MS, 1800 * MS)]
+    assert not replace(saved, run=6).pauses
 
 
 def test_arrows_join_the_ranks_parts_of_one_collective() -> None:

@@ -38,7 +38,7 @@ export default {
     const text = made("span", "ddpl-text");
     const answer = made("div", "ddpl-answer");
     text.setAttribute("role", "status");
-    let cut = false;  // a restart of the kernel closes the way to it, and is not always marked
+    let real, cut = false;  // a restart of the kernel closes the way to it, and is not always marked
     const send = (message) => {
       try { model.send(message); } catch { cut = true; }
     };
@@ -53,7 +53,7 @@ export default {
     const still = `.ddpl-still-${model.get("stand_in")} { display: none }`;
     root.append(made("style", "", STYLE + still), row, answer);
     el.append(root);
-    hearAlways(model, model.get("stand_in")).then(() => send({ kind: "hello" }));
+    hearAlways(model, model.get("stand_in")).then((found) => { real = found; send({ kind: "hello" }); });
     let heard = Date.now();
     let asked = heard;
     let shown = 0;  // the number of the newest answer that was drawn
@@ -62,11 +62,12 @@ export default {
     const tick = () => {
       // Jupyter marks a widget so whose kernel has ended or was restarted.
       const over = model.get("over");
+      cut ||= real?.comm?.jsServicesComm?.isDisposed;
       if (!over && Date.now() - Math.max(heard, asked) > ASK_AFTER_MS) {
         asked = Date.now();
         send({ kind: "here" });
       }
-      const ended = !over && (cut || root.closest(".jupyter-widgets-disconnected") !== null);
+      const ended = !over && (!!cut || root.closest(".jupyter-widgets-disconnected") !== null);
       const silent = ended || Date.now() - heard > SILENT_AFTER_MS;
       const seconds = model.get("age_s") + (Date.now() - heard) / 1000;
       clock.hidden = over || silent;

@@ -4,7 +4,7 @@ const [RANK, NUMBER, KIND, SEQ_ID, ISSUED, DONE, PHASE, HELD] = [0, 1, 2, 3, 4, 
 const COLLECTIVE = 8; // added here: what it shares with the slices of the other ranks
 const [OPERATION, API, PART, BUCKET, GROUP, DTYPE, SHAPE, BYTES, REDUCE, PEER, CALL_SITE, CODE, LABEL, RUN] =
   Array(14).keys();
-export const PHASES = ["paused", "issued", "done", "failed", "refused", "freed"];
+export const PHASES = ["paused", "issued", "done", "failed", "refused", "freed", "paused"]; // last: at a line
 const MOST_SLICES = 40_000;
 const MOST_PER_RANK = 2_000;
 const MOST_COLLECTIVES = 20_000;
@@ -59,9 +59,8 @@ export class Store {
       slice = known;
     } else {
       row.at.set(slice[NUMBER], slice);
-      const before = row.list.at(-1);
       row.list.push(slice);
-      if (before && before[NUMBER] > slice[NUMBER]) row.list.sort((a, b) => a[NUMBER] - b[NUMBER]);
+      if (row.list.at(-2)?.[ISSUED] > slice[ISSUED]) row.list.sort((a, b) => a[ISSUED] - b[ISSUED]);
       if (isOpen(slice)) this.pending++;
       if (row.list.length > this.perRank * 1.25) this.trim(row);
     }

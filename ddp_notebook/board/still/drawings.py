@@ -17,11 +17,13 @@ from ddp_notebook.board.timeline import (
     FREED,
     HELD,
     ISSUED,
+    PAUSED,
     PHASE,
     PHASES,
     SEQ_ID,
     Slice,
     Timeline,
+    is_pause,
 )
 from ddp_notebook.model import Phase, Ranks, counted, name_ranks
 
@@ -115,12 +117,15 @@ class _Scale:
 
 
 def _drawing(ranks: Ranks, slices: Sequence[Slice], drawn: Bars, timeline: Timeline) -> str:
-    if slices:
-        operation, phase = timeline.operation(slices[-1]), PHASES[slices[-1][PHASE]]
-        count = counted(len(slices), "collective")
-        about = f"{count}, the last: {operation} #{slices[-1][SEQ_ID]}, {phase}"
+    issued = [slice_ for slice_ in slices if not is_pause(slice_)]
+    if issued:
+        operation, phase = timeline.operation(issued[-1]), PHASES[issued[-1][PHASE]]
+        count = counted(len(issued), "collective")
+        about = f"{count}, the last: {operation} #{issued[-1][SEQ_ID]}, {phase}"
     else:
         about = "no collective"
+    if issued != list(slices):
+        about += f", {counted(len(slices) - len(issued), 'pause')} at lines"
     title = escape(f"{name_ranks(ranks[:1])}: {about}")
     paths = "".join(_path(look, spans) for look, spans in drawn.items() if spans)
     return (
@@ -158,6 +163,8 @@ def _bars(
             bars_of["paused"].append((scale.x(slice_[ISSUED] - slice_[HELD]), start))
         if phase in _PENDING:
             bars_of["paused" if phase == Phase.HELD else "waits"].append((start, _WIDE))
+        elif phase == PAUSED:
+            bars_of["paused"].append((start, max(end, start + 2)))
         elif phase == FREED:
             bars_of["freed"].append((start, max(end, start + 4)))
         elif phase == Phase.DONE:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddp_notebook import jobs
-from ddp_notebook.errors import UsageMistake
+from ddp_notebook.errors import NoSession, UsageMistake
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.tab.completers import files
 from ddp_notebook.magics.ui import CallerUi, NotebookUi
@@ -103,6 +103,7 @@ ATTACH = Verb(
             nargs="*",
             default=[],
             completer=files,
+            is_path=True,
         ),
     ),
 )
@@ -195,13 +196,41 @@ def _acted_on(ui: CallerUi) -> jobs.targets.Target:
     return job
 
 
-def only_looked_at(job: jobs.targets.Target | None) -> str:
-    """A hint for verbs that find no ranks: they do not act on an attached job's."""
+def without_ranks(mistake: NoSession, job: jobs.targets.Target | None, verb_name: str) -> str:
+    """What `mistake` says of a verb while `job` is attached, on which most verbs do not act."""
     if job is None:
-        return ""
-    taken = isinstance(job, jobs.targets.Prepared) and bool(job.job.alive)
-    more = " To stop its ranks at lines, too: %ddp_attach PID --take-over." if taken else ""
-    return f" Only {_VERBS} look at {job.name}, which is attached.{more}"
+        return str(mistake)
+    how = _how_to_act_on(job)
+    if how and verb_name in _ACTS:
+        return f"{job.name}, which is attached, is only looked at. {how}"
+    looks = f"{mistake}. Only {_VERBS} look at {job.name}, which is attached"
+    return f"{looks}. {how}" if how else looks
+
+
+def say_whose_ranks(ui: NotebookUi, verb_name: str) -> None:
+    """Say that a verb which acts means the session's ranks, while a job is only looked at."""
+    job = ui.attached
+    if job is None or ui.taken_over is not None:
+        return
+    if verb_name in _ACTS and ui.session.running:
+        looks = f"This is about the session's own ranks: {job.name} is only looked at"
+        ui.say(". ".join(filter(None, (looks, _how_to_act_on(job)))))
+
+
+_ACTS = tuple(f"ddp_{name}" for name in ("abort", "break", "frame", "print", "set", "step", "wait"))
+"""The verbs that mean a job which was taken over."""
+
+
+def _how_to_act_on(job: jobs.targets.Target) -> str:
+    """What to type; empty where the job has ended, or its ranks are on other hosts."""
+    if isinstance(job, jobs.targets.Unprepared):
+        return (
+            "To act on a job, start it so: DDP_NOTEBOOK=1 torchrun train.py; then "
+            "%ddp_attach PID --take-over"
+        )
+    if isinstance(job, jobs.targets.Prepared) and job.job.alive:
+        return f"To stop, step and abort its ranks, too: %ddp_attach {job.pid} --take-over"
+    return ""
 
 
 def _first_line(job: jobs.targets.Target) -> str:

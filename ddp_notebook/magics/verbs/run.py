@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
@@ -113,10 +114,23 @@ CELL = Verb(
 )
 
 
+_LAUNCHERS = ("accelerate", "python", "python3", "torchrun")
+_ONLY_OURS = {"--detach", "--against", "--wait"}
+"""Options of %ddp_run that hardly any script has."""
+
+
 def _run_script(ui: NotebookUi, args: argparse.Namespace) -> None:
     if args.world_size is not None:
         _ensure_ranks(ui, args.world_size)
     ui.session.require("%ddp_run")
+    if args.script in _LAUNCHERS and not args.m and not Path(args.script).exists():
+        named = next((word for word in args.arguments if word.endswith(".py")), "train.py")
+        raise UsageMistake(f"%ddp_run is the launcher. Leave {args.script} out: %ddp_run {named}")
+    if behind := sorted(_ONLY_OURS.intersection(args.arguments)):
+        ui.say(
+            f"{behind[0]} stands behind the script, so the script gets it. Options of %ddp_run "
+            f"come first: %ddp_run {behind[0]} {args.script}"
+        )
     script = partial(
         ui.session.run_script,
         arguments=args.arguments,
@@ -183,7 +197,7 @@ SCRIPT = Verb(
             "ranks itself, as by mp.spawn; they are diagnosed",
         ),
         *options.RUN_OPTIONS,
-        Option("script", "the script", completer=files),
+        Option("script", "the script", completer=files, is_path=True),
         Option("arguments", "its arguments", nargs=argparse.REMAINDER),
     ),
 )

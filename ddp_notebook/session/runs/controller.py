@@ -295,7 +295,10 @@ class RunController:
                 self._keep(Diagnosis(own, None, len(run.ranks)))
 
     def _keep(self, diagnosis: Diagnosis) -> None:
-        self.run.found.take(self.run.with_tracebacks(diagnosis))
+        """Keep a diagnosis, unless all that is wrong is what the user ended."""
+        ended = self.run.restarted
+        if not all(finding.died_of(ended) for finding in diagnosis.findings):
+            self.run.found.take(self.run.with_tracebacks(diagnosis))
 
     def _lost(self) -> CellResult:
         return self.run.result(SessionLost(f"{self._lost_reason} Start again: %ddp_init"))

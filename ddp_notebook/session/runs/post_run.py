@@ -48,7 +48,9 @@ def remarks(run: CellRun, cluster: RankCluster) -> tuple[Remark, ...]:
     """Remarks on a run without a problem: whether a rank is slow, what its training may lack."""
     answers = cluster.ask(run.ranks, calls.STEP_TIMES, calls.Nothing(), ASK_TIMEOUT_S)
     times = {rank: times for rank, times in answered(answers).items() if times.run == run.cell}
-    slow = slow_ranks(times) if set(times) == set(run.ranks) else ()
+    # A pause at a line is the user's time, and stands in the rank's own.
+    known = set(times) == set(run.ranks) and not run.pauses
+    slow = slow_ranks(times) if known else ()
     facts = gather_facts(cluster, run.ranks, run.cell) if times else {}
     if set(facts) != set(run.ranks):
         return slow

@@ -37,6 +37,7 @@ from ddp_notebook.model import (
 from ddp_notebook.session.findings import Found
 from ddp_notebook.state.descriptions import exit_text
 from ddp_notebook.state.fold import MISMATCH
+from ddp_notebook.state.line_stops import LinePause, LineStops
 from ddp_notebook.state.output import OutputLog, group, group_live, split_errors
 
 if TYPE_CHECKING:
@@ -129,12 +130,9 @@ class CellRun:
         """The stall detector of this run; None while there is none."""
         self.started_ranks: StartedRanks | None = None
         """The ranks that its processes start themselves, if it is a script; else None."""
-        self.stops: dict[int, LineStopped] = {}
-        """Ranks that are paused at a line, and where."""
+        self._lines = LineStops()
         self.passed = Passed()
         """Where its ranks were paused since all were at one line."""
-        self._left_stops: dict[int, int] = {}
-        """By rank, the last stop that it left: a rank may leave a stop before its event arrives."""
         self.changes = 0
         """Grows with every piece of output."""
         self.found = Found(self.title, self.number, lambda: self.done or self.over.is_set())
@@ -157,10 +155,10 @@ class CellRun:
             case CellStarted() if event.cell == self.cell:
                 self.started.add(event.rank)
             case LineStopped() | LineLeft() if event.cell == self.cell:
-                self._take_stop(event)
+                self._lines.take(event, event.heard_ns)
             case CellFinished() if event.cell == self.cell:
                 self.finished[event.rank] = event
-                self.stops.pop(event.rank, None)
+                self._lines.take(event, event.heard_ns)
                 if event.withheld_bytes:
                     self.withheld[event.rank] = event.withheld_bytes
             case Pulse() if event.cell == self.cell and event.withheld_bytes:
@@ -168,26 +166,20 @@ class CellRun:
                 self.changes += 1
             case RankExited() if event.rank not in self.finished:
                 self.died[event.rank] = event
-                self.stops.pop(event.rank, None)
+                self._lines.take(event, event.heard_ns)
             case RankSpawned() if event.rank in self.died:
                 self._replaced.add(event.rank)
 
-    def left(self, rank: int, stop: int) -> None:
-        """`rank` was resumed from this stop and is no longer paused there."""
+    @property
+    def stops(self) -> dict[int, LineStopped]:
+        """Ranks that are paused at a line, and where."""
+        return self._lines.now
+
+    @property
+    def pauses(self) -> tuple[LinePause, ...]:
+        """From when until when its ranks were paused at lines, the newest."""
         with self._lock:
-            self._forget_stop(rank, stop)
-
-    def _take_stop(self, event: LineStopped | LineLeft) -> None:
-        if isinstance(event, LineLeft):
-            self._forget_stop(event.rank, event.stop)
-        elif event.stop > self._left_stops.get(event.rank, 0):
-            self.stops[event.rank] = event
-
-    def _forget_stop(self, rank: int, stop: int) -> None:
-        self._left_stops[rank] = max(stop, self._left_stops.get(rank, 0))
-        known = self.stops.get(rank)
-        if known is not None and known.stop <= stop:
-            del self.stops[rank]
+            return self._lines.pauses
 
     @property
     def paused(self) -> bool:

@@ -15,6 +15,7 @@ from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.model import (
     Activity,
     Collective,
+    LineLeft,
     Ranks,
     StepTable,
     name_ranks,
@@ -167,7 +168,7 @@ def step(
         moving = paused_ranks(run, logs, wanted.ranks)
         if not moving:
             raise UsageMistake(_why_not(run, logs))
-        settling = Settling(run, cluster, logs, _let_go(run, cluster, moving, wanted))
+        settling = Settling(run, cluster, logs, _let_go(run, cluster, record, moving, wanted))
         while not settling.done() and not interrupted():
             record.wait_for(lambda: run.done or _all_at_lines(run), _LOOK_EVERY_S)
             if ended := record.snapshot.ended:
@@ -196,30 +197,30 @@ def _all_at_lines(run: CellRun) -> bool:
 
 
 def _let_go(
-    run: CellRun, cluster: RankCluster, ranks: Ranks, wanted: Step
+    run: CellRun, cluster: RankCluster, record: Record, ranks: Ranks, wanted: Step
 ) -> dict[int, int | None]:
     """Resume paused ranks; returns the collective before which each was paused."""
     at_lines = tuple(rank for rank in ranks if rank in run.stops or wanted.by_line)
     others = tuple(rank for rank in ranks if rank not in at_lines)
     if wanted.move.how == How.COLLECTIVE:
         run.pausing = True
-    left = _move(run, cluster, at_lines, wanted.move) if at_lines else {}
+    left = _move(run, cluster, record, at_lines, wanted.move) if at_lines else {}
     if wanted.to == END and wanted.ranks is None:
-        _release(run, cluster, tuple(rank for rank in run.pending if rank not in ranks))
+        others_in_run = tuple(rank for rank in run.pending if rank not in ranks)
+        _release(run, cluster, record, others_in_run)
     question = calls.RESUME if wanted.to == END else calls.STEP
     asked = cluster.ask(others, question, calls.Nothing(), _ASK_TIMEOUT_S) if others else {}
     return left | {rank: paused.collective for rank, paused in answered(asked).items()}
 
 
-def _release(run: CellRun, cluster: RankCluster, ranks: Ranks) -> None:
+def _release(run: CellRun, cluster: RankCluster, record: Record, ranks: Ranks) -> None:
     """Cancel unfinished steps, such as of ranks in a collective that waits for others."""
     moved = cluster.ask(ranks, calls.MOVE, calls.Move(How.END), _ASK_TIMEOUT_S) if ranks else {}
-    for rank, answer in answered(moved).items():
-        run.left(rank, answer.stop)
+    _have_left(run, record, answered(moved))
 
 
 def _move(
-    run: CellRun, cluster: RankCluster, ranks: Ranks, move: calls.Move
+    run: CellRun, cluster: RankCluster, record: Record, ranks: Ranks, move: calls.Move
 ) -> dict[int, int | None]:
     """Resume ranks paused at lines; returns the collective before which each was paused."""
     moved = cluster.ask(ranks, calls.MOVE, move, _ASK_TIMEOUT_S)
@@ -227,9 +228,20 @@ def _move(
     problems = {answer.problem for answer in answers.values()}
     if problems and all(problems):
         raise UsageMistake(f"{'; '.join(sorted(problems))}. The ranks did not move.")
-    for rank, answer in answers.items():
-        run.left(rank, answer.stop)
+    _have_left(run, record, answers)
     return {rank: answer.collective for rank, answer in answers.items()}
+
+
+def _have_left(run: CellRun, record: Record, answers: Mapping[int, calls.Moved]) -> None:
+    """Ranks have left their stops. They do not say it themselves: it is known here first."""
+    now_ns = time.monotonic_ns()
+    left = [
+        LineLeft(rank=rank, cell=run.cell, stop=answer.stop, heard_ns=now_ns)
+        for rank, answer in answers.items()
+        if answer.stop
+    ]
+    if left:
+        record.add(left)
 
 
 def paused_ranks(run: CellRun, logs: CollectiveLogs, ranks: Ranks | None = None) -> Ranks:

@@ -45,11 +45,18 @@ def kept(kept: Collection[int], gone: Collection[int], world_size: int) -> str:
 
 
 def why_not_restarted(stopped: Ranks, busy: Ranks, dead: Ranks) -> str:
-    """That a group needs every rank, and which are missing: those in a cell, else the dead."""
+    """That ranks were ended without new ones: a group needs every rank, and some are missing.
+
+    Those in a cell, else the dead.
+    """
     missing = busy or dead
     where = "still in a cell" if busy else "dead"
     free = "Free them with their variables: %ddp_abort. Or restart" if busy else "Restart"
+    ended = verb(
+        stopped, "was ended and has no new process", "were ended and have no new processes"
+    )
     return (
+        f"{ended[:1].upper()}{ended[1:]} yet. "
         f"The group needs every rank, and {name_ranks(missing)} {are(missing)} {where}. "
         f"{free} them together: %ddp_restart --ranks {format_ranks((*stopped, *busy, *dead))}"
     )

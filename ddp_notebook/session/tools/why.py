@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellRun
     from ddp_notebook.session.setup.set_up import SetUp
 
+_ENDED = "its process was ended by %ddp_restart, and it has no new one yet"
 _GONE = (Activity.DEAD, Activity.SILENT)
 
 
@@ -114,7 +115,13 @@ class Why:
     def _of_run(self, controller: RunController, case: Case, now: Diagnosis) -> Diagnosis:
         """The diagnosis of a run that ranks are in."""
         run, found = controller.run, controller.run.found
-        going_on = run.with_tracebacks(replace(now, run=found.run))
+        findings = tuple(
+            replace(finding, cause=_ENDED, evidence=())
+            if finding.died_of(run.restarted)
+            else finding
+            for finding in now.findings
+        )
+        going_on = run.with_tracebacks(replace(now, run=found.run, findings=findings))
         if now.wrong:
             return going_on
         if own := failures.raised(run.finished.values(), run.ranks):
