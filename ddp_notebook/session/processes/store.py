@@ -39,7 +39,8 @@ class StoreProcess:
         self._record = record
         self._answers: list[StoreOpened | StoreFailed] = []
         self._ended = False
-        self._unsubscribe = record.subscribe(self._watch)
+        self.unsubscribe = record.subscribe(self._watch)
+        """Take no more events, for instance when the session ends."""
         receiver.expect_from_start(SESSION)
         arguments = {"url": receiver.url, "key": receiver.key, "host": host, "port": port}
         self.pid = fork_server.spawn_call(
@@ -72,7 +73,7 @@ class StoreProcess:
 
     def close(self) -> None:
         """End the process; returns when its port is free."""
-        self._unsubscribe()
+        self.unsubscribe()
         if not self._ended:
             self._fork_server.signal(self.pid, signal.SIGKILL)
             self._record.wait_for(lambda: self._ended, _CLOSE_WITHIN_S)
