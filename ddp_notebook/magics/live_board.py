@@ -81,7 +81,7 @@ class NotebookBoard:
             board.close(final)
             self._memory = board.memory
             self._earlier.append(board)
-            if len(self._earlier) > _MOST_EARLIER:
+            while len(self._earlier) > _MOST_EARLIER:
                 self._earlier.popleft().let_go()
 
     def nudge(self) -> None:
