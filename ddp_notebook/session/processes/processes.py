@@ -397,9 +397,6 @@ class Processes:
         if self._closing:
             return False
         self._closing = True
-        for store in (self._store, self._script_store):
-            if store is not None:
-                store.unsubscribe()
         self.cluster.close()
         stays = keep_warm and self.fork_server.reset()
         if not stays:

@@ -39,8 +39,7 @@ class StoreProcess:
         self._record = record
         self._answers: list[StoreOpened | StoreFailed] = []
         self._ended = False
-        self.unsubscribe = record.subscribe(self._watch)
-        """Take no more events, for instance when the session ends."""
+        self._unsubscribe = record.subscribe(self._watch)
         receiver.expect_from_start(SESSION)
         arguments = {"url": receiver.url, "key": receiver.key, "host": host, "port": port}
         self.pid = fork_server.spawn_call(
@@ -61,6 +60,8 @@ class StoreProcess:
         # A process that cannot listen reports why and exits; its report may arrive after its exit.
         self._record.wait_for(lambda: self._own_answer() is not None, 1.0)
         answer = self._own_answer()
+        if answer is not None:
+            self._unsubscribe()  # it says nothing more, and the session may end without closing it
         if isinstance(answer, StoreOpened):
             return answer.host, answer.port
         if answer is None:
@@ -73,7 +74,7 @@ class StoreProcess:
 
     def close(self) -> None:
         """End the process; returns when its port is free."""
-        self.unsubscribe()
+        self._unsubscribe()
         if not self._ended:
             self._fork_server.signal(self.pid, signal.SIGKILL)
             self._record.wait_for(lambda: self._ended, _CLOSE_WITHIN_S)
