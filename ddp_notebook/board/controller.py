@@ -94,6 +94,9 @@ class StillBoard:
         bundle = _still(final) if final is not None else None
         self._region.close(bundle and {**bundle, "text/html": bundle["text/html"] + _CAPTION})
 
+    def let_go(self) -> None:
+        """It is only a picture."""
+
 
 def _has_ranks(snapshot: Snapshot) -> bool:
     """True of a session that has begun and has not ended."""
@@ -104,7 +107,8 @@ class LiveBoard:
     """A board that changes by itself, from `open` to `close`.
 
     Drawn on a thread of its own, at most ten times a second; questions of pages are answered
-    there too. After `close` it stays as it is, and still answers a page that is opened later.
+    there too. After `close` it stays as it is, and answers a page that is opened later, until it is
+    let go.
     """
 
     def __init__(
@@ -210,6 +214,10 @@ class LiveBoard:
         self._picture.close(picture)
         with self._lock:
             self._widget.keep()
+
+    def let_go(self) -> None:
+        """Answer no page any more: once closed, it is seen as the picture that its cell has."""
+        self._widget.close()
 
     # -- drawing ----------------------------------------------------------------------
 

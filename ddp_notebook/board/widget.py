@@ -17,10 +17,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import anywidget
 import traitlets
 
-from ddp_notebook.board.line.running_line import RunningLine, as_widget
+from ddp_notebook.board.line.running_line import RunningLine, Shown
 from ddp_notebook.board.model import STAGES
 from ddp_notebook.board.still.lost import hidden_beside
 
@@ -54,7 +53,7 @@ def _notebook() -> str:
     return hashlib.sha256(path.encode(errors="replace")).hexdigest()[:12] if path else ""
 
 
-class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
+class BoardWidget(Shown):
     """What the page draws; `board.model` makes it. Safe to set from any thread.
 
     `still` names the model, and the picture without scripts that stands below it in the notebook:
@@ -125,10 +124,6 @@ class BoardWidget(anywidget.AnyWidget):  # type: ignore[misc]
     def tell(self, message: Mapping[str, Any], now_us: int) -> None:
         """Send something to the pages that is no part of what is drawn for good."""
         self.send({**message, "now": now_us})
-
-    def bundle(self) -> dict[str, Any]:
-        """The MIME bundle. Its text is empty: the picture below stands for it."""
-        return as_widget(self, "")
 
     def picture(self, bundle: Mapping[str, str], below: str = "") -> dict[str, str]:
         """`bundle` as the picture that is seen where the script does not run, `below` below it.

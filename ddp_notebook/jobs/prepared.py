@@ -21,7 +21,7 @@ from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import unprepared
 from ddp_notebook.jobs.outside import system
-from ddp_notebook.jobs.records import CRASHES, ORPHANED, Process
+from ddp_notebook.jobs.records import CRASHES, DAMAGED, ORPHANED, Process
 from ddp_notebook.jobs.unprepared import elsewhere, how_to_see, stopped, untold, was_set
 from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
 from ddp_notebook.launch.session_folder import is_private
@@ -525,15 +525,18 @@ def _unsure_of_ended(job: Job, case: Case) -> str:
     parts = [f"{name_ranks(failed).capitalize()} failed, and the cause is not known"]
     if not failed:
         parts = ["No problem is seen"]
-    by_code: dict[int | None, list[int]] = {}
+    by_end: dict[int | str, list[int]] = {}
     for report in case.ranks:
         if report.activity is Activity.SILENT:
-            by_code.setdefault(report.exit_code, []).append(report.rank)
-    for code, ranks in by_code.items():
-        parts.append(f"{name_ranks(ranks)} {_end_by(code, job, ranks)}")
+            end = report.exit_code or _without_code(job, report.rank)
+            by_end.setdefault(end, []).append(report.rank)
+    for end, ranks in by_end.items():
+        parts.append(f"{name_ranks(ranks)} {_end_by(end, job, ranks)}")
     if waited:
         parts.append(f"{name_ranks(waited)} {_end_by(_TERMINATED, job, waited)} while waiting")
-    return f"{'; '.join(parts)}; by whom and why is not recorded." if len(parts) > 1 else ""
+    if waited or by_end.keys() - {_NOTHING}:
+        parts.append("by whom and why is not recorded")
+    return f"{'; '.join(parts)}." if len(parts) > 1 else ""
 
 
 def _elsewhere(job: Job) -> Iterator[str]:
@@ -553,10 +556,21 @@ def _elsewhere(job: Job) -> Iterator[str]:
     )
 
 
-def _end_by(code: int | None, job: Job, ranks: Sequence[int]) -> str:
+_NOTHING = "left nothing on this host"
+
+
+def _without_code(job: Job, rank: int) -> str:
+    """What is known of the end of a rank of which neither an exit code nor a signal is."""
+    process = job.processes.get(rank)
+    if process is None:
+        return _NOTHING
+    return DAMAGED if process.end_is_damaged else f"ended by {_NO_RECORD}"
+
+
+def _end_by(code: int | str, job: Job, ranks: Sequence[int]) -> str:
     """How ranks ended, in words."""
-    if code is None:
-        return f"ended by {_NO_RECORD}"
+    if isinstance(code, str):
+        return code
     if code == _ABORTED:
         return "ended by SIGABRT, which C++ code raises on an error"
     if code != _TERMINATED:

@@ -43,6 +43,8 @@ _SIGNALS = {
 """As faulthandler names them. It also writes of SIGABRT, which C++ raises on an error: that may be
 another rank's, so it does not prove who was first."""
 ORPHANED = "torch ended it (SIGINT), for the process that had started it was gone"
+_END = "end.json"
+DAMAGED = f"ended, and how is not known: {_END} in its record is damaged"
 CRASHES = tuple(-number.value for number in _SIGNALS.values())
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
@@ -58,13 +60,16 @@ class Process:
     def error(self) -> Mapping[str, Any] | None:
         """What ended it, as it wrote it down; empty of one that ended without an error.
 
-        None of one that was ended, or runs.
+        None of one that was ended, or runs, and where it is damaged.
         """
-        end = self._left("end.json", _MOST_BYTES)
-        if "error" not in end:
-            return None
-        error = end["error"]
-        return error if isinstance(error, dict) else {}
+        error = self._left(_END, _MOST_BYTES).get("error", False)
+        return error if isinstance(error, dict) else {} if error is None else None
+
+    @property
+    def end_is_damaged(self) -> bool:
+        """True where it began to write how it ended, and what stands there cannot be read."""
+        end = self.folder / _END
+        return self.error is None and any(map(files.exists, (end, job_folder.unfinished(end))))
 
     @property
     def facts(self) -> RunFacts | None:
@@ -107,6 +112,8 @@ class Process:
             ended = replace(last, activity=Activity.SILENT, doing=ORPHANED, inside="")
             return replace(ended, exit_code=-signal.SIGINT.value)
         code, path = self._signal_and_path()
+        if code is None and not others_run and self.end_is_damaged:
+            return replace(last, activity=Activity.SILENT, doing=f"it {DAMAGED}", inside="")
         if last.activity is Activity.WAITING and code not in CRASHES and (path or not others_run):
             return last  # a launcher's SIGTERM has ended it, or no rank is left
         return RankReport(rank, Activity.DEAD, path=path or last.path, exit_code=code)
@@ -120,7 +127,7 @@ class Process:
     @property
     def _orphan(self) -> bool:
         """True of a process that torch ended because the process that had started it was gone."""
-        return self._left("end.json", _MOST_BYTES).get("orphan") is True
+        return self._left(_END, _MOST_BYTES).get("orphan") is True
 
     def _written(self, rank: int) -> RankReport:
         """What it wrote when it had long waited, if it issued nothing after; else nothing."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import signal
 import socket
@@ -13,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from json import dumps, loads  # also where a cell sets json.loads to something else
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,7 @@ class ForkServerClient:
             }
             try:
                 process = subprocess.Popen(
-                    [sys.executable, "-c", _BOOT, json.dumps(arguments)],
+                    [sys.executable, "-c", _BOOT, dumps(arguments)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -268,7 +268,7 @@ class ForkServerClient:
             os.close(pidfd)
 
     def _send(self, command: Mapping[str, Any]) -> None:
-        data = json.dumps(command).encode() + b"\n"
+        data = dumps(command).encode() + b"\n"
         try:
             with self._lock:
                 if self._unsent is not None and not self._closing:
@@ -298,7 +298,7 @@ class ForkServerClient:
         assert self._process.stdout is not None
         with contextlib.suppress(OSError, ValueError):
             for line in self._process.stdout:
-                self._handle(json.loads(line))
+                self._handle(loads(line))
 
     def _start_own_server(self) -> None:
         """The other server has ended or does not answer: start our own."""

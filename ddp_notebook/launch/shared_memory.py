@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from ddp_notebook.launch.process_groups import is_running
 
+if sys.platform == "linux":
+    import fcntl
+
 FOLDER = Path("/dev/shm")  # noqa: S108  # where Linux has it; nothing is made there
 _POLL_S = 0.05
-_MAKING_S = 0.5
-"""Files younger than this, in seconds, may be incomplete."""
 _HALF_MADE = re.compile(r"sem\.[A-Za-z0-9]{6}")
 _TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
 
@@ -32,8 +35,8 @@ def remove_orphans(session_folders: Iterable[str], since_s: float, wait_s: float
     """Remove the leftovers of these sessions' processes; `since_s` is when the first one started.
 
     Semaphores are known by their names, which hold the session's; pages of torch by the pid of
-    the process that made them, which must have ended. It waits up to `wait_s` for that: a process
-    that was killed just now may not have ended yet.
+    the process that made them, which must have ended, and by none having them. It waits up to
+    `wait_s` for that: a process that was killed just now may not have ended yet.
     """
     if not FOLDER.is_dir():
         return
@@ -57,29 +60,21 @@ def _remove_semaphores(prefixes: tuple[str, ...]) -> None:
 def _remove_half_made(since_s: float) -> int:
     """Remove semaphores whose process was killed while the C library made them.
 
-    They do not have the session's name yet; one that no process has mapped after a moment is
-    nobody's. Returns how many are too young to tell.
+    They do not have the session's name yet. Returns how many a process still has.
     """
-    latest_s = time.time() - _MAKING_S
-    candidates = {
-        status.st_ino: (path, status.st_ctime < latest_s)
+    made = [
+        path
         for path, status in _own_files()
-        if _HALF_MADE.fullmatch(path.name) and since_s <= status.st_ctime
-    }
-    unmapped = {inode: path for inode, (path, old) in candidates.items() if old}
-    if unmapped:
-        for maps in Path("/proc").glob("[0-9]*/maps"):
-            with contextlib.suppress(OSError, ValueError):
-                for line in maps.read_text().splitlines():
-                    if str(FOLDER) in line:
-                        unmapped.pop(int(line.split()[4]), None)
-    for path in unmapped.values():
-        _unlink(path)
-    return sum(not old for _, old in candidates.values())
+        if _HALF_MADE.fullmatch(path.name) and status.st_ctime >= since_s
+    ]
+    return sum(not _remove_unused(path) for path in made)
 
 
 def _remove_pages(since_s: float) -> int:
-    """Remove torch's pages of ended processes; returns the number of pages of live ones."""
+    """Remove torch's pages of ended processes; returns the number of pages of live ones.
+
+    In another container that shares the folder, the pid in a name may be that of a live process.
+    """
     live = 0
     for path, status in _own_files():
         match = _TORCH.fullmatch(path.name)
@@ -87,8 +82,32 @@ def _remove_pages(since_s: float) -> int:
             if is_running(int(match[1])):
                 live += 1
             else:
-                _unlink(path)
+                _remove_unused(path)
     return live
+
+
+def _remove_unused(path: Path) -> bool:
+    """Remove a file if no process has it open or mapped, in whichever container; True if so.
+
+    The proof is a lease to write, which the kernel refuses while others have the file. One that
+    cannot be had proves nothing, and the file stays.
+    """
+    if sys.platform != "linux":
+        return False
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        # The signal for an open that waits for the lease is SIGIO by default, which ends processes.
+        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        path.unlink()
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return True
 
 
 def _own_files() -> list[tuple[Path, os.stat_result]]:

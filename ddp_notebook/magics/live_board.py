@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ PLACES: tuple[Place, ...] = ("auto", "here", "side", "off")
 """Where the last board was, in the running cell, in a panel beside the notebook, nowhere."""
 _FIRST_PAINT_AFTER_S = 0.02
 """By then `init` has cleared the record: the previous session's board is not shown."""
+_MOST_EARLIER = 10
+"""How many closed boards stay live in their cells; each holds what ranks did, for scrubbing."""
 
 
 class NotebookBoard:
@@ -31,6 +34,8 @@ class NotebookBoard:
         self._buttons = buttons
         self._open: LiveBoard | StillBoard | None = None
         self._memory: Memory | None = None
+        self._earlier: deque[LiveBoard | StillBoard] = deque()
+        """Closed ones, which pages may still ask."""
         self._panel = SidePanel()
         session.record.subscribe(self._changed)
         shell.events.register("pre_run_cell", self._cell_begins)
@@ -75,6 +80,9 @@ class NotebookBoard:
         if board is not None:
             board.close(final)
             self._memory = board.memory
+            self._earlier.append(board)
+            while len(self._earlier) > _MOST_EARLIER:
+                self._earlier.popleft().let_go()
 
     def nudge(self) -> None:
         """Something may have changed (any thread; quick)."""

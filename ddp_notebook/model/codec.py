@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
-import json
 import math
 import re
 import types
@@ -26,6 +25,9 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import cache
+from json import detect_encoding
+from json import dumps as _dumps  # also where a cell sets json.dumps to something else
+from json import loads as _loads
 from operator import attrgetter
 from typing import Any, TypeVar, Union, cast
 
@@ -75,9 +77,9 @@ def decode(cls: type[T], wire: Any) -> T:
 def dumps(wire: Any) -> str:
     """`wire` as a text of strict JSON: a number that JSON does not have becomes a text."""
     try:
-        return json.dumps(wire, allow_nan=False, separators=(",", ":"))
+        return _dumps(wire, allow_nan=False, separators=(",", ":"))
     except ValueError:  # rare, and only inside fields of type Any
-        return json.dumps(_finite(wire), allow_nan=False, separators=(",", ":"))
+        return _dumps(_finite(wire), allow_nan=False, separators=(",", ":"))
 
 
 def loads(data: str | bytes, *, of_others: bool = False) -> Any:
@@ -86,10 +88,10 @@ def loads(data: str | bytes, *, of_others: bool = False) -> Any:
     In a file `of_others` numbers have 64 bits, as all of ours have: calculations with larger ones
     fail somewhere.
     """
-    text = data if isinstance(data, str) else data.decode(json.detect_encoding(data), "replace")
+    text = data if isinstance(data, str) else data.decode(detect_encoding(data), "replace")
     try:
         bounded = of_others and _LONG_NUMBER.search(text)
-        wire = json.loads(text, parse_int=_whole_number if bounded else None)
+        wire = _loads(text, parse_int=_whole_number if bounded else None)
         return readable(wire) if _SURROGATE.search(text) else wire
     except RecursionError:
         raise ValueError("it is nested too deep") from None

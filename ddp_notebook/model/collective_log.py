@@ -10,11 +10,11 @@ a second file.
 from __future__ import annotations
 
 import contextlib
-import json
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from json import dumps, loads  # also where a cell sets json.loads to something else
 from typing import Any, TypeAlias
 
 from ddp_notebook.model import codec
@@ -191,7 +191,7 @@ def _texts(data: bytes) -> tuple[Text, ...]:
 
 def _text(line: bytes) -> Text:
     try:
-        wire = json.loads(line)
+        wire = loads(line)
         if isinstance(wire, dict):
             return codec.decode(_Group, wire)
         if isinstance(wire, list):
@@ -256,7 +256,7 @@ SPLITS_FILE_BYTES = _SPLITS_KEPT * _SPLITS_BYTES
 
 def write_splits(buffer: Any, number: int, splits: Splits) -> None:
     """Write the splits of the all_to_all that is the `number`th of this process, from 0."""
-    data = json.dumps([number, codec.encode(splits)]).encode() + b"\0"
+    data = dumps([number, codec.encode(splits)]).encode() + b"\0"
     at = number % _SPLITS_KEPT * _SPLITS_BYTES
     buffer[at : at + len(data)] = data
 
@@ -267,5 +267,5 @@ def read_splits(buffer: bytes) -> tuple[Splits, ...]:
     for at in range(0, min(len(buffer), SPLITS_FILE_BYTES), _SPLITS_BYTES):
         text = buffer[at : at + _SPLITS_BYTES].partition(b"\0")[0]
         with contextlib.suppress(ValueError, RecursionError):  # none, or one that a kill has cut
-            found.append(codec.decode(tuple[int, Splits], json.loads(text)))
+            found.append(codec.decode(tuple[int, Splits], loads(text)))
     return tuple(splits for _, splits in sorted(found, key=lambda pair: pair[0]))

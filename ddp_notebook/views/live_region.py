@@ -99,6 +99,7 @@ class LiveRegion:
         with self._lock:
             if final is not None and self._shown is not None:
                 self._publish(final)
+            self._shown = self._shown and {}  # whoever keeps the region keeps no text
 
     def draw(self) -> None:
         """Draw the present state, if it differs from what is shown."""

@@ -19,7 +19,7 @@ from ddp_notebook.launch.timeouts import scaled_for_load
 pytestmark = pytest.mark.timeout(240)
 
 DEATH_SHOWN_WITHIN_S = 2.0
-LOAD, INIT, LOOP, RESTART = range(4)
+LOAD, INIT, LOOP, RESTART, BOARD = range(5)
 CELLS = [
     "%load_ext ddp_notebook",
     "%ddp_init --world-size 4",
@@ -32,6 +32,7 @@ for step in range(100_000):
     time.sleep(0.05)
 print("that was all")""",
     "%ddp_restart",
+    "from ddp_notebook.magics import live_board\nlive_board._MOST_EARLIER = 0\n%ddp_board --here",
 ]
 
 
@@ -100,3 +101,18 @@ def test_the_board_shows_a_killed_rank_by_itself_within_2_seconds(
     expect(row).to_contain_text("dead")
     expect(board).to_contain_text("%ddp_restart --ranks 2")
     notebook.page.screenshot(path=tmp_path / "dead.png")
+
+
+def test_a_board_that_is_let_go_leaves_the_picture_that_its_cell_has(
+    open_notebook: Notebook, tmp_path: Path
+) -> None:
+    notebook = open_notebook
+    first = notebook.cells.nth(INIT)
+    picture = first.locator("[class^=ddp-still-]")
+    expect(picture).to_be_hidden()
+    expect(notebook.start(BOARD).locator(".ddpb-row")).to_have_count(4)
+    expect(picture).to_be_visible()
+    expect(picture).to_contain_text("As it was when this cell ended")
+    expect(first.locator(".ddpb")).to_have_count(0)
+    expect(first.locator(".jupyter-widgets")).to_be_hidden()
+    notebook.page.screenshot(path=tmp_path / "let_go.png")

@@ -89,17 +89,24 @@ def test_a_script_prints_on_where_its_output_has_no_room_and_a_folder_that_is_go
     cramped.run_cell("rank").raise_for_error()
 
 
+def said_where_one_may_mount(
+    script: str, folder: Path, *arguments: str
+) -> tuple[list[str], subprocess.CompletedProcess[str]]:
+    """The lines that a script prints in a mount namespace of its own, and how it ended."""
+    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("no mount namespace here")
+    path = folder / "mounts.py"
+    path.write_text(script)
+    words = ["unshare", "--mount", sys.executable, str(path), *arguments]
+    ended = subprocess.run(words, check=False, capture_output=True, text=True, timeout=300)
+    return ended.stdout.splitlines(), ended
+
+
 def test_a_file_system_that_becomes_read_only_is_said_before_a_rank_is_ended(
     tmp_path: Path,
 ) -> None:
     """In a mount namespace of its own, where the temporary folder is mounted again, read-only."""
-    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("no mount namespace here")
-    script = tmp_path / "becomes_read_only.py"
-    script.write_text(READ_ONLY)
-    words = ["unshare", "--mount", sys.executable, str(script)]
-    ended = subprocess.run(words, check=False, capture_output=True, text=True, timeout=300)
-    said = ended.stdout.splitlines()
+    said, ended = said_where_one_may_mount(READ_ONLY, tmp_path)
     assert len(said) == 4, ended
     assert "cannot be written to any more" in said[0] and "No rank was ended." in said[0]
     assert "cannot be written to any more" in said[1] and "False" in said[1]
@@ -129,4 +136,62 @@ finally:
     session.shutdown()
     subprocess.run(["umount", "-l", folder], check=True)
     folder.rmdir()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ("full", "OSError: [Errno 28] No space left on device"),
+        ("read-only", "OSError: [Errno 30] Read-only file system"),
+    ],
+)
+def test_without_room_in_shared_memory_ranks_work_and_what_needs_it_says_so(
+    how: str, error: str, tmp_path: Path
+) -> None:
+    """The workers of a DataLoader pass batches there; nothing of ours is there.
+
+    In a mount namespace of its own, with a small /dev/shm.
+    """
+    said, ended = said_where_one_may_mount(SHARED_MEMORY, tmp_path, how)
+    assert len(said) == 5, ended
+    assert said[0] == "True None", ended
+    assert error in said[1] and "cell line 9" in said[1], ended
+    assert "Ranks 0-1" in said[2], ended
+    assert said[3:] == ["None", "True"], ended
+
+
+SHARED_MEMORY = """
+import contextlib, os, subprocess, sys
+from ddp_notebook.session import InitOptions, Session
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/dev/shm"], check=True)
+if sys.argv[1] == "full":
+    file = os.open("/dev/shm/filled", os.O_WRONLY | os.O_CREAT)
+    with contextlib.suppress(OSError):
+        while True:
+            os.write(file, bytes(4096))
+elif sys.argv[1] == "read-only":
+    subprocess.run(["mount", "-o", "remount,ro", "/dev/shm"], check=True)
+LOADS = '''
+class Batches(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, number):
+        return torch.ones(50_000)
+
+for batch in torch.utils.data.DataLoader(Batches(), num_workers=1):
+    pass
+'''
+SUMS = "x = torch.ones(4); dist.all_reduce(x); assert x.sum() == 8"
+session = Session()
+try:
+    board = session.init(InitOptions(world_size=2, device="cpu"))
+    print(board.snapshot.ready, session.run_cell(SUMS).error)
+    print(" ".join(str(session.run_cell(LOADS).error).split()))
+    print(session.why().headline)
+    session.abort()
+    print(session.run_cell(SUMS).error)
+    print(session.restart().snapshot.ready)
+finally:
+    session.shutdown()
 """

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from results import rank_pids
@@ -84,6 +85,43 @@ def test_a_step_waits_for_what_ranks_say_of_it_though_their_calls_have_ended(
     monkeypatch.setattr(Record, "add", late)
     table = session.step()
     assert {row.passed for row in table.rows} == {"environment"}
+
+
+HOLDS_PYTHON = """
+import ctypes, pathlib, threading, time
+
+def hold():
+    while not pathlib.Path({go!r}).exists():
+        time.sleep(0.005)
+    pathlib.Path({holds!r}).touch()
+    ctypes.PyDLL(None).usleep(4_000_000)  # no other thread of this process runs meanwhile
+
+threading.Thread(target=hold, daemon=True).start()
+"""
+
+
+def test_a_step_waits_for_a_rank_that_does_not_answer_for_a_moment(
+    session: Session, tmp_path: Path
+) -> None:
+    """As on a busy machine; the other ranks have arrived by then, and stand still."""
+    go, holds = tmp_path / "go", tmp_path / "holds"
+    source = HOLDS_PYTHON.format(go=str(go), holds=str(holds))
+    session.run_cell(source, (1,)).raise_for_error()
+    go.touch()
+    eventually(holds.exists, 30, "rank 1 holds Python")
+    table = session.step()
+    assert [row.passed for row in table.rows] == ["environment"] * 3
+
+
+def test_a_step_does_not_wait_for_a_rank_whose_process_is_stopped(session: Session) -> None:
+    os.kill(rank_pids(session)[1], signal.SIGSTOP)
+    began_s = time.monotonic()
+    try:
+        table = session.step()
+    finally:
+        os.kill(rank_pids(session)[1], signal.SIGCONT)
+    assert [row.passed for row in table.rows] == ["environment", "launched", "environment"]
+    assert time.monotonic() - began_s < scaled_for_load(10), "15 s if it only does not answer"
 
 
 def test_a_rank_that_is_held_back_is_waited_for_and_nothing_times_out(session: Session) -> None:

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import jsonschema
@@ -21,6 +22,7 @@ import torch
 from ddp_notebook import __main__
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import listing, prepared, targets, unprepared
+from ddp_notebook.jobs.records import Process
 from ddp_notebook.jobs.unprepared import Seen
 from ddp_notebook.jobs.verdict import Outcome
 from ddp_notebook.model import (
@@ -679,6 +681,51 @@ def test_a_rank_that_c_code_aborted_is_not_blamed_for_others_may_have_caused_it(
     assert "rank 0 ended by SIGABRT" in verdict.diagnosis.unsure
 
 
+CUT_SHORT = '{"error": {"type": "Val'
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("end.json", CUT_SHORT), ("end.json", '{"error": 5}'), ("end.json", ""), ("end.new", "")],
+)
+@pytest.mark.parametrize("activity", [Activity.BUSY, Activity.WAITING])
+def test_of_a_rank_whose_record_of_its_end_is_damaged_it_is_said_that_the_end_is_not_known(
+    name: str, text: str, activity: Activity
+) -> None:
+    """It may have ended by itself, with or without an error, while a signal is only one way."""
+    left(0, None, 0)
+    written(1, activity)
+    (folder,) = (process.folder for rank, process in _processes().items() if rank)
+    (folder / name).write_text(text)
+
+    verdict = prepared.why(prepared.jobs()[0])
+
+    assert verdict.outcome is Outcome.UNDECIDED, verdict
+    unsure = verdict.diagnosis.unsure
+    assert "rank 1 ended, and how is not known: end.json in its record is damaged" in unsure
+    assert "signal" not in unsure and "signal" not in verdict.diagnosis.doing[1]
+    assert "damaged" in verdict.diagnosis.doing[1], verdict.diagnosis.doing
+
+
+def test_a_damaged_record_of_an_end_does_not_hide_the_signal_that_is_known() -> None:
+    written(0, Activity.BUSY, ENDED_BY_SIGTERM)
+    (_processes()[0].folder / "end.json").write_text(CUT_SHORT)
+    unsure = prepared.why(prepared.jobs()[0]).diagnosis.unsure
+    assert "rank 0 was ended from outside, by a signal" in unsure
+
+
+def test_of_a_rank_of_an_ended_job_that_is_not_on_this_host_no_end_is_claimed() -> None:
+    folder = job_folder.make(dataclasses.replace(about(0), world_size=2))
+    assert folder is not None
+    job_folder.write(folder / "end.json", {"error": None})
+    unsure = prepared.why(prepared.jobs()[0]).diagnosis.unsure
+    assert unsure == "No problem is seen; rank 1 left nothing on this host."
+
+
+def _processes() -> Mapping[int, Process]:
+    return prepared.jobs()[0].processes
+
+
 def test_ranks_that_lost_the_process_that_had_started_them_did_not_end_well() -> None:
     for rank in (0, 1):
         folder = job_folder.make(about(rank, pid=2**22 + rank))
@@ -803,6 +850,7 @@ def test_splits_that_are_no_such_thing_are_passed_over() -> None:
 
 CRASHES = """
 import faulthandler, os, signal, sys
+from collections.abc import Mapping
 from pathlib import Path
 from ddp_notebook.rank.prepared import ending
 ending.write_stacks_when_ended(Path(sys.argv[1]))

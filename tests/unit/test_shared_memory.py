@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -134,16 +135,58 @@ def test_a_file_that_vanishes_meanwhile_or_cannot_be_removed_stops_nothing(
 
 
 def test_a_semaphore_that_nobody_finished_making_is_removed_when_nobody_has_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
 ) -> None:
-    monkeypatch.setattr(shared_memory, "_MAKING_S", 0.1)
     make(folder, "sem.ab12CD", "sem.mapped", "sem.toolong")
     with (folder / "sem.mapped").open("r+b") as file, mmap.mmap(file.fileno(), 1):
-        remove_orphans([], 0.0, wait_s=5.0)
+        file.close()
+        remove_orphans([], 0.0, wait_s=0.2)
         assert left(folder) == {"sem.mapped", "sem.toolong"}
 
 
-def test_one_that_may_still_be_in_the_making_stays(folder: Path) -> None:
-    make(folder, "sem.ab12CD")
-    remove_orphans([], 0.0)
-    assert left(folder) == {"sem.ab12CD"}
+def test_one_that_is_being_made_stays(folder: Path) -> None:
+    with (folder / "sem.ab12CD").open("xb"):
+        remove_orphans([], 0.0)
+        assert left(folder) == {"sem.ab12CD"}
+
+
+def test_a_page_that_some_process_has_stays_though_its_pid_means_nothing_here(
+    folder: Path, dead: int
+) -> None:
+    """As that of a process in another container, which shares the folder and has its own pids."""
+    opened, mapped, unused = (f"torch_{dead}_{each}_0" for each in (1, 2, 3))
+    make(folder, opened, mapped, unused)
+    with (folder / mapped).open("rb") as file:
+        page = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
+    with page, (folder / opened).open("rb"):
+        remove_orphans([SESSION], 0.0)
+        assert left(folder) == {opened, mapped}
+    remove_orphans([SESSION], 0.0)
+    assert left(folder) == set()
+
+
+def test_who_opens_a_file_while_it_is_removed_ends_no_process(
+    folder: Path, dead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel then signals the process that has the lease."""
+    signals: list[int] = []
+    usual = {n: signal.signal(n, lambda *had: signals.append(had[0])) for n in EACH}
+    unlink = Path.unlink
+
+    def opened(path: Path) -> None:
+        with pytest.raises(BlockingIOError):
+            os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        unlink(path)
+
+    monkeypatch.setattr(Path, "unlink", opened)
+    make(folder, f"torch_{dead}_1_0")
+    try:
+        remove_orphans([SESSION], 0.0)
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+    assert left(folder) == set() and signals == [signal.SIGURG]
+
+
+EACH = (signal.SIGIO, signal.SIGURG)
+"""What ends a process that does not handle it, and what does not."""

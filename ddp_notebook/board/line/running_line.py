@@ -24,7 +24,22 @@ _BEAT_S = 5.0
 """A page gets a message this often, or it says that the kernel is not heard."""
 
 
-class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
+class Shown(anywidget.AnyWidget):  # type: ignore[misc]
+    """A widget as a notebook shows it, until it is closed."""
+
+    def bundle(self, text: str = "") -> dict[str, Any]:
+        """The MIME bundle; `text` where there are no widgets."""
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
+        return {"application/vnd.jupyter.widget-view+json": view, "text/plain": text}
+
+    def close(self) -> None:
+        """Take it off all pages: what stands below it is seen there. Its layout is closed, too."""
+        if self.comm is not None:
+            self.layout.close()
+        super().close()
+
+
+class RunningLine(Shown):
     """One line of one run, from its beginning on. Safe to set from any thread."""
 
     _esm = "".join(
@@ -68,10 +83,6 @@ class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
         with self.hold_sync():
             self.text, self.over = text, True
 
-    def bundle(self, text: str) -> dict[str, Any]:
-        """The MIME bundle; `text` where there are no widgets."""
-        return as_widget(self, text)
-
     def words(self, text: str) -> str:
         """`text` as HTML for where the script does not run: a notebook that was saved in mid-cell.
 
@@ -96,9 +107,3 @@ class RunningLine(anywidget.AnyWidget):  # type: ignore[misc]
             self.answers = [
                 answer_json(answer, self._session.begun) for answer in self._buttons.answers
             ]
-
-
-def as_widget(widget: anywidget.AnyWidget, text: str) -> dict[str, Any]:
-    """The MIME bundle of a widget; `text` where there are no widgets."""
-    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
-    return {"application/vnd.jupyter.widget-view+json": view, "text/plain": text}

@@ -171,11 +171,16 @@ def make(about: About, folder: Path | None = None) -> Path | None:
 
 def write(path: Path, content: Mapping[str, object]) -> None:
     """Write JSON atomically: readers see all of it or none."""
-    beside = path.with_suffix(".new")
+    beside = unfinished(path)
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
         json.dump(content, stream)
     beside.replace(path)
+
+
+def unfinished(path: Path) -> Path:
+    """What `write` leaves in place of `path` where it was cut short."""
+    return path.with_suffix(".new")
 
 
 def read(path: Path, most_bytes: int) -> dict[str, object]:

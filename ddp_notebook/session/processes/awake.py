@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 
@@ -33,7 +34,11 @@ class KeptAwake:
 
     def _watch(self) -> None:
         while not self._closed.wait(_LOOK_EVERY_S):
-            stopped = {pid: name for pid, name in self._pids().items() if is_stopped(pid)}
-            for pid in self._found & stopped.keys():
-                self._wake(pid, stopped[pid])
-            self._found = set(stopped)
+            with contextlib.suppress(Exception):  # `pathlib.Path = None`, until it is set back
+                self._look()
+
+    def _look(self) -> None:
+        stopped = {pid: name for pid, name in self._pids().items() if is_stopped(pid)}
+        for pid in self._found & stopped.keys():
+            self._wake(pid, stopped[pid])
+        self._found = set(stopped)
