@@ -27,8 +27,8 @@ def is_divisor(sources: Sources, path: Sequence[Place]) -> bool:
 
     Where that is a function's own argument, by what it is called with.
     """
-    names = SharedNames(sources.known())
-    divisors = names.read(divisors_in(sources.known()))
+    trees = sources.in_use(place.file for place in path)
+    divisors = SharedNames(trees).read(divisors_in(trees))
     for place in reversed(path):
         tree = sources.tree(place)
         given = _reduced_at(tree, place.line)
@@ -40,7 +40,7 @@ def is_divisor(sources: Sources, path: Sequence[Place]) -> bool:
 
 def divides_loss_by_world(sources: Sources, place: Place) -> bool:
     """True when what is given a backward at `place` was divided by the number of ranks."""
-    names = SharedNames(sources.known())
+    names = SharedNames(sources.in_use([place.file]))
     divisors = _divisors_of_loss(names, sources.tree(place), place.line)
     return any(map(names.is_world_size, divisors))
 
@@ -51,7 +51,7 @@ def is_mean_of_ratios(sources: Sources, path: Sequence[Place], evaluated: Place)
     First by what each rank has counted, then by the number of ranks: in the function that sums
     it up, or before that is called.
     """
-    names = SharedNames(sources.known())
+    names = SharedNames(sources.in_use(each.file for each in (*path, evaluated)))
     of_world: list[bool] = []
     called, given = "", set[str]()
     for place in reversed(path):
@@ -72,8 +72,7 @@ def is_mean_of_ratios(sources: Sources, path: Sequence[Place], evaluated: Place)
 def chooses_rate_by_world(sources: Sources, used: Collection[str]) -> bool:
     """True when a learning rate comes of the number of ranks.
 
-    In the files `used` and those that they import; in any if none is given: a folder may have
-    scripts that have nothing to do with each other.
+    In the files `used` and those that they import; in any if none is given.
     """
     trees = sources.known(sources.imported_by(used)) or sources.known()
     nodes = (node for tree in trees for node in ast.walk(tree))

@@ -69,7 +69,10 @@ def other_beginnings(context: Context) -> Iterator[Finding]:
         weights = {rank: optimizer.first_weights for rank, optimizer in of.items()}
         if not _all_close(gradients) or sum(map(bool, gradients[0])) < _FEWEST_VALUES:
             continue
-        if _all_close(list(weights.values())) or not exchanged(context.collectives, of):
+        # A parameter without a gradient may be a part of a layer, each rank's own.
+        complete = all(len(w) <= len(g) for w, g in zip(weights.values(), gradients, strict=True))
+        alike = _all_close(list(weights.values()))
+        if alike or not complete or not exchanged(context.collectives, of):
             continue
         yield _different_from_the_start(of, gradients[0], weights)
 
