@@ -701,6 +701,42 @@ def test_a_division_by_the_count_may_be_written_in_many_ways(told: str) -> None:
     assert evaluated(*[(10, 4)] * 3, source=DIVIDES.replace("print(right / total)", told))
 
 
+GATHERS = """
+def gather(t):
+    parts = [torch.zeros_like(t) for _ in range(world)]
+    dist.all_gather(parts, t)
+    return torch.cat(parts)
+def test(pred, y):
+    pred, y = gather(pred), gather(y)
+    hits = pred == y
+    return hits.sum() / len(y)
+print(test(pred, y))
+"""
+GATHERED = (Place("train.py", 10), Place("train.py", 7, "test"), Place("train.py", 4, "gather"))
+
+
+@pytest.mark.parametrize(
+    ("instead", "wrong"),
+    [
+        ("hits.sum() / len(y)", True),
+        ("hits.float().mean()", True),
+        ("hits.sum()", False),  # no share of anything
+        ("hits[:length].sum() / length", False),
+        ("hits[order].sum() / len(y)", False),
+        ("hits.sum() / len(y.unique())", False),
+    ],
+)
+def test_padding_that_all_ranks_have_gathered(instead: str, wrong: bool) -> None:
+    source = GATHERS.replace("hits.sum() / len(y)", instead)
+    of = EvaluationFacts(8, 2, loader=True, place=HERE, padded=(10, 4), gathered=GATHERED)
+    every = [run(rank, replicas=(model(3, evaluations=(of,)),)) for rank in range(3)]
+    told = found(*every, source=source)
+    assert [(each.category, each.ranks) for each in told] == [
+        (Category.EVAL_PADDING, (0, 1, 2))
+    ] * wrong
+    assert not wrong or "gathers a row for each sample, of 4" in told[0].evidence[0]
+
+
 # -- losses ------------------------------------------------------------------------------
 
 _DIVIDED = "\n" * 5 + "loss = loss / dist.get_world_size()\nloss.backward()\n"
