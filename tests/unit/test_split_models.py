@@ -115,6 +115,19 @@ def test_dropout_that_draws_other_numbers_within_a_tensor_parallel_group(
     assert not found(ranks(split(0, 5.0), split(1, 5.0))), "what is split may be dropped otherwise"
 
 
+def test_a_parameter_that_fsdp2_leaves_out_must_be_averaged_by_the_user() -> None:
+    def told(*of: tuple[Copy, ...], exchange: str = "all_gather_into_tensor") -> Found:
+        facts = ranks(*(SplitFacts(copies=each, data_ranks=BOTH) for each in of))
+        return found(facts, (Collective(0, 0, exchange, numel=64),))
+
+    wrong = [(Category.PARAMS_OUTSIDE_DDP, BOTH)]
+    assert told(copy(1.0, 2.0), copy(1.0, 4.0)) == wrong
+    assert not told(copy(1.0, 2.0), copy(1.0, 2.0 + 1e-7)), "the user averages it"
+    assert not told(copy(1.0, 2.0), copy(3.0, 4.0)), "each rank was given its own"
+    assert not told(copy(1.0, 2.0), copy(1.0, 4.0), exchange="all_to_all_single"), "experts"
+    assert not told(copy(1.0, 2.0), copy(1.0, 4.0), exchange="scatter"), "experts, on gloo"
+
+
 def test_experts_of_each_rank_are_no_copies() -> None:
     exchange = (Collective(0, 0, "all_to_all_single", numel=64),)
     facts = ranks(SplitFacts(copies=copy(1.0, 2.0)), SplitFacts(copies=copy(3.0, 4.0)))

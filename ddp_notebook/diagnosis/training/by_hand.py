@@ -29,6 +29,7 @@ from ddp_notebook.model import (
     Finding,
     OptimizerFacts,
     Ranks,
+    agree,
     in_brackets,
     name_ranks,
 )
@@ -515,6 +516,37 @@ def averaged_in_part(context: Context) -> Iterator[Finding]:
                 f"in {len(rows)} steps the same on all ranks: {some(averaged)}; what each rank's "
                 f"own backward left: {some(kept)}",
                 "all began with the same values",
+            ),
+        )
+
+
+def left_with_experts(context: Context) -> Iterator[Finding]:
+    """Ranks have experts of their own, and leave out of the averages what is not theirs as well.
+
+    A router, say: it began the same on all ranks, the experts beside it did not.
+    """
+    for trained in _trained(context):
+        rows = trained.kinds()
+        kept, averaged = (_of_kind(trained, rows[0], kind) for kind in ("kept", "averaged"))
+        begins = {rank: each.begins for rank, each in trained.of.items()}
+        own = set(differing(begins))
+        constant = {digest.name for digest in trained.each.begins if len(set(digest.sample)) < 2}
+        shared = [name for name in kept if name not in own | constant]
+        if len(set(rows)) > 1 or not (averaged and shared and own.intersection(kept)):
+            continue
+        if context.collectives.of and not trained.split:
+            continue
+        yield trained.finding(
+            Category.REPLICA_DIVERGENCE,
+            f"{some(shared)} began the same on all ranks and {agree(shared, 'is', 'are')} left out "
+            "when the ranks average gradients, together with experts of each rank's own: every "
+            "rank steps with its own gradients of it, and routes otherwise than the others",
+            "Leave only the experts out, not what all ranks have: average the gradients of the "
+            "router (gate) as well.",
+            (
+                f"the same on all ranks in {len(rows)} steps: {some(averaged)}; what each rank's "
+                f"own backward left: {some(kept)}",
+                f"began with values of each rank's own: {some(sorted(own.intersection(kept)))}",
             ),
         )
 
