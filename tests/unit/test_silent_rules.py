@@ -701,6 +701,45 @@ def test_a_division_by_the_count_may_be_written_in_many_ways(told: str) -> None:
     assert evaluated(*[(10, 4)] * 3, source=DIVIDES.replace("print(right / total)", told))
 
 
+_DEALT = """
+rank, world = dist.get_rank(), dist.get_world_size()
+class Clips(Dataset):
+    def __init__(self, n, rank, world):
+        self.ids = list(range(n))[rank::world]
+data = {}
+sampler = DistributedSampler(data, num_replicas=world, rank=rank)
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "wrong"),
+    [
+        ("Clips(240, rank, world)", True),
+        ("files[rank::world]", True),
+        ("Subset(full, range(rank, len(full), world))", True),
+        ("files[rank :: dist.get_world_size()]", True),
+        ("files[::2]", False),
+        ("Other(240, rank, world)", False),
+        ("Clips(240, 0, 1)", False),  # the class can divide, and does not here
+        ("Images(download=rank == 0)", False),
+        ("files[node_rank::num_nodes]", False),  # the sampler divides what its node has
+        ("full\nvalid = DistributedSampler(held)\nheld = files", False),  # which one is it?
+    ],
+)
+def test_data_that_are_divided_before_the_sampler_divides_them(made: str, wrong: bool) -> None:
+    place = Place("train.py", 8)
+    every = [
+        run(
+            rank,
+            replicas=(model(),),
+            samplers=(SamplerFacts("s", 80, 2, rank, epochs=(0,), place=place),),
+        )
+        for rank in (0, 1)
+    ]
+    told = kinds(*every, source=_DEALT.format(made))
+    assert told == [(Category.SAMPLER_MISUSE, (0, 1))] * wrong
+
+
 GATHERS = """
 def gather(t):
     parts = [torch.zeros_like(t) for _ in range(world)]
