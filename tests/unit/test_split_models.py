@@ -166,6 +166,29 @@ def test_a_model_that_is_split_by_hand_has_one_loss(
 
 
 @pytest.mark.parametrize(
+    ("states", "told"),
+    [
+        ((("s", "t"), ("u", "v")), True),
+        ((("s", "s"), ("u", "u")), False),  # nothing draws any
+        ((("s", "t"), ("s", "t")), False),
+        ((("s", "t"), ("", "")), False),
+    ],
+)
+def test_that_random_numbers_may_be_why_losses_differ(
+    states: tuple[tuple[str, str], ...], told: bool
+) -> None:
+    def of(rank: int, *losses: float) -> SplitFacts:
+        got = tuple(Input(i + 1, f"{i}", state) for i, state in enumerate(states[rank]))
+        return replace(by_hand(*losses), forwards=(Forwards("Net 0", got, HERE),))
+
+    split = dict(enumerate((of(0, 3.0, 2.0, 1.0), of(1, 3.3, 2.1, 1.2))))
+    (finding,) = found_in_training(
+        [RunFacts(r, 1, split=e) for r, e in split.items()], Collectives()
+    )
+    assert ("or random numbers (dropout)" in finding.cause) is told
+
+
+@pytest.mark.parametrize(
     "record",
     [
         Collective(0, 0, "all_reduce", numel=20, path=(HERE,)),

@@ -297,8 +297,21 @@ def other_draws(context: Context) -> Iterator[Finding]:
 def _drops_otherwise(of: _Facts) -> bool:
     """True where all have dropout, and another state of random numbers before each forward."""
     drops = all(facts.split.forwards and facts.split.forwards[0].drops for facts in of.values())
-    rows = [[e.random for e in _inputs_of(facts)] for facts in of.values()]
-    return drops and all("" not in row and len(set(row)) > 1 for row in zip(*rows, strict=True))
+    return drops and _other_numbers(_states(of))
+
+
+def _draws_otherwise(of: _Facts) -> bool:
+    """True where training draws random numbers, other ones on each rank."""
+    states = _states(of)
+    return _other_numbers(states) and all(len(set(row)) > 1 for row in states)
+
+
+def _states(of: _Facts) -> list[list[str]]:
+    return [[e.random for e in _inputs_of(facts)] for facts in of.values()]
+
+
+def _other_numbers(states: list[list[str]]) -> bool:
+    return all("" not in row and len(set(row)) > 1 for row in zip(*states, strict=True))
 
 
 # -- split by hand -----------------------------------------------------------------------
@@ -320,11 +333,14 @@ def parted_losses(context: Context) -> Iterator[Finding]:
 def _parted(of: _Facts, step: int, places: tuple[Place | None, Place | None]) -> Finding:
     first = f"the same at first, other ones from step {step + 1} on" if step else "from step 1 on"
     sums = zip(("forward", "backward"), places, strict=True)
+    why = _why_parted(step, *places)
+    if not step and places[0] is not None and _draws_otherwise(of):
+        why += ", or random numbers (dropout) for what all have are not the same"
     return Finding(
         Category.REPLICA_DIVERGENCE,
         tuple(of),
         "ranks that hold parts of one model get the same samples and come to other losses "
-        f"({first}): {_why_parted(step, *places)}",
+        f"({first}): {why}",
         "Each layer that is split needs two sums over its group: of the outputs in forward, of the "
         "gradients of its input in backward. What is not split must begin with the same values on "
         "every rank.",
