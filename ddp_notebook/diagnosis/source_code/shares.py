@@ -52,18 +52,20 @@ def _in_value(names: SharedNames, nodes: list[ast.AST], value: ast.AST) -> str:
 
 def _strides(names: SharedNames | None, code: ast.AST) -> Iterator[str]:
     """``x[rank::world_size]`` and ``range(rank, n, world_size)``; without `names`, of arguments."""
-    for node in ast.walk(code):
-        match node:
-            case ast.Slice(lower=ast.expr() as first, step=ast.expr() as step):
-                pass
-            case ast.Call(func=ast.Name(id="range"), args=[first, _, step]):
-                pass
-            case _:
-                continue
+    for node, first, step in _with_steps(code):
         plain = all(isinstance(each, ast.Name | ast.Attribute | ast.Call) for each in (first, step))
         counts = names.is_world_size(step) if names is not None else not isinstance(step, ast.Call)
         if plain and counts and _is_rank(first) and not _is_of_node(step):
             yield ast.unparse(node)
+
+
+def _with_steps(code: ast.AST) -> Iterator[tuple[ast.AST, ast.expr, ast.expr]]:
+    for node in ast.walk(code):
+        match node:
+            case ast.Slice(lower=ast.expr() as first, step=ast.expr() as step):
+                yield node, first, step
+            case ast.Call(func=ast.Name(id="range"), args=[first, _, step]):
+                yield node, first, step
 
 
 def _is_rank(node: ast.AST) -> bool:

@@ -45,23 +45,29 @@ def strayed(sources: Sources, values: Mapping[int, Hashable], words: Container[s
 def reads_own_metric(sources: Sources, files: Iterable[str]) -> bool:
     """True when each step of a ReduceLROnPlateau is by what no collective has to do with."""
     trees = sources.in_use(files)
-    names = SharedNames(trees)
-    calls = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Call)]
-    schedulers = {
-        name
-        for tree in trees
-        for node in ast.walk(tree)
-        for name, value in given_in(node)
-        if isinstance(value, ast.Call) and last_name(value.func) == "ReduceLROnPlateau"
+    names, nodes = SharedNames(trees), [node for tree in trees for node in ast.walk(tree)]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    steps = _steps_of(_named_by(nodes, "ReduceLROnPlateau"), calls)
+    exchanged = {name for call in calls if _exchanges(call) for name in names_in(call)}
+    return bool(steps) and names.read(steps).isdisjoint(exchanged - names.are_imported(exchanged))
+
+
+def _named_by(nodes: Iterable[ast.AST], kind: str) -> set[str]:
+    """The names that are given an object of this class."""
+    given = (pair for node in nodes for pair in given_in(node))
+    return {
+        n for n, value in given if isinstance(value, ast.Call) and last_name(value.func) == kind
     }
-    steps = [
+
+
+def _steps_of(schedulers: Container[str], calls: Iterable[ast.Call]) -> list[ast.expr]:
+    """What the step() of these is given."""
+    return [
         call.args[0]
         for call in calls
         if isinstance(call.func, ast.Attribute) and call.func.attr == "step" and call.args
         if last_name(call.func.value) in schedulers
     ]
-    exchanged = {name for call in calls if _exchanges(call) for name in names_in(call)}
-    return bool(steps) and names.read(steps).isdisjoint(exchanged - names.are_imported(exchanged))
 
 
 def _exchanges(call: ast.Call) -> bool:

@@ -528,13 +528,9 @@ def left_with_experts(context: Context) -> Iterator[Finding]:
     for trained in _trained(context):
         rows = trained.kinds()
         kept, averaged = (_of_kind(trained, rows[0], kind) for kind in ("kept", "averaged"))
-        begins = {rank: each.begins for rank, each in trained.of.items()}
-        own = set(differing(begins))
-        constant = {digest.name for digest in trained.each.begins if len(set(digest.sample)) < 2}
-        shared = [name for name in kept if name not in own | constant]
-        if len(set(rows)) > 1 or not (averaged and shared and own.intersection(kept)):
-            continue
-        if context.collectives.of and not trained.split:
+        own, shared = _own_and_shared(trained, kept)
+        may_have_experts = trained.split or not context.collectives.of
+        if len(set(rows)) > 1 or not (averaged and shared and own and may_have_experts):
             continue
         yield trained.finding(
             Category.REPLICA_DIVERGENCE,
@@ -546,9 +542,20 @@ def left_with_experts(context: Context) -> Iterator[Finding]:
             (
                 f"the same on all ranks in {len(rows)} steps: {some(averaged)}; what each rank's "
                 f"own backward left: {some(kept)}",
-                f"began with values of each rank's own: {some(sorted(own.intersection(kept)))}",
+                f"began with values of each rank's own: {some(own)}",
             ),
         )
+
+
+def _own_and_shared(trained: _Trained, names: list[str]) -> tuple[list[str], list[str]]:
+    """Those of these parameters that began with other values on each rank, or with the same.
+
+    Not what begins as a constant, such as a bias: that tells nothing.
+    """
+    begins = {rank: optimizer.begins for rank, optimizer in trained.of.items()}
+    constant = {digest.name for digest in trained.each.begins if len(set(digest.sample)) < 2}
+    own = [name for name in differing(begins) if name in names]
+    return own, [name for name in names if name not in constant.union(own)]
 
 
 def _with_what_came_later(trained: _Trained, rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -122,11 +122,13 @@ def _copies(named: list[tuple[str, torch.Tensor]]) -> Iterable[_Copy]:
             for row in own:
                 if not row.sharded:
                     yield _Copy(name, weakref.ref(tensor), row, True, digest, digest)
-            for row in split:
-                if not any(set(row.ranks) <= set(other.ranks) for other in own):
-                    yield _Copy(name, weakref.ref(tensor), row, False, digest, digest)
-            for row in () if id(tensor) in placed else data:
+            for row in _without(own, split) if id(tensor) in placed else [*split, *data]:
                 yield _Copy(name, weakref.ref(tensor), row, False, digest, digest)
+
+
+def _without(own: list[meshes.Row], split: list[meshes.Row]) -> list[meshes.Row]:
+    """The rows that none of a tensor's own has."""
+    return [r for r in split if not any(set(r.ranks) <= set(other.ranks) for other in own)]
 
 
 def _split_rows(
