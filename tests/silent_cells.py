@@ -242,6 +242,41 @@ for i in range(20):
             print(right / total)
         """,
     ),
+    "samples of the padding that are gathered": (
+        "eval-padding",
+        BOTH,
+        """
+        from torch.utils.data import DataLoader, DistributedSampler
+        data = torch.randn(15, 4)
+        loader = DataLoader(data, 4, sampler=DistributedSampler(data, shuffle=False))
+        def everyone(t):
+            parts = [torch.zeros_like(t) for _ in range(2)]
+            dist.all_gather(parts, t)
+            return torch.stack(parts, 1).flatten()
+        for _ in range(2):
+            step()
+            with torch.no_grad():
+                right = torch.cat([net(x).argmax(1) == 0 for x in loader]).float()
+            right = everyone(right)
+            print(right.mean())
+        """,
+    ),
+    "a parameter that fully_shard leaves out": (
+        "params-outside-ddp",
+        BOTH,
+        """
+        from torch.distributed.fsdp import fully_shard
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        fully_shard(model, ignored_params={model[2].bias})
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.manual_seed(rank)
+        for _ in range(4):
+            model(batch()).pow(2).mean().backward()
+            opt.step()
+            opt.zero_grad()
+        """,
+    ),
     "one file that both ranks save": (
         "filesystem",
         BOTH,

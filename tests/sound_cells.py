@@ -292,6 +292,35 @@ RIGHT = {
                 opt.step()
                 opt.zero_grad()
         """,
+    "samples of the padding that are gathered and left out": """
+        from torch.utils.data import DataLoader, DistributedSampler
+        data = torch.randn(15, 4)
+        loader = DataLoader(data, 4, sampler=DistributedSampler(data, shuffle=False))
+        def everyone(t):
+            parts = [torch.zeros_like(t) for _ in range(2)]
+            dist.all_gather(parts, t)
+            return torch.stack(parts, 1).flatten()
+        for _ in range(2):
+            step()
+            with torch.no_grad():
+                right = torch.cat([net(x).argmax(1) == 0 for x in loader]).float()
+            right = everyone(right)[:15]
+            print(right.mean())
+        """,
+    "a parameter that fully_shard leaves out, and the user averages": """
+        from torch.distributed.fsdp import fully_shard
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        fully_shard(model, ignored_params={model[2].bias})
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.manual_seed(rank)
+        for _ in range(4):
+            model(batch()).pow(2).mean().backward()
+            dist.all_reduce(model[2].bias.grad)
+            model[2].bias.grad /= 2
+            opt.step()
+            opt.zero_grad()
+        """,
     "one order of samples, drawn on every rank, and dropout": """
         net = DDP(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 2)))
         opt = torch.optim.SGD(net.parameters(), lr=0.1)

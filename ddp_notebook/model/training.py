@@ -107,6 +107,8 @@ class EvaluationFacts:
     """How many samples the rank evaluated, by the first dimension of what the model got."""
     summed: tuple[tuple[Place, ...], ...] = ()
     """The same of the first all_reduces of a few values after it."""
+    gathered: tuple[Place, ...] = ()
+    """The same of all_gathers of a row for each sample, where a sampler gave some twice."""
 
 
 @dataclass(frozen=True, slots=True)

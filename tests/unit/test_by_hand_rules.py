@@ -192,6 +192,39 @@ def test_gradients_of_some_parameters_only_that_are_averaged(
 
 
 @pytest.mark.parametrize(
+    ("averaged", "router", "experts", "operation", "wrong"),
+    [
+        ((0,), (1.0, 2.0), "own", "all_to_all", True),
+        ((0,), (1.0, 2.0), "own", "scatter", True),
+        ((0,), (1.0, 2.0), "own", "all_reduce", False),  # layers of each rank's own, no experts
+        ((0,), (1.0, 1.0), "own", "all_to_all", False),  # a norm or bias of an expert begins so
+        ((0,), (1.0, 2.0), "same", "all_to_all", False),  # made from one seed, experts all the same
+        ((0, 1), (1.0, 2.0), "own", "all_to_all", False),  # the router is averaged
+        ((), (1.0, 2.0), "own", "all_to_all", False),  # nothing is
+    ],
+)
+def test_a_router_that_is_left_out_of_the_averages_with_the_experts(
+    averaged: tuple[int, ...], router: tuple[float, ...], experts: str, operation: str, wrong: bool
+) -> None:
+    """The second parameter is the router, the last two are an expert."""
+
+    def begins(rank: int) -> tuple[TensorDigest, ...]:
+        expert = (1.0 + rank, 5.0) if experts == "own" else (1.0, 5.0)
+        values = ((1.0, 2.0), router, expert, expert)
+        return tuple(
+            TensorDigest(n, 2, f"{v}", sum(v), v) for n, v in zip(NAMES, values, strict=True)
+        )
+
+    facts = [
+        replace(each, optimizers=(replace(each.optimizers[0], begins=begins(each.rank)),))
+        for each in trained(2, in_part(averaged))
+    ]
+    exchange = Collective(0, 9, operation, numel=5)
+    told = kinds(facts, (*sends(2, 8), exchange))
+    assert told == [Category.REPLICA_DIVERGENCE] * wrong
+
+
+@pytest.mark.parametrize(
     ("moved", "operation", "wrong"),
     [(0, "reduce", True), (3, "reduce", False), (0, "all_reduce", False)],
 )

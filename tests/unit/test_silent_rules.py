@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from collective_cases import found_in_training
 
+from ddp_notebook.diagnosis.diagnose import diagnose_training
 from ddp_notebook.diagnosis.source_code.divisions import chooses_rate_by_world
 from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.model import (
@@ -226,6 +227,8 @@ ALIKE = (0.5, -0.25, 0.125, 0.5)
         ((ALIKE, ALIKE), ((1.0, 2.0), (3.0, 2.0)), {"mesh": (0, 1)}, 4, ()),  # shards
         ((ALIKE, ALIKE), ((1.0, 2.0), (3.0, 2.0)), {"replicas": (KEY,)}, 4, ()),  # DDP's affair
         (((), ()), ((), ()), {}, 4, ()),  # on a device, not read
+        # Parts of a layer have no gradient: what is told of the others tells nothing of them.
+        ((ALIKE, ALIKE), ((1.0,) * 5, (3.0,) * 5), {}, 4, ()),
     ],
 )
 def test_models_that_begin_apart_and_step_with_the_same_gradients(
@@ -250,6 +253,49 @@ def test_models_that_begin_apart_and_step_with_the_same_gradients(
     ]
     sent = (Collective(0, 0, "all_reduce", numel=numel),)
     assert kinds(*every, records=sent) == ([(Category.REPLICA_DIVERGENCE, ranks)] if ranks else [])
+
+
+_PLATEAU = """
+plateau = ReduceLROnPlateau(opt, patience=0)
+loss = validate(net)
+{}
+plateau.step({})
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "ranks"),
+    [
+        (_PLATEAU.format("", "loss"), (0, 1, 2)),
+        (_PLATEAU.format("", "loss.item()"), (0, 1, 2)),
+        (_PLATEAU.format("dist.all_reduce(loss)", "loss"), (2,)),
+        (_PLATEAU.format("mean = reduce_mean(loss)", "mean"), (2,)),
+        (_PLATEAU.format("", "loss").replace("ReduceLROnPlateau", "StepLR"), (2,)),
+        (_PLATEAU.format("", "loss").replace("plateau.step", "opt.step"), (2,)),
+    ],
+)
+def test_rates_that_follow_a_metric_of_each_rank_are_the_doing_of_all(
+    source: str, ranks: tuple[int, ...]
+) -> None:
+    every = [
+        run(rank, replicas=(model(3),), optimizers=(optimizer(lrs=(rate,)),))
+        for rank, rate in enumerate((0.1, 0.1, 0.01))
+    ]
+    (finding,) = found(*every, source=source)
+    assert (finding.category, finding.ranks) == (Category.REPLICA_DIVERGENCE, ranks)
+    assert ("ReduceLROnPlateau" in finding.cause) == (len(ranks) == 3)
+
+
+def test_a_script_beside_the_one_that_runs_has_names_of_its_own() -> None:
+    """Both have a function `norm`, and the other one divides by the number of ranks."""
+    source = "\n" * 6 + "(norm(out) / 2).backward()\n"
+    other = "def norm(x):\n    return x / dist.get_world_size()\n"
+    losses = (LossFacts(0.5, True, 8.0, HERE),) * 8
+    every = {rank: run(rank, losses=losses, replicas=(model(),)) for rank in (0, 1)}
+    texts = {"train.py": source, "other.py": other}
+    assert not diagnose_training(every, Collectives(), texts).findings
+    texts["train.py"] = source.replace("\n", "from other import norm\n", 1)
+    assert diagnose_training(every, Collectives(), texts).findings
 
 
 @pytest.mark.parametrize(
@@ -653,6 +699,81 @@ def test_a_count_by_which_nothing_is_divided_is_no_part_of_a_result(told: str) -
 )
 def test_a_division_by_the_count_may_be_written_in_many_ways(told: str) -> None:
     assert evaluated(*[(10, 4)] * 3, source=DIVIDES.replace("print(right / total)", told))
+
+
+_DEALT = """
+rank, world = dist.get_rank(), dist.get_world_size()
+class Clips(Dataset):
+    def __init__(self, n, rank, world):
+        self.ids = list(range(n))[rank::world]
+data = {}
+sampler = DistributedSampler(data, num_replicas=world, rank=rank)
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "wrong"),
+    [
+        ("Clips(240, rank, world)", True),
+        ("files[rank::world]", True),
+        ("Subset(full, range(rank, len(full), world))", True),
+        ("files[rank :: dist.get_world_size()]", True),
+        ("files[::2]", False),
+        ("Other(240, rank, world)", False),
+        ("Clips(240, 0, 1)", False),  # the class can divide, and does not here
+        ("Images(download=rank == 0)", False),
+        ("files[node_rank::num_nodes]", False),  # the sampler divides what its node has
+        ("full\nvalid = DistributedSampler(held)\nheld = files", False),  # which one is it?
+    ],
+)
+def test_data_that_are_divided_before_the_sampler_divides_them(made: str, wrong: bool) -> None:
+    place = Place("train.py", 8)
+    every = [
+        run(
+            rank,
+            replicas=(model(),),
+            samplers=(SamplerFacts("s", 80, 2, rank, epochs=(0,), place=place),),
+        )
+        for rank in (0, 1)
+    ]
+    told = kinds(*every, source=_DEALT.format(made))
+    assert told == [(Category.SAMPLER_MISUSE, (0, 1))] * wrong
+
+
+GATHERS = """
+def gather(t):
+    parts = [torch.zeros_like(t) for _ in range(world)]
+    dist.all_gather(parts, t)
+    return torch.cat(parts)
+def test(pred, y):
+    pred, y = gather(pred), gather(y)
+    hits = pred == y
+    return hits.sum() / len(y)
+print(test(pred, y))
+"""
+GATHERED = (Place("train.py", 10), Place("train.py", 7, "test"), Place("train.py", 4, "gather"))
+
+
+@pytest.mark.parametrize(
+    ("instead", "wrong"),
+    [
+        ("hits.sum() / len(y)", True),
+        ("hits.float().mean()", True),
+        ("hits.sum()", False),  # no share of anything
+        ("hits[:length].sum() / length", False),
+        ("hits[order].sum() / len(y)", False),
+        ("hits.sum() / len(y.unique())", False),
+    ],
+)
+def test_padding_that_all_ranks_have_gathered(instead: str, wrong: bool) -> None:
+    source = GATHERS.replace("hits.sum() / len(y)", instead)
+    of = EvaluationFacts(8, 2, loader=True, place=HERE, padded=(10, 4), gathered=GATHERED)
+    every = [run(rank, replicas=(model(3, evaluations=(of,)),)) for rank in range(3)]
+    told = found(*every, source=source)
+    assert [(each.category, each.ranks) for each in told] == [
+        (Category.EVAL_PADDING, (0, 1, 2))
+    ] * wrong
+    assert not wrong or "gathers a row for each sample, of 4" in told[0].evidence[0]
 
 
 # -- losses ------------------------------------------------------------------------------

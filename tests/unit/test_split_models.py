@@ -115,6 +115,19 @@ def test_dropout_that_draws_other_numbers_within_a_tensor_parallel_group(
     assert not found(ranks(split(0, 5.0), split(1, 5.0))), "what is split may be dropped otherwise"
 
 
+def test_a_parameter_that_fsdp2_leaves_out_must_be_averaged_by_the_user() -> None:
+    def told(*of: tuple[Copy, ...], exchange: str = "all_gather_into_tensor") -> Found:
+        facts = ranks(*(SplitFacts(copies=each, data_ranks=BOTH) for each in of))
+        return found(facts, (Collective(0, 0, exchange, numel=64),))
+
+    wrong = [(Category.PARAMS_OUTSIDE_DDP, BOTH)]
+    assert told(copy(1.0, 2.0), copy(1.0, 4.0)) == wrong
+    assert not told(copy(1.0, 2.0), copy(1.0, 2.0 + 1e-7)), "the user averages it"
+    assert not told(copy(1.0, 2.0), copy(3.0, 4.0)), "each rank was given its own"
+    assert not told(copy(1.0, 2.0), copy(1.0, 4.0), exchange="all_to_all_single"), "experts"
+    assert not told(copy(1.0, 2.0), copy(1.0, 4.0), exchange="scatter"), "experts, on gloo"
+
+
 def test_experts_of_each_rank_are_no_copies() -> None:
     exchange = (Collective(0, 0, "all_to_all_single", numel=64),)
     facts = ranks(SplitFacts(copies=copy(1.0, 2.0)), SplitFacts(copies=copy(3.0, 4.0)))
@@ -150,6 +163,29 @@ def test_a_model_that_is_split_by_hand_has_one_loss(
     of: tuple[SplitFacts, ...], category: Category | None
 ) -> None:
     assert found(ranks(*of)) == ([(category, BOTH)] if category else [])
+
+
+@pytest.mark.parametrize(
+    ("states", "told"),
+    [
+        ((("s", "t"), ("u", "v")), True),
+        ((("s", "s"), ("u", "u")), False),  # nothing draws any
+        ((("s", "t"), ("s", "t")), False),
+        ((("s", "t"), ("", "")), False),
+    ],
+)
+def test_that_random_numbers_may_be_why_losses_differ(
+    states: tuple[tuple[str, str], ...], told: bool
+) -> None:
+    def of(rank: int, *losses: float) -> SplitFacts:
+        got = tuple(Input(i + 1, f"{i}", state) for i, state in enumerate(states[rank]))
+        return replace(by_hand(*losses), forwards=(Forwards("Net 0", got, HERE),))
+
+    split = dict(enumerate((of(0, 3.0, 2.0, 1.0), of(1, 3.3, 2.1, 1.2))))
+    (finding,) = found_in_training(
+        [RunFacts(r, 1, split=e) for r, e in split.items()], Collectives()
+    )
+    assert ("or random numbers (dropout)" in finding.cause) is told
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from ddp_notebook.model import (
     Place,
     Ranks,
     RunFacts,
+    agree,
     in_brackets,
     name_ranks,
 )
@@ -34,6 +35,8 @@ _ELSEWISE = frozenset(
     }
 )
 """With these ranks share a batch, a sequence or experts: each may have a loss of its own."""
+_EXCHANGES = ("all_to_all", "scatter")
+"""What experts need; gloo scatters in place of an all-to-all with gradients."""
 _SUMS = ("all_reduce", "all_reduce_coalesced", "reduce")
 
 _Facts = Mapping[int, RunFacts]
@@ -158,20 +161,56 @@ def summed_shards(context: Context) -> Iterator[Finding]:
     )
 
 
+def beside_shards(context: Context) -> Iterator[Finding]:
+    """FSDP2 shards a model and leaves some parameters out, whose gradients nothing averages.
+
+    What began with other values on each rank may be meant to be its own.
+    """
+    for ranks, copies in _apart_by_ranks(context, of_data=True).items():
+        names = tuple(name for name, of in copies.items() if not _differ(of, "begin"))
+        if names:
+            first = copies[names[0]]
+            yield Finding(
+                Category.PARAMS_OUTSIDE_DDP,
+                ranks,
+                f"{some(names)} of a model that fully_shard shards {agree(names, 'is', 'are')} in "
+                "none of its units (ignored_params, or added later): no gradient of "
+                f"{agree(names, 'it', 'them')} is averaged, and every rank has its own values by "
+                "now",
+                "Let fully_shard have every trained parameter, or all_reduce the gradients of the "
+                "others yourself before optimizer.step(): dist.all_reduce(p.grad); p.grad /= "
+                "world_size.",
+                evidence=(
+                    f"the same on {name_ranks(ranks)} before the first step",
+                    *(
+                        f"rank {rank}: {names[0]} has norm {copy.end.norm} later"
+                        for rank, copy in first.items()
+                    ),
+                ),
+            )
+
+
 def unlike_copies(context: Context) -> Iterator[Finding]:
     """A parameter that is not split differs between the ranks that all have it."""
     for ranks, copies in _apart_by_ranks(context).items():
         yield _unlike(ranks, copies)
 
 
-def _apart_by_ranks(context: Context) -> dict[Ranks, dict[str, dict[int, Copy]]]:
-    """What differs and is not split, by the ranks that have it, by name and by rank."""
+def _apart_by_ranks(
+    context: Context, *, of_data: bool = False
+) -> dict[Ranks, dict[str, dict[int, Copy]]]:
+    """What differs and is not split, by the ranks that have it, by name and by rank.
+
+    On ranks that share the data by FSDP2 if `of_data`, otherwise on others.
+    """
     by_row: dict[tuple[Ranks, str], dict[int, Copy]] = {}
     for rank, facts in sorted(context.facts.items()):
         for copy in facts.split.copies:
             by_row.setdefault((copy.ranks, copy.name), {})[rank] = copy
     wrong: dict[Ranks, dict[str, dict[int, Copy]]] = {}
     for (ranks, name), of in by_row.items():
+        if (ranks in {context.facts[rank].split.data_ranks for rank in of}) is not of_data:
+            continue
         if set(of) == set(ranks) and _differ(of, "end") and _may_be_alike(context, of):
             wrong.setdefault(ranks, {})[name] = of
     return wrong
@@ -181,7 +220,7 @@ def _may_be_alike(context: Context, of: Mapping[int, Copy]) -> bool:
     """False where only the plan says so, and ranks may have experts of their own."""
     declared = all(copy.declared for copy in of.values())
     return declared or not any(
-        "all_to_all" in record.operation
+        record.operation.startswith(_EXCHANGES)
         for records in context.collectives.of.values()
         for record in records
     )
@@ -258,8 +297,21 @@ def other_draws(context: Context) -> Iterator[Finding]:
 def _drops_otherwise(of: _Facts) -> bool:
     """True where all have dropout, and another state of random numbers before each forward."""
     drops = all(facts.split.forwards and facts.split.forwards[0].drops for facts in of.values())
-    rows = [[e.random for e in _inputs_of(facts)] for facts in of.values()]
-    return drops and all("" not in row and len(set(row)) > 1 for row in zip(*rows, strict=True))
+    return drops and _other_numbers(_states(of))
+
+
+def _draws_otherwise(of: _Facts) -> bool:
+    """True where training draws random numbers, other ones on each rank."""
+    states = _states(of)
+    return _other_numbers(states) and all(len(set(row)) > 1 for row in states)
+
+
+def _states(of: _Facts) -> list[list[str]]:
+    return [[e.random for e in _inputs_of(facts)] for facts in of.values()]
+
+
+def _other_numbers(states: list[list[str]]) -> bool:
+    return all("" not in row and len(set(row)) > 1 for row in zip(*states, strict=True))
 
 
 # -- split by hand -----------------------------------------------------------------------
@@ -281,11 +333,14 @@ def parted_losses(context: Context) -> Iterator[Finding]:
 def _parted(of: _Facts, step: int, places: tuple[Place | None, Place | None]) -> Finding:
     first = f"the same at first, other ones from step {step + 1} on" if step else "from step 1 on"
     sums = zip(("forward", "backward"), places, strict=True)
+    why = _why_parted(step, *places)
+    if not step and places[0] is not None and _draws_otherwise(of):
+        why += ", or random numbers (dropout) for what all have are not the same"
     return Finding(
         Category.REPLICA_DIVERGENCE,
         tuple(of),
         "ranks that hold parts of one model get the same samples and come to other losses "
-        f"({first}): {_why_parted(step, *places)}",
+        f"({first}): {why}",
         "Each layer that is split needs two sums over its group: of the outputs in forward, of the "
         "gradients of its input in backward. What is not split must begin with the same values on "
         "every rank.",

@@ -6,6 +6,7 @@ coroutines.py    Which coroutines an event loop runs beside each other.
 divisions.py     What a loss, a sum or a learning rate is divided by.
 names.py         What a test is on each rank: the same on all, of its own, by its number.
 shared_names.py  Which names code writes, and on which names other code depends.
+shares.py        Data that code divides among the ranks before a sampler divides it again.
 singled_out.py   The rank that code treats in a way of its own.
 skips.py         Ways from a backward to the next one that clear no gradients.
 sources.py       The user's files and cells: the loops and tests on the way to a collective.

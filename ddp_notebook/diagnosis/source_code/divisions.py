@@ -19,6 +19,7 @@ from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.diagnosis.source_code.statements import functions_around
 from ddp_notebook.model import Place
 
+_LEAVING_OUT = frozenset({"unique", "narrow", "set", "dict", "drop_duplicates", "argsort", "sort"})
 _DIVIDING = ("div", "div_", "divide", "true_divide", "floor_divide")
 
 
@@ -27,8 +28,8 @@ def is_divisor(sources: Sources, path: Sequence[Place]) -> bool:
 
     Where that is a function's own argument, by what it is called with.
     """
-    names = SharedNames(sources.known())
-    divisors = names.read(divisors_in(sources.known()))
+    trees = sources.in_use(place.file for place in path)
+    divisors = SharedNames(trees).read(divisors_in(trees))
     for place in reversed(path):
         tree = sources.tree(place)
         given = _reduced_at(tree, place.line)
@@ -38,9 +39,27 @@ def is_divisor(sources: Sources, path: Sequence[Place]) -> bool:
     return False
 
 
+def averages_every_row(sources: Sources, path: Sequence[Place]) -> bool:
+    """True when a mean is taken of what `path` gathers from all ranks, and no row is left out.
+
+    Rows are left out by a slice with an end, by their index, or by a function such as unique.
+    """
+    averaged, called = False, ""
+    for place in reversed(path):
+        tree = sources.tree(place)
+        function = next(functions_around(tree, place.line), tree)
+        if function is None or any(map(_leaves_rows_out, _own_nodes(function))):
+            return False
+        given = _made_of(function, _reduced_at(tree, place.line, called), place.line)
+        given -= SharedNames(sources.in_use([place.file])).are_imported(given)
+        averaged = averaged or any(True for _ in _divided_in(function, given))
+        called = getattr(function, "name", "")
+    return averaged
+
+
 def divides_loss_by_world(sources: Sources, place: Place) -> bool:
     """True when what is given a backward at `place` was divided by the number of ranks."""
-    names = SharedNames(sources.known())
+    names = SharedNames(sources.in_use([place.file]))
     divisors = _divisors_of_loss(names, sources.tree(place), place.line)
     return any(map(names.is_world_size, divisors))
 
@@ -51,7 +70,7 @@ def is_mean_of_ratios(sources: Sources, path: Sequence[Place], evaluated: Place)
     First by what each rank has counted, then by the number of ranks: in the function that sums
     it up, or before that is called.
     """
-    names = SharedNames(sources.known())
+    names = SharedNames(sources.in_use(each.file for each in (*path, evaluated)))
     of_world: list[bool] = []
     called, given = "", set[str]()
     for place in reversed(path):
@@ -72,13 +91,45 @@ def is_mean_of_ratios(sources: Sources, path: Sequence[Place], evaluated: Place)
 def chooses_rate_by_world(sources: Sources, used: Collection[str]) -> bool:
     """True when a learning rate comes of the number of ranks.
 
-    In the files `used` and those that they import; in any if none is given: a folder may have
-    scripts that have nothing to do with each other.
+    In the files `used` and those that they import; in any if none is given.
     """
     trees = sources.known(sources.imported_by(used)) or sources.known()
     nodes = (node for tree in trees for node in ast.walk(tree))
     rates = (n.value for n in nodes if isinstance(n, ast.keyword) and n.arg == "lr")
     return "get_world_size" in SharedNames(trees).read(rates)
+
+
+# -- rows that ranks gather --------------------------------------------------------------------
+
+
+def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function, or of a module without its functions and classes."""
+    for child in ast.iter_child_nodes(scope):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield child
+            yield from _own_nodes(child)
+
+
+def _leaves_rows_out(node: ast.AST) -> bool:
+    match node:
+        case ast.Subscript(slice=ast.Slice(upper=ast.expr())):
+            return True
+        case ast.Subscript(slice=ast.Name() | ast.Attribute() | ast.Call() | ast.Compare()):
+            return True
+        case ast.Call(func=func):
+            return last_name(func) in _LEAVING_OUT
+    return isinstance(node, ast.DictComp)
+
+
+def _made_of(function: ast.AST, names: set[str], line: int) -> set[str]:
+    """These names, and what a function makes of them from this line on."""
+    found = set(names)
+    for node in _own_nodes(function):
+        if getattr(node, "lineno", 0) >= line:
+            found.update(
+                name for name, value in given_in(node) if not found.isdisjoint(names_in(value))
+            )
+    return found
 
 
 # -- the code of a division ------------------------------------------------------------------

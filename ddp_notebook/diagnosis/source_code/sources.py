@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
@@ -63,7 +63,7 @@ class Condition:
 
 
 class Sources:
-    """The user's files and cells, by the names that `Place.file` has."""
+    """The user's files and cells, by the names that `Place.file` has: the run's own first."""
 
     def __init__(self, texts: Mapping[str, str] | None = None) -> None:
         self._texts = dict(texts or {})
@@ -250,6 +250,14 @@ class Sources:
             found |= new
             waiting += new
         return found
+
+    def in_use(self, files: Iterable[str]) -> list[ast.Module]:
+        """The code of the run's own script or cell, and of these files, with what they import.
+
+        A folder may have scripts that have nothing to do with each other.
+        """
+        own = next(iter(self._texts), "")
+        return self.known(self.imported_by({own, *files}))
 
     def _deciding(self, record: Collective) -> Iterator[ast.AST]:
         """The code that decides whether, and how often, `record` is reached."""

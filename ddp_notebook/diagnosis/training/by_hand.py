@@ -29,6 +29,7 @@ from ddp_notebook.model import (
     Finding,
     OptimizerFacts,
     Ranks,
+    agree,
     in_brackets,
     name_ranks,
 )
@@ -69,7 +70,10 @@ def other_beginnings(context: Context) -> Iterator[Finding]:
         weights = {rank: optimizer.first_weights for rank, optimizer in of.items()}
         if not _all_close(gradients) or sum(map(bool, gradients[0])) < _FEWEST_VALUES:
             continue
-        if _all_close(list(weights.values())) or not exchanged(context.collectives, of):
+        # A parameter without a gradient may be a part of a layer, each rank's own.
+        complete = all(len(w) <= len(g) for w, g in zip(weights.values(), gradients, strict=True))
+        alike = _all_close(list(weights.values()))
+        if alike or not complete or not exchanged(context.collectives, of):
             continue
         yield _different_from_the_start(of, gradients[0], weights)
 
@@ -514,6 +518,44 @@ def averaged_in_part(context: Context) -> Iterator[Finding]:
                 "all began with the same values",
             ),
         )
+
+
+def left_with_experts(context: Context) -> Iterator[Finding]:
+    """Ranks have experts of their own, and leave out of the averages what is not theirs as well.
+
+    A router, say: it began the same on all ranks, the experts beside it did not.
+    """
+    for trained in _trained(context):
+        rows = trained.kinds()
+        kept, averaged = (_of_kind(trained, rows[0], kind) for kind in ("kept", "averaged"))
+        own, shared = _own_and_shared(trained, kept)
+        may_have_experts = trained.split or not context.collectives.of
+        if len(set(rows)) > 1 or not (averaged and shared and own and may_have_experts):
+            continue
+        yield trained.finding(
+            Category.REPLICA_DIVERGENCE,
+            f"{some(shared)} began the same on all ranks and {agree(shared, 'is', 'are')} left out "
+            "when the ranks average gradients, together with experts of each rank's own: every "
+            "rank steps with its own gradients of it, and routes otherwise than the others",
+            "Leave only the experts out, not what all ranks have: average the gradients of the "
+            "router (gate) as well.",
+            (
+                f"the same on all ranks in {len(rows)} steps: {some(averaged)}; what each rank's "
+                f"own backward left: {some(kept)}",
+                f"began with values of each rank's own: {some(own)}",
+            ),
+        )
+
+
+def _own_and_shared(trained: _Trained, names: list[str]) -> tuple[list[str], list[str]]:
+    """Those of these parameters that began with other values on each rank, or with the same.
+
+    Not what begins as a constant, such as a bias: that tells nothing.
+    """
+    begins = {rank: optimizer.begins for rank, optimizer in trained.of.items()}
+    constant = {digest.name for digest in trained.each.begins if len(set(digest.sample)) < 2}
+    own = [name for name in differing(begins) if name in names]
+    return own, [name for name in names if name not in constant.union(own)]
 
 
 def _with_what_came_later(trained: _Trained, rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.source_code.divisions import is_divisor, is_mean_of_ratios
+from ddp_notebook.diagnosis.source_code.divisions import (
+    averages_every_row,
+    is_divisor,
+    is_mean_of_ratios,
+)
 from ddp_notebook.diagnosis.training.by_hand import trained_together
 from ddp_notebook.diagnosis.training.replicas import Model, evaluated_models
 from ddp_notebook.diagnosis.training.reported import is_reported
@@ -97,7 +101,7 @@ def padded_counts(context: Context) -> Iterator[Finding]:
         if not padded or not model.whole:
             continue
         of, (length, got) = padded[0]
-        if not any(is_divisor(context.sources, evaluation.counted) for evaluation in of.values()):
+        if not any(_is_of_result(context, evaluation) for evaluation in of.values()):
             continue
         twice = got * len(of) - length
         yield Finding(
@@ -110,8 +114,8 @@ def padded_counts(context: Context) -> Iterator[Finding]:
             "past len(dataset) in the order of the sampler), or split the data set without "
             "padding: Subset(dataset, range(rank, len(dataset), world_size)).",
             evidence=(
-                f"each rank sums a count of {got} with all_reduce{_at_end(of)}, in {len(padded)} "
-                "evaluations, and divides by what comes of it",
+                f"each rank {_joins(of)} of {got}{_at_end(of)}, in {len(padded)} evaluations, and "
+                "divides by what comes of it",
                 f"{length} samples in the data set, {len(of)} ranks, drop_last=False",
             ),
         )
@@ -225,9 +229,22 @@ def _padded(of: _Of) -> tuple[int, int] | None:
     return first if shared and len(counted) == 1 else None
 
 
+def _is_of_result(context: Context, each: EvaluationFacts) -> bool:
+    """True when what counts such samples twice goes into a quotient, or a mean."""
+    sources = context.sources
+    return is_divisor(sources, each.counted) or (
+        not each.counted and averages_every_row(sources, each.gathered)
+    )
+
+
+def _joins(of: _Of) -> str:
+    counts = any(evaluation.counted for evaluation in of.values())
+    return "sums a count with all_reduce," if counts else "gathers a row for each sample,"
+
+
 def _at_end(of: _Of) -> str:
-    place = next((evaluation.counted[-1] for evaluation in of.values() if evaluation.counted), None)
-    return at_place(place)
+    paths = (evaluation.counted or evaluation.gathered for evaluation in of.values())
+    return at_place(next((path[-1] for path in paths if path), None))
 
 
 def _together(model: Model) -> list[dict[int, EvaluationFacts]]:

@@ -13,7 +13,7 @@ from itertools import chain
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, each_with, minority, outvoted
-from ddp_notebook.diagnosis.source_code.singled_out import strayed
+from ddp_notebook.diagnosis.source_code.singled_out import reads_own_metric, strayed
 from ddp_notebook.diagnosis.training.replicas import (
     Model,
     by_hand,
@@ -518,12 +518,15 @@ def _own_options(options: Mapping[int, tuple[str, ...]]) -> dict[int, Sequence[s
 def _other_rates(context: Context, of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
     lrs = {rank: optimizer.lrs for rank, optimizer in of.items()}
     if len(set(lrs.values())) > 1:
-        ranks = strayed(context.sources, lrs, _RATE)
+        own = reads_own_metric(context.sources, where(context.facts))
+        ranks = tuple(of) if own else strayed(context.sources, lrs, _RATE)
         each = of[ranks[0]]
         rates = {rank: _rates(own) for rank, own in lrs.items()}
         right = next((rates[rank] for rank in sorted(of) if rank not in ranks), "")
         steps = f"{rates[ranks[0]]}, others with {right}"
-        if not right:
+        if own:
+            steps = f"{each_with(rates)}, as ReduceLROnPlateau reads a metric of each rank's own"
+        elif not right:
             steps = f"{each_with(rates)}, which of them is meant cannot be told"
         yield Finding(
             Category.REPLICA_DIVERGENCE,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import outvoted
+from ddp_notebook.diagnosis.source_code.shares import divided_before
 from ddp_notebook.diagnosis.source_code.singled_out import strayed
 from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.diagnosis.training.by_hand import trained_together
@@ -33,7 +34,12 @@ def sampler_misuse(context: Context) -> Iterator[Finding]:
             for sampler in facts[rank].samplers
             if sampler.key == key
         }
-        rules = (_wrong_shards(of, size), _other_seeds(context.sources, of), _same_epoch(of))
+        rules = (
+            _wrong_shards(of, size),
+            _parts_of_parts(context.sources, of, size),
+            _other_seeds(context.sources, of),
+            _same_epoch(of),
+        )
         yield from [finding for rule in rules for finding in rule][:1]
     yield from _no_sampler(facts, size)
 
@@ -74,6 +80,30 @@ def _wrong_shards(of: _Samplers, size: int) -> Iterator[Finding]:
             f"samples, and others are never seen{in_brackets(of[same[0]].place)}",
             "Leave rank= out of DistributedSampler, or give dist.get_rank().",
             evidence=_lines(of, lambda e: f"shard {e.rank} of {e.num_replicas}"),
+        )
+
+
+def _parts_of_parts(sources: Sources, of: _Samplers, size: int) -> Iterator[Finding]:
+    """Each rank's data set is a part already, and its sampler takes a part of that."""
+    places = {sampler.place.file for sampler in of.values() if sampler.place is not None}
+    divided = {(e.num_replicas, e.length) for e in of.values()}
+    if size < 2 or len(of) != size or len(divided) != 1 or (each := divided.pop())[0] != size:
+        return
+    part = divided_before(sources, places)
+    if part:
+        length = each[1]
+        yield Finding(
+            Category.SAMPLER_MISUSE,
+            tuple(of),
+            f"the data are divided twice: each rank's data set is a part already ({part}), and "
+            f"DistributedSampler gives it one of {size} parts of that: an epoch has about 1 in "
+            f"{size} of the samples{in_brackets(of[min(of)].place)}",
+            "Divide once: give DistributedSampler the whole data set, or leave the sampler out and "
+            "shuffle the rank's own part.",
+            evidence=(
+                f"on every rank the sampler divides a data set of {length}: {length // size} "
+                "samples for each rank",
+            ),
         )
 
 

@@ -38,6 +38,7 @@ from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.setup.subgroups import Subgroups, group_name
+from ddp_notebook.rank.training.evaluations import JOINS
 from ddp_notebook.rank.training.parallel.pipelines import Pipelines
 from ddp_notebook.rank.training.parallel.sharded import Sharded
 from ddp_notebook.rank.training.replicas import Tracker
@@ -456,7 +457,7 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
     record = _recorder(observer, operation)
     gate, pending = observer.gate, observer.pending
     from_anybody, is_barrier = name == operations.FROM_ANYBODY, operation.is_barrier
-    works, tracker, is_sum = observer.works, observer.tracker, name == operations.ALL_REDUCE
+    works, tracker, joins = observer.works, observer.tracker, JOINS.get(name)
     to_peer = operation.to_peer
 
     def observed(self: ObservedGroup, *args: Any, **named: Any) -> Any:
@@ -466,8 +467,8 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
         if log is None:
             return call(*args, **named)
         try:
-            if is_sum and args and tracker.evaluation is not None:
-                tracker.evaluation.summed(args[0])
+            if joins is not None and args and tracker.evaluation is not None:
+                joins(tracker.evaluation, args)
             number, waited, started_at = record(group, log, args, named)
         except guard.Mismatch:
             raise

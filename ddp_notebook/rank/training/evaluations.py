@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import zlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class Evaluation:
         self.counted: tuple[Line, ...] = ()
         self.samples = 0
         self.sums: list[tuple[Line, ...]] = []
+        self._rows: dict[tuple[Line, ...], int] = {}
 
     def summed(self, tensors: Any) -> None:
         """Note whether values that are about to be summed over the ranks hold the padded count."""
@@ -55,8 +57,34 @@ class Evaluation:
             self.padded = padding
             self.counted = self._call_sites.users_path(sys._getframe(1))
 
+    def gathered(self, tensors: Any) -> None:
+        """Add up how many rows of what each line gathers from all ranks are this rank's."""
+        padding = _padding(self.source) if self.source is not None else None
+        first = tensors[0]
+        of_rows = padding is not None and first.dim() and first.dtype is not torch.uint8
+        rows = first.shape[0] if of_rows else 0  # objects are gathered as bytes
+        path = self._call_sites.users_path(sys._getframe(1)) if rows else ()
+        if path in self._rows or len(self._rows) < _SUMS:
+            self._rows[path] = self._rows.get(path, 0) + rows
+
+    @property
+    def joined(self) -> bool:
+        """Something that it may have come to was summed up over the ranks, or gathered."""
+        return bool(self.sums or any(self._rows.values()))
+
+    def _gathered_all(self) -> tuple[tuple[int, int] | None, tuple[Line, ...]]:
+        """The padding, and the line that gathered a row for each of this rank's samples.
+
+        Or several: of the predictions, and of the labels.
+        """
+        padding = _padding(self.source) if self.source is not None else None
+        rows = self._rows.items() if padding is not None else ()
+        path = next((path for path, n in rows if n and padding and not n % padding[1]), ())
+        return (padding, path) if path else (None, ())
+
     def facts(self) -> model.EvaluationFacts:
         """As facts for a report."""
+        padded, gathered = self._gathered_all()
         return model.EvaluationFacts(
             self.backwards,
             self.forwards,
@@ -66,11 +94,20 @@ class Evaluation:
             self.statistics,
             self.wrote,
             place_of(self.line),
-            self.padded,
+            self.padded or padded,
             tuple(Place(*each) for each in self.counted),
             self.samples,
             tuple(tuple(Place(*each) for each in path) for path in self.sums),
+            tuple(Place(*each) for each in gathered),
         )
+
+
+JOINS: Mapping[str, Callable[[Evaluation, Any], None]] = {
+    "allreduce": lambda evaluation, args: evaluation.summed(args[0]),
+    "allgather": lambda evaluation, args: evaluation.gathered(args[1]),
+    "_allgather_base": lambda evaluation, args: evaluation.gathered(args[1:2]),
+}
+"""What is noted of a collective that follows an evaluation, by the name of torch's method."""
 
 
 def _padding(source: Source) -> tuple[int, int] | None:

@@ -246,9 +246,9 @@ class Tracker:
 
     @property
     def summed_up(self) -> bool:
-        """True if ranks have summed up what an evaluation came to."""
+        """True if ranks have joined what an evaluation came to."""
         moments = [*self.moments(), *(replica.moments for replica in self.gone)]
-        return any(evaluation.sums for each in moments for evaluation in each.evaluations)
+        return any(evaluation.joined for each in moments for evaluation in each.evaluations)
 
     def _modules(self) -> list[torch.nn.Module]:
         modules = [replica.module() for replica in self.replicas.values()]

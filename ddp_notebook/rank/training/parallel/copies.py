@@ -114,7 +114,7 @@ def _copies(named: list[tuple[str, torch.Tensor]]) -> Iterable[_Copy]:
     placed = {
         id(tensor): list(meshes.rows(tensor)) for _, tensor in named if meshes.is_placed(tensor)
     }
-    split = _split_rows(placed)
+    split, data = _split_rows(placed)
     for name, tensor in named:
         digest = _digest(name, tensor) if tensor.grad is not None else None
         if digest is not None:
@@ -122,22 +122,27 @@ def _copies(named: list[tuple[str, torch.Tensor]]) -> Iterable[_Copy]:
             for row in own:
                 if not row.sharded:
                     yield _Copy(name, weakref.ref(tensor), row, True, digest, digest)
-            for row in split:
-                if not any(set(row.ranks) <= set(other.ranks) for other in own):
-                    yield _Copy(name, weakref.ref(tensor), row, False, digest, digest)
+            for row in _without(own, split) if id(tensor) in placed else [*split, *data]:
+                yield _Copy(name, weakref.ref(tensor), row, False, digest, digest)
 
 
-def _split_rows(placed: Mapping[int, list[meshes.Row]]) -> list[meshes.Row]:
-    """The rows along which these parameters are in parts by a plan: not what FSDP2 does."""
+def _without(own: list[meshes.Row], split: list[meshes.Row]) -> list[meshes.Row]:
+    """The rows that none of a tensor's own has."""
+    return [r for r in split if not any(set(r.ranks) <= set(other.ranks) for other in own)]
+
+
+def _split_rows(
+    placed: Mapping[int, list[meshes.Row]],
+) -> tuple[list[meshes.Row], list[meshes.Row]]:
+    """The rows along which these parameters are in parts: by a plan, and by FSDP2."""
     managed = {id(e.tensor): e.group for e in fsdp_private.held_by_units().values()}
-    return list(
-        {
-            row.ranks: row
-            for number, rows in placed.items()
-            for row in rows
-            if row.sharded and row.ranks != managed.get(number)
-        }.values()
-    )
+    planned: dict[Ranks, meshes.Row] = {}
+    by_fsdp: dict[Ranks, meshes.Row] = {}
+    for number, rows in placed.items():
+        for row in rows:
+            if row.sharded:
+                (by_fsdp if row.ranks == managed.get(number) else planned)[row.ranks] = row
+    return list(planned.values()), list(by_fsdp.values())
 
 
 def _digest(name: str, tensor: Any) -> TensorDigest | None:
