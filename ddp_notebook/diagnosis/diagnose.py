@@ -142,6 +142,7 @@ RULES: tuple[Rule, ...] = (
     Rule(files.locked_files, When.RUN_STUCK),
     # Only that ranks are stuck proves that these are mistakes.
     Rule(store.unset_keys, When.SETUP | When.RUN_STUCK),
+    Rule(store.given_up_keys, When.SETUP | When.RUN_STUCK),
     Rule(out_of_step.passed_over, When.RUN_STUCK),
     Rule(out_of_step.out_of_step, When.RUN_STUCK),
     Rule(stopped_short.stopped_short, When.RUN_STUCK),

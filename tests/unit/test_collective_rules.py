@@ -483,6 +483,21 @@ def test_a_rank_that_raised_and_waits_in_its_finally() -> None:
         assert found(other) != [("exception-on-one-rank", (1,))]
 
 
+def test_who_was_refused_and_then_comes_to_the_same_finally_was_there_before() -> None:
+    step, out = all_reduce(12), barrier(21)
+    own = [step, step, refused(step)]
+    for ends in ([*own, refused(out)], [*own, out]):
+        case = play(
+            same(3, [step] * 4, r0=ends, r1=[step, step, out]),
+            {0: raised("barrier does not match", "Mismatch")},
+        )
+        blamed = _handles(case, 1)
+        first = replace(blamed.ranks[0], handles=ThreadError("main", "Mismatch", "no match"))
+        finding = the_one(replace(blamed, ranks=(first, *blamed.ranks[1:])))
+        assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1,))
+        assert "is in all_reduce" in finding.cause or "are in all_reduce" in finding.cause
+
+
 PASSES_OVER = """
 def step(model, x):
     model(x).backward()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import traceback
+from typing import Any
 
 import pytest
 from test_fold import life
 
 from ddp_notebook.board import model
 from ddp_notebook.model import CellFinished, CellStarted, Event, RankState, Role, Snapshot, Status
-from ddp_notebook.rank.cells.raised import without_ours
+from ddp_notebook.rank.cells.raised import in_thread, without_ours, wrapped
 from ddp_notebook.rank.cells.threads import ThreadErrors
 from ddp_notebook.rank.inspect.frames import UserCode
 from ddp_notebook.rank.main_thread import Aborted
@@ -95,6 +96,61 @@ def test_of_an_endless_recursion_the_top_and_the_bottom_are_formatted() -> None:
     kept = traceback.extract_tb(without_ours(caught.tb, UserCode()))
     assert len(kept) < 100 < len(everything)
     assert (kept[0], kept[-1]) == (everything[0], everything[-1])
+
+
+LIBRARY = """
+def step(forward):
+    try:
+        return forward()
+    except Exception as error:
+        raise RuntimeError("failed to run forward") from error
+"""
+OWN = """
+def forward():
+    raise ValueError("out of range")
+def shows():
+    try:
+        forward()
+    except ValueError as error:
+        raise KeyError("own") from error
+def unknown():
+    return int("x", base="y")
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "functions"),
+    [
+        ("forward", "ValueError", ["forward"]),
+        ("shows", "KeyError", ["shows"]),  # the user's own wrapping says what the user means
+        ("unknown", "TypeError", ["unknown"]),
+    ],
+)
+def test_of_what_a_library_wraps_the_users_own_error_is_told(
+    call: str, kind: str, functions: list[str]
+) -> None:
+    user: dict[str, Any] = {}
+    library: dict[str, Any] = {}
+    exec(compile(LIBRARY, "/usr/lib/python3/site-packages/torch/stage.py", "exec"), library)
+    exec(compile(OWN, "/home/me/train.py", "exec"), user)
+    with pytest.raises(RuntimeError) as caught:
+        library["step"](user[call])
+    told = in_thread("main", caught.value, UserCode())
+    assert (told.type, [place.function for place in told.path][-1:]) == (kind, functions)
+    assert [type(each).__name__ for each in wrapped(caught.value, UserCode())] == [
+        "RuntimeError",
+        kind,
+    ]
+
+
+def test_an_error_that_a_library_raised_from_its_own_is_told_as_it_is() -> None:
+    library: dict[str, Any] = {}
+    code = "def fails():\n    raise OSError('closed')\n" + LIBRARY
+    exec(compile(code, "/usr/lib/python3/site-packages/torch/stage.py", "exec"), library)
+    with pytest.raises(RuntimeError) as caught:
+        library["step"](library["fails"])
+    assert in_thread("main", caught.value, UserCode()).type == "RuntimeError"
+    assert in_thread("main", RuntimeError("not raised"), UserCode()).type == "RuntimeError"
 
 
 @pytest.mark.parametrize(("error", "is_shown"), [(Aborted("aborted"), False), (KeyError(1), True)])

@@ -178,6 +178,16 @@ def test_files_that_differ_are_a_mismatch() -> None:
     assert finding.cause == "rank 1 has the file /tmp/1, but rank 0 has /tmp/0"
 
 
+def test_where_each_rank_has_a_file_of_its_own_none_of_them_is_right() -> None:
+    came = [InitArguments("file", r, 3, path=f"/tmp/{r}", backend="gloo") for r in range(3)]
+    finding = the_one(*(waiting(r, came=came[r]) for r in range(3)), told={})
+    assert (finding.category, finding.ranks) == (Category.ENV_MISMATCH, (0, 1, 2))
+    assert "/tmp/0 on rank 0, /tmp/1 on rank 1, /tmp/2 on rank 2" in finding.cause
+    came[1] = replace(came[1], path="/tmp/2")
+    finding = the_one(*(waiting(r, came=came[r]) for r in range(3)), told={})
+    assert finding.ranks == (0,), "two have the same"
+
+
 def test_every_rank_with_a_port_of_its_own_is_one_mistake_against_the_stores_host() -> None:
     came = [arguments(r, store="rank0", master_port=40000 + r) for r in range(3)]
     ranks = [waiting(0, "store", came[0]), knocking(1, came[1]), knocking(2, came[2])]

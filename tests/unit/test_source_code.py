@@ -42,6 +42,26 @@ def test_the_condition_that_asks_for_the_rank_is_the_one_to_name() -> None:
     assert known().condition(barrier(16)) is None
 
 
+LAMBDA = """
+def mean(self):
+    dist.all_reduce(x)
+def note(self, make):
+    if self.on:
+        print(make())
+for step in bar:
+    if due(step):
+        bar.note(lambda: f"{loss.mean}")
+        bar.note(lambda: ready(x) and loss.mean())
+"""
+
+
+@pytest.mark.parametrize(("line", "asked"), [(9, 5), (10, 10)])
+def test_what_stands_around_a_lambda_is_asked_before_it_is_called(line: int, asked: int) -> None:
+    way = (line, (6, "note"), (line, "<lambda>"), (3, "mean"))
+    found = known(LAMBDA).condition(all_reduce(*way))
+    assert found is not None and found.place.line == asked
+
+
 SAVE = """
 ready = dist.is_available() and dist.is_initialized()
 main = rank == 0

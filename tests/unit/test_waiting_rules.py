@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import pytest
 from collective_cases import found, the_one
-from traces import BUSY, DESTROYED, DONE, all_reduce, barrier, died, message, op, play
+from traces import (
+    BUSY,
+    DESTROYED,
+    DONE,
+    all_reduce,
+    barrier,
+    died,
+    message,
+    op,
+    play,
+    raised,
+)
 
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.diagnosis.collectives.wait_graph import pairs, wait_graph
@@ -313,6 +324,50 @@ def test_a_rank_that_still_works_may_set_the_key() -> None:
     (finding,) = diagnose_run(Case(reports)).findings
     assert finding.passing and (finding.category, finding.ranks) == ("straggler", (0,))
     assert "'ready'" in finding.cause
+
+
+GAVE_UP = RankReport(
+    0,
+    Activity.FAILED,
+    error_type="DistStoreError",
+    error_text="wait timeout after 2000ms, keys: /default_pg/0//ready",
+    error_at=(Place("train.py", 8, "vocabulary", "store.wait(['ready'], two_seconds)"),),
+)
+
+
+@pytest.mark.parametrize(
+    ("other", "category", "ranks", "words"),
+    [
+        (replace(DONE, keys_set=("ready",)), "straggler", (0,), "only after ranks 1-2 gave it up"),
+        (replace(BUSY, doing="train.py:4"), "straggler", (0,), "it is busy in train.py:4"),
+        (DONE, "unset-key", (0,), "which no rank has set"),
+        (replace(DONE, keys_set=("read",)), "unset-key", (0,), "which no rank has set"),
+    ],
+)
+def test_who_is_to_set_the_key_that_others_gave_up_is_named(
+    other: RankReport, category: str, ranks: tuple[int, ...], words: str
+) -> None:
+    ends = {0: other, 1: GAVE_UP, 2: GAVE_UP}
+    for first in ([], [all_reduce(3)]):  # in set-up, and later
+        finding = the_one(play({0: first, 1: first, 2: first}, ends))
+        assert (finding.category, finding.ranks) == (category, ranks)
+        assert words in finding.cause and not finding.passing
+
+
+def test_a_key_that_torch_waited_for_or_whose_setter_failed_is_no_fault_of_the_others() -> None:
+    of_torch = replace(GAVE_UP, error_at=(Place("train.py", 2, "", "dist.new_group([0, 1])"),))
+    step = [all_reduce(3)]
+    for first, last in ((DONE, of_torch), (raised("'lr'", "KeyError"), GAVE_UP)):
+        case = play({0: step, 1: step, 2: step}, {0: first, 1: last, 2: last})
+        assert not {"unset-key", "straggler"} & {category for category, _ in found(case)}
+    # Two others have set theirs: which of both came too late is not known.
+    keys = replace(GAVE_UP, error_text="wait timeout after 9ms, keys: /a//done/0, /a//done/1")
+    sets = {rank: replace(DONE, keys_set=(f"done/{rank}",)) for rank in (0, 1)}
+    case = play({0: step, 1: step, 2: step}, {**sets, 2: keys})
+    assert "straggler" not in {category for category, _ in found(case)}
+    sets[1] = replace(keys, keys_set=("done/1",))
+    case = play({0: step, 1: step, 2: step}, {**sets, 2: keys})
+    assert found(case) == [("straggler", (0,))]
 
 
 def test_one_rank_that_can_get_on_is_enough_to_set_the_key() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from collective_cases import found, same, the_one
-from traces import BUSY, DONE, all_reduce, barrier, message, op, play, raised
+from collective_cases import found, lost, same, the_one
+from traces import BUSY, DONE, all_reduce, barrier, message, op, places, play, raised
 
 from ddp_notebook.diagnosis import diagnose_run, failures
 from ddp_notebook.diagnosis.collectives import rings
@@ -208,6 +208,54 @@ def test_who_goes_on_without_its_usual_answer_is_wrong() -> None:
     assert "went on without the send to rank 0" in finding.cause
 
 
+SERVER = """
+for _ in range(rounds):
+    dist.broadcast(w, 0)
+    for worker in range(1, world):
+        dist.recv(g, src=worker)
+    dist.broadcast(w, 0)
+    if mine:
+        dist.send(g, dst=0)
+"""
+
+
+def served(size: int, *missing: int, before: int = 0, twice: bool = False) -> Case:
+    """Rank 0 receives from all in turn, after a broadcast; `missing` ranks do not send.
+
+    Before, all did, `before` times. With `twice` rank 0 receives twice in the last turn.
+    """
+    told, send = op("broadcast", 3, root=0), message("send", 0, 8)
+    own = replace(told, path=places(6))
+    turn = [told, *(message("recv", rank, 5) for rank in range(1, size))]
+    of = {
+        rank: [*[own, send] * before, own, *([] if rank in missing else [send]), own]
+        for rank in range(1, size)
+    }
+    last = turn[1:] if twice else [told]
+    return play({0: [*turn * before, *turn, *last], **of})
+
+
+@pytest.mark.parametrize(
+    ("size", "who", "before"),
+    [(3, 1, 1), (3, 1, 4), (3, 2, 0), (3, 2, 2), (5, 1, 0), (5, 1, 3), (5, 3, 0), (5, 4, 2)],
+)
+def test_who_did_not_send_what_all_others_sent_is_wrong(size: int, who: int, before: int) -> None:
+    finding = the_one(served(size, who, before=before), {"train.py": SERVER})
+    assert (finding.category, finding.ranks) == ("p2p-mismatch", (who,))
+    assert f"rank {who} went on (if mine:) without the send to rank 0" in finding.cause
+    assert "send an empty result" in finding.remedy
+
+
+def test_where_all_sent_as_much_or_several_did_not_no_sender_is_named() -> None:
+    assert found(served(4), {"train.py": SERVER}) == []
+    assert found(served(3, before=2)) == []
+    for turns in (0, 2):
+        again = the_one(served(4, before=turns, twice=True))
+        assert "rank 1 went on" not in again.cause, "rank 0 receives once more itself"
+    # Of two one alone sends to the rank that waits, which never received from it.
+    assert "went on" not in the_one(served(3, 1)).cause
+
+
 def test_a_new_phase_is_no_break_of_a_habit() -> None:
     """Rank 0 has sent all and waits for gradients; rank 1 waits for one more: either may err."""
     case = play(
@@ -343,6 +391,15 @@ def given_up(
             "called monitored_barrier",
         ),
         (given_up(None, replace(BUSY, doing="train.py:7 in tokenise")), "has not called barrier"),
+        (
+            # With wait_all_ranks=True rank 0 names who did not come, and nothing else.
+            lost(
+                given_up(41.0, raised(CLOSED, "RuntimeError"), 1800.0, "monitored_barrier"),
+                0,
+                text="[Rank 0]: Ranks 2 failed to pass monitoredBarrier in 4000 ms",
+            ),
+            "called monitored_barrier",
+        ),
     ],
 )
 def test_who_came_after_the_others_had_given_up_is_late(case: Case, words: str) -> None:

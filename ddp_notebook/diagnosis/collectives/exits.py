@@ -67,10 +67,19 @@ def _in_collectives(context: Context) -> dict[int, Collective]:
     at = context.graph.at
     there = {rank: at[rank] for rank in context.graph.stuck if rank in at}
     for rank, report in context.reports.items():
-        record = last_record(context, rank) if report.error_type == MISMATCH else None
+        handled = report.handles is not None and report.handles.type == MISMATCH
+        record = _first_refused(context, rank) if handled else None
+        if record is None and report.error_type == MISMATCH:
+            record = last_record(context, rank)
         if record is not None and record.phase is Phase.REFUSED:
             there[rank] = record
     return there
+
+
+def _first_refused(context: Context, rank: int) -> Collective | None:
+    """What a rank was refused first: where it calls others on its way out, those prove nothing."""
+    records = context.collectives.of.get(rank, ())
+    return next((record for record in records if record.phase is Phase.REFUSED), None)
 
 
 def unwinding(context: Context) -> Iterator[Finding]:

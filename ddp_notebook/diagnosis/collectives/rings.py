@@ -65,6 +65,7 @@ def _undecided(records: Mapping[int, Collective], ring: Ranks) -> tuple[str, str
 
 _FEWEST_OTHERS = 2
 _OPERATIONS = {"send", "recv"}
+_ANSWER_ALWAYS = "Answer every message, also where there is nothing to say: send an empty result."
 _ASYNC = ("isend", "irecv", "batch_isend_irecv")
 
 
@@ -228,7 +229,7 @@ def _out_of_habit(
     ((rank, usual),) = skipped.items()
     return (
         f"rank {rank} went on without the {named(usual)}, which came next on it before",
-        "Answer every message, also where there is nothing to say: send an empty result.",
+        _ANSWER_ALWAYS,
         (rank,),
     )
 
@@ -259,6 +260,59 @@ def _left_loop(
                 (rank,),
             )
     return None
+
+
+def _sent_nothing(
+    context: Context, records: Mapping[int, Collective]
+) -> tuple[str, str, Ranks] | None:
+    """A rank that came to a collective without the send that all others made on their way there.
+
+    The receiver waits for it where it received theirs; or so many send to it that it collects.
+    """
+    for rank, record in records.items():
+        peer = record.peer if record.peer is not None else -1
+        elsewhere = records.get(peer)
+        if record.operation != "recv" or elsewhere is None or elsewhere.is_point_to_point:
+            continue
+        sends = {
+            other: theirs
+            for other in context.collectives.of
+            if other != peer and _calls(context, other, elsewhere)
+            if (theirs := wait_graph.between(context.collectives, other, "send", rank, record))
+        }
+        received = _received_from(context, record)
+        collects = not received.isdisjoint(sends) or len(sends) >= _FEWEST_OTHERS
+        own = len(wait_graph.between(context.collectives, peer, "send", rank, record))
+        if collects and all(len(theirs) > own for theirs in sends.values()):
+            send = next(iter(sends.values()))[-1]
+            return (
+                f"rank {peer} went on{_why_skipped(context, send, elsewhere)} without the "
+                f"{named(send)} for which rank {rank} waits, and which "
+                f"{name_ranks(sorted(sends))} made",
+                _ANSWER_ALWAYS,
+                (peer,),
+            )
+    return None
+
+
+def _received_from(context: Context, record: Collective) -> set[int]:
+    """The ranks from which a rank has received at the line of `record`."""
+    here = call_site(record)
+    issued = context.collectives.of.get(record.rank, ())
+    return {r.peer for r in issued if r.peer is not None and call_site(r) == here}
+
+
+def _calls(context: Context, rank: int, record: Collective) -> bool:
+    """True of a rank that has called, at the same line, what `record` is."""
+    here = call_site(record)
+    return any(call_site(other) == here for other in context.collectives.of.get(rank, ()))
+
+
+def _why_skipped(context: Context, send: Collective, here: Collective) -> str:
+    """The test on the way to a send that the rank of `here` did not make, in brackets."""
+    condition = context.sources.condition(send, here, (), (here.rank,))
+    known = condition is not None and not condition.on_rank
+    return f" ({condition.quoted})" if condition is not None and known else ""
 
 
 def _unequal_sender(
@@ -326,11 +380,9 @@ def _skipped_a_send(
     if len(found) != 1:
         return None
     rank, peer, here, send = found[0]
-    condition = context.sources.condition(send, here, (), (peer,))
-    why = f" ({condition.quoted})" if condition is not None and not condition.on_rank else ""
     return (
         f"rank {peer} went on without the {named(send)} for which rank {rank} waits, and which it "
-        f"sent in each round before{why}",
+        f"sent in each round before{_why_skipped(context, send, here)}",
         "Send it in every round; to leave one out, let all ranks decide it together first.",
         (peer,),
     )
@@ -411,7 +463,7 @@ def _has_odd_tag(context: Context, rank: int, record: Collective) -> bool:
 
 
 _Rule: TypeAlias = Callable[[Context, Mapping[int, Collective]], tuple[str, str, Ranks] | None]
-_CERTAIN: tuple[_Rule, ...] = (_astray, _from_any, _against_the_ring, _left_loop)
+_CERTAIN: tuple[_Rule, ...] = (_sent_nothing, _astray, _from_any, _against_the_ring, _left_loop)
 """Of a ring, by what its ranks wait in: the cause, the remedy and the culprits, if they tell."""
 _LIKELY: tuple[_Rule, ...] = (
     _strayed,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import vote
+from ddp_notebook.diagnosis.majority import by_ranks, vote
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.diagnosis.training.models import compare
 from ddp_notebook.model import (
@@ -185,6 +185,9 @@ def _differing(reports: tuple[RankReport, ...], case: Case) -> Iterator[Finding]
             continue
         votes = vote(values, expected, case.store_host)
         right, culprits = votes.value, votes.minority
+        if name == "the file" and len(reports) > 2 and len(set(values.values())) == len(reports):
+            yield _own_files(values, case)
+            continue
         where = f"{verb(votes.majority, 'has', 'have')} {right}"
         if name.startswith("MASTER") and case.store_host is None and expected not in ("", right):
             # The store is where it is, however many ranks agree on another place.
@@ -199,6 +202,19 @@ def _differing(reports: tuple[RankReport, ...], case: Case) -> Iterator[Finding]
             case.waiting,
             tuple(f"rank {rank}: {name}={value}" for rank, value in sorted(values.items())),
         )
+
+
+def _own_files(values: Mapping[int, str], case: Case) -> Finding:
+    """Each of several ranks has a file of its own: none is right, all make the same mistake."""
+    ranks = tuple(sorted(values))
+    return Finding(
+        Category.ENV_MISMATCH,
+        ranks,
+        f"each has one of its own: {_each('the file', values, ranks)}",
+        "Give all ranks the path of one file: let one of them, or the launcher, choose it.",
+        case.waiting,
+        by_ranks(values),
+    )
 
 
 def _each(name: str, values: Mapping[int, str], ranks: Ranks) -> str:

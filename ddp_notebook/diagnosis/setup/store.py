@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.majority import by_ranks
 from ddp_notebook.diagnosis.progress import evidence_of, in_setup, opens_store, where_busy, works
 from ddp_notebook.diagnosis.setup.reach import network_of, on_two_hosts
+from ddp_notebook.diagnosis.setup.torch_errors import first_line
 from ddp_notebook.diagnosis.source_code.names import Varies
 from ddp_notebook.diagnosis.source_code.singled_out import who_sets
 from ddp_notebook.model import (
@@ -155,6 +158,63 @@ def unset_keys(context: Context) -> Iterator[Finding]:
             yield from _never_set(context, key, waiters)
 
 
+def given_up_keys(context: Context) -> Iterator[Finding]:
+    """Keys for which ranks waited until their timeout: set too late, not set yet, or by no rank."""
+    same: dict[str, list[RankReport]] = {}
+    for e in context.case.ranks:
+        asked = _GIVEN_UP.search(e.error_text) if e.activity is Activity.FAILED else None
+        if asked and e.error_at and _ASKS.search(e.error_at[-1].text):
+            key = ", ".join(_OF_TORCH.sub("", each) for each in asked[1].split(", "))
+            same.setdefault(key, []).append(replace(e, key=key, path=e.error_at))
+    for keys, waiters in same.items():
+        unset = [key for key in keys.split(", ") if not _set_by(context.case, key)]
+        if unset:
+            yield from _not_set_in_time(context, ", ".join(unset), waiters)
+        else:
+            yield from _set_too_late(context, keys, waiters)
+
+
+def _set_by(case: Case, key: str) -> set[int]:
+    """The ranks that have set a key, to whose name their stores have added a prefix."""
+    return {e.rank for e in case.ranks for own in e.keys_set if f"/{key}".endswith(f"/{own}")}
+
+
+def _set_too_late(context: Context, keys: str, waiters: list[RankReport]) -> Iterator[Finding]:
+    """Who set a key after others gave it up; of several keys only if one rank can be meant."""
+    waiting = tuple(e.rank for e in waiters)
+    late = set().union(*(_set_by(context.case, key) for key in keys.split(", ")))
+    ranks = tuple(sorted(late.difference(waiting)))
+    if len(ranks) == 1:
+        yield Finding(
+            Category.STRAGGLER,
+            ranks,
+            f"{verb(ranks, 'has', 'have')} set the store's key {keys!r} only after "
+            f"{name_ranks(waiting)} gave it up{_place(waiters)}: the timeout was over",
+            "Give the wait a timeout longer than the slowest rank needs.",
+            context.victims,
+            _texts_of(waiters),
+        )
+
+
+def _not_set_in_time(context: Context, key: str, waiters: list[RankReport]) -> Iterator[Finding]:
+    """A key that no rank has set: one that is busy may be late, else it is never set."""
+    working = [e for e in context.case.ranks if works(e)]
+    if not working:
+        yield from _never_set(context, key, waiters)
+    elif len(working) == 1:
+        yield replace(_late_to_set(context, key, waiters, working[0]), passing=False)
+
+
+def _texts_of(reports: Iterable[RankReport]) -> tuple[str, ...]:
+    return by_ranks({e.rank: first_line(e) for e in reports})
+
+
+_GIVEN_UP = re.compile(r"wait timeout after \d+ ?ms, keys: (.+)")
+_ASKS = re.compile(r"\.(?:wait|get|multi_get)\(")
+_OF_TORCH = re.compile(r"^/?(?:default_pg/\d+/+)?")
+"""What torch puts before the names of keys in the default group's store."""
+
+
 def _late_to_set(
     context: Context, key: str, waiters: list[RankReport], late: RankReport
 ) -> Finding:
@@ -176,6 +236,8 @@ def _never_set(context: Context, key: str, waiters: list[RankReport]) -> Iterato
     if any(context.gone(rank) and not context.finished(rank) for rank in others):
         return  # one of them failed or died before it came to that
     wait, place = verb(waiting, "waits", "wait"), _place(waiters)
+    if waiters[0].activity is Activity.FAILED:
+        wait = verb(waiting, "waited", "waited")
     where = f": {context.standing(others)}" if others else ""
     lacks, remedy = _what_lacks(key, next((e.key_test for e in waiters if e.key_test), ""))
     owners = tuple(sorted(set().union(*(_owners(context.case, k) for k in key.split(", ")))))

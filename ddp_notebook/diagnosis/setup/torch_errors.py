@@ -174,7 +174,7 @@ MEANINGS = (
 _VICTIM = re.compile(
     r"timed? ?out|did not join within|did not answer within|Connection (closed|reset)"
     r"|connectFullMesh|aborted \(%ddp_abort|given up|Broken pipe|clients joined|failed to recv"
-    r"|pair closure|remote process exited|Socket closed",
+    r"|pair closure|remote process exited|Socket closed|failed to pass monitoredBarrier",
     re.IGNORECASE,
 )
 """Errors of a rank that only waited: the mistake is elsewhere. Of ours some have no other mark."""
@@ -188,7 +188,10 @@ STORE_WENT_AWAY = re.compile(
     r"Connection was likely closed|recvVector failed|sendBytes failed|Broken pipe"
 )
 """Of a store's client: the process that hosts the store is gone."""
-TIMED_OUT = re.compile(r"timed? ?out|did not join within|did not answer within", re.IGNORECASE)
+TIMED_OUT = re.compile(
+    r"timed? ?out|did not join within|did not answer within|failed to pass monitoredBarrier",
+    re.IGNORECASE,
+)
 
 
 def is_of_others(text: str) -> bool:
@@ -267,7 +270,7 @@ def _took_its_port(e: RankReport, case: Case, category: Category) -> bool:
 def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
     """Category, cause and remedy of a rank's error; None when it is only a victim."""
     if e.error_category in set(Category):  # a saved run may come from a later version
-        return Category(e.error_category), _first_line(e).rstrip("."), e.error_remedy
+        return Category(e.error_category), first_line(e).rstrip("."), e.error_remedy
     for meaning in MEANINGS:
         match = meaning.pattern.search(e.error_text)
         if match and not (meaning.category is Category.ENV_INVALID and _is_of_user(e)):
@@ -303,7 +306,7 @@ def _is_of_user(e: RankReport) -> bool:
 def _said(e: RankReport, category: Category) -> str:
     """A rank's error as evidence; one that no pattern knows, as the lines that it passed."""
     if category is not Category.EXCEPTION_ON_ONE_RANK or not e.error_at:
-        return _first_line(e)
+        return first_line(e)
     return way_to_error(e.error_at)
 
 
@@ -335,6 +338,7 @@ def _somebody_is_gone(case: Case) -> bool:
     )
 
 
-def _first_line(e: RankReport) -> str:
+def first_line(e: RankReport) -> str:
+    """The first line of a rank's error, or its type."""
     lines = e.error_text.strip().splitlines()
     return cut(lines[0], 300) if lines else e.error_type

@@ -51,13 +51,16 @@ def shallow(tree: ast.Module) -> ast.Module:
     raise ValueError("it is nested too deep")
 
 
-def tests_around(tree: ast.Module, line: int, called: str) -> Iterator[Test]:
+def tests_around(tree: ast.Module, line: int, called: str, function: str = "") -> Iterator[Test]:
     """What must hold for the call of `called` in `line` to be reached, the nearest first.
 
     Within the function that the line is in: what stands around it, in an expression too, and
-    what leads out of the function or the loop before.
+    what leads out of the function or the loop before. In a lambda, what stands around that is
+    not asked when it is called.
     """
     chain = _chain(tree, line, called)
+    if function == "<lambda>" and not any(isinstance(node, ast.Lambda) for node in chain):
+        return  # what it calls has another name there, such as that of a property
     scopes = [index for index, node in enumerate(chain) if isinstance(node, _SCOPES)]
     chain = chain[scopes[-1] :] if scopes else chain
     for parent, child in reversed(list(pairwise(chain))):

@@ -504,7 +504,7 @@ class Sources:
         for place, called in reversed(list(zip(record.path, calls, strict=True))):
             tree = self.tree(place)
             if tree is not None:
-                tests = tests_around(tree, place.line, called)
+                tests = tests_around(tree, place.line, called, place.function)
                 found += [(Place(place.file, 0, place.function), test) for test in tests]
         return found
 

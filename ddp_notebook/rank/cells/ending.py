@@ -74,13 +74,14 @@ class Ending:
     def _keep(self, error: BaseException) -> Failure:
         """How the last run failed, available until something runs again."""
         core, before = self._core, error.__context__
+        *_, own = raised.wrapped(error, core.user_code)
         failure = Failure(
-            type(error).__name__,
-            raised.message_of(error),
+            type(own).__name__,
+            raised.message_of(own),
             *core.data_parallel.cause_of(error),
             frames=raised.frames_of(error, core.user_code),
             during=raised.in_thread("main", before, core.user_code)
-            if isinstance(before, Exception)
+            if isinstance(before, Exception) and own is error
             else None,
             trace=error.__traceback__,
         )

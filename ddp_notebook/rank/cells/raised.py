@@ -19,6 +19,7 @@ _OURS = f"{Path(__file__).parents[2]}{os.sep}"
 _LONGEST_TEXT = 2000
 _LONGEST_INNER = 100_000
 """Of a message that holds the traceback of a worker process."""
+_MOST_WRAPPERS = 5
 _MOST_FRAMES = 20
 """Of a report; of a traceback as many at its top and as many at its bottom."""
 _LONGEST_SOURCE = 200
@@ -62,13 +63,31 @@ def line_of(error: BaseException | None, file: str) -> int:
     return line
 
 
+def wrapped(error: BaseException, user_code: UserCode) -> Iterator[BaseException]:
+    """`error`, and what the user's code raised that a library raised it from, the innermost last.
+
+    A pipeline's stage raises "failed to run forward" from what the model's forward raised.
+    """
+    yield error
+    for _ in range(_MOST_WRAPPERS):
+        cause, passed = error.__cause__, [line[0] for line in _of_traceback(error)]
+        if cause is None or not passed or user_code.is_users(passed[-1]):
+            return
+        if not any(user_code.is_users(line[0]) for line in _of_traceback(cause)):
+            return
+        error = cause
+        yield error
+
+
 def frames_of(error: BaseException, user_code: UserCode) -> tuple[model.Frame, ...]:
-    """The user's lines that `error` passed through, the outermost first.
+    """The user's lines that `error`, and what it wraps, passed through, the outermost first.
 
     Those of a worker process, whose error torch raised here, come last; so does the line of a
     SyntaxError.
     """
-    lines = [*_of_traceback(error), *_of_worker(error), *_of_syntax(error)]
+    errors = list(wrapped(error, user_code))
+    lines = [line for each in errors for line in _of_traceback(each)]
+    lines += [*_of_worker(errors[-1]), *_of_syntax(errors[-1])]
     own = [line for line in lines if user_code.is_users(line[0])]
     return tuple(_frame(*line) for line in own[-_MOST_FRAMES:])
 
@@ -76,7 +95,8 @@ def frames_of(error: BaseException, user_code: UserCode) -> tuple[model.Frame, .
 def in_thread(thread: str, error: BaseException, user_code: UserCode) -> model.ThreadError:
     """An error of a thread, for the report."""
     path = tuple(map(place_of, frames_of(error, user_code)))
-    return model.ThreadError(thread[:60], type(error).__name__, message_of(error), path)
+    *_, own = wrapped(error, user_code)
+    return model.ThreadError(thread[:60], type(own).__name__, message_of(own), path)
 
 
 def place_of(frame: model.Frame) -> Place:
