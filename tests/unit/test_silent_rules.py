@@ -706,6 +706,16 @@ rank, world = dist.get_rank(), dist.get_world_size()
 class Clips(Dataset):
     def __init__(self, n, rank, world):
         self.ids = list(range(n))[rank::world]
+class Perhaps(Dataset):
+    def __init__(self, n, rank, world, shard=False):
+        self.ids = list(range(n))
+        if shard:
+            self.ids = self.ids[rank::world]
+class Several(Dataset):
+    def __init__(self, n, rank, world):
+        self.ids = list(range(n))
+        if world > 1:
+            self.ids = self.ids[rank::world]
 data = {}
 sampler = DistributedSampler(data, num_replicas=world, rank=rank)
 """
@@ -718,6 +728,9 @@ sampler = DistributedSampler(data, num_replicas=world, rank=rank)
         ("files[rank::world]", True),
         ("Subset(full, range(rank, len(full), world))", True),
         ("files[rank :: dist.get_world_size()]", True),
+        ("Several(240, rank, world)", True),
+        ("Perhaps(240, rank, world)", False),  # it divides where it is told to
+        ("files[rank::world] if args.shard else files", False),
         ("files[::2]", False),
         ("Other(240, rank, world)", False),
         ("Clips(240, 0, 1)", False),  # the class can divide, and does not here
@@ -727,7 +740,7 @@ sampler = DistributedSampler(data, num_replicas=world, rank=rank)
     ],
 )
 def test_data_that_are_divided_before_the_sampler_divides_them(made: str, wrong: bool) -> None:
-    place = Place("train.py", 8)
+    place = Place("train.py", 18)
     every = [
         run(
             rank,

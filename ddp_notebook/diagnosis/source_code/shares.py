@@ -60,12 +60,29 @@ def _strides(names: SharedNames | None, code: ast.AST) -> Iterator[str]:
 
 
 def _with_steps(code: ast.AST) -> Iterator[tuple[ast.AST, ast.expr, ast.expr]]:
-    for node in ast.walk(code):
+    for node in _always_reached(code):
         match node:
             case ast.Slice(lower=ast.expr() as first, step=ast.expr() as step):
                 yield node, first, step
             case ast.Call(func=ast.Name(id="range"), args=[first, _, step]):
                 yield node, first, step
+
+
+def _always_reached(code: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of code, without those under a condition that may be false.
+
+    One on the world size is true among several ranks.
+    """
+    match code:
+        case ast.If(test=test) | ast.IfExp(test=test) if not _on_world_size(test):
+            return
+    yield code
+    for child in ast.iter_child_nodes(code):
+        yield from _always_reached(child)
+
+
+def _on_world_size(test: ast.expr) -> bool:
+    return any("world" in name.lower() for name in names_in(test))
 
 
 def _is_rank(node: ast.AST) -> bool:
