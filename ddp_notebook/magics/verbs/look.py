@@ -60,7 +60,8 @@ def _board(ui: NotebookUi, args: argparse.Namespace) -> Board | None:
 BOARD = Verb(
     "ddp_board",
     about="Open the live board again: beside the notebook in JupyterLab where jupyter-widgets' "
-    "sidecar is installed, else in this cell. The board that was open stays as it is.",
+    "sidecar is installed, else in this cell. The board that was open stays as it is; of more than "
+    "ten such, the oldest are pictures that cannot be searched any more.",
     examples=(
         ("%ddp_board", "a live board beside the notebook"),
         ("%ddp_board --here", "in this cell"),
