@@ -478,19 +478,20 @@ class Timeline {
     const [left, right] = [Math.max(x0, this.gutter), Math.min(x1, this.width)];
     const kind = this.page.store.kinds[slice[KIND]];
     if (!kind || tall < 10 || right - left < 40) return;
-    const text = ({ paused: "‖ ", issued: "… ", done: "", freed: "■ " }[PHASES[slice[PHASE]]] ?? "✗ ") + kind[OPERATION];
+    const phase = PHASES[slice[PHASE]];
+    const text = ({ paused: "‖ ", issued: "… ", done: "", freed: "■ " }[phase] ?? "✗ ") + kind[OPERATION];
     brush.textAlign = "left";
     brush.textBaseline = "middle";
     const room = right - left - 8;
     const fitting = (each) => brush.measureText(each).width <= room;
     const fits = [`${text} bucket ${kind[BUCKET]}`, text].slice(kind[BUCKET] ? 0 : 1).find(fitting) ?? cutTo(text, fitting);
     if (!fits) return;
-    const bare = isOpen(slice) || PHASES[slice[PHASE]] === "freed";
+    const bare = isOpen(slice) || ["freed", "paused"].includes(phase);
     if (bare) {
       brush.fillStyle = colours.paper;
       brush.fillRect(left + 2, top + 2, brush.measureText(fits).width + 5, tall - 4);
     }
-    const bad = ["failed", "refused"].includes(PHASES[slice[PHASE]]);
+    const bad = ["failed", "refused"].includes(phase);
     brush.fillStyle = bare ? colours.ink : bad ? colours.paper : "#fff";
     brush.fillText(fits, left + 4, top + tall / 2 + 0.5);
   }
