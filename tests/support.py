@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import psutil
 import pytest
@@ -73,11 +73,18 @@ def eventually(
     return value
 
 
+def lacking(why: str) -> NoReturn:
+    """Skip a test where something is not there; in CI that is a failure."""
+    if os.environ.get("CI"):
+        pytest.fail(why)
+    pytest.skip(why)
+
+
 def need_lab_hosts() -> None:
     """Skip where the fault lab can have no second host; in CI that is a failure."""
     why = network_namespaces.why_not()
     if why:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no second host: {why}")
+        lacking(f"no second host: {why}")
 
 
 def with_entry_point(folder: Path) -> Path:

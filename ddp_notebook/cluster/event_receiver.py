@@ -15,6 +15,7 @@ from typing import Any
 import zmq
 
 from ddp_notebook.model import Event, EventsLost, decode_events
+from ddp_notebook.model.codec import DecodeError
 from ddp_notebook.rank.events import signature
 
 _POLL_MS = 200
@@ -114,7 +115,8 @@ class _Source:
         now_ns = time.monotonic_ns()
         try:
             received = decode_events(payload, now_ns)
-        except Exception:  # noqa: BLE001  # they count as lost when the next ones arrive
+        except (DecodeError, AttributeError, TypeError):  # the last two: where Python's own is None
+            # They count as lost when the next ones arrive.
             return []
         events: list[Event] = []
         for event in received:

@@ -53,7 +53,7 @@ _WITH_UNIT = re.compile(
     r"argument (--timeout): invalid float value: '(\d+(?:\.\d+)?) *(s|sec|seconds?|m|min|minutes?)'"
 )
 _STRAIGHT = str.maketrans(dict.fromkeys("“”„‟«»″", '"') | dict.fromkeys("‘’‚‛′", "'"))
-"""Quotes and dashes as they are pasted from pages and text processors."""
+"""Quotes as they are pasted from pages and text processors."""
 
 Completer = Callable[[str, Surroundings], Sequence[str] | None]
 """The completions of the word typed so far. None leaves it to IPython, which completes files."""

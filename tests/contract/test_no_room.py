@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import lacking
 
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.session import InitOptions, Session
@@ -94,7 +94,7 @@ def said_where_one_may_mount(
 ) -> tuple[list[str], subprocess.CompletedProcess[str]]:
     """The lines that a script prints in a mount namespace of its own, and how it ended."""
     if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("no mount namespace here")
+        lacking("no mount namespace here")
     path = folder / "mounts.py"
     path.write_text(script)
     words = ["unshare", "--mount", sys.executable, str(path), *arguments]

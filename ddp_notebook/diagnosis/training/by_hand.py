@@ -72,8 +72,8 @@ def other_beginnings(context: Context) -> Iterator[Finding]:
             continue
         # A parameter without a gradient may be a part of a layer, each rank's own.
         complete = all(len(w) <= len(g) for w, g in zip(weights.values(), gradients, strict=True))
-        alike = _all_close(list(weights.values()))
-        if alike or not complete or not exchanged(context.collectives, of):
+        same = _all_close(list(weights.values()))
+        if same or not complete or not exchanged(context.collectives, of):
             continue
         yield _different_from_the_start(of, gradients[0], weights)
 
@@ -416,8 +416,8 @@ def _is_of_models(of: _Of) -> bool:
 def _is_averaged(trained: _Trained) -> bool:
     """Ranks with the same samples have the same gradients, whether they average them or not."""
     kinds = {kind for row in trained.kinds() for kind in row}
-    alike = trained.used_the_same() and exchanged(trained.context.collectives, trained.of)
-    return ("averaged" in kinds or alike) and "kept" not in kinds and not trained.split
+    same = trained.used_the_same() and exchanged(trained.context.collectives, trained.of)
+    return ("averaged" in kinds or same) and "kept" not in kinds and not trained.split
 
 
 def summed_gradients(context: Context) -> Iterator[Finding]:

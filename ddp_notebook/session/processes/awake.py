@@ -34,7 +34,8 @@ class KeptAwake:
 
     def _watch(self) -> None:
         while not self._closed.wait(_LOOK_EVERY_S):
-            with contextlib.suppress(Exception):  # `pathlib.Path = None`, until it is set back
+            # `pathlib.Path = None`, until it is set back
+            with contextlib.suppress(AttributeError, OSError, TypeError):
                 self._look()
 
     def _look(self) -> None:

@@ -296,8 +296,8 @@ class RunController:
 
     def _keep(self, diagnosis: Diagnosis) -> None:
         """Keep a diagnosis, unless all that is wrong is what the user ended."""
-        ended = self.run.restarted
-        if not all(finding.died_of(ended) for finding in diagnosis.findings):
+        ended, findings = self.run.restarted, diagnosis.findings
+        if not findings or not all(finding.died_of(ended) for finding in findings):
             self.run.found.take(self.run.with_tracebacks(diagnosis))
 
     def _lost(self) -> CellResult:
