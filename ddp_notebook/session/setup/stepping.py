@@ -176,6 +176,7 @@ def _await_arrival(
     record = bring_up.record
     moving = tuple(state.rank for state in before)
     looked_at: object = None
+    activities: tuple[Activity, ...] = ()
     since_s = changed_s = time.monotonic()
 
     def still_before() -> Ranks:
@@ -197,12 +198,15 @@ def _await_arrival(
             changed_s = since_s
         elif time.monotonic() - since_s > _SETTLED_S:
             since_s = time.monotonic()
-            case = bring_up.look()
-            # On a busy machine a rank may not have left its pause yet, nor answer in time.
+            case, doing = bring_up.look(), activities
+            activities = tuple(report.activity for report in case.ranks)
+            # On a busy machine a rank may not have left its pause yet, nor answer in time; what it
+            # says directly after that may be of a moment in which it goes on.
             silent = [r for r in case.where(Activity.SILENT) if not bring_up.answered((r,))]
             stopped = {e.rank for e in case.ranks if e.process == "stopped"}
             late = {*still_before(), *silent} - stopped
-            if not case.where(Activity.BUSY) and (not late or since_s - changed_s > _LATE_S):
+            settled = not case.where(Activity.BUSY) and doing in ((), activities)
+            if settled and (not late or since_s - changed_s > _LATE_S):
                 return
 
 
