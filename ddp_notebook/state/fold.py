@@ -87,6 +87,8 @@ def without_group(state: RankState) -> RankState:
 def fold_rank(state: RankState, event: Event) -> RankState:
     """The state of one rank after one of its events."""
     if isinstance(event, RankSpawned):
+        if event.pid == state.pid and state.status is not Status.DEAD:  # it spoke first itself
+            return replace(state, device=event.device or state.device)
         # A new process: nothing of the old one holds.
         return RankState(
             rank=state.rank,

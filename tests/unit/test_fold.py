@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +50,15 @@ def test_a_rank_is_ready_when_its_all_reduce_is_verified() -> None:
     snapshot = fold(session(1), life(0)[:-3])
     assert snapshot.ready
     assert snapshot.ranks[0].stage is Stage.VERIFIED
+
+
+def test_a_process_that_is_heard_before_the_news_of_its_start_loses_nothing() -> None:
+    spawned = RankSpawned(rank=0, pid=7, device="cpu")
+    launched = StageFinished(rank=0, stage=Stage.LAUNCHED, pid=7, host="gpu01")
+    state = fold(session(1), [launched, spawned]).ranks[0]
+    assert (state.host, state.device, state.stage) == ("gpu01", "cpu", Stage.LAUNCHED)
+    new = fold(session(1), [launched, spawned, replace(spawned, pid=8)]).ranks[0]
+    assert (new.host, new.pid, new.stage) == ("", 8, None)
 
 
 def test_a_rank_that_runs_a_cell_says_where_it_is() -> None:
