@@ -184,7 +184,8 @@ def opened(
     )
     nbformat.write(source, lab.root / "ranks.ipynb")
     shutil.rmtree(lab.workspaces, ignore_errors=True)  # what was open before is not opened again
-    page = browser.new_page(viewport={"width": 1280, "height": 1400})
+    context = browser.new_context(viewport={"width": 1280, "height": 1400})
+    page = context.new_page()
     page.set_default_timeout(SHOWN_WITHIN_MS)
     try:
         notebook = Notebook(page)
