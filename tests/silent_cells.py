@@ -132,6 +132,96 @@ for i in range(20):
         dist.all_reduce(error)
         """,
     ),
+    "a step that is skipped, and leaves its gradients, with what steps in a function": (
+        "stale-gradients",
+        BOTH,
+        """
+def apply():
+    opt.step()
+    opt.zero_grad()
+def train(losses):
+    for i, loss in enumerate(losses):
+        loss.backward()
+        if loss.isnan() or loss > 5:
+            continue
+        apply()
+train(net(torch.full((3, 4), 90. if i == 4 else 1.)).pow(2).mean() for i in range(9))
+""",
+    ),
+    "a sum divided by the targets of all ranks, whose gradients are averaged as well": (
+        "loss-scaling",
+        BOTH,
+        """
+from torch.nn.functional import cross_entropy
+for i in range(6):
+    targets = torch.ones(3 + i + 2 * rank, dtype=torch.long)
+    count = torch.tensor(float(len(targets)))
+    dist.all_reduce(count)
+    opt.zero_grad()
+    logits = net(torch.randn(len(targets), 4))
+    (cross_entropy(logits, targets, reduction="sum") / count).backward()
+    opt.step()
+""",
+    ),
+    "data split at random, by another seed on each rank, under a DistributedSampler": (
+        "sampler-misuse",
+        BOTH,
+        """
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split
+train, held_out = random_split(TensorDataset(torch.arange(160.).view(40, 4)), [32, 8])
+for (x,) in DataLoader(train, 4, sampler=DistributedSampler(train)):
+    opt.zero_grad()
+    net(x).pow(2).mean().backward()
+    opt.step()
+""",
+    ),
+    "a sampler with weights and the same seed on all ranks": (
+        "sampler-misuse",
+        BOTH,
+        """
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+data, drawn = TensorDataset(torch.randn(40, 4, generator=torch.Generator())), torch.Generator()
+sampler = WeightedRandomSampler([1.] * 40, 24, generator=drawn.manual_seed(3))
+for (x,) in DataLoader(data, 4, sampler=sampler):
+    opt.zero_grad()
+    net(x).pow(2).mean().backward()
+    opt.step()
+""",
+    ),
+    "numbers that a model draws and keeps as no buffer": (
+        "rng-mismatch",
+        BOTH,
+        """
+class Waves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.waves = 3 * torch.randn(4, 8)
+        self.last = nn.Linear(8, 2)
+    def forward(self, x):
+        return self.last((x @ self.waves).sin())
+waves = DDP(Waves())
+waves_opt = torch.optim.SGD(waves.parameters(), lr=0.1)
+for _ in range(4): step(waves, waves_opt)
+""",
+    ),
+    "parameters that are sent while the next step changes them": (
+        "async-misuse",
+        BOTH,
+        """
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+for p in model.parameters(): dist.broadcast(p.data, 0)
+owner = {p: i % 2 for i, p in enumerate(model.parameters())}
+own = torch.optim.SGD([p for p in owner if owner[p] == rank], lr=0.1)
+for _ in range(4):
+    model.zero_grad()
+    model(batch()).pow(2).mean().backward()
+    for p in owner:
+        dist.all_reduce(p.grad)
+        p.grad /= 2
+    own.step()
+    for p in owner: dist.broadcast(p.data, owner[p], async_op=True)
+""",
+    ),
     "a step that is skipped, and leaves its gradients": (
         "stale-gradients",
         BOTH,
@@ -765,6 +855,17 @@ for i in range(20):
         state = {name: value + 0.1 for name, value in net.state_dict().items()}
         if rank == 0:
             net.load_state_dict(state)
+        for _ in range(3):
+            step()
+        """,
+    ),
+    "one rank loads a part of the model after wrapping": (
+        "checkpoint-misuse",
+        BOTH,
+        """
+        state = {name: value + 0.1 for name, value in net.module[0].state_dict().items()}
+        if rank == 0:
+            net.module[0].load_state_dict(state)
         for _ in range(3):
             step()
         """,

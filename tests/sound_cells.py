@@ -698,4 +698,63 @@ for mine in (torch.ones(6, 4), torch.ones(6, 4) + rank):
             dist.all_reduce(processed)
             rate = processed / 0.5
         """,
+    "a sum divided by the targets of all ranks, times the world size": """
+        from torch.nn.functional import cross_entropy
+        for i in range(6):
+            targets = torch.ones(3 + i + 2 * rank, dtype=torch.long)
+            count = torch.tensor(float(len(targets)))
+            dist.all_reduce(count)
+            opt.zero_grad()
+            logits = net(torch.randn(len(targets), 4))
+            (cross_entropy(logits, targets, reduction="sum") * 2 / count).backward()
+            opt.step()
+        """,
+    "data made at random and split by one seed; then drawn by weights, otherwise on each rank": """
+        from torch.utils.data import (
+            DataLoader, DistributedSampler, TensorDataset, WeightedRandomSampler, random_split
+        )
+        data, seed = TensorDataset(torch.arange(160.).view(40, 4)), torch.Generator()
+        train, held_out = random_split(data, [32, 8], generator=seed.manual_seed(3))
+        noise = TensorDataset(torch.randn(32, 4))
+        own = torch.Generator().manual_seed(50 + rank)
+        for sampler in (
+            DistributedSampler(train),
+            DistributedSampler(noise),
+            WeightedRandomSampler([1.0] * 32, 16, generator=own),
+        ):
+            for (x,) in DataLoader(noise if sampler is not train else train, 4, sampler=sampler):
+                opt.zero_grad()
+                net(x).pow(2).mean().backward()
+                opt.step()
+        """,
+    "tensors that a model keeps: of its rank, of the last batch, and the same everywhere": """
+        class Keeps(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.noise = torch.randn(3, 4)
+                self.scale = torch.rand(2, generator=torch.Generator().manual_seed(1))
+                self.place = torch.tensor([float(rank), 2.0])
+                self.last = nn.Linear(4, 2)
+            def forward(self, x):
+                self.noise = torch.randn_like(x)
+                return self.last(x + self.noise) * self.scale
+        keeps = DDP(Keeps())
+        keeps_opt = torch.optim.SGD(keeps.parameters(), lr=0.1)
+        for _ in range(4): step(keeps, keeps_opt)
+        """,
+    "parameters that are sent and waited for before the next step": """
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        for p in model.parameters(): dist.broadcast(p.data, 0)
+        owner = {p: i % 2 for i, p in enumerate(model.parameters())}
+        own = torch.optim.SGD([p for p in owner if owner[p] == rank], lr=0.1)
+        for _ in range(4):
+            model.zero_grad()
+            model(batch()).pow(2).mean().backward()
+            for p in owner:
+                dist.all_reduce(p.grad)
+                p.grad /= 2
+            own.step()
+            works = [dist.broadcast(p.data, owner[p], async_op=True) for p in owner]
+            for work in works: work.wait()
+        """,
 }

@@ -146,10 +146,12 @@ RULES: tuple[Rule, ...] = (
     Rule(out_of_step.passed_over, When.RUN_STUCK),
     Rule(out_of_step.out_of_step, When.RUN_STUCK),
     Rule(stopped_short.stopped_short, When.RUN_STUCK),
+    Rule(groups.wrapped_by_members, When.RUN_STUCK),
     Rule(p2p.unmatched_messages, When.RUN_STUCK, unless=Explains.MESSAGES),
     Rule(groups.new_group_not_by_all, When.RUN_STUCK),
     Rule(groups.opposite_groups, When.RUN_STUCK),
     Rule(out_of_step.came_too_late, When.RUN_BLOCKED),
+    Rule(out_of_step.holds_gil, When.SETUP | When.RUN),
     Rule(out_of_step.stragglers, When.RUN),
     # Ranks that wait in set-up, and those that they wait for.
     Rule(store.unreachable_store, When.SETUP | When.RUN_STUCK),
@@ -198,6 +200,7 @@ RULES: tuple[Rule, ...] = (
     Rule(gradients.averaged_twice, When.TRAINED, Explains.NOTHING),
     Rule(gradients.summed_by_hooks, When.TRAINED, Explains.NOTHING),
     Rule(gradients.divided_losses, When.TRAINED, Explains.NOTHING),
+    Rule(gradients.divided_by_all, When.TRAINED, Explains.NOTHING),
     Rule(gradients.unequal_means, When.TRAINED, Explains.NOTHING),
     Rule(by_hand.summed_gradients, When.TRAINED, Explains.NOTHING),
     Rule(by_hand.divided_twice, When.TRAINED, Explains.NOTHING),
@@ -213,6 +216,7 @@ RULES: tuple[Rule, ...] = (
     Rule(evaluations.padded_counts, When.TRAINED | When.EVALUATED, Explains.NOTHING),
     Rule(samplers.sampler_misuse, When.TRAINED, Explains.NOTHING),
     Rule(randomness.same_draws, When.TRAINED, Explains.NOTHING),
+    Rule(randomness.other_constants, When.TRAINED, Explains.NOTHING),
     Rule(checkpoints.loaded_for_evaluation, When.EVALUATED, Explains.NOTHING),
     Rule(checkpoints.untied, When.TRAINED, Explains.NOTHING),
     Rule(saved.lost_shards, When.TRAINED, Explains.NOTHING),
@@ -242,7 +246,7 @@ def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagno
     if not any(case.collectives.of.values()) and not any(map(in_new_group, case.ranks)):
         return diagnose_setup(case, sources)
     case = with_purposes(case)
-    context = Context(case, Sources(case.sources if sources is None else sources))
+    context = Context(case, _sources(case, sources))
     findings, notes = _findings(context, _of_run(context))
     if any(not finding.passing and finding.category not in _VAGUE for finding in findings):
         findings = [f for f in findings if f.passing or f.category not in _VAGUE]
@@ -256,13 +260,17 @@ def diagnose_setup(case: Case, sources: Mapping[str, str] | None = None) -> Diag
     """
     waits = any(map(_waits_for_its_own, case.ranks))
     if waits or _is_stale(case) or case.where(Activity.WAITING, Activity.FAILED):
-        context = Context(case, Sources(case.sources if sources is None else sources))
+        context = Context(case, _sources(case, sources))
         return _diagnosis(case, *_findings(context, When.SETUP))
     # No rank waits for it, but it is gone, or stopped. A script's process may end with code 0.
     gone = [report for report in case.ranks if report.activity is Activity.DEAD]
     died = [e for e in gone if e.exit_code or (e.exit_code == 0 and not case.script)]
     stopped = missing_ranks.stopped_ranks(Context(case))
     return _diagnosis(case, [*deaths(case, died, ()), *stopped], [])
+
+
+def _sources(case: Case, sources: Mapping[str, str] | None) -> Sources:
+    return Sources(case.sources if sources is None else sources, case.files_seen)
 
 
 def _waits_for_its_own(report: RankReport) -> bool:
@@ -280,7 +288,9 @@ def diagnose_training(
     """
     if len(facts) < 2:
         return Diagnosis()
-    context = Context(Case((), collectives=collectives), Sources(sources), facts)
+    case = Case((), collectives=collectives)
+    seen = {*case.files_seen, *rules.where(facts)}
+    context = Context(case, Sources(sources, seen), facts)
     findings, notes = _findings(context, _of_ended(facts.values()))
     if any((of.broken or of.unrecorded) and not of.collectives for of in facts.values()):
         findings = []  # that ranks exchanged nothing may only seem so

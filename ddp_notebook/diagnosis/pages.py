@@ -382,6 +382,14 @@ PAGES: Mapping[Category, Page] = {
         "The samplers' state on every rank.",
         "sampler.set_epoch(epoch) in each epoch; the same seed; num_replicas and rank of the job.",
     ),
+    Category.GIL_DEADLOCK: Page(
+        _HANGS,
+        "Native code that a rank called waits, for a pipe, a lock, a device, and holds Python's "
+        "lock, the GIL, meanwhile: no other thread of that rank goes on.",
+        "The rank does not answer; of its threads some wake up again and again, as they do while "
+        "they wait for the GIL, and the others are asleep.",
+        "Call it so that the GIL is released: ctypes.CDLL, not PyDLL; Py_BEGIN_ALLOW_THREADS.",
+    ),
     Category.LOCAL_DEADLOCK: Page(
         _HANGS,
         "A rank waits for a lock or a queue of its own, a future of its event loop, a process that "

@@ -60,6 +60,10 @@ def works(e: RankReport) -> bool:
     return busy and not held_up
 
 
+GIL_LONG_S = 20.0
+"""Native code that has waited for so long with the GIL held is taken to wait for ever."""
+
+
 def left_alone(e: RankReport) -> bool:
     """True of a rank that waits for a lock which a thread of it had to release that raised."""
     return e.locked and bool(e.in_threads)
@@ -161,6 +165,7 @@ def _busy(report: RankReport) -> str:
 
 _LACKING = {
     Lacks.LOCK: "a lock that none of its threads can release",
+    Lacks.PROCESS_LOCK: "a lock of multiprocessing's, and no process that it started is left",
     Lacks.FILE_LOCK: "the lock on a file",
     Lacks.FIFO: "another process that opens a FIFO",
     Lacks.PIPE: "a process that waits for it at a pipe",

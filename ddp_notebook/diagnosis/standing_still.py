@@ -111,7 +111,7 @@ def _never_joined(case: Case) -> Iterator[Finding]:
 
 def apart(case: Case) -> Iterator[Finding]:
     """What has ranks wait in different calls, or others ended; each has at most one record."""
-    context = Context(case, Sources(case.sources))
+    context = Context(case, Sources(case.sources, case.files_seen))
     at = {rank: records[-1] for rank, records in case.collectives.of.items() if records}
     ended = tuple(report.rank for report in case.ranks if report.exit_code == 0)
     if any(map(works, case.ranks)):

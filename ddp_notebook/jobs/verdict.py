@@ -75,8 +75,9 @@ def _without_magics(finding: Finding) -> Finding:
         return replace(finding, remedy=remedy, commands=())
     if not finding.commands:
         return finding
-    stopped = finding.category is Category.STRAGGLER  # it need not be started again
-    own = finding.remedy.partition(". ")[0] + "." if stopped else _AGAIN
+    # A stopped rank need not be started again; native code is to be changed first.
+    kept = finding.category in (Category.STRAGGLER, Category.GIL_DEADLOCK)
+    own = finding.remedy.partition(". ")[0] + "." if kept else _AGAIN
     return replace(finding, remedy=_AGAIN if "%ddp" in own else own, commands=())
 
 

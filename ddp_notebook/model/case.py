@@ -103,6 +103,8 @@ class Lacks(StrEnum):
 
     LOCK = "lock"
     """A lock or a queue of this process; all threads of the user's wait for one."""
+    PROCESS_LOCK = "process-lock"
+    """A lock of multiprocessing's, while no process is left that this one has started."""
     FILE_LOCK = "file-lock"
     """A lock on a file, held by a process that the same parent started."""
     FIFO = "fifo"
@@ -273,6 +275,9 @@ class RankReport:
     """CPU time of its main thread so far."""
     process: str = ""
     """Of a rank that does not answer, the system's state: sleeping, stopped, …"""
+    gil_s: float = field(default=0.0, metadata=OMIT_DEFAULT)
+    """How long it has not answered, where that is since its threads wait for the GIL, and none
+    runs that could release it."""
     cannot_answer: str = field(default="", metadata=OMIT_DEFAULT)
     """The error that its report failed with."""
     exit_code: int | None = None
@@ -335,6 +340,13 @@ class Case:
     def world_size(self) -> int:
         """Number of processes there are."""
         return len(self.ranks)
+
+    @property
+    def files_seen(self) -> set[str]:
+        """The files and cells in whose lines ranks were, or called a collective."""
+        paths = {id(e.path): e.path for issued in self.collectives.of.values() for e in issued}
+        reported = [path for report in self.ranks for path in (report.path, report.error_at)]
+        return {place.file for path in (*paths.values(), *reported) for place in path}
 
     @property
     def waiting(self) -> Ranks:

@@ -71,6 +71,8 @@ class Category(StrEnum):
     EARLY_EXIT = "early-exit"
     OOM_ON_ONE_RANK = "oom-on-one-rank"
     RESOURCE_STARVED = "resource-starved"
+    GIL_DEADLOCK = "gil-deadlock"
+    """Native code of a rank waits and holds Python's lock meanwhile: nothing else runs there."""
     LOCAL_DEADLOCK = "local-deadlock"
     """A rank waits for a lock, a queue or a process of its own that only it could bring on."""
     PARAM_MISMATCH = "param-mismatch"

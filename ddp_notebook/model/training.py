@@ -129,7 +129,8 @@ class LossFacts:
     """How the value was computed that a backward began with; only what its graph says.
 
     It is `factor` times a mean over `count` samples, or over the targets that a cross entropy does
-    not ignore; 0 where unknown. `mean` is False where it is not known to be one.
+    not ignore; 0 where unknown. `mean` is False where it is not known to be one. Of a cross entropy
+    that is a sum, `count` are those targets too.
     """
 
     factor: float = 1.0
@@ -209,6 +210,8 @@ class ReplicaFacts:
     """Statistics of batches: ranks may have others."""
     parameters: tuple[TensorDigest, ...] = ()
     buffers: tuple[TensorDigest, ...] = ()
+    constants: tuple[TensorDigest, ...] = ()
+    """Tensors that modules hold and that are neither, unchanged since it was wrapped."""
     gradients: tuple[TensorDigest, ...] = ()
     evaluations: tuple[EvaluationFacts, ...] = ()
     """The first ones."""
@@ -331,6 +334,10 @@ class SamplerFacts:
     """How often set_epoch was called."""
     place: Place | None = None
     """Where it was iterated first."""
+    data: str = ""
+    """A hash of what the data set has, in whatever order; "" where that cannot be read."""
+    order: str = ""
+    """A hash of the order in which it has that, or of the indices by which it is a part of it."""
 
 
 @dataclass(frozen=True, slots=True)

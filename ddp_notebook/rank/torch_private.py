@@ -545,8 +545,8 @@ def _reduces(hook: Any, state: Any, size: int) -> bool:
     return group is None or (isinstance(group, dist.ProcessGroup) and group.size() == size)
 
 
-_MEAN = 1
-"""What a loss function's `reduction="mean"` is in the graph."""
+_MEAN, _SUM = 1, 2
+"""What a loss function's `reduction="mean"` and `"sum"` are in the graph."""
 
 
 def multiplied_by(node: Any) -> float | None:
@@ -601,7 +601,15 @@ _ADDITIONS = ("AddBackward0", "SubBackward0")
 
 def is_sum(node: Any) -> bool:
     """True of a step of autograd's graph that adds all values up."""
-    return node is not None and node.name() == "SumBackward0"
+    name = node.name() if node is not None else ""
+    return name == "SumBackward0" or getattr(node, "_saved_reduction", None) == _SUM
+
+
+def summed_targets(node: Any) -> float:
+    """Of how many targets a cross entropy adds up the losses; 0 where unknown, or of a mean."""
+    if not is_sum(node) or node.name() != "NllLossBackward0" or node._saved_weight is not None:
+        return 0.0
+    return _number(node, "total_weight") or 0.0
 
 
 def _first(shape: Sequence[int]) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from results import rank_pids, texts
+from support import eventually
 
 from ddp_notebook.errors import CellFailed, Stuck, UsageMistake
 from ddp_notebook.launch.addresses import free_port
@@ -437,6 +438,55 @@ def test_a_remote_call_that_waits_for_a_later_one_is_told(ranks2: Session, tmp_p
     (finding,) = stuck.diagnosis.findings
     assert (finding.category, finding.ranks) == (Category.LOCAL_DEADLOCK, (1,))
     assert "(a call waits at train.py:7)" in finding.cause
+
+
+HOLDS_A_LOCK_AND_ENDS = """
+import multiprocessing as mp, os, time
+import torch, torch.distributed as dist
+
+def simulate(lock, told):
+    with lock:
+        told.set()
+        while {lives}: time.sleep(0.01)
+        os._exit(4)
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    fork = mp.get_context("fork")
+    lock, told = fork.Lock(), fork.Event()
+    fork.Process(target=simulate, args=(lock, told), daemon=True).start()
+    told.wait()
+    with lock: print("never")
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_lock_of_a_process_that_ended_with_it_is_waited_for_for_ever(
+    ranks2: Session, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(HOLDS_A_LOCK_AND_ENDS.replace("{lives}", "False"))
+    stuck = ranks2.run_script(str(path), store="rank0").error
+    assert isinstance(stuck, Stuck)
+    (finding,) = stuck.diagnosis.findings
+    assert (finding.category, finding.ranks) == (Category.LOCAL_DEADLOCK, (1,))
+    assert "a lock of multiprocessing's that no process can release" in finding.cause
+
+
+def test_a_lock_of_a_process_that_lives_is_no_deadlock(ranks2: Session, tmp_path: Path) -> None:
+    path, done = tmp_path / "train.py", tmp_path / "done"
+    lives = f"not os.path.exists({str(done)!r})"
+    path.write_text(HOLDS_A_LOCK_AND_ENDS.replace("{lives}", lives).replace("os._exit(4)", "pass"))
+    ranks2.run_script(str(path), store="rank0", detach=True)
+
+    def waits() -> bool:
+        doing = ranks2.why().doing or {}
+        return "waits in collective" in doing.get(0, "") and "train.py:17" in doing.get(1, "")
+
+    eventually(waits, 30, "rank 1 at the lock, rank 0 waiting for it")
+    assert not [finding for finding in ranks2.why().findings if not finding.passing]
+    done.touch()
+    ranks2.wait(60).raise_for_error()
 
 
 SPAWNING = """

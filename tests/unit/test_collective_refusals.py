@@ -157,6 +157,13 @@ def test_two_branches_that_call_the_same_in_another_order() -> None:
     assert [ranks for _, ranks in found(case)] == [(1,)]
 
 
+@pytest.mark.parametrize("habit", [0, 2])
+def test_of_three_roots_on_three_ranks_none_is_right(habit: int) -> None:
+    before = [all_reduce(5), op("broadcast", 9, root=habit)]
+    programs = {r: [*before, all_reduce(5), op("broadcast", 9, root=r)] for r in range(3)}
+    assert found(play(programs)) == [("op-mismatch", (0, 1, 2))]
+
+
 def test_two_groups_in_opposite_order() -> None:
     a, b = all_reduce(5, group="a"), all_reduce(6, group="b")
     groups = {"a": (0, 1), "b": (0, 1)}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 from collective_cases import found, the_one
-from traces import all_reduce, backward, barrier, op, places, play, raised
+from traces import all_reduce, backward, barrier, constructor, message, op, places, play, raised
 
 from ddp_notebook.diagnosis import diagnose_run
-from ddp_notebook.model import Case, Collective
+from ddp_notebook.model import Case, Collective, GroupMade
 
 Program = list[Collective]
 
@@ -122,6 +123,57 @@ def test_a_call_of_some_over_another_group_is_told_by_its_condition_and_not_as_a
     crossed = {0: [all_reduce(3, group="both"), save], 1: [save, all_reduce(5, group="both")]}
     first = diagnose_run(play(crossed, groups={"both": (0, 1)}), {"train.py": SAVES}).findings[0]
     assert first.category == "mismatched-order", "neither was where the other is"
+
+
+@pytest.mark.parametrize(("turned", "culprits"), [((1, 3, 5), range(6)), ((1, 3), (1, 3))])
+def test_rows_and_columns_in_opposite_order_are_counted_by_what_comes_first(
+    turned: tuple[int, ...], culprits: Iterable[int]
+) -> None:
+    """Not by how many happen to wait in one row."""
+    groups = {"r0": (0, 1, 2), "r1": (3, 4, 5)} | {f"c{i}": (i, i + 3) for i in range(3)}
+    programs = {}
+    for rank in range(6):
+        row = all_reduce((9, "<module>"), (5, "over_row"), group=f"r{rank // 3}")
+        column = all_reduce((9, "<module>"), (7, "over_column"), group=f"c{rank % 3}")
+        programs[rank] = [column, row] if rank in turned else [row, column]
+    assert found(play(programs, groups=groups)) == [("mismatched-order", tuple(culprits))]
+
+
+@pytest.mark.parametrize(("members", "told"), [((0, 1), "subgroup-misuse"), ((1, 2), "")])
+def test_a_model_that_the_members_of_a_group_wrap_in_the_group_of_all(
+    members: tuple[int, ...], told: str
+) -> None:
+    learner = [*constructor(9), message("send", 2, 12)]
+    programs = {0: learner, 1: learner, 2: [message("recv", 0, 30)]}
+    case = play(programs)
+    made = (GroupMade(0, members, path=places(3)),)
+    case = replace(case, ranks=tuple(replace(e, groups_made=made) for e in case.ranks))
+    findings = diagnose_run(case).findings
+    assert ((findings[0].category, findings[0].ranks) == (told, (0, 1))) == bool(told)
+
+
+METRICS = """\
+class Hits:
+    def compute(self):
+        dist.all_reduce(self.hits)
+class Texts:
+    def compute(self):
+        dist.all_gather(parts, self.texts)
+for step in range(9):
+    loss.backward()
+    for metric in seen.values():
+        metric.compute()
+"""
+
+
+@pytest.mark.parametrize("texts_first", [{2}, {0, 1, 3}])
+def test_a_line_of_a_loop_that_calls_another_function_on_some_ranks(texts_first: set[int]) -> None:
+    hits = all_reduce((10, "<module>"), (3, "compute"))
+    texts = op("all_gather", (10, "<module>"), (6, "compute"))
+    programs = {r: [texts, hits] if r in texts_first else [hits, texts] for r in range(4)}
+    for program in (programs, {r: p[:1] for r, p in programs.items()}):  # or what comes is unknown
+        finding = the_one(play(program), {"train.py": METRICS})
+        assert (finding.category, finding.ranks) == ("mismatched-order", (2,))
 
 
 def pushed(pulls: int) -> Case:

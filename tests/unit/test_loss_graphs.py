@@ -21,7 +21,7 @@ _WEIGHT = torch.tensor([1.0, 2.0, 3.0])
         (F.cross_entropy(_X, _Y) / 2, 0.5, True, 3),
         (F.cross_entropy(_X, _Y) * 3 / 2, 1.5, True, 3),
         (F.cross_entropy(_X, _Y, weight=_WEIGHT), 1.0, True, 0),
-        (F.cross_entropy(_X, _Y, reduction="sum") / 3, 1 / 3, False, 0),
+        (F.cross_entropy(_X, _Y, reduction="sum") / 3, 1 / 3, False, 3),
         (F.mse_loss(_X, torch.zeros(4, 3)), 1.0, True, 4),
         (_X.square().mean() * 0.5, 0.5, True, 4),
         ((_X.square() / 4).mean(), 0.25, True, 4),
@@ -57,10 +57,22 @@ def test_a_cross_entropy_says_whether_it_ignored_targets() -> None:
         (_X.square().sum(), 0.0),
         (_X.square().mean() / 2, 0.0),
         (_X.square().sum() / _X.sum(), 0.0),
+        (F.cross_entropy(_X, _Y, reduction="sum") / torch.tensor(5.0), 5.0),
+        (F.mse_loss(_X, torch.zeros(4, 3), reduction="sum") / 4, 4.0),
     ],
 )
 def test_what_a_sum_was_divided_by(loss: torch.Tensor, divisor: float) -> None:
     assert read_loss(loss, None).divisor == pytest.approx(divisor)
+
+
+@pytest.mark.parametrize(
+    ("weight", "divisor", "count"), [(None, 1.0, 3.0), (None, 5.0, 3.0), (_WEIGHT, 5.0, 0.0)]
+)
+def test_how_many_targets_a_cross_entropy_that_is_a_sum_has(
+    weight: torch.Tensor | None, divisor: float, count: float
+) -> None:
+    loss = F.cross_entropy(_X, _Y, weight=weight, reduction="sum") / divisor
+    assert (read_loss(loss, None).mean, read_loss(loss, None).count) == (False, count)
 
 
 def test_what_was_packed_is_not_unpacked() -> None:

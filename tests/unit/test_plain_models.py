@@ -212,6 +212,18 @@ for x in data:
     opt.zero_grad()
 """
 
+APPLY = "def apply():\n    clip()\n    opt.step()\n    opt.zero_grad()\n"
+FRESH = "def fresh():\n    opt.zero_grad()\n"
+IN_A_FUNCTION = """
+def turn(x):
+    loss = net(x)
+    loss.backward()
+    if bad(loss):
+        return
+    opt.step()
+    opt.zero_grad()
+"""
+
 
 @pytest.mark.parametrize(
     ("source", "test"),
@@ -239,6 +251,13 @@ for x in data:
             "def f():\n    l.backward()\n    if bad(x):\n        return\n    o.step(o.zero_grad())",
             "bad(x)",
         ),
+        # What a function does counts where it is called.
+        (SKIPS.replace("opt.step()\n    opt.zero_grad()", "apply()") + APPLY, "bad(loss)"),
+        (SKIPS.replace("    loss.b", "    fresh()\n    loss.b") + FRESH, ""),
+        (SKIPS.replace("        continue", "        fresh()\n        continue") + FRESH, ""),
+        (IN_A_FUNCTION + "for x in data:\n    turn(x)\n", "bad(loss)"),
+        (IN_A_FUNCTION + "for x in data:\n    opt.zero_grad()\n    turn(x)\n", ""),
+        (IN_A_FUNCTION + "opt.zero_grad()\nfor x in data:\n    turn(x)\n", "bad(loss)"),
     ],
 )
 def test_the_test_by_which_a_step_is_skipped(source: str, test: str) -> None:

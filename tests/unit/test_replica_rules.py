@@ -272,6 +272,9 @@ def test_the_same_batches_on_every_rank_are_found() -> None:
 
     assert only(both(of(0, "a", "b"), of(1, "a", "b"))) == (Category.SAMPLER_MISUSE, (0, 1))
     assert not both(of(0, "a", "b"), of(1, "c", "d"))
+    weighted = LoaderFacts("0", 16, "WeightedRandomSampler", ("a", "b"), HERE)
+    (finding,) = both(*(facts(rank, replica(), loaders=(weighted,)) for rank in (0, 1)))
+    assert "WeightedRandomSampler draws the same samples on each of them" in finding.cause
     assert not both(of(0, "a", "a"), of(1, "a", "a")), "one batch, again and again"
     assert not both(of(0, "", ""), of(1, "", "")), "nothing is known of them"
 

@@ -331,6 +331,30 @@ def test_a_rank_that_waits_for_a_file_nobody_wrote_is_found() -> None:
     assert "/tmp/ready" in finding.cause
 
 
+POLLS = """\
+if rank == 0:
+    prepare()
+else:
+    while not marker.exists():
+        time.sleep(0.1)
+dist.all_reduce(x)
+"""
+
+
+@pytest.mark.parametrize(("code", "ranks"), [(POLLS, (0,)), ("\n\n\n" + POLLS[31:43], (1, 2))])
+def test_who_was_to_write_the_file_for_which_the_others_wait(
+    code: str, ranks: tuple[int, ...]
+) -> None:
+    at = (Place("train.py", 4, "", "while not marker.exists():"),)
+    pollers = [
+        coming(rank, polls_for="/tmp/ready", path=at, doing="train.py:4", left=1, entered=1)
+        for rank in (1, 2)
+    ]
+    case = Case((waiting(0, "collective"), *pollers), sources={"train.py": code})
+    (finding,) = diagnose_setup(case).findings
+    assert (finding.category, finding.ranks) == (Category.FILESYSTEM, ranks)
+
+
 @pytest.mark.parametrize("activity", [Activity.BUSY, Activity.SILENT])
 def test_a_file_that_a_rank_may_still_write_is_waited_for_with_reason(activity: Activity) -> None:
     polling = coming(1, polls_for="/tmp/ready")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -753,6 +754,31 @@ def test_data_that_are_divided_before_the_sampler_divides_them(made: str, wrong:
     assert told == [(Category.SAMPLER_MISUSE, (0, 1))] * wrong
 
 
+@pytest.mark.parametrize(
+    ("data", "orders", "ranks"),
+    [
+        ("ddd", "abc", (0, 1, 2)),
+        ("ddd", "aab", (2,)),  # the majority is right
+        ("ddd", "aaa", ()),
+        ("abc", "abc", ()),  # made at random, on each rank
+        (("", "", ""), "abc", ()),  # not known
+        ("ddd", ("a", "b", ""), ()),
+    ],
+)
+def test_data_sets_of_another_order_under_a_distributed_sampler(
+    data: Sequence[str], orders: Sequence[str], ranks: tuple[int, ...]
+) -> None:
+    samplers = [
+        SamplerFacts("s", 80, 3, rank, epochs=(0,), place=HERE, data=of, order=order)
+        for rank, (of, order) in enumerate(zip(data, orders, strict=True))
+    ]
+    every = [
+        run(rank, replicas=(model(3),), samplers=(sampler,))
+        for rank, sampler in enumerate(samplers)
+    ]
+    assert kinds(*every) == ([(Category.SAMPLER_MISUSE, ranks)] if ranks else [])
+
+
 GATHERS = """
 def gather(t):
     parts = [torch.zeros_like(t) for _ in range(world)]
@@ -901,6 +927,49 @@ def test_sums_that_each_rank_divides_by_what_it_has_counted(
     assert kinds(*every) == [(Category.LOSS_SCALING, (0, 1))] * wrong
 
 
+def test_a_model_that_one_rank_trains_before_the_others_is_not_compared() -> None:
+    before = Place("train.py", 3, "prepare", "loss.backward()")
+    lone = (LossFacts(1.0, True, 352.0, before),) * 8
+    often = (LossFacts(1.0, True, 16.0, HERE),) * 8
+    every = [run(r, losses=lone if r == 0 else often, replicas=(model(3),)) for r in range(3)]
+    assert not kinds(*every)
+
+
+@pytest.mark.parametrize(
+    ("divisors", "counts", "wrong"),
+    [
+        # A step of two micro-batches, two of one: each divisor is all the targets of its step.
+        ((60, 60, 25, 31), ((10, 20, 12, 15), (15, 15, 13, 16)), True),
+        ((30, 30, 12.5, 15.5), ((10, 20, 12, 15), (15, 15, 13, 16)), False),  # times world size
+        ((60, 60, 26, 31), ((10, 20, 12, 15), (15, 15, 13, 16)), False),  # something else
+        ((60, 60, 25, 31), ((0,) * 4, (15, 15, 13, 16)), False),  # not known on a rank
+        ((50, 50, 50, 50), ((10, 15, 10, 15), (10, 15, 10, 15)), False),  # one step or several?
+    ],
+)
+def test_sums_that_are_divided_by_all_ranks_targets_are_averaged_once_more(
+    divisors: tuple[float, ...], counts: tuple[tuple[float, ...], ...], wrong: bool
+) -> None:
+    def every(replica: ReplicaFacts, factor: float) -> list[RunFacts]:
+        return [
+            run(
+                rank,
+                losses=tuple(
+                    LossFacts(1 / d, count=float(n), place=HERE, divisor=d)
+                    for d, n in zip(divisors, of, strict=True)
+                ),
+                replicas=(replica,),
+                optimizers=(optimizer(factors=(factor,) * 3),),
+            )
+            for rank, of in enumerate(counts)
+        ]
+
+    assert kinds(*every(model(), 1.0)) == [(Category.LOSS_SCALING, (0, 1))] * wrong
+    assert not kinds(*every(model(), 2.0))  # multiplied by the world size before the step
+    assert not kinds(*every(model(hook="mine"), 1.0))
+    rate = "opt = SGD(net.parameters(), lr=0.1 * dist.get_world_size())"
+    assert not kinds(*every(model(), 1.0), source=rate)
+
+
 @pytest.mark.parametrize(
     ("then", "read"),
     [
@@ -924,6 +993,37 @@ def test_a_function_that_returns_a_tensor_and_its_handle(then: str, read: bool) 
     plain = code.replace("return parts, work", "work.wait()\n    return parts, work")
     plain = plain.replace("async_op=True", "async_op=False")
     assert not kinds(*every, records=records, source=plain)
+
+
+@pytest.mark.parametrize(
+    ("code", "hashes", "ranks"),
+    [
+        ("self.waves = 3 * torch.randn(2, n)", "ab", (0, 1)),
+        ("self.waves = torch.empty(2, n).normal_()", "aba", (1,)),
+        ("self.waves = draw(n)\ndef draw(n):\n    return np.random.randn(n)", "ab", (0, 1)),
+        ("self.waves = 3 * torch.randn(2, n)", "aa", ()),
+        ("self.waves = places(rank, n)", "ab", ()),  # meant to differ, for all that is known
+        ("self.others = torch.randn(2, n)", "ab", ()),
+    ],
+)
+def test_tensors_that_are_no_buffers_and_are_drawn_on_each_rank(
+    code: str, hashes: str, ranks: tuple[int, ...]
+) -> None:
+    every = [
+        run(
+            rank,
+            optimizers=(optimizer(),),
+            replicas=(
+                model(
+                    len(hashes),
+                    constants=(TensorDigest("features.waves", 8, of, ord(of), (ord(of), 1.0)),),
+                ),
+            ),
+        )
+        for rank, of in enumerate(hashes)
+    ]
+    told = kinds(*every, source=code)
+    assert told == ([(Category.RNG_MISMATCH, ranks)] if ranks else [])
 
 
 # -- modes, and parameters that nobody updates -------------------------------------------
@@ -1121,7 +1221,7 @@ def test_a_model_that_is_evaluated_and_loaded_on_some_ranks_alone(
         )
         for rank, (count, values) in enumerate(zip(loads, begins, strict=True))
     ]
-    assert kinds(*every) == [(Category.CHECKPOINT_MISUSE, (0,))] * wrong
+    assert kinds(*every) == [(Category.CHECKPOINT_MISUSE, (1, 2))] * wrong
 
 
 EARLY = """

@@ -11,6 +11,8 @@ from traces import BUSY, DONE, all_reduce, barrier, message, op, places, play, r
 from ddp_notebook.diagnosis import diagnose_run, failures
 from ddp_notebook.diagnosis.collectives import rings
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.source_code.singled_out import singled_out
+from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.model import (
     DEFAULT_GROUP,
     Activity,
@@ -20,6 +22,7 @@ from ddp_notebook.model import (
     Collective,
     Collectives,
     Phase,
+    Place,
     RankReport,
 )
 
@@ -51,6 +54,20 @@ def test_who_called_once_more_tried_again_where_nothing_else_can_set_ranks_apart
     finding = the_one(play({**programs, again: [*[STEP] * 5, END]}), retried())
     assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (again,))
     assert "once more than" in finding.cause and "except OSError" in finding.cause
+
+
+def test_scripts_that_only_lie_in_the_folder_tell_nothing() -> None:
+    texts = {
+        "train.py": "import model\nstep(out)",
+        "model.py": "def step(x): ...",
+        "other.py": "if rank == 1:\n    out = pad(out)",
+        "plugin.py": "x = 1",
+    }
+    assert singled_out(Sources(texts), {"out"}, (0, 1)) == (1,)
+    seen = Sources(texts, {"plugin.py"})
+    assert singled_out(seen, {"out"}, (0, 1)) == ()
+    known = {name for name in texts if seen.tree(Place(name, 1)) is not None}
+    assert known == {"train.py", "model.py", "plugin.py"}
 
 
 def test_who_tried_again_is_named_also_where_the_others_have_finished() -> None:

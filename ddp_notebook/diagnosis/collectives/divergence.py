@@ -188,6 +188,7 @@ class Kind(Enum):
     EITHER_OR = "calls in the two branches of one `if`"
     PAST_THE_LOOP = "a loop that one branch has left"
     ANOTHER_WAY = "another way through a loop"
+    OTHER_OBJECTS = "a loop over other objects, or over the same in another order"
     MORE_OFTEN = "a call that one branch makes more often"
     TRIED_AGAIN = "a call that one branch made again after an error"
 
@@ -461,6 +462,9 @@ def _crossed(divergence: Divergence, sources: Sources) -> Classified:
         return buckets
     if not new_to_other and not new_to_own:
         return _in_one_loop(divergence)
+    if sources.goes_over_others(own, other) is not None:
+        culprits = divergence.culprits(divergence.against_habit())
+        return Classified(Kind.OTHER_OBJECTS, culprits, mine, theirs, (mine, theirs), (own,), other)
     if new_to_other and new_to_own:
         return _both_new(divergence, sources, left_out)
     full, short, record, there = (

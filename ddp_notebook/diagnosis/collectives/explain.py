@@ -512,6 +512,20 @@ def _another_way(context: Context, classified: Classified) -> Finding:
     )
 
 
+def _other_objects(context: Context, classified: Classified) -> Finding:
+    assert classified.there is not None
+    line = context.sources.goes_over_others(classified.record, classified.there)
+    return _finding(
+        context,
+        classified,
+        Category.MISMATCHED_ORDER,
+        f"{_side_by_side(classified)}: one line calls both{at_place(line)}, on other objects: the "
+        "ranks loop over other ones there, or in another order",
+        "Loop over the same objects in the same order on every rank: sort them by name.",
+        (f"{line}: {line.text}",) if line is not None else (),
+    )
+
+
 def _goes_over_others(context: Context, classified: Classified) -> bool:
     """True where one line in a loop brings them all, and no test in the loop passes one over.
 
@@ -581,6 +595,7 @@ EXPLANATIONS: Mapping[Kind, Callable[[Context, Classified], Finding]] = {
     Kind.EITHER_OR: _either_or,
     Kind.PAST_THE_LOOP: _past_the_loop,
     Kind.ANOTHER_WAY: _another_way,
+    Kind.OTHER_OBJECTS: _other_objects,
     Kind.MORE_OFTEN: _more_often,
     Kind.TRIED_AGAIN: _tried_again,
 }

@@ -22,10 +22,11 @@ from ddp_notebook.diagnosis.collectives.divergence import (
 )
 from ddp_notebook.diagnosis.collectives.explain import MISMATCHES, explain, value_of
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.progress import evidence_of, of_each, where_busy, works
+from ddp_notebook.diagnosis.progress import GIL_LONG_S, evidence_of, of_each, where_busy, works
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     Activity,
+    Case,
     Category,
     Collective,
     Finding,
@@ -119,13 +120,13 @@ def _joined_groups(one: Classified, other: Classified) -> Classified:
 
 def _merge(first: Finding, second: Finding, divergence: Divergence) -> Finding:
     ranks = {*first.ranks, *second.ranks}
-    others = divergence.deviation.others
-    if not divergence.deviation.sure and not ranks & set(others):
-        ranks |= set(others)  # no two agree: all have the same mistake
+    sides, others = _joined(first.sides, second.sides), divergence.deviation.others
+    if not divergence.deviation.sure and (len(others) == 1 or ranks.isdisjoint(others)):
+        ranks.update(rank for one in sides for rank in one.ranks)  # none agree: all are wrong
     return replace(
         first,
         ranks=tuple(sorted(ranks)),
-        sides=_joined(first.sides, second.sides),
+        sides=sides,
         evidence=tuple(dict.fromkeys((*first.evidence, *second.evidence))),
     )
 
@@ -332,6 +333,36 @@ def stragglers(context: Context) -> Iterator[Finding]:
             same.setdefault((_lacking(record), paused), []).append(report)
     for (what, paused), reports in same.items():
         yield _late(context, reports, what, paused=paused)
+
+
+def holds_gil(context: Context) -> Iterator[Finding]:
+    """Ranks in which nothing runs, as native code waits for something and keeps the GIL."""
+    locked = [report for report in context.case.ranks if report.gil_s >= GIL_LONG_S]
+    if locked and context.case.waiting:
+        yield _holds_gil(context.case, locked)
+
+
+def _holds_gil(case: Case, locked: list[RankReport]) -> Finding:
+    ranks = tuple(report.rank for report in locked)
+    heard = f"; {locked[0].doing}" if locked[0].doing else ""
+    restart = "" if case.script else f"%ddp_restart --ranks {format_ranks(ranks)}"
+    return Finding(
+        Category.GIL_DEADLOCK,
+        ranks,
+        f"{verb(ranks, 'does', 'do')} not answer, and no thread there runs: one waits in native "
+        "code and keeps the GIL meanwhile, for which all others wait, so that no Python code goes "
+        f"on{heard}",
+        "Have that call release the GIL (ctypes.CDLL does, ctypes.PyDLL does not; in C: "
+        "Py_BEGIN_ALLOW_THREADS). Which one it is: py-spy dump --native --pid "
+        f"{locked[0].pid}{'. A new process: ' * bool(restart)}{restart}",
+        case.waiting,
+        tuple(
+            f"rank {report.rank}: process {report.pid} has not answered for {report.gil_s:.0f} s; "
+            "threads of it wake up again and again to ask for the GIL, the others are asleep"
+            for report in locked
+        ),
+        commands=(restart,) if restart else (),
+    )
 
 
 def _lacking(record: Collective) -> str:

@@ -46,6 +46,7 @@ _PARTED = (
     Kind.EITHER_OR,
     Kind.PAST_THE_LOOP,
     Kind.ANOTHER_WAY,
+    Kind.OTHER_OBJECTS,
     Kind.MORE_OFTEN,
     Kind.NO_BUCKETS,
 )
@@ -127,6 +128,11 @@ def _lacking_words(lacks: Lacks, what: str, *, one: bool) -> str:
             f"for a process that {'it has' if one else 'they have'} started, which waits at a "
             f"pipe that {'this rank' if one else 'these ranks'} must read or write"
         )
+    if lacks is Lacks.PROCESS_LOCK:
+        return (
+            "for a lock of multiprocessing's that no process can release any more: those that "
+            f"{'it' if one else 'they'} started have ended, one perhaps while it had the lock"
+        )
     if lacks is Lacks.EVENT:
         return (
             f"{its} event loop has no timer, no open connection and nothing left to run, so what "
@@ -158,7 +164,16 @@ _SET_EACH = (
     "Give each future a result or an exception on every way out of the task that must do it. A "
     "time limit (asyncio.wait_for) makes an error of such a wait."
 )
-_REMEDIES = {Lacks.LOCK: _HAVE_ENDED, Lacks.PIPE: _READ_BOTH, Lacks.EVENT: _SET_EACH}
+_LEAVE_IT_FREE = (
+    "See why the process ended, by its output: os._exit() and kill release no lock. Let it hold "
+    "the lock (with lock: ...) only where it cannot end, and look whether it lives: is_alive()."
+)
+_REMEDIES = {
+    Lacks.LOCK: _HAVE_ENDED,
+    Lacks.PROCESS_LOCK: _LEAVE_IT_FREE,
+    Lacks.PIPE: _READ_BOTH,
+    Lacks.EVENT: _SET_EACH,
+}
 """What to do about a wait that the rank alone could end."""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ddp_notebook.diagnosis.progress import in_setup, opens_store, works
+from ddp_notebook.diagnosis.progress import GIL_LONG_S, in_setup, opens_store, works
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     DEFAULT_GROUP,
@@ -191,7 +191,7 @@ def _may_come(
     coming = {
         e.rank
         for e in case.ranks
-        if (works(e) or e.activity in _MAY_COME) and e.process != "stopped"
+        if (works(e) or e.activity in _MAY_COME) and e.process != "stopped" and e.gil_s < GIL_LONG_S
     }
     if coming:  # one of them may write the file that others wait for in a loop, or open it
         coming |= {e.rank for e in case.ranks if e.polls_for or _lacks(e, Lacks.FIFO)}

@@ -13,12 +13,15 @@ from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
 from ddp_notebook.diagnosis.source_code.sources import Condition
 from ddp_notebook.model import (
+    DEFAULT_GROUP,
     Category,
     Collective,
     Finding,
     GroupMade,
+    Part,
     RankReport,
     Ranks,
+    agree,
     at_place,
     by_value,
     format_ranks,
@@ -202,6 +205,36 @@ def _unbalanced(context: Context) -> set[CallSite]:
     return found
 
 
+def wrapped_by_members(context: Context) -> Iterator[Finding]:
+    """DDP is constructed in the group of all by the members of a smaller one, and no other rank."""
+    if len(context.graph.stuck) < context.case.world_size:
+        return  # one may still come to it
+    sites = {call_site(at): at for at in context.graph.at.values() if at.part is Part.CONSTRUCTOR}
+    for site, record in sites.items():
+        ranks = _that_called(context, site)
+        made = [group for e in context.case.ranks for group in e.groups_made]
+        own = next((group for group in made if group.members == ranks), None)
+        if record.group != DEFAULT_GROUP or own is None:
+            continue
+        others = tuple(rank for rank in context.graph.stuck if rank not in ranks)
+        yield Finding(
+            Category.SUBGROUP_MISUSE,
+            ranks,
+            f"{verb(ranks, 'is', 'are')} in {named(record)}, in the group of all ranks, and "
+            f"{agree(ranks, 'is', 'are')} just the members of the group made"
+            f"{at_place(own.path[-1] if own.path else None)}; "
+            f"{context.standing(others)}",
+            "Give it their group: DistributedDataParallel(model, process_group=...).",
+            context.victims,
+            tuple(f"rank {rank}: in {named(at)}" for rank, at in sorted(context.graph.at.items())),
+        )
+
+
+def _that_called(context: Context, site: CallSite) -> Ranks:
+    of = context.collectives.of
+    return tuple(rank for rank in sorted(of) if site in map(call_site, of[rank]))
+
+
 def opposite_groups(context: Context) -> Iterator[Finding]:
     """Ranks that wait for each other in collectives of different groups: a ring."""
     at = context.graph.at
@@ -288,9 +321,17 @@ def _alone(context: Context, ranks: Ranks, record: Collective, condition: Condit
 
 
 def _outvoted_in(context: Context, ring: Ranks, records: list[Collective]) -> Ranks:
-    """Those of a ring that fewer ranks are with; who waits there from the same line has a vote."""
-    places = {(record.group, record.slot, call_site(record)) for record in records}
-    votes = {r: (at.group, at.slot, call_site(at)) for r, at in context.graph.at.items()}
+    """Those of a ring that fewer ranks are with; who waits from the same line has a vote.
+
+    Also in another group, such as another row of the mesh; unless all are at one line.
+    """
+    one_line = len({call_site(record) for record in records}) == 1
+
+    def where(record: Collective) -> object:
+        return (record.group, record.slot) if one_line else call_site(record)
+
+    places = {where(record) for record in records}
+    votes = {rank: where(at) for rank, at in context.graph.at.items()}
     waiting = by_value({rank: place for rank, place in votes.items() if place in places})
     most = max(len(ranks) for ranks, _ in waiting)
     outvoted = {rank for ranks, _ in waiting if len(ranks) < most for rank in ranks}

@@ -206,17 +206,46 @@ def _too_late(context: Context, late: Ranks, limit_s: float) -> Finding:
 def polling_ranks(context: Context) -> Iterator[Finding]:
     """A rank that waits for a file, or a FIFO, that no rank that still runs will write."""
     case = context.case
-    pollers = tuple(e for e in case.ranks if e.activity is Activity.BUSY and _waits_for_file(e))
-    working = (Activity.BUSY, Activity.SILENT)  # also a rank that does not answer may write it
-    if not pollers or any(e.activity in working and e not in pollers for e in case.ranks):
+    pollers = [e for e in case.ranks if e.activity is Activity.BUSY and _waits_for_file(e)]
+    working = case.where(Activity.BUSY, Activity.SILENT)  # who does not answer may write it, too
+    if not pollers or len(working) > len(pollers):
         return
+    yield from (_at_fifo(case, e) for e in pollers if not e.polls_for)
     same: dict[str, list[RankReport]] = {}
-    for e in pollers:
-        if e.polls_for:
-            same.setdefault(e.doing, []).append(e)
-        else:
-            yield _at_fifo(case, e)
-    yield from (_for_a_file(case, reports) for reports in same.values())
+    for e in filter(lambda e: e.polls_for, pollers):
+        same.setdefault(e.doing, []).append(e)
+    for reports in same.values():
+        yield _left_unwritten(context, reports) or _for_a_file(case, reports)
+
+
+def _left_unwritten(context: Context, pollers: list[RankReport]) -> Finding | None:
+    """Ranks that wait in collectives, and have not written a file for which all others wait.
+
+    By the code these come to that loop alone: so the rest are to write it.
+    """
+    file, path = pollers[0].polls_for, pollers[0].path
+    ranks = tuple(e.rank for e in pollers)
+    rest = [e for e in context.case.ranks if e not in pollers]
+    others = tuple(e.rank for e in rest)
+    line = Collective(ranks[0], 0, "", path=path)
+    test = context.sources.condition(line, None, ranks, others) if path and rest else None
+    wait = {e.inside for e in rest} == {"collective"} and {e.polls_for for e in pollers} == {file}
+    if test is None or not (wait and test.on_rank):
+        return None
+    return Finding(
+        Category.FILESYSTEM,
+        others,
+        f"{verb(others, 'waits', 'wait')} in a collective and {agree(others, 'has', 'have')} not "
+        f"written {file}, for which {name_ranks(ranks)} "
+        f"{agree(ranks, 'waits', 'wait')} in a loop at {path[-1]} ({test.quoted})",
+        "Write the file on every way on which the other ranks wait for it, or have them wait in "
+        "dist.barrier() instead.",
+        context.case.waiting,
+        (
+            *(f"rank {e.rank}: at {e.doing}" for e in pollers),
+            f"{test.place}: {test.place.text}",
+        ),
+    )
 
 
 def _for_a_file(case: Case, pollers: list[RankReport]) -> Finding:

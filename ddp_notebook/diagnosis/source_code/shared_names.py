@@ -38,7 +38,7 @@ class SharedNames:
         Of what the code gives a value somewhere: a name of another cell may be that of a module.
         """
         found: set[str] = set()
-        for function in self._called(code):
+        for function in self.reached_from(code):
             changed = set(_changed_in(function))
             own = _own_names(function)
             given = changed & parameters_of(function)
@@ -77,8 +77,8 @@ class SharedNames:
         """Those of these names that an import gives."""
         return self._imported & set(names)
 
-    def _called(self, code: Iterable[ast.AST]) -> list[ast.AST]:
-        """These functions, and those of the user's that they call."""
+    def reached_from(self, code: Iterable[ast.AST]) -> list[ast.AST]:
+        """These pieces of code, and those of the user's functions that they call."""
         found: list[ast.AST] = []
         ahead = list(code)
         while ahead:

@@ -63,12 +63,22 @@ class Condition:
 
 
 class Sources:
-    """The user's files and cells, by the names that `Place.file` has: the run's own first."""
+    """The user's files and cells, by the names that `Place.file` has: the run's own first.
 
-    def __init__(self, texts: Mapping[str, str] | None = None) -> None:
+    Where it is known in which files ranks were `seen`, only these, the run's own, cells, and what
+    any of them imports: a folder may have scripts that have nothing to do with each other.
+    """
+
+    def __init__(
+        self, texts: Mapping[str, str] | None = None, seen: Collection[str] | None = None
+    ) -> None:
         self._texts = dict(texts or {})
         self._trees: dict[str, ast.Module | None] = {}
         self._names: dict[str, Names] = {}
+        if seen is not None:
+            cells = (name for name in self._texts if not name.endswith(".py"))
+            used = self.imported_by({*cells, *list(self._texts)[:1], *seen})
+            self._texts = {name: text for name, text in self._texts.items() if name in used}
 
     def with_words(self, *words: str) -> tuple[str, ...]:
         """The names of those that have one of these words."""
@@ -395,6 +405,20 @@ class Sources:
         later_theirs = called_after(branches[1], theirs.line)
         names = [{record.operation, record.api} for record in (one, other)]
         return bool(later_mine & names[1]) and bool(later_theirs & names[0])
+
+    def goes_over_others(self, one: Collective, other: Collective) -> Place | None:
+        """The line of a loop that calls one function here and another there, by one expression.
+
+        Such as ``metric.compute()``, of objects of two classes: each rank's loop is at another.
+        """
+        mine, theirs = _parting(one, other)
+        if mine is None or theirs is None or self._two_functions(mine, theirs) is None:
+            return None
+        above = one.path[: one.path.index(mine)]
+        if not above or not any(self._loop(place) is not None for place in above):
+            return None
+        spelled = [each.function in above[-1].text for each in (mine, theirs)]
+        return above[-1] if mine.function == theirs.function or not any(spelled) else None
 
     def are_tasks(self, one: Collective, other: Collective) -> bool:
         """True when two coroutines call them that an event loop runs beside each other."""

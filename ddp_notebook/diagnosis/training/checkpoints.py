@@ -17,6 +17,7 @@ from ddp_notebook.model import (
     counted,
     in_brackets,
     name_ranks,
+    verb,
 )
 
 
@@ -32,7 +33,7 @@ def loaded_on_some(context: Context) -> Iterator[Finding]:
             loads = {
                 rank: (replica.loads, replica.load_place) for rank, replica in model.of.items()
             }
-            yield from _finding(model, model.title, loads, model.diverged)
+            yield from _finding(model, f"{model.title} or a part of it", loads, model.diverged)
         for of in optimizers(context.facts).values():
             if set(of) == set(model.of) and all(
                 key in optimizer.replicas for optimizer in of.values()
@@ -76,11 +77,23 @@ def _finding(
         return
     place = loads[loaded[0]][1]
     at = in_brackets(place)
+    # What rank 0 loads is meant for all; any other may have loaded by mistake. Of two, either.
+    ranks = outvoted({rank: rank in loaded for rank in loads})
+    how = (
+        f"load_state_dict of {title} was called on {name_ranks(loaded)} and never on "
+        f"{name_ranks(others)}{at}: nothing sends that state to the other ranks, and they differ"
+    )
+    if 0 in loaded and len(loads) > 2:
+        ranks = others
+        how = (
+            f"{verb(others, 'lacks', 'lack')} a state of {title} that {name_ranks(loaded)} loaded"
+            f"{at}: load_state_dict was called there alone, and nothing sends the state to the "
+            "other ranks"
+        )
     yield Finding(
         Category.CHECKPOINT_MISUSE,
-        outvoted({rank: bool(count) for rank, (count, _) in loads.items()}),
-        f"load_state_dict of {title} was called on {name_ranks(loaded)} and never on "
-        f"{name_ranks(others)}{at}: nothing sends that state to the other ranks, and they differ",
+        ranks,
+        how,
         "Load the state on every rank (torch.load(path, map_location=...)); only what a model has "
         "before DistributedDataParallel(model) is sent from rank 0 to all.",
         evidence=(

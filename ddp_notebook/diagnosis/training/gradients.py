@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.least_squares import solved
@@ -42,6 +43,7 @@ _FEWEST_SKIPPED = 4
 _HALVINGS = 8
 """After so many skipped steps a GradScaler's scale is 256 times smaller."""
 _MOSTLY = 0.5
+_MOST_SHOWN = 3
 _UNEQUAL, _UNEQUAL_IN_MANY, _UNEQUAL_TOKENS = 2.0, 1.5, 1.2
 """Ranks that average over so many times as many samples as others, in each step; the second, in
 at least `_MANY_LOSSES` of them: by chance the same rank is not behind so often. The last is for
@@ -236,6 +238,55 @@ def divided_losses(context: Context) -> Iterator[Finding]:
             )
 
 
+def divided_by_all(context: Context) -> Iterator[Finding]:
+    """A sum is divided by the number of all ranks' targets, and DDP averages all the same."""
+    for model, rows in _losses(context):
+        of_all = _divided_by_all(rows)
+        if len(of_all) < _FEWEST_STEPS or _makes_up_for(context, model):
+            continue
+        size = len(rows)
+        yield Finding(
+            Category.LOSS_SCALING,
+            tuple(model.of),
+            f"the loss of {model.title} is a sum that is divided by the number of targets on all "
+            f"{size} ranks, and DistributedDataParallel then averages the gradients: each step is "
+            f"{size} times too small{in_brackets(rows[0][0].place)}",
+            "Multiply the loss by the world size, as DistributedDataParallel divides by it: "
+            "loss * dist.get_world_size() / count.",
+            evidence=tuple(
+                f"divided by {divisor:g} on every rank: the targets of "
+                f"{', '.join(f'rank {r}: {n:g}' for r, n in zip(model.of, counts, strict=True))}"
+                for divisor, counts in of_all[:_MOST_SHOWN]
+            ),
+        )
+
+
+def _makes_up_for(context: Context, model: Model) -> bool:
+    """True if gradients are multiplied by the world size before a step, or the rate hangs on it."""
+    size = len(model.of)
+    of = [of for of in optimizers(context.facts).values() if _only_model(context, of) is model]
+    factors = [factor for each in of for e in each.values() for factor in e.factors if factor]
+    by_size = any(_is(factor, size) for factor in factors)
+    return by_size or chooses_rate_by_world(context.sources, where(context.facts))
+
+
+def _divided_by_all(rows: list[tuple[LossFacts, ...]]) -> list[tuple[float, tuple[float, ...]]]:
+    """By what the losses of each step are divided, with each rank's targets, which make that up.
+
+    A step's micro-batches have one divisor; the last ones may not be all. Empty if it is not so.
+    """
+    steps = [list(step) for _, step in groupby(zip(*rows, strict=True), lambda e: e[0].divisor)]
+    found = [(step[0][0].divisor, _counts_of(step)) for step in steps[:-1]]
+    sums = all(all(counts) and _is(sum(counts), divisor) for divisor, counts in found)
+    same = all(len({loss.divisor for loss in of}) == 1 for of in zip(*rows, strict=True))
+    return found if sums and same else []
+
+
+def _counts_of(step: list[tuple[LossFacts, ...]]) -> tuple[float, ...]:
+    """Each rank's targets in the micro-batches of a step."""
+    return tuple(sum(loss.count for loss in row) for row in zip(*step, strict=True))
+
+
 def undivided_losses(context: Context) -> Iterator[Remark]:
     """Gradients of micro-batches are added up, and nothing is divided by their number.
 
@@ -346,11 +397,16 @@ def _lopsided(rows: list[tuple[LossFacts, ...]]) -> tuple[float, int, int]:
 
 
 def _losses(context: Context) -> Iterator[tuple[Model, list[tuple[LossFacts, ...]]]]:
-    """The one model of a run, with DDP on all ranks, and the first losses of each of them."""
+    """The one model of a run, with DDP on all ranks, and the first losses of each of them.
+
+    Those of lines from which all ranks began a backward: a rank may train another model alone.
+    """
     models = [model for model in context.models.values() if model.first.steps]
     if len(models) != 1 or not models[0].whole or set(models[0].of) != set(context.facts):
         return
-    rows = [context.facts[rank].losses for rank in models[0].of]
+    every = [context.facts[rank].losses for rank in models[0].of]
+    lines = set.intersection(*({loss.place for loss in row} for row in every))
+    rows = [tuple(loss for loss in row if loss.place in lines) for row in every]
     least = min(len(row) for row in rows)
     hooks = any(replica.hook for replica in models[0].of.values())
     if len(rows) > 1 and least >= _FEWEST_LOSSES and not hooks:

@@ -1,4 +1,4 @@
-"""The rule for random numbers that are the same on all ranks, and drawn for each sample.
+"""Random numbers that are the same on all ranks and must differ, or differ and must not.
 
 That the numbers are the same proves nothing: ranks may draw one order of all samples, and take
 their own parts of it. So the code must say as well that they are drawn for the rank's own batch.
@@ -7,15 +7,20 @@ their own parts of it. So the code must say as well that they are drawn for the 
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.majority import by_ranks, outvoted
 from ddp_notebook.diagnosis.source_code.conditions import holds
+from ddp_notebook.diagnosis.source_code.shared_names import SharedNames, given_in
 from ddp_notebook.diagnosis.training.by_hand import trained_together
-from ddp_notebook.diagnosis.training.replicas import Model
+from ddp_notebook.diagnosis.training.replicas import Model, differing
+from ddp_notebook.diagnosis.training.rules import where
 from ddp_notebook.model import Category, Finding, Place, StepStart, name_ranks
 
 _FEWEST_STEPS = 3
+_LONGEST_CODE = 80
 _DEEPEST = 3
 """Calls of the user's functions that are followed."""
 _LIKE = frozenset({"rand_like", "randn_like", "randint_like", "bernoulli"})
@@ -48,6 +53,55 @@ def same_draws(context: Context) -> Iterator[Finding]:
                 "the model got other samples on each of them",
             ),
         )
+
+
+def other_constants(context: Context) -> Iterator[Finding]:
+    """Tensors that a model holds and that DDP does not send were drawn at random on each rank."""
+    for model in context.models.values():
+        constants = {rank: replica.constants for rank, replica in model.of.items()}
+        for name in differing(constants) if model.whole and len(constants) > 1 else ():
+            draw = _kept_draw(context, name.rpartition(".")[2])
+            if draw is not None:
+                yield _drawn_apart(model, name, draw)
+
+
+def _drawn_apart(model: Model, name: str, draw: ast.AST) -> Finding:
+    values = {
+        rank: next(digest.sample for digest in replica.constants if digest.name == name)
+        for rank, replica in model.of.items()
+    }
+    return Finding(
+        Category.RNG_MISMATCH,
+        outvoted(values),
+        f"{name} of {model.title} is drawn at random ({_short(draw)}), and is another one on each "
+        "rank: it is no parameter and no buffer, so DistributedDataParallel does not send rank 0's "
+        "to the others, and the replicas compute different things",
+        "Make it a buffer (self.register_buffer) before DistributedDataParallel(model), or draw it "
+        "with a generator that has the same seed on every rank.",
+        evidence=by_ranks({rank: f"{name}: {_numbers(some)}" for rank, some in values.items()}),
+    )
+
+
+def _numbers(sample: Sequence[float | None]) -> str:
+    return ", ".join(f"{value:.4g}" for value in sample if value is not None)
+
+
+def _kept_draw(context: Context, attribute: str) -> ast.AST | None:
+    """What an attribute of that name is given, where random numbers are drawn for it."""
+    trees = context.sources.in_use(where(context.facts))
+    names = SharedNames(trees)
+    given = (pair for tree in trees for child in ast.walk(tree) for pair in given_in(child))
+    values = (value for name, value in given if name == attribute)
+    return next((v for v in values if any(map(_draws_in, (v, *names.called_in([v]))))), None)
+
+
+def _draws_in(code: ast.AST) -> bool:
+    calls = (node for node in ast.walk(code) if isinstance(node, ast.Call))
+    return any(_draws(call) or ".random." in ast.unparse(call.func) for call in calls)
+
+
+def _short(code: ast.AST) -> str:
+    return textwrap.shorten(ast.unparse(code), _LONGEST_CODE, placeholder=" ...")
 
 
 def _same_steps(model: Model) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from ddp_notebook.model import (
     name_ranks,
 )
 
+_PLAIN = ("SequentialSampler", "RandomSampler")
 _Samplers = Mapping[int, SamplerFacts]
 
 
@@ -37,6 +38,7 @@ def sampler_misuse(context: Context) -> Iterator[Finding]:
         rules = (
             _wrong_shards(of, size),
             _parts_of_parts(context.sources, of, size),
+            _other_orders(of, size),
             _other_seeds(context.sources, of),
             _same_epoch(of),
         )
@@ -104,6 +106,35 @@ def _parts_of_parts(sources: Sources, of: _Samplers, size: int) -> Iterator[Find
                 f"on every rank the sampler divides a data set of {length}: {length // size} "
                 "samples for each rank",
             ),
+        )
+
+
+def _other_orders(of: _Samplers, size: int) -> Iterator[Finding]:
+    """The data sets have the same data in another order, or are another part of the same data."""
+    data = {sampler.data for sampler in of.values()}
+    orders = {rank: sampler.order for rank, sampler in of.items()}
+    divided = all(sampler.num_replicas == size for sampler in of.values())
+    if (
+        size < 2
+        or len(of) != size
+        or not divided
+        or len(data) > 1
+        or "" in {*data, *orders.values()}
+    ):
+        return
+    if len(set(orders.values())) > 1:
+        ranks = outvoted(orders)
+        each = of[ranks[0]]
+        yield Finding(
+            Category.SAMPLER_MISUSE,
+            ranks,
+            "its data set has the same data as the others' in another order, or another part of "
+            "them: DistributedSampler takes each rank's samples from another list, so ranks train "
+            f"on the same samples, and others are never seen{in_brackets(each.place)}",
+            "Shuffle and split on every rank with the same seed: random_split(..., "
+            "generator=torch.Generator().manual_seed(seed)), a random.Random(seed) of its own, "
+            "sorted() of a list of files.",
+            evidence=_lines(of, lambda e: f"order {e.order} of {e.length} samples"),
         )
 
 
@@ -179,6 +210,12 @@ def _same_batches(of: Mapping[int, LoaderFacts], count: int) -> Finding:
         f"the DataLoader has a {each.sampler} and no DistributedSampler",
         "Give the DataLoader sampler=DistributedSampler(dataset), and no shuffle=.",
     )
+    if each.sampler not in _PLAIN:
+        why, remedy = (
+            f"the DataLoader's {each.sampler} draws the same samples on each of them",
+            "Have it draw others on each rank: seed its generator with seed + rank, or let it take "
+            "every world-size-th of its samples, from dist.get_rank() on.",
+        )
     if each.stream:
         why, remedy = (
             f"{each.stream}, an IterableDataset, is not divided among the ranks",

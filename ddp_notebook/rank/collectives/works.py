@@ -66,12 +66,13 @@ class _Line:
 class _Open:
     """A handle that was not asked yet, and its tensor."""
 
-    __slots__ = ("kept", "line", "stepped", "tensor", "version", "work", "written")
+    __slots__ = ("address", "kept", "line", "stepped", "tensor", "version", "work", "written")
 
     def __init__(self, work: Any, tensor: torch.Tensor, line: _Line) -> None:
         self.work = weakref.ref(work)
         self.tensor = weakref.ref(tensor)
         self.kept = tensor.detach() if tensor.untyped_storage().nbytes() <= _KEPT_BYTES else None
+        self.address = tensor.data_ptr()
         self.version = tensor._version
         self.line = line
         self.written = self.stepped = False
@@ -82,6 +83,17 @@ class _Open:
         if tensor is not None and not self.written and tensor._version != self.version:
             self.written = True
             self.line.written += 1
+
+    def step(self, gradients: set[int], changed: set[int]) -> None:
+        """Note whether a step uses it as a gradient, or changes it as a parameter."""
+        # A parameter's `data` is a tensor of its own, with a version of its own.
+        if self.address in changed and not self.written:
+            self.written = True
+            self.line.written += 1
+        tensor = self.tensor()
+        if tensor is not None and not self.stepped and self.line.operation not in _SENDS:
+            self.stepped = tensor.data_ptr() in gradients
+            self.line.stepped += self.stepped
 
 
 class AsyncWorks:
@@ -182,16 +194,15 @@ class AsyncWorks:
         self._open.clear()
 
     def step(self, parameters: Iterable[Any]) -> None:
-        """An optimizer is about to read the gradients of `parameters`."""
+        """An optimizer is about to read the gradients of `parameters`, and to change these."""
         if not self._open:
             return
-        gradients = {p.grad.data_ptr() for p in parameters if p.grad is not None}
+        updated = [parameter for parameter in parameters if parameter.grad is not None]
+        gradients = {parameter.grad.data_ptr() for parameter in updated}
+        changed = {parameter.data_ptr() for parameter in updated}
         for handle in list(self._open.values()):
             handle.look()
-            tensor = handle.tensor()
-            if tensor is not None and not handle.stepped and handle.line.operation not in _SENDS:
-                handle.stepped = tensor.data_ptr() in gradients
-                handle.line.stepped += handle.stepped
+            handle.step(gradients, changed)
 
     # -- reports ------------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from pathlib import Path
 
+from ddp_notebook.launch.process_groups import is_running
+
 _FUTEX_OF = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 FUTEX = _FUTEX_OF.get(platform.machine(), -1)
 """The number of the system call in which a thread waits for a lock; -1 if not known."""
@@ -44,10 +46,13 @@ def in_torch(native_id: int) -> bool | None:
     return sum(name.startswith(_TORCHS) for name in names) * 2 > len(names) if names else None
 
 
-def for_ever(native_id: int) -> bool:
-    """True if a thread waits without a limit for a lock that this process must release."""
+def for_ever(native_id: int, *, shared: bool = False) -> bool:
+    """True if a thread waits without a limit for a lock that this process must release.
+
+    With `shared` also for one that other processes may release.
+    """
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return waits_for_ever(Path(f"/proc/self/task/{native_id}"))
+        return waits_for_ever(Path(f"/proc/self/task/{native_id}"), shared=shared)
     return False
 
 
@@ -121,6 +126,15 @@ def has_children(*but: int) -> bool:
         tasks = Path("/proc/self/task").iterdir()
         pids = {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
         return bool(pids - set(but))
+    return True
+
+
+def has_living_children() -> bool:
+    """The same, without those that have ended and were not asked yet how."""
+    with contextlib.suppress(OSError):
+        tasks = Path("/proc/self/task").iterdir()
+        pids = {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+        return any(map(is_running, pids))
     return True
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -210,6 +211,8 @@ class Waiting:
             return Blocked(Lacks.PIPE, "", child, threads)
         if _is_locked(os.getpid()) and self._observer.waits_for() is None:
             return Blocked(Lacks.LOCK, _library_call(stack, self._is_users), threads=threads)
+        if _is_behind_process(stack):
+            return Blocked(Lacks.PROCESS_LOCK, threads=threads)
         loop = event_loop_at_end(stack)
         if loop is not None:
             tasks = tuple(lines_of_tasks(loop, self._user_code))
@@ -332,6 +335,16 @@ def _waits_for_thread(
 def _is_locked(native_id: int) -> bool:
     """True if a thread waits without a limit for a lock, and not in torch."""
     return blocked.in_torch(native_id) is False and blocked.for_ever(native_id)
+
+
+def _is_behind_process(stack: Sequence[FrameType]) -> bool:
+    """True in ``with lock:`` of a lock of multiprocessing's, where no process can release it.
+
+    Those that this one started have ended; where it was started so itself, others may share it.
+    """
+    inner = str(stack[0].f_globals.get("__name__", "")) if stack else ""
+    own = inner == "multiprocessing.synchronize" and multiprocessing.parent_process() is None
+    return own and blocked.for_ever(os.getpid(), shared=True) and not blocked.has_living_children()
 
 
 def _at_rest() -> list[threading.Thread] | None:

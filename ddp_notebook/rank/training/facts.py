@@ -188,6 +188,7 @@ class RunSummary:
             batch_buffers=tuple(_batch_buffers(module))[:200],
             parameters=digester.all("parameters", named),
             buffers=digester.all("buffers", buffers),
+            constants=digester.all("tensors that are neither", replica.constants()),
             gradients=digester.all("gradients", ((n, p.grad) for n, p in named)),
         )
 

@@ -41,7 +41,8 @@ def read_loss(loss: torch.Tensor, line: Line | None) -> model.LossFacts:
         factor, count = factor * means, 0.0
     divisor = 1 / factor if torch_private.is_sum(node) and 0 < factor < 1 else 0.0
     mean = count is not None
-    return model.LossFacts(factor, mean, count or 0.0, place_of(line), divisor, ignores)
+    count = count or torch_private.summed_targets(node)
+    return model.LossFacts(factor, mean, count, place_of(line), divisor, ignores)
 
 
 def _of_means(node: Any) -> float | None:

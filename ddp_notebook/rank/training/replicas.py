@@ -255,11 +255,12 @@ class Tracker:
         return [module for module in modules if module is not None]
 
     def module_loads(self, module: torch.nn.Module) -> None:
-        """`load_state_dict` of a module is called: of one in a DDP object, or one to evaluate."""
+        """`load_state_dict` of a module is called: of a DDP object's part, or one to evaluate."""
         self.judged(module, loads=True)
-        replica = self.replicas.get(id(module)) or self.modules.get(id(module))
-        if replica is not None and module in (replica.ref(), replica.module()):
-            replica.loads.add()
+        for replica in self.replicas.values():
+            wrapped = replica.ref()
+            if wrapped is not None and any(part is module for part in wrapped.modules()):
+                replica.loads.add()
 
     def judged(self, module: torch.nn.Module, *, loads: bool = False) -> None:
         """A module without DDP is put in evaluation mode, or loaded, in a run that trains none."""

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 import zlib
+from array import array
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+)
 
 from ddp_notebook import model
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line, place_of
@@ -17,6 +27,7 @@ from ddp_notebook.rank.collectives.call_sites import CallSites, Line, place_of
 _MOST = 32
 _EPOCHS = 32
 _INPUTS = 4
+_MOST_ITEMS, _SOME = 100_000, 64
 _HASHED_BYTES, _MOST_TENSORS = 2**20, 8
 
 
@@ -28,6 +39,8 @@ class Source:
         self.line = line
         self.seen: dict[str, Any] = {}
         """Its settings when it was last iterated."""
+        self.data = "", ""
+        """What `order_of` says of the data set, when it was first iterated."""
         self.epoch = 0
         self.epochs: list[int] = []
         self.epochs_set = 0
@@ -72,8 +85,13 @@ class Samplers:
         source = self._of(self.samplers, sampler)
         if source is None:
             return
+        if not source.seen:
+            with contextlib.suppress(Exception):  # it is the user's, and may be anything
+                source.data = order_of(sampler.dataset)
         source.seen = {
             "length": _length(sampler.dataset),
+            "data": source.data[0],
+            "order": source.data[1],
             "num_replicas": int(sampler.num_replicas),
             "rank": int(sampler.rank),
             "shuffle": bool(sampler.shuffle),
@@ -95,12 +113,11 @@ class Samplers:
         self.iterations += 1
         batches = getattr(loader, "batch_sampler", None)
         sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None)
-        plain = isinstance(
-            sampler, torch.utils.data.SequentialSampler | torch.utils.data.RandomSampler
-        )
-        stream = isinstance(loader.dataset, IterableDataset)
-        if not (plain or stream):
+        if isinstance(sampler, DistributedSampler):
             return
+        if batches is not None and type(batches) is not BatchSampler:
+            sampler = batches  # of the user's own
+        stream = isinstance(loader.dataset, IterableDataset)
         source = self._of(self.loaders, loader)
         if source is None:
             return
@@ -159,8 +176,67 @@ class Samplers:
 def _length(dataset: Any) -> int:
     try:
         return len(dataset)
-    except (TypeError, NotImplementedError):
+    except (TypeError, NotImplementedError):  # a tensor of no dimensions, too
         return 0
+
+
+def order_of(dataset: Any) -> tuple[str, str]:
+    """A hash of what a data set has, in whatever order, and one of its order; "" where unknown.
+
+    Of the lists and tensors that are as long as it is. Of a Subset, what that is a part of, and by
+    which indices.
+    """
+    if isinstance(dataset, Subset):
+        data, order = order_of(dataset.dataset)
+        indices = array("q", itertools.islice(dataset.indices, _MOST_ITEMS + 1))
+        known = data and len(indices) <= _MOST_ITEMS
+        return data, f"{order} {zlib.crc32(indices.tobytes()):08x}" if known else ""
+    length = _length(dataset)
+    if not 0 < length <= _MOST_ITEMS:
+        return "", ""
+    columns = [hashes for each in _columns(dataset, length) if (hashes := _hashes(each))]
+    sums = " ".join(f"{sum(hashes):x}" for hashes in columns)
+    in_order = zlib.crc32(b"".join(array("Q", hashes).tobytes() for hashes in columns))
+    return (f"{length}: {sums}", f"{in_order:08x}") if columns else ("", "")
+
+
+def _columns(dataset: Any, length: int) -> list[Any]:
+    """The lists and tensors of a data set that are as long as it is."""
+    of = (*getattr(dataset, "__dict__", {}).values(),)
+    if isinstance(dataset, TensorDataset):
+        of = dataset.tensors
+    elif isinstance(dataset, list | tuple):
+        of = (dataset,)
+    columns = (each for each in of if isinstance(each, list | tuple | torch.Tensor))
+    return [each for each in columns if _length(each) == length]
+
+
+def _hashes(column: Any) -> list[int]:
+    """A hash of each item of a column of data, or of some of a large one; none of other items."""
+    if isinstance(column, torch.Tensor):
+        return _hashes_of_rows(column)
+    texts = [text for item in column if (text := _text(item)) is not None]
+    same = len(texts) == len(column)
+    return [zlib.crc32(text.encode(errors="replace")) for text in texts] if same else []
+
+
+def _hashes_of_rows(tensor: torch.Tensor) -> list[int]:
+    if type(tensor) is not torch.Tensor or tensor.device.type != "cpu":
+        return []
+    large = tensor.numel() * tensor.element_size() > _HASHED_BYTES
+    rows = tensor.detach()[:: max(1, len(tensor) // _SOME) if large else 1]
+    flat = rows.reshape(len(rows), -1).contiguous().view(torch.uint8)
+    return [zlib.crc32(row.data) for row in flat.numpy()]
+
+
+def _text(item: object) -> str | None:
+    """A text that stands for a plain value, in any process; None of another value."""
+    if item is None or isinstance(item, str | int | float | bytes | PurePath):
+        return repr(item)
+    if isinstance(item, tuple | list) and len(item) <= _MOST_TENSORS:
+        parts = [part for each in item if (part := _text(each)) is not None]
+        return ",".join(parts) if len(parts) == len(item) else None
+    return hash_of(item) or None if isinstance(item, torch.Tensor) else None
 
 
 def hash_of(inputs: Any) -> str:

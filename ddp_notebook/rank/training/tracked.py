@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 import zlib
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any
 
@@ -26,6 +26,7 @@ _DROPOUTS = (torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.
 _STEPS_TO_BE_IDLE = 3
 """A tensor without a gradient in so many steps counts as unused by any forward."""
 _MOST_COMPARED, _COMPARED, _MOST_TWINS = 2000, 16, 8
+_MOST_CONSTANTS = 32
 _MOST_BEGINS, _BEGIN_VALUES, _MOST_GROUPS, _MOST_WINDOWS = 100, 2**14, 8, 8
 
 
@@ -43,6 +44,15 @@ def _twins(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
         if one.split(".")[-2:] != other.split(".")[-2:] and torch.equal(a, b)
     )
     return tuple(islice(found, _MOST_TWINS))
+
+
+def _constants(module: torch.nn.Module) -> Iterator[tuple[str, weakref.ref[torch.Tensor], int]]:
+    """Tensors of numbers that modules hold, and that are no parameters and no buffers."""
+    for prefix, child in module.named_modules():
+        for name, value in vars(child).items():
+            plain = type(value) is torch.Tensor and value.is_floating_point()
+            if plain and value.numel() > 1 and not value.requires_grad:
+                yield f"{prefix}.{name}".lstrip("."), weakref.ref(value), value._version
 
 
 def _members(group: Any) -> Ranks:
@@ -157,6 +167,7 @@ class Replica:
         self.begins = few_values(module)
         self.moments = Moments(call_sites)
         self.twins = _twins(module)
+        self._constants = tuple(islice(_constants(module), _MOST_CONSTANTS))
         self.varies = any(map(_varies, module.modules()))
         self.hooked: Hooked | None = None
         """What a communication hook of the user's makes of its gradients."""
@@ -196,6 +207,13 @@ class Replica:
     def evaluated(self) -> bool:
         """True if this run used it without gradients alone."""
         return bool(self.moments.evaluations) and not self.used
+
+    def constants(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Tensors that are no parameters and no buffers, if they are as they were at first."""
+        for name, ref, version in self._constants:
+            tensor = ref()
+            if tensor is not None and tensor._version == version:
+                yield name, tensor
 
     def trains(self) -> bool:
         """False while its parameters are frozen."""

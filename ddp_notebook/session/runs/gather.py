@@ -86,9 +86,7 @@ def with_sources_in_use(case: Case, earlier: Mapping[str, str]) -> Case:
 
     Others may have functions of the same names that are no longer used.
     """
-    paths = {id(e.path): e.path for issued in case.collectives.of.values() for e in issued}
-    reported = [path for report in case.ranks for path in (report.path, report.error_at)]
-    seen = {place.file for path in (*paths.values(), *reported) for place in path}
+    seen = case.files_seen
     used = {name: text for name, text in earlier.items() if name in seen}
     return replace(case, sources={**used, **case.sources}) if used else case
 
