@@ -286,6 +286,8 @@ class RankReport:
     """The peak memory of a process that ended; 0 if unknown."""
     oom_kills: int = -1
     """Processes that the kernel killed meanwhile for lack of memory; -1 if unknown."""
+    left_at: tuple[Place, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    """The lines of the sys.exit() by which its script has ended well, the outermost first."""
     groups_made: tuple[GroupMade, ...] = ()
     """Its last calls of `new_group`, the one that it is in included, the oldest first."""
     splits: Splits | None = None

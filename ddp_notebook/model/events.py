@@ -129,7 +129,8 @@ class CellFinished(Event):
     evalue: str = ""
     line: int = 0
     path: tuple[Place, ...] = field(default=(), metadata=OMIT_DEFAULT)
-    """The user's lines that the error passed through, the outermost first."""
+    """The user's lines that the error passed through, the outermost first; or, where a script ended
+    well, its sys.exit()."""
     withheld_bytes: int = 0
     trained: bool = False
 

@@ -489,6 +489,33 @@ def test_a_lock_of_a_process_that_lives_is_no_deadlock(ranks2: Session, tmp_path
     ranks2.wait(60).raise_for_error()
 
 
+LEAVES = """
+import atexit, sys
+import torch, torch.distributed as dist
+
+def pick(number, trials):
+    if number >= len(trials):
+        sys.exit(0)
+    return trials[number]
+
+dist.init_process_group("gloo")
+atexit.register(dist.destroy_process_group)
+pick(dist.get_rank(), [0.1])
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_rank_that_leaves_by_sys_exit_is_told_with_its_line(
+    ranks2: Session, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(LEAVES)
+    ranks2.run_script(str(path), store="rank0")
+    finding = ranks2.why().findings[0]
+    assert (finding.category, finding.ranks) == (Category.EARLY_EXIT, (1,))
+    assert "sys.exit() at train.py:7 in pick (if number >= len(trials)" in finding.cause
+
+
 SPAWNING = """
 import os, sys
 import torch, torch.distributed as dist, torch.multiprocessing as mp

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from collective_cases import DDP, found, lost, same, the_one
 from traces import BUSY, DESTROYED, all_reduce, backward, barrier, died, places, play, raised
 
@@ -96,6 +97,22 @@ def test_a_rank_that_finished_early_and_one_that_left_the_group() -> None:
     assert found(case) == [("missing-destroy", (1,))]
     code = "\n" * 8 + "if rank != 1:\n    pass\ndist.all_reduce(x)\n"
     assert found(case, {"train.py": code}) == [("missing-destroy", (1,))]
+
+
+LEAVES = "\n\nif not trials:\n    sys.exit(0)\nx()\n\n\n\n\n\nsys.exit(0)\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"), [(4, "early-exit"), (11, "missing-destroy"), (0, "missing-destroy")]
+)
+def test_a_rank_that_left_by_an_exit_on_a_condition(line: int, told: str) -> None:
+    """Not by the last line of its script, as all ranks will."""
+    program = [all_reduce(5), all_reduce(9), barrier(12)]
+    left = replace(DESTROYED, left_at=places(line) if line else ())
+    case = play(same(3, program, r1=program[:1]), {1: left})
+    finding = the_one(case, {"train.py": LEAVES})
+    assert (finding.category, finding.ranks) == (told, (1,))
+    assert ("sys.exit() at train.py:4 (if not trials" in finding.cause) == (told == "early-exit")
 
 
 def test_a_rank_that_was_not_asked_to_run_the_cell() -> None:

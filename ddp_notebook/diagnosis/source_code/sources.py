@@ -469,6 +469,13 @@ class Sources:
         one, other = (self._function(place) for place in (mine, theirs))
         return (one.body, other.body) if one and other and one is not other else None
 
+    def branch_of(self, place: Place) -> str:
+        """The innermost `if` around a line in its function, as text; empty without one."""
+        around = [node for node in self._around(place) if isinstance(node, (ast.If, *SCOPES))]
+        test = getattr(around[-1], "test", None) if around else None
+        text = ast.unparse(test) if test is not None else ""
+        return f"if {text}" if text and "__name__" not in text else ""
+
     def _function(self, place: Place) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
         around = [n for n in self._around(place) if isinstance(n, SCOPES)]
         return around[-1] if around and not isinstance(around[-1], ast.ClassDef) else None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddp_notebook.launch.child import exit_code
-from ddp_notebook.model import CellFinished, Frame
+from ddp_notebook.model import CellFinished, Frame, Place
 from ddp_notebook.rank.cells import raised
 from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.core import RankCore
@@ -27,9 +27,16 @@ class Ending:
         self._pid = os.getpid()
 
     def say(
-        self, run: int, error: BaseException | None, file: str, run_ends: Callable[[], None]
+        self,
+        run: int,
+        error: BaseException | None,
+        file: str,
+        run_ends: Callable[[], None],
+        left: tuple[Place, ...] = (),
     ) -> None:
-        """The run of `file` ended, with `error` or well; first call `run_ends`.
+        """The run of `file` ended, with `error` or well, by sys.exit() where it `left` it.
+
+        First call `run_ends`.
 
         If that cannot be reported any more, the process ends; so does one that the run has forked,
         as behind the last line of a program: going on, it would take the rank's messages.
@@ -38,7 +45,7 @@ class Ending:
             os._exit(exit_code(error))
         try:
             run_ends()
-            how = self._how(error, file)
+            how = {**self._how(error, file), **({"path": left} if left else {})}
         except Exception as broken:  # noqa: BLE001  # the user's code replaced what that needs
             how = {"outcome": "error", "ename": type(broken).__name__, "evalue": str(broken)}
         try:

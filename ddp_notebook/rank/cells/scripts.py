@@ -30,7 +30,7 @@ import torch
 
 from ddp_notebook.launch.child import exit_code
 from ddp_notebook.launch.preload import hide_engine_modules
-from ddp_notebook.model import CellStarted, OutputKind, codec
+from ddp_notebook.model import CellStarted, OutputKind, Place, codec
 from ddp_notebook.rank import boot, calls
 from ddp_notebook.rank.calls import Script
 from ddp_notebook.rank.cells import raised, values
@@ -98,6 +98,8 @@ class ScriptProcess:
             core.watched, Path(script.path).name, script.world_size, started_in(process.folder)
         )
         self._over = False
+        self._left: tuple[Place, ...] = ()
+        """The lines of the sys.exit() by which it ended well, the outermost first."""
 
     def run(self) -> NoReturn:
         """Run the script to its end, tell how it ended, and wait to be ended."""
@@ -126,7 +128,7 @@ class ScriptProcess:
         _be_mute()
         core.sockets.end(groups=script.leaves)
         self._over = True
-        self._ending.say(script.cell, error, script.path, self._life.run_ends)
+        self._ending.say(script.cell, error, script.path, self._life.run_ends, self._left)
         while True:
             signal.pause()
 
@@ -139,7 +141,9 @@ class ScriptProcess:
         except SystemExit as stop:
             if stop.code is not None and not isinstance(stop.code, int):
                 sys.stderr.write(f"{stop.code}\n")
-            return stop if exit_code(stop) % 256 else None  # the system keeps eight bits
+            if exit_code(stop) % 256:  # the system keeps eight bits
+                return stop
+            self._left = tuple(map(raised.place_of, raised.frames_of(stop, self._core.user_code)))
         except BaseException as error:  # noqa: BLE001  # shown, and told to the session
             # A DataLoader's handler raises wherever its rank is when one more worker ends.
             with contextlib.suppress(ValueError):

@@ -149,10 +149,11 @@ def _report(
 
 def _as_recorded(report: RankReport, ended: CellFinished | None) -> RankReport:
     """`report` of a rank that ended like this; its code may have replaced what reports need."""
-    failed = ended is not None and ended.outcome == "error"
-    wrong = report.activity is Activity.SILENT or (failed and report.activity is Activity.IDLE)
-    if ended is None or not wrong or report.process == "stopped":
+    if ended is None or report.process == "stopped":
         return report
+    failed, left_at = ended.outcome == "error", ended.path * (ended.outcome == "ok")
+    if report.activity is not Activity.SILENT and not (failed and report.activity is Activity.IDLE):
+        return replace(report, left_at=left_at)
     return replace(
         report,
         activity=Activity.FAILED if failed else Activity.IDLE,
@@ -160,7 +161,8 @@ def _as_recorded(report: RankReport, ended: CellFinished | None) -> RankReport:
         process="",
         error_type=ended.ename,
         error_text=ended.evalue,
-        error_at=ended.path,
+        error_at=() if left_at else ended.path,
+        left_at=left_at,
     )
 
 
