@@ -42,7 +42,8 @@ def test_a_listener_is_the_holder_and_not_those_connected_to_it() -> None:
         sockets = facts.connections()
         port, other = listener.getsockname()[1], near.getsockname()[1]
         assert [holder.listens for holder in facts.holders_of(port, sockets)] == [True]
-        assert [holder.listens for holder in facts.holders_of(other, sockets)] == [False]
+        others = facts.holders_of(other, sockets)  # another process may have that port as well
+        assert others and not any(holder.listens for holder in others)
 
 
 def test_without_the_right_to_see_sockets_nothing_is_claimed(tmp_path: Path) -> None:
