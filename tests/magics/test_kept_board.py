@@ -9,6 +9,7 @@ from typing import Any
 import nbformat
 import pytest
 from kernels import Kernel, execute
+from support import eventually
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 
@@ -56,7 +57,8 @@ def test_what_a_page_changes_in_a_widget_of_a_rank_reaches_the_rank(kernel: Kern
     data = {"method": "update", "state": {"value": 12}, "buffer_paths": []}
     message = kernel.client.session.msg("comm_msg", {"comm_id": model, "data": data})
     kernel.client.shell_channel.send(message)
-    assert any("12" in kernel.run_well("%%ddp --ranks 1\ns.value").text for _ in range(20))
+    asked = "%%ddp --ranks 1\ns.value"
+    eventually(lambda: "12" in kernel.run_well(asked).text, 30, "the rank has the page's value")
 
 
 def test_a_saved_board_shows_the_end_of_its_own_cell_not_of_the_session(tmp_path: Path) -> None:
