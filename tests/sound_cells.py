@@ -734,6 +734,7 @@ for mine in (torch.ones(6, 4), torch.ones(6, 4) + rank):
                 self.noise = torch.randn(3, 4)
                 self.scale = torch.rand(2, generator=torch.Generator().manual_seed(1))
                 self.place = torch.tensor([float(rank), 2.0])
+                self.to_look_at = torch.randn(8, 4)
                 self.last = nn.Linear(4, 2)
             def forward(self, x):
                 self.noise = torch.randn_like(x)

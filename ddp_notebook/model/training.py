@@ -337,7 +337,8 @@ class SamplerFacts:
     data: str = ""
     """A hash of what the data set has, in whatever order; "" where that cannot be read."""
     order: str = ""
-    """A hash of the order in which it has that, or of the indices by which it is a part of it."""
+    """Hashes of the orders in which its lists and tensors have that; behind a bar one of the
+    indices by which it is a part of another."""
 
 
 @dataclass(frozen=True, slots=True)

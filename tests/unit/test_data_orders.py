@@ -55,6 +55,15 @@ def test_the_same_data_in_another_order(one: Any, other: Any) -> None:
     assert order_of(one) == order_of(one)
 
 
+def test_a_list_that_is_the_same_everywhere_has_no_order() -> None:
+    weights = [1.0] * 100
+    plain = order_of(Files(_FILES))[1]
+    assert order_of(TensorDataset(torch.ones(5, 2))) == ("", "")
+    beside = Files(_FILES)
+    beside.weights = weights  # type: ignore[attr-defined]
+    assert order_of(beside)[1] == plain
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [

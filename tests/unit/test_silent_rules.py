@@ -763,6 +763,9 @@ def test_data_that_are_divided_before_the_sampler_divides_them(made: str, wrong:
         ("abc", "abc", ()),  # made at random, on each rank
         (("", "", ""), "abc", ()),  # not known
         ("ddd", ("a", "b", ""), ()),
+        ("ddd", ("a x", "a y", "a z"), ()),  # one list of two: drawn beside the data
+        ("ddd", ("a x", "b y", "c z"), (0, 1, 2)),
+        ("ddd", ("a x|1", "a x|2", "a x|1"), (1,)),  # another part
     ],
 )
 def test_data_sets_of_another_order_under_a_distributed_sampler(
@@ -1022,8 +1025,11 @@ def test_tensors_that_are_no_buffers_and_are_drawn_on_each_rank(
         )
         for rank, of in enumerate(hashes)
     ]
-    told = kinds(*every, source=code)
-    assert told == ([(Category.RNG_MISMATCH, ranks)] if ranks else [])
+    used = "\ndef forward(self, x):\n    return {}\ndef turn(x):\n    return (x @ self.waves).sin()"
+    for forward in ("(x @ self.waves).sin()", "turn(x)"):
+        told = kinds(*every, source=code + used.format(forward))
+        assert told == ([(Category.RNG_MISMATCH, ranks)] if ranks else [])
+    assert not kinds(*every, source=code + used.format("self.last(x)"))  # only looked at
 
 
 # -- modes, and parameters that nobody updates -------------------------------------------

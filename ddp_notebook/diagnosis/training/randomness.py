@@ -87,12 +87,25 @@ def _numbers(sample: Sequence[float | None]) -> str:
 
 
 def _kept_draw(context: Context, attribute: str) -> ast.AST | None:
-    """What an attribute of that name is given, where random numbers are drawn for it."""
+    """What an attribute of that name is given, where random numbers are drawn for it.
+
+    And where a forward reads it: others may only be looked at, as a GAN's noise for its pictures.
+    """
     trees = context.sources.in_use(where(context.facts))
     names = SharedNames(trees)
-    given = (pair for tree in trees for child in ast.walk(tree) for pair in given_in(child))
-    values = (value for name, value in given if name == attribute)
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    if attribute not in _read_in_forwards(names, nodes):
+        return None
+    values = (value for node in nodes for name, value in given_in(node) if name == attribute)
     return next((v for v in values if any(map(_draws_in, (v, *names.called_in([v]))))), None)
+
+
+def _read_in_forwards(names: SharedNames, nodes: list[ast.AST]) -> set[str]:
+    """The attributes that forwards read, or what they call."""
+    forwards = [n for n in nodes if isinstance(n, _FUNCTIONS) and n.name == "forward"]
+    inside = (node for code in names.reached_from(forwards) for node in ast.walk(code))
+    read = (n for n in inside if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load))
+    return {node.attr for node in read}
 
 
 def _draws_in(code: ast.AST) -> bool:

@@ -183,21 +183,22 @@ def _length(dataset: Any) -> int:
 def order_of(dataset: Any) -> tuple[str, str]:
     """A hash of what a data set has, in whatever order, and one of its order; "" where unknown.
 
-    Of the lists and tensors that are as long as it is. Of a Subset, what that is a part of, and by
-    which indices.
+    Of the lists and tensors that are as long as it is: an order for each of them. Of a Subset, what
+    that is a part of, and behind a bar by which indices.
     """
     if isinstance(dataset, Subset):
         data, order = order_of(dataset.dataset)
         indices = array("q", itertools.islice(dataset.indices, _MOST_ITEMS + 1))
         known = data and len(indices) <= _MOST_ITEMS
-        return data, f"{order} {zlib.crc32(indices.tobytes()):08x}" if known else ""
+        return data, f"{order}|{zlib.crc32(indices.tobytes()):08x}" if known else ""
     length = _length(dataset)
     if not 0 < length <= _MOST_ITEMS:
         return "", ""
     columns = [hashes for each in _columns(dataset, length) if (hashes := _hashes(each))]
     sums = " ".join(f"{sum(hashes):x}" for hashes in columns)
-    in_order = zlib.crc32(b"".join(array("Q", hashes).tobytes() for hashes in columns))
-    return (f"{length}: {sums}", f"{in_order:08x}") if columns else ("", "")
+    varied = (array("Q", hashes).tobytes() for hashes in columns if len(set(hashes)) > 1)
+    in_order = " ".join(f"{zlib.crc32(text):08x}" for text in varied)
+    return (f"{length}: {sums}", in_order) if in_order else ("", "")
 
 
 def _columns(dataset: Any, length: int) -> list[Any]:
