@@ -209,25 +209,29 @@ def wrapped_by_members(context: Context) -> Iterator[Finding]:
     """DDP is constructed in the group of all by the members of a smaller one, and no other rank."""
     if len(context.graph.stuck) < context.case.world_size:
         return  # one may still come to it
-    sites = {call_site(at): at for at in context.graph.at.values() if at.part is Part.CONSTRUCTOR}
-    for site, record in sites.items():
+    at = context.graph.at.values()
+    inside = [e for e in at if e.part is Part.CONSTRUCTOR and e.group == DEFAULT_GROUP]
+    for site, record in {call_site(record): record for record in inside}.items():
         ranks = _that_called(context, site)
-        made = [group for e in context.case.ranks for group in e.groups_made]
+        made = (group for report in context.case.ranks for group in report.groups_made)
         own = next((group for group in made if group.members == ranks), None)
-        if record.group != DEFAULT_GROUP or own is None:
-            continue
-        others = tuple(rank for rank in context.graph.stuck if rank not in ranks)
-        yield Finding(
-            Category.SUBGROUP_MISUSE,
-            ranks,
-            f"{verb(ranks, 'is', 'are')} in {named(record)}, in the group of all ranks, and "
-            f"{agree(ranks, 'is', 'are')} just the members of the group made"
-            f"{at_place(own.path[-1] if own.path else None)}; "
-            f"{context.standing(others)}",
-            "Give it their group: DistributedDataParallel(model, process_group=...).",
-            context.victims,
-            tuple(f"rank {rank}: in {named(at)}" for rank, at in sorted(context.graph.at.items())),
-        )
+        if own is not None:
+            yield _wrapped_in_all(context, ranks, record, own)
+
+
+def _wrapped_in_all(context: Context, ranks: Ranks, record: Collective, own: GroupMade) -> Finding:
+    others = tuple(rank for rank in context.graph.stuck if rank not in ranks)
+    are = agree(ranks, "is", "are")
+    return Finding(
+        Category.SUBGROUP_MISUSE,
+        ranks,
+        f"{verb(ranks, 'is', 'are')} in {named(record)}, in the group of all ranks, and {are} just "
+        f"the members of the group made{at_place(own.path[-1] if own.path else None)}; "
+        f"{context.standing(others)}",
+        "Give it their group: DistributedDataParallel(model, process_group=...).",
+        context.victims,
+        tuple(f"rank {rank}: in {named(at)}" for rank, at in sorted(context.graph.at.items())),
+    )
 
 
 def _that_called(context: Context, site: CallSite) -> Ranks:

@@ -18,6 +18,7 @@ from ddp_notebook.diagnosis.progress import (
 )
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.diagnosis.source_code.names import Varies
+from ddp_notebook.diagnosis.source_code.sources import Condition
 from ddp_notebook.model import (
     OWN_STORE,
     Activity,
@@ -26,6 +27,7 @@ from ddp_notebook.model import (
     Collective,
     Finding,
     Lacks,
+    Place,
     RankReport,
     Ranks,
     agree,
@@ -223,21 +225,20 @@ def _left_unwritten(context: Context, pollers: list[RankReport]) -> Finding | No
 
     By the code these come to that loop alone: so the rest are to write it.
     """
-    file, path = pollers[0].polls_for, pollers[0].path
+    files = {e.polls_for for e in pollers}
     ranks = tuple(e.rank for e in pollers)
     rest = [e for e in context.case.ranks if e not in pollers]
     others = tuple(e.rank for e in rest)
-    line = Collective(ranks[0], 0, "", path=path)
-    test = context.sources.condition(line, None, ranks, others) if path and rest else None
-    wait = {e.inside for e in rest} == {"collective"} and {e.polls_for for e in pollers} == {file}
-    if test is None or not (wait and test.on_rank):
+    wait = {e.inside for e in rest} == {"collective"}
+    test = _sent_there(context, pollers[0].path, ranks, others) if wait else None
+    if test is None or len(files) > 1:
         return None
     return Finding(
         Category.FILESYSTEM,
         others,
         f"{verb(others, 'waits', 'wait')} in a collective and {agree(others, 'has', 'have')} not "
-        f"written {file}, for which {name_ranks(ranks)} "
-        f"{agree(ranks, 'waits', 'wait')} in a loop at {path[-1]} ({test.quoted})",
+        f"written {files.pop()}, for which {name_ranks(ranks)} "
+        f"{agree(ranks, 'waits', 'wait')} in a loop at {pollers[0].path[-1]} ({test.quoted})",
         "Write the file on every way on which the other ranks wait for it, or have them wait in "
         "dist.barrier() instead.",
         context.case.waiting,
@@ -246,6 +247,15 @@ def _left_unwritten(context: Context, pollers: list[RankReport]) -> Finding | No
             f"{test.place}: {test.place.text}",
         ),
     )
+
+
+def _sent_there(
+    context: Context, path: Sequence[Place], ranks: Ranks, others: Ranks
+) -> Condition | None:
+    """The test of the rank by which these ranks, and not the others, come to a line."""
+    line = Collective(ranks[0], 0, "", path=tuple(path))
+    test = context.sources.condition(line, None, ranks, others) if path else None
+    return test if test is not None and test.on_rank else None
 
 
 def _for_a_file(case: Case, pollers: list[RankReport]) -> Finding:
