@@ -735,6 +735,8 @@ for mine in (torch.ones(6, 4), torch.ones(6, 4) + rank):
                 self.scale = torch.rand(2, generator=torch.Generator().manual_seed(1))
                 self.place = torch.tensor([float(rank), 2.0])
                 self.to_look_at = torch.randn(8, 4)
+                with torch.inference_mode():
+                    self.seen = torch.rand(2)
                 self.last = nn.Linear(4, 2)
             def forward(self, x):
                 self.noise = torch.randn_like(x)

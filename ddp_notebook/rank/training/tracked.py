@@ -50,8 +50,13 @@ def _constants(module: torch.nn.Module) -> Iterator[tuple[str, weakref.ref[torch
     """Tensors of numbers that modules hold, and that are no parameters and no buffers."""
     for prefix, child in module.named_modules():
         for name, value in vars(child).items():
-            plain = type(value) is torch.Tensor and value.is_floating_point()
-            if plain and value.numel() > 1 and not value.requires_grad:
+            plain = type(value) is torch.Tensor and not value.is_inference()  # without a version
+            if (
+                plain
+                and value.is_floating_point()
+                and value.numel() > 1
+                and not value.requires_grad
+            ):
                 yield f"{prefix}.{name}".lstrip("."), weakref.ref(value), value._version
 
 
