@@ -9,7 +9,7 @@ fork_server.py         the process per host that has torch loaded and forks rank
 network_namespaces.py  the fault lab's hosts: network namespaces with an address and a name each
 out_of_memory.py       memory that is left; processes that were killed for lack of it
 preload.py             what the fork server imports before it forks
-process_groups.py      processes that a dead process leaves running: listed and killed
+process_groups.py      processes as the system shows them, and the end of what a dead one leaves
 shared_fork_server.py  notebooks of one user share a loaded fork server
 session_folder.py      the temporary folder of a session: created, locked, removed
 shared_memory.py       shared memory that killed processes leave in /dev/shm: found and removed

@@ -1,4 +1,7 @@
-"""Lists and kills what a dead process leaves running: the processes of its session (setsid)."""
+"""Processes as the system shows them: whether they run, are stopped, or wait for the GIL.
+
+And the end of what a dead one leaves running: the processes of its session (setsid).
+"""
 
 from __future__ import annotations
 

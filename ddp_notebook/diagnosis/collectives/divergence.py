@@ -462,7 +462,7 @@ def _crossed(divergence: Divergence, sources: Sources) -> Classified:
         return buckets
     if not new_to_other and not new_to_own:
         return _in_one_loop(divergence)
-    if sources.goes_over_others(own, other) is not None:
+    if sources.call_of_both(own, other) is not None:
         culprits = divergence.culprits(divergence.against_habit())
         return Classified(Kind.OTHER_OBJECTS, culprits, mine, theirs, (mine, theirs), (own,), other)
     if new_to_other and new_to_own:

@@ -514,7 +514,7 @@ def _another_way(context: Context, classified: Classified) -> Finding:
 
 def _other_objects(context: Context, classified: Classified) -> Finding:
     assert classified.there is not None
-    line = context.sources.goes_over_others(classified.record, classified.there)
+    line = context.sources.call_of_both(classified.record, classified.there)
     return _finding(
         context,
         classified,

@@ -406,7 +406,7 @@ class Sources:
         names = [{record.operation, record.api} for record in (one, other)]
         return bool(later_mine & names[1]) and bool(later_theirs & names[0])
 
-    def goes_over_others(self, one: Collective, other: Collective) -> Place | None:
+    def call_of_both(self, one: Collective, other: Collective) -> Place | None:
         """The line of a loop that calls one function here and another there, by one expression.
 
         Such as ``metric.compute()``, of objects of two classes: each rank's loop is at another.

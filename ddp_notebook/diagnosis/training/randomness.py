@@ -7,7 +7,6 @@ their own parts of it. So the code must say as well that they are drawn for the 
 from __future__ import annotations
 
 import ast
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from ddp_notebook.diagnosis.context import Context
@@ -17,7 +16,7 @@ from ddp_notebook.diagnosis.source_code.shared_names import SharedNames, given_i
 from ddp_notebook.diagnosis.training.by_hand import trained_together
 from ddp_notebook.diagnosis.training.replicas import Model, differing
 from ddp_notebook.diagnosis.training.rules import where
-from ddp_notebook.model import Category, Finding, Place, StepStart, name_ranks
+from ddp_notebook.model import Category, Finding, Place, StepStart, cut, name_ranks
 
 _FEWEST_STEPS = 3
 _LONGEST_CODE = 80
@@ -73,9 +72,9 @@ def _drawn_apart(model: Model, name: str, draw: ast.AST) -> Finding:
     return Finding(
         Category.RNG_MISMATCH,
         outvoted(values),
-        f"{name} of {model.title} is drawn at random ({_short(draw)}), and is another one on each "
-        "rank: it is no parameter and no buffer, so DistributedDataParallel does not send rank 0's "
-        "to the others, and the replicas compute different things",
+        f"{name} of {model.title} is drawn at random ({cut(ast.unparse(draw), _LONGEST_CODE)}), "
+        "and is another one on each rank: it is no parameter and no buffer, so "
+        "DistributedDataParallel does not send rank 0's to the others, and the replicas compute different things",
         "Make it a buffer (self.register_buffer) before DistributedDataParallel(model), or draw it "
         "with a generator that has the same seed on every rank.",
         evidence=by_ranks({rank: f"{name}: {_numbers(some)}" for rank, some in values.items()}),
@@ -111,10 +110,6 @@ def _read_in_forwards(names: SharedNames, nodes: list[ast.AST]) -> set[str]:
 def _draws_in(code: ast.AST) -> bool:
     calls = (node for node in ast.walk(code) if isinstance(node, ast.Call))
     return any(_draws(call) or ".random." in ast.unparse(call.func) for call in calls)
-
-
-def _short(code: ast.AST) -> str:
-    return textwrap.shorten(ast.unparse(code), _LONGEST_CODE, placeholder=" ...")
 
 
 def _same_steps(model: Model) -> tuple[int, ...]:

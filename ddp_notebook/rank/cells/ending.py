@@ -45,7 +45,7 @@ class Ending:
             os._exit(exit_code(error))
         try:
             run_ends()
-            how = {**self._how(error, file), **({"path": left} if left else {})}
+            how = self._how(error, file, left)
         except Exception as broken:  # noqa: BLE001  # the user's code replaced what that needs
             how = {"outcome": "error", "ename": type(broken).__name__, "evalue": str(broken)}
         try:
@@ -60,7 +60,9 @@ class Ending:
             self._keep(error)
             self._core.debugger.raised(error)
 
-    def _how(self, error: BaseException | None, file: str) -> dict[str, Any]:
+    def _how(
+        self, error: BaseException | None, file: str, left: tuple[Place, ...]
+    ) -> dict[str, Any]:
         """How it ended, as fields of `CellFinished`."""
         outcome, name, text = "ok", "", ""
         frames: tuple[Frame, ...] = ()
@@ -73,7 +75,7 @@ class Ending:
             "ename": name,
             "evalue": text,
             "line": raised.line_of(error, file) if error is not None else 0,
-            "path": tuple(map(raised.place_of, frames)),
+            "path": tuple(map(raised.place_of, frames)) or left,
             "withheld_bytes": self._forwarder.withheld_bytes,
             "trained": self._core.hooks.trained(),
         }

@@ -120,21 +120,15 @@ def holder(path: str) -> int:
     return 0
 
 
-def has_children(*but: int) -> bool:
-    """True if this process has started others that are still there, or it is not known."""
+def has_children(*but: int, living: bool = False) -> bool:
+    """True if this process has started others that are still there, or it is not known.
+
+    With `living` without those that have ended, and were not asked yet how.
+    """
     with contextlib.suppress(OSError):
         tasks = Path("/proc/self/task").iterdir()
         pids = {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
-        return bool(pids - set(but))
-    return True
-
-
-def has_living_children() -> bool:
-    """The same, without those that have ended and were not asked yet how."""
-    with contextlib.suppress(OSError):
-        tasks = Path("/proc/self/task").iterdir()
-        pids = {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
-        return any(map(is_running, pids))
+        return any(is_running(pid) or not living for pid in pids - set(but))
     return True
 
 

@@ -344,7 +344,9 @@ def _is_behind_process(stack: Sequence[FrameType]) -> bool:
     """
     inner = str(stack[0].f_globals.get("__name__", "")) if stack else ""
     own = inner == "multiprocessing.synchronize" and multiprocessing.parent_process() is None
-    return own and blocked.for_ever(os.getpid(), shared=True) and not blocked.has_living_children()
+    return (
+        own and blocked.for_ever(os.getpid(), shared=True) and not blocked.has_children(living=True)
+    )
 
 
 def _at_rest() -> list[threading.Thread] | None:

@@ -176,7 +176,7 @@ class Samplers:
 def _length(dataset: Any) -> int:
     try:
         return len(dataset)
-    except (TypeError, NotImplementedError):  # a tensor of no dimensions, too
+    except (TypeError, NotImplementedError):  # also of a tensor without dimensions
         return 0
 
 

@@ -151,7 +151,8 @@ def _as_recorded(report: RankReport, ended: CellFinished | None) -> RankReport:
     """`report` of a rank that ended like this; its code may have replaced what reports need."""
     if ended is None or report.process == "stopped":
         return report
-    failed, left_at = ended.outcome == "error", ended.path * (ended.outcome == "ok")
+    failed = ended.outcome == "error"
+    left_at = ended.path if ended.outcome == "ok" else ()
     if report.activity is not Activity.SILENT and not (failed and report.activity is Activity.IDLE):
         return replace(report, left_at=left_at)
     return replace(
