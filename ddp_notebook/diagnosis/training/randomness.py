@@ -74,7 +74,8 @@ def _drawn_apart(model: Model, name: str, draw: ast.AST) -> Finding:
         outvoted(values),
         f"{name} of {model.title} is drawn at random ({cut(ast.unparse(draw), _LONGEST_CODE)}), "
         "and is another one on each rank: it is no parameter and no buffer, so "
-        "DistributedDataParallel does not send rank 0's to the others, and the replicas compute different things",
+        "DistributedDataParallel does not send rank 0's to the others, and the replicas compute "
+        "different things",
         "Make it a buffer (self.register_buffer) before DistributedDataParallel(model), or draw it "
         "with a generator that has the same seed on every rank.",
         evidence=by_ranks({rank: f"{name}: {_numbers(some)}" for rank, some in values.items()}),
