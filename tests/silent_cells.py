@@ -32,6 +32,47 @@ def averaged(model, opt, loss, tensors=None):
 """
 
 WRONG = {
+    "a running loss that is summed over the ranks in place, and added to and summed again": (
+        "metric-misaggregation",
+        BOTH,
+        """
+running = torch.zeros(1)
+for i in range(6):
+    opt.zero_grad()
+    loss = net(batch()).pow(2).mean()
+    loss.backward()
+    opt.step()
+    running += loss.detach()
+    if i % 2 == 1:
+        dist.all_reduce(running)
+        print(running.item() / (i + 1))
+""",
+    ),
+    "a meter, made once, whose sum over the ranks is taken in place after each epoch": (
+        "metric-misaggregation",
+        BOTH,
+        """
+class Meter:
+    def __init__(self):
+        self.total = torch.zeros(2)
+    def update(self, loss, n):
+        self.total += torch.tensor([loss * n, n])
+    def value(self):
+        dist.all_reduce(self.total)
+        return (self.total[0] / self.total[1]).item()
+def main():
+    meter = Meter()
+    for epoch in range(3):
+        for _ in range(2):
+            opt.zero_grad()
+            loss = net(batch()).pow(2).mean()
+            loss.backward()
+            opt.step()
+            meter.update(loss.item(), 3)
+        print(meter.value())
+main()
+""",
+    ),
     "nothing but an evaluation: the mean of the ranks' means, which have unequal parts": (
         "metric-misaggregation",
         BOTH,

@@ -3,6 +3,62 @@
 from __future__ import annotations
 
 RIGHT = {
+    "a running loss whose mean over the ranks is taken in place": """
+        running, steps = torch.zeros(1), 0
+        for i in range(6):
+            step()
+            running += torch.rand(1)
+            dist.all_reduce(running)
+            running /= dist.get_world_size()
+    """,
+    "a running loss that is summed at the end of each epoch, and begins anew": """
+        def epoch():
+            total = torch.zeros(1)
+            for i in range(3):
+                step()
+                total += torch.rand(1)
+                if i == 2:
+                    dist.all_reduce(total)
+            return total
+        print([epoch() for _ in range(3)])
+    """,
+    "a count of which a copy is summed, and one that every other rank sets to zero": """
+        seen, kept = torch.zeros(1), torch.zeros(1)
+        for i in range(4):
+            step()
+            seen += 3
+            of_all = seen.clone()
+            dist.all_reduce(of_all)
+            kept += 3
+            if rank: kept.zero_()
+            dist.all_reduce(kept)
+    """,
+    "a meter that is made for each epoch, and one that is reset": """
+        class Meter:
+            def __init__(self): self.total = torch.zeros(1)
+            def update(self, x): self.total += x
+            def value(self):
+                dist.all_reduce(self.total)
+                return self.total.item()
+        class Other:
+            def __init__(self): self.reset()
+            def reset(self): self.seen = torch.zeros(1)
+            def update(self, x): self.seen += x
+            def value(self):
+                dist.all_reduce(self.seen)
+                found = self.seen.item()
+                self.reset()
+                return found
+        other = Other()
+        def epoch():
+            meter = Meter()
+            for _ in range(2):
+                step()
+                meter.update(1.0)
+                other.update(1.0)
+            print(meter.value(), other.value())
+        for _ in range(3): epoch()
+    """,
     "micro-batches, each divided by their number": """
         def train(steps):
             opt.zero_grad()

@@ -17,6 +17,7 @@ collectives/  Rules for collectives: who diverged from the others, and how.
 parallel/     Rules for programs that split a model or its data over ranks.
 against/      A run compared with the same run on one rank: where do they diverge?
 training/     Rules for training that ends without an error and is wrong.
+data/         Rules for what ranks read, and for what they report of it.
 source_code/  What the user's code says: what decides whether a line is reached, and its values.
 steps/        Compares the ranks' training steps: which rank is slow.
 
@@ -30,22 +31,21 @@ The functions here load the rule table at the first diagnosis: it is a sixth of 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 
 from ddp_notebook.model import Case, Collectives, Diagnosis, RunFacts
 
 
 def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagnosis:
     """Diagnose a run or, while no rank has issued a collective, its set-up."""
-    from ddp_notebook.diagnosis import diagnose
-
-    return diagnose.diagnose_run(case, sources)
+    found: Diagnosis = _rules().diagnose_run(case, sources)
+    return found
 
 
 def diagnose_setup(case: Case) -> Diagnosis:
     """Diagnose a set-up."""
-    from ddp_notebook.diagnosis import diagnose
-
-    return diagnose.diagnose_setup(case)
+    found: Diagnosis = _rules().diagnose_setup(case)
+    return found
 
 
 def diagnose_training(
@@ -54,6 +54,16 @@ def diagnose_training(
     sources: Mapping[str, str] | None = None,
 ) -> Diagnosis:
     """Diagnose the training of a run that ended without an error."""
+    found: Diagnosis = _rules().diagnose_training(facts, collectives, sources)
+    return found
+
+
+def asks_for_records(sources: Mapping[str, str]) -> bool:
+    """True where only the records of collectives prove a mistake that the code may make."""
+    return bool(_rules().asks_for_records(sources))
+
+
+def _rules() -> ModuleType:
     from ddp_notebook.diagnosis import diagnose
 
-    return diagnose.diagnose_training(facts, collectives, sources)
+    return diagnose

@@ -20,22 +20,22 @@ from ddp_notebook.diagnosis import failures, files, remote_calls
 from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, stopped_short, threads
 from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.data import evaluations, loaders, samplers, totals
 from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.parallel import groups, saved, schedules, sharding, split, splits
 from ddp_notebook.diagnosis.parallel.meshes import mesh_of
 from ddp_notebook.diagnosis.parallel.purposes import with_purposes
 from ddp_notebook.diagnosis.progress import doing, left_alone
 from ddp_notebook.diagnosis.setup import arguments, data_workers, missing_ranks, reach, store
+from ddp_notebook.diagnosis.source_code.running_totals import sums_again
 from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.diagnosis.training import (
     by_hand,
     checkpoints,
     devices,
-    evaluations,
     gradients,
     randomness,
     rules,
-    samplers,
     settings,
     works,
 )
@@ -214,7 +214,9 @@ RULES: tuple[Rule, ...] = (
     Rule(evaluations.unjoined_results, When.TRAINED, Explains.NOTHING),
     Rule(evaluations.unweighted_means, When.TRAINED | When.EVALUATED, Explains.NOTHING),
     Rule(evaluations.padded_counts, When.TRAINED | When.EVALUATED, Explains.NOTHING),
+    Rule(totals.summed_again, When.TRAINED | When.EVALUATED, Explains.NOTHING),
     Rule(samplers.sampler_misuse, When.TRAINED, Explains.NOTHING),
+    Rule(loaders.same_batches, When.TRAINED, Explains.NOTHING),
     Rule(randomness.same_draws, When.TRAINED, Explains.NOTHING),
     Rule(randomness.other_constants, When.TRAINED, Explains.NOTHING),
     Rule(checkpoints.loaded_for_evaluation, When.EVALUATED, Explains.NOTHING),
@@ -303,6 +305,11 @@ def diagnose_training(
     remarks = () if findings else tuple(gradients.undivided_losses(context))
     shown = tuple(folded(findings))
     return Diagnosis(shown, None, len(facts), notes=tuple(notes), remarks=remarks)
+
+
+def asks_for_records(sources: Mapping[str, str]) -> bool:
+    """True where only the records of collectives prove a mistake that the code may make."""
+    return sums_again(Sources(sources))
 
 
 def _of_ended(facts: Collection[RunFacts]) -> When:

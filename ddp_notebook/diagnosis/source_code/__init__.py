@@ -5,6 +5,7 @@ conditions.py    The tests that decide whether a line is reached, the nearest fi
 coroutines.py    Which coroutines an event loop runs beside each other.
 divisions.py     What a loss, a sum or a learning rate is divided by.
 names.py         What a test is on each rank: the same on all, of its own, by its number.
+running_totals.py  Sums that code adds to, and sums over the ranks again.
 shared_names.py  Which names code writes, and on which names other code depends.
 shares.py        Data that code divides among the ranks before a sampler divides it again.
 singled_out.py   The rank that code treats in a way of its own.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_notebook.diagnosis import diagnose_training
+from ddp_notebook.diagnosis import asks_for_records, diagnose_training
 from ddp_notebook.diagnosis.steps.slow import slow_ranks
 from ddp_notebook.model import Collectives, Diagnosis, Ranks, Remark, RunFacts
 from ddp_notebook.rank import calls
@@ -32,7 +32,8 @@ def examine(run: CellRun, cluster: RankCluster, logs: CollectiveLogs) -> Diagnos
     if set(facts) != set(run.ranks):
         return None  # of some ranks alone little can be compared
     diagnosis = diagnose_training(facts, Collectives(), run.sources)
-    if diagnosis.findings:  # what ranks averaged by hand is no mistake; records are read slowly
+    # What ranks averaged by hand is no mistake. Not always: records are read slowly.
+    if diagnosis.findings or asks_for_records(run.sources):
         collectives = logs.read(run.ranks, run.cell)
         diagnosis = diagnose_training(facts, collectives, run.sources)
     return diagnosis if diagnosis.findings or diagnosis.notes else None

@@ -1,4 +1,4 @@
-"""Rules about DistributedSampler: wrong shards, other seeds or epochs, or none."""
+"""Rules about DistributedSampler: wrong shards, other orders, seeds or epochs."""
 
 from __future__ import annotations
 
@@ -13,21 +13,17 @@ from ddp_notebook.diagnosis.training.by_hand import trained_together
 from ddp_notebook.model import (
     Category,
     Finding,
-    LoaderFacts,
-    RunFacts,
     SamplerFacts,
     in_brackets,
-    name_ranks,
 )
 
-_PLAIN = ("SequentialSampler", "RandomSampler")
 _Samplers = Mapping[int, SamplerFacts]
 
 
 def sampler_misuse(context: Context) -> Iterator[Finding]:
     """The first mistake of each sampler; later ones may follow from it."""
     facts = context.facts
-    size = _group_size(context)
+    size = divided_among(context)
     for key in dict.fromkeys(sampler.key for one in facts.values() for sampler in one.samplers):
         of = {
             rank: sampler
@@ -43,10 +39,9 @@ def sampler_misuse(context: Context) -> Iterator[Finding]:
             _same_epoch(of),
         )
         yield from [finding for rule in rules for finding in rule][:1]
-    yield from _no_sampler(facts, size)
 
 
-def _group_size(context: Context) -> int:
+def divided_among(context: Context) -> int:
     """The number of ranks among which the data are to be divided; 0 if unknown."""
     facts = context.facts
     sizes = {
@@ -189,55 +184,6 @@ def _same_epoch(of: _Samplers) -> Iterator[Finding]:
             "Call sampler.set_epoch(epoch) with the same epoch on every rank.",
             evidence=_lines(shuffled, lambda e: f"epochs {', '.join(map(str, e.epochs[:8]))}"),
         )
-
-
-def _no_sampler(facts: Mapping[int, RunFacts], size: int) -> Iterator[Finding]:
-    """Without a sampler every rank has seen the same batches: equal hashes prove it."""
-    for key in dict.fromkeys(loader.key for one in facts.values() for loader in one.loaders):
-        of: dict[int, LoaderFacts] = {
-            rank: loader
-            for rank in sorted(facts)
-            for loader in facts[rank].loaders
-            if loader.key == key
-        }
-        inputs = {loader.inputs for loader in of.values()}
-        if len(of) < 2 or len(of) != size or len(inputs) != 1:
-            continue
-        seen = inputs.pop()
-        if "" in seen or len(set(seen)) < 2:  # one batch alone may be meant to be the same
-            continue
-        yield _same_batches(of, len(seen))
-
-
-def _same_batches(of: Mapping[int, LoaderFacts], count: int) -> Finding:
-    each = of[min(of)]
-    why, remedy = (
-        f"the DataLoader has a {each.sampler} and no DistributedSampler",
-        "Give the DataLoader sampler=DistributedSampler(dataset), and no shuffle=.",
-    )
-    if each.sampler not in _PLAIN:
-        why, remedy = (
-            f"the DataLoader's {each.sampler} draws the same samples on each of them",
-            "Have it draw others on each rank: seed its generator with seed + rank, or let it take "
-            "every world-size-th of its samples, from dist.get_rank() on.",
-        )
-    if each.stream:
-        why, remedy = (
-            f"{each.stream}, an IterableDataset, is not divided among the ranks",
-            f"Have {each.stream}.__iter__ yield a part for each rank: every world-size-th sample, "
-            "from dist.get_rank() on (and of these a part for each worker).",
-        )
-    length = (f"the data set has {each.length} samples",) if each.length else ()
-    return Finding(
-        Category.SAMPLER_MISUSE,
-        tuple(of),
-        f"every rank trains on the same batches: {why}{in_brackets(each.place)}",
-        remedy,
-        evidence=(
-            f"the first {count} inputs are the same, byte for byte, on {name_ranks(of)}",
-            *length,
-        ),
-    )
 
 
 def _lines(of: _Samplers, text: Callable[[SamplerFacts], str]) -> tuple[str, ...]:

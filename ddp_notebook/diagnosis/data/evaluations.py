@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.data.reported import is_reported
 from ddp_notebook.diagnosis.source_code.divisions import (
     averages_every_row,
     is_divisor,
@@ -12,7 +13,6 @@ from ddp_notebook.diagnosis.source_code.divisions import (
 )
 from ddp_notebook.diagnosis.training.by_hand import trained_together
 from ddp_notebook.diagnosis.training.replicas import Model, evaluated_models
-from ddp_notebook.diagnosis.training.reported import is_reported
 from ddp_notebook.model import (
     Category,
     Collective,
