@@ -32,6 +32,119 @@ def averaged(model, opt, loss, tensors=None):
 """
 
 WRONG = {
+    "a rank that leaves its model in evaluation mode after its evaluation, late in the run": (
+        "numerics-mismatch",
+        (0,),
+        """
+net = DDP(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for i in range(24):
+    step(net, opt)
+    if i == 15 and rank == 0:
+        net.eval()
+        with torch.no_grad(): net.module(batch())
+""",
+    ),
+    "gradients of micro-batches that are clipped before they are averaged": (
+        "local-statistic",
+        BOTH,
+        """
+for i in range(24):
+    last = i % 3 == 2
+    with contextlib.nullcontext() if last else net.no_sync():
+        ((net(batch() * (1 + 4 * rank)) - 9).pow(2).mean() / 3).backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+    if last:
+        opt.step()
+        opt.zero_grad()
+""",
+    ),
+    "an average of a model that was copied before DDP sent rank 0's values": (
+        "replica-divergence",
+        BOTH,
+        """
+import copy
+torch.manual_seed(7 + rank)
+plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+shadow = copy.deepcopy(plain).requires_grad_(False)
+model = DDP(plain)
+opt = torch.optim.SGD(model.parameters(), lr=0.05)
+for i in range(16):
+    step(model, opt)
+    with torch.no_grad():
+        for s, p in zip(shadow.parameters(), plain.parameters()): s.lerp_(p, 0.05)
+        if i % 4 == 3: shadow(batch())
+""",
+    ),
+    "a stream of which ranks read parts that overlap": (
+        "sampler-misuse",
+        BOTH,
+        """
+from torch.utils.data import DataLoader, IterableDataset
+class Rows(IterableDataset):
+    def __iter__(self):
+        rows = torch.randn(24, 4, generator=torch.Generator().manual_seed(3))
+        yield from rows[rank * 8 : rank * 8 + 16]
+for x in DataLoader(Rows(), batch_size=2):
+    opt.zero_grad()
+    net(x).pow(2).mean().backward()
+    opt.step()
+""",
+    ),
+    "a GradScaler that skips a rank's step, though the ranks average their gradients": (
+        "replica-divergence",
+        BOTH,
+        """
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+torch.manual_seed(100 + rank)
+for i in range(24):
+    x = batch()
+    if rank == 1 and i == 12: x[0, 0] = float("inf")
+    opt.zero_grad()
+    scaler.scale(model(x).pow(2).mean()).backward()
+    scaler.unscale_(opt)
+    for p in model.parameters():
+        p.grad = torch.nan_to_num(p.grad, 0.0, 0.0, 0.0)
+        dist.all_reduce(p.grad)
+        p.grad /= 2
+    scaler.step(opt)
+    scaler.update()
+""",
+    ),
+    "experts of each rank's own, and a router that is left out of the averages with them": (
+        "replica-divergence",
+        BOTH,
+        """
+import torch.distributed.nn.functional as functional
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inp, self.gate = nn.Linear(4, 8), nn.Linear(8, 8)
+        torch.manual_seed(50 + rank)
+        self.expert = nn.Linear(8, 8)
+        torch.manual_seed(1)
+        self.out = nn.Linear(8, 2)
+    def forward(self, x):
+        h = self.inp(x)
+        h = h * self.gate(h).softmax(-1)
+        got = functional.all_to_all_single(torch.empty_like(h), h)
+        return self.out(functional.all_to_all_single(torch.empty_like(h), self.expert(got)))
+model = Experts()
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(100 + rank)
+for _ in range(8):
+    opt.zero_grad()
+    (model(torch.randn(4, 4)) - 1).pow(2).mean().backward()
+    for name, p in model.named_parameters():
+        if not name.startswith(("gate", "expert")): dist.all_reduce(p.grad)
+        p.grad /= 2
+    opt.step()
+""",
+    ),
     "a running loss that is summed over the ranks in place, and added to and summed again": (
         "metric-misaggregation",
         BOTH,

@@ -3,6 +3,56 @@
 from __future__ import annotations
 
 RIGHT = {
+    "a rank that evaluates with gradients, and trains in training mode again": """
+        net = DDP(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)))
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        for i in range(12):
+            step(net, opt)
+            if i % 3 == 2 and rank == 0:
+                net.eval()
+                net.module(batch())
+                net.train()
+    """,
+    "gradients of micro-batches that all ranks halve, and clip once they are averaged": """
+        for i in range(24):
+            last = i % 3 == 2
+            with contextlib.nullcontext() if last else net.no_sync():
+                ((net(batch() * (1 + 4 * rank)) - 9).pow(2).mean() / 3).backward()
+            if not last:
+                for p in net.parameters(): p.grad *= 0.5
+            else:
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+                opt.step()
+                opt.zero_grad()
+    """,
+    "a copy of the model with noise of each rank's own, and an average of the same model": """
+        import copy
+        shadow = copy.deepcopy(net.module).requires_grad_(False)
+        noisy = copy.deepcopy(net.module).requires_grad_(False)
+        for i in range(16):
+            step()
+            with torch.no_grad():
+                for s, n, p in zip(shadow.parameters(), noisy.parameters(), net.parameters()):
+                    s.lerp_(p, 0.05)
+                    n.copy_(p + 0.1 * torch.randn_like(p))
+                if i % 4 == 3: shadow(batch()), noisy(batch())
+    """,
+    "a stream whose parts ranks exchange in the next epoch": """
+        from torch.utils.data import DataLoader, IterableDataset
+        class Rows(IterableDataset):
+            epoch = 0
+            def __iter__(self):
+                rows = torch.randn(16, 4, generator=torch.Generator().manual_seed(3))
+                mine = (rank + self.epoch) % 2
+                yield from rows[mine * 8 : mine * 8 + 8]
+        rows = Rows()
+        loader = DataLoader(rows, batch_size=2)
+        for rows.epoch in range(3):
+            for x in loader:
+                opt.zero_grad()
+                net(x).pow(2).mean().backward()
+                opt.step()
+    """,
     "a running loss whose mean over the ranks is taken in place": """
         running, steps = torch.zeros(1), 0
         for i in range(6):

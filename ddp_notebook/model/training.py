@@ -154,8 +154,6 @@ class StepStart:
     drew: bool = False
     input: str = ""
     """A hash of what the model got."""
-    training: bool = True
-    """The module was in training mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +193,8 @@ class ReplicaFacts:
     local_place: Place | None = None
     """The first forward under no_sync."""
     backwards: int = 0
+    evaluating: int = 0
+    """Of `backwards`, those of forwards in evaluation mode."""
     steps: int = 0
     local_steps: int = 0
     bypassed_steps: int = 0
@@ -307,6 +307,9 @@ class OptimizerFacts:
     """How many steps came after so many backwards since the step before: ``(backwards, steps)``."""
     watched_steps: int = 0
     """Steps of which `leftover_steps` were looked for."""
+    between: tuple[float | None, ...] = ()
+    """By what the gradients that a backward left were multiplied before the next one of the same
+    step, in the first steps; None where it was no one factor."""
     leftover_steps: int = 0
     """Of those, made with gradients to which those of the step before were added: never
     cleared, nor changed, in between."""

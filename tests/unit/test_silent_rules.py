@@ -1048,7 +1048,7 @@ def test_a_rank_that_trains_in_evaluation_mode(
     modes: tuple[tuple[bool, ...], ...], varies: bool, ranks: tuple[int, ...]
 ) -> None:
     every = [
-        run(r, replicas=(model(starts=tuple(StepStart("", training=t) for t in m), varies=varies),))
+        run(r, replicas=(model(backwards=4, evaluating=m.count(False), varies=varies),))
         for r, m in enumerate(modes)
     ]
     assert kinds(*every) == ([(Category.NUMERICS_MISMATCH, ranks)] if ranks else [])

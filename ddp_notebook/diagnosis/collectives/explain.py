@@ -27,6 +27,7 @@ from ddp_notebook.model import (
     Collective,
     Finding,
     Part,
+    RankReport,
     Ranks,
     agree,
     at_place,
@@ -56,7 +57,9 @@ TOGETHER = (
 
 def explain(context: Context, classified: Classified) -> Finding:
     """The finding of a divergence of a known kind."""
-    finding = EXPLANATIONS[classified.kind](context, classified)
+    finding = _left_at_once(context, classified) or EXPLANATIONS[classified.kind](
+        context, classified
+    )
     finding = _placed(classified, finding) or _astray(context, classified, finding) or finding
     return threads.or_raised(context, classified, finding)
 
@@ -82,6 +85,41 @@ def _placed(classified: Classified, finding: Finding) -> Finding | None:
         f"{_side_by_side(classified)}",
         remedy=f"Give {record.api} the same plan or placements on every rank.",
     )
+
+
+def _left_at_once(context: Context, classified: Classified) -> Finding | None:
+    """Ranks that lack one more collective because the program itself ended them before it."""
+    full, short = classified.full, classified.short
+    if classified.kind is not Kind.ONE_BRANCH_ONLY or short.here is not None:
+        return None
+    return left_by_exit(context, short.ranks, full.ranks, classified.record)
+
+
+def left_by_exit(
+    context: Context, short: Ranks, ahead: Ranks, record: Collective
+) -> Finding | None:
+    """Ranks that have ended by a sys.exit() behind a test, while others are `ahead` in a call."""
+    exits = [_line_of_exit(context, context.reports[rank]) for rank in short]
+    if not all(exits):
+        return None
+    return Finding(
+        Category.EARLY_EXIT,
+        short,
+        f"{verb(short, 'has', 'have')} ended by sys.exit() at "
+        f"{' and '.join(dict.fromkeys(exits))}, while {verb(ahead, 'is', 'are')} in "
+        f"{named(record)}",
+        "Let all ranks leave together: one that has nothing to do still takes part in every "
+        "collective of its groups.",
+        context.victims,
+        (fact(ahead, record),),
+        sides=(side(ahead, record), side(short, None)),
+    )
+
+
+def _line_of_exit(context: Context, report: RankReport) -> str:
+    """The line and the test of a sys.exit() by which a rank ended well; empty without a test."""
+    test = context.sources.branch_of(report.left_at[-1]) if report.left_at else ""
+    return f"{report.left_at[-1]} ({test})" if test else ""
 
 
 def _was_at(record: Collective, records: tuple[Collective, ...]) -> bool:

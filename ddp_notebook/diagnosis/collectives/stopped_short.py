@@ -17,6 +17,7 @@ from ddp_notebook.diagnosis.collectives.explain import (
     explain,
     has_begun_turn,
     has_more_names,
+    left_by_exit,
     skipped_backward,
 )
 from ddp_notebook.diagnosis.context import Context
@@ -29,7 +30,6 @@ from ddp_notebook.model import (
     Finding,
     Part,
     Phase,
-    RankReport,
     Ranks,
     Side,
     counted,
@@ -200,12 +200,6 @@ def _count(alignment: Alignment, rank: int, record: Collective) -> int:
     return sum(call_site(other) == call_site(record) for other in sequence.records)
 
 
-def _left_by_exit(context: Context, report: RankReport) -> str:
-    """The line and the test of a sys.exit() by which a rank ended well; empty without a test."""
-    test = context.sources.branch_of(report.left_at[-1]) if report.left_at else ""
-    return f"{report.left_at[-1]} ({test})" if test else ""
-
-
 def _left_early(context: Context, short: Ranks, ahead: Ranks, record: Collective) -> Finding:
     """They left with something still to do, on which no condition stands."""
     waiters = f"{verb(ahead, 'is', 'are')} in {named(record)}"
@@ -214,19 +208,9 @@ def _left_early(context: Context, short: Ranks, ahead: Ranks, record: Collective
         (finding,) = deaths(context.case, dead, context.victims)
         ended = f"{finding.cause.partition(';')[0]} while {waiters}"
         return replace(finding, cause=ended, evidence=(fact(ahead, record), *finding.evidence))
-    exits = [_left_by_exit(context, context.reports[rank]) for rank in short]
-    if all(exits):
-        return Finding(
-            Category.EARLY_EXIT,
-            short,
-            f"{verb(short, 'has', 'have')} ended by sys.exit() at "
-            f"{' and '.join(dict.fromkeys(exits))}, while {waiters}",
-            "Let all ranks leave together: one that has nothing to do still takes part in every "
-            "collective of its groups.",
-            context.victims,
-            (fact(ahead, record),),
-            sides=(side(ahead, record), side(short, None)),
-        )
+    by_exit = left_by_exit(context, short, ahead, record)
+    if by_exit is not None:
+        return by_exit
     if all(context.destroyed(rank) for rank in short):
         return Finding(
             Category.MISSING_DESTROY,

@@ -30,7 +30,9 @@ from ddp_notebook.model import (
 
 _UNEVEN = 1.25
 """One rank has so many times as many samples as another one."""
-_FEWEST_BACKWARDS = 2
+_FEWEST_BACKWARDS, _FEWEST_USES = 2, 2
+_ALIKE = 1e-4
+"""Of the size of the values: a smaller difference is rounding."""
 _SILENT = ("barrier", "monitored_barrier")
 _OF_SHARDS = ("all_gather_into_tensor", "reduce_scatter_tensor")
 
@@ -156,6 +158,49 @@ def lone_copies(context: Context) -> Iterator[Finding]:
     if len({tuple(copy.type for copy in copies) for copies in of.values()}) == 1:
         for own in (dict(zip(of, row, strict=True)) for row in rows):
             yield from _updated_by_some(context, own)
+            yield from _begun_apart(own)
+
+
+def _begun_apart(own: Mapping[int, CopyFacts]) -> Iterator[Finding]:
+    """The copies differ, less each time by one factor: averages that began with other values."""
+    (first, mine), *others = own.items()
+    if not _are_used_together(own):
+        return
+    apart = [(rank, _shrinking(mine, theirs)) for rank, theirs in others]
+    if not apart or not all(factor for _, factor in apart):
+        return
+    at = in_brackets(mine.place)
+    yield Finding(
+        Category.REPLICA_DIVERGENCE,
+        tuple(own),
+        f"every rank uses a copy of the model, {mine.type}{at}, that began with values of its own, "
+        "and averages the same weights into it: the copies are not the same, though the model is",
+        "Copy the model after DistributedDataParallel has sent rank 0's values to all: "
+        "copy.deepcopy(ddp.module), or seed every rank the same before the model is made.",
+        evidence=tuple(
+            f"rank {rank}: the difference from rank {first}'s copy is {factor:.3g} times what it "
+            f"was, from {mine.values[0][0]} to {mine.values[-1][0]} backwards"
+            for rank, factor in apart
+        ),
+    )
+
+
+def _shrinking(one: CopyFacts, other: CopyFacts) -> float:
+    """The factor by which all differences of two copies shrank; 0 unless it is one factor."""
+    before, after = _differences(one, other, 0), _differences(one, other, -1)
+    if len(one.values) < _FEWEST_USES or not before or len(after) != len(before):
+        return 0.0
+    largest = max(range(len(before)), key=lambda i: abs(before[i]))
+    factor = after[largest] / before[largest] if before[largest] else 0.0
+    size = max(map(abs, one.values[-1][1]), default=0.0)
+    rounding = [abs(b - factor * a) for a, b in zip(before, after, strict=True)]
+    clear = abs(after[largest]) > 10 * _ALIKE * size >= 10 * max(rounding)
+    return factor if clear and 0 < factor < 1 - _ALIKE else 0.0
+
+
+def _differences(one: CopyFacts, other: CopyFacts, at: int) -> list[float]:
+    """Of the values of two copies at one of their uses."""
+    return [a - b for a, b in zip(one.values[at][1], other.values[at][1], strict=False)]
 
 
 def _updated_by_some(context: Context, own: Mapping[int, CopyFacts]) -> Iterator[Finding]:

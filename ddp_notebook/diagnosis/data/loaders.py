@@ -1,8 +1,9 @@
-"""The rule for loaders that give every rank the same batches."""
+"""Rules for loaders that give ranks the same batches: all of them, or some."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import combinations
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.data.samplers import divided_among
@@ -14,26 +15,61 @@ from ddp_notebook.model import (
     name_ranks,
 )
 
+_FEWEST = 2
 _PLAIN = ("SequentialSampler", "RandomSampler")
 
 
 def same_batches(context: Context) -> Iterator[Finding]:
     """Without a sampler every rank has seen the same batches: equal hashes prove it."""
+    for of in _loaders(context):
+        inputs = {loader.inputs for loader in of.values()}
+        seen = of[min(of)].inputs
+        if len(inputs) == 1 and len(set(seen)) >= _FEWEST:  # one alone may be meant to be the same
+            yield _same_batches(of, len(seen))
+
+
+def shared_batches(context: Context) -> Iterator[Finding]:
+    """Some batches of a stream come to several ranks: its parts overlap.
+
+    Of a stream's first epoch alone, which draws nothing at random that is as long as a batch.
+    """
+    for of in _loaders(context):
+        each = of[min(of)]
+        twice = {
+            (one, other): sum(hashed in of[other].inputs for hashed in of[one].inputs)
+            for one, other in combinations(of, 2)
+        }
+        (ranks, most) = max(twice.items(), key=lambda item: item[1])
+        distinct = all(len(set(e.inputs)) == len(e.inputs) for e in of.values())
+        same = len({e.inputs for e in of.values()}) == 1
+        if not each.stream or same or not distinct or most < _FEWEST:
+            continue
+        yield Finding(
+            Category.SAMPLER_MISUSE,
+            tuple(of),
+            f"the ranks' parts of {each.stream}, an IterableDataset, overlap: some batches come to "
+            f"several ranks, and others to none{in_brackets(each.place)}",
+            f"Have {each.stream}.__iter__ begin at sample rank * num_workers + worker_id, and take "
+            "every (world size * num_workers)-th: each worker of each rank then has others.",
+            evidence=(
+                f"{most} of the first {len(each.inputs)} inputs of rank {ranks[0]} came to rank "
+                f"{ranks[1]} as well, byte for byte",
+            ),
+        )
+
+
+def _loaders(context: Context) -> Iterator[dict[int, LoaderFacts]]:
+    """The loaders that all ranks have whose data are to be divided, if all inputs are known."""
     facts, size = context.facts, divided_among(context)
     for key in dict.fromkeys(loader.key for one in facts.values() for loader in one.loaders):
-        of: dict[int, LoaderFacts] = {
+        of = {
             rank: loader
             for rank in sorted(facts)
             for loader in facts[rank].loaders
             if loader.key == key
         }
-        inputs = {loader.inputs for loader in of.values()}
-        if len(of) < 2 or len(of) != size or len(inputs) != 1:
-            continue
-        seen = inputs.pop()
-        if "" in seen or len(set(seen)) < 2:  # one batch alone may be meant to be the same
-            continue
-        yield _same_batches(of, len(seen))
+        if len(of) == size > 1 and not any("" in loader.inputs for loader in of.values()):
+            yield of
 
 
 def _same_batches(of: Mapping[int, LoaderFacts], count: int) -> Finding:

@@ -114,11 +114,14 @@ def _in_loops(trees: list[ast.Module], tree: ast.Module, scope: ast.AST, call: a
         nodes = [node for node in ast.walk(loop) if node is not call]
         if any(_set(nodes, name)):
             return 0
-        added = [_line_of(node) for node in nodes if _adds(node, name)]
-        if added:
+        if added := _first_that_adds(nodes, name):
             often = not _at_times(loop, line) or _set_once(trees, tree, scope, call)
-            return min(added) if often and not _is_left(loop, line) else 0
+            return added if often and not _is_left(loop, line) else 0
     return 0
+
+
+def _first_that_adds(nodes: Iterable[ast.AST], name: str) -> int:
+    return min((_line_of(node) for node in nodes if _adds(node, name)), default=0)
 
 
 def _at_times(loop: ast.stmt, line: int) -> bool:
@@ -154,10 +157,7 @@ def _in_class(trees: list[ast.Module], tree: ast.Module, call: ast.Call) -> int:
         return 0
     made = {n for f in classes[0].body if _is_init(f) for n in ast.walk(f)} | {call}
     others = [n for each in trees for n in ast.walk(each) if n not in made]
-    if any(_set(others, attribute)):
-        return 0
-    lines = [_line_of(n) for n in ast.walk(classes[0]) if n not in made and _adds(n, attribute)]
-    return min(lines, default=0)
+    return 0 if any(_set(others, attribute)) else _first_that_adds(others, attribute)
 
 
 def _is_init(node: ast.stmt) -> bool:

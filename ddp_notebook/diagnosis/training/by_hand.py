@@ -133,7 +133,7 @@ def skipped_steps(context: Context) -> Iterator[Finding]:
     for of in _plain(context):
         steps = {rank: optimizer.steps for rank, optimizer in of.items()}
         # What is neither left alone nor multiplied by one factor is mixed with that of others.
-        mixed = all(e.factors and not any(e.factors) for e in of.values())
+        mixed = all(2 * e.factors.count(None) > len(e.factors) for e in of.values())
         if len(set(steps.values())) == 1 or not mixed or not _drifts_from_equal(context, of):
             continue
         each = next(iter(of.values()))
@@ -159,7 +159,11 @@ def _backwards(context: Context, rank: int) -> str:
 def _drifts_from_equal(context: Context, of: _Of) -> bool:
     """The parameters were the same, are no more, and nothing but the steps changed them."""
     equal = _all_close([optimizer.first_weights for optimizer in of.values()])
-    apart = not _all_close([optimizer.last_weights for optimizer in of.values()])
+    seen = [
+        [optimizer.last_weights, *(_flat(sample.weights) for sample in optimizer.later)]
+        for optimizer in of.values()
+    ]
+    apart = any(not _all_close(weights) for weights in zip(*seen, strict=False))
     together = len({context.facts[rank].backwards for rank in of}) == 1
     moved = any(optimizer.moved_steps for optimizer in of.values())
     return equal and apart and together and not moved and exchanged(context.collectives, of)
@@ -306,7 +310,8 @@ class _Trained:
     def kinds(self) -> list[tuple[str, ...]]:
         """For each step seen, what became of each parameter's gradients.
 
-        ``averaged``: the same on all ranks; ``kept``: each rank used its own; "" for unknown.
+        ``averaged``: the same on all ranks; ``kept``: each rank used its own; ``scaled``: its
+        own, times a number; "" for unknown.
         """
         return [
             tuple(map(_kind, self._by_parameter(step, "own"), self._by_parameter(step, "used")))
@@ -503,7 +508,8 @@ def averaged_in_part(context: Context) -> Iterator[Finding]:
         between = len(set(rows)) == 1 and changes >= _FEWEST_CHANGES
         if not between:
             rows = _with_what_came_later(trained, rows)
-        kept, averaged = (_of_kind(trained, rows[-1], kind) for kind in ("kept", "averaged"))
+        kept = _of_kind(trained, rows[-1], "kept", "scaled")
+        averaged = _of_kind(trained, rows[-1], "averaged")
         if not (kept and averaged) or trained.split or not trained.began_equal:
             continue
         yield trained.finding(
@@ -527,7 +533,8 @@ def left_with_experts(context: Context) -> Iterator[Finding]:
     """
     for trained in _trained(context):
         rows = trained.kinds()
-        kept, averaged = (_of_kind(trained, rows[0], kind) for kind in ("kept", "averaged"))
+        kept = _of_kind(trained, rows[0], "kept", "scaled")
+        averaged = _of_kind(trained, rows[0], "averaged")
         own, shared = _own_and_shared(trained, kept)
         may_have_experts = trained.split or not context.collectives.of
         if len(set(rows)) > 1 or not (averaged and shared and own and may_have_experts):
@@ -573,9 +580,9 @@ def _with_what_came_later(trained: _Trained, rows: list[tuple[str, ...]]) -> lis
     return later if averaged and unfrozen else [()]
 
 
-def _of_kind(trained: _Trained, kinds: Sequence[str], wanted: str) -> list[str]:
+def _of_kind(trained: _Trained, kinds: Sequence[str], *wanted: str) -> list[str]:
     named = zip(trained.each.sampled, kinds, strict=False)
-    return [name for name, kind in named if kind == wanted]
+    return [name for name, kind in named if kind in wanted]
 
 
 def reduced_to_one(context: Context) -> Iterator[Finding]:
@@ -720,7 +727,10 @@ def _kind(own: Sequence[Sequence[float]], used: Sequence[Sequence[float]]) -> st
         return ""
     if _all_close(used):
         return "averaged"
-    return "kept" if all(map(_all_close, zip(own, used, strict=True))) else "other"
+    pairs = list(zip(own, used, strict=True))
+    if all(map(_all_close, pairs)):
+        return "kept"
+    return "scaled" if all(_ratio(*pair) for pair in pairs) else "other"
 
 
 def _flat(rows: Sequence[Sequence[float]]) -> list[float]:

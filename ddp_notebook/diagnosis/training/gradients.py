@@ -107,6 +107,38 @@ def _local(of: _Of, step: int, steps: int) -> Finding:
     )
 
 
+def clipped_apart(context: Context) -> Iterator[Finding]:
+    """Gradients of micro-batches, not averaged yet, are multiplied by each rank's own factor."""
+    for of in optimizers(context.facts).values():
+        each = next(iter(of.values()))
+        apart = _between_apart(of) if each.replicas else []
+        if len(apart) < _FEWEST_LEFTOVERS:
+            continue
+        yield Finding(
+            Category.LOCAL_STATISTIC,
+            tuple(of),
+            "between the micro-batches of a step each rank multiplies its gradients, which are not "
+            "averaged yet, by another factor, as clipping by the rank's own norm does"
+            f"{in_brackets(each.place)}",
+            "Clip once, after the backward of the last micro-batch, when the gradients are those "
+            "of all ranks: clip_grad_norm_ directly before optimizer.step().",
+            evidence=by_ranks(
+                {
+                    rank: f"times {', '.join(f'{row[rank]:.3g}' for row in apart[:_MOST_SHOWN])} "
+                    "before the next backward of the same step"
+                    for rank in of
+                }
+            ),
+        )
+
+
+def _between_apart(of: _Of) -> list[dict[int, float]]:
+    """The factors between two micro-batches, where all ranks know one and they differ."""
+    rows = zip(*(optimizer.between for optimizer in of.values()), strict=False)
+    factors = [{rank: f or 0.0 for rank, f in zip(of, row, strict=True)} for row in rows]
+    return [row for row in factors if all(row.values()) and _differ(row)]
+
+
 def clipped_scaled(context: Context) -> Iterator[Finding]:
     """Gradients are clipped while a GradScaler's scale is in them, and divided by it afterwards.
 

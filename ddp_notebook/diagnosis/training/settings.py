@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.majority import each_with
+from ddp_notebook.diagnosis.majority import by_ranks, each_with
 from ddp_notebook.diagnosis.source_code.singled_out import strayed
-from ddp_notebook.model import Category, Finding, in_brackets, name_ranks
+from ddp_notebook.model import Category, Finding, in_brackets
 
-_FEWEST_FORWARDS = 2
+_FEWEST_BACKWARDS = 2
 
 
 def other_precision(context: Context) -> Iterator[Finding]:
@@ -55,12 +55,11 @@ def _words_of(name: str) -> tuple[str, ...]:
 def other_mode(context: Context) -> Iterator[Finding]:
     """Some ranks train a model in evaluation mode: without dropout, with other statistics."""
     for model in context.models.values():
-        starts = {rank: replica.starts for rank, replica in model.of.items()}
-        rows = list(zip(*starts.values(), strict=False))
-        apart = [i for i, row in enumerate(rows) if len({each.training for each in row}) > 1]
-        if len(apart) < _FEWEST_FORWARDS or not all(e.varies for e in model.of.values()):
+        of = {rank: replica.evaluating for rank, replica in model.of.items()}
+        fewest = min(of.values())
+        ranks = tuple(rank for rank, times in of.items() if times >= fewest + _FEWEST_BACKWARDS)
+        if not ranks or not all(each.varies for each in model.of.values()):
             continue
-        ranks = tuple(rank for rank, of in starts.items() if not of[apart[0]].training)
         place = model.of[ranks[0]].start_place
         at = in_brackets(place)
         yield Finding(
@@ -70,8 +69,10 @@ def other_mode(context: Context) -> Iterator[Finding]:
             f"ranks: its dropout and batch norm do something else{at}",
             "Call model.train() on every rank before the training forward; after model.eval() for "
             "an evaluation on one rank, too.",
-            evidence=(
-                f"in evaluation mode on {name_ranks(ranks)} in {len(apart)} of the first "
-                f"{len(rows)} training forwards, first in forward {apart[0] + 1}",
+            evidence=by_ranks(
+                {
+                    rank: f"{times} of {model.of[rank].backwards} backwards in evaluation mode"
+                    for rank, times in of.items()
+                }
             ),
         )

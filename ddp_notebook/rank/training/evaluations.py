@@ -173,7 +173,7 @@ class Moments:
             self.autocast = _autocast()
         random = random_state()
         drew = bool(self._random) and random != self._random and loads == self._loads
-        self.starts.append(model.StepStart(random, drew, hash_of(inputs), module.training))
+        self.starts.append(model.StepStart(random, drew, hash_of(inputs)))
         self._random = ""
 
     def stepped(self, loads: int) -> None:

@@ -27,7 +27,7 @@ _ALIKE = 1e-4
 """Factors of two values with a smaller relative difference count as equal."""
 _FEWEST = 4
 """How many values must agree on a factor."""
-_MOST_FACTORS = 4
+_MOST_FACTORS, _MOST_BETWEEN = 4, 32
 
 
 def read_loss(loss: torch.Tensor, line: Line | None) -> model.LossFacts:
@@ -104,6 +104,8 @@ class Gradients:
         self._before_scaler: float | None = None
         self.pending_steps = 0
         self.watched_steps = self.leftover_steps = 0
+        self.between: list[float | None] = []
+        """By what a backward's gradients were multiplied before the next one of the same step."""
         self.watched = True
         """While this run has few steps, and at the next step if it is the 16th, the 32nd..."""
         self._is_early = True
@@ -129,6 +131,9 @@ class Gradients:
         self._backwards += 1
         if not self._is_early:
             return
+        if self._after_backward and len(self.between) < _MOST_BETWEEN:
+            now = list(map(_values, self._gradients()))
+            self.between.append(_factor(self._after_backward, now))
         left = [
             ref() is grad and any(values) and _values(grad) == values
             for (ref, values), grad in zip(self._left, self._gradients(), strict=False)

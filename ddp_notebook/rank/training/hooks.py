@@ -238,7 +238,7 @@ class TrainingHooks(Component):
                         self.module, (inputs, named), tracker.backwards, samplers.current
                     )
                 else:
-                    replica.enter(self.require_backward_grad_sync)
+                    replica.enter(self.require_backward_grad_sync, self.module.training)
                     replica.moments.trains(self.module, (inputs, named), samplers.iterations)
                     if samplers.current is not None:
                         samplers.forward((inputs, named))

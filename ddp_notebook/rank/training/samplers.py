@@ -26,7 +26,7 @@ from ddp_notebook.rank.collectives.call_sites import CallSites, Line, place_of
 
 _MOST = 32
 _EPOCHS = 32
-_INPUTS = 4
+_INPUTS = 8
 _MOST_ITEMS, _SOME = 100_000, 64
 _HASHED_BYTES, _MOST_TENSORS = 2**20, 8
 
@@ -38,6 +38,8 @@ class Source:
         self.ref = weakref.ref(owner)
         self.line = line
         self.seen: dict[str, Any] = {}
+        self.complete = False
+        """No more inputs are kept: a stream may give its second epoch's to other ranks."""
         """Its settings when it was last iterated."""
         self.data = "", ""
         """What `order_of` says of the data set, when it was first iterated."""
@@ -117,24 +119,25 @@ class Samplers:
             return
         if batches is not None and type(batches) is not BatchSampler:
             sampler = batches  # of the user's own
-        stream = isinstance(loader.dataset, IterableDataset)
         source = self._of(self.loaders, loader)
         if source is None:
             return
-        source.seen = {
-            "length": 0 if stream else _length(loader.dataset),
-            "sampler": "" if stream else type(sampler).__name__,
-            "stream": type(loader.dataset).__name__ if stream else "",
-        }
+        if isinstance(loader.dataset, IterableDataset):
+            source.seen = {"length": 0, "sampler": "", "stream": type(loader.dataset).__name__}
+            source.complete = source.complete or bool(source.inputs)
+        else:
+            length = _length(loader.dataset)
+            source.seen = {"length": length, "sampler": type(sampler).__name__, "stream": ""}
         source.trained = False
         self.current = source
 
     def forward(self, inputs: Any) -> None:
         """A DDP object gets `inputs`; the first ones from a loader are kept as hashes."""
         source = self.current
-        if source is None or len(source.inputs) >= _INPUTS or "sampler" not in source.seen:
+        if source is None or source.complete or "sampler" not in source.seen:
             return
         source.inputs.append(hash_of(inputs))
+        source.complete = len(source.inputs) >= _INPUTS
 
     def backward(self) -> None:
         """A backward begins: the loader that is being iterated is trained on."""

@@ -189,6 +189,10 @@ class Replica:
         self.moments.begin()
         self.pending = self.last = NONE
         self.forwards = self.no_sync_forwards = self.bypasses = self.backwards = 0
+        self.evaluating = 0
+        """Of `backwards`, those of forwards in evaluation mode."""
+        self._is_training = True
+        """Its mode in the last forward through the wrapper."""
         self.steps = self.local_steps = self.bypassed_steps = self.unready_steps = 0
         self.bypass_place: Line | None = None
         self.bad_place: Line | None = None
@@ -230,9 +234,10 @@ class Replica:
         ref = self.known.get(id(parameter))
         return ref is not None and ref() is parameter
 
-    def enter(self, reduces: bool) -> None:
-        """A forward through the wrapper begins."""
+    def enter(self, reduces: bool, is_training: bool) -> None:
+        """A forward through the wrapper begins; `is_training`: in training mode."""
         self.inside += 1
+        self._is_training = is_training
         self.forwards += 1
         if reduces:
             self.pending = REDUCED
@@ -256,6 +261,7 @@ class Replica:
         """A backward begins."""
         self.moments.backward()
         if self.pending:
+            self.evaluating += self.pending != BYPASSED and not self._is_training
             self.last, self.pending = self.pending, NONE
             self.backwards += 1
 

@@ -471,14 +471,19 @@ def _gone(held: Held, started: bool) -> str:
             f"The session's temporary folder {folder} cannot be written to any more, as on a file "
             "system that became read-only. No rank can be started there."
         )
-    needed = (*_SOCKETS, _CONNECTION) if started else _SOCKETS
-    missing = ", ".join(name for name in needed if not (folder / name).exists())
-    if not missing:
-        return ""
-    return (
-        f"Files of the session are gone from {folder} ({missing}): another program "
-        f"removed them, {cleaner} No rank can be started there any more."
-    )
+    missing = ", ".join(name for name in _SOCKETS if not (folder / name).exists())
+    if missing:
+        return (
+            f"Files of the session are gone from {folder} ({missing}): another program "
+            f"removed them, {cleaner} No rank can be started there any more."
+        )
+    if started and not (folder / _CONNECTION).exists():
+        return (
+            f"The file by which ranks find the ipyparallel controller is gone ({_CONNECTION} in "
+            f"{folder}). The controller removes it when it is told to end, as by SIGTERM; or "
+            f"something else did, {cleaner} No rank can be started there any more."
+        )
+    return ""
 
 
 def _unasked(folder: Path, snapshot: Snapshot) -> str:
