@@ -1171,6 +1171,69 @@ for _ in range(4):
                 opt.step()
         """,
     ),
+    "buckets of gradients that are sent when they are full, and the last is not": (
+        "replica-divergence",
+        BOTH,
+        """
+        torch.manual_seed(1)
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
+        works, bucket = [], []
+        def ready(parameter):
+            bucket.append(parameter)
+            if len(bucket) == 5:
+                flat = torch.cat([each.grad.reshape(-1) for each in bucket])
+                works.append((dist.all_reduce(flat, async_op=True), flat, list(bucket)))
+                bucket.clear()
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(ready)
+        own = torch.optim.SGD(model.parameters(), lr=0.01)
+        torch.manual_seed(10 + rank)
+        for _ in range(8):
+            own.zero_grad()
+            model(batch()).pow(2).mean().backward()
+            for work, flat, sent in works:
+                work.wait()
+                for each, part in zip(sent, flat.div_(2).split([e.numel() for e in sent])):
+                    each.grad.copy_(part.view_as(each))
+            works.clear()
+            bucket.clear()
+            own.step()
+        """,
+    ),
+    "an embedding that is the head too, each on a rank of its own": (
+        "weight-tying-lost",
+        BOTH,
+        """
+        class Words(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)
+                self.head.weight = self.embed.weight
+            def forward(self, x):
+                return self.embed(x) if self.head is None else self.head(x)
+        torch.manual_seed(3)
+        stage = Words()
+        if rank == 0:
+            stage.head = None
+        else:
+            stage.embed = None
+        own = torch.optim.SGD(stage.parameters(), lr=0.1)
+        for i in range(6):
+            own.zero_grad()
+            words, grad = torch.arange(i, i + 4) % 9, torch.empty(4, 4)
+            if rank == 0:
+                out = stage(words)
+                dist.send(out.detach(), 1)
+                dist.recv(grad, 1)
+                out.backward(grad)
+            else:
+                dist.recv(grad, 0)
+                inner = grad.clone().requires_grad_()
+                nn.functional.cross_entropy(stage(inner), words).backward()
+                dist.send(inner.grad, 0)
+            own.step()
+        """,
+    ),
 }
 
 HANGS = {

@@ -866,4 +866,66 @@ for mine in (torch.ones(6, 4), torch.ones(6, 4) + rank):
             works = [dist.broadcast(p.data, owner[p], async_op=True) for p in owner]
             for work in works: work.wait()
         """,
+    "an embedding that is the head too, on two ranks whose gradients of it are summed": """
+        class Words(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)
+                self.head.weight = self.embed.weight
+            def forward(self, x):
+                return self.embed(x) if self.head is None else self.head(x)
+        torch.manual_seed(3)
+        stage = Words()
+        if rank == 0:
+            stage.head = None
+        else:
+            stage.embed = None
+        own = torch.optim.SGD(stage.parameters(), lr=0.1)
+        for i in range(6):
+            own.zero_grad()
+            words, grad = torch.arange(i, i + 4) % 9, torch.empty(4, 4)
+            if rank == 0:
+                out = stage(words)
+                dist.send(out.detach(), 1)
+                dist.recv(grad, 1)
+                out.backward(grad)
+            else:
+                dist.recv(grad, 0)
+                inner = grad.clone().requires_grad_()
+                nn.functional.cross_entropy(stage(inner), words).backward()
+                dist.send(inner.grad, 0)
+            (shared,) = stage.parameters()
+            dist.all_reduce(shared.grad)
+            own.step()
+        """,
+    "hooks on gradients that clip or average them, of parts that are each rank's own": """
+        torch.manual_seed(1)
+        def clip(grad):
+            return grad.clamp(-1, 1)
+        def average(grad):
+            grad = clip(grad)
+            dist.all_reduce(grad)
+            return grad / 2
+        for own_first, one_hook in ((False, False), (False, True), (True, True)):
+            embedding, trunk, head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+            parts = (embedding, trunk, head)
+            of_its_own = {id(p) for p in (embedding if own_first else head).parameters()}
+            def both(param):
+                if id(param) in of_its_own:
+                    return
+                dist.all_reduce(param.grad)
+                param.grad /= 2
+            everything = [p for part in parts for p in part.parameters()]
+            for p in everything:
+                if one_hook:
+                    p.register_post_accumulate_grad_hook(both)
+                else:
+                    p.register_hook(clip if id(p) in of_its_own else average)
+            own = torch.optim.SGD(everything, lr=0.01)
+            for _ in range(8):
+                own.zero_grad()
+                x = torch.randn(4, 4, generator=torch.Generator().manual_seed(10 + rank))
+                head(trunk(embedding(x))).pow(2).mean().backward()
+                own.step()
+        """,
 }

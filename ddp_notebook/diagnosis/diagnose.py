@@ -223,6 +223,7 @@ RULES: tuple[Rule, ...] = (
     Rule(randomness.other_constants, When.TRAINED, Explains.NOTHING),
     Rule(checkpoints.loaded_for_evaluation, When.EVALUATED, Explains.NOTHING),
     Rule(checkpoints.untied, When.TRAINED, Explains.NOTHING),
+    Rule(checkpoints.untied_over_ranks, When.TRAINED, Explains.NOTHING),
     Rule(saved.lost_shards, When.TRAINED, Explains.NOTHING),
     Rule(saved.apart_checkpoints, When.TRAINED, Explains.NOTHING),
     Rule(files.saved_by_several, When.TRAINED, Explains.NOTHING),

@@ -224,6 +224,9 @@ class ReplicaFacts:
     """What torch.autocast was in the first of them: ``bfloat16``; "" for off."""
     start_place: Place | None = None
     """Where the first of them was called."""
+    matrices: tuple[tuple[TensorDigest, TensorDigest], ...] = ()
+    """Without DDP: its parameters of several dimensions before its first step, and some steps
+    later."""
     twins: tuple[tuple[str, str], ...] = ()
     """Parameters of one shape in unlike places that had the same values when it was wrapped."""
     unheld: tuple[str, ...] = ()
@@ -292,6 +295,8 @@ class OptimizerFacts:
     """Of its 16th step, its 32nd, and so on."""
     sampled: tuple[str, ...] = ()
     """Names of the parameters in `samples`."""
+    one_hook: bool = False
+    """Whether all of them have one function of the user's as a hook on their gradients."""
     last_weights: tuple[float, ...] = ()
     """As `first_weights`, after `watched_steps` steps."""
     span: tuple[int, int] = (0, 0)

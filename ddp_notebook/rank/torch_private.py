@@ -395,6 +395,12 @@ def uses_cuda() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
+def gradient_hooks(parameter: torch.Tensor) -> list[Any]:
+    """The hooks on the gradient of a parameter; none also where torch does not tell."""
+    names = ("_post_accumulate_grad_hooks", "_backward_hooks")
+    return [hook for name in names for hook in (getattr(parameter, name, None) or {}).values()]
+
+
 def in_backward() -> bool:
     """True on a thread that runs a backward; False also where torch does not tell."""
     task = getattr(torch._C, "_current_graph_task_id", None)

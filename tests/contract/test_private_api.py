@@ -333,7 +333,13 @@ make()
 net = DDP(Toy())
 assert ddp.unready(net) == []
 seen = []
-net.module.a.weight.register_hook(lambda _: seen.append(torch_private.in_backward()))
+def look(gradient):
+    seen.append(torch_private.in_backward())
+weight = net.module.a.weight
+weight.register_hook(look)
+weight.register_post_accumulate_grad_hook(print)
+assert torch_private.gradient_hooks(weight) == [print, look]
+assert torch_private.gradient_hooks(torch.ones(1)) == []
 net(torch.ones(1, 2)).sum().backward()
 assert ddp.unready(net) == [2, 3], "b.weight and b.bias"
 assert seen == [True] and not torch_private.in_backward()

@@ -505,7 +505,8 @@ def averaged_in_part(context: Context) -> Iterator[Finding]:
         rows = trained.kinds()
         changes = sum(a != b for a, b in pairwise(filter(None, rows[0])))
         # A part of its own may be meant to be each rank's: a head, an embedding.
-        between = len(set(rows)) == 1 and changes >= _FEWEST_CHANGES
+        apart = changes >= _FEWEST_CHANGES or _are_last_of_a_backward(trained, rows[0])
+        between = len(set(rows)) == 1 and apart
         if not between:
             rows = _with_what_came_later(trained, rows)
         kept = _of_kind(trained, rows[-1], "kept", "scaled")
@@ -524,6 +525,27 @@ def averaged_in_part(context: Context) -> Iterator[Finding]:
                 "all began with the same values",
             ),
         )
+
+
+def _are_last_of_a_backward(trained: _Trained, row: tuple[str, ...]) -> bool:
+    """True where one hook has buckets of gradients reduced, and those that come last are not.
+
+    They are of the first layers: what waits in a bucket that is sent when it is full.
+    """
+    order = [kind for kind in row if kind]
+    averaged = order.count("averaged")
+    are_first = order[len(order) - averaged :] == ["averaged"] * averaged
+    sizes = {digest.numel for digest in trained.each.begins}
+    buckets = (
+        any(record.numel not in sizes for record in issued if _is_in_backward(record))
+        for rank, issued in trained.context.collectives.of.items()
+        if rank in trained.of
+    )
+    return trained.each.one_hook and are_first and all(buckets)
+
+
+def _is_in_backward(record: Collective) -> bool:
+    return any("backward(" in place.text for place in record.path[:-1])
 
 
 def left_with_experts(context: Context) -> Iterator[Finding]:

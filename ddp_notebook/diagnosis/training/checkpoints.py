@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import NamedTuple
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
@@ -129,6 +132,62 @@ def untied(context: Context) -> Iterator[Finding]:
                     f"{line}: {line.text}",
                 ),
             )
+
+
+def untied_over_ranks(context: Context) -> Iterator[Finding]:
+    """Weights that the code makes one tensor are on two ranks, as stages of a pipeline."""
+    for first, second in _parted(context):
+        one, other = first[0].name, second[0].name
+        line = context.sources.ties(one, other)
+        if line is None:
+            continue
+        have, has = (tuple(matrix.rank for matrix in each) for each in (first, second))
+        yield Finding(
+            Category.WEIGHT_TYING_LOST,
+            tuple(sorted({*have, *has})),
+            f"the code makes {one} and {other} one tensor ({line}); {name_ranks(have)} "
+            f"{verb(have, 'has', 'have')} the first and {name_ranks(has)} the second, each trains "
+            "its own, and they are not the same any more",
+            "Have all of them begin with the same values, and all_reduce the gradients of the two "
+            "over a group of these ranks (new_group) before each step.",
+            evidence=(
+                f"equal before the first step, not equal some steps later: {one} of "
+                f"{name_ranks(have)}, {other} of {name_ranks(has)}",
+                f"{line}: {line.text}",
+            ),
+        )
+        return
+
+
+class _Matrix(NamedTuple):
+    rank: int
+    name: str
+    later: str
+    """The hash of its values some steps later."""
+    beside: frozenset[str]
+    """The names of the matrices of its model."""
+
+
+def _parted(context: Context) -> Iterator[tuple[list[_Matrix], list[_Matrix]]]:
+    """Matrices that began equal on some ranks and on others, and are no more equal anywhere.
+
+    No model has both of them: those on one rank it could make one tensor itself.
+    """
+    begun: dict[str, dict[str, list[_Matrix]]] = defaultdict(lambda: defaultdict(list))
+    for rank, facts in sorted(context.facts.items()):
+        for each in facts.plain:
+            beside = frozenset(first.name for first, _ in each.matrices)
+            for first, later in each.matrices:
+                if first.hash and len(set(first.sample)) > 1:
+                    matrix = _Matrix(rank, first.name, later.hash, beside)
+                    begun[first.hash][first.name].append(matrix)
+    for alike in begun.values():
+        for one, other in combinations(alike.values(), 2):
+            names = frozenset((one[0].name, other[0].name))
+            together = any(names <= matrix.beside for matrix in (*one, *other))
+            ended = ({matrix.later for matrix in each} for each in (one, other))
+            if not together and set.isdisjoint(*ended):
+                yield one, other
 
 
 def _apart(each: ReplicaFacts, pair: tuple[str, str]) -> bool:

@@ -262,6 +262,7 @@ def _sampled(optimizer: TrackedOptimizer, gradients: Gradients | None) -> dict[s
         "samples": tuple(gradients.samples),
         "later": tuple(gradients.later),
         "sampled": gradients.sampled,
+        "one_hook": gradients.one_hook,
         "last_weights": tuple(value for row in gradients.last_weights for value in row),
         "moved_steps": gradients.moved_steps,
     }
@@ -277,6 +278,7 @@ def _plain(models: Iterable[PlainModel]) -> Iterator[model.ReplicaFacts]:
             evaluations=each.moments.evaluation_facts(),
             starts=tuple(each.moments.starts),
             start_place=place_of(each.moments.start_line),
+            matrices=each.matrices,
         )
 
 

@@ -81,6 +81,14 @@ def named(groups: Iterable[Any]) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
+def _have_one_hook(parameters: Iterable[torch.Tensor]) -> bool:
+    codes = [
+        {getattr(hook, "__code__", None) for hook in torch_private.gradient_hooks(parameter)}
+        for parameter in parameters
+    ]
+    return bool(codes and set.intersection(*codes) - {None})
+
+
 class Gradients:
     """The gradients of one optimizer."""
 
@@ -91,6 +99,8 @@ class Gradients:
         self._some = [weakref.ref(each) for each in _spread(sharded or parameters, _PARAMETERS)]
         self.sampled = tuple(name for name, _ in _spread(everything, _PARAMETERS))
         """Names of the parameters that values are taken of, where none is sharded."""
+        self.one_hook = _have_one_hook([tensor for _, tensor in _spread(everything, _PARAMETERS)])
+        """Whether all of `sampled` have one function of the user's as a hook on their gradients."""
         self._pending = (
             fsdp_private.Pending({id(tensor) for tensor in parameters}) if self.mesh else None
         )

@@ -11,20 +11,24 @@ import contextlib
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_notebook.model import TensorDigest
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites
+from ddp_notebook.rank.training import digests
 from ddp_notebook.rank.training.evaluations import Moments
 from ddp_notebook.rank.training.parallel import held
 from ddp_notebook.rank.training.parallel.module_hook import ModuleHook
 from ddp_notebook.rank.training.tracked import Loads, few_values
 
 _MOST, _MOST_LOOKS, _MOST_ALIKE = 4, 4, 8
+_MOST_DIGESTS, _DIGESTED, _LATER_STEP = 256, 2**14, 4
 Tell = Callable[["PlainModel", torch.nn.Module, Any], None]
 
 
@@ -53,7 +57,30 @@ class PlainModel:
         self.values: tuple[float, ...] = ()
         """Some of its parameters' at its first forward, as the group's size: at the end of the run
         both may be gone."""
+        self.matrices: tuple[tuple[TensorDigest, TensorDigest], ...] = ()
+        """Its parameters of several dimensions before its first step, and some steps later."""
+        self._first: tuple[TensorDigest, ...] = ()
         self.handle: Any = None
+
+    def step_begins(self) -> None:
+        """An optimizer is about to make a step of it."""
+        self.steps += 1
+        if self.steps == 1:
+            self._first = self._digests()
+        elif self.steps == _LATER_STEP:
+            later = {digest.name: digest for digest in self._digests()}
+            pairs = ((first, later.get(first.name)) for first in self._first)
+            self.matrices = tuple((first, then) for first, then in pairs if then is not None)
+
+    def _digests(self) -> tuple[TensorDigest, ...]:
+        module = self.ref()
+        named = module.named_parameters() if module is not None else ()
+        found = (
+            digests.digest(name, each.detach().view(-1)[:_DIGESTED])
+            for name, each in islice(named, _MOST_DIGESTS)
+            if each.dim() > 1 and _is_readable(each)
+        )
+        return tuple(digest for digest in found if digest is not None)
 
 
 class PlainModels:
@@ -110,7 +137,7 @@ class PlainModels:
             with contextlib.suppress(Exception):
                 models += self._find(optimizer, list(inside()))
         for model in models:
-            model.steps += 1
+            model.step_begins()
 
     def _find(self, optimizer: torch.optim.Optimizer, inside: list[Any]) -> Iterator[PlainModel]:
         trained = {
@@ -145,6 +172,10 @@ class PlainModels:
             if not model.group_size and dist.is_initialized():
                 model.group_size, model.values = dist.get_world_size(), few_values(module)
             self.tell(model, module, inputs)
+
+
+def _is_readable(each: torch.Tensor) -> bool:
+    return each.is_cpu and type(each.data) is torch.Tensor and each.is_contiguous()
 
 
 def _unhook(model: PlainModel) -> None:
