@@ -147,6 +147,7 @@ RULES: tuple[Rule, ...] = (
     Rule(out_of_step.out_of_step, When.RUN_STUCK),
     Rule(stopped_short.stopped_short, When.RUN_STUCK),
     Rule(groups.wrapped_by_members, When.RUN_STUCK),
+    Rule(schedules.uneven_rounds, When.RUN_STUCK, Explains.MESSAGES),
     Rule(p2p.unmatched_messages, When.RUN_STUCK, unless=Explains.MESSAGES),
     Rule(groups.new_group_not_by_all, When.RUN_STUCK),
     Rule(groups.opposite_groups, When.RUN_STUCK),
