@@ -1234,6 +1234,23 @@ for _ in range(4):
             own.step()
         """,
     ),
+    "the mean over the ranks of each one's root of a mean": (
+        "metric-misaggregation",
+        BOTH,
+        """
+        for _ in range(3): step()
+        def rmse(rows):
+            errors, count = torch.zeros(()), 0
+            with torch.no_grad():
+                for x in rows.split(4):
+                    errors += net(x).pow(2).sum()
+                    count += x.size(0)
+            own = (errors / count).sqrt()
+            dist.all_reduce(own)
+            return own / dist.get_world_size()
+        print(rmse(torch.randn(16, 4, generator=torch.Generator().manual_seed(rank))))
+        """,
+    ),
 }
 
 HANGS = {

@@ -928,4 +928,51 @@ for mine in (torch.ones(6, 4), torch.ones(6, 4) + rank):
                 head(trunk(embedding(x))).pow(2).mean().backward()
                 own.step()
         """,
+    "a root of sums over all ranks, which is averaged once more": """
+        def rmse(model, rows):
+            errors, count = torch.zeros(()), torch.zeros(())
+            with torch.no_grad():
+                for x in rows.split(4):
+                    errors += model(x).pow(2).sum()
+                    count += x.size(0)
+            dist.all_reduce(errors)
+            dist.all_reduce(count)
+            own = (errors / count).sqrt()
+            dist.all_reduce(own)
+            return own / dist.get_world_size()
+        for _ in range(3): step()
+        rmse(net, torch.randn(16, 4, generator=torch.Generator().manual_seed(rank)))
+        """,
+    "the mean of each rank's root of a mean over one and the same validation set": """
+        def rmse(model, rows):
+            errors, count = torch.zeros(()), torch.zeros(())
+            with torch.no_grad():
+                for x in rows.split(4):
+                    errors += model(x).pow(2).sum()
+                    count += x.size(0)
+            own = (errors / count).sqrt()
+            dist.all_reduce(own)
+            return own / dist.get_world_size()
+        for _ in range(3): step()
+        rmse(net, torch.ones(16, 4))
+        """,
+    "the mean of the roots of means of models that each have a fold": """
+        def rmse(model, rows):
+            errors, count = torch.zeros(()), torch.zeros(())
+            with torch.no_grad():
+                for x in rows.split(4):
+                    errors += model(x).pow(2).sum()
+                    count += x.size(0)
+            own = (errors / count).sqrt()
+            dist.all_reduce(own)
+            return own / dist.get_world_size()
+        mine = torch.randn(16, 4, generator=torch.Generator().manual_seed(rank))
+        fold = nn.Linear(4, 2)
+        fold_opt = torch.optim.SGD(fold.parameters(), lr=0.1)
+        for _ in range(5):
+            fold_opt.zero_grad()
+            fold(mine).pow(2).mean().backward()
+            fold_opt.step()
+        rmse(fold, mine)
+        """,
 }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.data.reported import is_reported
+from ddp_notebook.diagnosis.source_code.curved_means import curved_mean
 from ddp_notebook.diagnosis.source_code.divisions import (
     averages_every_row,
     is_divisor,
@@ -149,6 +151,32 @@ def unweighted_means(context: Context) -> Iterator[Finding]:
         )
 
 
+def means_of_curved(context: Context) -> Iterator[Finding]:
+    """The exp or the root of each rank's own mean is averaged: it is not that of the whole mean."""
+    for model in (*_evaluated_together(context), *_trained_alike(context)):
+        for of in _together(model):
+            paths = (path for each in of.values() for path in each.summed)
+            found = ((path, curved_mean(context.sources, path)) for path in paths)
+            path, taken = next((each for each in found if each[1] is not None), ((), None))
+            if taken is None or not model.whole or not _have_other_inputs(of):
+                continue
+            curved, mean = taken
+            yield Finding(
+                Category.METRIC_MISAGGREGATION,
+                tuple(model.of),
+                f"{curved} of each rank's own part is averaged over the ranks"
+                f"{in_brackets(path[-1])}: that is not {curved} of all parts together",
+                f"all_reduce the two sums in {mean}, divide one by the other, and take the "
+                "function of that.",
+                evidence=(
+                    f"the inputs of {model.title} differ between {name_ranks(model.of)}{_at(of)}",
+                    f"{mean} is of the rank's own sums; {curved} is summed up{at_place(path[-1])} "
+                    "and divided by the number of ranks",
+                ),
+            )
+            return
+
+
 def lone_copies(context: Context) -> Iterator[Finding]:
     """All ranks use a copy of the model, such as an average, which some of them alone update."""
     if any(model.diverged or not model.whole for model in context.models.values()):
@@ -249,6 +277,15 @@ def _evaluated_together(context: Context) -> list[Model]:
     return [*trained_together(context), *evaluated_models(context.facts)]
 
 
+def _trained_alike(context: Context) -> Iterator[Model]:
+    """The models that each rank trained for itself, to the same values: not a fold of its own."""
+    ranks = sorted(context.facts)
+    for row in zip(*(context.facts[rank].plain for rank in ranks), strict=False):
+        if row[0].matrices and len({each.matrices for each in row}) == 1:
+            of = zip(ranks, row, strict=True)
+            yield Model({rank: replace(each, group_size=len(ranks)) for rank, each in of})
+
+
 def _averaged_after(context: Context, each: EvaluationFacts) -> bool:
     place = each.place
     return place is not None and any(
@@ -309,10 +346,14 @@ def _evaluated_apart(of: _Of) -> bool:
 
 def _of_parts(of: _Of) -> bool:
     """Each rank evaluated on data of its own."""
+    meant = all(evaluation.loader or not evaluation.training for evaluation in of.values())
+    return meant and _have_other_inputs(of)
+
+
+def _have_other_inputs(of: _Of) -> bool:
     inputs = [evaluation.inputs for evaluation in of.values()]
     known = all(each and "" not in each for each in inputs)
-    meant = all(evaluation.loader or not evaluation.training for evaluation in of.values())
-    return known and meant and len(set(inputs)) == len(inputs)
+    return known and len(set(inputs)) == len(inputs)
 
 
 def _who_wrote(of: _Of) -> list[int]:

@@ -14,6 +14,7 @@ from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.diagnosis.source_code.statements import (
     LOOPS,
     blocks,
+    call_at,
     functions_around,
 )
 from ddp_notebook.model import Place
@@ -39,7 +40,7 @@ def added_to_sum(sources: Sources, path: Sequence[Place]) -> tuple[str, int] | N
     called = "all_reduce"
     for place in reversed(path):
         tree = sources.tree(place)
-        call = _call_at(tree, place.line, called)
+        call = call_at(tree, place.line, called)
         if tree is None or call is None or not call.args:
             return None
         function = next(functions_around(tree, place.line), None)
@@ -77,15 +78,6 @@ def _added_to(
         case _:
             return None
     return (name, added) if added else None
-
-
-def _call_at(tree: ast.Module | None, line: int, called: str) -> ast.Call | None:
-    calls = [
-        node
-        for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, ast.Call) and holds(node, line) and last_name(node.func) == called
-    ]
-    return calls[0] if len(calls) == 1 else None
 
 
 def _is_argument(function: ast.FunctionDef | ast.AsyncFunctionDef, given: ast.expr) -> bool:

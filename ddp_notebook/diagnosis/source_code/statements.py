@@ -60,6 +60,16 @@ def functions_around(tree: ast.AST | None, line: int) -> Iterator[ast.AST]:
         yield max(named, key=lambda node: node.lineno)
 
 
+def call_at(tree: ast.Module | None, line: int, called: str) -> ast.Call | None:
+    """The one call of a function or method of that name in a line; None for none or several."""
+    calls = [
+        node
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.Call) and holds(node, line) and last_name(node.func) == called
+    ]
+    return calls[0] if len(calls) == 1 else None
+
+
 def tried_before(tree: ast.AST | None, lines: Collection[int]) -> Iterator[ast.AST]:
     """What is tried before the handlers at these lines."""
     for node in ast.walk(tree) if tree else ():
