@@ -1,4 +1,4 @@
-"""Rules about evaluations: other statistics, results never joined, samples counted twice."""
+"""Rules about evaluations: other statistics, results never joined or joined wrongly, padding."""
 
 from __future__ import annotations
 
