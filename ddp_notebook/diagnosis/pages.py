@@ -341,7 +341,8 @@ PAGES: Mapping[Category, Page] = {
     Category.METRIC_MISAGGREGATION: Page(
         _SILENT,
         "Each rank evaluates its own part, and one reports its figure as that of the whole; or "
-        "figures of unequal parts are averaged as if they were equal.",
+        "figures of unequal parts are averaged as if they were equal; or what is no mean, such as "
+        "a perplexity, is averaged; or a sum over the ranks is summed again.",
         "Other inputs on each rank, no collective afterwards, and only one rank that prints; or "
         "other numbers of samples, and code that divides by them before it averages.",
         "all_reduce the counts, and divide afterwards.",
