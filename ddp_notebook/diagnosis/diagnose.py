@@ -22,7 +22,7 @@ from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.data import evaluations, loaders, samplers, totals
 from ddp_notebook.diagnosis.deaths import deaths
-from ddp_notebook.diagnosis.parallel import groups, saved, schedules, sharding, split, splits
+from ddp_notebook.diagnosis.parallel import groups, parts, saved, schedules, sharding, split, splits
 from ddp_notebook.diagnosis.parallel.meshes import mesh_of
 from ddp_notebook.diagnosis.parallel.purposes import with_purposes
 from ddp_notebook.diagnosis.progress import doing, left_alone
@@ -179,10 +179,11 @@ RULES: tuple[Rule, ...] = (
     Rule(rules.learning_rates, When.TRAINED, Explains.DRIFT),
     Rule(rules.parted_groups, When.TRAINED, Explains.DRIFT),
     Rule(split.summed_shards, When.TRAINED, Explains.DRIFT),
+    Rule(parts.averaged_parts, When.TRAINED, Explains.DRIFT),
     Rule(split.other_inputs, When.TRAINED, Explains.DRIFT),
     Rule(gradients.kept_back, When.TRAINED, Explains.DRIFT),
     Rule(gradients.local_factors, When.TRAINED, Explains.DRIFT),
-    Rule(by_hand.other_beginnings, When.TRAINED, Explains.DRIFT),
+    Rule(by_hand.other_beginnings, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
     Rule(by_hand.scaled_apart, When.TRAINED, Explains.DRIFT),
     Rule(by_hand.skipped_steps, When.TRAINED, Explains.DRIFT),
     Rule(by_hand.never_fetched, When.TRAINED, Explains.DRIFT),
