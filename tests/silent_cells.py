@@ -1295,6 +1295,47 @@ for _ in range(4):
             own.step()
         """,
     ),
+    "parts of a layer that are the same on both ranks, drawn by one seed": (
+        "rng-mismatch",
+        BOTH,
+        """
+        class SumOut(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                x = x.clone()
+                dist.all_reduce(x)
+                return x
+            @staticmethod
+            def backward(ctx, grad):
+                return grad
+        class CopyIn(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.view_as(x)
+            @staticmethod
+            def backward(ctx, grad):
+                grad = grad.clone()
+                dist.all_reduce(grad)
+                return grad
+        class Split(nn.Module):
+            def __init__(self):
+                super().__init__()
+                torch.manual_seed(1)
+                self.inner = nn.Linear(4, 4)
+                torch.manual_seed(2)
+                self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 2, bias=False)
+            def forward(self, x):
+                h = torch.relu(self.up(CopyIn.apply(self.inner(x))))
+                return SumOut.apply(self.down(h))
+        split = Split()
+        own = torch.optim.SGD(split.parameters(), lr=0.05)
+        data = torch.Generator().manual_seed(4)
+        for _ in range(6):
+            own.zero_grad()
+            split(torch.randn(8, 4, generator=data)).pow(2).mean().backward()
+            own.step()
+        """,
+    ),
 }
 
 HANGS = {

@@ -1015,4 +1015,33 @@ for mine in (torch.ones(6, 4), torch.ones(6, 4) + rank):
                 p.grad /= 2
             own.step()
         """,
+    "rows in parts: one batch and one model on both ranks, of which each computes its half": """
+        class SumOut(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                x = x.clone()
+                dist.all_reduce(x)
+                return x
+            @staticmethod
+            def backward(ctx, grad):
+                return grad
+        class Halves(nn.Module):
+            def __init__(self):
+                super().__init__()
+                torch.manual_seed(1)
+                self.inner, self.out = nn.Linear(4, 6), nn.Linear(6, 2)
+            def forward(self, x):
+                mine = x.chunk(2)[rank]
+                pooled = torch.relu(self.inner(mine)).sum(0, keepdim=True)
+                return self.out(SumOut.apply(pooled) / len(x))
+        halves = Halves()
+        own = torch.optim.SGD(halves.parameters(), lr=0.05)
+        data = torch.Generator().manual_seed(4)
+        for _ in range(6):
+            own.zero_grad()
+            halves(torch.randn(8, 4, generator=data)).pow(2).mean().backward()
+            for p in halves.inner.parameters():
+                dist.all_reduce(p.grad)
+            own.step()
+        """,
 }

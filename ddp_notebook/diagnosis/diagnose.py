@@ -180,6 +180,7 @@ RULES: tuple[Rule, ...] = (
     Rule(rules.parted_groups, When.TRAINED, Explains.DRIFT),
     Rule(split.summed_shards, When.TRAINED, Explains.DRIFT),
     Rule(parts.averaged_parts, When.TRAINED, Explains.DRIFT),
+    Rule(parts.equal_parts, When.TRAINED, Explains.NOTHING),
     Rule(split.other_inputs, When.TRAINED, Explains.DRIFT),
     Rule(gradients.kept_back, When.TRAINED, Explains.DRIFT),
     Rule(gradients.local_factors, When.TRAINED, Explains.DRIFT),

@@ -364,9 +364,10 @@ PAGES: Mapping[Category, Page] = {
     Category.RNG_MISMATCH: Page(
         _SILENT,
         "Ranks were given one seed, so noise and the like is the same for their different samples; "
-        "or ranks of one tensor-parallel group, which need the same, were given one each.",
+        "or ranks of one tensor-parallel group, which need the same, were given one each; or their "
+        "parts of a layer were drawn by one seed, so that all are the same part.",
         "The state of torch's generator before each training forward, and the code that draws, or "
-        "the dropout in the model.",
+        "the dropout in the model; the first values of parameters, and the gradients.",
         "torch.manual_seed(seed + dist.get_rank()) once the model is made; within a "
         "tensor-parallel group the same seed on all.",
     ),
