@@ -1044,4 +1044,23 @@ for mine in (torch.ones(6, 4), torch.ones(6, 4) + rank):
                 dist.all_reduce(p.grad)
             own.step()
         """,
+    "an outer optimizer whose gradients are differences of weights, and never cleared": """
+        model = nn.Linear(4, 2)
+        for p in model.parameters(): dist.broadcast(p.data, 0)
+        anchor = [p.detach().clone().requires_grad_() for p in model.parameters()]
+        inner = torch.optim.SGD(model.parameters(), lr=0.05)
+        outer = torch.optim.SGD(anchor, lr=0.7)
+        for _ in range(6):
+            for _ in range(3):
+                inner.zero_grad()
+                model(batch()).pow(2).mean().backward()
+                inner.step()
+            for a, p in zip(anchor, model.parameters()):
+                delta = a.detach() - p.detach()
+                dist.all_reduce(delta)
+                a.grad = delta / 2
+            outer.step()
+            with torch.no_grad():
+                for a, p in zip(anchor, model.parameters()): p.copy_(a)
+        """,
 }

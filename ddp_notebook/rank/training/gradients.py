@@ -132,6 +132,8 @@ class Gradients:
         self._left: list[tuple[Any, list[float]]] = []
         """After the last step, or the last backward since."""
         self._backwards = self._leftover_backwards = 0
+        self._finds_leftover = False
+        """Whether the backward that runs began with the gradients of the step before."""
 
     def backward_begins(self) -> None:
         """Record whether the gradients of the last step are still there, unchanged.
@@ -148,11 +150,15 @@ class Gradients:
             ref() is grad and any(values) and _values(grad) == values
             for (ref, values), grad in zip(self._left, self._gradients(), strict=False)
         ]
-        self._leftover_backwards += bool(left) and all(left)
+        self._finds_leftover = bool(left) and all(left)
 
     def backward_ends(self) -> None:
         """Sample the gradients that the backward has computed and reduced."""
         self._after_backward = [_values(tensor) for tensor in self._gradients()]
+        # One that adds nothing to them is of other parameters: code gives these their gradients.
+        added = self._after_backward != [values for _, values in self._left]
+        self._leftover_backwards += self._finds_leftover and added
+        self._finds_leftover = False
         if self._left:
             self._left = self._kept()
 
@@ -197,6 +203,7 @@ class Gradients:
         if self._backwards:
             self.leftover_steps += self._leftover_backwards == self._backwards
         self._backwards = self._leftover_backwards = 0
+        self._finds_leftover = False
         self._left = self._kept()
 
     def _sample(self, now: list[list[float]]) -> model.GradientSample:
