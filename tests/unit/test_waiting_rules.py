@@ -472,6 +472,21 @@ def test_a_message_with_another_tag_is_not_the_one_that_is_waited_for() -> None:
     assert finding.ranks == (0, 1) and finding.cause.startswith("the tags differ")
 
 
+def test_neighbours_that_receive_under_their_own_tags_are_all_told() -> None:
+    waits = RankReport(0, Activity.WAITING, "collective", initialized=True)
+    up, down = 1, 2
+    of = {
+        0: [message("send", 1, 9, tag=down), message("recv", 1, 9, tag=down)],
+        1: [
+            *(message(what, 0, 8, tag=up) for what in ("send", "recv")),
+            *(message(what, 2, 9, tag=down) for what in ("send", "recv")),
+        ],
+        2: [message("send", 1, 8, tag=up), message("recv", 1, 8, tag=up)],
+    }
+    finding = the_one(case_of(of, waits, replace(waits, rank=1), replace(waits, rank=2)))
+    assert finding.ranks == (0, 1, 2) and finding.cause.startswith("the tags differ")
+
+
 def test_of_two_works_that_are_not_done_the_rank_waits_for_the_one_that_lacks_a_rank() -> None:
     waits = RankReport(0, Activity.WAITING, "collective", initialized=True)
     sent, lacks = message("send", 1, 5), replace(all_reduce(6), slot=0)

@@ -32,7 +32,8 @@ def mistake(
     records = {rank: at for rank, at in context.graph.at.items() if rank in ring}
     if _tags_differ(records):
         odd = _with_odd_tags(context, records)
-        return "the tags differ", "Use one tag= on both sides.", odd if len(odd) == 1 else ring
+        culprits = odd if len(odd) == 1 else tuple(sorted({*ring, *_by_other_tags(context)}))
+        return "the tags differ", "Use one tag= on both sides.", culprits
     if misdirected is not None and set(misdirected[2]) <= set(ring):
         return misdirected
     known = _first(_CERTAIN, context, records)
@@ -442,6 +443,13 @@ def _tags_differ(records: Mapping[int, Collective]) -> bool:
         for theirs in records.values()
         if mine is not theirs
     )
+
+
+def _by_other_tags(context: Context) -> set[int]:
+    """Stuck ranks of which one sends to the other under one tag, which receives under another."""
+    lost, lacking = _unpaired(context)
+    ways = {way[:3] for way in lost} & {way[:3] for way in lacking}
+    return {rank for way in ways for rank in way[:2]} & set(context.graph.stuck)
 
 
 def _with_odd_tags(context: Context, records: Mapping[int, Collective]) -> Ranks:
