@@ -1336,6 +1336,28 @@ for _ in range(4):
             own.step()
         """,
     ),
+    "a head that is replaced between two stages, and an optimizer that keeps the old one": (
+        "optimizer-detached",
+        BOTH,
+        """
+        class Tagger(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+            def forward(self, x):
+                return self.head(torch.relu(self.body(x)))
+        tagger = Tagger()
+        own = torch.optim.AdamW(tagger.parameters(), lr=0.01)
+        for outputs in (3, 2):
+            tagger.head = nn.Linear(8, outputs) if outputs == 2 else tagger.head
+            wrapped = DDP(tagger)
+            for _ in range(6):
+                loss = wrapped(batch()).pow(2).mean()
+                tagger.zero_grad(set_to_none=True)
+                loss.backward()
+                own.step()
+        """,
+    ),
 }
 
 HANGS = {

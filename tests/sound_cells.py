@@ -1063,4 +1063,29 @@ for mine in (torch.ones(6, 4), torch.ones(6, 4) + rank):
             with torch.no_grad():
                 for a, p in zip(anchor, model.parameters()): p.copy_(a)
         """,
+    "a head that is replaced between two stages, with its own optimizer or a group of the old": """
+        class Tagger(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+            def forward(self, x):
+                return self.head(torch.relu(self.body(x)))
+        for by_group in (True, False):
+            tagger = Tagger()
+            own = torch.optim.AdamW(tagger.parameters(), lr=0.01)
+            every = [own]
+            for outputs in (3, 2):
+                if outputs == 2:
+                    tagger.head = nn.Linear(8, outputs)
+                    if by_group:
+                        own.add_param_group({"params": tagger.head.parameters()})
+                    else:
+                        every.append(torch.optim.AdamW(tagger.head.parameters(), lr=0.1))
+                wrapped = DDP(tagger)
+                for _ in range(6):
+                    loss = wrapped(batch()).pow(2).mean()
+                    tagger.zero_grad(set_to_none=True)
+                    loss.backward()
+                    for each in every: each.step()
+        """,
 }

@@ -374,8 +374,8 @@ def _detached_in_part(of: Mapping[int, OptimizerFacts]) -> Finding:
         "keeps the tensors that it was given. Or give it the new ones: opt.add_param_group(...).",
         evidence=by_ranks(
             {
-                rank: f"{e.idle_tensors} tensors of {e.type} had no gradient in any step; "
-                f"{some(e.unheld)} had, and no optimizer holds them"
+                rank: f"{e.idle_tensors} tensors of {e.type} got no gradient from any backward; "
+                f"{some(e.unheld)} did, and no optimizer holds them"
                 for rank, e in of.items()
             }
         ),
@@ -384,9 +384,14 @@ def _detached_in_part(of: Mapping[int, OptimizerFacts]) -> Finding:
 
 def unheld_parameters(context: Context) -> Iterator[Finding]:
     """A few parameters get gradients, and no optimizer has them: a layer was forgotten."""
+    told = {name for of in context.facts.values() for each in of.optimizers for name in each.unheld}
     for model in context.models.values():
         names = model.first.unheld
-        if not names or any(replica.unheld != names for replica in model.of.values()):
+        if (
+            not names
+            or told.issuperset(names)
+            or any(replica.unheld != names for replica in model.of.values())
+        ):
             continue
         one = len(names) == 1
         yield Finding(

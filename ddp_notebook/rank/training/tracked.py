@@ -336,7 +336,10 @@ class TrackedOptimizer:
         self.begins: tuple[TensorDigest, ...] = ()
         """Digests, before the first step, of parameters without a DDP object."""
         self.idle: list[weakref.ref[torch.Tensor]] = []
-        """Tensors outside all DDP objects that had no gradient in any step."""
+        """Tensors outside all DDP objects that had no gradient in the steps that were looked at."""
+        self._looks = 0
+        self._left_gradients: dict[int, tuple[float, ...]] = {}
+        """Of these, by the ids of the references: what was left when another model took over."""
         self.unheld: tuple[str, ...] = ()
         """Parameters of its models that get gradients, and that no optimizer holds in their place.
         """
@@ -355,7 +358,7 @@ class TrackedOptimizer:
         self.place: Line | None = None
         self.pending_place: Line | None = None
         self.unheld = ()
-        self.idle = [ref for _, ref in self.unwrapped]
+        self._begin_looks()
         self.loads = Loads(self._users_line)
         if self.gradients is not None:
             self.gradients.begin()
@@ -402,7 +405,7 @@ class TrackedOptimizer:
             self.options = _options(groups)
         self.steps += 1
         self.lrs = tuple([group.get("lr") for group in groups])
-        if self.replicas and self.steps <= _STEPS_TO_BE_IDLE:
+        if self.replicas and self._looks < _STEPS_TO_BE_IDLE:
             self._look_for_idle(others)
         # Within a backward the reducer is not done yet, and the step is one of many.
         if self.replicas and not torch_private.in_backward():
@@ -415,8 +418,9 @@ class TrackedOptimizer:
 
     def _look_for_idle(self, others: Mapping[int, TrackedOptimizer]) -> None:
         """Which tensors no forward uses; after a few steps, which parameters no optimizer has."""
-        self.idle = [ref for ref in self.idle if _is_idle(ref())]
-        if self.steps < _STEPS_TO_BE_IDLE:
+        self._looks += 1
+        self.idle = [ref for ref in self.idle if self._is_idle(ref)]
+        if self._looks < _STEPS_TO_BE_IDLE:
             return
         held = set().union(*(tracked.holds() for tracked in others.values()))
         self.unheld = self._held_by_none(held)
@@ -457,7 +461,20 @@ class TrackedOptimizer:
             for name, tensor in parameters.values()
             if self.replicas and tensor.requires_grad
         ]
+        self._begin_looks()
+
+    def _begin_looks(self) -> None:
+        self._looks = 0
         self.idle = [ref for _, ref in self.unwrapped]
+        found = ((id(ref), ref()) for ref in (self.idle if self.steps else ()))
+        left = ((number, _some_values(each.grad)) for number, each in found if each is not None)
+        self._left_gradients = {number: values for number, values in left if values}
+
+    def _is_idle(self, ref: weakref.ref[torch.Tensor]) -> bool:
+        parameter = ref()
+        if parameter is None or parameter.grad is None:
+            return parameter is not None
+        return self._left_gradients.get(id(ref)) == _some_values(parameter.grad)
 
     def holds(self) -> set[int]:
         """The ids of the optimizer's parameters."""
@@ -491,7 +508,3 @@ def _options(groups: Any) -> tuple[str, ...]:
         for name, value in sorted(group.items())
         if isinstance(value, int | float) and "lr" not in name
     )
-
-
-def _is_idle(parameter: torch.Tensor | None) -> bool:
-    return parameter is not None and parameter.grad is None
