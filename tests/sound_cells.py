@@ -1088,4 +1088,46 @@ for mine in (torch.ones(6, 4), torch.ones(6, 4) + rank):
                     loss.backward()
                     for each in every: each.step()
         """,
+    "a loop that sends full buckets of gradients, and then the last": """
+        torch.manual_seed(1)
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
+        own = torch.optim.SGD(model.parameters(), lr=0.01)
+        torch.manual_seed(10 + rank)
+        def send(bucket):
+            flat = torch.cat([p.grad.reshape(-1) for p in bucket])
+            dist.all_reduce(flat)
+            for p, part in zip(bucket, flat.div_(2).split([p.numel() for p in bucket])):
+                p.grad.copy_(part.view_as(p))
+        def average():
+            bucket, filled = [], 0
+            for p in reversed(list(model.parameters())):
+                bucket.append(p)
+                filled += p.numel()
+                if filled >= 70:
+                    send(bucket)
+                    bucket, filled = [], 0
+            if bucket:
+                send(bucket)
+        for _ in range(6):
+            own.zero_grad()
+            (30 * model(batch()) + 50).pow(2).mean().backward()
+            average()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            own.step()
+        """,
+    "an embedding of each rank's own before what is sent in one piece": """
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+        own = torch.optim.SGD(model.parameters(), lr=0.01)
+        torch.manual_seed(10 + rank)
+        for _ in range(6):
+            own.zero_grad()
+            model(batch()).pow(2).mean().backward()
+            shared = list(model.parameters())[2:]
+            flat = torch.cat([p.grad.reshape(-1) for p in shared])
+            dist.all_reduce(flat)
+            for p, part in zip(shared, flat.div_(2).split([p.numel() for p in shared])):
+                p.grad.copy_(part.view_as(p))
+            own.step()
+        """,
 }

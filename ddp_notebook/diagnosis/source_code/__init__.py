@@ -1,6 +1,7 @@
 """What the user's code says: what decides whether a line is reached, and what its values are.
 
 accumulation.py  How code counts micro-batches up to a step, and what it divides by.
+buckets.py       Lists of gradients that code sends when they are full, and not at the end.
 conditions.py    The tests that decide whether a line is reached, the nearest first.
 coroutines.py    Which coroutines an event loop runs beside each other.
 curved_means.py  The exp or root of each rank's own mean, averaged over the ranks.

@@ -14,6 +14,7 @@ from itertools import pairwise
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.least_squares import solved
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
+from ddp_notebook.diagnosis.source_code.buckets import unsent_bucket
 from ddp_notebook.diagnosis.source_code.divisions import chooses_rate_by_world
 from ddp_notebook.diagnosis.training.replicas import (
     Model,
@@ -318,6 +319,24 @@ class _Trained:
             for step in range(len(self.each.samples))
         ]
 
+    def kinds_unclipped(self) -> list[tuple[str, ...]]:
+        """The same, where each rank has multiplied all of its gradients once more, as by clipping.
+
+        By what, is seen where a rank used its own.
+        """
+        found = []
+        for step in range(len(self.each.samples)):
+            own, used = self._by_parameter(step, "own"), self._by_parameter(step, "used")
+            scaled = (map(_ratio, *pair) for pair in zip(own, used, strict=True) if all(pair[0]))
+            factors = next((list(each) for each in map(list, scaled) if all(each)), None)
+            if factors is not None:
+                used = [
+                    tuple(tuple(v / by for v in row) for row, by in zip(rows, factors, strict=True))
+                    for rows in used
+                ]
+            found.append(tuple(map(_kind, own, used)))
+        return found
+
     def later_kinds(self) -> list[tuple[str, ...]]:
         """The same of later steps, which are some time apart."""
         rows = [optimizer.later for optimizer in self.of.values()]
@@ -502,7 +521,7 @@ def scaled_before_averaged(context: Context) -> Iterator[Finding]:
 def averaged_in_part(context: Context) -> Iterator[Finding]:
     """Some parameters' gradients are averaged, and those of others between them are not."""
     for trained in _trained(context):
-        rows = trained.kinds()
+        rows, up_to = _kinds_before_clipping(trained)
         changes = sum(a != b for a, b in pairwise(filter(None, rows[0])))
         # A part of its own may be meant to be each rank's: a head, an embedding.
         apart = changes >= _FEWEST_CHANGES or _are_last_of_a_backward(trained, rows[0])
@@ -521,27 +540,42 @@ def averaged_in_part(context: Context) -> Iterator[Finding]:
             "model.parameters(): dist.all_reduce(p.grad); p.grad /= world_size.",
             (
                 f"in {len(rows)} steps the same on all ranks: {some(averaged)}; what each rank's "
-                f"own backward left: {some(kept)}",
+                f"own backward left: {some(kept)}{up_to}",
                 "all began with the same values",
             ),
         )
 
 
-def _are_last_of_a_backward(trained: _Trained, row: tuple[str, ...]) -> bool:
-    """True where one hook has buckets of gradients reduced, and those that come last are not.
+def _kinds_before_clipping(trained: _Trained) -> tuple[list[tuple[str, ...]], str]:
+    """The kinds, and what is to be said where they are seen only without what clipping did."""
+    rows = trained.kinds()
+    if "averaged" not in rows[0] and "scaled" in rows[0]:
+        return trained.kinds_unclipped(), "; all times one number of the rank's"
+    return rows, ""
 
-    They are of the first layers: what waits in a bucket that is sent when it is full.
+
+def _are_last_of_a_backward(trained: _Trained, row: tuple[str, ...]) -> bool:
+    """True where one hook, or one loop, has buckets of gradients reduced, and the last are not.
+
+    They are of the first layers: what waits in a bucket that is sent when it is full. Also where
+    the records are not known: then the answer is asked for again when they are.
     """
     order = [kind for kind in row if kind]
     averaged = order.count("averaged")
-    are_first = order[len(order) - averaged :] == ["averaged"] * averaged
+    kept = len(order) - averaged
+    are_first = kept > 0 and order[kept:] == ["averaged"] * averaged
+    of = trained.context.collectives.of
+    return are_first and (not of or all(_leaves_one(trained, of.get(r, ())) for r in trained.of))
+
+
+def _leaves_one(trained: _Trained, issued: Sequence[Collective]) -> bool:
+    """Whether what sends a rank's buckets leaves the last one unsent."""
     sizes = {digest.numel for digest in trained.each.begins}
-    buckets = (
-        any(record.numel not in sizes for record in issued if _is_in_backward(record))
-        for rank, issued in trained.context.collectives.of.items()
-        if rank in trained.of
-    )
-    return trained.each.one_hook and are_first and all(buckets)
+    buckets = [each for each in issued if each.part is None and each.numel not in sizes]
+    if trained.each.one_hook and any(map(_is_in_backward, buckets)):
+        return True
+    paths = dict.fromkeys(record.path for record in buckets)
+    return any(unsent_bucket(trained.context.sources, path) for path in paths)
 
 
 def _is_in_backward(record: Collective) -> bool:

@@ -384,7 +384,7 @@ def _detached_in_part(of: Mapping[int, OptimizerFacts]) -> Finding:
 
 def unheld_parameters(context: Context) -> Iterator[Finding]:
     """A few parameters get gradients, and no optimizer has them: a layer was forgotten."""
-    told = {name for of in context.facts.values() for each in of.optimizers for name in each.unheld}
+    told = _told_of_optimizers(context)
     for model in context.models.values():
         names = model.first.unheld
         if (
@@ -407,6 +407,10 @@ def unheld_parameters(context: Context) -> Iterator[Finding]:
                 f"values after {model.first.steps} steps: {some(names)}",
             ),
         )
+
+
+def _told_of_optimizers(context: Context) -> set[str]:
+    return {name for of in context.facts.values() for each in of.optimizers for name in each.unheld}
 
 
 def optimizers(facts: Mapping[int, RunFacts]) -> dict[str, dict[int, OptimizerFacts]]:
