@@ -1387,6 +1387,42 @@ for _ in range(4):
             own.step()
         """,
     ),
+    "an embedding that two unlike stages are given once, and train each for itself": (
+        "weight-tying-lost",
+        BOTH,
+        """
+        class First(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.words, self.inner = nn.Embedding(9, 4), nn.Linear(4, 4)
+            def forward(self, x):
+                return self.inner(self.words(x))
+        class Last(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.outer, self.words = nn.Linear(4, 4), nn.Embedding(9, 4)
+            def forward(self, x):
+                return self.outer(x) @ self.words.weight.t()
+        torch.manual_seed(3 + rank)
+        stage = First() if rank == 0 else Last()
+        dist.broadcast(stage.words.weight.data, 0)
+        own = torch.optim.SGD(stage.parameters(), lr=0.1)
+        for i in range(6):
+            own.zero_grad()
+            words, grad = torch.arange(i, i + 4) % 9, torch.empty(4, 4)
+            if rank == 0:
+                out = stage(words)
+                dist.send(out.detach(), 1)
+                dist.recv(grad, 1)
+                out.backward(grad)
+            else:
+                dist.recv(grad, 0)
+                inner = grad.clone().requires_grad_()
+                nn.functional.cross_entropy(stage(inner), words).backward()
+                dist.send(inner.grad, 0)
+            own.step()
+        """,
+    ),
 }
 
 HANGS = {

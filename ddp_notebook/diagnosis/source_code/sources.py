@@ -109,6 +109,18 @@ class Sources:
                     return Place(file, node.lineno, "", shown)
         return None
 
+    def broadcasts(self, name: str) -> Place | None:
+        """Where the code sends one parameter alone to other ranks."""
+        for file, text in self._texts.items():
+            for node in ast.walk(self.tree(Place(file, 0)) or ast.Module([], [])):
+                sent = node.args[:1] if isinstance(node, ast.Call) else ()
+                called = last_name(getattr(node, "func", node))
+                for given in sent if called == "broadcast" else ():
+                    if _is_of(given, name):
+                        shown = text.splitlines()[given.lineno - 1].strip()
+                        return Place(file, given.lineno, "", shown)
+        return None
+
     def condition(
         self,
         record: Collective,
@@ -596,3 +608,9 @@ def _last_twos(node: ast.Assign) -> set[str]:
 
 def _last_two(name: str) -> str:
     return ".".join(name.split(".")[-2:])
+
+
+def _is_of(expression: ast.expr, name: str) -> bool:
+    """True of a parameter of that name, whatever it is of: ``stage.embed.weight.data``."""
+    end = rf"(^|\.){re.escape(_last_two(name))}(\.data|\.detach\(\))?$"
+    return re.search(end, ast.unparse(expression)) is not None

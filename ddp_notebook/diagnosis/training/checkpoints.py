@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from itertools import combinations
 from typing import NamedTuple
 
@@ -138,16 +138,22 @@ def untied_over_ranks(context: Context) -> Iterator[Finding]:
     """Weights that the code makes one tensor are on two ranks, as stages of a pipeline."""
     for first, second in _parted(context):
         one, other = first[0].name, second[0].name
-        line = context.sources.ties(one, other)
+        sources = context.sources
+        line = sources.ties(one, other) if one != other else sources.broadcasts(one)
         if line is None:
             continue
         have, has = (tuple(matrix.rank for matrix in each) for each in (first, second))
+        made = (
+            f"the code makes {one} and {other} one tensor ({line}); {verb(have, 'has', 'have')} "
+            f"the first and {name_ranks(has)} the second"
+        )
+        if one == other:
+            both = name_ranks((*have, *has))
+            made = f"the code gives {both} the same values of {one} ({line}), in unlike models"
         yield Finding(
             Category.WEIGHT_TYING_LOST,
             tuple(sorted({*have, *has})),
-            f"the code makes {one} and {other} one tensor ({line}); {name_ranks(have)} "
-            f"{verb(have, 'has', 'have')} the first and {name_ranks(has)} the second, each trains "
-            "its own, and they are not the same any more",
+            f"{made}; each trains its own, and they are not the same any more",
             "Have all of them begin with the same values, and all_reduce the gradients of the two "
             "over a group of these ranks (new_group) before each step.",
             evidence=(
@@ -164,6 +170,7 @@ class _Matrix(NamedTuple):
     name: str
     later: str
     """The hash of its values some steps later."""
+    model: str
     beside: frozenset[str]
     """The names of the matrices of its model."""
 
@@ -171,23 +178,31 @@ class _Matrix(NamedTuple):
 def _parted(context: Context) -> Iterator[tuple[list[_Matrix], list[_Matrix]]]:
     """Matrices that began equal on some ranks and on others, and are no more equal anywhere.
 
-    No model has both of them: those on one rank it could make one tensor itself.
+    Of unlike models, none of which has both: those on one rank it could make one tensor itself.
     """
-    begun: dict[str, dict[str, list[_Matrix]]] = defaultdict(lambda: defaultdict(list))
+    for alike in _equal_at_first(context):
+        for one, other in combinations(alike, 2):
+            names = frozenset((one[0].name, other[0].name))
+            if len(names) == 1:
+                apart = one[0].model != other[0].model
+            else:
+                apart = not any(names <= each.beside for each in (*one, *other))
+            ended = ({matrix.later for matrix in each} for each in (one, other))
+            if apart and set.isdisjoint(*ended):
+                yield one, other
+
+
+def _equal_at_first(context: Context) -> Iterator[list[list[_Matrix]]]:
+    """The matrices that began with the same values, not constant ones, by model and name."""
+    begun: dict[str, dict[Hashable, list[_Matrix]]] = defaultdict(lambda: defaultdict(list))
     for rank, facts in sorted(context.facts.items()):
         for each in facts.plain:
             beside = frozenset(first.name for first, _ in each.matrices)
             for first, later in each.matrices:
                 if first.hash and len(set(first.sample)) > 1:
-                    matrix = _Matrix(rank, first.name, later.hash, beside)
-                    begun[first.hash][first.name].append(matrix)
-    for alike in begun.values():
-        for one, other in combinations(alike.values(), 2):
-            names = frozenset((one[0].name, other[0].name))
-            together = any(names <= matrix.beside for matrix in (*one, *other))
-            ended = ({matrix.later for matrix in each} for each in (one, other))
-            if not together and set.isdisjoint(*ended):
-                yield one, other
+                    matrix = _Matrix(rank, first.name, later.hash, each.key, beside)
+                    begun[first.hash][first.name, each.key].append(matrix)
+    yield from (list(alike.values()) for alike in begun.values())
 
 
 def _apart(each: ReplicaFacts, pair: tuple[str, str]) -> bool:
