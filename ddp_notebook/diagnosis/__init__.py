@@ -5,7 +5,7 @@ deaths.py     Ranks whose process ended: how, the known cause, and how to replac
 diagnose.py   The table of all rules, in order: what is wrong with a set-up, a run, or its training.
 failures.py   Errors of ranks, and what ranks wait in, if no other rule explains them.
 files.py      Rules about files: paths that ranks change under each other, a store's file.
-least_squares.py  By what to multiply some rows of numbers so that they add up to another.
+least_squares.py  Rows of numbers: the factors by which some add up to another, their distance.
 majority.py   Majority votes: which of several values is right, and which ranks differ.
 pages.py      A page of help for each category: what torch prints, what it means, how to fix it.
 partings.py   Ranks at different lines of one function: the test in the code that parted them.

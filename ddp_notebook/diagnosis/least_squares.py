@@ -1,4 +1,4 @@
-"""By what to multiply some rows of numbers so that they add up to another row.
+"""Rows of numbers: by what to multiply some so that they add up to another, how far two are apart.
 
 For a rank each at most. Without numpy, which a kernel that judges runs need not load.
 """
@@ -43,3 +43,9 @@ def _eliminated(matrix: list[list[float]]) -> tuple[float, ...] | None:
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:
     return sum(a * b for a, b in zip(one, other, strict=True))
+
+
+def distance(one: Sequence[float], other: Sequence[float]) -> float:
+    """Between two rows of as many numbers, as a part of the larger one's size."""
+    size = max(math.hypot(*one), math.hypot(*other))
+    return math.dist(one, other) / size if size else 0.0

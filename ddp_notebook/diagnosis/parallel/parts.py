@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.least_squares import distance
 from ddp_notebook.diagnosis.training.replicas import differing, some
 from ddp_notebook.diagnosis.training.rules import optimizers
 from ddp_notebook.model import (
@@ -125,7 +126,7 @@ class _Step:
         """The rank's own gradients of it are, up to rounding, those of the other ranks."""
         own = [each.own[self.at] for each in self.samples if self.at < len(each.own)]
         return len(own) == len(self.samples) and not any(
-            _distance(own[0], row) > _ROUNDING for row in own[1:]
+            distance(own[0], row) > _ROUNDING for row in own[1:]
         )
 
     def is_mixed(self) -> bool:
@@ -135,7 +136,7 @@ class _Step:
             return False
         total = [math.fsum(values) for values in zip(*own, strict=True)]
         mean = [value / len(own) for value in total]
-        return any(all(_distance(e, whole) <= _ROUNDING for e in used) for whole in (total, mean))
+        return any(all(distance(e, whole) <= _ROUNDING for e in used) for whole in (total, mean))
 
 
 def _layers(context: Context) -> list[_Layer]:
@@ -162,10 +163,4 @@ def _is_shared(facts: Mapping[int, RunFacts], each: PartialSum) -> bool:
 
 
 def _are_unlike(rows: _Rows) -> bool:
-    return all(_distance(rows[0], row) > _UNLIKE for row in rows[1:])
-
-
-def _distance(one: Sequence[float], other: Sequence[float]) -> float:
-    """Between two rows of values, as a part of their size."""
-    size = max(math.hypot(*one), math.hypot(*other))
-    return math.dist(one, other) / size if size else 0.0
+    return all(distance(rows[0], row) > _UNLIKE for row in rows[1:])

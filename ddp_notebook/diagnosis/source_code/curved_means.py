@@ -74,10 +74,7 @@ def _is_fixed(names: SharedNames, value: ast.AST) -> bool:
 def _taken_of(node: ast.AST) -> Iterator[ast.AST]:
     """What such a function is taken of: ``exp(x)``, ``x.sqrt()``, ``x ** 0.5``."""
     match node:
-        case ast.Call(func=ast.Attribute(value=ast.Name() as owner, attr=attr), args=[inner]):
-            if attr in _CURVED and isinstance(owner, ast.Name):
-                yield inner
-        case ast.Call(func=ast.Name(id=name), args=[inner]) if name in _CURVED:
+        case ast.Call(func=func, args=[inner]) if last_name(func) in _CURVED:
             yield inner
         case ast.Call(func=ast.Attribute(value=inner, attr=attr), args=[]) if attr in _CURVED:
             yield inner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
@@ -102,23 +102,25 @@ class Sources:
     def ties(self, one: str, other: str) -> Place | None:
         """Where the code makes two parameters one tensor: ``a.weight = b.weight``."""
         names = {_last_two(one), _last_two(other)}
-        for file, text in self._texts.items():
-            for node in ast.walk(self.tree(Place(file, 0)) or ast.Module([], [])):
-                if isinstance(node, ast.Assign) and _last_twos(node) == names:
-                    shown = text.splitlines()[node.lineno - 1].strip()
-                    return Place(file, node.lineno, "", shown)
-        return None
+        return self._first_that(lambda n: isinstance(n, ast.Assign) and _last_twos(n) == names)
 
     def broadcasts(self, name: str) -> Place | None:
         """Where the code sends one parameter alone to other ranks."""
+        return self._first_that(
+            lambda node: (
+                isinstance(node, ast.Call)
+                and last_name(node.func) == "broadcast"
+                and any(_is_of(each, name) for each in node.args[:1])
+            )
+        )
+
+    def _first_that(self, is_so: Callable[[ast.AST], bool]) -> Place | None:
+        """The line of the first statement or expression of which something is so."""
         for file, text in self._texts.items():
             for node in ast.walk(self.tree(Place(file, 0)) or ast.Module([], [])):
-                sent = node.args[:1] if isinstance(node, ast.Call) else ()
-                called = last_name(getattr(node, "func", node))
-                for given in sent if called == "broadcast" else ():
-                    if _is_of(given, name):
-                        shown = text.splitlines()[given.lineno - 1].strip()
-                        return Place(file, given.lineno, "", shown)
+                if is_so(node):
+                    line = int(getattr(node, "lineno", 1))
+                    return Place(file, line, "", text.splitlines()[line - 1].strip())
         return None
 
     def condition(

@@ -6,13 +6,12 @@ are a sum of what the ranks' own backwards left, each times a weight.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.least_squares import solved
+from ddp_notebook.diagnosis.least_squares import distance, solved
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
 from ddp_notebook.diagnosis.source_code.buckets import unsent_bucket
 from ddp_notebook.diagnosis.source_code.divisions import chooses_rate_by_world
@@ -774,8 +773,7 @@ def _is_in_function(record: Collective) -> bool:
 
 
 def _are_unlike(one: Sequence[float], other: Sequence[float]) -> bool:
-    largest = max(math.hypot(*one), math.hypot(*other))
-    return len(one) != len(other) or math.dist(one, other) > _UNLIKE * largest
+    return len(one) != len(other) or distance(one, other) > _UNLIKE
 
 
 def _kind(own: Sequence[Sequence[float]], used: Sequence[Sequence[float]]) -> str:

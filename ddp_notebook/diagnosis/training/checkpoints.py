@@ -135,7 +135,7 @@ def untied(context: Context) -> Iterator[Finding]:
 
 
 def untied_over_ranks(context: Context) -> Iterator[Finding]:
-    """Weights that the code makes one tensor are on two ranks, as stages of a pipeline."""
+    """Weights that the code makes one, or gives the same values, are in stages of a pipeline."""
     for first, second in _parted(context):
         one, other = first[0].name, second[0].name
         sources = context.sources
@@ -143,13 +143,14 @@ def untied_over_ranks(context: Context) -> Iterator[Finding]:
         if line is None:
             continue
         have, has = (tuple(matrix.rank for matrix in each) for each in (first, second))
-        made = (
-            f"the code makes {one} and {other} one tensor ({line}); {verb(have, 'has', 'have')} "
-            f"the first and {name_ranks(has)} the second"
-        )
         if one == other:
             both = name_ranks((*have, *has))
             made = f"the code gives {both} the same values of {one} ({line}), in unlike models"
+        else:
+            made = (
+                f"the code makes {one} and {other} one tensor ({line}); "
+                f"{verb(have, 'has', 'have')} the first and {name_ranks(has)} the second"
+            )
         yield Finding(
             Category.WEIGHT_TYING_LOST,
             tuple(sorted({*have, *has})),
