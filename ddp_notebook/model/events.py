@@ -206,7 +206,10 @@ class Progress(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExited(Event):
-    """The rank's process ended. `exit_code` is negative for a signal, as in subprocess."""
+    """The rank's process ended. `exit_code` is negative for a signal, as in subprocess.
+
+    `cell` is the one that a script's process was started for; -1 for a rank's own process.
+    """
 
     kind: ClassVar[str] = "rank_exited"
     pid: int
@@ -214,6 +217,7 @@ class RankExited(Event):
     last_words: str = ""
     peak_bytes: int = 0
     oom_kills: int = -1
+    cell: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,14 @@ def test_events_of_another_cell_do_not_count() -> None:
     assert run.result().outputs == ()
 
 
+def test_the_end_of_an_earlier_scripts_process_is_not_of_a_rank_in_this_one() -> None:
+    run = CellRun(2, (0, 1), "train.py")
+    run.take([RankExited(rank=1, pid=9, exit_code=-9, cell=1)])
+    assert run.pending == (0, 1)
+    run.take([RankExited(rank=1, pid=10, exit_code=-9, cell=2)])
+    assert run.pending == (0,)
+
+
 def test_a_dead_rank_ends_its_part_of_the_cell_and_is_named_with_its_signal() -> None:
     run = CellRun(1, (0, 1))
     run.take([finished(0), RankExited(rank=1, pid=9, exit_code=-9, last_words="step 4\n")])

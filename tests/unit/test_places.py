@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest.mock import Mock
@@ -22,6 +23,7 @@ from ddp_notebook.model import (
     StageFinished,
     Status,
 )
+from ddp_notebook.rank.calls import Breakpoints, Script
 from ddp_notebook.rank.cells.output import whole_characters
 from ddp_notebook.rank.events import EventSender
 from ddp_notebook.session.processes.script_processes import Places, ScriptProcesses
@@ -86,6 +88,32 @@ def test_what_a_scripts_process_has_said_is_not_of_the_ranks_once_they_are_back(
     hand_over(late)
     assert record.snapshot.ready
     assert tuple(told[-2:]) == late, "the script's run hears of them"
+
+
+def test_a_script_is_ended_only_once_the_end_of_each_process_was_reported(
+    record: Record, tmp_path: Path
+) -> None:
+    """The next run would take a later report for the end of its own rank."""
+    elsewhere = Mock()
+    order, ended = list[str](), threading.Event()
+    elsewhere.peak_bytes = {}
+    places = Places(record, elsewhere, elsewhere, elsewhere)
+    script = ScriptProcesses(elsewhere, places, tmp_path / "script", tmp_path, (1,))
+    elsewhere.spawn.return_value = 77
+    what = Script(4, 1, "train.py", "train.py", (), 1, Breakpoints(()))
+    script.start({1: what}, {1: {}}, {})
+    report = elsewhere.spawn.call_args.args[1]
+
+    def report_slowly(events: Sequence[Event]) -> None:
+        if any(isinstance(event, RankExited) for event in events):
+            ended.wait(0.2)  # an `end` that does not wait for it comes to its own end meanwhile
+            order.append(f"reported, of cell {events[-1].cell}")
+
+    record.subscribe(report_slowly)
+    elsewhere.signal.side_effect = lambda *_: threading.Thread(target=report, args=(-9,)).start()
+    elsewhere.remove_source.side_effect = lambda _: (order.append("ended"), ended.set())
+    script.end()
+    assert order == ["reported, of cell 4", "ended"]
 
 
 @pytest.fixture

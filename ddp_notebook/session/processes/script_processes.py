@@ -84,6 +84,8 @@ class ScriptProcesses:
         self._exits: dict[int, int] = {}
         self._lock = threading.Lock()
         self._gone = threading.Condition(self._lock)
+        self._told: set[int] = set()
+        """Ranks whose processes have ended and were reported, which reads their files."""
         self._read: set[int] = set()
         """Ranks whose processes have ended and whose output was read from their files."""
         self._finished: set[int] = set()
@@ -152,7 +154,7 @@ class ScriptProcesses:
         """End the remaining processes; the session's own processes are the ranks again."""
         self.kill(self.ranks)
         with self._gone:
-            self._gone.wait_for(lambda: self._exits.keys() >= self._pids.keys(), _ENDED_WITHIN_S)
+            self._gone.wait_for(lambda: self._told >= self._pids.keys(), _ENDED_WITHIN_S)
         self._places.receiver.remove_source(self._key)
         with self._telling:
             self._given_back = True
@@ -194,16 +196,23 @@ class ScriptProcesses:
 
     def _exited(self, rank: int, code: int) -> None:
         """A process ended (on the fork server client's thread, or where it is started)."""
-        with self._gone:
+        with self._lock:
             known = rank in self._pids
             self._exits[rank] = code
-            self._gone.notify_all()
         if known:
             self._tell(rank, code)
 
     def _tell(self, rank: int, code: int) -> None:
-        if rank in self._finished:
-            return
+        """Report the end of a process, unless its script was over before."""
+        try:
+            if rank not in self._finished:
+                self._report(rank, code)
+        finally:
+            with self._gone:
+                self._told.add(rank)
+                self._gone.notify_all()
+
+    def _report(self, rank: int, code: int) -> None:
         now_ns, events = time.monotonic_ns(), list[Event](self._unsent(rank))
         if code == 0:  # it exited without Python's normal shutdown
             events.append(CellFinished(rank=rank, cell=self._cell, outcome="ok", heard_ns=now_ns))
@@ -216,6 +225,7 @@ class ScriptProcesses:
                 last_words=self._last_words(rank),
                 peak_bytes=self._fork_server.peak_bytes.get(pid, 0),
                 oom_kills=out_of_memory.kills_since(self._oom_kills),
+                cell=self._cell,
                 heard_ns=now_ns,
             )
         )

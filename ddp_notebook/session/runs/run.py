@@ -164,7 +164,7 @@ class CellRun:
             case Pulse() if event.cell == self.cell and event.withheld_bytes:
                 self.withheld[event.rank] = event.withheld_bytes
                 self.changes += 1
-            case RankExited() if event.rank not in self.finished:
+            case RankExited() if event.rank not in self.finished and event.cell in (-1, self.cell):
                 self.died[event.rank] = event
                 self._lines.take(event, event.heard_ns)
             case RankSpawned() if event.rank in self.died:
