@@ -775,6 +775,20 @@ for _ in range(4):
             opt.step()
         """,
     ),
+    "a stream of which each worker reads all": (
+        "sampler-misuse",
+        BOTH,
+        """
+        class Lines(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                rows = torch.randn(32, 4, generator=torch.Generator().manual_seed(3))
+                yield from rows[rank::2]
+        for x in torch.utils.data.DataLoader(Lines(), batch_size=4, num_workers=2):
+            opt.zero_grad()
+            net(x).pow(2).mean().backward()
+            opt.step()
+        """,
+    ),
     "a stream that gives every rank the same": (
         "sampler-misuse",
         BOTH,

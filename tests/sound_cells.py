@@ -37,6 +37,18 @@ RIGHT = {
                     n.copy_(p + 0.1 * torch.randn_like(p))
                 if i % 4 == 3: shadow(batch()), noisy(batch())
     """,
+    "a stream whose workers share its parts, and whose batches go forward twice": """
+        class Lines(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                rows = torch.randn(64, 4, generator=torch.Generator().manual_seed(3))
+                worker = torch.utils.data.get_worker_info()
+                yield from rows[rank::2][worker.id :: worker.num_workers]
+        for x in torch.utils.data.DataLoader(Lines(), batch_size=4, num_workers=2):
+            for _ in range(2):
+                opt.zero_grad()
+                net(x).pow(2).mean().backward()
+                opt.step()
+    """,
     "a stream whose parts ranks exchange in the next epoch": """
         from torch.utils.data import DataLoader, IterableDataset
         class Rows(IterableDataset):

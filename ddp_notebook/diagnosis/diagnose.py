@@ -223,6 +223,7 @@ RULES: tuple[Rule, ...] = (
     Rule(samplers.sampler_misuse, When.TRAINED, Explains.NOTHING),
     Rule(loaders.same_batches, When.TRAINED, Explains.NOTHING),
     Rule(loaders.shared_batches, When.TRAINED, Explains.NOTHING),
+    Rule(loaders.same_of_each_worker, When.TRAINED, Explains.NOTHING),
     Rule(randomness.same_draws, When.TRAINED, Explains.NOTHING),
     Rule(randomness.other_constants, When.TRAINED, Explains.NOTHING),
     Rule(checkpoints.loaded_for_evaluation, When.EVALUATED, Explains.NOTHING),

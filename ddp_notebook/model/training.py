@@ -365,6 +365,9 @@ class LoaderFacts:
     place: Place | None = None
     stream: str = ""
     """Class of its data set, where that is an IterableDataset."""
+    workers: int = 0
+    batches: tuple[int, ...] = ()
+    """For each of `inputs`, how many batches loaders had given by then."""
 
 
 @dataclass(frozen=True, slots=True)

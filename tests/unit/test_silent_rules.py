@@ -582,6 +582,26 @@ def test_a_stream_that_gives_every_rank_the_same_batches() -> None:
     assert not kinds(*every(("a", "a"), ("a", "a")))
 
 
+def test_a_stream_of_which_each_worker_reads_all() -> None:
+    def every(inputs: str, numbers: str = "", workers: int = 2) -> list[RunFacts]:
+        batches = tuple(map(int, numbers)) or tuple(range(1, len(inputs) + 1))
+        loaders = [
+            LoaderFacts("0", "", "", of, HERE, "Lines", workers, batches)
+            for of in (tuple(inputs), tuple(inputs.upper()))
+        ]
+        return [run(r, replicas=(model(),), loaders=(of,)) for r, of in enumerate(loaders)]
+
+    (finding,) = found(*every("aabbccdd"))
+    assert finding.category is Category.SAMPLER_MISUSE and finding.ranks == (0, 1)
+    assert "every batch comes 2 times" in finding.cause
+    assert "the first 8 batches of rank 0 are 4 different ones" in finding.evidence[0]
+    assert len(found(*every("aaabbbc", workers=3))) == 1
+    assert not kinds(*every("aabbccdd", "11223344")), "two forwards for each batch"
+    assert len(found(*every("aaaabbbb", "11223344"))) == 1, "two forwards, and two of each batch"
+    assert not kinds(*every("aabbccdd", workers=0)) and not kinds(*every("aabb", workers=3))
+    assert not kinds(*every("aaaa")) and not kinds(*every("aabbccde")) and not kinds(*every("aa"))
+
+
 def test_what_is_known_survives_the_wire() -> None:
     facts = run(
         0,

@@ -1,9 +1,9 @@
-"""Rules for loaders that give ranks the same batches: all of them, or some."""
+"""Rules for loaders that give ranks the same batches, all or some, or one of them too often."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.data.samplers import divided_among
@@ -56,6 +56,49 @@ def shared_batches(context: Context) -> Iterator[Finding]:
                 f"{ranks[1]} as well, byte for byte",
             ),
         )
+
+
+def same_of_each_worker(context: Context) -> Iterator[Finding]:
+    """Each worker of a loader reads all of a stream: its batches come as often as it has workers.
+
+    The workers take turns: so many batches in a row are equal, and the next ones are others.
+    """
+    for of in _loaders(context):
+        each = of[min(of)]
+        workers = each.workers
+        if workers < _FEWEST or len({loader.inputs for loader in of.values()}) == 1:
+            continue
+        turns = {rank: turns for rank, loader in of.items() if (turns := _turns(loader))}
+        if len(turns) < len(of):
+            continue
+        rank, rounds = min(turns), turns[min(turns)]
+        yield Finding(
+            Category.SAMPLER_MISUSE,
+            tuple(of),
+            f"every batch comes {workers} times, for each of the {workers} workers of the "
+            f"DataLoader reads all of the rank's part of {each.stream}, an IterableDataset"
+            f"{in_brackets(each.place)}",
+            f"Have {each.stream}.__iter__ ask torch.utils.data.get_worker_info(), and yield a part "
+            "for each worker: every num_workers-th sample of the rank's, from the worker's id on.",
+            evidence=(
+                f"the first {rounds * workers} batches of rank {rank} are {rounds} different ones, "
+                f"each {workers} times in a row, byte for byte",
+            ),
+        )
+
+
+def _turns(loader: LoaderFacts) -> int:
+    """How often all workers have given the same, and then all another; 0 unless they always did.
+
+    A batch that several forwards get counts once.
+    """
+    batches = dict(zip(reversed(loader.batches), reversed(loader.inputs), strict=True))
+    hashes = [batches[number] for number in sorted(batches)]
+    whole = len(hashes) - len(hashes) % loader.workers
+    rounds = [set(hashes[i : i + loader.workers]) for i in range(0, whole, loader.workers)]
+    alike = all(len(hashed) == 1 for hashed in rounds)
+    changing = all(before != after for before, after in pairwise(rounds))
+    return len(rounds) if alike and changing and len(rounds) >= _FEWEST else 0
 
 
 def _loaders(context: Context) -> Iterator[dict[int, LoaderFacts]]:

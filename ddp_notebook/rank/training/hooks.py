@@ -203,6 +203,7 @@ class TrainingHooks(Component):
             return
         original = iterator.__next__
         off, contained, mark = self._off, self._contained, self._marks.mark
+        given = self._samplers.given
 
         @functools.wraps(original)
         def batch(self: Any) -> Any:
@@ -216,6 +217,7 @@ class TrainingHooks(Component):
             finally:
                 with contained:
                     mark(step_marks.LOADED)
+                    given()
 
         iterator.__next__ = batch
 

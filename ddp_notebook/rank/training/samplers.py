@@ -38,9 +38,9 @@ class Source:
         self.ref = weakref.ref(owner)
         self.line = line
         self.seen: dict[str, Any] = {}
+        """Its settings when it was last iterated."""
         self.complete = False
         """No more inputs are kept: a stream may give its second epoch's to other ranks."""
-        """Its settings when it was last iterated."""
         self.data = "", ""
         """What `order_of` says of the data set, when it was first iterated."""
         self.epoch = 0
@@ -49,6 +49,8 @@ class Source:
         self.trained = False
         """A backward has run since it was last iterated."""
         self.inputs: list[str] = []
+        self.batches: list[int] = []
+        """For each input, how many batches loaders had given by then."""
 
 
 class Samplers:
@@ -62,6 +64,8 @@ class Samplers:
         """The loader or sampler that is being iterated."""
         self.iterations = 0
         """How often any loader, or any sampler, was iterated."""
+        self._batches = 0
+        """How many batches loaders have given."""
 
     def begin(self) -> None:
         """Forget what the last run iterated."""
@@ -123,7 +127,8 @@ class Samplers:
         if source is None:
             return
         if isinstance(loader.dataset, IterableDataset):
-            source.seen = {"length": 0, "sampler": "", "stream": type(loader.dataset).__name__}
+            stream, workers = type(loader.dataset).__name__, loader.num_workers
+            source.seen = {"length": 0, "sampler": "", "stream": stream, "workers": workers}
             source.complete = source.complete or bool(source.inputs)
         else:
             length = _length(loader.dataset)
@@ -131,12 +136,17 @@ class Samplers:
         source.trained = False
         self.current = source
 
+    def given(self) -> None:
+        """A loader has given a batch."""
+        self._batches += 1
+
     def forward(self, inputs: Any) -> None:
         """A DDP object gets `inputs`; the first ones from a loader are kept as hashes."""
         source = self.current
         if source is None or source.complete or "sampler" not in source.seen:
             return
         source.inputs.append(hash_of(inputs))
+        source.batches.append(self._batches)
         source.complete = len(source.inputs) >= _INPUTS
 
     def backward(self) -> None:
@@ -170,6 +180,7 @@ class Samplers:
                 key=str(number),
                 **source.seen,
                 inputs=tuple(source.inputs),
+                batches=tuple(source.batches),
                 place=place_of(source.line),
             )
             for number, source in enumerate(used)
