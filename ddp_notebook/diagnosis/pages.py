@@ -380,12 +380,12 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.SAMPLER_MISUSE: Page(
         _SILENT,
-        "Ranks train on the same samples, or on all in one order: no DistributedSampler, one without "
-        "set_epoch, with another seed or with overlapping shards; an IterableDataset that does not "
-        "divide its data among ranks, or among the workers of a rank's DataLoader.",
+        "Ranks train on the same samples, or on all in one order: no DistributedSampler, one "
+        "without set_epoch, with another seed or with overlapping shards; an IterableDataset "
+        "that does not divide its data among ranks, or among the workers of a rank's DataLoader.",
         "The samplers' state on every rank; hashes of the first batches that models got.",
-        "sampler.set_epoch(epoch) in each epoch; the same seed; num_replicas and rank of the job. In "
-        "an IterableDataset: dist.get_rank() and torch.utils.data.get_worker_info().",
+        "sampler.set_epoch(epoch) in each epoch; the same seed; num_replicas and rank of the job. "
+        "In an IterableDataset: dist.get_rank() and torch.utils.data.get_worker_info().",
     ),
     Category.GIL_DEADLOCK: Page(
         _HANGS,
