@@ -737,6 +737,51 @@ for _ in range(4):
             dist.all_reduce(net(torch.ones(3, 4)).sum())
         """,
     ),
+    "shares of unequal parts that a function returns, averaged over the ranks by another": (
+        "metric-misaggregation",
+        BOTH,
+        """
+        def evaluate(part):
+            hits, seen, losses = 0, 0, []
+            with torch.no_grad():
+                for x in part.split(4):
+                    out = net(x)
+                    hits += (out.argmax(1) == 0).sum().item()
+                    seen += len(x)
+                    losses.append(out.pow(2).mean().item())
+            return sum(losses) / len(losses), hits / seen
+        def mean(value):
+            dist.all_reduce(value)
+            return value / dist.get_world_size()
+        step()
+        loss, share = evaluate(torch.randn(4 if rank else 20, 4))
+        both = torch.tensor([loss, share])
+        print(mean(both))
+        """,
+    ),
+    "a meter's property, the mean of an unequal part, averaged over the ranks": (
+        "metric-misaggregation",
+        BOTH,
+        """
+        class Meter:
+            total, count = 0.0, 0
+            def update(self, value, n):
+                self.total += value * n
+                self.count += n
+            @property
+            def average(self):
+                return self.total / max(1, self.count)
+        step()
+        meter = Meter()
+        with torch.no_grad():
+            for x in torch.randn(4 if rank else 20, 4).split(4):
+                loss = net(x).pow(2).mean()
+                meter.update(loss.item(), len(x))
+        value = torch.tensor(meter.average)
+        dist.all_reduce(value)
+        print(value.item() / dist.get_world_size())
+        """,
+    ),
     "one rank reports its own part": (
         "metric-misaggregation",
         BOTH,

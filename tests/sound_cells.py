@@ -65,6 +65,24 @@ RIGHT = {
                 net(x).pow(2).mean().backward()
                 opt.step()
     """,
+    "means over the ranks of two sums of unequal parts, and then their ratio": """
+        def mean(value):
+            dist.all_reduce(value)
+            return value / dist.get_world_size()
+        def evaluate(part):
+            total, seen = torch.zeros(1), torch.zeros(1)
+            with torch.no_grad():
+                for x in part.split(4):
+                    total += net(x).pow(2).sum()
+                    seen += len(x)
+            return total, seen, len(part) / 4
+        step()
+        total, seen, batches = evaluate(torch.randn(4 if rank else 20, 4))
+        print((mean(total) / mean(seen)).item(), batches)
+        both = torch.cat(evaluate(torch.randn(4 if rank else 20, 4))[:2])
+        both = mean(both)
+        print(both[0] / both[1])
+    """,
     "a running loss whose mean over the ranks is taken in place": """
         running, steps = torch.zeros(1), 0
         for i in range(6):
@@ -1175,6 +1193,39 @@ for mine in (torch.ones(6, 4), torch.ones(6, 4) + rank):
             dist.all_reduce(stage.words.weight.grad)
             own.step()
         """,
+    "parts of a layer, and beside them the whole one, which each rank trains for comparison": """
+        class SumOut(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                x = x.clone()
+                dist.all_reduce(x)
+                return x
+            @staticmethod
+            def backward(ctx, grad):
+                return grad
+        torch.manual_seed(1)
+        whole = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2, bias=False))
+        class Split(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.up, self.down = nn.Linear(4, 3), nn.Linear(3, 2, bias=False)
+                with torch.no_grad():
+                    self.up.weight.copy_(whole[0].weight.chunk(2)[rank])
+                    self.up.bias.copy_(whole[0].bias.chunk(2)[rank])
+                    self.down.weight.copy_(whole[2].weight.chunk(2, 1)[rank])
+            def forward(self, x):
+                return SumOut.apply(self.down(torch.relu(self.up(x))))
+        split = Split()
+        opts = [torch.optim.SGD(of.parameters(), lr=0.05) for of in (split, whole)]
+        data = torch.Generator().manual_seed(4)
+        for _ in range(6):
+            x = torch.randn(8, 4, generator=data)
+            for own, y in zip(opts, (split(x), whole(x))):
+                own.zero_grad()
+                y.pow(2).mean().backward()
+                own.step()
+        assert torch.allclose(split.up.weight, whole[0].weight.chunk(2)[rank], atol=1e-5)
+    """,
     "stages that begin with the same values of a layer, by one seed": """
         class First(nn.Module):
             def __init__(self):

@@ -55,8 +55,13 @@ def averaged_parts(context: Context) -> Iterator[Finding]:
 
 
 def equal_parts(context: Context) -> Iterator[Finding]:
-    """Ranks sum up their parts of a layer, and all have the same parts: drawn by one seed."""
-    wrong = {layer.ranks: layer for layer in _layers(context) if layer.has_equal_parts}
+    """Ranks sum up their parts of a layer, and all have the same parts: drawn by one seed.
+
+    No optimizer of theirs has other parts: these could be what they sum up.
+    """
+    layers = _layers(context)
+    unlike = {layer.ranks for layer in layers if not layer.has_equal_parts}
+    wrong = {layer.ranks: layer for layer in layers if layer.ranks not in unlike}
     if not wrong:
         return
     first = next(iter(wrong.values()))

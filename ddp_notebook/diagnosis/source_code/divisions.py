@@ -20,6 +20,7 @@ from ddp_notebook.diagnosis.source_code.statements import functions_around
 from ddp_notebook.model import Place
 
 _LEAVING_OUT = frozenset({"unique", "narrow", "set", "dict", "drop_duplicates", "argsort", "sort"})
+_HOLDING = frozenset({"tensor", "as_tensor", "Tensor", "FloatTensor", "float", "array", "stack"})
 _DIVIDING = ("div", "div_", "divide", "true_divide", "floor_divide")
 
 
@@ -68,24 +69,23 @@ def is_mean_of_ratios(sources: Sources, path: Sequence[Place], evaluated: Place)
     """True when what comes of `evaluated` is divided, summed up by `path`, and divided again.
 
     First by what each rank has counted, then by the number of ranks: in the function that sums
-    it up, or before that is called.
+    it up, or in one that calls it, or that gives it what it sums up.
     """
     names = SharedNames(sources.in_use(each.file for each in (*path, evaluated)))
-    of_world: list[bool] = []
+    by_world = by_own = False
     called, given = "", set[str]()
     for place in reversed(path):
         tree = sources.tree(place)
         function = next(functions_around(tree, place.line), tree)
         given = _reduced_at(tree, place.line, called)
         given -= names.are_imported(given)
-        of_world += map(names.is_world_size, _divided_in(function, given))
+        by_world |= any(map(names.is_world_size, _divided_in(function, given)))
+        before = _divided_before(names, function, place.line, called)
+        by_own |= not all(map(names.is_world_size, before))
         called = getattr(function, "name", "")
         if function is None or not called or not _is_argument(function, given):
             break
-    made_of = names.read(ast.Name(name) for name in given)
-    changed = _given_at(names, sources.tree(evaluated), evaluated.line)
-    comes_of_it = not changed.isdisjoint(made_of)
-    return comes_of_it and any(of_world) and not all(of_world)
+    return by_world and by_own and _comes_of(names, given, sources.tree(evaluated), evaluated.line)
 
 
 def chooses_rate_by_world(sources: Sources, used: Collection[str]) -> bool:
@@ -160,6 +160,114 @@ def _divided_in(function: ast.AST | None, names: Container[str]) -> Iterator[ast
                 yield from _means_in(node)
 
 
+def _divided_before(
+    names_of: SharedNames, scope: ast.AST | None, line: int, called: str
+) -> Iterator[ast.AST]:
+    """By what is divided of which the arguments of a call in this line are made, until then.
+
+    There, in the statements before it, and in the user's functions and properties that they use.
+    """
+    for node, names in _making(scope, line, called):
+        pieces: list[ast.AST] = [node]
+        used = {last_name(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)}
+        used |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+        wanted = _places_of(node, names)
+        for made in names_of.behind(used - {called}):
+            pieces += _results(made, wanted)
+        for piece in pieces:
+            yield from divisors_in([piece])
+            yield from _means_in(piece)
+
+
+def _making(scope: ast.AST | None, line: int, called: str) -> Iterator[tuple[ast.AST, set[str]]]:
+    """The arguments of a call, and the code before it that makes them; with the names so far.
+
+    The newest first, for what a name is given may be another name: ``torch.tensor([loss])``.
+    """
+    names: set[str] = set()
+    nodes = _own_nodes(scope) if scope is not None else ()
+    plain = [n for n in nodes if isinstance(n, ast.stmt) and not hasattr(n, "body")]
+    for node in sorted(plain, key=lambda n: -n.lineno):
+        if holds(node, line):
+            for argument in _arguments(node, called):
+                names |= set(_carried(argument))
+                yield argument, names
+        elif node.lineno < line and not names.isdisjoint(_given_by(node)):
+            yield node, names
+            values = [value for name, value in given_in(node) if name in names]
+            names |= {name for value in values for name in _carried(value)}
+
+
+def _arguments(node: ast.AST, called: str) -> Iterator[ast.expr]:
+    """What the calls of one function in a statement are given; or all calls."""
+    for call in (n for n in ast.walk(node) if isinstance(n, ast.Call)):
+        if not called or last_name(call.func) == called:
+            yield from call.args
+
+
+def _given_by(node: ast.AST) -> Iterator[str]:
+    """The names that a statement gives a value, or calls a method of: ``losses.append(...)``."""
+    yield from (name for name, _ in given_in(node))
+    match node:
+        case ast.Expr(ast.Call(func=ast.Attribute(value=value))):
+            yield last_name(value)
+
+
+def _carried(value: ast.AST) -> Iterator[str]:
+    """The names whose own value another one has: ``torch.tensor([a, b])`` has those of a and b."""
+    match value:
+        case ast.Name(id=name):
+            yield name
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            yield from (name for each in elements for name in _carried(each))
+        case ast.Call(func=func, args=[first, *_]) if last_name(func) in _HOLDING:
+            yield from _carried(first)
+        case ast.Call(func=ast.Attribute(value=of)) | ast.Subscript(value=of):
+            yield from _carried(of)
+
+
+def _comes_of(
+    names_of: SharedNames, given: Iterable[str], tree: ast.Module | None, line: int
+) -> bool:
+    """Whether these names hang on what gets a value in a line."""
+    made_of = names_of.read(ast.Name(name) for name in given)
+    changed = _given_at(names_of, tree, line)
+    changed |= _told(next(functions_around(tree, line), tree), changed)
+    return not changed.isdisjoint(made_of)
+
+
+def _places_of(node: ast.AST, names: Container[str]) -> list[int]:
+    """Which of several results get these names: ``_, accuracy = ...``; none for one result."""
+    match node:
+        case ast.Assign(targets=[ast.Tuple(elts=elements)]):
+            return [i for i, each in enumerate(elements) if last_name(each) in names]
+    return []
+
+
+def _results(made: ast.AST, wanted: Collection[int] | None = None) -> Iterator[ast.AST]:
+    """What a function returns, and what it makes that of; or the value of an attribute.
+
+    Of several results those that are wanted, None for all.
+    """
+    if isinstance(made, ast.expr):
+        yield made
+        return
+    nodes = list(ast.walk(made))
+    results = [each for node in nodes for each in _returned(node, wanted)]
+    yield from results
+    names = {name for result in results for name in names_in(result)}
+    yield from (node for node in nodes if any(name in names for name, _ in given_in(node)))
+
+
+def _returned(node: ast.AST, wanted: Collection[int] | None) -> list[ast.expr]:
+    match node:
+        case ast.Return(value=ast.Tuple(elts=elements)):
+            return [each for i, each in enumerate(elements) if wanted is None or i in wanted]
+        case ast.Return(value=ast.expr() as value):
+            return [value]
+    return []
+
+
 def _means_in(node: ast.AST) -> Iterator[ast.Call]:
     for child in ast.walk(node):
         match child:
@@ -185,23 +293,13 @@ def _divisors_of_loss(
     given = [node for node in before if not names.isdisjoint(name for name, _ in given_in(node))]
     ahead: list[ast.AST] = [*given, *(plain if names else ())]
     yield from divisors_in(ahead)
-    yield from divisors_in(made for child in names_of.called_in(ahead) for made in _returned(child))
+    made = (each for child in names_of.called_in(ahead) for each in _results(child))
+    yield from divisors_in(made)
 
 
 def _given_a_backward(plain: Iterable[ast.AST]) -> set[str]:
     calls = [node for child in plain for node in ast.walk(child) if isinstance(node, ast.Call)]
     return {name for call in calls if last_name(call.func) == "backward" for name in names_in(call)}
-
-
-def _returned(function: ast.AST) -> Iterator[ast.AST]:
-    """What a function returns, and what it makes that of."""
-    nodes = list(ast.walk(function))
-    results = [node for node in nodes if isinstance(node, ast.Return)]
-    names = {name for statement in results for name in names_in(statement)}
-    yield from results
-    for node in nodes:
-        if any(name in names for name, _ in given_in(node)):
-            yield node
 
 
 def _given_at(names_of: SharedNames, tree: ast.AST | None, line: int) -> set[str]:
@@ -213,6 +311,17 @@ def _given_at(names_of: SharedNames, tree: ast.AST | None, line: int) -> set[str
     given = {name for node in plain for name, _ in given_in(node)}
     given |= names_of.written(names_of.called_in(plain))
     return given.union(map(_extended, plain)) - {""}
+
+
+def _told(scope: ast.AST | None, names: Container[str]) -> set[str]:
+    """The objects of which a method gets what is called so: ``meter.update(loss)``."""
+    found = set()
+    for node in _own_nodes(scope) if scope is not None else ():
+        match node:
+            case ast.Expr(ast.Call(func=ast.Attribute(value=value), args=arguments)):
+                if any(name in names for each in arguments for name in names_in(each)):
+                    found.add(last_name(value))
+    return found - {""}
 
 
 def _extended(statement: ast.stmt) -> str:

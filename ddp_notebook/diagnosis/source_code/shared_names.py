@@ -24,6 +24,7 @@ class SharedNames:
         self._imported = {"self", "cls"}
         self._functions: dict[str, list[ast.AST]] = {}
         self._given: dict[str, list[ast.AST]] = {}
+        self._attributes: dict[str, list[ast.AST]] = {}
         for node in self._nodes:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 self._imported.update((a.asname or a.name).split(".")[0] for a in node.names)
@@ -31,6 +32,9 @@ class SharedNames:
                 self._functions.setdefault(node.name, []).append(node)
             for name, value in given_in(node):
                 self._given.setdefault(name, []).append(value)
+            match node:
+                case ast.Assign(targets=[ast.Attribute(attr=name)], value=value):
+                    self._attributes.setdefault(name, []).append(value)
 
     def written(self, code: Iterable[ast.AST]) -> set[str]:
         """What functions change that others may see, and the functions that they call.
@@ -72,6 +76,14 @@ class SharedNames:
         """The user's functions that are called directly in these pieces of code."""
         calls = (n for node in code for n in ast.walk(node) if isinstance(n, ast.Call))
         return [function for n in calls for function in self._functions.get(last_name(n.func), ())]
+
+    def behind(self, names: Iterable[str]) -> list[ast.AST]:
+        """The user's functions and properties of these names, and what attributes were given."""
+        found: list[ast.AST] = []
+        for name in names:
+            found += self._functions.get(name, ())
+            found += self._attributes.get(name, ())
+        return found
 
     def are_imported(self, names: Collection[str]) -> set[str]:
         """Those of these names that an import gives."""
