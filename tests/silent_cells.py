@@ -782,6 +782,36 @@ for _ in range(4):
         print(value.item() / dist.get_world_size())
         """,
     ),
+    "a bucket whose method copies its parts and waits after that": (
+        "async-misuse",
+        BOTH,
+        """
+        class Bucket:
+            def __init__(self, params):
+                self.params, self.work = params, None
+                self.flat = torch.zeros(sum(p.numel() for p in params))
+            def views(self):
+                return self.flat.split([p.numel() for p in self.params])
+            def start(self):
+                for view, p in zip(self.views(), self.params):
+                    view.copy_(p.grad.flatten())
+                self.work = dist.all_reduce(self.flat, async_op=True)
+            def finish(self):
+                for view, p in zip(self.views(), self.params):
+                    p.grad.copy_(view.view_as(p))
+                self.work.wait()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        own = torch.optim.SGD(model.parameters(), lr=0.05)
+        bucket = Bucket(list(model.parameters()))
+        for _ in range(4):
+            own.zero_grad()
+            model(batch()).pow(2).mean().backward()
+            bucket.start()
+            bucket.finish()
+            own.step()
+        """,
+    ),
     "one rank reports its own part": (
         "metric-misaggregation",
         BOTH,

@@ -83,6 +83,38 @@ RIGHT = {
         both = mean(both)
         print(both[0] / both[1])
     """,
+    "a bucket whose method waits and copies its parts, and fills them while none is at work": """
+        class Bucket:
+            def __init__(self, params):
+                self.params, self.work = params, None
+                self.flat = torch.zeros(sum(p.numel() for p in params))
+            def views(self):
+                return self.flat.split([p.numel() for p in self.params])
+            def start(self):
+                for view, p in zip(self.views(), self.params):
+                    view.copy_(p.grad.flatten() / 2)
+                self.work = dist.all_reduce(self.flat, async_op=True)
+            def finish(self):
+                self.work.wait()
+                for view, p in zip(self.views(), self.params):
+                    p.grad.copy_(view.view_as(p))
+                print(self.flat.norm())
+                self.work = None
+            def drop(self):
+                self.flat.zero_()
+                if self.work is not None: self.work.wait()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        own = torch.optim.SGD(model.parameters(), lr=0.05)
+        bucket = Bucket(list(model.parameters()))
+        for _ in range(4):
+            own.zero_grad()
+            model(batch()).pow(2).mean().backward()
+            bucket.start()
+            bucket.finish()
+            bucket.drop()
+            own.step()
+    """,
     "a running loss whose mean over the ranks is taken in place": """
         running, steps = torch.zeros(1), 0
         for i in range(6):

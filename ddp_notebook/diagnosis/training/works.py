@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks
@@ -26,6 +27,8 @@ _UNREAD = frozenset(
     | {"view", "chunk", "split", "unbind", "record_stream", "append", "extend"}
 )
 """Methods that do not read the values of a tensor."""
+_READING = frozenset({"copy_", "add_", "sub_", "mul_", "div_", "lerp_", "add", "sub", "mul", "div"})
+"""Methods that read the values of their arguments."""
 _READ_BY = frozenset({"float", "int", "bool", "print", "sum", "max", "min"})
 _COMPUTING = ("torch.", "F.", "nn.functional.")
 _UNREAD_BY = ("_like", ".is_tensor", ".numel", ".chunk", ".split", ".unbind")
@@ -36,6 +39,8 @@ _OUT_FIRST = frozenset(
     }
 )
 """They write the tensors that are their first argument."""
+_Late = tuple[ast.Assign, tuple[str, int], tuple[str, str]]
+"""A call; the tensor that is read before it was waited for, and the line; its name and handle."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _WAIT = "Keep every handle, and call its wait() before the tensor is used."
 
@@ -101,20 +106,11 @@ def _waited_too_late(context: Context, known: Collection[str]) -> Iterator[Findi
     """Handles that are waited for, and tensors that the lines before that read."""
     for file in context.sources.with_words("async_op=True", "irecv("):
         tree = context.sources.tree(Place(file, 0))
-        for node, call, handle in _started(tree):
+        ways = _read_by_next_lines(tree), _read_by_callers(tree), _read_by_methods(tree)
+        for node, read, of in chain(*ways):
             ranks, place = _who_started(context, file, node)
-            given, line = _next_read(tree, place.line, call, {handle} | _functions(tree))
-            if given and ranks and str(place) not in known:
-                yield _too_late(ranks, place, (given, line), (call, handle))
-                known = {*known, str(place)}
-        starters = _starters(tree)
-        own = _functions(tree) - starters.keys()
-        for node, name, given, handle in _handed_out(tree, starters):
-            started, call = starters[name]
-            ranks, place = _who_started(context, file, started)
-            line = _read_after(tree, node.lineno, given, {handle} | own)
-            if line and ranks and str(place) not in known:
-                yield _too_late(ranks, place, (given, line), (call, handle))
+            if ranks and str(place) not in known:
+                yield _too_late(ranks, place, read, of)
                 known = {*known, str(place)}
 
 
@@ -129,6 +125,24 @@ def _too_late(ranks: Ranks, place: Place, read: tuple[str, int], of: tuple[str, 
         _WAIT,
         evidence=(f"{handle}.wait() comes after line {line}, or never",),
     )
+
+
+def _read_by_next_lines(tree: ast.Module | None) -> Iterator[_Late]:
+    for node, call, handle in _started(tree):
+        given, line = _next_read(tree, node.lineno, call, {handle} | _functions(tree))
+        if given:
+            yield node, (given, line), (call, handle)
+
+
+def _read_by_callers(tree: ast.Module | None) -> Iterator[_Late]:
+    """Read where a function has returned the tensor and the handle of what it started."""
+    starters = _starters(tree)
+    own = _functions(tree) - starters.keys()
+    for node, name, given, handle in _handed_out(tree, starters):
+        started, call = starters[name]
+        line = _read_after(tree, node.lineno, given, {handle} | own)
+        if line:
+            yield started, (given, line), (call, handle)
 
 
 def _starters(tree: ast.Module | None) -> dict[str, tuple[ast.Assign, str]]:
@@ -164,6 +178,66 @@ def _handed_out(
                 given, handle = _pair(target)
                 if handle and last_name(func) in starters:
                     yield node, last_name(func), given, handle
+
+
+def _read_by_methods(tree: ast.Module | None) -> Iterator[_Late]:
+    """Handles that are attributes, of tensors that a method reads before it waits."""
+    classes = (n for n in ast.walk(tree or ast.Module([], [])) if isinstance(n, ast.ClassDef))
+    for owner in classes:
+        for node, call, given, handle in _kept(owner):
+            views = {f.name for f in _methods(owner) if _returns_part_of(f, given)}
+            blocks_of = (block for method in _methods(owner) for block in blocks(method))
+            lines = (_read_before(block, given, handle, views) for block in blocks_of)
+            if line := next(filter(None, lines), 0):
+                yield node, (given, line), (call, handle)
+
+
+def _kept(owner: ast.ClassDef) -> Iterator[tuple[ast.Assign, str, str, str]]:
+    """``self.work = dist.all_reduce(self.flat, async_op=True)``: the call, tensor and handle."""
+    for node in ast.walk(owner):
+        match node:
+            case ast.Assign(
+                targets=[ast.Attribute() as kept],
+                value=ast.Call(func=func, args=[ast.Attribute() as first, *_]) as made,
+            ) if last_name(func) in _OUT_FIRST and _is_async(made):
+                yield node, last_name(func), ast.unparse(first), ast.unparse(kept)
+
+
+def _methods(owner: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in owner.body if isinstance(node, _FUNCTIONS)]
+
+
+def _returns_part_of(function: ast.FunctionDef | ast.AsyncFunctionDef, given: str) -> bool:
+    """True of a method such as ``def views(self): return self.flat.split(self.sizes)``."""
+    found = [n for statement in _returns(function) for n in _named(statement)]
+    return any(ast.unparse(node) == given for node in found)
+
+
+def _read_before(block: Iterable[ast.stmt], given: str, handle: str, views: set[str]) -> int:
+    """The line that reads a tensor before its handle is waited for in the same block; else 0.
+
+    Also by a loop over what a method in `views` returns.
+    """
+    line = 0
+    for statement in block:
+        names = {last_name(call.func) for call in _calls(statement)}
+        if any(ast.unparse(node) == handle for node in _named(statement)):
+            return line if "wait" in names and not hasattr(statement, "body") else 0
+        if names & (_WAITING | _OUT_FIRST):
+            return 0
+        line = line or _line_reading(statement, given, views)
+    return 0
+
+
+def _line_reading(statement: ast.stmt, given: str, views: set[str]) -> int:
+    parts: set[str] = set()
+    calls = _calls(statement.iter) if isinstance(statement, ast.For) else ()
+    if isinstance(statement, ast.For) and not views.isdisjoint(last_name(c.func) for c in calls):
+        parts = {n.id for n in ast.walk(statement.target) if isinstance(n, ast.Name)}
+    for part in _parts_read(statement):
+        if isinstance(part, ast.expr) and (_is(part, given) or last_name(part) in parts):
+            return part.lineno
+    return 0
 
 
 def _who_started(context: Context, file: str, node: ast.Assign) -> tuple[Ranks, Place]:
@@ -283,8 +357,10 @@ def _parts_read(statement: ast.stmt) -> Iterator[ast.AST]:
                     *args,
                     *(e for expression in args for e in getattr(expression, "elts", ())),
                 )
-            case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr not in _UNREAD:
-                parts = (value,)
+            case ast.Call(func=ast.Attribute(value=value, attr=attr), args=args) if (
+                attr not in _UNREAD
+            ):
+                parts = (value, *(args if attr in _READING else ()))
             case ast.Call(func=ast.Name(id=name), args=args) if name in _READ_BY:
                 parts = args
         yield from parts

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     DistributedSampler,
     IterableDataset,
     Subset,
@@ -194,14 +195,15 @@ def _length(dataset: Any) -> int:
         return 0
 
 
-def order_of(dataset: Any) -> tuple[str, str]:
+def order_of(dataset: Any, nested: int = 3) -> tuple[str, str]:
     """A hash of what a data set has, in whatever order, and one of its order; "" where unknown.
 
     Of the lists and tensors that are as long as it is: an order for each of them. Of a Subset, what
-    that is a part of, and behind a bar by which indices.
+    that is a part of, and behind a bar by which indices. Of one that transforms the samples of
+    another, and that may do the same, what that has.
     """
     if isinstance(dataset, Subset):
-        data, order = order_of(dataset.dataset)
+        data, order = order_of(dataset.dataset, nested)
         indices = array("q", itertools.islice(dataset.indices, _MOST_ITEMS + 1))
         known = data and len(indices) <= _MOST_ITEMS
         return data, f"{order}|{zlib.crc32(indices.tobytes()):08x}" if known else ""
@@ -209,6 +211,13 @@ def order_of(dataset: Any) -> tuple[str, str]:
     if not 0 < length <= _MOST_ITEMS:
         return "", ""
     columns = [hashes for each in _columns(dataset, length) if (hashes := _hashes(each))]
+    inner = [] if columns else _inner(dataset, length)
+    if len(inner) == 1 and nested:
+        return order_of(inner[0], nested - 1)
+    return _order_of(columns, length)
+
+
+def _order_of(columns: list[list[int]], length: int) -> tuple[str, str]:
     sums = " ".join(f"{sum(hashes):x}" for hashes in columns)
     varied = (array("Q", hashes).tobytes() for hashes in columns if len(set(hashes)) > 1)
     in_order = " ".join(f"{zlib.crc32(text):08x}" for text in varied)
@@ -224,6 +233,12 @@ def _columns(dataset: Any, length: int) -> list[Any]:
         of = (dataset,)
     columns = (each for each in of if isinstance(each, list | tuple | torch.Tensor))
     return [each for each in columns if _length(each) == length]
+
+
+def _inner(dataset: Any, length: int) -> list[Any]:
+    """The data sets of this length that a data set has as attributes."""
+    of = (*getattr(dataset, "__dict__", {}).values(),)
+    return [each for each in of if isinstance(each, Dataset) and _length(each) == length]
 
 
 def _hashes(column: Any) -> list[int]:
