@@ -115,6 +115,20 @@ RIGHT = {
             bucket.drop()
             own.step()
     """,
+    "teams that train apart, each by the learning rate that it has agreed on": """
+        teams = [dist.new_group([member]) for member in range(2)]
+        torch.manual_seed(rank)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        own = torch.optim.SGD(model.parameters(), lr=0.05 * (1 + rank))
+        for _ in range(6):
+            own.zero_grad()
+            model(batch()).pow(2).mean().backward()
+            for p in model.parameters():
+                dist.all_reduce(p.grad, group=teams[rank])
+            own.step()
+        result = torch.zeros(1)
+        dist.all_reduce(result)
+    """,
     "a running loss whose mean over the ranks is taken in place": """
         running, steps = torch.zeros(1), 0
         for i in range(6):

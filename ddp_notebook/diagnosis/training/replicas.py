@@ -126,22 +126,40 @@ def by_hand(model: Model, collectives: Collectives) -> bool:
 
 
 def exchanged(collectives: Collectives, of: Mapping[int, OptimizerFacts]) -> bool:
-    """The ranks sent what has the size of the tensors that these optimizers hold.
+    """All these ranks exchange what has the size of the tensors that their optimizers hold."""
+    return [set(part) for part in exchanging(collectives, of)] == [set(of)]
 
-    Or nothing is known of what they sent: then the answer is asked for again when it is.
+
+def exchanging(
+    collectives: Collectives, of: Mapping[int, OptimizerFacts]
+) -> list[dict[int, OptimizerFacts]]:
+    """The ranks that exchange what has the size of the tensors that these optimizers hold.
+
+    Those of groups that have no rank in common train apart. All, where nothing is known of what
+    they sent: then the answer is asked for again when it is.
     """
     if not collectives.of:
-        return True
+        return [dict(of)]
     sizes = {
         numel for optimizer in of.values() for numel in (*optimizer.numels, sum(optimizer.numels))
     } - {1}
-    return all(
-        any(
-            r.part is None and r.operation in AVERAGING and (r.numel in sizes or r.tensors > 1)
-            for r in collectives.of.get(rank, ())
-        )
-        for rank in of
-    )
+    parts: list[set[int]] = []
+    for rank in of:
+        for group in _groups_for(collectives, rank, sizes):
+            met = {rank, *(set(collectives.groups.get(group, of)) & set(of))}
+            overlapping = [part for part in parts if not part.isdisjoint(met)]
+            parts = [part for part in parts if part.isdisjoint(met)]
+            parts.append(met.union(*overlapping))
+    return [{rank: of[rank] for rank in sorted(part)} for part in parts]
+
+
+def _groups_for(collectives: Collectives, rank: int, sizes: Collection[int]) -> set[str]:
+    """The groups in which a rank exchanges by hand what has one of these sizes."""
+    return {
+        r.group
+        for r in collectives.of.get(rank, ())
+        if (r.numel in sizes or r.tensors > 1) and r.part is None and r.operation in AVERAGING
+    }
 
 
 def may_have_joined(

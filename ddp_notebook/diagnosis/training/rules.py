@@ -18,7 +18,7 @@ from ddp_notebook.diagnosis.training.replicas import (
     Model,
     by_hand,
     differing,
-    exchanged,
+    exchanging,
     may_have_joined,
     some,
 )
@@ -473,10 +473,10 @@ def learning_rates(context: Context) -> Iterator[Finding]:
     """
     for of in _of_one_group(context):
         together = all(optimizer.replicas or optimizer.mesh for optimizer in of.values())
-        steps = {optimizer.steps for optimizer in of.values()}
-        if len(of) > 1 and len(steps) == 1 and (together or exchanged(context.collectives, of)):
-            yield from _other_rates(context, of)
-            yield from _other_options(context, of)
+        for part in [of] if together else exchanging(context.collectives, of):
+            if len(part) > 1 and len({optimizer.steps for optimizer in part.values()}) == 1:
+                yield from _other_rates(context, part)
+                yield from _other_options(context, part)
 
 
 def _of_one_group(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
