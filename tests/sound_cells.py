@@ -65,6 +65,20 @@ RIGHT = {
                 net(x).pow(2).mean().backward()
                 opt.step()
     """,
+    "means of unequal batches times their counts, averaged with the counts, and their ratio": """
+        def evaluate(part):
+            total, seen = 0.0, 0.0
+            with torch.no_grad():
+                for x in part.split(4):
+                    total += net(x).pow(2).mean().item() * len(x)
+                    seen += len(x)
+            both = torch.tensor([total, seen])
+            dist.all_reduce(both)
+            both /= dist.get_world_size()
+            return both[0] / both[1]
+        step()
+        print(evaluate(torch.randn(6 if rank else 20, 4)))
+    """,
     "means over the ranks of two sums of unequal parts, and then their ratio": """
         def mean(value):
             dist.all_reduce(value)

@@ -79,7 +79,10 @@ def is_mean_of_ratios(sources: Sources, path: Sequence[Place], evaluated: Place)
         function = next(functions_around(tree, place.line), tree)
         given = _reduced_at(tree, place.line, called)
         given -= names.are_imported(given)
-        by_world |= any(map(names.is_world_size, _divided_in(function, given)))
+        divisors = list(_divided_in(function, given))
+        by_world |= any(map(names.is_world_size, divisors))
+        if function is not None and _divides_by_what_came(function, place.line, given, divisors):
+            return False
         before = _divided_before(names, function, place.line, called)
         by_own |= not all(map(names.is_world_size, before))
         called = getattr(function, "name", "")
@@ -174,9 +177,28 @@ def _divided_before(
         wanted = _places_of(node, names)
         for made in names_of.behind(used - {called}):
             pieces += _results(made, wanted)
-        for piece in pieces:
+        for piece in (part for each in pieces for part in _unweighted(each)):
             yield from divisors_in([piece])
             yield from _means_in(piece)
+
+
+def _unweighted(node: ast.AST) -> Iterator[ast.AST]:
+    """A piece of code where nothing is multiplied but by a number: no mean times its count."""
+    products = (
+        n for n in ast.walk(node) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult)
+    )
+    if all(isinstance(n.left, ast.Constant) or isinstance(n.right, ast.Constant) for n in products):
+        yield node
+
+
+def _divides_by_what_came(
+    function: ast.AST, line: int, given: set[str], divisors: Iterable[ast.AST]
+) -> bool:
+    """Whether something is divided by a part of what was summed up: two sums, and their ratio."""
+    made = _made_of(function, given, line)
+    after = (each for each in divisors if getattr(each, "lineno", 0) > line)
+    parts = (each for each in after if last_name(getattr(each, "func", each)) != "mean")
+    return any(name in made for each in parts for name in names_in(each))
 
 
 def _making(scope: ast.AST | None, line: int, called: str) -> Iterator[tuple[ast.AST, set[str]]]:
