@@ -12,6 +12,7 @@ from ddp_notebook.faults import FAULTS, Kind
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Diagnosis
 from ddp_notebook.session import InitOptions, Session
+from ddp_notebook.testing import processes_of
 
 WORLD_SIZE = 3
 EVERYBODY = tuple(range(WORLD_SIZE))
@@ -59,6 +60,20 @@ def check(name: str, diagnosis: Diagnosis | None) -> None:
     assert "\n" not in first.cause + first.remedy
     assert diagnosis.world_size == WORLD_SIZE
     assert set(diagnosis.doing or {}) == set(EVERYBODY)
+
+
+@pytest.mark.parametrize("name", WAIT_FOR_A_FILE)
+def test_the_files_of_a_fault_are_in_the_sessions_folder_and_new_for_each_run(
+    session: Session, name: str
+) -> None:
+    """A run may have the address of an earlier one, whose files would be another fault."""
+    folder = processes_of(session).folder
+    before = set(folder.glob("fault-*"))
+    session.fault(name)
+    (first,) = set(folder.glob("fault-*")) - before
+    assert (first / "rendezvous").exists()
+    assert not session.repair().error
+    assert len(set(folder.glob("fault-*")) - before - {first}) == 1
 
 
 @pytest.mark.parametrize("name", list(FAULTS))

@@ -4,12 +4,13 @@ import os
 import tempfile
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 FAULTY = os.environ.get("DDP_FAULT") == "1"
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-folder = Path(tempfile.gettempdir()) / f"rendezvous-{os.environ['MASTER_PORT']}"
-rendezvous = folder / "file"
+folder = Path(os.environ.get("DDP_FAULT_FOLDER") or tempfile.gettempdir())
+rendezvous = folder / "rendezvous"
 
 
 def check(path: Path) -> None:
@@ -18,11 +19,11 @@ def check(path: Path) -> None:
         pass
 
 
-folder.mkdir(exist_ok=True)
 if FAULTY and rank == 1:
     rendezvous = Path("/proc/1/environ")  # what no process may append to
 check(rendezvous)
 dist.init_process_group(
     "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size
 )
+dist.all_reduce(torch.ones(1))  # no rank leaves while another still connects to it
 dist.destroy_process_group()

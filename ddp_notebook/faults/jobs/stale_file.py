@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 FAULTY = os.environ.get("DDP_FAULT") == "1"
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-rendezvous = Path(tempfile.gettempdir()) / f"rendezvous-{os.environ['MASTER_PORT']}"
+folder = Path(os.environ.get("DDP_FAULT_FOLDER") or tempfile.gettempdir())
+rendezvous = folder / "rendezvous"
 ready = rendezvous.with_suffix(".ready")
 EARLIER_RUN = """
 import os, sys

@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 FAULTY = os.environ.get("DDP_FAULT") == "1"
 rank = int(os.environ["RANK"])
-ready = Path(tempfile.gettempdir()) / f"dataset-{os.environ['MASTER_PORT']}.ready"
+folder = Path(os.environ.get("DDP_FAULT_FOLDER") or tempfile.gettempdir())
+ready = folder / "dataset.ready"
 
 if rank == 0 and not FAULTY:
     ready.touch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import socket
 import textwrap
 from collections.abc import Callable, Iterator
@@ -70,6 +71,8 @@ class FaultLab:
         self._scripts = scripts
         self._construction = construction
         self._last: Fault | None = None
+        self._numbers = itertools.count(1)
+        """Of folders, which go away with the session's."""
 
     def fault(self, name: str, started: Started = None) -> FaultResult:
         """`Session.fault`."""
@@ -141,7 +144,12 @@ class FaultLab:
             yield made
 
     def _script(self, fault: Fault, faulty: bool, started: Started) -> Diagnosis | None:
-        settings = {rank: {"DDP_FAULT": str(int(faulty))} for rank in range(self._world_size)}
+        # A file of an earlier run, at a path that it had too, would be another fault.
+        folder = self._pool.need("%ddp_fault").folder / f"fault-{next(self._numbers)}"
+        with contextlib.suppress(OSError):  # that the session's folder is gone, `run` will say
+            folder.mkdir(mode=0o700)
+        values = {"DDP_FAULT": str(int(faulty)), "DDP_FAULT_FOLDER": str(folder)}
+        settings = dict.fromkeys(range(self._world_size), values)
         result = self._run_script(fault, settings, started)
         if result.diagnosis is not None:
             return result.diagnosis
