@@ -812,6 +812,28 @@ for _ in range(4):
             own.step()
         """,
     ),
+    "the F1 scores of the ranks' parts, averaged over the ranks": (
+        "metric-misaggregation",
+        BOTH,
+        """
+        class Score:
+            def __init__(self): self.tp, self.fp, self.fn = torch.zeros(3)
+            def update(self, said, true):
+                self.tp += (said & true).sum()
+                self.fp += (said & ~true).sum()
+                self.fn += (~said & true).sum()
+            def value(self):
+                return 2 * self.tp / (2 * self.tp + self.fp + self.fn).clamp(min=1)
+        step()
+        score = Score()
+        with torch.no_grad():
+            for x in torch.randn(20, 4).split(4):
+                score.update(net(x)[:, 0] > 0, x[:, 0] > 0)
+        value = score.value()
+        dist.all_reduce(value)
+        print(value / dist.get_world_size())
+        """,
+    ),
     "one rank reports its own part": (
         "metric-misaggregation",
         BOTH,

@@ -65,6 +65,23 @@ RIGHT = {
                 net(x).pow(2).mean().backward()
                 opt.step()
     """,
+    "an F1 score of all ranks' counts, and the mean of their shares of equal parts": """
+        counts = torch.zeros(3)
+        hits, seen, smooth, eps = 0, 0, 0.9, 0.1
+        step()
+        with torch.no_grad():
+            for x in torch.randn(20, 4).split(4):
+                said, true = net(x)[:, 0] > 0, x[:, 0] > 0
+                counts += torch.stack([e.sum() for e in (said & true, said & ~true, ~said & true)])
+                hits += (said == true).sum().item()
+                seen += len(x)
+        dist.all_reduce(counts)
+        tp, fp, fn = counts
+        print(2 * tp / (2 * tp + fp + fn).clamp(min=1))
+        share = torch.tensor(hits / (seen + eps))
+        dist.all_reduce(share)
+        print(share / dist.get_world_size())
+    """,
     "means of unequal batches times their counts, averaged with the counts, and their ratio": """
         def evaluate(part):
             total, seen = 0.0, 0.0

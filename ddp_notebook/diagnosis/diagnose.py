@@ -223,6 +223,7 @@ RULES: tuple[Rule, ...] = (
     Rule(evaluations.lone_copies, When.TRAINED, Explains.NOTHING),
     Rule(evaluations.unjoined_results, When.TRAINED, Explains.NOTHING),
     Rule(evaluations.unweighted_means, When.TRAINED | When.EVALUATED, Explains.NOTHING),
+    Rule(evaluations.means_of_scores, When.TRAINED | When.EVALUATED, Explains.NOTHING),
     Rule(evaluations.padded_counts, When.TRAINED | When.EVALUATED, Explains.NOTHING),
     Rule(evaluations.means_of_curved, When.TRAINED | When.EVALUATED, Explains.NOTHING),
     Rule(totals.summed_again, When.TRAINED | When.EVALUATED, Explains.NOTHING),

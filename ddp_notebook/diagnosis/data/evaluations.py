@@ -151,6 +151,33 @@ def unweighted_means(context: Context) -> Iterator[Finding]:
         )
 
 
+def means_of_scores(context: Context) -> Iterator[Finding]:
+    """Each rank has a score of its own counts, such as F1, and the ranks' scores are averaged."""
+    for model in _evaluated_together(context):
+        wrong = [
+            of
+            for of in _together(model)
+            if _have_other_inputs(of)
+            and not _uneven(of)
+            and any(_averaged_after(context, each, by_counts=True) for each in of.values())
+        ]
+        if not wrong or not model.whole:
+            continue
+        yield Finding(
+            Category.METRIC_MISAGGREGATION,
+            tuple(model.of),
+            f"each rank divides by a sum of its own counts in the evaluation of {model.title}, and "
+            "the ranks' results are averaged: that is not the score of all samples together"
+            f"{_at(wrong[0])}",
+            "all_reduce the counts (of true and false positives, of false negatives), and compute "
+            "the score of their sums.",
+            evidence=(
+                f"the inputs of {counted(len(wrong), 'evaluation')} differ between "
+                f"{name_ranks(model.of)}",
+            ),
+        )
+
+
 def means_of_curved(context: Context) -> Iterator[Finding]:
     """The exp or the root of each rank's own mean is averaged: it is not that of the whole mean."""
     for model in (*_evaluated_together(context), *_trained_alike(context)):
@@ -286,10 +313,10 @@ def _trained_alike(context: Context) -> Iterator[Model]:
             yield Model({rank: replace(each, group_size=len(ranks)) for rank, each in of})
 
 
-def _averaged_after(context: Context, each: EvaluationFacts) -> bool:
+def _averaged_after(context: Context, each: EvaluationFacts, *, by_counts: bool = False) -> bool:
     place = each.place
     return place is not None and any(
-        is_mean_of_ratios(context.sources, path, place) for path in each.summed
+        is_mean_of_ratios(context.sources, path, place, by_counts=by_counts) for path in each.summed
     )
 
 

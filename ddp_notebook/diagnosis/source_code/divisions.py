@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from functools import partial
 
 from ddp_notebook.diagnosis.source_code.conditions import holds, last_name
 from ddp_notebook.diagnosis.source_code.shared_names import (
@@ -65,13 +66,17 @@ def divides_loss_by_world(sources: Sources, place: Place) -> bool:
     return any(map(names.is_world_size, divisors))
 
 
-def is_mean_of_ratios(sources: Sources, path: Sequence[Place], evaluated: Place) -> bool:
+def is_mean_of_ratios(
+    sources: Sources, path: Sequence[Place], evaluated: Place, *, by_counts: bool = False
+) -> bool:
     """True when what comes of `evaluated` is divided, summed up by `path`, and divided again.
 
     First by what each rank has counted, then by the number of ranks: in the function that sums
-    it up, or in one that calls it, or that gives it what it sums up.
+    it up, or in one that calls it, or that gives it what it sums up. With `by_counts`, first by a
+    sum of several counts that the data decide, as an F1 score is: ``tp / (tp + fp)``.
     """
-    names = SharedNames(sources.in_use(each.file for each in (*path, evaluated)))
+    trees = sources.in_use(each.file for each in (*path, evaluated))
+    names, counts = SharedNames(trees), _added_to(trees) if by_counts else None
     by_world = by_own = False
     called, given = "", set[str]()
     for place in reversed(path):
@@ -81,10 +86,10 @@ def is_mean_of_ratios(sources: Sources, path: Sequence[Place], evaluated: Place)
         given -= names.are_imported(given)
         divisors = list(_divided_in(function, given))
         by_world |= any(map(names.is_world_size, divisors))
-        if function is not None and _divides_by_what_came(function, place.line, given, divisors):
+        if _divides_by_what_came(function, place.line, given, divisors):
             return False
         before = _divided_before(names, function, place.line, called)
-        by_own |= not all(map(names.is_world_size, before))
+        by_own |= any(map(partial(_is_own, names, counts), before))
         called = getattr(function, "name", "")
         if function is None or not called or not _is_argument(function, given):
             break
@@ -192,10 +197,10 @@ def _unweighted(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _divides_by_what_came(
-    function: ast.AST, line: int, given: set[str], divisors: Iterable[ast.AST]
+    function: ast.AST | None, line: int, given: set[str], divisors: Iterable[ast.AST]
 ) -> bool:
     """Whether something is divided by a part of what was summed up: two sums, and their ratio."""
-    made = _made_of(function, given, line)
+    made = _made_of(function, given, line) if function is not None else given
     after = (each for each in divisors if getattr(each, "lineno", 0) > line)
     parts = (each for each in after if last_name(getattr(each, "func", each)) != "mean")
     return any(name in made for each in parts for name in names_in(each))
@@ -207,17 +212,22 @@ def _making(scope: ast.AST | None, line: int, called: str) -> Iterator[tuple[ast
     The newest first, for what a name is given may be another name: ``torch.tensor([loss])``.
     """
     names: set[str] = set()
-    nodes = _own_nodes(scope) if scope is not None else ()
-    plain = [n for n in nodes if isinstance(n, ast.stmt) and not hasattr(n, "body")]
-    for node in sorted(plain, key=lambda n: -n.lineno):
+    for node in _until(scope, line):
         if holds(node, line):
             for argument in _arguments(node, called):
                 names |= set(_carried(argument))
                 yield argument, names
-        elif node.lineno < line and not names.isdisjoint(_given_by(node)):
+        elif not names.isdisjoint(_given_by(node)):
             yield node, names
             values = [value for name, value in given_in(node) if name in names]
             names |= {name for value in values for name in _carried(value)}
+
+
+def _until(scope: ast.AST | None, line: int) -> list[ast.stmt]:
+    """The plain statements of a scope up to this line, the newest first."""
+    nodes = (n for n in (_own_nodes(scope) if scope is not None else ()) if isinstance(n, ast.stmt))
+    plain = [n for n in nodes if not hasattr(n, "body") and n.lineno <= line]
+    return sorted(plain, key=lambda n: -n.lineno)
 
 
 def _arguments(node: ast.AST, called: str) -> Iterator[ast.expr]:
@@ -246,6 +256,27 @@ def _carried(value: ast.AST) -> Iterator[str]:
             yield from _carried(first)
         case ast.Call(func=ast.Attribute(value=of)) | ast.Subscript(value=of):
             yield from _carried(of)
+
+
+def _added_to(trees: Iterable[ast.AST]) -> set[str]:
+    """The names that the code adds to: ``self.tp[c] += hits``."""
+    found = set()
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        match node:
+            case ast.AugAssign(target=target, op=ast.Add()):
+                found.add(last_name(target.value if isinstance(target, ast.Subscript) else target))
+    return found
+
+
+def _is_own(names: SharedNames, counts: Collection[str] | None, divisor: ast.AST) -> bool:
+    """True of anything but the number of ranks; with `counts`, of a sum of two or more of these.
+
+    Such as ``(2 * tp + fp + fn).clamp(min=1)``.
+    """
+    if counts is None:
+        return not names.is_world_size(divisor)
+    sums = [n for n in ast.walk(divisor) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add)]
+    return any(len(set(counts) & set(names_in(each))) > 1 for each in sums)
 
 
 def _comes_of(
