@@ -18,6 +18,9 @@ _WAITED = re.compile(
     r"waitForInput: socket SocketImpl\(fd=\d{1,9}, addr=\S{1,300} "
     r"remote=\S{1,300}:(\d{1,5})\) timed out"
 )
+_AWAITED = re.compile(
+    r"timeout after \d{1,12}ms, keys: /?default_pg/\d{1,6}//cpu//\d{1,6}/(\d{1,6})\b"
+)
 
 
 @dataclass
@@ -32,6 +35,8 @@ class Connects:
     """Ports at which a process looked for a store, and found none."""
     reached: set[int] = field(default_factory=set)
     """Ports of stores that a process was connected to, and waited for in vain."""
+    awaited: set[int] = field(default_factory=set)
+    """Ranks of whom others waited in vain for the address that gloo puts into the store."""
 
     def add(self, lines: Iterable[str]) -> None:
         """Read the lines of a log."""
@@ -43,3 +48,5 @@ class Connects:
                 self.unanswered.add(int(match[1]))
             elif match := _WAITED.search(line):
                 self.reached.add(int(match[1]))
+            elif match := _AWAITED.search(line):
+                self.awaited.add(int(match[1]))

@@ -7,8 +7,9 @@ cannot decide on less evidence is undecided, with the facts.
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import doing
 from ddp_notebook.diagnosis.standing_still import apart
 from ddp_notebook.evidence.gathered import Gathered, gather
-from ddp_notebook.jobs.never_met import never_met
+from ddp_notebook.jobs.never_met import absent, never_met
 from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
 from ddp_notebook.model import (
     Activity,
@@ -194,11 +195,8 @@ def _undecided(gathered: Gathered) -> list[Finding]:
     """Who waited, failed or was ended, where no rule says why."""
     case = gathered.case
     waited = case.where(Activity.WAITING)
-    failed = case.where(Activity.FAILED)
     ended = [report for report in case.ranks if GOT_TOO_MUCH.search(report.last_words)]
-    what = [gathered.parted] if gathered.parted else []
-    if (waited or failed) and not what:
-        what.append(f"{name_ranks(tuple(sorted({*waited, *failed})))} waited or failed")
+    what = [gathered.parted] if gathered.parted else list(_who_waited(gathered))
     for report in ended:
         sizes = GOT_TOO_MUCH.search(report.last_words)
         if sizes is not None:
@@ -214,6 +212,37 @@ def _undecided(gathered: Gathered) -> list[Finding]:
     cause = f"{'; '.join(what)}; these files do not prove why"
     return [Finding(Category.UNDECIDED, (), cause, _MORE, waited, tuple(_facts(case)))]
 
+
+def _who_waited(gathered: Gathered) -> Iterator[str]:
+    """For whom ranks waited in vain, as far as the errors tell."""
+    case = gathered.case
+    left = tuple(sorted({*case.where(Activity.WAITING), *case.where(Activity.FAILED)}))
+    if not left:
+        return
+    errors = [report.error_text for report in case.ranks if report.activity is Activity.FAILED]
+    missing = absent(case, gathered.connects)
+    rest = tuple(report.rank for report in case.ranks if report.rank not in left)
+    if missing:
+        yield (
+            f"{name_ranks(left)} waited in set-up for {name_ranks(missing)}, which did not come, "
+            "or is no process that was started"
+        )
+    elif len(errors) == case.world_size and all(_CLOSED in text for text in errors):
+        yield (
+            f"{name_ranks(left)} each lost the connection to another rank, as to one that has "
+            "ended; who closed it first does not stand here"
+        )
+    elif rest and len(errors) == len(left) and all(_TIMED_OUT.search(text) for text in errors):
+        yield (
+            f"{name_ranks(left)} gave up waiting, {name_ranks(rest)} did not: late, elsewhere in "
+            "the code, or stuck"
+        )
+    else:
+        yield f"{name_ranks(left)} waited or failed"
+
+
+_CLOSED = "Connection closed by peer"
+_TIMED_OUT = re.compile(r"Timed out waiting \d+ms for (send|recv) operation")
 
 _MORE = (
     "Start the job again with DDP_NOTEBOOK=1 in its environment. When it hangs, or has ended: "

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ddp_notebook.diagnosis.source_code.names import Varies
+from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.evidence.connects import Connects
-from ddp_notebook.model import Activity, Case, Category, Finding, name_ranks
+from ddp_notebook.model import Activity, Case, Category, Collective, Finding, Ranks, name_ranks
 
+_INIT = "init_process_group"
 _KEYS_OF_PEERS = re.compile(r"keys: /?default_pg/")
 _FILE_STORE = re.compile(r"file://|FileStore\(")
 
@@ -16,6 +19,16 @@ def never_met(case: Case, connects: Connects) -> Iterator[Finding]:
     """What kept the ranks of these logs from making a group; nothing where that is not proven."""
     yield from _old_file(case, connects)
     yield from _other_port(case, connects)
+    yield from _kept_away(case, connects)
+
+
+def absent(case: Case, connects: Connects) -> Ranks:
+    """Ranks for whose address others waited in vain, and of whom these files say nothing else."""
+    return tuple(
+        rank
+        for rank in sorted(connects.awaited)
+        if rank >= case.world_size or case.ranks[rank].activity is Activity.SILENT
+    )
 
 
 def _old_file(case: Case, connects: Connects) -> Iterator[Finding]:
@@ -52,3 +65,23 @@ def _other_port(case: Case, connects: Connects) -> Iterator[Finding]:
         "Give every rank the same MASTER_ADDR and MASTER_PORT.",
         waited,
     )
+
+
+def _kept_away(case: Case, connects: Connects) -> Iterator[Finding]:
+    """Ranks that a test of the rank keeps from the call in which the others waited for them."""
+    missing = absent(case, connects)
+    waited = tuple(e.rank for e in case.ranks if _KEYS_OF_PEERS.search(e.error_text))
+    if not (missing and waited and set(waited) == set(case.where(Activity.FAILED))):
+        return
+    call = Collective(waited[0], 0, _INIT, api=_INIT, path=case.ranks[waited[0]].error_at)
+    test = Sources(case.sources, case.files_seen).condition(call, None, waited, missing)
+    if test is not None and test.decides is Varies.JUST_SO:
+        yield Finding(
+            Category.MISSING_RANK,
+            missing,
+            f"never called {_INIT} ({test.quoted}), in which {name_ranks(waited)} waited until the "
+            "time limit",
+            "Call it on every rank: no condition may keep a rank from it.",
+            waited,
+            (f"{test.place}: {test.place.text}",),
+        )

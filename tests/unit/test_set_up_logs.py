@@ -97,6 +97,34 @@ def test_ranks_that_looked_for_the_store_at_ports_of_their_own_are_named(tmp_pat
         assert told(tmp_path, ports + waits + summary(1, -15, -15)) == [("undecided", ())]
 
 
+def test_a_rank_that_a_test_keeps_from_set_up_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        'import torch.distributed as dist\nif RANK == 0:\n    dist.init_process_group("gloo")\n'
+    )
+    error = traceback('dist.init_process_group("gloo")', KEYS).replace("train.py", str(script))
+    (finding,) = diagnosed_log(tmp_path, error + summary(1)).findings
+    assert (finding.category.value, finding.ranks) == ("missing-rank", (1,))
+    assert "if RANK == 0" in finding.cause
+    # Another test, or none: the rank may be no process at all, or have ended before.
+    for test in ("if READY:", "if RANK < 4:", "with block:"):
+        script.write_text(
+            f'import torch.distributed as dist\n{test}\n    dist.init_process_group("gloo")\n'
+        )
+        (finding,) = diagnosed_log(tmp_path, error + summary(1)).findings
+        assert finding.category.value == "undecided"
+        assert "rank 0 waited in set-up for rank 1, which did not come" in finding.cause
+
+
+def test_who_gave_up_and_who_did_not_stands_in_what_is_undecided(tmp_path: Path) -> None:
+    late = traceback("dist.barrier()", "RuntimeError: Timed out waiting 12000ms for send operation")
+    closed = traceback("dist.barrier()", "RuntimeError: [pair.cc:553] Connection closed by peer")
+    (finding,) = diagnosed_log(tmp_path, late + summary(1, 1, -15)).findings
+    assert "ranks 0-1 gave up waiting, rank 2 did not" in finding.cause
+    (finding,) = diagnosed_log(tmp_path, closed + summary(1, 1)).findings
+    assert finding.category.value == "undecided" and "who closed it first" in finding.cause
+
+
 def test_logs_of_two_jobs_are_not_judged_as_one(tmp_path: Path) -> None:
     for name, pid in (("one", 50), ("other", 70)):
         row = f"  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: {pid})\n"
