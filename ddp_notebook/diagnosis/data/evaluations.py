@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.data.reported import is_reported
-from ddp_notebook.diagnosis.source_code.curved_means import curved_mean
-from ddp_notebook.diagnosis.source_code.divisions import (
+from ddp_notebook.diagnosis.source_code.divisions import is_divisor
+from ddp_notebook.diagnosis.source_code.means import (
     averages_every_row,
-    is_divisor,
+    curved_mean,
     is_mean_of_ratios,
 )
 from ddp_notebook.diagnosis.training.by_hand import trained_together

@@ -4,8 +4,8 @@ accumulation.py  How code counts micro-batches up to a step, and what it divides
 buckets.py       Lists of gradients that code sends when they are full, and not at the end.
 conditions.py    The tests that decide whether a line is reached, the nearest first.
 coroutines.py    Which coroutines an event loop runs beside each other.
-curved_means.py  The exp or root of each rank's own mean, averaged over the ranks.
 divisions.py     What a loss, a sum or a learning rate is divided by.
+means.py         Means of rows, ratios or a curve's values that ranks average.
 names.py         What a test is on each rank: the same on all, of its own, by its number.
 running_totals.py  Sums that code adds to, and sums over the ranks again.
 shared_names.py  Which names code writes, and on which names other code depends.
