@@ -320,6 +320,11 @@ class OptimizerFacts:
     cleared, nor changed, in between."""
     options: tuple[str, ...] = ()
     """What else its groups were given, in the first step: ``weight_decay=0.1``."""
+    metrics: tuple[float, ...] = ()
+    """What its ReduceLROnPlateau was given, the first ones."""
+    mixed_steps: int = 0
+    """Of `watched_steps`, those with gradients that a backward for another optimizer's step had
+    left, through this one's model, and that were not cleared before its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +373,10 @@ class LoaderFacts:
     workers: int = 0
     batches: tuple[int, ...] = ()
     """For each of `inputs`, how many batches loaders had given by then."""
+    by_epoch: str = ""
+    """Class of its sampler or stream, where that has a `set_epoch` for another order each epoch."""
+    firsts: tuple[str, ...] = ()
+    """The first of the inputs of each epoch, where it has one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,36 @@ def same_of_each_worker(context: Context) -> Iterator[Finding]:
         )
 
 
+def same_every_epoch(context: Context) -> Iterator[Finding]:
+    """A sampler or stream of the user's own has a set_epoch, and begins every epoch the same."""
+    for of in _loaders(context):
+        stuck = tuple(rank for rank, loader in of.items() if _is_stuck(loader))
+        if stuck:
+            each = of[stuck[0]]
+            yield Finding(
+                Category.SAMPLER_MISUSE,
+                stuck,
+                f"{each.by_epoch} was iterated {len(each.firsts)} times and began with the same "
+                "batch each time: its set_epoch was not called, or the call did not come to it"
+                f"{in_brackets(each.place)}",
+                f"Call set_epoch(epoch) of that {each.by_epoch} before each epoch's loop. One that "
+                "is a loader's batch_sampler is loader.batch_sampler, not loader.sampler; workers "
+                "that persist have copies of their own.",
+                evidence=tuple(
+                    f"rank {rank}: the first batch of {len(of[rank].firsts)} epochs is the same, "
+                    f"byte for byte; of the first {len(of[rank].inputs)} batches "
+                    f"{len(set(of[rank].inputs))} differ"
+                    for rank in stuck
+                ),
+            )
+
+
+def _is_stuck(loader: LoaderFacts) -> bool:
+    once = len(set(loader.firsts)) == 1 and "" not in loader.firsts
+    varies = len(set(loader.inputs)) >= _FEWEST
+    return bool(loader.by_epoch) and len(loader.firsts) >= _FEWEST and once and varies
+
+
 def _turns(loader: LoaderFacts) -> int:
     """How often all workers have given the same, and then all another; 0 unless they always did.
 

@@ -6,6 +6,7 @@ By names alone, as in `shared_names.py`; only where all of it is seen.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from functools import partial
 
@@ -17,13 +18,21 @@ from ddp_notebook.diagnosis.source_code.divisions import (
     reduced_at,
     results,
 )
-from ddp_notebook.diagnosis.source_code.shared_names import SharedNames, given_in, names_in
+from ddp_notebook.diagnosis.source_code.shared_names import (
+    SharedNames,
+    given_in,
+    names_in,
+    parameters_of,
+)
 from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.diagnosis.source_code.statements import LOOPS, call_at, functions_around
 from ddp_notebook.model import Place
 
 _LEAVING_OUT = frozenset({"unique", "narrow", "set", "dict", "drop_duplicates", "argsort", "sort"})
 _HOLDING = frozenset({"tensor", "as_tensor", "Tensor", "FloatTensor", "float", "array", "stack"})
+_PARTS = re.compile(
+    r"macro|task|domain|client|language|(^|_)(fold|site|lang|corpus)", re.IGNORECASE
+)
 _CURVED = frozenset({"exp", "sqrt"})
 _OF_CELLS = frozenset({"torch", "device"})
 """What an earlier cell has imported or set."""
@@ -56,12 +65,15 @@ def is_mean_of_ratios(
 
     First by what each rank has counted, then by the number of ranks: in the function that sums
     it up, or in one that calls it, or that gives it what it sums up. With `by_counts`, first by a
-    sum of several counts that the data decide, as an F1 score is: ``tp / (tp + fp)``.
+    sum of several counts that the data decide, as an F1 score is: ``tp / (tp + fp)``. A mean over
+    tasks, of which each rank has one, is meant to be just that: by what the code calls it.
     """
     trees = sources.in_use(each.file for each in (*path, evaluated))
     names, counts = SharedNames(trees), _added_to(trees) if by_counts else None
     by_world = by_own = False
     called, given = "", set[str]()
+    if not by_counts and any(_is_of_parts(sources.tree(each), each) for each in (*path, evaluated)):
+        return False
     for place in reversed(path):
         tree = sources.tree(place)
         function = next(functions_around(tree, place.line), tree)
@@ -149,6 +161,14 @@ def _divided_in(function: ast.AST | None, names: Container[str]) -> Iterator[ast
             if any(name in names for name in named):
                 yield from divisors_in([node])
                 yield from _means_in(node)
+
+
+def _is_of_parts(tree: ast.Module | None, place: Place) -> bool:
+    """True where the names in a line, or of its function, are those of parts that count alike."""
+    function = next(functions_around(tree, place.line), None)
+    arguments = parameters_of(function) if function is not None else set[str]()
+    names = {place.function, *arguments, *reduced_at(tree, place.line)}
+    return any(map(_PARTS.search, names))
 
 
 def _divided_before(

@@ -8,13 +8,11 @@ from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 from ddp_notebook.diagnosis.majority import outvoted
 from ddp_notebook.diagnosis.source_code.conditions import Test, last_name, tests_around
 from ddp_notebook.diagnosis.source_code.names import Names
-from ddp_notebook.diagnosis.source_code.shared_names import SharedNames, given_in, names_in
 from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.model import Ranks
 
 _SETTING = ("set", "add", "append", "compare_set")
 """Methods of a store that set a key."""
-_EXCHANGING = ("all_", "broadcast", "gather", "reduce", "mean", "sync")
 
 
 def singled_out(sources: Sources, words: Container[str], ranks: Ranks) -> Ranks:
@@ -40,38 +38,6 @@ def strayed(sources: Sources, values: Mapping[int, Hashable], words: Container[s
     ranks = outvoted(values)
     two = len(ranks) == len(values) == 2
     return (singled_out(sources, words, ranks) if two else ()) or ranks
-
-
-def reads_own_metric(sources: Sources, files: Iterable[str]) -> bool:
-    """True when each step of a ReduceLROnPlateau is by what no collective has to do with."""
-    trees = sources.in_use(files)
-    names, nodes = SharedNames(trees), [node for tree in trees for node in ast.walk(tree)]
-    calls = [node for node in nodes if isinstance(node, ast.Call)]
-    steps = _steps_of(_named_by(nodes, "ReduceLROnPlateau"), calls)
-    exchanged = {name for call in calls if _exchanges(call) for name in names_in(call)}
-    return bool(steps) and names.read(steps).isdisjoint(exchanged - names.are_imported(exchanged))
-
-
-def _named_by(nodes: Iterable[ast.AST], kind: str) -> set[str]:
-    """The names that are given an object of this class."""
-    given = (pair for node in nodes for pair in given_in(node))
-    return {
-        n for n, value in given if isinstance(value, ast.Call) and last_name(value.func) == kind
-    }
-
-
-def _steps_of(schedulers: Container[str], calls: Iterable[ast.Call]) -> list[ast.expr]:
-    """What the step() of these is given."""
-    return [
-        call.args[0]
-        for call in calls
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "step" and call.args
-        if last_name(call.func.value) in schedulers
-    ]
-
-
-def _exchanges(call: ast.Call) -> bool:
-    return last_name(call.func).startswith(_EXCHANGING)
 
 
 def who_sets(sources: Sources, key: str, ranks: Ranks) -> Ranks:

@@ -482,6 +482,33 @@ def leftovers(context: Context) -> Iterator[Finding]:
         )
 
 
+def left_by_others(context: Context) -> Iterator[Finding]:
+    """The backward for another optimizer's step goes through a model, as a generator's does.
+
+    What it leaves there is not cleared before that model's own backward.
+    """
+    for of in optimizers(context.facts).values():
+        mixed = {rank: optimizer for rank, optimizer in of.items() if optimizer.mixed_steps}
+        if not mixed:
+            continue
+        each = next(iter(mixed.values()))
+        yield Finding(
+            Category.STALE_GRADIENTS,
+            tuple(mixed),
+            f"{each.type} steps with gradients of two losses: the backward for another "
+            "optimizer's step went through its model, and what that left there was not cleared "
+            f"before the model's own backward{in_brackets(each.place)}",
+            "Call this optimizer's zero_grad() right before the backward of its own loss; or keep "
+            "its parameters out of the other backward with requires_grad_(False).",
+            evidence=by_ranks(
+                {
+                    r: f"{e.mixed_steps} of the first {e.watched_steps} steps met what was left"
+                    for r, e in mixed.items()
+                }
+            ),
+        )
+
+
 def left_by_skipped(context: Context) -> Iterator[Finding]:
     """A step is skipped by a test, and the gradients of its backward go into the next step.
 

@@ -13,7 +13,7 @@ from itertools import chain
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, each_with, minority, outvoted
-from ddp_notebook.diagnosis.source_code.singled_out import reads_own_metric, strayed
+from ddp_notebook.diagnosis.source_code.singled_out import strayed
 from ddp_notebook.diagnosis.training.replicas import (
     Model,
     by_hand,
@@ -42,6 +42,7 @@ _ADAPTIVE = ("Ada", "NAdam", "RAdam", "RMSprop", "Rprop", "Lion", "SparseAdam")
 _HARDLY = 0.1
 _RATE = ("lr", "learning_rate")
 _FEWEST_IDLE = 2
+_SHOWN_METRICS = 4
 """The fewest steps without any gradient that count: a single one may serve a scheduler."""
 
 
@@ -527,8 +528,9 @@ def _own_options(options: Mapping[int, tuple[str, ...]]) -> dict[int, Sequence[s
 def _other_rates(context: Context, of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
     lrs = {rank: optimizer.lrs for rank, optimizer in of.items()}
     if len(set(lrs.values())) > 1:
-        own = reads_own_metric(context.sources, where(context.facts))
-        ranks = tuple(of) if own else strayed(context.sources, lrs, _RATE)
+        metrics = {rank: optimizer.metrics for rank, optimizer in of.items()}
+        own = len(set(metrics.values())) > 1 and all(metrics.values())
+        ranks = outvoted(metrics) if own else strayed(context.sources, lrs, _RATE)
         each = of[ranks[0]]
         rates = {rank: _rates(own) for rank, own in lrs.items()}
         right = next((rates[rank] for rank in sorted(of) if rank not in ranks), "")
@@ -544,8 +546,16 @@ def _other_rates(context: Context, of: Mapping[int, OptimizerFacts]) -> Iterator
             f"apart{in_brackets(each.place)}",
             "Give the optimizer and its scheduler the same values on every rank; a scheduler "
             "that reads a metric needs the same metric (all_reduce it).",
-            evidence=tuple(f"rank {rank}: learning rate {text}" for rank, text in rates.items()),
+            evidence=(
+                *(f"rank {rank}: learning rate {text}" for rank, text in rates.items()),
+                *(f"rank {rank}: its metric was {_first(m)}" for rank, m in metrics.items() if own),
+            ),
         )
+
+
+def _first(metrics: Sequence[float]) -> str:
+    more = " ..." if len(metrics) > _SHOWN_METRICS else ""
+    return ", ".join(f"{value:.6g}" for value in metrics[:_SHOWN_METRICS]) + more
 
 
 def _rates(lrs: Iterable[float | None]) -> str:

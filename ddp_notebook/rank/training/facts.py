@@ -225,6 +225,7 @@ class RunSummary:
                 steps=optimizer.steps,
                 lrs=tuple(_number(lr) for lr in optimizer.lrs),
                 options=optimizer.options,
+                metrics=tuple(optimizer.metrics),
                 replicas=models,
                 unwrapped=unwrapped,
                 state=states,
@@ -251,6 +252,7 @@ class RunSummary:
                 windows=tuple(sorted(optimizer.windows.items())),
                 watched_steps=gradients.watched_steps if gradients else 0,
                 leftover_steps=gradients.leftover_steps if gradients else 0,
+                mixed_steps=gradients.mixed_steps if gradients else 0,
             )
 
 

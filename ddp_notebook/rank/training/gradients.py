@@ -9,7 +9,7 @@ losses says by what they were divided.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -134,6 +134,11 @@ class Gradients:
         self._backwards = self._leftover_backwards = 0
         self._finds_leftover = False
         """Whether the backward that runs began with the gradients of the step before."""
+        self.mixed_steps = 0
+        """Steps with what a backward for another optimizer's step left, and one for its own added.
+        """
+        self._left_by_other: list[tuple[Any, list[float]]] = []
+        self._meets_other = False
 
     def backward_begins(self) -> None:
         """Record whether the gradients of the last step are still there, unchanged.
@@ -146,11 +151,14 @@ class Gradients:
         if self._after_backward and len(self.between) < _MOST_BETWEEN:
             now = list(map(_values, self._gradients()))
             self.between.append(_factor(self._after_backward, now))
-        left = [
-            ref() is grad and any(values) and _values(grad) == values
-            for (ref, values), grad in zip(self._left, self._gradients(), strict=False)
-        ]
-        self._finds_leftover = bool(left) and all(left)
+        self._finds_leftover = _are_there(self._left, self._gradients())
+        self._meets_other |= _are_there(self._left_by_other, self._gradients())
+        self._left_by_other = []
+
+    def other_steps(self) -> None:
+        """Another optimizer has made a step, with a backward that went through this one's model."""
+        if self._is_early and self._after_backward:
+            self._left_by_other = self._kept()
 
     def backward_ends(self) -> None:
         """Sample the gradients that the backward has computed and reduced."""
@@ -200,6 +208,8 @@ class Gradients:
         self._is_early = self.watched_steps < WATCHED_STEPS
         self.watched = self._is_early or not steps & (steps + 1)
         self.last_weights = self._weights()
+        self.mixed_steps += self._meets_other
+        self._meets_other, self._left_by_other = False, []
         if self._backwards:
             self.leftover_steps += self._leftover_backwards == self._backwards
         self._backwards = self._leftover_backwards = 0
@@ -247,6 +257,17 @@ class Hooked:
             used = _rows(_values(p.grad) if p is not None else [] for p in parameters)
             self.samples.append(model.GradientSample(_rows(v for _, v in self._own), used, ()))
             self._own = []
+
+
+def _are_there(
+    left: Sequence[tuple[Any, list[float]]], gradients: Iterable[torch.Tensor | None]
+) -> bool:
+    """Whether all gradients are those that were left, and have the values that they had."""
+    same = [
+        ref() is grad and any(values) and _values(grad) == values
+        for (ref, values), grad in zip(left, gradients, strict=False)
+    ]
+    return bool(same) and all(same)
 
 
 def _nothing() -> None:

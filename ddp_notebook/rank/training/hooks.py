@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -33,7 +34,7 @@ from ddp_notebook.rank.training.gradients import Hooked
 from ddp_notebook.rank.training.parallel.module_hook import ModuleHook
 from ddp_notebook.rank.training.parallel.plain import PlainModel
 from ddp_notebook.rank.training.replicas import Tracker
-from ddp_notebook.rank.training.samplers import Samplers
+from ddp_notebook.rank.training.samplers import Samplers, is_made
 from ddp_notebook.rank.training.saves import Saves
 from ddp_notebook.rank.training.step_marks import StepMarks
 from ddp_notebook.rank.training.tracked import Replica
@@ -85,6 +86,7 @@ class TrainingHooks(Component):
         self._tell_before(torch.nn.Module, "eval", self._tracker.judged)
         self._tell_before(torch.optim.Optimizer, "load_state_dict", self._tracker.optimizer_loads)
         self._tell_before(torch.amp.GradScaler, "step", self._tracker.scaler_steps)
+        self._wrap_plateau()
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         torch_private.without_hooks_while_scripting(lambda hook: isinstance(hook, ModuleHook))
@@ -197,6 +199,20 @@ class TrainingHooks(Component):
 
         setattr(owner, name, hooked)
 
+    def _wrap_plateau(self) -> None:
+        original = ReduceLROnPlateau.step
+        off, contained, metric = self._off, self._contained, self._tracker.metric
+
+        @functools.wraps(original)
+        def step(self: Any, metrics: Any, *args: Any, **named: Any) -> Any:
+            __tracebackhide__ = True
+            if not off():
+                with contained, contextlib.suppress(TypeError, ValueError):
+                    metric(self.optimizer, float(metrics))  # as torch does itself
+            return original(self, metrics, *args, **named)
+
+        ReduceLROnPlateau.step = step  # type: ignore[method-assign]
+
     def _mark_loading(self) -> None:
         iterator = torch_private.loader_iterator()
         if iterator is None:
@@ -241,6 +257,7 @@ class TrainingHooks(Component):
                     )
                 else:
                     replica.enter(self.require_backward_grad_sync, self.module.training)
+                    replica.fed = len(tracker.optimizers) > 1 and is_made((inputs, named))
                     replica.moments.trains(self.module, (inputs, named), samplers.iterations)
                     if samplers.current is not None:
                         samplers.forward((inputs, named))

@@ -28,7 +28,7 @@ _FIRST_BUCKETS, _EVERY_BUCKET = 4, 16
 """Of the small buckets of a backward, the first are looked at, and some of the others."""
 _MOST = 32
 """DDP objects, and optimizers, that are kept track of at a time."""
-_LOSSES, _MOST_COPIES = 8, 8
+_LOSSES, _MOST_COPIES, _MOST_METRICS = 8, 8, 32
 
 
 class Tracker:
@@ -274,8 +274,18 @@ class Tracker:
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step."""
         self.skipped = 0
-        self._optimizer(optimizer).step(optimizer, self.replicas, self.made, self.optimizers)
+        own = self._optimizer(optimizer)
+        own.step(optimizer, self.replicas, self.made, self.optimizers)
+        for other in self.optimizers.values():
+            if other is not own:
+                other.other_steps()
         self.split.stepped(optimizer)
+
+    def metric(self, optimizer: torch.optim.Optimizer, value: float) -> None:
+        """ReduceLROnPlateau judges by this value whether the learning rate is to be lower."""
+        metrics = self._optimizer(optimizer).metrics
+        if len(metrics) < _MOST_METRICS:
+            metrics.append(value)
 
     def _optimizer(self, optimizer: torch.optim.Optimizer) -> TrackedOptimizer:
         found = self.optimizers.get(id(optimizer))

@@ -52,6 +52,10 @@ class Source:
         self.inputs: list[str] = []
         self.batches: list[int] = []
         """For each input, how many batches loaders had given by then."""
+        self.begins = False
+        """It is iterated anew, and no input has come of that yet."""
+        self.firsts: list[str] = []
+        """The first input of each iteration."""
 
 
 class Samplers:
@@ -134,6 +138,8 @@ class Samplers:
         else:
             length = _length(loader.dataset)
             source.seen = {"length": length, "sampler": type(sampler).__name__, "stream": ""}
+        source.seen["by_epoch"] = _by_epoch(loader.dataset if source.seen["stream"] else sampler)
+        source.begins = bool(source.seen["by_epoch"])
         source.trained = False
         self.current = source
 
@@ -144,7 +150,12 @@ class Samplers:
     def forward(self, inputs: Any) -> None:
         """A DDP object gets `inputs`; the first ones from a loader are kept as hashes."""
         source = self.current
-        if source is None or source.complete or "sampler" not in source.seen:
+        if source is None or "sampler" not in source.seen:
+            return
+        if source.begins and len(source.firsts) < _INPUTS:
+            source.firsts.append(hash_of(inputs))
+        source.begins = False
+        if source.complete:
             return
         source.inputs.append(hash_of(inputs))
         source.batches.append(self._batches)
@@ -182,10 +193,17 @@ class Samplers:
                 **source.seen,
                 inputs=tuple(source.inputs),
                 batches=tuple(source.batches),
+                firsts=tuple(source.firsts),
                 place=place_of(source.line),
             )
             for number, source in enumerate(used)
         )
+
+
+def _by_epoch(source: Any) -> str:
+    """The class of a sampler or a stream whose `set_epoch` gives each epoch another order."""
+    shuffles = getattr(source, "shuffle", True) is not False
+    return type(source).__name__ if shuffles and hasattr(source, "set_epoch") else ""
 
 
 def _length(dataset: Any) -> int:
@@ -289,6 +307,13 @@ def samples_in(inputs: Any) -> int:
     """The first dimension of the first tensor in a model's inputs; 0 without one."""
     first = next(tensors_in(inputs), None)
     return first.shape[0] if first is not None and first.dim() else 0
+
+
+def is_made(inputs: Any) -> bool:
+    """True where a model's inputs are what another one has made: they carry gradients."""
+    return any(
+        tensor.requires_grad for tensor in itertools.islice(tensors_in(inputs), _MOST_TENSORS)
+    )
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

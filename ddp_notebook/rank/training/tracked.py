@@ -178,6 +178,8 @@ class Replica:
         """What a communication hook of the user's makes of its gradients."""
         self.inside = 0
         """Its forward is running."""
+        self.fed = False
+        """Its last training forward got what another model made, with gradients."""
         self.handle: Any = None
         """Of the hook by which a forward past the object is seen; None where there is none."""
         self.last_facts: Any = None
@@ -354,6 +356,8 @@ class TrackedOptimizer:
         self.windows: dict[int, int] = {}
         """How many steps came after so many backwards since the step before."""
         self.lrs: tuple[Any, ...] = ()
+        self.metrics: list[float] = []
+        """What ReduceLROnPlateau was given first."""
         self.options: tuple[str, ...] = ()
         self.place: Line | None = None
         self.pending_place: Line | None = None
@@ -411,6 +415,12 @@ class TrackedOptimizer:
         if self.replicas and not torch_private.in_backward():
             for replica in self.replicas:
                 replica.step()
+
+    def other_steps(self) -> None:
+        """Another optimizer has made a step. What came through this one's model may be left."""
+        gradients = self.gradients
+        if gradients is not None and gradients.watched and any(r.fed for r in self.replicas):
+            gradients.other_steps()
 
     def _count(self, window: int) -> None:
         if window in self.windows or len(self.windows) < _MOST_WINDOWS:
