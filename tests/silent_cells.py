@@ -32,6 +32,51 @@ def averaged(model, opt, loss, tensors=None):
 """
 
 WRONG = {
+    "a discriminator that steps with what the generator's backward left in it": (
+        "stale-gradients",
+        BOTH,
+        """
+judge = DDP(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
+opt_judge = torch.optim.SGD(judge.parameters(), lr=0.1)
+for i in range(6):
+    opt.zero_grad()
+    opt_judge.zero_grad()
+    nn.functional.softplus(-judge(net(batch()))).mean().backward()
+    opt.step()
+    with torch.no_grad():
+        fake = net(batch())
+    real = torch.randn(3, 2) + 1
+    (nn.functional.softplus(judge(fake)) + nn.functional.softplus(-judge(real))).mean().backward()
+    opt_judge.step()
+del judge, opt_judge
+""",
+    ),
+    "a sampler of batches whose set_epoch is looked for at the loader's sampler": (
+        "sampler-misuse",
+        BOTH,
+        """
+class Batches:
+    def __init__(self):
+        self.epoch = 0
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+    def __iter__(self):
+        g = torch.Generator().manual_seed(self.epoch)
+        yield from torch.randperm(24, generator=g).view(-1, 4)[rank::2].tolist()
+    def __len__(self):
+        return 3
+rows = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
+data = torch.utils.data.TensorDataset(rows)
+loader = torch.utils.data.DataLoader(data, batch_sampler=Batches())
+for epoch in range(3):
+    if hasattr(loader.sampler, "set_epoch"):
+        loader.sampler.set_epoch(epoch)
+    for (x,) in loader:
+        opt.zero_grad()
+        net(x).pow(2).mean().backward()
+        opt.step()
+""",
+    ),
     "a rank that leaves its model in evaluation mode after its evaluation, late in the run": (
         "numerics-mismatch",
         (0,),

@@ -3,6 +3,75 @@
 from __future__ import annotations
 
 RIGHT = {
+    "two models, where each loss clears what the other left; and heads before shared layers": """
+        make, judge = net, DDP(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
+        opt_judge = torch.optim.SGD(judge.parameters(), lr=0.1)
+        score = nn.functional.softplus
+        for i in range(6):
+            opt.zero_grad()
+            score(-judge(make(batch()))).mean().backward()
+            opt.step()
+            opt_judge.zero_grad(set_to_none=i % 2 == 0)
+            real, fake = torch.randn(3, 2) + 1, make(batch()).detach()
+            (score(judge(fake)) + score(-judge(real))).mean().backward()
+            opt_judge.step()
+        heads = [DDP(nn.Linear(2, 1)) for _ in range(2)]
+        opts = [torch.optim.SGD(head.parameters(), lr=0.05) for head in heads]
+        for _ in range(6):
+            for each in (opt, *opts):
+                each.zero_grad()
+            for head, own in zip(heads, opts):
+                head(net(batch())).pow(2).mean().backward()
+                own.step()
+            opt.step()
+        del make, judge, opt_judge, heads, head, opts, own, each
+        """,
+    "a sampler of batches that is given each epoch, and one that does not shuffle": """
+        class Batches:
+            def __init__(self, shuffle):
+                self.shuffle, self.epoch = shuffle, 0
+            def set_epoch(self, epoch):
+                self.epoch = epoch
+            def __iter__(self):
+                g = torch.Generator().manual_seed(self.epoch)
+                order = torch.randperm(24, generator=g) if self.shuffle else torch.arange(24)
+                yield from order.view(-1, 4)[rank::2].tolist()
+            def __len__(self):
+                return 3
+        rows = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
+        data = torch.utils.data.TensorDataset(rows)
+        for shuffle in (True, False):
+            loader = torch.utils.data.DataLoader(data, batch_sampler=Batches(shuffle))
+            for epoch in range(3):
+                if shuffle:
+                    loader.batch_sampler.set_epoch(epoch)
+                for (x,) in loader:
+                    opt.zero_grad()
+                    net(x).pow(2).mean().backward()
+                    opt.step()
+        """,
+    "a model that is unfrozen after some steps, and wrapped again": """
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        model[0].requires_grad_(False)
+        net = DDP(model)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for i in range(8):
+            if i == 4:
+                model[0].requires_grad_(True)
+                net = DDP(model)
+            step(net, opt)
+        """,
+    "one task on each rank, and their mean": """
+        for _ in range(4):
+            step()
+        def evaluate_task(size):
+            with torch.no_grad():
+                return (net.module(torch.randn(size, 4)).argmax(1) == 0).float()
+        hits = evaluate_task(12 + 20 * rank)
+        macro = hits.mean()
+        dist.all_reduce(macro)
+        macro /= dist.get_world_size()
+        """,
     "a rank that evaluates with gradients, and trains in training mode again": """
         net = DDP(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)))
         opt = torch.optim.SGD(net.parameters(), lr=0.1)

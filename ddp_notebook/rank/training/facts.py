@@ -195,11 +195,13 @@ class RunSummary:
     def _unmanaged(self, replica: Replica, named: Iterable[tuple[str, Any]]) -> tuple[str, ...]:
         """Parameters that an optimizer of the model updates, and no hook reduces."""
         # The optimizer may be gone by now, with the function that made it.
+        # What was unfrozen just before the object ended has had no step with it.
         updated = {
             id(parameter)
             for tracked in list(self._tracker.optimizers.values())
             for ref in (tracked.unmanaged if tracked.steps else ())
             if (parameter := ref()) is not None
+            if tracked.unmanaged_trained or parameter.grad is not None
         }
         return tuple(
             name

@@ -151,9 +151,10 @@ class Gradients:
         if self._after_backward and len(self.between) < _MOST_BETWEEN:
             now = list(map(_values, self._gradients()))
             self.between.append(_factor(self._after_backward, now))
-        self._finds_leftover = _are_there(self._left, self._gradients())
-        self._meets_other |= _are_there(self._left_by_other, self._gradients())
-        self._left_by_other = []
+        self._finds_leftover = bool(self._left) and _are_there(self._left, self._gradients())
+        if self._left_by_other:
+            self._meets_other |= _are_there(self._left_by_other, self._gradients())
+            self._left_by_other = []
 
     def other_steps(self) -> None:
         """Another optimizer has made a step, with a backward that went through this one's model."""

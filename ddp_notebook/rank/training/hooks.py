@@ -258,6 +258,7 @@ class TrainingHooks(Component):
                 else:
                     replica.enter(self.require_backward_grad_sync, self.module.training)
                     replica.fed = len(tracker.optimizers) > 1 and is_made((inputs, named))
+                    tracker.fed |= replica.fed
                     replica.moments.trains(self.module, (inputs, named), samplers.iterations)
                     if samplers.current is not None:
                         samplers.forward((inputs, named))

@@ -47,6 +47,8 @@ class Tracker:
         """Objects of this run that were deleted, as they were then."""
         self.optimizers: dict[int, TrackedOptimizer] = {}
         self.backwards = 0
+        self.fed = False
+        """A DDP object got what another model made, since an optimizer stepped."""
         self.split = Split(call_sites)
         """Models that are split over ranks."""
         self.plain = PlainModels(call_sites)
@@ -276,9 +278,11 @@ class Tracker:
         self.skipped = 0
         own = self._optimizer(optimizer)
         own.step(optimizer, self.replicas, self.made, self.optimizers)
-        for other in self.optimizers.values():
-            if other is not own:
-                other.other_steps()
+        if self.fed:
+            self.fed = False
+            for other in self.optimizers.values():
+                if other is not own:
+                    other.other_steps()
         self.split.stepped(optimizer)
 
     def metric(self, optimizer: torch.optim.Optimizer, value: float) -> None:

@@ -24,6 +24,7 @@ NONE, BYPASSED, LOCAL, REDUCED = range(4)
 """What happens to a backward's gradients; of several forwards the greatest counts."""
 _DROPOUTS = (torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)
 _STEPS_TO_BE_IDLE = 3
+_FEW_UNMANAGED = 7
 """A tensor without a gradient in so many steps counts as unused by any forward."""
 _MOST_COMPARED, _COMPARED, _MOST_TWINS = 2000, 16, 8
 _MOST_CONSTANTS = 32
@@ -334,6 +335,8 @@ class TrackedOptimizer:
         self.unwrapped: list[tuple[str, weakref.ref[torch.Tensor]]] = []
         self.unmanaged: list[weakref.ref[torch.Tensor]] = []
         """Parameters of its models on which no reducer has a hook."""
+        self.unmanaged_trained = False
+        """It has made a step with gradients of some of these."""
         self.gradients: Gradients | None = None
         self.begins: tuple[TensorDigest, ...] = ()
         """Digests, before the first step, of parameters without a DDP object."""
@@ -404,6 +407,9 @@ class TrackedOptimizer:
                 self.gradients = None
             self.shape = shape
             self._find_models(groups, replicas)
+        if self.unmanaged and not self.unmanaged_trained:
+            few = self.unmanaged[:: max(1, len(self.unmanaged) // _FEW_UNMANAGED)]
+            self.unmanaged_trained = any(map(_has_gradient, few))
         if not self.steps:
             self.place = self._users_line()
             self.options = _options(groups)
@@ -455,8 +461,10 @@ class TrackedOptimizer:
         self.made_of = f"{self.type} {zlib.crc32(repr(shapes).encode()):08x}"
         self.on_device = any(not tensor.is_cpu for tensor in tensors)
         self.replicas = []
-        self.unmanaged = []
-        for replica in replicas.values():
+        self.unmanaged, self.unmanaged_trained = [], False
+        # Of a model that was wrapped again, the first object may not be gone yet.
+        newest = {id(replica.module()): replica for replica in replicas.values()}
+        for replica in newest.values():
             module = replica.module()
             if module is None or replica.ref() is None:
                 continue
@@ -508,6 +516,11 @@ class TrackedOptimizer:
         idle = [each.dim() for ref in self.idle if (each := ref()) is not None]
         alike = sorted(idle) == sorted(dimensions for _, dimensions in lacking)
         return tuple(name for name, _ in lacking) if alike else ()
+
+
+def _has_gradient(ref: weakref.ref[torch.Tensor]) -> bool:
+    parameter = ref()
+    return parameter is not None and parameter.grad is not None
 
 
 def _options(groups: Any) -> tuple[str, ...]:
