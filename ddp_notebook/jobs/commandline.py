@@ -173,23 +173,40 @@ def _jobs(args: argparse.Namespace) -> int:
 
 
 def _why(args: argparse.Namespace) -> int:
-    verdict = targets.named(args.target, args.slurm).why()
-    _print(verdict.to_json() if args.json else _as_text(verdict))
+    target = targets.named(args.target, args.slurm)
+    verdict = target.why()
+    if args.json:
+        _print(verdict.to_json(target.name))
+    else:
+        _print(_chosen(args, target) + _as_text(verdict))
     return verdict.outcome.value
+
+
+def _chosen(args: argparse.Namespace, target: targets.Target) -> str:
+    """Which job was looked at, where none is named."""
+    if args.target or args.slurm:
+        return ""
+    about = target.about
+    none = "; one that ended before it imported torch leaves nothing" if "ended" in about else ""
+    return f"{plain(target.name)}: {plain(about)}. Others: ddp-notebook jobs{none}\n\n"
 
 
 def _where(args: argparse.Namespace) -> int:
     target = targets.named(args.target, args.slurm)
     if args.stacks or args.locals or args.ranks is not None:
         tree = target.where(targets.ranks_of(target, args.ranks), args.locals)
-        _print(places_to_json(target.places(), tree) if args.json else stacks.text(tree))
+        _print(
+            places_to_json(target.places(), tree, target.name)
+            if args.json
+            else _chosen(args, target) + stacks.text(tree)
+        )
         return 0
     places = target.places()
-    _print(
-        places_to_json(places)
-        if args.json
-        else _places_text(places, target.world_size, target.about, " ".join(args.target))
-    )
+    if args.json:
+        _print(places_to_json(places, job=target.name))
+    else:
+        text = _places_text(places, target.world_size, target.about, " ".join(args.target))
+        _print(_chosen(args, target) + text)
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from ddp_notebook.model import (
     Diagnosis,
     Finding,
     RankReport,
+    Ranks,
     at_place,
     name_ranks,
 )
@@ -196,7 +197,7 @@ def _undecided(gathered: Gathered) -> list[Finding]:
     case = gathered.case
     waited = case.where(Activity.WAITING)
     ended = [report for report in case.ranks if GOT_TOO_MUCH.search(report.last_words)]
-    what = [gathered.parted] if gathered.parted else list(_who_waited(gathered))
+    what = list(filter(None, [gathered.parted or _who_waited(gathered)]))
     for report in ended:
         sizes = GOT_TOO_MUCH.search(report.last_words)
         if sizes is not None:
@@ -213,32 +214,34 @@ def _undecided(gathered: Gathered) -> list[Finding]:
     return [Finding(Category.UNDECIDED, (), cause, _MORE, waited, tuple(_facts(case)))]
 
 
-def _who_waited(gathered: Gathered) -> Iterator[str]:
-    """For whom ranks waited in vain, as far as the errors tell."""
+def _who_waited(gathered: Gathered) -> str:
+    """For whom ranks waited in vain, as far as the errors tell; empty if none did."""
     case = gathered.case
     left = tuple(sorted({*case.where(Activity.WAITING), *case.where(Activity.FAILED)}))
-    if not left:
-        return
-    errors = [report.error_text for report in case.ranks if report.activity is Activity.FAILED]
     missing = absent(case, gathered.connects)
-    rest = tuple(report.rank for report in case.ranks if report.rank not in left)
-    if missing:
-        yield (
+    if left and missing:
+        return (
             f"{name_ranks(left)} waited in set-up for {name_ranks(missing)}, which did not come, "
             "or is no process that was started"
         )
-    elif len(errors) == case.world_size and all(_CLOSED in text for text in errors):
-        yield (
+    return (_by_errors(case, left) or f"{name_ranks(left)} waited or failed") if left else ""
+
+
+def _by_errors(case: Case, left: Ranks) -> str:
+    """What gloo's errors of these ranks say of the others; empty if nothing."""
+    rest = tuple(report.rank for report in case.ranks if report.rank not in left)
+    errors = [case.ranks[rank].error_text for rank in left]
+    if not rest and all(_CLOSED in text for text in errors):
+        return (
             f"{name_ranks(left)} each lost the connection to another rank, as to one that has "
             "ended; who closed it first does not stand here"
         )
-    elif rest and len(errors) == len(left) and all(_TIMED_OUT.search(text) for text in errors):
-        yield (
+    if rest and all(map(_TIMED_OUT.search, errors)):
+        return (
             f"{name_ranks(left)} gave up waiting, {name_ranks(rest)} did not: late, elsewhere in "
             "the code, or stuck"
         )
-    else:
-        yield f"{name_ranks(left)} waited or failed"
+    return ""
 
 
 _CLOSED = "Connection closed by peer"

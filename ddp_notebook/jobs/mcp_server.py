@@ -93,12 +93,22 @@ def why(target: list[str] | None = None) -> dict[str, Any]:
     `target` is a pid (a rank's or the launcher's), or the folder or files that a job left: logs,
     dumps of torch's flight recorder. Without one: the job that runs, or the last one.
     """
-    return _in_words(lambda: targets.on_this_host(target or []).why().to_json())
+
+    def answer() -> dict[str, Any]:
+        job = targets.on_this_host(target or [])
+        return job.why().to_json(job.name)
+
+    return _in_words(answer)
 
 
 def where(target: list[str] | None = None) -> dict[str, Any]:
     """At which lines of the user's code each rank of a job is, or was last; `target` as of why."""
-    return _in_words(lambda: places_to_json(targets.on_this_host(target or []).places()))
+
+    def answer() -> dict[str, Any]:
+        job = targets.on_this_host(target or [])
+        return places_to_json(job.places(), job=job.name)
+
+    return _in_words(answer)
 
 
 def _in_words(answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -45,11 +45,12 @@ class Verdict:
             return Outcome.UNDECIDED
         return Outcome.NO_PROBLEM
 
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object, of the form in ``schema.json``."""
+    def to_json(self, job: str) -> dict[str, Any]:
+        """As a JSON object, of the form in ``schema.json``; `job` is the name of what it is of."""
         return {
             "format": FORMAT,
             "version": VERSION,
+            "job": job,
             "verdict": self.outcome.name.lower().replace("_", "-"),
             "basis": self.basis,
             "unread": list(self.unread),
@@ -82,7 +83,7 @@ def _without_magics(finding: Finding) -> Finding:
 
 
 def places_to_json(
-    paths: Mapping[int, tuple[Place, ...]], tree: StackTree | None = None
+    paths: Mapping[int, tuple[Place, ...]], tree: StackTree | None = None, job: str = ""
 ) -> dict[str, Any]:
     """By rank, the lines where it is, as a JSON object of the form in ``schema_where.json``.
 
@@ -92,6 +93,7 @@ def places_to_json(
     return {
         "format": "ddp_notebook places",
         "version": VERSION,
+        "job": job,
         "ranks": {str(rank): codec.encode(path) for rank, path in paths.items()},
         **stacks,
     }

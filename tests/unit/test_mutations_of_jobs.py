@@ -44,7 +44,7 @@ def looked_at(target: targets.Target) -> None:
         verdict = target.why()
     except UsageMistake:
         return
-    sendable(verdict.to_json())
+    sendable(verdict.to_json("a job"))
     sendable(mime_bundle(verdict.diagnosis))
     sendable(places_to_json(target.places()))
     words = (

@@ -161,14 +161,20 @@ def test_ranks_that_wait_without_a_proof_are_undecided(
 
 
 def test_a_rank_that_is_busy_is_waited_for_and_is_no_mistake(script: str) -> None:
-    verdict = seen({0: waits(script, ALL_REDUCE, "all_reduce"), 1: busy(script, 5)}).verdict()
+    before = {0: waits(script, ALL_REDUCE, "all_reduce"), 1: busy(script, 4)}
+    verdict = seen({**before, 1: busy(script, 5)}, before).verdict()
     (finding,) = verdict.diagnosis.findings
     assert (finding.category, finding.ranks) == (Category.STRAGGLER, (1,)) and finding.passing
     assert verdict.outcome is Outcome.UNDECIDED and not finding.commands
+    assert not finding.evidence
+
+
+def test_a_rank_that_does_nothing_is_not_said_to_be_busy(script: str) -> None:
+    verdict = seen({0: waits(script, ALL_REDUCE, "all_reduce"), 1: busy(script, 5)}).verdict()
+    (finding,) = verdict.diagnosis.findings
+    assert (finding.category, finding.ranks) == (Category.UNDECIDED, ()) and not finding.passing
+    assert "waits for rank 1, which does nothing" in finding.cause
     assert "used no CPU time" in finding.evidence[-1]
-    before = {0: waits(script, ALL_REDUCE, "all_reduce"), 1: busy(script, 4)}
-    (goes_on,) = seen({**before, 1: busy(script, 5)}, before).verdict().diagnosis.findings
-    assert not goes_on.evidence
 
 
 def test_a_rank_that_waits_for_its_gpu_in_backward_is_not_said_to_wait_for_others(

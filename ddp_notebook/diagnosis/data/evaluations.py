@@ -12,6 +12,7 @@ from ddp_notebook.diagnosis.source_code.means import (
     averages_every_row,
     curved_mean,
     is_mean_of_ratios,
+    is_over_parts,
 )
 from ddp_notebook.diagnosis.training.by_hand import trained_together
 from ddp_notebook.diagnosis.training.replicas import Model, evaluated_models
@@ -314,9 +315,11 @@ def _trained_alike(context: Context) -> Iterator[Model]:
 
 
 def _averaged_after(context: Context, each: EvaluationFacts, *, by_counts: bool = False) -> bool:
-    place = each.place
+    place, sources = each.place, context.sources
     return place is not None and any(
-        is_mean_of_ratios(context.sources, path, place, by_counts=by_counts) for path in each.summed
+        is_mean_of_ratios(sources, path, place, by_counts=by_counts)
+        for path in each.summed
+        if by_counts or not is_over_parts(sources, (*path, place))
     )
 
 

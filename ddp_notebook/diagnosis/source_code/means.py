@@ -65,15 +65,12 @@ def is_mean_of_ratios(
 
     First by what each rank has counted, then by the number of ranks: in the function that sums
     it up, or in one that calls it, or that gives it what it sums up. With `by_counts`, first by a
-    sum of several counts that the data decide, as an F1 score is: ``tp / (tp + fp)``. A mean over
-    tasks, of which each rank has one, is meant to be just that: by what the code calls it.
+    sum of several counts that the data decide, as an F1 score is: ``tp / (tp + fp)``.
     """
     trees = sources.in_use(each.file for each in (*path, evaluated))
     names, counts = SharedNames(trees), _added_to(trees) if by_counts else None
     by_world = by_own = False
     called, given = "", set[str]()
-    if not by_counts and any(_is_of_parts(sources.tree(each), each) for each in (*path, evaluated)):
-        return False
     for place in reversed(path):
         tree = sources.tree(place)
         function = next(functions_around(tree, place.line), tree)
@@ -89,6 +86,20 @@ def is_mean_of_ratios(
         if function is None or not called or not is_argument(function, given):
             break
     return by_world and by_own and _comes_of(names, given, sources.tree(evaluated), evaluated.line)
+
+
+def is_over_parts(sources: Sources, path: Sequence[Place]) -> bool:
+    """True where the code calls what it averages after parts that count alike: tasks, say.
+
+    A mean over them, of which each rank has one, is meant to be just that.
+    """
+    names = {place.function for place in path}
+    for place in path:
+        tree = sources.tree(place)
+        names |= reduced_at(tree, place.line)
+        for function in functions_around(tree, place.line):
+            names |= parameters_of(function)
+    return any(map(_PARTS.search, names))
 
 
 def curved_mean(sources: Sources, path: Sequence[Place]) -> tuple[str, str] | None:
@@ -161,14 +172,6 @@ def _divided_in(function: ast.AST | None, names: Container[str]) -> Iterator[ast
             if any(name in names for name in named):
                 yield from divisors_in([node])
                 yield from _means_in(node)
-
-
-def _is_of_parts(tree: ast.Module | None, place: Place) -> bool:
-    """True where the names in a line, or of its function, are those of parts that count alike."""
-    function = next(functions_around(tree, place.line), None)
-    arguments = parameters_of(function) if function is not None else set[str]()
-    names = {place.function, *arguments, *reduced_at(tree, place.line)}
-    return any(map(_PARTS.search, names))
 
 
 def _divided_before(

@@ -527,30 +527,34 @@ def _own_options(options: Mapping[int, tuple[str, ...]]) -> dict[int, Sequence[s
 
 def _other_rates(context: Context, of: Mapping[int, OptimizerFacts]) -> Iterator[Finding]:
     lrs = {rank: optimizer.lrs for rank, optimizer in of.items()}
-    if len(set(lrs.values())) > 1:
-        metrics = {rank: optimizer.metrics for rank, optimizer in of.items()}
-        own = len(set(metrics.values())) > 1 and all(metrics.values())
-        ranks = outvoted(metrics) if own else strayed(context.sources, lrs, _RATE)
-        each = of[ranks[0]]
-        rates = {rank: _rates(own) for rank, own in lrs.items()}
-        right = next((rates[rank] for rank in sorted(of) if rank not in ranks), "")
-        steps = f"{rates[ranks[0]]}, others with {right}"
-        if own:
-            steps = f"{each_with(rates)}, as ReduceLROnPlateau reads a metric of each rank's own"
-        elif not right:
-            steps = f"{each_with(rates)}, which of them is meant cannot be told"
-        yield Finding(
-            Category.REPLICA_DIVERGENCE,
-            ranks,
-            f"{each.type} steps with learning rate {steps}: replicas drift "
-            f"apart{in_brackets(each.place)}",
-            "Give the optimizer and its scheduler the same values on every rank; a scheduler "
-            "that reads a metric needs the same metric (all_reduce it).",
-            evidence=(
-                *(f"rank {rank}: learning rate {text}" for rank, text in rates.items()),
-                *(f"rank {rank}: its metric was {_first(m)}" for rank, m in metrics.items() if own),
-            ),
-        )
+    if len(set(lrs.values())) == 1:
+        return
+    metrics = {rank: optimizer.metrics for rank, optimizer in of.items() if optimizer.metrics}
+    own = len(metrics) == len(of) and len(set(metrics.values())) > 1
+    ranks = outvoted(metrics) if own else strayed(context.sources, lrs, _RATE)
+    each = of[ranks[0]]
+    rates = {rank: _rates(own) for rank, own in lrs.items()}
+    why = ", as ReduceLROnPlateau reads a metric of each rank's own" if own else ""
+    read = metrics if own else {}
+    yield Finding(
+        Category.REPLICA_DIVERGENCE,
+        ranks,
+        f"{each.type} steps with learning rate {_told_apart(rates, ranks, why)}: replicas drift "
+        f"apart{in_brackets(each.place)}",
+        "Give the optimizer and its scheduler the same values on every rank; a scheduler "
+        "that reads a metric needs the same metric (all_reduce it).",
+        evidence=(
+            *(f"rank {rank}: learning rate {text}" for rank, text in rates.items()),
+            *(f"rank {rank}: its metric was {_first(values)}" for rank, values in read.items()),
+        ),
+    )
+
+
+def _told_apart(rates: Mapping[int, str], ranks: Ranks, why: str) -> str:
+    right = next((rates[rank] for rank in sorted(rates) if rank not in ranks), "")
+    if why or not right:
+        return f"{each_with(rates)}{why or ', which of them is meant cannot be told'}"
+    return f"{rates[ranks[0]]}, others with {right}"
 
 
 def _first(metrics: Sequence[float]) -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from ddp_notebook.diagnosis.progress import in_setup
 from ddp_notebook.diagnosis.standing_still import diagnose_standing
 from ddp_notebook.evidence.flight_recorder import Dump
 from ddp_notebook.evidence.frames import Sources
@@ -21,6 +22,7 @@ from ddp_notebook.jobs.verdict import Verdict, for_others
 from ddp_notebook.model import (
     Activity,
     Case,
+    Category,
     Collectives,
     Diagnosis,
     Finding,
@@ -67,6 +69,8 @@ class Outside:
     why_not: tuple[str, ...] = ()
     recorded: Mapping[int, Dump] = field(default_factory=dict)
     """What torch's flight recorder says of ranks that give it away."""
+    on_gpu: Ranks = ()
+    """Ranks that use CUDA: a GPU may work while their threads wait for it."""
 
     def verdict(self) -> Verdict:
         """What is wrong with it, as far as stacks prove it.
@@ -127,11 +131,24 @@ class Outside:
         still = tuple(rank for rank in finding.ranks if rank in self.still)
         if not still:
             return finding
-        fact = (
-            f"{name_ranks(still)} used no CPU time and stayed at one line for {BETWEEN_S} s: "
-            "asleep, or waiting for something other than a rank"
+        fact = f"{name_ranks(still)} used no CPU time and stayed at one line for {BETWEEN_S} s"
+        lines = [self.case.ranks[rank].path[-1] for rank in still if self.case.ranks[rank].path]
+        may_work = any(in_setup(self.case.ranks[rank]) for rank in finding.waiting)
+        may_work = may_work or still != finding.ranks or not set(still).isdisjoint(self.on_gpu)
+        if may_work or any("sleep(" in place.text for place in lines):
+            what = f"{fact}: asleep, or waiting for something other than a rank"
+            return replace(finding, evidence=(*finding.evidence, what))
+        at = " and ".join(f"{place}: {place.text}" for place in dict.fromkeys(lines))
+        return Finding(
+            Category.UNDECIDED,
+            (),
+            f"{verb(finding.waiting, 'waits', 'wait')} for {name_ranks(still)}, which "
+            f"{agree(still, 'does', 'do')} nothing ({at}): asleep, or waiting for a lock, a file "
+            "or a process",
+            "Look at that line, and ask again: a rank that sleeps will be elsewhere.",
+            finding.waiting,
+            (*finding.evidence, fact),
         )
-        return replace(finding, evidence=(*finding.evidence, fact))
 
     def _basis(self) -> str:
         if not self.threads:
@@ -208,7 +225,8 @@ def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
         sources=sources.texts,
     )
     why_not = tuple(dict.fromkeys((*first.why_not, *second.why_not)))
-    return Outside(case, still, second.threads, why_not)
+    on_gpu = tuple(rank for rank, used in second.used.items() if used is not None and used.cuda)
+    return Outside(case, still, second.threads, why_not, on_gpu=on_gpu)
 
 
 def _seen(rank: int, process: Seen, now: Look, sources: Sources, still: bool) -> reports.Seen:

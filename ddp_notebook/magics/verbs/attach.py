@@ -140,7 +140,7 @@ def why(ui: CallerUi, args: argparse.Namespace, job: jobs.targets.Target) -> Dia
     """`%ddp_why` of an attached job."""
     verdict = job.why()
     if args.json:
-        _say_json(ui, job, verdict.to_json())
+        _say_json(ui, job, verdict.to_json(job.name))
         return None
     notes = (f"Note: {note}" for note in verdict.unread)
     ui.say("\n".join([f"Of {_first_line(job)} This stands on: {verdict.basis}.", *notes, ""]))

@@ -407,9 +407,7 @@ class TrackedOptimizer:
                 self.gradients = None
             self.shape = shape
             self._find_models(groups, replicas)
-        if self.unmanaged and not self.unmanaged_trained:
-            few = self.unmanaged[:: max(1, len(self.unmanaged) // _FEW_UNMANAGED)]
-            self.unmanaged_trained = any(map(_has_gradient, few))
+        self.unmanaged_trained = self.unmanaged_trained or _some_have_gradients(self.unmanaged)
         if not self.steps:
             self.place = self._users_line()
             self.options = _options(groups)
@@ -518,9 +516,10 @@ class TrackedOptimizer:
         return tuple(name for name, _ in lacking) if alike else ()
 
 
-def _has_gradient(ref: weakref.ref[torch.Tensor]) -> bool:
-    parameter = ref()
-    return parameter is not None and parameter.grad is not None
+def _some_have_gradients(refs: Sequence[weakref.ref[torch.Tensor]]) -> bool:
+    """Of a few of these parameters."""
+    few = [ref() for ref in refs[:: max(1, len(refs) // _FEW_UNMANAGED)]]
+    return any(parameter is not None and parameter.grad is not None for parameter in few)
 
 
 def _options(groups: Any) -> tuple[str, ...]:
