@@ -56,8 +56,12 @@ def launch(
     *arguments: str,
     variable: str = "1",
     by: Sequence[str] = (),
+    numbers: Sequence[int] = (0, 1),
 ) -> list[subprocess.Popen]:
-    """Two ranks of the script, started as a launcher does; `by` is what runs the script."""
+    """Two ranks of the script, started as a launcher does; `by` is what runs the script.
+
+    `numbers` are what they get as RANK.
+    """
     script = folder / "train.py"
     script.write_text(SCRIPT)
     environment = {
@@ -77,7 +81,7 @@ def launch(
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
+        for rank in numbers
     ]
     ranks += new
     return new

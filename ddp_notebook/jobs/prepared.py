@@ -29,6 +29,7 @@ from ddp_notebook.launch.session_folder import is_private
 from ddp_notebook.model import (
     Activity,
     Case,
+    Category,
     Collective,
     Collectives,
     Diagnosis,
@@ -436,11 +437,45 @@ def collectives_of(job: Job) -> Collectives:
 def _diagnosed(job: Job, case: Case) -> Diagnosis:
     """Also by what was trained; without a finding, why that proves nothing."""
     diagnosis = by_rules(case, all_seen=not job.absent)
+    if twice := tuple(_claimed_twice(job)) if job.absent else ():
+        return replace(diagnosis, findings=twice, unsure="")
     if diagnosis.wrong:
         return diagnosis
     if all(report.activity is Activity.IDLE for report in case.ranks):
         return _trained(job, case, diagnosis)
     return replace(diagnosis, unsure=_unsure(job, case, diagnosis.unsure))
+
+
+def _claimed_twice(job: Job) -> Iterator[Finding]:
+    """A rank of a job that lacks ranks, and a process that was started as the same rank of it.
+
+    Both run; or one has ended because the other holds the address of the rendezvous.
+    """
+    for other in jobs():
+        first, theirs = job.first, other.first
+        same = (first.meets, first.script, job.world_size)
+        if same != (theirs.meets, theirs.script, other.world_size) or first.meets.endswith(":"):
+            continue
+        for rank in sorted(job.processes.keys() & other.processes.keys()):
+            pair = (job.processes[rank], other.processes[rank])
+            pids = sorted({process.about.pid for process in pair})
+            ended = [process for process in pair if not process.about.alive]
+            if len(pids) == 2 and len(ended) < 2 and all(map(_found_port_held, ended)):
+                yield Finding(
+                    Category.DUPLICATE_RANK,
+                    (rank,),
+                    f"processes {pids[0]} and {pids[1]} were both started as rank {rank} of "
+                    f"{job.world_size} at {first.meets}; {verb(job.absent, 'is', 'are')} missing",
+                    "Give each process a RANK of its own, from 0 to "
+                    f"{job.world_size - 1}; or end the one that is of an earlier run.",
+                )
+
+
+def _found_port_held(process: Process) -> bool:
+    return bool(_HELD.search(str((process.error or {}).get("text", ""))))
+
+
+_HELD = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
 
 
 def by_rules(case: Case, all_seen: bool = True) -> Diagnosis:
@@ -537,9 +572,7 @@ def _unsure(job: Job, case: Case, why: str) -> str:
 def _unsure_of_ended(job: Job, case: Case) -> str:
     """The same of a job of which no rank runs; empty where all ended by themselves."""
     failed, waited = case.where(Activity.FAILED), case.where(Activity.WAITING)
-    parts = [f"{name_ranks(failed).capitalize()} failed, and the cause is not known"]
-    if not failed:
-        parts = ["No problem is seen"]
+    parts = []
     by_end: dict[int | str, list[int]] = {}
     for report in case.ranks:
         if report.activity is Activity.SILENT:
@@ -549,9 +582,13 @@ def _unsure_of_ended(job: Job, case: Case) -> str:
         parts.append(f"{name_ranks(ranks)} {_end_by(end, job, ranks)}")
     if waited:
         parts.append(f"{name_ranks(waited)} {_end_by(_TERMINATED, job, waited)} while waiting")
+    begins = "No problem is seen; "
     if waited or by_end.keys() - {_NOTHING}:
+        begins = "Undecided: "
         parts.append("by whom and why is not recorded")
-    return f"{'; '.join(parts)}." if len(parts) > 1 else ""
+    if failed:
+        begins = f"{name_ranks(failed).capitalize()} failed, and the cause is not known; "
+    return f"{begins}{'; '.join(parts)}." if parts else ""
 
 
 def _elsewhere(job: Job) -> Iterator[str]:
@@ -566,8 +603,8 @@ def _elsewhere(job: Job) -> Iterator[str]:
     )
     there = others[0] if others else "HOST"
     yield (
-        f"{verb(job.absent, 'was', 'were')} not found on this host. If they run on another one"
-        f"{where}, look at all of the job: ddp-notebook why {job.first.pid} {there}:PID"
+        f"{verb(job.absent, 'was', 'were')} not found on this host: not started, or on another one"
+        f"{where}. Then look at all of the job: ddp-notebook why {job.first.pid} {there}:PID"
     )
 
 

@@ -22,6 +22,20 @@ from ddp_notebook.jobs.verdict import Outcome
 from ddp_notebook.rank import calls
 
 
+def test_two_processes_that_are_the_same_rank_are_told(
+    tmp_path: Path, started: list[subprocess.Popen]
+) -> None:
+    """One of them fails at the port, which the other one holds: a free port would not help."""
+    pair = launch(tmp_path, started, numbers=(0, 0))
+    eventually(lambda: any(each.poll() is not None for each in pair), 60, "a failure")
+    runs = next(each for each in pair if each.poll() is None)
+
+    for pid in (each.pid for each in pair):
+        (finding,) = found_in(pid).diagnosis.findings
+        assert (finding.category.value, finding.ranks) == ("duplicate-rank", (0,))
+        assert str(runs.pid) in finding.cause
+
+
 def test_a_job_that_hangs_is_judged_while_it_runs_and_after(
     tmp_path: Path,
     started: list[subprocess.Popen],

@@ -499,7 +499,7 @@ def test_of_an_ended_job_nothing_is_said_to_wait_still() -> None:
 
     unsure = prepared.why(prepared.jobs()[0]).diagnosis.unsure
 
-    assert unsure.startswith("No problem is seen; ranks 0-1 were ended from outside"), unsure
+    assert unsure.startswith("Undecided: ranks 0-1 were ended from outside"), unsure
     assert "so far" not in unsure
 
 
