@@ -115,7 +115,11 @@ def _left(left: Ranks, failed: Sequence[CellFinished]) -> Finding:
 
 def raised_in(case: Case, finished: Ranks = ()) -> tuple[Finding, ...]:
     """Findings for what ranks raised, from a case alone; `finished` are ranks that ended well."""
-    failed = (e for e in case.ranks if e.activity is Activity.FAILED and e.error_at)
+    failed = (
+        e
+        for e in case.ranks
+        if e.activity is Activity.FAILED and (e.error_at or e.error_type == "SystemExit")
+    )
     ends = [
         CellFinished(
             rank=e.rank,

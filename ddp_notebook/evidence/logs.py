@@ -21,6 +21,10 @@ _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "([^"]+)", line (\d{1,9}), in (.+)')
 _RAISED = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$", re.DOTALL)
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_COMPILED = re.compile(r'  File "([^"]+)", line (\d{1,9})$')
+_UNREADABLE = re.compile(r"(SyntaxError|IndentationError|TabError): (.*)")
+_REFUSED = re.compile(r"[\w./-]{1,200}: error: .+")
+"""What argparse writes, after a line with the usage, before it ends a process."""
 _MOST_MESSAGE_LINES = 8
 _LONGEST_LINE = 2000
 _ABORTED = re.compile(r"\s*what\(\):\s*(.*)")
@@ -139,6 +143,7 @@ def _attribute_last_words(logs: Logs, lines: list[str]) -> None:
 def _all_raised(lines: list[str]) -> Iterator[Raised]:
     """The errors in lines that no rank is named in, without those of the launcher."""
     starts = [number for number, line in enumerate(lines) if line.strip() == _TRACEBACK]
+    yield from _before_running(lines)
     for start, end in pairwise([*starts, len(lines)]):
         if any(line.startswith(_CHAINED) for line in lines[start:end]):
             continue  # the error after it is the uncaught one
@@ -191,7 +196,7 @@ def _last_raised(lines: list[str], certain: bool) -> Raised | None:
     """The last traceback in the lines of a rank."""
     starts = [number for number, line in enumerate(lines) if line.strip() == _TRACEBACK]
     if not starts:
-        return None
+        return next(_before_running(lines), None)
     frames, texts, at = _read_frames(lines, starts[-1] + 1)
     match = _RAISED.match(lines[at]) if at < len(lines) else None
     if match is None or not frames:
@@ -201,6 +206,24 @@ def _last_raised(lines: list[str], certain: bool) -> Raised | None:
     ends = not any(line.strip() for line in lines[at + _MOST_MESSAGE_LINES :])
     name = match[1].rpartition(".")[2]
     return Raised(name, text, tuple(frames), tuple(texts), certain or ends)
+
+
+def _before_running(lines: list[str]) -> Iterator[Raised]:
+    """What kept a script from running, for which Python writes no traceback.
+
+    It could not be compiled; or its arguments were refused, which ends it by SystemExit.
+    """
+    usage, at = False, -1
+    for number, line in enumerate(lines):
+        usage |= line.startswith("usage: ")
+        at = number if _COMPILED.match(line) else at
+        if usage and _REFUSED.fullmatch(line):
+            yield Raised("SystemExit", line)
+        elif 0 <= number - at <= _MOST_MESSAGE_LINES and (match := _UNREADABLE.fullmatch(line)):
+            where = _COMPILED.match(lines[at])
+            if where is not None:
+                frame = Frame(where[1], int(where[2]), "<module>")
+                yield Raised(match[1], match[2], (frame,), (lines[at + 1].strip(),))
 
 
 def _read_frames(lines: list[str], at: int) -> tuple[list[Frame], list[str], int]:

@@ -475,6 +475,44 @@ def test_whose_error_it_was_is_not_guessed(tmp_path: Path) -> None:
     assert not [f for f in verdict.diagnosis.findings if f.ranks]
 
 
+UNREADABLE = """\
+  File "/home/me/train.py", line 3
+    if rank == 0
+                ^
+SyntaxError: expected ':'
+"""
+REFUSED = """\
+usage: train.py [-h] --lr LR
+train.py: error: the following arguments are required: --lr
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        (UNREADABLE, "raised SyntaxError: expected ':' at train.py:3"),
+        (REFUSED, "raised SystemExit: train.py: error: the following arguments are required"),
+    ],
+    ids=["not compiled", "arguments refused"],
+)
+def test_what_kept_a_script_from_running_has_no_traceback(
+    tmp_path: Path, written: str, words: str
+) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(written * 2 + summary((0, 1), (1, 1)))
+
+    (finding,) = dead.why([log]).diagnosis.findings
+
+    assert finding.ranks == (0, 1) and words in finding.cause
+    # A folder of torchrun's has a file for each rank, and no word of the agent.
+    for rank in (0, 1):
+        file = tmp_path / "logs" / "attempt_0" / str(rank) / "stderr.log"
+        file.parent.mkdir(parents=True)
+        file.write_text(written)
+    (finding,) = dead.why([tmp_path / "logs"]).diagnosis.findings
+    assert finding.ranks == (0, 1) and words in finding.cause
+
+
 def test_a_time_out_in_set_up_names_nobody_dead(tmp_path: Path) -> None:
     error = raised(0, 2, "DistStoreError: wait timeout after 6000ms, keys: /default_pg/0//cpu//0/2")
     log = tmp_path / "job.log"
