@@ -199,6 +199,12 @@ def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
         return _gone(pid, everything)
     if processes.other_user(pid) is not None:
         return f"Process {pid} is another user's: only that user can ask it."
+    if system.is_torchrun(pid) and not system.has_children(pid):
+        return (
+            f"Process {pid} is torchrun, and has started no rank yet: it has just begun, or waits "
+            "for its other nodes (--nnodes, --rdzv-endpoint). Then start torchrun on each of them, "
+            "with the same address; and ask again."
+        )
     if (started := untold(pid)) and not was_set(pid):
         pids = ", ".join(map(str, started[:8]))
         return (
@@ -232,11 +238,12 @@ _WAS_SET = (
 def why(job: Job) -> Verdict:
     """What is wrong with a job. Of one that runs, what is so in two looks at it."""
     alive = job.alive
-    case = case_of(job)
+    before = case = case_of(job)
     diagnosis = _diagnosed(job, case)
-    if job.alive and diagnosis.wrong:
+    if job.alive and diagnosis.findings:
         time.sleep(_AGAIN_S)
-        diagnosis = in_both(diagnosis, _diagnosed(job, case_of(job)))
+        case = case_of(job)
+        diagnosis = _with_rest(in_both(diagnosis, _diagnosed(job, case)), before, case)
     if job.alive != alive:  # who ended meanwhile may have written how
         return why(job)
     return for_others(diagnosis, _basis(job, case), _elsewhere(job))
@@ -250,12 +257,32 @@ def in_both(first: Diagnosis, second: Diagnosis) -> Diagnosis:
     return replace(second, findings=both, unsure=second.unsure or changed)
 
 
+def _with_rest(diagnosis: Diagnosis, before: Case, now: Case) -> Diagnosis:
+    """With which of the ranks that others wait for did nothing at all between two looks."""
+    pairs = zip(before.ranks, now.ranks, strict=True)
+    still = {b.rank for a, b in pairs if b.main_cpu_s and b.main_cpu_s - a.main_cpu_s < _A_TICK_S}
+    findings = []
+    for finding in diagnosis.findings:
+        ranks = tuple(rank for rank in finding.ranks if rank in still)
+        if finding.passing and ranks:
+            fact = (
+                f"{name_ranks(ranks)} used no CPU time for the last {_AGAIN_S:g} s: asleep, or "
+                "waiting for something other than a rank"
+            )
+            finding = replace(finding, evidence=(*finding.evidence, fact))
+        findings.append(finding)
+    return replace(diagnosis, findings=tuple(findings))
+
+
+_A_TICK_S = 0.01
+"""The system counts CPU time in ticks."""
 _CHANGES = "Two looks at it, shortly one after the other, found different things: ask again."
 
 
 def where(job: Job) -> dict[int, tuple[Place, ...]]:
     """Where each rank is in the user's code, the outermost line first, or was last."""
-    return {report.rank: report.path for report in case_of(job).ranks if report.path}
+    paths = {report.rank: report.path or report.error_at for report in case_of(job).ranks}
+    return {rank: path for rank, path in paths.items() if path}
 
 
 def case_of(job: Job) -> Case:

@@ -17,9 +17,21 @@ from support import eventually
 
 from ddp_notebook import __main__
 from ddp_notebook.cluster.questions import ask
+from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import prepared
 from ddp_notebook.jobs.verdict import Outcome
 from ddp_notebook.rank import calls
+
+
+def test_a_launcher_that_waits_for_its_other_node_is_told(
+    started: list[subprocess.Popen],
+) -> None:
+    words = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *words, "0", "train.py"]
+    started.append(subprocess.Popen(torchrun, stderr=subprocess.DEVNULL))
+
+    with pytest.raises(UsageMistake, match="is torchrun, and has started no rank yet"):
+        prepared.job_of(started[-1].pid)
 
 
 def test_two_processes_that_are_the_same_rank_are_told(

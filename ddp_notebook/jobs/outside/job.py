@@ -34,7 +34,6 @@ from ddp_notebook.model import (
     name_ranks,
     verb,
 )
-from ddp_notebook.rank.prepared.processes import read
 
 BETWEEN_S = 1.5
 """Between the two observations."""
@@ -43,7 +42,6 @@ _IDLE_SHARE = 0.02
 _MOST_RANKS = 4096
 _CLOCK_S = 1.0
 """The system tells to the second when it was booted, and processes began in relation to that."""
-_LAUNCHER = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _WATCHES = "_invoke_run"
 _ENDS_RANKS = frozenset({"_stop_workers", "_restart_workers", "close", "_close", "_exit_barrier"})
 """Functions of torchrun's agent: while it is in the first and in none of these, no rank failed."""
@@ -183,7 +181,7 @@ def look(ranks: Mapping[int, Seen], twice: bool = True) -> Outside:
 def _look(ranks: Mapping[int, Seen]) -> Look:
     parents = {process.parent for process in ranks.values()}
     pids = {rank: process.pid for rank, process in ranks.items() if process.torch}
-    watched = [pid for pid in parents if _is_torchrun(pid)]
+    watched = [pid for pid in parents if system.is_torchrun(pid)]
     stacks: Stacks = pyspy.read((*pids.values(), *watched))
     return Look(
         {rank: stacks.of[pid] for rank, pid in pids.items() if pid in stacks.of},
@@ -191,14 +189,6 @@ def _look(ranks: Mapping[int, Seen]) -> Look:
         stacks.of.get(watched[0], ()) if len(parents) == len(watched) == 1 else (),
         stacks.why_not,
     )
-
-
-def _is_torchrun(pid: int) -> bool:
-    try:
-        words = read(pid, "cmdline")
-    except OSError:
-        return False
-    return any(name in words for name in _LAUNCHER)
 
 
 def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:

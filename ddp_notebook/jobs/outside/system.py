@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddp_notebook.launch.process_groups import stat_fields
+from ddp_notebook.rank.prepared.processes import read
 
+_TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _ESTABLISHED, _LISTEN = "01", "0A"
 _MOST_SOCKETS = 65_536
 
@@ -41,6 +43,24 @@ def used(pid: int) -> Used | None:
     except (OSError, IndexError):
         return None
     return Used(words[0], int(words[11]) + int(words[12]), queues, cuda)
+
+
+def is_torchrun(pid: int) -> bool:
+    """Whether a process is torchrun's agent, by its command line."""
+    try:
+        words = read(pid, "cmdline")
+    except OSError:
+        return False
+    return any(name in words for name in _TORCHRUN)
+
+
+def has_children(pid: int) -> bool:
+    """Whether a process has started others that are still there; True where that is unknown."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return any((task / "children").read_text().split() for task in tasks)
+    except OSError:
+        return True
 
 
 def listens(pid: int, port: int) -> bool | None:
