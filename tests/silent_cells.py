@@ -32,6 +32,29 @@ def averaged(model, opt, loss, tensors=None):
 """
 
 WRONG = {
+    "parameters that are averaged after some steps each, without the statistics of batches": (
+        "buffer-sync",
+        BOTH,
+        """
+torch.manual_seed(0)
+own = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+opt = torch.optim.SGD(own.parameters(), lr=0.1)
+torch.manual_seed(50 + rank)
+for turn in range(4):
+    for _ in range(3):
+        opt.zero_grad()
+        own(torch.randn(6, 4) + 3 * rank).pow(2).mean().backward()
+        opt.step()
+    for each in own.parameters():
+        dist.all_reduce(each.data)
+        each.data /= 2
+    own.eval()
+    with torch.no_grad():
+        total = own(torch.randn(6, 4) + 3 * rank).pow(2).sum()
+    dist.all_reduce(total)
+    own.train()
+""",
+    ),
     "a discriminator that steps with what the generator's backward left in it": (
         "stale-gradients",
         BOTH,

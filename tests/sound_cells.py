@@ -3,6 +3,45 @@
 from __future__ import annotations
 
 RIGHT = {
+    "parameters averaged after some steps each, where each rank keeps its norm layers": """
+        torch.manual_seed(0)
+        own = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+        opt = torch.optim.SGD(own.parameters(), lr=0.1)
+        torch.manual_seed(50 + rank)
+        shared = [*own[0].parameters(), *own[3].parameters()]
+        for turn in range(4):
+            for _ in range(3):
+                opt.zero_grad()
+                own(torch.randn(6, 4) + 3 * rank).pow(2).mean().backward()
+                opt.step()
+            for each in shared:
+                dist.all_reduce(each.data)
+                each.data /= 2
+            own.eval()
+            with torch.no_grad():
+                total = own(torch.randn(6, 4) + 3 * rank).pow(2).sum()
+            dist.all_reduce(total)
+            own.train()
+        """,
+    "parameters averaged after some steps each, and the statistics of batches with them": """
+        torch.manual_seed(0)
+        own = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+        opt = torch.optim.SGD(own.parameters(), lr=0.1)
+        torch.manual_seed(50 + rank)
+        for turn in range(4):
+            for _ in range(3):
+                opt.zero_grad()
+                own(torch.randn(6, 4) + 3 * rank).pow(2).mean().backward()
+                opt.step()
+            for each in (t for t in own.state_dict().values() if t.is_floating_point()):
+                dist.all_reduce(each)
+                each /= 2
+            own.eval()
+            with torch.no_grad():
+                total = own(torch.randn(6, 4) + 3 * rank).pow(2).sum()
+            dist.all_reduce(total)
+            own.train()
+        """,
     "two models, where each loss clears what the other left; and heads before shared layers": """
         make, judge = net, DDP(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
         opt_judge = torch.optim.SGD(judge.parameters(), lr=0.1)

@@ -187,8 +187,8 @@ def _chosen(args: argparse.Namespace, target: targets.Target) -> str:
     if args.target or args.slurm:
         return ""
     about = target.about
-    none = "; one that ended before it imported torch leaves nothing" if "ended" in about else ""
-    return f"{plain(target.name)}: {plain(about)}. Others: ddp-notebook jobs{none}\n\n"
+    none = " (one that ended before it imported torch left nothing)" if "ended" in about else ""
+    return f"Of {plain(target.name)}: {plain(about)}. All jobs: ddp-notebook jobs{none}\n\n"
 
 
 def _where(args: argparse.Namespace) -> int:

@@ -109,6 +109,8 @@ class EvaluationFacts:
     """The same of the first all_reduces of a few values after it."""
     gathered: tuple[Place, ...] = ()
     """The same of all_gathers of a row for each sample, where a sampler gave some twice."""
+    weights: str = ""
+    """Where there are `statistics`, a hash of some values of the parameters."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from ddp_notebook.model import (
 
 _UNEVEN = 1.25
 """One rank has so many times as many samples as another one."""
-_FEWEST_BACKWARDS, _FEWEST_USES = 2, 2
+_FEWEST_BACKWARDS, _FEWEST_USES, _FEWEST_SAME = 2, 2, 2
 _ALIKE = 1e-4
 """Of the size of the values: a smaller difference is rounding."""
 _SILENT = ("barrier", "monitored_barrier")
@@ -44,7 +44,7 @@ _Of = Mapping[int, EvaluationFacts]
 
 def other_statistics(context: Context) -> Iterator[Finding]:
     """Every rank evaluates, each with running statistics of its own batches."""
-    for model in trained_together(context):
+    for model in [*trained_together(context), *_averaged(context)]:
         if not model.whole or any(replica.broadcast_buffers for replica in model.of.values()):
             continue
         differing = [of for of in _together(model) if _evaluated_apart(of)]
@@ -312,6 +312,26 @@ def _trained_alike(context: Context) -> Iterator[Model]:
         if row[0].matrices and len({each.matrices for each in row}) == 1:
             of = zip(ranks, row, strict=True)
             yield Model({rank: replace(each, group_size=len(ranks)) for rank, each in of})
+
+
+def _averaged(context: Context) -> Iterator[Model]:
+    """The models that ranks train apart, and give the same parameters before they evaluate them.
+
+    Their parameters are averaged, say, after some steps each. With what all of them sum up.
+    """
+    ranks = sorted(context.facts)
+    known = {model.first.key for model in trained_together(context)}
+    for row in zip(*(context.facts[rank].plain for rank in ranks), strict=False):
+        of = zip(ranks, row, strict=True)
+        model = Model({rank: replace(each, group_size=len(ranks)) for rank, each in of})
+        same = [of for of in _together(model) if _have_same_weights(of)]
+        if row[0].key not in known and len(same) >= _FEWEST_SAME:
+            yield model
+
+
+def _have_same_weights(of: _Of) -> bool:
+    weights = {evaluation.weights for evaluation in of.values()}
+    return len(weights) == 1 and "" not in weights and all(each.summed for each in of.values())
 
 
 def _averaged_after(context: Context, each: EvaluationFacts, *, by_counts: bool = False) -> bool:

@@ -23,7 +23,7 @@ DROPOUTS = (
     *(torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d),
     *(torch.nn.AlphaDropout, torch.nn.FeatureAlphaDropout),
 )
-_STATISTICS, _STATISTICS_BYTES = 64, 2**20
+_STATISTICS, _STATISTICS_BYTES, _WEIGHTS = 64, 2**20, 16
 
 
 class Evaluation:
@@ -35,6 +35,7 @@ class Evaluation:
         self.training = module.training
         self.line = call_sites.users_line()
         self.statistics = _statistics(module)
+        self.weights = _weights(module) if self.statistics else ""
         self.forwards = 0
         self.source: Source | None = None
         self.inputs: list[str] = []
@@ -99,6 +100,7 @@ class Evaluation:
             self.samples,
             tuple(tuple(Place(*each) for each in path) for path in self.sums),
             tuple(Place(*each) for each in gathered),
+            self.weights,
         )
 
 
@@ -227,6 +229,17 @@ def drops_out(layer: torch.nn.Module) -> bool:
 def random_state() -> str:
     """A hash of the state of torch's generator."""
     return f"{zlib.crc32(torch.get_rng_state().numpy().data):08x}"
+
+
+def _weights(module: torch.nn.Module) -> str:
+    """A hash of some values of each parameter; "" if one cannot be read."""
+    hashed = 0
+    for tensor in module.parameters():
+        if type(tensor) is not torch.nn.Parameter or not tensor.is_cpu or tensor.is_meta:
+            return ""
+        some = tensor.detach().reshape(-1)[:_WEIGHTS].contiguous().view(torch.uint8)
+        hashed = zlib.crc32(some.numpy().data, hashed)
+    return f"{hashed:08x}"
 
 
 def _statistics(module: torch.nn.Module) -> str:
