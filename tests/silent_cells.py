@@ -32,6 +32,27 @@ def averaged(model, opt, loss, tensors=None):
 """
 
 WRONG = {
+    "heads in a plain dict, which an average over model.parameters() leaves out": (
+        "params-outside-ddp",
+        BOTH,
+        BY_HAND
+        + """
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Linear(4, 8)
+        self.heads = {name: nn.Linear(8, 2) for name in ("one", "two")}
+    def forward(self, x):
+        return [head(torch.relu(self.trunk(x))) for head in self.heads.values()]
+torch.manual_seed(0)
+own = Heads()
+groups = [{"params": part.parameters()} for part in (own.trunk, *own.heads.values())]
+opt = torch.optim.SGD(groups, lr=0.1)
+torch.manual_seed(50 + rank)
+for _ in range(6):
+    averaged(own, opt, sum(out.pow(2).mean() for out in own(batch())))
+""",
+    ),
     "parameters that are averaged after some steps each, without the statistics of batches": (
         "buffer-sync",
         BOTH,

@@ -3,6 +3,26 @@
 from __future__ import annotations
 
 RIGHT = {
+    "a head of each rank's own, and a list of modules that nobody trains": """
+        class Own(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.trunk, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+                self.teacher = [nn.Linear(4, 2)]
+            def forward(self, x):
+                return self.head(torch.relu(self.trunk(x))) - self.teacher[0](x).detach()
+        torch.manual_seed(0)
+        own = Own()
+        opt = torch.optim.SGD(own.parameters(), lr=0.1)
+        torch.manual_seed(50 + rank)
+        for _ in range(6):
+            opt.zero_grad()
+            own(batch()).pow(2).mean().backward()
+            for each in own.trunk.parameters():
+                dist.all_reduce(each.grad)
+                each.grad /= 2
+            opt.step()
+        """,
     "parameters averaged after some steps each, where each rank keeps its norm layers": """
         torch.manual_seed(0)
         own = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))

@@ -161,7 +161,9 @@ def _held(collective: Collective) -> _Slice | None:
 def _pause(pause: LinePause, axis: _Axis) -> _Slice:
     """For how long its rank was paused at a line: inside the slice of its cell."""
     args = {"place": str(pause.place), "line": pause.place.text, "why": pause.why}
-    name, ended_ns = f"line {pause.place.line} (paused)", pause.ended_ns or axis.end_ns
+    # One that came while the run was being saved began after what was saved.
+    ended_ns = pause.ended_ns or max(axis.end_ns, pause.began_ns)
+    name = f"line {pause.place.line} (paused)"
     return _Slice(name, "paused", pause.began_ns, ended_ns, _without_empty(args))
 
 

@@ -188,6 +188,7 @@ RULES: tuple[Rule, ...] = (
     Rule(by_hand.scaled_apart, When.TRAINED, Explains.DRIFT),
     Rule(by_hand.skipped_steps, When.TRAINED, Explains.DRIFT),
     Rule(by_hand.never_fetched, When.TRAINED, Explains.DRIFT),
+    Rule(by_hand.unregistered, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
     Rule(by_hand.averaged_in_part, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
     Rule(by_hand.left_with_experts, When.TRAINED, Explains.DRIFT),
     Rule(by_hand.reduced_to_one, When.TRAINED, Explains.DRIFT),

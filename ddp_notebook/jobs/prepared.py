@@ -199,6 +199,22 @@ def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
         return _gone(pid, everything)
     if processes.other_user(pid) is not None:
         return f"Process {pid} is another user's: only that user can ask it."
+    if told := _of_a_launcher(pid):
+        return told
+    if not was_set(pid) and not has_torch(pid):
+        return (
+            f"Process {pid} has not loaded torch, and is neither a rank nor the launcher of one. "
+            "Your jobs: ddp-notebook jobs"
+        )
+    how = (elsewhere(pid) or _WAS_SET) if was_set(pid) else HOW_TO_PREPARE
+    return (
+        f"Process {pid} is not prepared, and cannot be asked. {how} Its stacks, if it "
+        f"runs Python and py-spy is installed: {how_to_see(pid)}"
+    )
+
+
+def _of_a_launcher(pid: int) -> str:
+    """What a process that starts ranks waits for, or has started; empty of another one."""
     if system.is_torchrun(pid) and not system.has_children(pid):
         return (
             f"Process {pid} is torchrun, and has started no rank yet: it has just begun, or waits "
@@ -212,16 +228,7 @@ def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
             "began, as mp.spawn does: which rank each one is cannot be seen from outside. "
             f"{HOW_TO_PREPARE} The stack of one now: {how_to_see(started[0])}"
         )
-    if not was_set(pid) and not has_torch(pid):
-        return (
-            f"Process {pid} has not loaded torch, and is neither a rank nor the launcher of one. "
-            "Your jobs: ddp-notebook jobs"
-        )
-    how = (elsewhere(pid) or _WAS_SET) if was_set(pid) else HOW_TO_PREPARE
-    return (
-        f"Process {pid} is not prepared, and cannot be asked. {how} Its stacks, if it "
-        f"runs Python and py-spy is installed: {how_to_see(pid)}"
-    )
+    return ""
 
 
 _WAS_SET = (

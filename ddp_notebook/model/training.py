@@ -234,6 +234,8 @@ class ReplicaFacts:
     unheld: tuple[str, ...] = ()
     """Parameters that get gradients, that no optimizer holds, and that have not changed: a few,
     behind others that an optimizer holds."""
+    unregistered: tuple[str, ...] = ()
+    """Without DDP: modules in its dicts and lists, which are no parts of it, and are trained."""
     varies: bool = False
     """It has layers that do something else in training mode: dropout, statistics of batches."""
 

@@ -215,6 +215,15 @@ def test_what_began_before_the_first_event_that_was_kept_is_drawn_from_there() -
     assert (cell["name"], cell["args"]) == ("cell 7", {"unfinished": True})
 
 
+def test_a_pause_that_began_while_the_run_was_saved_has_no_length() -> None:
+    saved = job()
+    late_ns = saved.snapshot.taken_ns + 1
+    stopped = LineStopped(rank=0, cell=5, stop=1, file="train.py", line=3, function="")
+    saved = replace(saved, moments=(*saved.moments, Moment(late_ns, stopped)))
+    (pause,) = slices(saved, "paused")
+    assert pause["dur"] == 0
+
+
 @given(runs())
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_of_any_run_nothing_lasts_less_than_no_time(saved: SavedRun) -> None:

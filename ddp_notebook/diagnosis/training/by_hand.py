@@ -529,7 +529,7 @@ def averaged_in_part(context: Context) -> Iterator[Finding]:
             rows = _with_what_came_later(trained, rows)
         kept = _of_kind(trained, rows[-1], "kept", "scaled")
         averaged = _of_kind(trained, rows[-1], "averaged")
-        if not (kept and averaged) or trained.split or not trained.began_equal:
+        if not (kept and averaged and _began_as_one(trained)):
             continue
         yield trained.finding(
             Category.REPLICA_DIVERGENCE,
@@ -543,6 +543,38 @@ def averaged_in_part(context: Context) -> Iterator[Finding]:
                 "all began with the same values",
             ),
         )
+
+
+def unregistered(context: Context) -> Iterator[Finding]:
+    """Modules in a plain dict or list: their model does not have their parameters.
+
+    So what ranks average by model.parameters() leaves them out, and the optimizer, which has them
+    from elsewhere, steps with each rank's own gradients.
+    """
+    models = [model for facts in context.facts.values() for model in facts.plain]
+    names = list(dict.fromkeys(name for model in models for name in model.unregistered))
+    for trained in filter(_began_as_one, _trained(context) if names else ()):
+        kinds = trained.kinds()[0]
+        kept, averaged = (_of_kind(trained, kinds, kind) for kind in ("kept", "averaged"))
+        if not (kept and averaged):
+            continue
+        yield trained.finding(
+            Category.PARAMS_OUTSIDE_DDP,
+            f"{some(names)} {agree(names, 'is a module', 'are modules')} in a plain dict or list: "
+            "model.parameters() leaves out what they have. The ranks average the gradients of the "
+            "rest, and every rank steps with its own of these",
+            "Put them into nn.ModuleDict or nn.ModuleList: then they are parts of the model, also "
+            "for DistributedDataParallel, state_dict and to(device).",
+            (
+                f"the same on all ranks: gradients of {some(averaged)}; what each rank's own "
+                f"backward left: {some(kept)}",
+                "all began with the same values",
+            ),
+        )
+
+
+def _began_as_one(trained: _Trained) -> bool:
+    return trained.began_equal and not trained.split
 
 
 def _kinds_before_clipping(trained: _Trained) -> tuple[list[tuple[str, ...]], str]:

@@ -529,13 +529,12 @@ def _other_rates(context: Context, of: Mapping[int, OptimizerFacts]) -> Iterator
     lrs = {rank: optimizer.lrs for rank, optimizer in of.items()}
     if len(set(lrs.values())) == 1:
         return
-    metrics = {rank: optimizer.metrics for rank, optimizer in of.items() if optimizer.metrics}
-    own = len(metrics) == len(of) and len(set(metrics.values())) > 1
+    metrics = {rank: optimizer.metrics for rank, optimizer in of.items()}
+    own = () not in metrics.values() and len(set(metrics.values())) > 1
     ranks = outvoted(metrics) if own else strayed(context.sources, lrs, _RATE)
     each = of[ranks[0]]
     rates = {rank: _rates(own) for rank, own in lrs.items()}
     why = ", as ReduceLROnPlateau reads a metric of each rank's own" if own else ""
-    read = metrics if own else {}
     yield Finding(
         Category.REPLICA_DIVERGENCE,
         ranks,
@@ -545,7 +544,7 @@ def _other_rates(context: Context, of: Mapping[int, OptimizerFacts]) -> Iterator
         "that reads a metric needs the same metric (all_reduce it).",
         evidence=(
             *(f"rank {rank}: learning rate {text}" for rank, text in rates.items()),
-            *(f"rank {rank}: its metric was {_first(values)}" for rank, values in read.items()),
+            *(_metrics_read(metrics) if own else ()),
         ),
     )
 
@@ -557,9 +556,11 @@ def _told_apart(rates: Mapping[int, str], ranks: Ranks, why: str) -> str:
     return f"{rates[ranks[0]]}, others with {right}"
 
 
-def _first(metrics: Sequence[float]) -> str:
-    more = " ..." if len(metrics) > _SHOWN_METRICS else ""
-    return ", ".join(f"{value:.6g}" for value in metrics[:_SHOWN_METRICS]) + more
+def _metrics_read(metrics: Mapping[int, Sequence[float]]) -> Iterator[str]:
+    for rank, values in metrics.items():
+        more = " ..." if len(values) > _SHOWN_METRICS else ""
+        first = ", ".join(f"{value:.6g}" for value in values[:_SHOWN_METRICS])
+        yield f"rank {rank}: its metric was {first}{more}"
 
 
 def _rates(lrs: Iterable[float | None]) -> str:

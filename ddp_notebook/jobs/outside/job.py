@@ -56,6 +56,11 @@ class Look:
     launcher: tuple[Thread, ...] = ()
     why_not: tuple[str, ...] = ()
 
+    @property
+    def on_gpu(self) -> Ranks:
+        """The ranks that use CUDA."""
+        return tuple(rank for rank, used in self.used.items() if used is not None and used.cuda)
+
 
 @dataclass(frozen=True)
 class Outside:
@@ -131,9 +136,8 @@ class Outside:
             return finding
         fact = f"{name_ranks(still)} used no CPU time and stayed at one line for {BETWEEN_S} s"
         lines = [self.case.ranks[rank].path[-1] for rank in still if self.case.ranks[rank].path]
-        may_work = any(in_setup(self.case.ranks[rank]) for rank in finding.waiting)
-        may_work = may_work or still != finding.ranks or not set(still).isdisjoint(self.on_gpu)
-        if may_work or any("sleep(" in place.text for place in lines):
+        sleeps = any("sleep(" in place.text for place in lines)
+        if sleeps or still != finding.ranks or self._may_work(finding):
             what = f"{fact}: asleep, or waiting for something other than a rank"
             return replace(finding, evidence=(*finding.evidence, what))
         at = " and ".join(f"{place}: {place.text}" for place in dict.fromkeys(lines))
@@ -147,6 +151,11 @@ class Outside:
             finding.waiting,
             (*finding.evidence, fact),
         )
+
+    def _may_work(self, finding: Finding) -> bool:
+        """Whether ranks that others wait for may do something all the same: in set-up, on a GPU."""
+        begins = any(in_setup(self.case.ranks[rank]) for rank in finding.waiting)
+        return begins or not set(self.on_gpu).isdisjoint(finding.ranks)
 
     def _basis(self) -> str:
         if not self.threads:
@@ -215,8 +224,7 @@ def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
         sources=sources.texts,
     )
     why_not = tuple(dict.fromkeys((*first.why_not, *second.why_not)))
-    on_gpu = tuple(rank for rank, used in second.used.items() if used is not None and used.cuda)
-    return Outside(case, still, second.threads, why_not, on_gpu=on_gpu)
+    return Outside(case, still, second.threads, why_not, on_gpu=second.on_gpu)
 
 
 def _seen(rank: int, process: Seen, now: Look, sources: Sources, still: bool) -> reports.Seen:

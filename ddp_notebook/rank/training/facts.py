@@ -283,6 +283,7 @@ def _plain(models: Iterable[PlainModel]) -> Iterator[model.ReplicaFacts]:
             starts=tuple(each.moments.starts),
             start_place=place_of(each.moments.start_line),
             matrices=each.matrices,
+            unregistered=each.unregistered,
         )
 
 

@@ -34,7 +34,7 @@ from ddp_notebook.rank.training.gradients import Hooked
 from ddp_notebook.rank.training.parallel.module_hook import ModuleHook
 from ddp_notebook.rank.training.parallel.plain import PlainModel
 from ddp_notebook.rank.training.replicas import Tracker
-from ddp_notebook.rank.training.samplers import Samplers, is_made
+from ddp_notebook.rank.training.samplers import Samplers
 from ddp_notebook.rank.training.saves import Saves
 from ddp_notebook.rank.training.step_marks import StepMarks
 from ddp_notebook.rank.training.tracked import Replica
@@ -257,8 +257,7 @@ class TrainingHooks(Component):
                     )
                 else:
                     replica.enter(self.require_backward_grad_sync, self.module.training)
-                    replica.fed = len(tracker.optimizers) > 1 and is_made((inputs, named))
-                    tracker.fed |= replica.fed
+                    tracker.feeds(replica, (inputs, named))
                     replica.moments.trains(self.module, (inputs, named), samplers.iterations)
                     if samplers.current is not None:
                         samplers.forward((inputs, named))

@@ -20,6 +20,7 @@ from ddp_notebook.rank.training.evaluations import Evaluation, Moments
 from ddp_notebook.rank.training.gradients import Gradients, read_loss
 from ddp_notebook.rank.training.parallel.plain import PlainModels
 from ddp_notebook.rank.training.parallel.split import Split
+from ddp_notebook.rank.training.samplers import is_made
 from ddp_notebook.rank.training.tracked import Copy, Replica, TrackedOptimizer
 
 _SMALL_BUCKET = 4096
@@ -232,6 +233,11 @@ class Tracker:
     def _is_bad(self, number: int, what: str) -> None:
         self.nan_backward, self.nan_what = number, what
         self.nan_place = self._call_sites.users_line()
+
+    def feeds(self, replica: Replica, inputs: Any) -> None:
+        """A DDP object gets `inputs`: what the data are, or what another model has made."""
+        replica.fed = len(self.optimizers) > 1 and is_made(inputs)
+        self.fed |= replica.fed
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to make a step."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -60,6 +60,8 @@ class PlainModel:
         self.matrices: tuple[tuple[TensorDigest, TensorDigest], ...] = ()
         """Its parameters of several dimensions before its first step, and some steps later."""
         self._first: tuple[TensorDigest, ...] = ()
+        self.unregistered: tuple[str, ...] = ()
+        """Modules in its dicts and lists, which are no parts of it, and which are trained."""
         self.handle: Any = None
 
     def step_begins(self) -> None:
@@ -150,7 +152,9 @@ class PlainModels:
         for root in roots:
             held_here = any(id(parameter) in trained for parameter in root.parameters())
             if held_here and len(self.of) < _MOST and not _is_managed(root):
-                yield self._add(root)
+                model = self._add(root)
+                model.unregistered = tuple(islice(_unregistered(root, trained), _MOST_ALIKE))
+                yield model
 
     def _add(self, root: torch.nn.Module) -> PlainModel:
         known = next((model for model in self.of if model.ref() is root), None)
@@ -172,6 +176,22 @@ class PlainModels:
             if not model.group_size and dist.is_initialized():
                 model.group_size, model.values = dist.get_world_size(), few_values(module)
             self.tell(model, module, inputs)
+
+
+def _unregistered(root: torch.nn.Module, trained: Container[int]) -> Iterator[str]:
+    """Modules with such parameters that parts of a module have in a plain dict, list or tuple."""
+    known = {id(parameter) for parameter in root.parameters()}
+    for prefix, part in root.named_modules():
+        for name, value in vars(part).items():
+            items = value.items() if isinstance(value, dict) else enumerate(_listed(value))
+            for key, inner in items:
+                tensors = inner.parameters() if isinstance(inner, torch.nn.Module) else ()
+                if any(id(each) in trained and id(each) not in known for each in tensors):
+                    yield f"{prefix}.{name}[{key!r}]".removeprefix(".")
+
+
+def _listed(value: object) -> Iterable[Any]:
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _is_readable(each: torch.Tensor) -> bool:
