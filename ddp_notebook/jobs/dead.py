@@ -117,7 +117,8 @@ _NOT_KNOWN = "No problem is seen in these files; how the job went on is not in t
 
 def _apart(gathered: Gathered) -> list[Finding]:
     """What tracebacks say of ranks that gave up waiting, where no dump says more."""
-    stood = {rank: (record,) for rank, record in gathered.stood.items() if not gathered.dumps}
+    known = any(gathered.case.collectives.of.values())  # gloo's dumps have no sends
+    stood = {rank: (record,) for rank, record in gathered.stood.items() if not known}
     return list(apart(replace(gathered.case, collectives=Collectives(stood))))
 
 

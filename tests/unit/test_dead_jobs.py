@@ -432,6 +432,12 @@ def test_ranks_that_gave_up_in_different_calls_are_told_apart_by_the_code(trains
     (finding,) = verdict.diagnosis.findings
     assert (finding.category.value, finding.ranks) == ("conditional-collective", (0,))
     assert "if rank == 0" in finding.cause and "logs of ranks 0-1" in verdict.basis
+    # gloo's dumps have no sends and receives: one without a record says nothing.
+    dumps = trains.parent / "dumps"
+    dumps.mkdir()
+    for rank in (0, 1):
+        (dumps / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump(trains, [])))
+    assert dead.why([log, dumps]).diagnosis.findings[0].cause == finding.cause
 
     same = trains.parent / "same.log"
     same.write_text(lost(0, trains, 8, "all_reduce", CLOSED) + closed)
