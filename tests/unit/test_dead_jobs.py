@@ -435,8 +435,9 @@ def test_ranks_that_gave_up_in_different_calls_are_told_apart_by_the_code(trains
     # gloo's dumps have no sends and receives: one without a record says nothing.
     dumps = trains.parent / "dumps"
     dumps.mkdir()
+    of_two = {"pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}}
     for rank in (0, 1):
-        (dumps / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump(trains, [])))
+        (dumps / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump(trains, []) | of_two))
     assert dead.why([log, dumps]).diagnosis.findings[0].cause == finding.cause
 
     same = trains.parent / "same.log"
