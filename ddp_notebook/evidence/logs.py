@@ -143,7 +143,7 @@ def _attribute_last_words(logs: Logs, lines: list[str]) -> None:
 def _all_raised(lines: list[str]) -> Iterator[Raised]:
     """The errors in lines that no rank is named in, without those of the launcher."""
     starts = [number for number, line in enumerate(lines) if line.strip() == _TRACEBACK]
-    yield from _before_running(lines)
+    yield from _before_running(lines[: starts[0]] if starts else lines)
     for start, end in pairwise([*starts, len(lines)]):
         if any(line.startswith(_CHAINED) for line in lines[start:end]):
             continue  # the error after it is the uncaught one
@@ -219,7 +219,7 @@ def _before_running(lines: list[str]) -> Iterator[Raised]:
         at = number if _COMPILED.match(line) else at
         if usage and _REFUSED.fullmatch(line):
             yield Raised("SystemExit", line)
-        elif 0 <= number - at <= _MOST_MESSAGE_LINES and (match := _UNREADABLE.fullmatch(line)):
+        elif (match := _UNREADABLE.fullmatch(line)) and 0 <= at >= number - _MOST_MESSAGE_LINES:
             where = _COMPILED.match(lines[at])
             if where is not None:
                 frame = Frame(where[1], int(where[2]), "<module>")

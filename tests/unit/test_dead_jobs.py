@@ -520,6 +520,17 @@ def test_what_kept_a_script_from_running_has_no_traceback(
     assert finding.ranks == (0, 1) and words in finding.cause
 
 
+def test_an_imported_file_that_cannot_be_compiled_has_one_error(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    begin = '  File "/home/me/train.py", line 1, in <module>\n    import broken\n'
+    error = f"Traceback (most recent call last):\n{begin}{UNREADABLE}"
+    log.write_text(error * 2 + summary((0, 1), (1, 1)))
+
+    (finding,) = dead.why([log]).diagnosis.findings
+
+    assert finding.ranks == (0, 1) and "raised SyntaxError: expected ':'" in finding.cause
+
+
 def test_a_time_out_in_set_up_names_nobody_dead(tmp_path: Path) -> None:
     error = raised(0, 2, "DistStoreError: wait timeout after 6000ms, keys: /default_pg/0//cpu//0/2")
     log = tmp_path / "job.log"

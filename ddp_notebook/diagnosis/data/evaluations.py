@@ -317,7 +317,8 @@ def _trained_alike(context: Context) -> Iterator[Model]:
 def _averaged(context: Context) -> Iterator[Model]:
     """The models that ranks train apart, and give the same parameters before they evaluate them.
 
-    Their parameters are averaged, say, after some steps each. With what all of them sum up.
+    Their parameters are averaged, say, after some steps each. Only where all ranks sum up what
+    their evaluations come to.
     """
     ranks = sorted(context.facts)
     known = {model.first.key for model in trained_together(context)}

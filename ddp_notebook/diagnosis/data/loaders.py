@@ -15,7 +15,7 @@ from ddp_notebook.model import (
     name_ranks,
 )
 
-_FEWEST = 2
+_FEWEST, _FEWEST_EPOCHS = 2, 3
 _PLAIN = ("SequentialSampler", "RandomSampler")
 
 
@@ -88,7 +88,10 @@ def same_of_each_worker(context: Context) -> Iterator[Finding]:
 
 
 def same_every_epoch(context: Context) -> Iterator[Finding]:
-    """A sampler or stream of the user's own has a set_epoch, and begins every epoch the same."""
+    """A sampler or stream of the user's own has a set_epoch, and begins every epoch the same.
+
+    Two passes may be one epoch.
+    """
     for of in _loaders(context):
         stuck = tuple(rank for rank, loader in of.items() if _is_stuck(loader))
         if stuck:
@@ -114,7 +117,7 @@ def same_every_epoch(context: Context) -> Iterator[Finding]:
 def _is_stuck(loader: LoaderFacts) -> bool:
     once = len(set(loader.firsts)) == 1 and "" not in loader.firsts
     varies = len(set(loader.inputs)) >= _FEWEST
-    return bool(loader.by_epoch) and len(loader.firsts) >= _FEWEST and once and varies
+    return bool(loader.by_epoch) and len(loader.firsts) >= _FEWEST_EPOCHS and once and varies
 
 
 def _turns(loader: LoaderFacts) -> int:
