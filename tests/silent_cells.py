@@ -31,6 +31,51 @@ def averaged(model, opt, loss, tensors=None):
     opt.step()
 """
 
+BATCHES = """
+class Batches:
+    def __init__(self, shuffle):
+        self.shuffle, self.epoch = shuffle, 0
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+    def __iter__(self):
+        g = torch.Generator().manual_seed(self.epoch)
+        order = torch.randperm(24, generator=g) if self.shuffle else torch.arange(24)
+        yield from order.view(-1, 4)[rank::2].tolist()
+    def __len__(self):
+        return 3
+rows = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
+def loader_of(shuffle):
+    data = torch.utils.data.TensorDataset(rows)
+    return torch.utils.data.DataLoader(data, batch_sampler=Batches(shuffle))
+def train_on(loader):
+    for (x,) in loader:
+        opt.zero_grad()
+        net(x).pow(2).mean().backward()
+        opt.step()
+"""
+
+LOCAL_STEPS = """
+torch.manual_seed(0)
+own = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+opt = torch.optim.SGD(own.parameters(), lr=0.1)
+torch.manual_seed(50 + rank)
+def train(averaged):
+    averaged = list(averaged)
+    for turn in range(4):
+        for _ in range(3):
+            opt.zero_grad()
+            own(torch.randn(6, 4) + 3 * rank).pow(2).mean().backward()
+            opt.step()
+        for tensor in averaged:
+            dist.all_reduce(tensor.data)
+            tensor.data /= 2
+        own.eval()
+        with torch.no_grad():
+            total = own(torch.randn(6, 4) + 3 * rank).pow(2).sum()
+        dist.all_reduce(total)
+        own.train()
+"""
+
 WRONG = {
     "heads in a plain dict, which an average over model.parameters() leaves out": (
         "params-outside-ddp",
@@ -56,24 +101,9 @@ for _ in range(6):
     "parameters that are averaged after some steps each, without the statistics of batches": (
         "buffer-sync",
         BOTH,
-        """
-torch.manual_seed(0)
-own = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
-opt = torch.optim.SGD(own.parameters(), lr=0.1)
-torch.manual_seed(50 + rank)
-for turn in range(4):
-    for _ in range(3):
-        opt.zero_grad()
-        own(torch.randn(6, 4) + 3 * rank).pow(2).mean().backward()
-        opt.step()
-    for each in own.parameters():
-        dist.all_reduce(each.data)
-        each.data /= 2
-    own.eval()
-    with torch.no_grad():
-        total = own(torch.randn(6, 4) + 3 * rank).pow(2).sum()
-    dist.all_reduce(total)
-    own.train()
+        LOCAL_STEPS
+        + """
+train(own.parameters())
 """,
     ),
     "a discriminator that steps with what the generator's backward left in it": (
@@ -98,27 +128,13 @@ del judge, opt_judge
     "a sampler of batches whose set_epoch is looked for at the loader's sampler": (
         "sampler-misuse",
         BOTH,
-        """
-class Batches:
-    def __init__(self):
-        self.epoch = 0
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-    def __iter__(self):
-        g = torch.Generator().manual_seed(self.epoch)
-        yield from torch.randperm(24, generator=g).view(-1, 4)[rank::2].tolist()
-    def __len__(self):
-        return 3
-rows = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
-data = torch.utils.data.TensorDataset(rows)
-loader = torch.utils.data.DataLoader(data, batch_sampler=Batches())
+        BATCHES
+        + """
+loader = loader_of(shuffle=True)
 for epoch in range(3):
     if hasattr(loader.sampler, "set_epoch"):
         loader.sampler.set_epoch(epoch)
-    for (x,) in loader:
-        opt.zero_grad()
-        net(x).pow(2).mean().backward()
-        opt.step()
+    train_on(loader)
 """,
     ),
     "a rank that leaves its model in evaluation mode after its evaluation, late in the run": (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from silent_cells import BATCHES, LOCAL_STEPS
+
 RIGHT = {
-    "a head of each rank's own, and a list of modules that nobody trains": """
+    "a head of each rank's own, and a list of modules without an optimizer": """
         class Own(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -23,45 +25,16 @@ RIGHT = {
                 each.grad /= 2
             opt.step()
         """,
-    "parameters averaged after some steps each, where each rank keeps its norm layers": """
-        torch.manual_seed(0)
-        own = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
-        opt = torch.optim.SGD(own.parameters(), lr=0.1)
-        torch.manual_seed(50 + rank)
-        shared = [*own[0].parameters(), *own[3].parameters()]
-        for turn in range(4):
-            for _ in range(3):
-                opt.zero_grad()
-                own(torch.randn(6, 4) + 3 * rank).pow(2).mean().backward()
-                opt.step()
-            for each in shared:
-                dist.all_reduce(each.data)
-                each.data /= 2
-            own.eval()
-            with torch.no_grad():
-                total = own(torch.randn(6, 4) + 3 * rank).pow(2).sum()
-            dist.all_reduce(total)
-            own.train()
-        """,
-    "parameters averaged after some steps each, and the statistics of batches with them": """
-        torch.manual_seed(0)
-        own = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
-        opt = torch.optim.SGD(own.parameters(), lr=0.1)
-        torch.manual_seed(50 + rank)
-        for turn in range(4):
-            for _ in range(3):
-                opt.zero_grad()
-                own(torch.randn(6, 4) + 3 * rank).pow(2).mean().backward()
-                opt.step()
-            for each in (t for t in own.state_dict().values() if t.is_floating_point()):
-                dist.all_reduce(each)
-                each /= 2
-            own.eval()
-            with torch.no_grad():
-                total = own(torch.randn(6, 4) + 3 * rank).pow(2).sum()
-            dist.all_reduce(total)
-            own.train()
-        """,
+    "parameters averaged after some steps each, where each rank keeps its norm layers": LOCAL_STEPS
+    + """
+train([*own[0].parameters(), *own[3].parameters()])
+""",
+    "parameters averaged after some steps each, and the statistics of batches with them": (
+        LOCAL_STEPS
+        + """
+train(tensor for tensor in own.state_dict().values() if tensor.is_floating_point())
+"""
+    ),
     "two models, where each loss clears what the other left; and heads before shared layers": """
         make, judge = net, DDP(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
         opt_judge = torch.optim.SGD(judge.parameters(), lr=0.1)
@@ -85,30 +58,15 @@ RIGHT = {
             opt.step()
         del make, judge, opt_judge, heads, head, opts, own, each
         """,
-    "a sampler of batches that is given each epoch, and one that does not shuffle": """
-        class Batches:
-            def __init__(self, shuffle):
-                self.shuffle, self.epoch = shuffle, 0
-            def set_epoch(self, epoch):
-                self.epoch = epoch
-            def __iter__(self):
-                g = torch.Generator().manual_seed(self.epoch)
-                order = torch.randperm(24, generator=g) if self.shuffle else torch.arange(24)
-                yield from order.view(-1, 4)[rank::2].tolist()
-            def __len__(self):
-                return 3
-        rows = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
-        data = torch.utils.data.TensorDataset(rows)
-        for shuffle in (True, False):
-            loader = torch.utils.data.DataLoader(data, batch_sampler=Batches(shuffle))
-            for epoch in range(3):
-                if shuffle:
-                    loader.batch_sampler.set_epoch(epoch)
-                for (x,) in loader:
-                    opt.zero_grad()
-                    net(x).pow(2).mean().backward()
-                    opt.step()
-        """,
+    "a sampler of batches that is given each epoch, and one that does not shuffle": BATCHES
+    + """
+for shuffle in (True, False):
+    loader = loader_of(shuffle)
+    for epoch in range(3):
+        if shuffle:
+            loader.batch_sampler.set_epoch(epoch)
+        train_on(loader)
+""",
     "a model that is unfrozen after some steps, and wrapped again": """
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         model[0].requires_grad_(False)

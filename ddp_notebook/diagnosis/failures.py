@@ -118,6 +118,7 @@ def raised_in(case: Case, finished: Ranks = ()) -> tuple[Finding, ...]:
     failed = (
         e
         for e in case.ranks
+        # What ends a process by SystemExit writes no traceback, and so no line.
         if e.activity is Activity.FAILED and (e.error_at or e.error_type == "SystemExit")
     )
     ends = [

@@ -213,17 +213,16 @@ def _before_running(lines: list[str]) -> Iterator[Raised]:
 
     It could not be compiled; or its arguments were refused, which ends it by SystemExit.
     """
-    usage, at = False, -1
+    usage, at, frame = False, 0, None
     for number, line in enumerate(lines):
         usage |= line.startswith("usage: ")
-        at = number if _COMPILED.match(line) else at
-        if usage and _REFUSED.fullmatch(line):
+        if match := _COMPILED.match(line):
+            at, frame = number, Frame(match[1], int(match[2]), "<module>")
+        elif usage and _REFUSED.fullmatch(line):
             yield Raised("SystemExit", line)
-        elif (match := _UNREADABLE.fullmatch(line)) and 0 <= at >= number - _MOST_MESSAGE_LINES:
-            where = _COMPILED.match(lines[at])
-            if where is not None:
-                frame = Frame(where[1], int(where[2]), "<module>")
-                yield Raised(match[1], match[2], (frame,), (lines[at + 1].strip(),))
+        elif frame is not None and (match := _UNREADABLE.fullmatch(line)):
+            yield Raised(match[1], match[2], (frame,), (lines[at + 1].strip(),))
+            frame = None
 
 
 def _read_frames(lines: list[str], at: int) -> tuple[list[Frame], list[str], int]:

@@ -186,9 +186,10 @@ def _chosen(args: argparse.Namespace, target: targets.Target) -> str:
     """Which job was looked at, where none is named."""
     if args.target or args.slurm:
         return ""
-    about = target.about
-    none = " (one that ended before it imported torch left nothing)" if "ended" in about else ""
-    return f"Of {plain(target.name)}: {plain(about)}. All jobs: ddp-notebook jobs{none}\n\n"
+    return (
+        f"Of {plain(target.name)}: {plain(target.about)}. All jobs that left a record, which one "
+        "that ended before it imported torch did not: ddp-notebook jobs\n\n"
+    )
 
 
 def _where(args: argparse.Namespace) -> int:

@@ -222,8 +222,8 @@ def _who_waited(gathered: Gathered) -> str:
     missing = absent(case, gathered.connects)
     if left and missing:
         return (
-            f"{name_ranks(left)} waited in set-up for {name_ranks(missing)}, which did not come, "
-            "or is no process that was started"
+            f"{name_ranks(left)} waited in set-up for {name_ranks(missing)}, which never "
+            "joined, or was never started"
         )
     return (_by_errors(case, left) or f"{name_ranks(left)} waited or failed") if left else ""
 
@@ -235,7 +235,7 @@ def _by_errors(case: Case, left: Ranks) -> str:
     if not rest and all(_CLOSED in text for text in errors):
         return (
             f"{name_ranks(left)} each lost the connection to another rank, as to one that has "
-            "ended; who closed it first does not stand here"
+            "ended; these files do not say which rank closed it first"
         )
     if rest and all(map(_TIMED_OUT.search, errors)):
         return (

@@ -93,22 +93,18 @@ def why(target: list[str] | None = None) -> dict[str, Any]:
     `target` is a pid (a rank's or the launcher's), or the folder or files that a job left: logs,
     dumps of torch's flight recorder. Without one: the job that runs, or the last one.
     """
-
-    def answer() -> dict[str, Any]:
-        job = targets.on_this_host(target or [])
-        return job.why().to_json(job.name)
-
-    return _in_words(answer)
+    return _of_job(target, lambda job: job.why().to_json(job.name))
 
 
 def where(target: list[str] | None = None) -> dict[str, Any]:
     """At which lines of the user's code each rank of a job is, or was last; `target` as of why."""
+    return _of_job(target, lambda job: places_to_json(job.places(), job=job.name))
 
-    def answer() -> dict[str, Any]:
-        job = targets.on_this_host(target or [])
-        return places_to_json(job.places(), job=job.name)
 
-    return _in_words(answer)
+def _of_job(
+    target: list[str] | None, answer: Callable[[targets.Target], dict[str, Any]]
+) -> dict[str, Any]:
+    return _in_words(lambda: answer(targets.on_this_host(target or [])))
 
 
 def _in_words(answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:

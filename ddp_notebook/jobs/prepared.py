@@ -23,7 +23,7 @@ from ddp_notebook.jobs import unprepared
 from ddp_notebook.jobs.outside import system
 from ddp_notebook.jobs.records import CRASHES, DAMAGED, ORPHANED, Process
 from ddp_notebook.jobs.unprepared import elsewhere, how_to_see, stopped, untold, was_set
-from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
+from ddp_notebook.jobs.verdict import AT_REST, Verdict, for_others, own_errors
 from ddp_notebook.launch.process_groups import waits_for_gil
 from ddp_notebook.launch.session_folder import is_private
 from ddp_notebook.model import (
@@ -215,7 +215,7 @@ def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
 
 def _of_a_launcher(pid: int) -> str:
     """What a process that starts ranks waits for, or has started; empty of another one."""
-    if system.is_torchrun(pid) and not system.has_children(pid):
+    if system.is_torchrun(pid) and processes.children(pid) == ():
         return (
             f"Process {pid} is torchrun, and has started no rank yet: it has just begun, or waits "
             "for its other nodes (--nnodes, --rdzv-endpoint). Then start torchrun on each of them, "
@@ -272,10 +272,7 @@ def _with_rest(diagnosis: Diagnosis, before: Case, now: Case) -> Diagnosis:
     for finding in diagnosis.findings:
         ranks = tuple(rank for rank in finding.ranks if rank in still)
         if finding.passing and ranks:
-            fact = (
-                f"{name_ranks(ranks)} used no CPU time for the last {_AGAIN_S:g} s: asleep, or "
-                "waiting for something other than a rank"
-            )
+            fact = f"{name_ranks(ranks)} used no CPU time for the last {_AGAIN_S:g} s: {AT_REST}"
             finding = replace(finding, evidence=(*finding.evidence, fact))
         findings.append(finding)
     return replace(diagnosis, findings=tuple(findings))

@@ -167,13 +167,12 @@ def untold(pid: int) -> tuple[int, ...]:
     So are those of ``mp.spawn``: they set their own environment, which cannot be seen.
     """
     try:
-        words = read(pid, f"task/{pid}/children").split()
         return tuple(
-            n
-            for n in map(int, words)
-            if has_torch(n) and not processes.launch_parameters(processes.environment(n))
+            child
+            for child in processes.children(pid) or ()
+            if has_torch(child) and not processes.launch_parameters(processes.environment(child))
         )
-    except (OSError, ValueError):
+    except OSError:
         return ()
 
 

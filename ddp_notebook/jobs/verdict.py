@@ -15,6 +15,8 @@ FORMAT = "ddp_notebook verdict"
 VERSION = 1
 """Of the JSON; what is added to it keeps the version, what is changed or removed does not."""
 
+AT_REST = "asleep, or waiting for something other than a rank"
+"""What a rank that uses no CPU time may be."""
 _LET_GO = "In the notebook that has taken the job over: %ddp_step, or %ddp_detach."
 _AGAIN = "Correct the cause, and start the job again."
 

@@ -380,7 +380,7 @@ class LoaderFacts:
     by_epoch: str = ""
     """Class of its sampler or stream, where that has a `set_epoch` for another order each epoch."""
     firsts: tuple[str, ...] = ()
-    """The first of the inputs of each epoch, where it has one."""
+    """With `by_epoch`: the first input of each iteration, of the first ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.data.reported import is_reported
@@ -14,7 +13,7 @@ from ddp_notebook.diagnosis.source_code.means import (
     is_mean_of_ratios,
     is_over_parts,
 )
-from ddp_notebook.diagnosis.training.by_hand import trained_together
+from ddp_notebook.diagnosis.training.by_hand import models_without_ddp, trained_together
 from ddp_notebook.diagnosis.training.replicas import Model, evaluated_models
 from ddp_notebook.model import (
     Category,
@@ -44,7 +43,9 @@ _Of = Mapping[int, EvaluationFacts]
 
 def other_statistics(context: Context) -> Iterator[Finding]:
     """Every rank evaluates, each with running statistics of its own batches."""
-    for model in [*trained_together(context), *_averaged(context)]:
+    together = trained_together(context)
+    known = {model.first.key for model in together}
+    for model in [*together, *(m for m in _averaged(context) if m.first.key not in known)]:
         if not model.whole or any(replica.broadcast_buffers for replica in model.of.values()):
             continue
         differing = [of for of in _together(model) if _evaluated_apart(of)]
@@ -307,27 +308,22 @@ def _evaluated_together(context: Context) -> list[Model]:
 
 def _trained_alike(context: Context) -> Iterator[Model]:
     """The models that each rank trained for itself, to the same values: not a fold of its own."""
-    ranks = sorted(context.facts)
-    for row in zip(*(context.facts[rank].plain for rank in ranks), strict=False):
-        if row[0].matrices and len({each.matrices for each in row}) == 1:
-            of = zip(ranks, row, strict=True)
-            yield Model({rank: replace(each, group_size=len(ranks)) for rank, each in of})
-
-
-def _averaged(context: Context) -> Iterator[Model]:
-    """The models that ranks train apart, and give the same parameters before they evaluate them.
-
-    Their parameters are averaged, say, after some steps each. Only where all ranks sum up what
-    their evaluations come to.
-    """
-    ranks = sorted(context.facts)
-    known = {model.first.key for model in trained_together(context)}
-    for row in zip(*(context.facts[rank].plain for rank in ranks), strict=False):
-        of = zip(ranks, row, strict=True)
-        model = Model({rank: replace(each, group_size=len(ranks)) for rank, each in of})
-        same = [of for of in _together(model) if _have_same_weights(of)]
-        if row[0].key not in known and len(same) >= _FEWEST_SAME:
+    for model in models_without_ddp(context):
+        if model.first.matrices and len({each.matrices for each in model.of.values()}) == 1:
             yield model
+
+
+def _averaged(context: Context) -> list[Model]:
+    """The models without DDP that ranks give the same parameters before they evaluate them.
+
+    Whether they average gradients, or parameters after some steps each. Only where all ranks sum
+    up the results of their evaluations.
+    """
+    return [
+        model
+        for model in models_without_ddp(context)
+        if sum(map(_have_same_weights, _together(model))) >= _FEWEST_SAME
+    ]
 
 
 def _have_same_weights(of: _Of) -> bool:

@@ -90,7 +90,7 @@ def same_of_each_worker(context: Context) -> Iterator[Finding]:
 def same_every_epoch(context: Context) -> Iterator[Finding]:
     """A sampler or stream of the user's own has a set_epoch, and begins every epoch the same.
 
-    Two passes may be one epoch.
+    At least three times: two passes may belong to one epoch.
     """
     for of in _loaders(context):
         stuck = tuple(rank for rank, loader in of.items() if _is_stuck(loader))
@@ -100,7 +100,7 @@ def same_every_epoch(context: Context) -> Iterator[Finding]:
                 Category.SAMPLER_MISUSE,
                 stuck,
                 f"{each.by_epoch} was iterated {len(each.firsts)} times and began with the same "
-                "batch each time: its set_epoch was not called, or the call did not come to it"
+                "batch each time: its set_epoch was not called, or was called on another object"
                 f"{in_brackets(each.place)}",
                 f"Call set_epoch(epoch) of that {each.by_epoch} before each epoch's loop. One that "
                 "is a loader's batch_sampler is loader.batch_sampler, not loader.sampler; workers "

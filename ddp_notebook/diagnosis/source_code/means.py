@@ -89,9 +89,9 @@ def is_mean_of_ratios(
 
 
 def is_over_parts(sources: Sources, path: Sequence[Place]) -> bool:
-    """True where the code calls what it averages after parts that count alike: tasks, say.
+    """True where names in the code say that a mean over tasks, domains or the like is meant.
 
-    A mean over them, of which each rank has one, is meant to be just that.
+    Each of them counts the same then, however many samples it has.
     """
     names = {place.function for place in path}
     for place in path:

@@ -410,17 +410,22 @@ def trained_together(context: Context) -> list[Model]:
 
     Of the last two little more is known than how they were used.
     """
-    ranks = tuple(sorted(context.facts))
+    plain = models_without_ddp(context)
+    if plain and not _is_one_training(context, tuple(sorted(context.facts))):
+        plain = []
+    return [*context.models.values(), *plain]
+
+
+def models_without_ddp(context: Context) -> list[Model]:
+    """The models that no DDP object contains; none where ranks do not have the same ones."""
+    ranks = sorted(context.facts)
     rows = [context.facts[rank].plain for rank in ranks]
-    if not rows or not rows[0] or len({tuple(e.key for e in row) for row in rows}) > 1:
-        return list(context.models.values())
-    if not _is_one_training(context, ranks):
-        return list(context.models.values())
-    plain = [
+    if len({tuple(replica.key for replica in row) for row in rows}) != 1:
+        return []
+    return [
         Model({r: replace(e, group_size=len(ranks)) for r, e in zip(ranks, row, strict=True)})
         for row in zip(*rows, strict=True)
     ]
-    return [*context.models.values(), *plain]
 
 
 def _is_one_training(context: Context, ranks: Ranks) -> bool:

@@ -502,7 +502,7 @@ def left_by_others(context: Context) -> Iterator[Finding]:
             "its parameters out of the other backward with requires_grad_(False).",
             evidence=by_ranks(
                 {
-                    r: f"{e.mixed_steps} of the first {e.watched_steps} steps met what was left"
+                    r: f"{e.mixed_steps} of the first {e.watched_steps} steps used what was left"
                     for r, e in mixed.items()
                 }
             ),

@@ -42,8 +42,8 @@ _ADAPTIVE = ("Ada", "NAdam", "RAdam", "RMSprop", "Rprop", "Lion", "SparseAdam")
 _HARDLY = 0.1
 _RATE = ("lr", "learning_rate")
 _FEWEST_IDLE = 2
-_SHOWN_METRICS = 4
 """The fewest steps without any gradient that count: a single one may serve a scheduler."""
+_SHOWN_METRICS = 4
 
 
 def _place_of(model: Model, ranks: Ranks, which: Callable[[ReplicaFacts], Place | None]) -> str:

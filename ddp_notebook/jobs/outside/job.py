@@ -18,7 +18,7 @@ from ddp_notebook.jobs.outside import pyspy, recorder, reports, system
 from ddp_notebook.jobs.outside.pyspy import Stacks, Thread
 from ddp_notebook.jobs.outside.system import Used
 from ddp_notebook.jobs.unprepared import Seen
-from ddp_notebook.jobs.verdict import Verdict, for_others
+from ddp_notebook.jobs.verdict import AT_REST, Verdict, for_others
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -138,8 +138,7 @@ class Outside:
         lines = [self.case.ranks[rank].path[-1] for rank in still if self.case.ranks[rank].path]
         sleeps = any("sleep(" in place.text for place in lines)
         if sleeps or still != finding.ranks or self._may_work(finding):
-            what = f"{fact}: asleep, or waiting for something other than a rank"
-            return replace(finding, evidence=(*finding.evidence, what))
+            return replace(finding, evidence=(*finding.evidence, f"{fact}: {AT_REST}"))
         at = " and ".join(f"{place}: {place.text}" for place in dict.fromkeys(lines))
         return Finding(
             Category.UNDECIDED,

@@ -54,15 +54,6 @@ def is_torchrun(pid: int) -> bool:
     return any(name in words for name in _TORCHRUN)
 
 
-def has_children(pid: int) -> bool:
-    """Whether a process has started others that are still there; True where that is unknown."""
-    try:
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        return any((task / "children").read_text().split() for task in tasks)
-    except OSError:
-        return True
-
-
 def listens(pid: int, port: int) -> bool | None:
     """Whether a process listens on a TCP port in the network of a process; None if unknown."""
     try:

@@ -98,6 +98,14 @@ def parent(pid: int) -> int:
     return int(stat_fields(Path(f"/proc/{pid}/stat"))[1])
 
 
+def children(pid: int) -> tuple[int, ...] | None:
+    """The processes that the main thread of a process has started; None where unknown."""
+    try:
+        return tuple(map(int, read(pid, f"task/{pid}/children").split()))
+    except (OSError, ValueError):
+        return None
+
+
 def read(pid: int, name: str, most_bytes: int = _MOST_BYTES) -> str:
     """The text of a process's file in /proc, up to a bound. Raises OSError where there is none."""
     with Path(f"/proc/{pid}/{name}").open("rb") as stream:

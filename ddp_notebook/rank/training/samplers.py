@@ -53,9 +53,9 @@ class Source:
         self.batches: list[int] = []
         """For each input, how many batches loaders had given by then."""
         self.begins = False
-        """It is iterated anew, and no input has come of that yet."""
+        """It is iterated anew, and its first input is to be kept: its source has a set_epoch."""
         self.firsts: list[str] = []
-        """The first input of each iteration."""
+        """The first input of each such iteration."""
 
 
 class Samplers:
@@ -152,12 +152,15 @@ class Samplers:
         source = self.current
         if source is None or "sampler" not in source.seen:
             return
-        if source.begins and len(source.firsts) < _INPUTS:
-            source.firsts.append(hash_of(inputs))
-        source.begins = False
+        begins, source.begins = source.begins and len(source.firsts) < _INPUTS, False
+        if source.complete and not begins:
+            return
+        hashed = hash_of(inputs)
+        if begins:
+            source.firsts.append(hashed)
         if source.complete:
             return
-        source.inputs.append(hash_of(inputs))
+        source.inputs.append(hashed)
         source.batches.append(self._batches)
         source.complete = len(source.inputs) >= _INPUTS
 

@@ -24,8 +24,8 @@ NONE, BYPASSED, LOCAL, REDUCED = range(4)
 """What happens to a backward's gradients; of several forwards the greatest counts."""
 _DROPOUTS = (torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)
 _STEPS_TO_BE_IDLE = 3
-_FEW_UNMANAGED = 7
 """A tensor without a gradient in so many steps counts as unused by any forward."""
+_FEW_UNMANAGED = 7
 _MOST_COMPARED, _COMPARED, _MOST_TWINS = 2000, 16, 8
 _MOST_CONSTANTS = 32
 _MOST_BEGINS, _BEGIN_VALUES, _MOST_GROUPS, _MOST_WINDOWS = 100, 2**14, 8, 8
