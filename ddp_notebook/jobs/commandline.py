@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 from ddp_notebook.archive.save import check_target, line, write
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import hosts, listing, targets
+from ddp_notebook.jobs import find, hosts
+from ddp_notebook.jobs.target import Target, ranks_of
 from ddp_notebook.jobs.verdict import Verdict, places_to_json
 from ddp_notebook.model import Place, name_ranks
 from ddp_notebook.views import findings as view
@@ -68,7 +69,7 @@ def _mcp(_args: argparse.Namespace) -> NoReturn:
         raise UsageMistake(
             'The package mcp is not installed. Type: pip install "ddp-notebook[mcp]"'
         )
-    os.execv(sys.executable, [sys.executable, "-m", "ddp_notebook.jobs.mcp_server"])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, "-m", "ddp_notebook.jobs.mcp"])  # noqa: S606
 
 
 def _add_save(commands: Any) -> None:
@@ -91,7 +92,7 @@ def _add_run(commands: Any) -> None:
 
 
 def _save(args: argparse.Namespace) -> int:
-    target = targets.named([args.target])
+    target = hosts.named([args.target])
     if args.file == "-":
         print(line(target.saved()))
         return 0
@@ -110,13 +111,13 @@ def _jobs(args: argparse.Namespace) -> int:
     if args.host is not None:
         print(hosts.listed(args.host, *(["--json"] if args.json else [])))
         return 0
-    jobs = listing.listed()
-    _print(listing.to_json(jobs) if args.json else listing.text(jobs))
+    jobs = find.listed()
+    _print(find.to_json(jobs) if args.json else find.text(jobs))
     return 0
 
 
 def _why(args: argparse.Namespace) -> int:
-    target = targets.named(args.target, args.slurm)
+    target = hosts.named(args.target, args.slurm)
     verdict = target.why()
     if args.json:
         _print(verdict.to_json(target.name))
@@ -125,7 +126,7 @@ def _why(args: argparse.Namespace) -> int:
     return verdict.outcome.value
 
 
-def _chosen(args: argparse.Namespace, target: targets.Target) -> str:
+def _chosen(args: argparse.Namespace, target: Target) -> str:
     """Which job was looked at, where none is named."""
     if args.target or args.slurm:
         return ""
@@ -136,9 +137,9 @@ def _chosen(args: argparse.Namespace, target: targets.Target) -> str:
 
 
 def _where(args: argparse.Namespace) -> int:
-    target = targets.named(args.target, args.slurm)
+    target = hosts.named(args.target, args.slurm)
     if args.stacks or args.locals or args.ranks is not None:
-        tree = target.where(targets.ranks_of(target, args.ranks), args.locals)
+        tree = target.where(ranks_of(target, args.ranks), args.locals)
         _print(
             places_to_json(target.places(), tree, target.name)
             if args.json

@@ -64,7 +64,7 @@ NOT_YET = {"ipyparallel", "matplotlib", "ddp_notebook.diagnosis.diagnose", "ddp_
 def test_loading_the_extension_waits_for_nothing_that_only_some_notebooks_need() -> None:
     loaded = imported_by("import ddp_notebook.magics")
     assert not loaded & NOT_YET
-    assert not loaded & {"ddp_notebook.jobs.targets", "ddp_notebook.jobs.dead"}
+    assert not loaded & {"ddp_notebook.jobs.target", "ddp_notebook.jobs.left"}
 
 
 FOR_ANSWERS = {

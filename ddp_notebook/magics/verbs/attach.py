@@ -20,13 +20,13 @@ _VERBS = "%ddp_why, %ddp_where and %ddp_board"
 
 def _attach(ui: NotebookUi, args: argparse.Namespace) -> None:
     if not args.job and args.slurm is None:
-        ui.say(jobs.listing.text(jobs.listing.listed()))
+        ui.say(jobs.find.text(jobs.find.listed()))
         _say_which(ui)
         return
     if len(args.job) == 1 and args.job[0].endswith(":"):
         ui.say(jobs.hosts.listed(args.job[0].removesuffix(":")))
         return
-    job = ui.attached = jobs.targets.named(args.job, args.slurm)
+    job = ui.attached = jobs.hosts.named(args.job, args.slurm)
     ui.say(
         f"Attached to {_first_line(job)}\n{_VERBS} mean it from now on. Nothing is sent to it that "
         "changes what it does: all others act on the session's ranks. Back to these: %ddp_detach"
@@ -104,7 +104,7 @@ DETACH = Verb(
 # -- what the verbs that look do meanwhile ---------------------------------------------------
 
 
-def why(ui: CallerUi, args: argparse.Namespace, job: jobs.targets.Target) -> Diagnosis | None:
+def why(ui: CallerUi, args: argparse.Namespace, job: jobs.target.Target) -> Diagnosis | None:
     """`%ddp_why` of an attached job."""
     verdict = job.why()
     if args.json:
@@ -116,9 +116,9 @@ def why(ui: CallerUi, args: argparse.Namespace, job: jobs.targets.Target) -> Dia
     return verdict.diagnosis
 
 
-def where(ui: CallerUi, args: argparse.Namespace, job: jobs.targets.Target) -> StackTree | None:
+def where(ui: CallerUi, args: argparse.Namespace, job: jobs.target.Target) -> StackTree | None:
     """`%ddp_where` of an attached job."""
-    tree = job.where(jobs.targets.ranks_of(job, args.ranks), args.locals)
+    tree = job.where(jobs.target.ranks_of(job, args.ranks), args.locals)
     if args.json:
         _say_json(ui, job, tree.to_json())
         return None
@@ -126,7 +126,7 @@ def where(ui: CallerUi, args: argparse.Namespace, job: jobs.targets.Target) -> S
     return tree
 
 
-def without_ranks(mistake: NoSession, job: jobs.targets.Target | None) -> str:
+def without_ranks(mistake: NoSession, job: jobs.target.Target | None) -> str:
     """Return what `mistake` says of a verb that needs ranks while `job` is attached."""
     if job is None:
         return str(mistake)
@@ -144,9 +144,9 @@ _ACTS = tuple(f"ddp_{name}" for name in ("abort", "break", "frame", "print", "se
 """The verbs that a user might take for ones that act on the attached job."""
 
 
-def _first_line(job: jobs.targets.Target) -> str:
+def _first_line(job: jobs.target.Target) -> str:
     return f"{job.name}: {job.about}."
 
 
-def _say_json(ui: CallerUi, job: jobs.targets.Target, content: Mapping[str, Any]) -> None:
+def _say_json(ui: CallerUi, job: jobs.target.Target, content: Mapping[str, Any]) -> None:
     ui.say(json.dumps({"job": job.name, **content}, indent=2))

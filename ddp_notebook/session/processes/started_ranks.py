@@ -29,7 +29,7 @@ from ddp_notebook.model import Activity, Case, Collectives, Diagnosis, Place, Ra
 from ddp_notebook.state.board_rows import BoardFacts
 
 if TYPE_CHECKING:
-    from ddp_notebook.jobs.prepared import Job
+    from ddp_notebook.jobs.records import Job
 
 _LOOK_AGAIN_S = 1.0
 _END_WITHIN_S, _LOOK_EVERY_S = 2.0, 0.02
@@ -59,7 +59,7 @@ class StartedRanks:
         """All jobs that it started, the newest first."""
         with contextlib.suppress(OSError):
             if any(self._folder.iterdir()):
-                return jobs.prepared.jobs(self._folder)
+                return jobs.records.jobs(self._folder)
         return []
 
     def written(self) -> tuple[tuple[int, int], ...]:
@@ -117,7 +117,7 @@ class StartedRanks:
             return None
         note = f"These are the ranks that {title} has started itself."
         notes = (note, *(remark.text for remark in case.remarks))
-        snapshot = replace(jobs.picture.snapshot(case, over=False), notes=notes)
+        snapshot = replace(jobs.target.snapshot(case, over=False), notes=notes)
         return BoardFacts(snapshot, case.collectives, job.alive, diagnosis, case.sources)
 
     @property

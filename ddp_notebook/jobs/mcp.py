@@ -15,7 +15,8 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import listing, targets
+from ddp_notebook.jobs import find
+from ddp_notebook.jobs.target import Target, on_this_host
 from ddp_notebook.jobs.verdict import places_to_json
 
 _LOOKS = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
@@ -35,7 +36,7 @@ def server() -> MCPServer:
 
 def jobs() -> dict[str, Any]:
     """The distributed jobs of this user on this host: pids, ranks, which run, which are stuck."""
-    return listing.to_json(listing.listed())
+    return find.to_json(find.listed())
 
 
 def why(target: list[str] | None = None) -> dict[str, Any]:
@@ -52,11 +53,9 @@ def where(target: list[str] | None = None) -> dict[str, Any]:
     return _of_job(target, lambda job: places_to_json(job.places(), job=job.name))
 
 
-def _of_job(
-    target: list[str] | None, answer: Callable[[targets.Target], dict[str, Any]]
-) -> dict[str, Any]:
+def _of_job(target: list[str] | None, answer: Callable[[Target], dict[str, Any]]) -> dict[str, Any]:
     try:
-        return answer(targets.on_this_host(target or []))
+        return answer(on_this_host(target or []))
     except UsageMistake as mistake:
         raise ToolError(str(mistake)) from mistake  # its words are what the program gets
 

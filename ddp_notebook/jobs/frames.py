@@ -80,12 +80,23 @@ class Sources:
     texts: dict[str, str] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)
     _lines: dict[str, list[str]] = field(default_factory=dict)
+    _places: dict[Frame, Place] = field(default_factory=dict)
 
     def path(self, frames: Iterable[Frame]) -> tuple[Place, ...]:
-        """The user's lines of a stack that has the innermost frame first, the outermost first."""
-        return tuple(self._place(frame) for frame in frames if frame.users)[::-1]
+        """Return the user's lines of a stack that has the innermost frame first, reversed."""
+        return tuple(self.place(frame) for frame in frames if frame.users)[::-1]
 
-    def _place(self, frame: Frame) -> Place:
+    def place(self, frame: Frame) -> Place:
+        """Return the line of a frame; the same object for equal frames.
+
+        A dump of a few kilobytes may name one stack of hundreds of frames in each of 50,000
+        entries: what is built must not be larger than what was read.
+        """
+        if frame not in self._places:
+            self._places[frame] = self._new_place(frame)
+        return self._places[frame]
+
+    def _new_place(self, frame: Frame) -> Place:
         name = self._names.get(frame.file) or self._read(frame.file)
         lines = self._lines.get(name, [])
         text = lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
