@@ -52,36 +52,12 @@ def add(commands: Any) -> None:
             add("--ranks", help="the stacks of these ranks only, as in 0,2-3")
         command.add_argument("--json", action="store_true", help="print it as JSON")
         command.set_defaults(run=run)
-    _add_save(commands)
-    _add_run(commands)
-    _add_mcp(commands)
-
-
-def _add_mcp(commands: Any) -> None:
-    about = "answer a program that speaks MCP, over stdin and stdout: jobs, why and where"
-    command = commands.add_parser("mcp", help=about, description=about, allow_abbrev=False)
-    command.set_defaults(run=_mcp)
-
-
-def _mcp(_args: argparse.Namespace) -> NoReturn:
-    """The server as a program of its own: only it needs the package, which is an extra."""
-    if find_spec("mcp") is None:
-        raise UsageMistake(
-            'The package mcp is not installed. Type: pip install "ddp-notebook[mcp]"'
-        )
-    os.execv(sys.executable, [sys.executable, "-m", "ddp_notebook.jobs.mcp"])  # noqa: S606
-
-
-def _add_save(commands: Any) -> None:
     about = "write what is known of a job to a file, for `why` and for a notebook"
     save = commands.add_parser("save", help=about, description=about, allow_abbrev=False)
     save.add_argument("target", help=_TARGET)
     save.add_argument("file", help="the file to write; - writes it to the output")
     save.add_argument("--force", action="store_true", help="replace a file that exists")
     save.set_defaults(run=_save)
-
-
-def _add_run(commands: Any) -> None:
     about = "run a script as a rank that can be asked, where DDP_NOTEBOOK=1 does nothing"
     # None of the arguments is an option of ours: all are the script's; the first may be -m.
     run = commands.add_parser(
@@ -89,6 +65,18 @@ def _add_run(commands: Any) -> None:
     )
     run.add_argument("words", nargs=argparse.REMAINDER, help="[-m] train.py [args]")
     run.set_defaults(run=_run)
+    about = "answer a program that speaks MCP, over stdin and stdout: jobs, why and where"
+    mcp = commands.add_parser("mcp", help=about, description=about, allow_abbrev=False)
+    mcp.set_defaults(run=_mcp)
+
+
+def _mcp(_args: argparse.Namespace) -> NoReturn:
+    """Execute the server as a program of its own: only it needs the package, an extra."""
+    if find_spec("mcp") is None:
+        raise UsageMistake(
+            'The package mcp is not installed. Type: pip install "ddp-notebook[mcp]"'
+        )
+    os.execv(sys.executable, [sys.executable, "-m", "ddp_notebook.jobs.mcp"])  # noqa: S606
 
 
 def _save(args: argparse.Namespace) -> int:
@@ -127,7 +115,7 @@ def _why(args: argparse.Namespace) -> int:
 
 
 def _chosen(args: argparse.Namespace, target: Target) -> str:
-    """Which job was looked at, where none is named."""
+    """Say which job was looked at, where none is named."""
     if args.target or args.slurm:
         return ""
     return (

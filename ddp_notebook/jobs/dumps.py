@@ -35,8 +35,6 @@ from ddp_notebook.rank.prepared import processes
 MOST_BYTES = 64 << 20
 _MOST_VALUES = 4_000_000
 """Opcodes of one pickle; a dump of 2000 collectives with stacks has about 200,000."""
-_MOST_ENTRIES = 50_000
-_LONGEST = 1000
 
 
 class NotPlain(ValueError):
@@ -91,6 +89,9 @@ class _Unpickler(pickle.Unpickler):
 def unpickled(data: bytes) -> Any:
     """Return the value in a pickle of dicts, lists, tuples, texts and numbers. Raises NotPlain."""
     try:
+        # First the opcodes alone, which builds nothing: one that is not in the list of those that
+        # we know is refused before Python's reader sees it, so that `find_class` is a second lock
+        # on a door that is shut. Then Python's reader, which is not ours to keep right.
         _check(data)
         return _Unpickler(io.BytesIO(data)).load()
     except NotPlain:
@@ -187,8 +188,11 @@ _PEERS = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
 def read(wire: Mapping[str, Any], rank: int, sources: Sources) -> Dump:
     """Return what `parse` gave, as collectives. Entries of another form are left out."""
     groups = _groups(wire.get("pg_config"))
-    entries = [e for e in wire.get("entries", [])[-_MOST_ENTRIES:] if isinstance(e, dict)]
+    # torch's own buffer has 2000 by default, and users set it to 20,000 or so: the last ones tell.
+    entries = [e for e in wire.get("entries", [])[-50_000:] if isinstance(e, dict)]
     entries.sort(key=lambda entry: _int(entry.get("record_id")))
+    # In a training loop most entries have one of a few stacks. A pickle shares the list, and so it
+    # need not be read again; JSON does not share, and has no stacks either.
     shared = _Shared(sources)
     records = [r for e in entries if (r := _record(e, rank, groups, shared)) is not None]
     world_size = len(groups.get(DEFAULT_GROUP, ()))
@@ -240,7 +244,7 @@ def _int(value: object) -> int:
 
 
 def _text(value: object) -> str:
-    return str(codec.readable(value[:_LONGEST])) if isinstance(value, str) else ""
+    return str(codec.readable(value[:1000])) if isinstance(value, str) else ""
 
 
 def _groups(config: object) -> dict[str, tuple[int, ...]]:
@@ -249,10 +253,13 @@ def _groups(config: object) -> dict[str, tuple[int, ...]]:
     torch writes them as text, ``"[0, 1, 2]"``.
     """
     groups: dict[str, tuple[int, ...]] = {}
-    known: dict[int, tuple[int, ...]] = {}  # groups may share one long list
+    # By identity: a million groups that share one long text must not parse it a million times. The
+    # values live as long as `config` does, so no number is given to another one meanwhile.
+    known: dict[int, tuple[int, ...]] = {}
     for name, about in list(config.items())[:10_000] if isinstance(config, dict) else ():
         ranks = about.get("ranks") if isinstance(about, dict) else None
         if id(ranks) not in known:
+            # Never str() of it: of nested lists that share their parts that is gigabytes.
             if isinstance(ranks, str):
                 numbers = [int(number) for number in re.findall(r"\d{1,7}", ranks[:1_000_000])]
             else:

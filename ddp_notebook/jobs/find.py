@@ -27,8 +27,8 @@ from ddp_notebook.views.table import Cell, Column, Row, Table
 # -- named -------------------------------------------------------------------------------
 
 
-def others(among: Sequence[Job]) -> list[dict[int, outside.Seen]]:
-    """The jobs that run and are none of these: they were not prepared."""
+def others(among: Sequence[Job]) -> list[dict[int, Seen]]:
+    """Return the running jobs that are none of these: they were not prepared."""
     found = outside.jobs(records.pids(among))
     return [
         ranks for ranks in found if not any(records.known(r.pid, among) for r in ranks.values())
@@ -36,7 +36,7 @@ def others(among: Sequence[Job]) -> list[dict[int, outside.Seen]]:
 
 
 def job_of(pid: int) -> Job:
-    """The job of which a process is a rank, or the launcher. Raises UsageMistake."""
+    """Return the job of which a process is a rank or the launcher. Raises UsageMistake."""
     everything = records.jobs()
     job = records.known(pid, everything)
     if job is None:
@@ -47,7 +47,7 @@ def job_of(pid: int) -> Job:
 
 
 def newest() -> Job:
-    """The job that runs, else the newest that ran. Raises UsageMistake where there is none."""
+    """Return the job that runs, else the newest that ran. Raises UsageMistake without any."""
     everything = records.jobs()
     alive = [job for job in everything if job.alive]
     if len(alive) > 1:
@@ -66,7 +66,7 @@ HOW_TO_PREPARE = (
 
 
 def looked_in() -> str:
-    """Where prepared jobs are looked for: one that was told another folder is not seen."""
+    """Say where prepared jobs are looked for: one that was told another folder is not seen."""
     folder = job_folder.root()
     named = f", of {job_folder.FOLDER_VARIABLE}" if job_folder.FOLDER_VARIABLE in os.environ else ""
     if os.path.lexists(folder) and not is_private(folder):
@@ -75,17 +75,14 @@ def looked_in() -> str:
     return f"looked for in {plain(str(folder))}{named}"
 
 
-def _gone(pid: int, everything: Sequence[Job]) -> str:
-    known = ", ".join(str(job.first.pid) for job in everything if job.alive)
-    parent = job_folder.waited_for_by(pid)
-    ended = f"Process {pid} has ended, and process {parent} has not asked yet how."
-    gone = ended if parent else f"There is no process {pid} here."
-    return gone + (f" Prepared jobs: {known}." if known else "")
-
-
 def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
+    """Say what a process is that is no rank of a prepared job, and what to type."""
     if not job_folder.began(pid):
-        return _gone(pid, everything)
+        parent = job_folder.waited_for_by(pid)
+        ended = f"Process {pid} has ended, and process {parent} has not asked yet how."
+        gone = ended if parent else f"There is no process {pid} here."
+        known = ", ".join(str(job.first.pid) for job in everything if job.alive)
+        return gone + (f" Prepared jobs: {known}." if known else "")
     if processes.other_user(pid) is not None:
         return f"Process {pid} is another user's: only that user can ask it."
     if told := _of_a_launcher(pid):
@@ -103,7 +100,7 @@ def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
 
 
 def _of_a_launcher(pid: int) -> str:
-    """What a process that starts ranks waits for, or has started; empty of another one."""
+    """Say what a launcher of ranks waits for, or has started; empty of another process."""
     if outside.is_torchrun(pid) and processes.children(pid) == ():
         return (
             f"Process {pid} is torchrun, and has started no rank yet: it has just begun, or waits "
@@ -157,7 +154,7 @@ class Listed:
 
 
 def listed() -> list[Listed]:
-    """This user's jobs on this host: those that were prepared, the newest first, and others.
+    """Return this user's jobs on this host: those that were prepared, newest first, and others.
 
     Running, prepared jobs are asked for their state.
     """
@@ -184,9 +181,13 @@ def _unprepared(ranks: Mapping[int, Seen]) -> Listed:
 
 
 def _state(job: Job) -> tuple[bool | None, str]:
-    """Whether it is stuck, and a text for its state."""
+    """Return whether it is stuck, and a text for its state."""
+    if not job.alive and job.in_another_container:
+        return None, "runs in another container: ask there"
     if not job.alive:
-        return _state_of_ended(job)
+        return False, "has ended"
+    # Each running job is asked, twice where something is wrong: a list of five that hang takes
+    # seconds. But a list that does not say which one hangs would be asked for, and then each job.
     diagnosis = prepared.why(job).diagnosis
     wrong = [finding for finding in diagnosis.findings if not finding.passing]
     for finding in wrong:
@@ -200,14 +201,8 @@ def _state(job: Job) -> tuple[bool | None, str]:
     return False, f"runs; the others wait for {name_ranks(late)}" if late else "runs"
 
 
-def _state_of_ended(job: Job) -> tuple[bool | None, str]:
-    if job.in_another_container:
-        return None, "runs in another container: ask there"
-    return False, "has ended"
-
-
 def text(jobs: Sequence[Listed]) -> str:
-    """The table; without prepared jobs, how to have one."""
+    """Return the table; without prepared jobs, how to have one."""
     parts = []
     if jobs:
         now_s = time.time()
@@ -238,7 +233,7 @@ def _age(age_s: float) -> str:
 
 
 def to_json(jobs: Sequence[Listed]) -> dict[str, Any]:
-    """As a JSON object, of the form in ``schema_jobs.json``."""
+    """Return a JSON object of the form in ``schema_jobs.json``."""
     return {
         "format": "ddp_notebook jobs",
         "version": VERSION,

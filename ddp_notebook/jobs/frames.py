@@ -20,7 +20,6 @@ _LIBRARIES = (
     "/torch/",
     f"{Path(__file__).parents[1]}/",
 )
-_MOST_FILES = 200
 _API_OF_DDP = {
     "__init__": ("DistributedDataParallel.__init__", Part.CONSTRUCTOR),
     "_pre_forward": ("forward", Part.FORWARD),
@@ -44,7 +43,7 @@ class Frame:
 
 
 def function_called(frames: Sequence[Frame]) -> tuple[str, Part | None]:
-    """The function of torch that the user's code called, and the part of DDP that did.
+    """Return the function of torch that the user's code called, and the part of DDP that did.
 
     `frames` has the innermost first. Empty and None where torch's frames do not tell.
     """
@@ -92,23 +91,22 @@ class Sources:
         A dump of a few kilobytes may name one stack of hundreds of frames in each of 50,000
         entries: what is built must not be larger than what was read.
         """
-        if frame not in self._places:
-            self._places[frame] = self._new_place(frame)
-        return self._places[frame]
-
-    def _new_place(self, frame: Frame) -> Place:
-        name = self._names.get(frame.file) or self._read(frame.file)
-        lines = self._lines.get(name, [])
-        text = lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
-        function = "" if frame.function in ("<module>", "??") else frame.function
-        return Place(name, frame.line, function, text)
+        place = self._places.get(frame)
+        if place is None:
+            name = self._names.get(frame.file) or self._read(frame.file)
+            lines = self._lines.get(name, [])
+            text = lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
+            function = "" if frame.function in ("<module>", "??") else frame.function
+            place = self._places[frame] = Place(name, frame.line, function, text)
+        return place
 
     def _read(self, file: str) -> str:
         path = Path(file)
         taken = set(self._names.values())
         name = path.name if path.name not in taken else file
         self._names[file] = name
-        code = path.suffix == ".py" and len(self._names) <= _MOST_FILES
+        # A dump may name as many files as it likes, and each is opened.
+        code = path.suffix == ".py" and len(self._names) <= 200
         text = files.source(path, self.before_s) if code else ""
         if text:
             self.texts[name], self._lines[name] = text, text.splitlines()

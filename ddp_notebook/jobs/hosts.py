@@ -60,7 +60,6 @@ THERE_VARIABLE = "DDP_NOTEBOOK_THERE"
 """Where `ddp-notebook` is on the other hosts."""
 _WITHIN_S = 60.0
 _CONNECTS_WITHIN_S = 10
-_NOT_FOUND, _SSHS_OWN, _OUR_USAGE = 127, 255, 3
 _HOST = re.compile(r"[A-Za-z0-9_]([\w.@-]*[\w.])?", re.ASCII)
 _RUN_THERE = 'if [ -x "$0" ]; then exec "$0" "$@"; fi; exec ddp-notebook "$@"'
 """What a shell there does: it prefers the same file as here, as where hosts share a file system."""
@@ -103,19 +102,20 @@ class Host:
         if code is None:
             said = f" Its last words: {last}" if last else ""
             return f"{name} gave no answer within {_WITHIN_S:.0f} s.{said} {try_it}"
-        if code == _SSHS_OWN and self.joins:
+        # 255 is ssh's own; of srun, it is what the command there has ended with.
+        if code == 255 and self.joins:
             said = last or "nothing"
             return (
                 f"{name} cannot be reached, and no password is asked for here. "
                 f"{self.reached[0]} says: {said.rstrip('.')}. {try_it}"
             )
-        if code == _NOT_FOUND:
+        if code == 127:  # the shell's, of a command that it does not find
             return (
                 f"On {name} there is no ddp-notebook: it is not {there}, and not found on the PATH "
                 f"of a command there. Install the package there, or say where it is: "
                 f"{THERE_VARIABLE}=/path/to/ddp-notebook"
             )
-        if code == _OUR_USAGE and last.startswith(f"{_NAME}: "):
+        if code == 3 and last.startswith(f"{_NAME}: "):
             return f"On {name}: {last.removeprefix(f'{_NAME}: ')}"
         what = f"ddp-notebook {' '.join(words)}"
         return f"On {name} `{what}` failed with exit code {code}. Its last words: {last}"
@@ -133,6 +133,9 @@ def by_ssh(name: str) -> Host:
         program = tuple(shlex.split(given)) or ("ssh",)
     except ValueError as error:
         raise UsageMistake(f"{SSH_VARIABLE}={plain(given)} is no command: {error}.") from None
+    # No terminal, no agent and no X11 are passed on (-T -a -x): what runs there needs none, and a
+    # host on which somebody else is root should get none. BatchMode: a question for a password that
+    # nobody sees would wait until the time limit.
     options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECTS_WITHIN_S}")
     reached = (*program, *options, "-T", "-a", "-x", "--", name)
     return Host(name, reached, shlex.join((*program, name, "true")), joins=True)
@@ -287,6 +290,8 @@ def joined(runs: Runs) -> Case:
 
 def diagnosed(runs: Runs) -> Diagnosis:
     """Return what is wrong with the job, as far as one look tells; on one host, what it found."""
+    # A host that sees all of a job has looked at it twice, with what it alone can read. Of several,
+    # the records of collectives are put side by side here, and judged as those of one host are.
     if len(runs) == 1:
         (run,) = runs.values()
         return run.diagnosis or prepared.by_rules(joined(runs))

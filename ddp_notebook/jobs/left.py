@@ -58,8 +58,8 @@ from ddp_notebook.views.ansi import plain, visible
 
 MOST_IN_FOLDERS = 50_000
 """A folder with more in it is no job's: `/`, or a home folder."""
-_MOST_FILES = 4096
 _MOST_RANKS = 4096
+"""So many are judged, and so many files are read: one of each rank's."""
 _LOG_TAIL_BYTES = 2 << 20
 """How much of a log is read, from its end, where the errors are."""
 _MOST_BYTES = 512 << 20
@@ -92,7 +92,7 @@ def found_in(paths: Sequence[Path]) -> Found:
     left_bytes = _MOST_BYTES
     files = _last_attempts(dict(_files(paths, found)))
     for number, file in enumerate(files):
-        if number >= _MOST_FILES or left_bytes <= 0:
+        if number >= _MOST_RANKS or left_bytes <= 0:
             found.notes.append(f"not read: {len(files) - number:,} more files than are read")
             break
         left_bytes -= _take(file, found)
@@ -130,6 +130,9 @@ def _files(paths: Sequence[Path], found: Found) -> Iterator[tuple[Path, float]]:
 
 def _last_attempts(files: Mapping[Path, float]) -> list[Path]:
     """Return the files without logs of torchrun's earlier attempts, and of runs before the last."""
+    # torchrun writes LOG_DIR/RUN_ID_random/attempt_N/LOCAL_RANK/stderr.log. A launcher that is told
+    # to restart ranks leaves all attempts, and users leave all runs, in one folder: an error of an
+    # attempt before the last one has been survived, and to blame its rank would be wrong.
     runs: dict[Path, float] = {}
     for file, written_s in files.items():
         if _TORCHRUN.search(file.as_posix()):
@@ -416,12 +419,15 @@ def _report(
 def judged(gathered: Gathered) -> Diagnosis:
     """Return the diagnosis of what is in files."""
     case = gathered.case
-    # Without lines of code the rules cannot tell an order from a condition.
+    # Without lines of code the rules cannot tell an order from a condition: that rank 0 is in a
+    # barrier while rank 1 is in an all_reduce may be `if rank == 0:`, or two threads, or a rank
+    # that is one iteration behind. JSON dumps have no lines. Then only what logs say is judged.
     by_rules = case if gathered.stacks else replace(case, collectives=Collectives())
     diagnosis = diagnose_run(by_rules)
     findings = [f for f in diagnosis.findings if not _is_victim(f, case)]
     if all(finding.passing for finding in findings):
         findings += [*_ended_in_set_up(case), *own_errors(case), *_conditional(by_rules)]
+    # From what proves most to what proves least; each is asked where those before it are silent.
     findings = findings or _apart(gathered) or _died(case) or _left(case) or _undecided(gathered)
     what = {report.rank: _doing(report) for report in case.ranks}
     diagnosis = replace(diagnosis, findings=tuple(findings), doing=what)

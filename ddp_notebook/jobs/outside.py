@@ -115,7 +115,9 @@ def _only_ranks(seen: Sequence[Seen], prepared: frozenset[int]) -> Iterator[Seen
     rank was told the same, and torchrun that a scheduler has started is no rank either.
     """
     of = {process.pid: process for process in seen}
-    around = _around(seen, of)
+    shells = {pid for process in seen if process.torch for pid in processes.around(process.pid)}
+    above_ranks = (of.get(process.parent) for process in seen if not process.scheduled)
+    around = shells | {above.pid for above in above_ranks if above and above.scheduled}
     for process in sorted(seen, key=lambda each: each.began_s):
         above = None if process.parent in around else of.get(process.parent)
         inherits = above is not None and above.rank == process.rank
@@ -126,13 +128,6 @@ def _only_ranks(seen: Sequence[Seen], prepared: frozenset[int]) -> Iterator[Seen
         ):
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 yield replace(process, parent=processes.launcher(process.pid))
-
-
-def _around(seen: Sequence[Seen], of: Mapping[int, Seen]) -> frozenset[int]:
-    """Return the processes above ranks that are none themselves."""
-    shells = {pid for process in seen if process.torch for pid in processes.around(process.pid)}
-    told = (of.get(process.parent) for process in seen if not process.scheduled)
-    return frozenset(shells | {above.pid for above in told if above and above.scheduled})
 
 
 def how_to_see(pid: int) -> str:
@@ -210,8 +205,15 @@ def untold(pid: int) -> tuple[int, ...]:
 def _told() -> Iterator[Seen]:
     try:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-    except OSError:
+        booted_s = next(
+            int(line.split()[1])
+            for line in Path("/proc/stat").read_text().splitlines()
+            if line.startswith("btime")
+        )
+    except (OSError, StopIteration):
         return  # not Linux
+    # What a process is told when it starts stays in /proc, whatever it sets later: so RANK there is
+    # what a launcher said. Of mp.spawn it says nothing, for that is told by arguments (`untold`).
     for pid in pids[:10_000]:
         try:
             values = processes.environment(pid)
@@ -224,7 +226,7 @@ def _told() -> Iterator[Seen]:
                     rank.rank,
                     rank.world_size,
                     _script(pid),
-                    _began_s(pid),
+                    booted_s + job_folder.began(pid) / os.sysconf("SC_CLK_TCK"),
                     {name: values[name] for name in _TOLD if name in values},
                     has_torch(pid),
                     rank.by_scheduler,
@@ -244,11 +246,6 @@ def _script(pid: int) -> str:
     named = (word for word in words if word.endswith(".py"))
     module = words[words.index("-m") + 1 : words.index("-m") + 2] if "-m" in words else []
     return next(named, next(iter(module), ""))
-
-
-def _began_s(pid: int) -> float:
-    boot = next(line for line in Path("/proc/stat").read_text().splitlines() if "btime" in line)
-    return int(boot.split()[1]) + job_folder.began(pid) / os.sysconf("SC_CLK_TCK")
 
 
 # -- what the system knows of a process ------------------------------------------------------
@@ -276,7 +273,10 @@ def used(pid: int) -> Used | None:
     """Return what the system knows of a process; None if it is gone, or another user's."""
     try:
         words = stat_fields(Path(f"/proc/{pid}/stat"))
-        queues = _queues(pid)
+        own = set(_sockets(pid))
+        queues = {
+            row.inode: row.queued for row in _tcp(pid) if row.inode in own and row.state != _LISTEN
+        }
         cuda = "libcuda.so" in Path(f"/proc/{pid}/maps").read_text(errors="replace")
     except (OSError, IndexError):
         return None
@@ -322,11 +322,6 @@ def connected_hosts(pid: int, port: int) -> frozenset[str]:
     own = {_address(at) for at in {at.rpartition(":")[0] + ":" for at, _ in rows}}
     met = {_address(other) for at, other in rows if port in (_port(at), _port(other))}
     return frozenset(str(address) for address in met - own if not address.is_loopback)
-
-
-def _queues(pid: int) -> dict[str, tuple[int, int]]:
-    own = set(_sockets(pid))
-    return {row.inode: row.queued for row in _tcp(pid) if row.inode in own and row.state != _LISTEN}
 
 
 def _sockets(pid: int) -> Iterable[str]:
@@ -379,8 +374,6 @@ def _address(end: str) -> IPv4Address | IPv6Address:
 
 BETWEEN_S = 1.5
 """Between the two observations."""
-_IDLE_SHARE = 0.02
-"""A process that uses a smaller share of a core than this only polls its clock."""
 _CLOCK_S = 1.0
 """The system tells to the second when it was booted, and processes began in relation to that."""
 _WATCHES = "_invoke_run"
@@ -396,11 +389,6 @@ class Look:
     used: Mapping[int, Used | None]
     launcher: tuple[Thread, ...] = ()
     why_not: tuple[str, ...] = ()
-
-    @property
-    def on_gpu(self) -> Ranks:
-        """The ranks that use CUDA."""
-        return tuple(rank for rank, used in self.used.items() if used is not None and used.cuda)
 
 
 @dataclass(frozen=True)
@@ -461,10 +449,6 @@ class Outside:
             )
         if moves or unknown:
             return replace(diagnosis, findings=(), unsure=why)
-        return self._unproven(diagnosis, why)
-
-    def _unproven(self, diagnosis: Diagnosis, why: str) -> Diagnosis:
-        """Add to a diagnosis without findings `why` it does not prove that all is well."""
         if not all(finding.passing for finding in diagnosis.findings):
             return diagnosis
         findings = tuple(self._with_rest(finding) for finding in diagnosis.findings)
@@ -478,7 +462,9 @@ class Outside:
         fact = f"{name_ranks(still)} used no CPU time and stayed at one line for {BETWEEN_S} s"
         lines = [self.case.ranks[rank].path[-1] for rank in still if self.case.ranks[rank].path]
         sleeps = any("sleep(" in place.text for place in lines)
-        if sleeps or still != finding.ranks or self._may_work(finding):
+        in_set_up = any(in_setup(self.case.ranks[rank]) for rank in finding.waiting)
+        on_gpu = not set(self.on_gpu).isdisjoint(finding.ranks)  # which may work meanwhile
+        if sleeps or in_set_up or on_gpu or still != finding.ranks:
             return replace(finding, evidence=(*finding.evidence, f"{fact}: {AT_REST}"))
         at = " and ".join(f"{place}: {place.text}" for place in dict.fromkeys(lines))
         return Finding(
@@ -491,11 +477,6 @@ class Outside:
             finding.waiting,
             (*finding.evidence, fact),
         )
-
-    def _may_work(self, finding: Finding) -> bool:
-        """True if ranks that others wait for may work all the same: in set-up, on a GPU."""
-        begins = any(in_setup(self.case.ranks[rank]) for rank in finding.waiting)
-        return begins or not set(self.on_gpu).isdisjoint(finding.ranks)
 
     def _basis(self) -> str:
         if not self.threads:
@@ -547,11 +528,16 @@ def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
     sources = Sources(min(process.began_s for process in ranks.values()) + _CLOCK_S)
     still = tuple(rank for rank in ranks if _is_still(rank, first, second))
     size = max(*ranks, *(process.world_size - 1 for process in ranks.values())) + 1
-    ended_well = _watches(first, second) and told.get("GROUP_WORLD_SIZE") == "1"
+    absent = RankReport(0, doing="no process of it is on this host")
+    if _watches(first, second) and told.get("GROUP_WORLD_SIZE") == "1":
+        # torchrun would have ended the others, if it had failed
+        absent = RankReport(
+            0, Activity.IDLE, exit_code=0, doing="its process ended without an error"
+        )
     found = [
         _seen(rank, ranks[rank], second, sources, rank in still)
         if rank in ranks
-        else Reported(_absent(rank, ended_well))
+        else Reported(replace(absent, rank=rank))
         for rank in range(min(size, 4096))
     ]
     records = {
@@ -565,7 +551,8 @@ def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
         sources=sources.texts,
     )
     why_not = tuple(dict.fromkeys((*first.why_not, *second.why_not)))
-    return Outside(case, still, second.threads, why_not, on_gpu=second.on_gpu)
+    on_gpu = tuple(rank for rank, used in second.used.items() if used is not None and used.cuda)
+    return Outside(case, still, second.threads, why_not, on_gpu=on_gpu)
 
 
 def _seen(rank: int, process: Seen, now: Look, sources: Sources, still: bool) -> Reported:
@@ -584,8 +571,13 @@ def _is_still(rank: int, first: Look, second: Look) -> bool:
     before, after = first.used.get(rank), second.used.get(rank)
     if before is None or after is None or {before.state, after.state} != {"S"}:
         return False
-    if after.ticks - before.ticks > max(1.0, BETWEEN_S * _IDLE_SHARE * os.sysconf("SC_CLK_TCK")):
+    # A rank that waits is not without any CPU time: gloo's threads and torch's watchdogs look at
+    # the clock now and then. 2 % of a core is more than these use and less than any loop; a tick
+    # (10 ms) more, for time is told in ticks, and one may begin just between the looks.
+    if after.ticks - before.ticks > max(1.0, BETWEEN_S * 0.02 * os.sysconf("SC_CLK_TCK")):
         return False
+    # Bytes that have come, or that are to be sent, and still lie there: somebody has not yet taken
+    # them. If they changed, data moves, though no line of Python does: as in a large all_reduce.
     mains = [_main(each.threads.get(rank, ())) for each in (first, second)]
     return before.queues == after.queues and mains[0] is not None and mains[0] == mains[1]
 
@@ -601,14 +593,6 @@ def _watches(first: Look, second: Look) -> bool:
         if _WATCHES not in names or names & _ENDS_RANKS:
             return False
     return True
-
-
-def _absent(rank: int, ended_well: bool) -> RankReport:
-    if ended_well:  # torchrun would have ended the others, if it had failed
-        return RankReport(
-            rank, Activity.IDLE, exit_code=0, doing="its process ended without an error"
-        )
-    return RankReport(rank, doing="no process of it is on this host")
 
 
 def _with_port(report: RankReport, process: Seen) -> RankReport:

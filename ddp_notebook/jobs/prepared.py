@@ -56,6 +56,8 @@ def judged(job: Job) -> tuple[Case, Verdict]:
     alive = job.alive
     before = case = case_of(job)
     diagnosis = _diagnosed(job, case)
+    # Ranks are asked one after the other while they run on: rank 0 may be said to wait for rank 1
+    # that has come meanwhile. What is a hang is so again a moment later, with the same ranks.
     if job.alive and diagnosis.findings:
         time.sleep(_AGAIN_S)
         case = case_of(job)
@@ -76,7 +78,8 @@ def in_both(first: Diagnosis, second: Diagnosis) -> Diagnosis:
 def _with_rest(diagnosis: Diagnosis, before: Case, now: Case) -> Diagnosis:
     """Add which of the ranks that others wait for did nothing at all between two looks."""
     pairs = zip(before.ranks, now.ranks, strict=True)
-    still = {b.rank for a, b in pairs if b.main_cpu_s and b.main_cpu_s - a.main_cpu_s < _A_TICK_S}
+    # The system counts CPU time in ticks of 10 ms: less than one is none.
+    still = {b.rank for a, b in pairs if b.main_cpu_s and b.main_cpu_s - a.main_cpu_s < 0.01}
     findings = []
     for finding in diagnosis.findings:
         ranks = tuple(rank for rank in finding.ranks if rank in still)
@@ -87,8 +90,6 @@ def _with_rest(diagnosis: Diagnosis, before: Case, now: Case) -> Diagnosis:
     return replace(diagnosis, findings=tuple(findings))
 
 
-_A_TICK_S = 0.01
-"""The system counts CPU time in ticks."""
 _CHANGES = "Two looks at it, shortly one after the other, found different things: ask again."
 
 
@@ -168,6 +169,8 @@ def _report(
             why_not = f" as user {user}, and answers no other user"
         if (state := _state(pid)) == _STOPPED:
             return _stopped(rank, pid)
+        # It has a thread of its own that answers, and that needs the GIL like any other: one that
+        # runs and does not answer may have a main thread in C++ that does not give it back.
         gil_s = ASK_TIMEOUT_S if answer is None and waits_for_gil(pid) else 0.0
         doing = f"process {pid} runs{why_not}"
         return RankReport(rank, doing=doing, process=state, pid=pid, gil_s=gil_s)
@@ -187,6 +190,10 @@ def _ended_by_others(reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
     A launcher ends the rest when one has failed. Only where a connection was lost before, and no
     rank has left it by ending normally, the process may have been the first to end.
     """
+    # Who was first is what matters, and no clock of any rank says it. torchrun sends SIGTERM to the
+    # rest, which says nothing of them. SIGKILL leaves no trace, and neither does os._exit(): such a
+    # process may be the cause (out of memory), or may have been ended last, by a scheduler. What
+    # decides is whether others lost their connection to it before anything ended them.
     lost = any(map(_lost_connection, reports))
     may_be_first = lost and not any(report.activity is Activity.IDLE for report in reports)
     by_itself = (*CRASHES, *((None, _ABORTED) if may_be_first else ()))
@@ -309,6 +316,8 @@ def by_rules(case: Case, all_seen: bool = True) -> Diagnosis:
     diagnosis = diagnose_run(case)
     if diagnosis.wrong:
         return diagnosis
+    # Of a rank that left the loop early nothing is wrong by itself; the others then fail with a
+    # lost connection, at once, and their errors would hide that they had waited for it.
     before = diagnose_run(_before_ends(case))
     if before.wrong:
         return replace(before, doing=diagnosis.doing)
@@ -330,9 +339,9 @@ def _before_ends(case: Case) -> Case:
     of = dict(case.collectives.of)
     ranks = []
     for report in case.ranks:
-        records = of.get(report.rank, ())
-        if _lost_connection(report) and _raised_in_last(report, records):
-            of[report.rank] = (*records[:-1], replace(records[-1], phase=Phase.ISSUED))
+        issued = of.get(report.rank, ())
+        if _lost_connection(report) and _raised_in_last(report, issued):
+            of[report.rank] = (*issued[:-1], replace(issued[-1], phase=Phase.ISSUED))
             report = replace(
                 report,
                 activity=Activity.WAITING,
@@ -345,9 +354,9 @@ def _before_ends(case: Case) -> Case:
     return replace(case, ranks=tuple(ranks), collectives=replace(case.collectives, of=of))
 
 
-def _raised_in_last(report: RankReport, records: Sequence[Collective]) -> bool:
+def _raised_in_last(report: RankReport, issued: Sequence[Collective]) -> bool:
     """True where the line of the last collective raised the error; gloo's is done even then."""
-    last, line = (records[-1].place if records else None), report.error_at[-1:]
+    last, line = (issued[-1].place if issued else None), report.error_at[-1:]
     return last is not None and (last.file, last.line) in [(at.file, at.line) for at in line]
 
 

@@ -35,7 +35,6 @@ from ddp_notebook.model import (
 from ddp_notebook.rank.inspect.frames import GROUP_FUNCTIONS, STORE_FUNCTIONS, WAITING_IN
 from ddp_notebook.rank.prepared import processes
 
-_TIMEOUT_S = 20.0
 _PTRACE = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
@@ -86,14 +85,17 @@ def _read_once(
     program: str, pids: Iterable[int]
 ) -> tuple[dict[int, tuple[Thread, ...]], dict[int, str]]:
     """Return the stacks that could be read; of the other processes, why not."""
-    # Without --nonblocking py-spy would pause the process while it reads.
+    # Without --nonblocking py-spy would stop the process while it reads, and a job of others is not
+    # to be paused. So one that computes may be read while its frames change. Then py-spy gives up,
+    # and is asked once more; what it reads all the same may be wrong, so nothing is said of a rank
+    # whose stack is not the same in two looks.
     words = [program, "dump", "--nonblocking", "--locals", "--json", "--pid"]
     pipe, none = subprocess.PIPE, subprocess.DEVNULL
     started = {
         pid: subprocess.Popen([*words, str(pid)], stdin=none, stdout=pipe, stderr=pipe)
         for pid in pids
     }
-    until_s = time.monotonic() + _TIMEOUT_S
+    until_s = time.monotonic() + 20.0  # of all: they run at the same time
     found: dict[int, tuple[Thread, ...]] = {}
     why_not: dict[int, str] = {}
     for pid, process in started.items():

@@ -40,7 +40,7 @@ from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.component import Run
 from ddp_notebook.rank.core import RankCore
 from ddp_notebook.rank.events import EventSender
-from ddp_notebook.rank.prepared.children import Children
+from ddp_notebook.rank.prepared.attached import Children
 from ddp_notebook.rank.rank_process import RankProcess, questions_of, started_in, streams_of
 from ddp_notebook.rank.training.against.recorder import TrailRecorder
 
