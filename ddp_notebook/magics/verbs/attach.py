@@ -45,17 +45,17 @@ ATTACH = Verb(
     "shows from outside, and torch's flight recorder where the ranks give it away: by torch's "
     "worker server at TORCH_WORKER_SERVER_SOCKET, or by dumps that NCCL's watchdog has written "
     "(never run). %ddp_why, %ddp_where and %ddp_board then mean that job, until %ddp_detach. "
-    "Nothing changes what it does: it is not paused, gets no signal, and goes on when the notebook ends. A rank "
-    "sees of DDP_NOTEBOOK=1: two threads and five file descriptors more, DDP_NOTEBOOK_RANK_PID in "
-    "its environment, functions of ours as sys.excepthook, threading.excepthook and sys.exit, "
-    "which call Python's, two hooks of optimizers, and stacks in a file of ours when it crashes or "
-    "gets SIGTERM. Without an argument: which jobs there are. No ranks of this session are needed. "
-    "A job on another host is looked at through your own ssh, which must not ask for a password, "
-    "and needs the package there: HOST:PID, or several for the hosts of one job; HOST: lists the "
-    "jobs there. One of Slurm's through srun --overlap, on all its hosts. Each question runs "
-    "ddp-notebook there, which ends with its answer. It is found where it is on this host, or on "
-    "the PATH there; else DDP_NOTEBOOK_THERE says where. DDP_NOTEBOOK_SSH='ssh -J login' says what "
-    "to run in place of ssh.",
+    "Nothing changes what it does: it is not paused, gets no signal, and goes on when the notebook "
+    "ends. A rank sees of DDP_NOTEBOOK=1: two threads and five file descriptors more, "
+    "DDP_NOTEBOOK_RANK_PID in its environment, functions of ours as sys.excepthook, "
+    "threading.excepthook and sys.exit, which call Python's, two hooks of optimizers, and stacks "
+    "in a file of ours when it crashes or gets SIGTERM. Without an argument: which jobs there are. "
+    "No ranks of this session are needed. A job on another host is looked at through your own ssh, "
+    "which must not ask for a password, and needs the package there: HOST:PID, or several for the "
+    "hosts of one job; HOST: lists the jobs there. One of Slurm's through srun --overlap, on all "
+    "its hosts. Each question runs ddp-notebook there, which ends with its answer. It is found "
+    "where it is on this host, or on the PATH there; else DDP_NOTEBOOK_THERE says where. "
+    "DDP_NOTEBOOK_SSH='ssh -J login' says what to run in place of ssh.",
     examples=(
         ("%ddp_attach", "your jobs on this host: which run, which are stuck"),
         ("%ddp_attach 12345", "one of them, by the pid of a rank or of torchrun"),
