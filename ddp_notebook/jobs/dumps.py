@@ -4,9 +4,9 @@ A dump is a pickle or JSON, of gloo (torch 2.5 and newer) or of NCCL. Both numbe
 in a group from 1. gloo's entries have no state of their own, and no sends and receives; JSON has no
 stacks.
 
-Dumps lie in folders where others write, and a pickle of 600 bytes can stand for gigabytes: its
-lists are shared by reference, and whoever writes them out has them all. So what is read is bounded,
-what is *built* is too, and nothing here turns a value of unknown type into text.
+Dumps lie in folders to which others may write. A pickle of 600 bytes can stand for gigabytes: its
+lists are shared by reference, and whoever turns them into text writes each of them out. So not only
+what is read is bounded but also what is built, and no value of unknown type is turned into text.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class _Unpickler(pickle.Unpickler):
 def unpickled(data: bytes) -> Any:
     """Return the value in a pickle of dicts, lists, tuples, texts and numbers. Raises NotPlain."""
     try:
-        # First the opcodes alone, which builds nothing: one that is not in the list of those that
-        # we know is refused before Python's reader sees it, so that `find_class` is a second lock
-        # on a door that is shut. Then Python's reader, which is not ours to keep right.
+        # The opcodes are checked first, which builds nothing: one that is not in our list is
+        # refused before Python's reader sees it, so `find_class` is only a second check. Then
+        # Python's own reader builds the value: a reader of ours would be one more to maintain.
         _check(data)
         return _Unpickler(io.BytesIO(data)).load()
     except NotPlain:
@@ -127,10 +127,11 @@ _TUPLES = {"TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 def _check(data: bytes) -> None:
     """Refuse what Python's reader would work on without end. Raises NotPlain, ValueError.
 
-    Two things, beside all opcodes that make other objects. That reader, in C, makes its memo as
-    large as the largest index that a pickle names. And it hashes what is a key in a dict: a tuple
-    of a tuple twice, of a tuple twice, ..., takes years. So an index is at most the number of
-    opcodes before it, and a tuple that has parts of its own cannot be used twice.
+    Beside all opcodes that make other objects these are two things. The reader, in C, makes its
+    memo as large as the largest index in the pickle. And it hashes each key of a dict: the hash of
+    a tuple that holds one tuple twice, which holds another one twice, and so on 40 times, takes
+    years. So an index is at most the number of opcodes before it, and a tuple that holds tuples,
+    lists or dicts cannot be used twice.
     """
     parts: list[str] = []  # what the opcodes since the last mark have put on the stack
     memo: dict[int, str] = {}

@@ -186,8 +186,8 @@ def _state(job: Job) -> tuple[bool | None, str]:
         return None, "runs in another container: ask there"
     if not job.alive:
         return False, "has ended"
-    # Each running job is asked, twice where something is wrong: a list of five that hang takes
-    # seconds. But a list that does not say which one hangs would be asked for, and then each job.
+    # Each running job is asked, twice where something is wrong, so a list of five jobs that hang
+    # takes seconds. It is worth that: which job hangs is what the list is looked at for.
     diagnosis = prepared.why(job).diagnosis
     wrong = [finding for finding in diagnosis.findings if not finding.passing]
     for finding in wrong:

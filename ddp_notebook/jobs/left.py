@@ -130,9 +130,9 @@ def _files(paths: Sequence[Path], found: Found) -> Iterator[tuple[Path, float]]:
 
 def _last_attempts(files: Mapping[Path, float]) -> list[Path]:
     """Return the files without logs of torchrun's earlier attempts, and of runs before the last."""
-    # torchrun writes LOG_DIR/RUN_ID_random/attempt_N/LOCAL_RANK/stderr.log. A launcher that is told
-    # to restart ranks leaves all attempts, and users leave all runs, in one folder: an error of an
-    # attempt before the last one has been survived, and to blame its rank would be wrong.
+    # torchrun writes LOG_DIR/RUN_ID_random/attempt_N/LOCAL_RANK/stderr.log. Runs of weeks lie in
+    # one folder, and so do all attempts of a launcher that was told to restart ranks. An error
+    # before the last attempt did not end the job, and to blame its rank would be wrong.
     runs: dict[Path, float] = {}
     for file, written_s in files.items():
         if _TORCHRUN.search(file.as_posix()):

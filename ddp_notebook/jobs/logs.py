@@ -244,9 +244,9 @@ def _all_raised(lines: list[str]) -> Iterator[Raised]:
     """Return the errors in lines that name no rank, without those of the launcher."""
     starts = [number for number, line in enumerate(lines) if line.strip() == _TRACEBACK]
     yield from _before_running(lines[: starts[0]] if starts else lines)
-    # Without marks the tracebacks of ranks may stand in any order, even in one another. What can be
-    # told is how many different errors there are: one, and all that failed had it; or more, and
-    # whose each one is stays unknown.
+    # Without marks the tracebacks of ranks stand in any order, even within one another. What can be
+    # told is how many different errors there are: if it is one, all ranks that failed had it; if
+    # there are more, it stays unknown which rank had which.
     for start, end in pairwise([*starts, len(lines)]):
         if any(line.startswith(_CHAINED) for line in lines[start:end]):
             continue  # the error after it is the uncaught one
@@ -341,8 +341,9 @@ def _read_agent(lines: list[str], logs: Logs) -> None:
     logs.closed.update(int(match[1]) for match in filter(None, map(_CLOSED.search, lines)))
     rank = None
     listed = [match.groups() for match in filter(None, map(_EXIT.search, lines))]
-    # The summary lists ranks that failed. torchrun is silent on those that ended well, but counts
-    # on each host from 0: in a log of the first host a local rank is the rank.
+    # torchrun's summary lists the ranks that failed, and not those that ended well. Local ranks
+    # begin with 0 on each host: where they equal the ranks, the log is of the first host, and all
+    # ranks before those listed ran there, too.
     if all(rank == local for rank, local in listed):
         logs.ranks.update(range(max((int(own) for own, _ in listed), default=0)))
     for line in lines:

@@ -571,13 +571,13 @@ def _is_still(rank: int, first: Look, second: Look) -> bool:
     before, after = first.used.get(rank), second.used.get(rank)
     if before is None or after is None or {before.state, after.state} != {"S"}:
         return False
-    # A rank that waits is not without any CPU time: gloo's threads and torch's watchdogs look at
-    # the clock now and then. 2 % of a core is more than these use and less than any loop; a tick
-    # (10 ms) more, for time is told in ticks, and one may begin just between the looks.
+    # A rank that waits uses some CPU time all the same: gloo's threads and torch's watchdogs poll.
+    # 2 % of a core is more than they use, and less than any loop of the user's. One tick (10 ms) is
+    # always allowed, for CPU time is counted in ticks.
     if after.ticks - before.ticks > max(1.0, BETWEEN_S * 0.02 * os.sysconf("SC_CLK_TCK")):
         return False
-    # Bytes that have come, or that are to be sent, and still lie there: somebody has not yet taken
-    # them. If they changed, data moves, though no line of Python does: as in a large all_reduce.
+    # The queues hold bytes that have arrived, or are to be sent. If they changed, data moves though
+    # no line of Python does, as in a large all_reduce.
     mains = [_main(each.threads.get(rank, ())) for each in (first, second)]
     return before.queues == after.queues and mains[0] is not None and mains[0] == mains[1]
 

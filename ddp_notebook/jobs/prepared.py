@@ -56,8 +56,9 @@ def judged(job: Job) -> tuple[Case, Verdict]:
     alive = job.alive
     before = case = case_of(job)
     diagnosis = _diagnosed(job, case)
-    # Ranks are asked one after the other while they run on: rank 0 may be said to wait for rank 1
-    # that has come meanwhile. What is a hang is so again a moment later, with the same ranks.
+    # Ranks run on while they are asked: rank 0 may report that it waits for rank 1, which has
+    # arrived by the time it is asked itself. A hang is still there a moment later, with the same
+    # ranks.
     if job.alive and diagnosis.findings:
         time.sleep(_AGAIN_S)
         case = case_of(job)
@@ -169,8 +170,8 @@ def _report(
             why_not = f" as user {user}, and answers no other user"
         if (state := _state(pid)) == _STOPPED:
             return _stopped(rank, pid)
-        # It has a thread of its own that answers, and that needs the GIL like any other: one that
-        # runs and does not answer may have a main thread in C++ that does not give it back.
+        # A thread of the rank answers, and it needs the GIL as any other: a rank that runs and does
+        # not answer may have a main thread that blocks in C++ without releasing the GIL.
         gil_s = ASK_TIMEOUT_S if answer is None and waits_for_gil(pid) else 0.0
         doing = f"process {pid} runs{why_not}"
         return RankReport(rank, doing=doing, process=state, pid=pid, gil_s=gil_s)
@@ -190,10 +191,10 @@ def _ended_by_others(reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
     A launcher ends the rest when one has failed. Only where a connection was lost before, and no
     rank has left it by ending normally, the process may have been the first to end.
     """
-    # Who was first is what matters, and no clock of any rank says it. torchrun sends SIGTERM to the
-    # rest, which says nothing of them. SIGKILL leaves no trace, and neither does os._exit(): such a
-    # process may be the cause (out of memory), or may have been ended last, by a scheduler. What
-    # decides is whether others lost their connection to it before anything ended them.
+    # Which process ended first is what matters, and nothing that they left says when it was. That
+    # torchrun sent SIGTERM to the rest says nothing of these. SIGKILL and os._exit() leave no
+    # trace: such a process may be the cause (out of memory), or a scheduler may have ended it last.
+    # What decides is whether others lost their connection to it before anything ended them.
     lost = any(map(_lost_connection, reports))
     may_be_first = lost and not any(report.activity is Activity.IDLE for report in reports)
     by_itself = (*CRASHES, *((None, _ABORTED) if may_be_first else ()))
@@ -316,8 +317,8 @@ def by_rules(case: Case, all_seen: bool = True) -> Diagnosis:
     diagnosis = diagnose_run(case)
     if diagnosis.wrong:
         return diagnosis
-    # Of a rank that left the loop early nothing is wrong by itself; the others then fail with a
-    # lost connection, at once, and their errors would hide that they had waited for it.
+    # A rank that left the loop early has no error itself. The others fail at once, when they lose
+    # their connection to it, and these errors would hide that they were waiting for it.
     before = diagnose_run(_before_ends(case))
     if before.wrong:
         return replace(before, doing=diagnosis.doing)

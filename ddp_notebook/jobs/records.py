@@ -111,9 +111,9 @@ class Process:
 
         Of one that was ended from outside: that it waited may be why; that it was busy is not.
         """
-        # Six ways to end leave six traces: an error in end.json; an end without one; an end that
-        # torch caused because the parent had gone; stacks, which faulthandler writes on SIGTERM and
-        # on a crash; a file that was cut short; nothing, by SIGKILL or os._exit().
+        # A process leaves one of six traces of its end: an error in end.json; no error there; that
+        # torch ended it because its parent was gone; stacks, which faulthandler writes on SIGTERM
+        # and on a crash; an end.json that was cut short; or nothing, by SIGKILL and os._exit().
         last, error = self._written(rank), self.error
         if error:
             return self._failed(last, error)
@@ -144,8 +144,8 @@ class Process:
         """Return what it wrote after a long wait, if it issued nothing after; else nothing."""
         wire = self._left("report.json", _MOST_BYTES)
         records = self.log(rank, 1).records
-        # It was written after a wait of seconds. Where more was issued since, it is of an earlier
-        # wait that ended well, and tells nothing of the end.
+        # It was written after a wait of some seconds. If more was issued since, that wait ended
+        # well, and the report tells nothing of the end.
         counts, issued = wire.get("counts"), records[-1].number + 1 if records else 0
         if not isinstance(counts, list) or counts[:1] != [issued]:
             return RankReport(rank)
@@ -282,8 +282,8 @@ class Job:
 
 def jobs(folder: Path | None = None) -> list[Job]:
     """Return the jobs in `folder`, by default this user's on this host; the newest first."""
-    # The folder is this user's own, but what is in it was written by the user's programs, with
-    # names of files in any encoding: what is shown is made readable, the paths to read stay.
+    # Names of scripts and folders may be in any encoding: texts that are shown are made readable.
+    # The paths that are opened stay as they are.
     known = job_folder.processes(folder)
     folders = {(about.pid, about.began): folder for about, folder in known}
     found = job_folder.by_job(About(**codec.readable(asdict(told))) for told, _ in known)

@@ -119,9 +119,9 @@ class Prepared(Target):
     """
 
     def __init__(self, job: Job, pid: int) -> None:
-        # A job is followed over its launcher's attempts: torchrun that restarts its ranks makes new
-        # processes, and what was attached to by torchrun's pid is the newest of them. One that was
-        # named by a rank stays that attempt. Pids are reused, so each comes with its start time.
+        # torchrun that restarts its ranks starts new processes. A job that was named by torchrun's
+        # pid is the newest attempt; one that was named by a rank's stays that attempt. Pids are
+        # reused, so each is kept with its start time.
         first = job.first
         own = (key for key in _keys(job) if key[0] == pid)
         self._key = next(own, (first.pid, first.began))  # its number here, of another container's
@@ -382,8 +382,8 @@ def board(
     waiting = {report.rank for report in case.ranks if report.activity is Activity.WAITING}
 
     def word(row: BoardRow) -> str:
-        # A finding's word for a rank ("out of step") would stand for what it does now; of a job
-        # that is over, and of a rank that has left, nothing goes on any more.
+        # Also of ranks whose word is a finding's: of a job that is over, and of a rank that has
+        # left it, no word may say that something goes on.
         if row.status is Status.RUNNING and (over or gone.issuperset(row.ranks)):
             return Role.ENDED.value
         waits = row.word == Status.RUNNING.value and waiting.issuperset(row.ranks)

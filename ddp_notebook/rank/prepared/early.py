@@ -84,17 +84,17 @@ class Prepared:
 
     def watch(self) -> None:
         """Attach the runtime when init_process_group is called, under any name."""
-        # Not by an import hook or a patch of torch: this runs at the end of `import torch`, and a
-        # rank is known as one by what it calls. Whoever imported the function before by its name
-        # (a library loaded by torch itself) calls torch's own, and then only lacks a record.
+        # This runs at the end of `import torch`, before any code of the user's can have taken the
+        # function by its name. A library that torch itself loads may have: a rank that calls it
+        # there lacks a record, and nothing else.
         torchs = distributed_c10d.init_process_group
 
         @functools.wraps(torchs)
         def init_process_group(*args: Any, **options: Any) -> None:
             if not self._attached:
                 self._attached = True
-                # Taken away again at the first call: later ones, of other groups, are seen by the
-                # runtime. Unless somebody has wrapped ours since: theirs stays.
+                # One call is enough: the runtime sees the later ones. If somebody has wrapped ours
+                # since, theirs stays in place.
                 if distributed_c10d.init_process_group is init_process_group:
                     _name(torchs, places)
                 with contextlib.suppress(Exception), _no_collecting():  # the job goes on without us

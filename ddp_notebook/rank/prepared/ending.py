@@ -62,10 +62,10 @@ def note_the_end(folder: Path) -> None:
             take_error(failed)
         ends()
 
-    # Four ways lead out of Python, and none tells the others: an uncaught exception
-    # (sys.excepthook), sys.exit after a caught one (no hook: the function itself is wrapped),
-    # a child of multiprocessing (which catches everything, and leaves by os._exit), and the end of
-    # the script. What ends by a signal writes nothing here; faulthandler does (below).
+    # Python ends in four ways, and no hook sees all of them: by an uncaught exception
+    # (sys.excepthook); by sys.exit after one that was caught (no hook: the function itself is
+    # wrapped); in a child of multiprocessing, which catches everything and calls os._exit; and at
+    # the end of the script. For what a signal ends, faulthandler writes (below).
     exits = _Exits()
     exits.watch()
     sys.excepthook = take

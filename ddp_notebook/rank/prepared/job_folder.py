@@ -106,11 +106,11 @@ def by_job(found: Iterable[P]) -> list[dict[int, P]]:
 
     From one shell several jobs may be started, each with a rank 0, also at the same time.
     """
-    # Two passes, because the environment may be wrong, and that is what users look for. First those
-    # that one launcher started and that were told one address: a rank number occurs once in a job,
-    # so the second rank 0 begins a new one. Then a group that lacks ranks takes another one that
-    # lacks ranks and has those, though it was told another address: a wrong MASTER_PORT on one rank
-    # must not make two jobs of one, of which each would only be said to miss ranks.
+    # Two passes, because variables may be wrong, and then that is what the user looks for. First
+    # processes that one launcher started, and that were given one address, are a group: a rank
+    # number occurs once in a job, so the second rank 0 begins a new one. Then two groups that lack
+    # each other's ranks are one job although their addresses differ: a wrong MASTER_PORT on one
+    # rank must not make two jobs of which each is only said to lack ranks.
     groups: list[dict[int, P]] = []
     for each in found:
         near = (g for g in groups if each.rank not in g and _alike(g, each))
