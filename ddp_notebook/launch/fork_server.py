@@ -151,7 +151,6 @@ class ForkServer:
             else:
                 os.environ[name] = value
         if modules:
-            child.call("ddp_notebook.rank.cells.held_modules:hold", {})
             if "ddp_notebook.rank.torch_private" in sys.modules:  # else torch does not load here
                 child.call("ddp_notebook.rank.torch_private:forget_rules", {})
         _freeze()

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ddp_notebook import files
+from ddp_notebook.cluster.channels import EventReceiver, OrderSender
 from ddp_notebook.cluster.cluster import CONTROLLER, IPyParallelCluster
-from ddp_notebook.cluster.event_receiver import EventReceiver
-from ddp_notebook.cluster.order_sender import OrderSender
 from ddp_notebook.cluster.rank_cluster import RankCluster
 from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch import out_of_memory
@@ -99,7 +98,7 @@ class Processes:
             """The collective logs of the ranks."""
             self.receiver = EventReceiver(self.folder, record.hear)
             undo.callback(self.receiver.close)
-            self.orders = OrderSender(self.folder, self.receiver.key)
+            self.orders = OrderSender(self.folder)
             undo.callback(self.orders.close)
             self.cluster: RankCluster = IPyParallelCluster(
                 fork_server, self.folder, self.orders, self._exited
@@ -215,7 +214,7 @@ class Processes:
             "rank": rank,
             "events": self.receiver.url,
             "orders": self.orders.url,
-            "key": self.receiver.key,
+            "source": self.receiver.source,
             "log": str(self.log_file(rank)),
             "output_folder": str(self.output_folder),
         }
