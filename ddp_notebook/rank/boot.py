@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_notebook.launch.shared_memory import semaphore_prefix
+from ddp_notebook.launch.session_folder import semaphore_prefix
 from ddp_notebook.model import Stage, StageFinished
 from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.orders import OrderSocket

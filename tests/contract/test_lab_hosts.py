@@ -216,7 +216,6 @@ def test_hosts_are_gone_when_the_fault_is_repaired_and_when_the_ranks_are_freed(
     eventually(lambda: networks() <= before, 5, "no host after the session")
 
 
-@pytest.mark.usefixtures("warm_kernels")
 @pytest.mark.parametrize("victim", ["kernel", "fork server"])
 def test_hosts_do_not_outlive_a_session_that_is_killed(victim: str) -> None:
     before = own_network()

@@ -54,8 +54,8 @@ def main(
 ) -> NoReturn:
     """Be `rank` of a script, until the session ends this process.
 
-    `events` is where the session listens, which knows it as of `source`. `folder` is the run's own; output that
-    is too long to send goes to `output_folder`.
+    `events` is where the session listens, and `source` says that this is a script's process.
+    `folder` is the run's own; output that is too long to send goes to `output_folder`.
     """
     sys.setswitchinterval(min(sys.getswitchinterval(), boot.SWITCH_INTERVAL_S))
     own = Path(folder)

@@ -21,8 +21,7 @@ from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.environment import loopback_interface, rank_environment
 from ddp_notebook.launch.process_groups import end_sessions
-from ddp_notebook.launch.session_folder import Held, make_folder
-from ddp_notebook.launch.shared_memory import remove_orphans
+from ddp_notebook.launch.session_folder import Held, make_folder, remove_shared_memory
 from ddp_notebook.model import (
     Event,
     Loading,
@@ -134,8 +133,6 @@ class Processes:
             raise SetupFailed(why)
         began_ns = time.monotonic_ns()
         self.fork_server.on_loading(lambda done: self._show_loading(done, began_ns))
-        if not self.fork_server.pid:  # one forked by a shared server starts with torch loaded
-            self._await_torch()
         self.cluster.start()
         self._await_torch()
         if self.options.init_method != "file":
@@ -453,7 +450,7 @@ class Processes:
             return
         # The kernel kills its children with it (PR_SET_PDEATHSIG), but not what they started.
         end_sessions(state.pid for state in self.record.snapshot.ranks if state.pid)
-        remove_orphans((str(self.folder),), self._started_s, wait_s=1.0)
+        remove_shared_memory((str(self.folder),), self._started_s, wait_s=1.0)
         self._on_lost("The fork server that started the ranks ended.")
 
 
