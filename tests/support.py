@@ -20,7 +20,7 @@ import pytest
 
 from ddp_notebook import testing
 from ddp_notebook.errors import DDPError, Stuck
-from ddp_notebook.launch import network_namespaces
+from ddp_notebook.launch import lab_hosts
 from ddp_notebook.launch.client import ForkServerClient, can_fork
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Diagnosis
@@ -83,7 +83,7 @@ def lacking(why: str) -> NoReturn:
 
 def need_lab_hosts() -> None:
     """Skip where the fault lab can have no second host; in CI that is a failure."""
-    why = network_namespaces.why_not()
+    why = lab_hosts.why_not()
     if why:
         lacking(f"no second host: {why}")
 

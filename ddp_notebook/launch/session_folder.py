@@ -248,7 +248,7 @@ def _remove_pages(since_s: float) -> bool:
                 found.append(path)
     if not found:
         return waits
-    mapped = set()
+    mapped: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             mapped.update(line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines())

@@ -20,6 +20,7 @@ from ddp_notebook.launch.addresses import why_no_loopback
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.environment import loopback_interface, rank_environment
+from ddp_notebook.launch.lab_hosts import LabHosts, Placed
 from ddp_notebook.launch.process_groups import end_sessions
 from ddp_notebook.launch.session_folder import Held, make_folder, remove_shared_memory
 from ddp_notebook.model import (
@@ -36,13 +37,10 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.rank.rank_process import multiprocessing_folder, questions_of
 from ddp_notebook.session.options import InitOptions
-from ddp_notebook.session.processes.awake import KeptAwake
 from ddp_notebook.session.processes.collective_logs import CollectiveLogs
-from ddp_notebook.session.processes.deaths import deaths
-from ddp_notebook.session.processes.lab_hosts import LabHosts, Placed
 from ddp_notebook.session.processes.script_processes import Places, ScriptProcesses
 from ddp_notebook.session.processes.store import StoreProcess
-from ddp_notebook.session.processes.unresponsive import StoppedRanks
+from ddp_notebook.session.processes.unresponsive import KeptAwake, StoppedRanks, deaths
 from ddp_notebook.session.record import Record
 from ddp_notebook.state.descriptions import exit_text
 
