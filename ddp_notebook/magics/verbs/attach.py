@@ -103,7 +103,6 @@ ATTACH = Verb(
             nargs="*",
             default=[],
             completer=files,
-            is_path=True,
         ),
     ),
 )
