@@ -45,7 +45,7 @@ def bytes_left(root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP) -> in
     As much as the machine has, and no more than the tightest limit of a container leaves. Memory
     that only caches files counts as free: the kernel releases it when needed.
     """
-    left = [psutil.virtual_memory().available + psutil.swap_memory().free]
+    left: list[int] = [psutil.virtual_memory().available + psutil.swap_memory().free]
     for folder in _control_groups(root, membership):
         for most, used, cached in (
             ("memory.max", "memory.current", "inactive_file"),

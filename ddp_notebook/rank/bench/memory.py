@@ -22,7 +22,7 @@ def free_bytes(device: torch.device) -> int:
     """Bytes that are free on `device`; on a CPU, those of its host and the rank's container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return min(psutil.virtual_memory().available, bytes_left())
+    return int(min(psutil.virtual_memory().available, bytes_left()))
 
 
 def allowed_bytes(device: torch.device, ranks: int) -> int:
