@@ -19,8 +19,6 @@ MOST_OUTPUTS = 2_000
 OUTPUT_CHARACTERS = 1_000
 """Of one piece of output, as much is kept."""
 _CHAPTER = 500
-_SAME_WITHIN_NS = 1_500_000_000
-"""Signs of life further apart are a silence, and kept as two."""
 _PLAIN = "text/plain"
 
 
@@ -108,7 +106,8 @@ class History:
         last = self._signs.get(pulse.rank)
         if last is not None and isinstance(last.what, Pulse):
             same = (last.what.doing, last.what.cell) == (pulse.doing, pulse.cell)
-            if same and at_ns - max(last.at_ns, last.until_ns) < _SAME_WITHIN_NS:
+            # Signs of life further apart are a silence, and kept as two.
+            if same and at_ns - max(last.at_ns, last.until_ns) < 1_500_000_000:
                 last.until_ns = at_ns
                 return
         entry = _Entry(at_ns, pulse)

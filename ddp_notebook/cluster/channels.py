@@ -27,7 +27,6 @@ from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Event, EventsLost, Ranks, codec, decode_events
 from ddp_notebook.rank.calls import Order, Request
 
-_POLL_MS = 200
 _CONNECTED_WITHIN_S = 2.0
 
 
@@ -83,7 +82,7 @@ class EventReceiver:
 
     def _listen(self) -> None:
         while not self._closing:
-            if not self._socket.poll(_POLL_MS):
+            if not self._socket.poll(200):
                 continue
             heard: dict[_Source, list[Event]] = {}
             with contextlib.suppress(zmq.Again):

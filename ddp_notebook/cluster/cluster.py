@@ -65,13 +65,9 @@ _ENGINE_ARGS = [
     "--IPEngine.out_stream_factory=ddp_notebook.cluster.engine.EngineStream",
 ]
 _POLL_S = 0.002
-_REPLY_GRACE_S = 0.2
 _ENDS_WITHIN_S = 10.0
 _FORGOTTEN_WITHIN_S = 2.0
 _ASK_AGAIN_S = 10.0
-_LOOK_AT_LOAD_S = 1.0
-_LAST_WORDS = 200
-_NEWS_WITHIN_S = 2.0
 
 _WAKE: tuple[str, dict[str, Any]] = ("ddp_notebook.rank.runtime:wake", {})
 
@@ -335,7 +331,7 @@ class IPyParallelCluster:
         if rank in self._last_reply:
             # A rank reports the end of its cell before it replies; ipyparallel would print a
             # warning about a reply from an engine that was unregistered.
-            self._last_reply.pop(rank).wait(_REPLY_GRACE_S)
+            self._last_reply.pop(rank).wait(0.2)
         engine = self._cluster.engines.get(f"rank-{rank}")
         if engine is not None and engine.state == "running":
             engine.signal(signal.SIGKILL)
@@ -377,7 +373,7 @@ class IPyParallelCluster:
             lines = (self._logs / "controller.log").read_text("utf-8", "replace").split("\n")
             for line in reversed(lines):
                 if line.strip():
-                    return f" Its last words: {line.strip()[:_LAST_WORDS]}"
+                    return f" Its last words: {line.strip()[:200]}"
         return ""
 
     def _forget(self, rank: int, pid: int) -> None:
@@ -419,7 +415,7 @@ class IPyParallelCluster:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         began_s = time.monotonic()
         while not future.done():
-            wait([future, self._ended], _LOOK_AT_LOAD_S, FIRST_COMPLETED)
+            wait([future, self._ended], 1.0, FIRST_COMPLETED)
             if self._ended.done():
                 break
             waited_s = time.monotonic() - began_s
@@ -434,7 +430,7 @@ class IPyParallelCluster:
                 return future.result()
             except (CancelledError, RuntimeError):
                 # ipyparallel can notice the controller's exit before we do.
-                if not wait([self._ended], _NEWS_WITHIN_S).done:
+                if not wait([self._ended], 2.0).done:
                     raise
         future.cancel()
         raise self._lost() from None

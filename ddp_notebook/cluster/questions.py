@@ -15,8 +15,6 @@ from ddp_notebook.model import codec
 from ddp_notebook.rank.calls import Answer, CannotAnswer, Question, Request
 from ddp_notebook.rank.control_socket import LENGTH, MOST_BYTES, framed, is_mine, reachable
 
-_PIECE_BYTES = 1 << 16
-
 
 def ask(
     sockets: Mapping[int, Path],
@@ -72,7 +70,7 @@ def _exchange(sockets: Mapping[int, Path], message: bytes, timeout_s: float) -> 
 def _is_over(connection: Any, read: bytearray) -> bool:
     """Read more; True at the end of the message."""
     try:
-        piece = connection.recv(_PIECE_BYTES)
+        piece = connection.recv(1 << 16)
     except BlockingIOError:
         return False
     except OSError:

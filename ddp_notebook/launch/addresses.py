@@ -8,9 +8,6 @@ import socket
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
-_TRIES = 3
-_LOWEST_PORT = 30_000
-"""Above the ports of services, and above torchrun's 29400 and 29500."""
 _PORTS_TRIED = 20
 _random = random.SystemRandom()
 """Not the `random` module's global generator: the user may have seeded it (a whole class with the
@@ -24,7 +21,7 @@ def own_loopback() -> str:
     once on one address, one of them lost a port to another. On Linux all of 127.0.0.0/8 is
     loopback, and each address has ports of its own.
     """
-    for _ in range(_TRIES):
+    for _ in range(3):
         address = (
             f"127.{_random.randint(1, 254)}.{_random.randint(0, 255)}.{_random.randint(1, 254)}"
         )
@@ -67,7 +64,8 @@ def free_port(host: str) -> int:
             probe.bind((address[0], port, *address[2:]))
             return int(probe.getsockname()[1])
 
-    reserved = range(_LOWEST_PORT, _first_port_of_connections())
+    # Above the ports of services, and above torchrun's 29400 and 29500.
+    reserved = range(30_000, _first_port_of_connections())
     for port in _random.sample(reserved, _PORTS_TRIED) if len(reserved) >= _PORTS_TRIED else []:
         with contextlib.suppress(OSError):
             return bound(port)

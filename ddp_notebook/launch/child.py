@@ -26,14 +26,13 @@ from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
-_PR_SET_PDEATHSIG = 1
-
 
 def die_with_parent(parent_pid: int) -> None:
     """Ask Linux to kill this process when `parent_pid` dies. Elsewhere: no effect."""
     if not sys.platform.startswith("linux"):
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # PR_SET_PDEATHSIG is 1.
+    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it died before the call: no signal will arrive
         os._exit(1)
 

@@ -47,10 +47,6 @@ from ddp_notebook.launch.preload import (
 from ddp_notebook.launch.process_groups import GRACE_S, end_sessions, kill_members, send_signal
 from ddp_notebook.launch.session_folder import Held, hold, remove_shared_memory
 
-_PARENT_CHECK_S = 2.0
-_IDLE_S = 1.0
-"""How long the server must be idle before it imports an optional module."""
-
 # numpy's BLAS starts a thread pool when it is loaded; a process that forks must have no threads.
 _SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -144,9 +140,9 @@ class ForkServer:
     def loop(self) -> None:
         """Serve until the session is gone."""
         while not self.closed:
-            # With children it would copy the pages that they share, more than it saves.
+            # With children an import would copy the pages that they share, more than it saves.
             to_import = self.idle_modules and not (self.children or self.orphaned)
-            wait_s = GRACE_S if self.orphaned else _IDLE_S if to_import else _PARENT_CHECK_S
+            wait_s = GRACE_S if self.orphaned else 1.0 if to_import else 2.0
             idle = not self.turn(wait_s)
             if idle and to_import and not self.children:
                 _import(self.idle_modules.pop(0))

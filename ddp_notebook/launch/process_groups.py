@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 GRACE_S = 0.5
 """How long a process may take to end by itself before it is killed."""
-_POLL_S = 0.02
 
 
 def is_running(pid: int) -> bool:
@@ -35,8 +34,6 @@ def is_stopped(pid: int) -> bool:
 
 
 _GIL_WINDOW_S, _FEWEST_WAKES = 0.2, 10
-_LONGEST_WAKE_NS = 250_000
-"""Who asks for the GIL goes back to sleep at once; who gets it runs for a switch interval."""
 
 
 def waits_for_gil(pid: int) -> bool:
@@ -66,7 +63,8 @@ class _Thread(NamedTuple):
     def asks_until(self, now: _Thread) -> bool:
         """True if it woke up meanwhile, and never for long."""
         wakes = now.sleeps - self.sleeps
-        return 0 <= now.ran_ns - self.ran_ns < _LONGEST_WAKE_NS * wakes
+        # Who asks for the GIL sleeps again at once; who gets it runs for a switch interval.
+        return 0 <= now.ran_ns - self.ran_ns < 250_000 * wakes
 
 
 def _threads(pid: int) -> dict[int, _Thread]:
@@ -130,7 +128,7 @@ def end_sessions(leaders: Iterable[int]) -> None:
         kill_members(leader, spare_trackers=True)
     deadline = time.monotonic() + GRACE_S
     while any(session_members(leader) for leader in remaining) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+        time.sleep(0.02)
     for leader in remaining:
         kill_members(leader)
 

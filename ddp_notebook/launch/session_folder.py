@@ -36,7 +36,6 @@ _UMASK = (
     "the umask takes from this user the right to open its own new files: os.umask(0o022), and set "
     "it so where Jupyter is started"
 )
-_LONGEST_PARENT_BYTES = 60
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # where Linux has it; nothing is made there
 _HALF_MADE = re.compile(r"sem\.[A-Za-z0-9]{6}")
 _PAGE_OF_TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
@@ -155,7 +154,7 @@ def parents() -> tuple[Path, ...]:
     A socket's path is limited to about a hundred bytes, so the folder's path must be short.
     """
     usual, short = Path(tempfile.gettempdir()), Path("/tmp")  # noqa: S108  # mkdtemp's is private
-    if len(os.fsencode(usual)) > _LONGEST_PARENT_BYTES and short.is_dir():
+    if len(os.fsencode(usual)) > 60 and short.is_dir():
         return short, usual
     return (usual,)
 

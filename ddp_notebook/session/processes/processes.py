@@ -44,9 +44,6 @@ from ddp_notebook.session.processes.unresponsive import KeptAwake, StoppedRanks,
 from ddp_notebook.session.record import Record
 from ddp_notebook.state.descriptions import exit_text
 
-_LAST_WORDS_BYTES = 4000
-_REGISTER_GRACE_S = 30.0
-
 _LISTENING = (Status.READY, Status.RUNNING)
 """Ranks that answer questions, for they are past set-up."""
 _SOCKETS = ("events.sock", "orders.sock")
@@ -160,7 +157,7 @@ class Processes:
         stopped = StoppedRanks(lambda: self.record.snapshot.ranks)
         missing = self.cluster.wait_for(
             ranks,
-            self.options.timeout_s + _REGISTER_GRACE_S,
+            self.options.timeout_s + 30.0,
             lambda: self._any_dead(ranks) or bool(stopped.among(ranks)),
         )
         if missing and self.record.snapshot.ended:
@@ -439,7 +436,7 @@ class Processes:
     def _log_tail(self, rank: int) -> str:
         with contextlib.suppress(OSError), self.log_file(rank).open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._earlier_bytes.get(rank, 0), size - _LAST_WORDS_BYTES))
+            log.seek(max(self._earlier_bytes.get(rank, 0), size - 4000))
             return log.read().decode("utf-8", "replace")
         return ""
 

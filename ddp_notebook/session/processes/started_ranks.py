@@ -31,7 +31,6 @@ from ddp_notebook.state.board_rows import BoardFacts
 if TYPE_CHECKING:
     from ddp_notebook.jobs.prepared import Job
 
-_LOOK_AGAIN_S = 1.0
 _END_WITHIN_S, _LOOK_EVERY_S = 2.0, 0.02
 """How long ranks may take to end once the script that has started them is over."""
 
@@ -109,7 +108,7 @@ class StartedRanks:
         job, case = self.job, self._seen
         if job is None:
             return None
-        if time.monotonic() - self._looked_s > _LOOK_AGAIN_S:
+        if time.monotonic() - self._looked_s > 1.0:
             self._looked_s = time.monotonic()
             look = partial(self.case, Case(()))
             threading.Thread(target=look, name="ddp-started", daemon=True).start()
