@@ -92,7 +92,7 @@ class History:
                 self._add(_Entry(at_ns, event))
 
     def kept(self) -> Kept:
-        """All that is left, oldest first."""
+        """Return all that is left, oldest first."""
         entries = [entry for chapter in self._chapters for entry in chapter.entries]
         return Kept(
             self._chapters[0].before,
@@ -131,7 +131,7 @@ class History:
 
 
 def _shortened(output: Output, at_ns: int) -> Output:
-    """The output with its text cut, and of figures and the like no more than their text."""
+    """Return the output with its text cut, and of figures and the like no more than their text."""
     if len(output.text) <= OUTPUT_CHARACTERS and not output.data and output.heard_ns:
         return output
     plain = output.data.get(_PLAIN) if output.data else None

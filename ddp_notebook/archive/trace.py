@@ -41,7 +41,7 @@ from ddp_notebook.state.line_stops import LinePause, LineStops
 
 
 def trace(saved: SavedRun) -> dict[str, Any]:
-    """The run as a trace: a JSON object with ``traceEvents``."""
+    """Return the run as a trace: a JSON object with ``traceEvents``."""
     axis = _Axis(saved)
     events: list[dict[str, Any]] = []
     arrows = _Arrows()
@@ -73,7 +73,7 @@ class _Axis:
         return sent_ns if event.time_ns and 0 <= heard_ns - sent_ns < 5_000_000_000 else heard_ns
 
     def us(self, time_ns: int) -> float:
-        """A time as a trace has it."""
+        """Return a time as a trace has it."""
         return max(0, time_ns - self.start_ns) / 1000
 
 
@@ -133,7 +133,7 @@ def _rank(
 
 
 def _lane(lanes: list[int], span: _Slice, before: _Slice | None) -> int:
-    """The first thread on which nothing is at that time; `lanes` has the end of each."""
+    """Return the first thread on which nothing is at that time; `lanes` has the end of each."""
     begin_ns = (before or span).begin_ns
     for number, end_ns in enumerate(lanes):
         if end_ns <= begin_ns:
@@ -164,7 +164,7 @@ def _pause(pause: LinePause, axis: _Axis) -> _Slice:
 
 
 def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
-    """A collective from its issue to its end. What is unknown of it is left out."""
+    """Return a collective from its issue to its end. What is unknown of it is left out."""
     place = collective.place
     args = {
         "phase": collective.phase.value,

@@ -73,7 +73,7 @@ _WAKE: tuple[str, dict[str, Any]] = ("ddp_notebook.rank.runtime:wake", {})
 
 
 def _on_rank(call: Call[Request, Answer], request: Request) -> tuple[str, dict[str, Any]]:
-    """The arguments with which `child.call` makes a rank's runtime answer a call."""
+    """Return the arguments with which `child.call` makes a rank's runtime answer a call."""
     return "ddp_notebook.rank.runtime:call", {"name": call.name, "request": request}
 
 
@@ -160,7 +160,7 @@ class IPyParallelCluster:
         check_private_api(self._client)
 
     def _connected(self) -> Any:
-        """A client that is connected to the controller."""
+        """Return a client that is connected to the controller."""
         with magics_where_they_load():
             return self._wait(self._cluster.connect_client(timeout=scaled_for_load(60)))
 
@@ -194,7 +194,7 @@ class IPyParallelCluster:
         return pid
 
     def log_file(self, rank: int) -> Path:
-        """Where the process of `rank` writes what Python does not catch."""
+        """Return where the process of `rank` writes what Python does not catch."""
         return self._logs / f"rank-{rank}.log"
 
     def wait_for(self, ranks: Ranks, timeout_s: float, give_up: Callable[[], bool]) -> Ranks:
@@ -213,7 +213,7 @@ class IPyParallelCluster:
         return ()
 
     def _is_registered(self, rank: int) -> bool:
-        """True if the current engine of `rank` is registered, not one that was stopped."""
+        """Return True if the current engine of `rank` is registered, not one that was stopped."""
         stopped = self._stopped.get(rank)
         if stopped is None:
             return rank in self._client.ids
@@ -368,7 +368,7 @@ class IPyParallelCluster:
             self._ended.set_result(reason)
 
     def _last_words(self) -> str:
-        """The last line that the controller wrote, to append to a sentence."""
+        """Return the last line that the controller wrote, to append to a sentence."""
         with contextlib.suppress(OSError):
             lines = (self._logs / "controller.log").read_text("utf-8", "replace").split("\n")
             for line in reversed(lines):

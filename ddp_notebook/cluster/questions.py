@@ -42,7 +42,7 @@ def _read(question: Question[Request, Answer], data: bytes) -> Answer | CannotAn
 
 
 def _exchange(sockets: Mapping[int, Path], message: bytes, timeout_s: float) -> dict[int, bytes]:
-    """What each of them answers to `message`, without its length."""
+    """Return what each of them answers to `message`, without its length."""
     deadline_s = time.monotonic() + timeout_s
     answers: dict[int, bytes] = {}
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
@@ -80,7 +80,7 @@ def _is_over(connection: Any, read: bytearray) -> bool:
 
 
 def _complete(read: bytearray) -> bytes:
-    """The message, as soon as all of it was read; nothing before."""
+    """Return the message, as soon as all of it was read; nothing before."""
     if len(read) < LENGTH.size:
         return b""
     (size,) = LENGTH.unpack_from(read)

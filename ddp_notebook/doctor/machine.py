@@ -164,7 +164,7 @@ def check_devices(
 
 
 def _torch_trouble(facts: Mapping[str, Any]) -> str:
-    """Why this torch cannot use the GPUs; empty when it can, or when that is not known."""
+    """Return why this torch cannot use the GPUs; empty when it can, or when that is not known."""
     if not facts.get("torch"):
         return ""  # another check says so
     if not facts.get("cuda_build"):

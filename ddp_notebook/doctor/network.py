@@ -74,7 +74,7 @@ def check_port(port: int, asked_by: str, refused: int, holders: Sequence[Holder]
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address only reaches this host itself."""
+    """Return whether an address only reaches this host itself."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
@@ -182,14 +182,14 @@ def _interface_trouble(variable: str, value: str, interfaces: Mapping[str, Inter
 
 
 def _unusable(interface: Interface) -> str:
-    """Why it cannot be used; empty when it can."""
+    """Return why it cannot be used; empty when it can."""
     if not interface.up:
         return "is down"
     return "" if interface.addresses else "has no address"
 
 
 def nccl_interfaces(value: str, names: Iterable[str]) -> tuple[str, ...]:
-    """The interfaces that NCCL_SOCKET_IFNAME chooses among `names`.
+    """Return the interfaces that NCCL_SOCKET_IFNAME chooses among `names`.
 
     ``eth`` means every name that starts so, ``=eth0`` exactly that name, ``^docker`` all names
     but those, ``^=docker0`` all but that one. Commas separate several; the sign stands once.

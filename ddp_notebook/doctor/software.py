@@ -98,7 +98,7 @@ def check_backend(facts: Facts, backend: str, on_gpus: bool) -> Check:
 
 
 def _number(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: ``2.6.0+cpu`` is 2, 6, 0."""
+    """Return the leading numbers of a version: ``2.6.0+cpu`` is 2, 6, 0."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 

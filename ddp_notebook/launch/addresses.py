@@ -15,7 +15,7 @@ same seed), and its next numbers must not change."""
 
 
 def own_loopback() -> str:
-    """A loopback address that no other session uses; 127.0.0.1 where that is the only one.
+    """Return a loopback address that no other session uses; 127.0.0.1 where that is the only one.
 
     ipyparallel chooses free ports and binds them a moment later: when thirty sessions started at
     once on one address, one of them lost a port to another. On Linux all of 127.0.0.0/8 is
@@ -31,7 +31,7 @@ def own_loopback() -> str:
 
 
 def _works(address: str) -> bool:
-    """True when two sockets of this host can connect over `address`."""
+    """Return True when two sockets of this host can connect over `address`."""
     try:
         with socket.create_server((address, 0)) as listener:
             socket.create_connection(listener.getsockname(), timeout=1).close()
@@ -52,7 +52,7 @@ def why_no_loopback() -> str:
 
 
 def free_port(host: str) -> int:
-    """A port of `host` that is free now. Raises OSError.
+    """Return a port of `host` that is free now. Raises OSError.
 
     If possible outside the ephemeral range: a second may pass until a rank listens, and on a busy
     machine a connection could take the port meanwhile.
@@ -73,7 +73,7 @@ def free_port(host: str) -> int:
 
 
 def _first_port_of_connections() -> int:
-    """The first ephemeral port (ip(7)); Linux's default elsewhere."""
+    """Return the first ephemeral port (ip(7)); Linux's default elsewhere."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     return 32768

@@ -123,7 +123,7 @@ def run(spec: Mapping[str, Any]) -> NoReturn:
 
 
 def exit_code(error: BaseException | None) -> int:
-    """The exit code of a process that ends with `error`."""
+    """Return the exit code of a process that ends with `error`."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     return int(error is not None)

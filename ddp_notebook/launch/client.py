@@ -122,7 +122,7 @@ class ForkServerClient:
         return not self._lost
 
     def equals_a_new_one(self) -> bool:
-        """False when what it has loaded is not what a server started now would load.
+        """Return False when what it has loaded is not what a server started now would load.
 
         Something was installed or edited, or the module path, the environment or a limit was
         changed.

@@ -45,7 +45,7 @@ class Gpu:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """All GPUs, whatever CUDA_VISIBLE_DEVICES says; none without NVIDIA's driver."""
+    """Return all GPUs, whatever CUDA_VISIBLE_DEVICES says; none without NVIDIA's driver."""
     return _ask_driver(_gpus, ())
 
 
@@ -63,13 +63,13 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def _has_driver() -> bool:
-    """Whether a GPU driver exists: NVIDIA's, even if NVML reports no GPU; AMD's; WSL's."""
+    """Return whether a GPU driver exists: NVIDIA's, even if NVML reports no GPU; AMD's; WSL's."""
     devices = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")
     return any(map(os.path.exists, devices)) or bool(gpus())
 
 
 def nvlink_gb_per_s(pci_address: str) -> float:
-    """The total bandwidth of a GPU's NVLinks, in GB/s per direction; 0 for none."""
+    """Return the total bandwidth of a GPU's NVLinks, in GB/s per direction; 0 for none."""
     return _ask_driver(lambda nvml: _nvlink_gb_per_s(nvml, pci_address), 0.0)
 
 

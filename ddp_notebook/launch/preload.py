@@ -88,7 +88,7 @@ def hide_engine_modules() -> None:
 
 
 def _package(name: str) -> str:
-    """The package of a module; debugpy has several."""
+    """Return the package of a module; debugpy has several."""
     top = name.partition(".")[0]
     return "debugpy" if top.startswith(_OF_DEBUGPY) else top
 

@@ -26,7 +26,7 @@ def is_running(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """True for a process that waits for SIGCONT; Linux only."""
+    """Return True for a process that waits for SIGCONT; Linux only."""
     try:
         return stat_fields(Path("/proc", str(pid), "stat"))[0] == "T"
     except (OSError, IndexError):
@@ -37,7 +37,7 @@ _GIL_WINDOW_S, _FEWEST_WAKES = 0.2, 10
 
 
 def waits_for_gil(pid: int) -> bool:
-    """True if threads of a Python process wait for the GIL, and no thread runs; Linux only.
+    """Return True if threads of a Python process wait for the GIL, and no thread runs; Linux only.
 
     Who waits for the GIL wakes up every few milliseconds, or as `sys.setswitchinterval` says. Who
     holds it and runs uses CPU time, or would: then it is runnable.
@@ -61,14 +61,14 @@ class _Thread(NamedTuple):
     ran_ns: int
 
     def asks_until(self, now: _Thread) -> bool:
-        """True if it woke up meanwhile, and never for long."""
+        """Return True if it woke up meanwhile, and never for long."""
         wakes = now.sleeps - self.sleeps
         # Who asks for the GIL sleeps again at once; who gets it runs for a switch interval.
         return 0 <= now.ran_ns - self.ran_ns < 250_000 * wakes
 
 
 def _threads(pid: int) -> dict[int, _Thread]:
-    """The threads of a process, by number; empty where it is gone or cannot be read."""
+    """Return the threads of a process, by number; empty where it is gone or cannot be read."""
     found = {}
     try:
         for path in Path("/proc", str(pid), "task").iterdir():
@@ -83,7 +83,7 @@ def _threads(pid: int) -> dict[int, _Thread]:
 
 
 def parent(pid: int) -> int:
-    """The process that started `pid`, or has adopted it; 0 where it has ended."""
+    """Return the process that started `pid`, or has adopted it; 0 where it has ended."""
     try:
         return int(stat_fields(Path("/proc", str(pid), "stat"))[1])
     except (OSError, IndexError):
@@ -91,7 +91,7 @@ def parent(pid: int) -> int:
 
 
 def session_members(leader: int) -> list[int]:
-    """Processes in the session (as in setsid) that `leader` leads or led; Linux only."""
+    """Return the processes in the session (as in setsid) that `leader` leads or led; Linux only."""
     members = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -104,7 +104,7 @@ def session_members(leader: int) -> list[int]:
 
 
 def stat_fields(path: Path) -> list[str]:
-    """The fields of a `stat` file of proc(5), from the state on. Raises OSError.
+    """Return the fields of a `stat` file of proc(5), from the state on. Raises OSError.
 
     The command before it may hold any bytes.
     """
@@ -141,7 +141,7 @@ def kill_members(leader: int, *, spare_trackers: bool = False) -> None:
 
 
 def is_resource_tracker(pid: int) -> bool:
-    """True of a process that multiprocessing has started to remove what others share."""
+    """Return True of a process that multiprocessing has started to remove what others share."""
     with contextlib.suppress(OSError):
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False

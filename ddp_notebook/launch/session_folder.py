@@ -121,7 +121,7 @@ def remove(folder: Path, made: os.stat_result) -> None:
 
 
 def _opened(folder: Path) -> int:
-    """A descriptor of the folder itself; -1 for a link, or for none."""
+    """Return a descriptor of the folder itself; -1 for a link, or for none."""
     try:
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -160,7 +160,7 @@ def parents() -> tuple[Path, ...]:
 
 
 def files_left(folder: Path | str) -> int | None:
-    """How many more files it can hold; None where its file system does not count them."""
+    """Return how many more files it can hold; None where its file system does not count them."""
     if not hasattr(os, "statvfs"):
         return None
     state = os.statvfs(folder)
@@ -168,7 +168,7 @@ def files_left(folder: Path | str) -> int | None:
 
 
 def is_private(folder: Path) -> bool:
-    """True for a folder (not a link) that only this user can enter."""
+    """Return True for a folder (not a link) that only this user can enter."""
     try:
         status = folder.lstat()
     except OSError:
@@ -178,7 +178,7 @@ def is_private(folder: Path) -> bool:
 
 
 def _locked(path: Path, *, exclusive: bool) -> int:
-    """A descriptor that locks the file; -1 if it cannot be locked."""
+    """Return a descriptor that locks the file; -1 if it cannot be locked."""
     if sys.platform == "win32":
         return -1
     try:

@@ -107,13 +107,13 @@ class Processes:
         return self.folder / "output"
 
     def log_file(self, rank: int) -> Path:
-        """The file behind a rank's own stdout and stderr."""
+        """Return the file behind a rank's own stdout and stderr."""
         if rank not in self._log_files:  # each cell looks at all of them
             self._log_files[rank] = self.folder / "log" / f"rank-{rank}.log"
         return self._log_files[rank]
 
     def output_file(self, rank: int, cell: int) -> Path:
-        """Where `rank` puts what it writes in `cell`, once that is too long to send."""
+        """Return where `rank` puts what it writes in `cell`, once that is too long to send."""
         return self.output_folder / f"rank-{rank}-cell-{cell}.txt"
 
     # -- bringing up -------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Processes:
                 self.launch(ranks)
 
     def why_not_kept(self, options: InitOptions) -> str:
-        """Why no rank could have `options` in its process; empty when some can."""
+        """Return why no rank could have `options` in its process; empty when some can."""
         if other := options.other_kind(self.options):
             return f"{' and '.join(other)} changes what a process is"
         if not self.fork_server.equals_a_new_one():
@@ -217,7 +217,7 @@ class Processes:
         self._say(RankSpawned(rank=rank, pid=pid, device=label, heard_ns=time.monotonic_ns()))
 
     def _network(self) -> dict[str, str]:
-        """What has gloo use the loopback interface where the ranks meet there."""
+        """Return what has gloo use the loopback interface where the ranks meet there."""
         if self.options.master_addr in ("127.0.0.1", "localhost", "::1"):
             interface = loopback_interface()
             if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
@@ -235,7 +235,7 @@ class Processes:
         return {"OMP_NUM_THREADS": str(self.options.threads), **visible, **self._network()}
 
     def _why_not_up(self, missing: Ranks, stopped: Mapping[int, str]) -> str:
-        """Which rank could not be launched, and why; `stopped` says it of some."""
+        """Return which rank could not be launched, and why; `stopped` says it of some."""
         lines = deaths(self.record.snapshot)
         lines += [f"Rank {rank} did not start: {why}." for rank, why in stopped.items()]
         return "\n".join(lines or [f"{name_ranks(missing).capitalize()} did not start."])
@@ -450,7 +450,7 @@ class Processes:
 
 
 def _gone(held: Held, started: bool) -> str:
-    """What is gone of a session's folder that new ranks need; empty if nothing is."""
+    """Return what is gone of a session's folder that new ranks need; empty if nothing is."""
     folder, cleaner = held.path, "perhaps one that cleans temporary files."
     if not held.is_there:
         return (

@@ -228,17 +228,17 @@ class ScriptProcesses:
         self._add(events)
 
     def log(self, rank: int) -> str:
-        """All output of a process: stdout, then stderr."""
+        """Return all output of a process: stdout, then stderr."""
         return "".join(map(_text, streams_of(self._folder, rank)))
 
     def _last_words(self, rank: int) -> str:
-        """The last output of a process: of stderr, else of stdout."""
+        """Return the last output of a process: of stderr, else of stdout."""
         texts = (_text(path, 4000) for path in streams_of(self._folder, rank)[::-1])
         return next((text for text in texts if text.strip()), "")
 
 
 def _text(path: Path, last_bytes: int = 0) -> str:
-    """A file, or its last part; empty if it does not exist."""
+    """Return a file, or its last part; empty if it does not exist."""
     try:
         return path.read_bytes()[-last_bytes:].decode("utf-8", "replace")
     except OSError:

@@ -55,7 +55,7 @@ class StartedRanks:
         return None if self._over() else next((job for job in self._jobs() if job.alive), None)
 
     def _jobs(self) -> list[Job]:
-        """All jobs that it started, the newest first."""
+        """Return all jobs that it started, the newest first."""
         with contextlib.suppress(OSError):
             if any(self._folder.iterdir()):
                 return jobs.prepared.jobs(self._folder)
@@ -101,7 +101,7 @@ class StartedRanks:
         return (Remark("ranks-start-ranks", tuple(range(self._processes)), text),)
 
     def shown(self, title: str, diagnosis: Diagnosis | None = None) -> BoardFacts | None:
-        """What a board shows of them, as they were seen last; None while none runs.
+        """Return what a board shows of them, as they were seen last; None while none runs.
 
         `title` names the script. Looks at them again, on a thread, when that was a while ago.
         """
@@ -155,12 +155,12 @@ class StartedRanks:
 
 
 def _own(job: Job) -> list[int]:
-    """The rank that the script's own process is; none where it is no rank."""
+    """Return the rank that the script's own process is; none where it is no rank."""
     return [rank for rank, p in job.processes.items() if p.about.pid == p.about.parent]
 
 
 def _started(job: Job) -> list[int]:
-    """The processes of it that run, without the script's own if that is a rank as well."""
+    """Return the processes of it that run, without the script's own if that is a rank as well."""
     own = _own(job)
     return [job.processes[rank].about.pid for rank in job.alive if rank not in own]
 
