@@ -412,7 +412,13 @@ class IPyParallelCluster:
         self._loop.close()
 
     def _wait(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float = 60) -> Any:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:  # the loop is closed: the session ends in another thread
+            coroutine.close()
+            if not self._ended.done():
+                raise
+            raise self._lost() from None
         began_s = time.monotonic()
         while not future.done():
             wait([future, self._ended], 1.0, FIRST_COMPLETED)
