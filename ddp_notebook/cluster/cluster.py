@@ -72,11 +72,6 @@ _ASK_AGAIN_S = 10.0
 _WAKE: tuple[str, dict[str, Any]] = ("ddp_notebook.rank.runtime:wake", {})
 
 
-def _on_rank(call: Call[Request, Answer], request: Request) -> tuple[str, dict[str, Any]]:
-    """Return the arguments with which `child.call` makes a rank's runtime answer a call."""
-    return "ddp_notebook.rank.runtime:call", {"name": call.name, "request": request}
-
-
 class _NoAnswer(Future[Any]):
     """The answer of a rank whose process had ended before it could be called."""
 
@@ -206,8 +201,11 @@ class IPyParallelCluster:
                 return missing
             if time.monotonic() > ask_again_s:
                 # The hub announces an engine only once, which can be missed on a busy machine; a
-                # client that connects is told of all of them.
-                self._reconnect()
+                # client that connects is told of all of them. The one before may have no pending
+                # calls.
+                before, self._client = self._client, self._connected()
+                self._views.clear()
+                before.close(linger=0)
                 ask_again_s = time.monotonic() + _ASK_AGAIN_S
             time.sleep(_POLL_S)
         return ()
@@ -224,18 +222,17 @@ class IPyParallelCluster:
         """ipyparallel's name for the engine of `rank`; None if the client does not know it."""
         return engine_name(self._client, rank)
 
-    def _reconnect(self) -> None:
-        """Connect a new client; the previous one must not have pending calls."""
-        before, self._client = self._client, self._connected()
-        self._views.clear()
-        before.close(linger=0)
-
     def call(
         self, ranks: Ranks, call: Call[Request, Answer], request: Callable[[int], Request]
     ) -> dict[int, Future[Answer]]:
         """Call ranks, each with a request of its own."""
         answers: dict[int, Future[Answer]] = {
-            rank: self._apply(rank, *_on_rank(call, request(rank))) for rank in ranks
+            rank: self._apply(
+                rank,
+                "ddp_notebook.rank.runtime:call",
+                {"name": call.name, "request": request(rank)},
+            )
+            for rank in ranks
         }
         self._last_reply.update(answers)
         self._awake.update(self._pids[rank] for rank in ranks)

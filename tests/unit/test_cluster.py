@@ -33,7 +33,7 @@ def test_what_is_asked_of_a_session_that_has_ended_says_so() -> None:
     cluster._loop, cluster._ended = asyncio.new_event_loop(), Future()
     cluster._loop.close()
     cluster._end("The fork server that started the ranks ended.")
-    with pytest.raises(SessionLost, match="fork server .* ended. Start again"):
+    with pytest.raises(SessionLost, match=r"fork server .* ended\. Start again"):
         cluster._wait(asyncio.sleep(0))
 
 
