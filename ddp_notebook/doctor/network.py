@@ -171,7 +171,8 @@ def _interface_trouble(variable: str, value: str, interfaces: Mapping[str, Inter
         return (
             f"{chosen[0]} {_unusable(interfaces[chosen[0]])}" if chosen else "no interface matches"
         )
-    # Not stripped: torch does not strip them either.
+    # gloo splits at commas, TensorPipe takes the whole text as one name. Not stripped: torch does
+    # not strip them either.
     for name in value.split(",") if variable.startswith("GLOO") else [value]:
         if name not in interfaces:
             form = "; only NCCL reads ^ and =" if name[:1] in ("^", "=") else ""

@@ -33,7 +33,9 @@ def die_with_parent(parent_pid: int) -> None:
         return
     # PR_SET_PDEATHSIG is 1.
     ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before the call: no signal will arrive
+    # The signal comes when the parent dies after this call. If it died before, this process has
+    # another parent already, and no signal will come.
+    if os.getppid() != parent_pid:
         os._exit(1)
 
 
@@ -135,6 +137,7 @@ def leave(code: int) -> NoReturn:
     Loaded modules are not torn down: their pages are shared, and each would be copied first.
     """
     try:
+        # Private, but there is no other way to run them and then not return to the caller.
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None and not stream.closed:

@@ -123,6 +123,7 @@ def end_sessions(leaders: Iterable[int]) -> None:
     The resource trackers of multiprocessing remove shared memory and end by themselves once
     every process that shares it is gone, so they are killed only after `GRACE_S`.
     """
+    # Twice: a member may start another process between the reading of /proc and its own end.
     remaining = list(leaders)
     for leader in remaining:
         kill_members(leader, spare_trackers=True)

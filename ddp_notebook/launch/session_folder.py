@@ -106,6 +106,8 @@ def remove(folder: Path, made: os.stat_result) -> None:
         now = os.fstat(itself)
         if not os.path.samestat(now, made) or now.st_uid != made.st_uid:
             return
+        # By names relative to the open folder (dir_fd), not by paths: between the check above and
+        # the removal somebody may rename the folder and put a link to another one in its place.
         with os.scandir(itself) as entries:
             names = [entry.name for entry in entries]
         for name in names:
@@ -182,6 +184,7 @@ def _locked(path: Path, *, exclusive: bool) -> int:
     if sys.platform == "win32":
         return -1
     try:
+        # Others may have put a link or a FIFO there: neither is followed, and neither blocks.
         held = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return -1
@@ -220,7 +223,9 @@ def remove_shared_memory(
         for path, status in _own_files()
         if prefixes and path.name.startswith(prefixes)
     }
-    # While the C library makes a semaphore, it has a second name of six characters.
+    # While the C library makes a semaphore, it has a second name of six characters: it writes a
+    # file of that name, links the semaphore's own name to it, and unlinks the first. Who is killed
+    # in between leaves both.
     for path, status in _own_files():
         if status.st_ino in inodes:
             _unlink(path)

@@ -115,6 +115,7 @@ class KeptAwake:
     def _watch(self) -> None:
         found: set[int] = set()
         while not self._closed.wait(0.5):
+            # Found twice: who stops a process for a moment and resumes it needs no help.
             stopped = {pid: name for pid, name in self._pids().items() if is_stopped(pid)}
             for pid in found & stopped.keys():
                 self._wake(pid, stopped[pid])
