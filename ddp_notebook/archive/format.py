@@ -132,12 +132,12 @@ class SavedRun:
 
 
 def encode_run(saved: SavedRun) -> dict[str, Any]:
-    """A run as a JSON object, with its format and version first."""
+    """Return a run as a JSON object, with its format and version first."""
     return {"format": FORMAT, "version": VERSION, **codec.encode(saved)}
 
 
 def decode_run(wire: Any) -> SavedRun:
-    """The run that `encode_run` wrote. Raises DecodeError for anything else.
+    """Return the run that `encode_run` wrote. Raises DecodeError for anything else.
 
     The caller has looked at the format and the version.
     """

@@ -19,6 +19,7 @@ import ipyparallel as ipp
 from ipyparallel.serialize import can, uncan
 
 from ddp_notebook.cluster import questions
+from ddp_notebook.cluster.channels import OrderSender
 from ddp_notebook.cluster.ipyparallel_private import (
     caught_up,
     check_private_api,
@@ -27,7 +28,6 @@ from ddp_notebook.cluster.ipyparallel_private import (
     unregister,
 )
 from ddp_notebook.cluster.launchers import ForkServerControllerLauncher, ForkServerEngineLauncher
-from ddp_notebook.cluster.order_sender import OrderSender
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.launch import child
 from ddp_notebook.launch.addresses import own_loopback
@@ -65,20 +65,11 @@ _ENGINE_ARGS = [
     "--IPEngine.out_stream_factory=ddp_notebook.cluster.engine.EngineStream",
 ]
 _POLL_S = 0.002
-_REPLY_GRACE_S = 0.2
 _ENDS_WITHIN_S = 10.0
 _FORGOTTEN_WITHIN_S = 2.0
 _ASK_AGAIN_S = 10.0
-_LOOK_AT_LOAD_S = 1.0
-_LAST_WORDS = 200
-_NEWS_WITHIN_S = 2.0
 
 _WAKE: tuple[str, dict[str, Any]] = ("ddp_notebook.rank.runtime:wake", {})
-
-
-def _on_rank(call: Call[Request, Answer], request: Request) -> tuple[str, dict[str, Any]]:
-    """The arguments with which `child.call` makes a rank's runtime answer a call."""
-    return "ddp_notebook.rank.runtime:call", {"name": call.name, "request": request}
 
 
 class _NoAnswer(Future[Any]):
@@ -164,7 +155,7 @@ class IPyParallelCluster:
         check_private_api(self._client)
 
     def _connected(self) -> Any:
-        """A client that is connected to the controller."""
+        """Return a client that is connected to the controller."""
         with magics_where_they_load():
             return self._wait(self._cluster.connect_client(timeout=scaled_for_load(60)))
 
@@ -198,7 +189,7 @@ class IPyParallelCluster:
         return pid
 
     def log_file(self, rank: int) -> Path:
-        """Where the process of `rank` writes what Python does not catch."""
+        """Return where the process of `rank` writes what Python does not catch."""
         return self._logs / f"rank-{rank}.log"
 
     def wait_for(self, ranks: Ranks, timeout_s: float, give_up: Callable[[], bool]) -> Ranks:
@@ -210,14 +201,17 @@ class IPyParallelCluster:
                 return missing
             if time.monotonic() > ask_again_s:
                 # The hub announces an engine only once, which can be missed on a busy machine; a
-                # client that connects is told of all of them.
-                self._reconnect()
+                # client that connects is told of all of them. The one before may have no pending
+                # calls.
+                before, self._client = self._client, self._connected()
+                self._views.clear()
+                before.close(linger=0)
                 ask_again_s = time.monotonic() + _ASK_AGAIN_S
             time.sleep(_POLL_S)
         return ()
 
     def _is_registered(self, rank: int) -> bool:
-        """True if the current engine of `rank` is registered, not one that was stopped."""
+        """Return True if the current engine of `rank` is registered, not one that was stopped."""
         stopped = self._stopped.get(rank)
         if stopped is None:
             return rank in self._client.ids
@@ -228,18 +222,17 @@ class IPyParallelCluster:
         """ipyparallel's name for the engine of `rank`; None if the client does not know it."""
         return engine_name(self._client, rank)
 
-    def _reconnect(self) -> None:
-        """Connect a new client; the previous one must not have pending calls."""
-        before, self._client = self._client, self._connected()
-        self._views.clear()
-        before.close(linger=0)
-
     def call(
         self, ranks: Ranks, call: Call[Request, Answer], request: Callable[[int], Request]
     ) -> dict[int, Future[Answer]]:
         """Call ranks, each with a request of its own."""
         answers: dict[int, Future[Answer]] = {
-            rank: self._apply(rank, *_on_rank(call, request(rank))) for rank in ranks
+            rank: self._apply(
+                rank,
+                "ddp_notebook.rank.runtime:call",
+                {"name": call.name, "request": request(rank)},
+            )
+            for rank in ranks
         }
         self._last_reply.update(answers)
         self._awake.update(self._pids[rank] for rank in ranks)
@@ -335,7 +328,7 @@ class IPyParallelCluster:
         if rank in self._last_reply:
             # A rank reports the end of its cell before it replies; ipyparallel would print a
             # warning about a reply from an engine that was unregistered.
-            self._last_reply.pop(rank).wait(_REPLY_GRACE_S)
+            self._last_reply.pop(rank).wait(0.2)
         engine = self._cluster.engines.get(f"rank-{rank}")
         if engine is not None and engine.state == "running":
             engine.signal(signal.SIGKILL)
@@ -372,12 +365,12 @@ class IPyParallelCluster:
             self._ended.set_result(reason)
 
     def _last_words(self) -> str:
-        """The last line that the controller wrote, to append to a sentence."""
+        """Return the last line that the controller wrote, to append to a sentence."""
         with contextlib.suppress(OSError):
             lines = (self._logs / "controller.log").read_text("utf-8", "replace").split("\n")
             for line in reversed(lines):
                 if line.strip():
-                    return f" Its last words: {line.strip()[:_LAST_WORDS]}"
+                    return f" Its last words: {line.strip()[:200]}"
         return ""
 
     def _forget(self, rank: int, pid: int) -> None:
@@ -416,10 +409,16 @@ class IPyParallelCluster:
         self._loop.close()
 
     def _wait(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float = 60) -> Any:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:  # the loop is closed: the session ends in another thread
+            coroutine.close()
+            if not self._ended.done():
+                raise
+            raise self._lost() from None
         began_s = time.monotonic()
         while not future.done():
-            wait([future, self._ended], _LOOK_AT_LOAD_S, FIRST_COMPLETED)
+            wait([future, self._ended], 1.0, FIRST_COMPLETED)
             if self._ended.done():
                 break
             waited_s = time.monotonic() - began_s
@@ -434,7 +433,7 @@ class IPyParallelCluster:
                 return future.result()
             except (CancelledError, RuntimeError):
                 # ipyparallel can notice the controller's exit before we do.
-                if not wait([self._ended], _NEWS_WITHIN_S).done:
+                if not wait([self._ended], 2.0).done:
                     raise
         future.cancel()
         raise self._lost() from None

@@ -69,7 +69,7 @@ class ForkServerMixin:
             await asyncio.sleep(_POLL_S)
 
     def poll(self) -> int | None:
-        """The exit code, None while the child lives."""
+        """Return the exit code, None while the child lives."""
         return self._exit_code
 
     def signal(self, sig: int) -> None:

@@ -15,8 +15,6 @@ from ddp_notebook.model import codec
 from ddp_notebook.rank.calls import Answer, CannotAnswer, Question, Request
 from ddp_notebook.rank.control_socket import LENGTH, MOST_BYTES, framed, is_mine, reachable
 
-_PIECE_BYTES = 1 << 16
-
 
 def ask(
     sockets: Mapping[int, Path],
@@ -44,7 +42,7 @@ def _read(question: Question[Request, Answer], data: bytes) -> Answer | CannotAn
 
 
 def _exchange(sockets: Mapping[int, Path], message: bytes, timeout_s: float) -> dict[int, bytes]:
-    """What each of them answers to `message`, without its length."""
+    """Return what each of them answers to `message`, without its length."""
     deadline_s = time.monotonic() + timeout_s
     answers: dict[int, bytes] = {}
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
@@ -72,7 +70,7 @@ def _exchange(sockets: Mapping[int, Path], message: bytes, timeout_s: float) -> 
 def _is_over(connection: Any, read: bytearray) -> bool:
     """Read more; True at the end of the message."""
     try:
-        piece = connection.recv(_PIECE_BYTES)
+        piece = connection.recv(1 << 16)
     except BlockingIOError:
         return False
     except OSError:
@@ -82,7 +80,7 @@ def _is_over(connection: Any, read: bytearray) -> bool:
 
 
 def _complete(read: bytearray) -> bytes:
-    """The message, as soon as all of it was read; nothing before."""
+    """Return the message, as soon as all of it was read; nothing before."""
     if len(read) < LENGTH.size:
         return b""
     (size,) = LENGTH.unpack_from(read)

@@ -26,17 +26,16 @@ from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
-from ddp_notebook.launch.network_namespaces import enter
-
-_PR_SET_PDEATHSIG = 1
-
 
 def die_with_parent(parent_pid: int) -> None:
     """Ask Linux to kill this process when `parent_pid` dies. Elsewhere: no effect."""
     if not sys.platform.startswith("linux"):
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before the call: no signal will arrive
+    # PR_SET_PDEATHSIG is 1.
+    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
+    # The signal comes when the parent dies after this call. If it died before, this process has
+    # another parent already, and no signal will come.
+    if os.getppid() != parent_pid:
         os._exit(1)
 
 
@@ -61,7 +60,7 @@ def become(spec: Mapping[str, Any], parent_pid: int) -> None:
     os.close(log)
     os.close(null)
     for path in spec.get("host", {}).values():
-        enter(path)
+        call("ddp_notebook.launch.lab_hosts:enter", {"path": path})
     os.environ.clear()
     os.environ.update(spec["env"])
     os.chdir(spec["cwd"])
@@ -126,7 +125,7 @@ def run(spec: Mapping[str, Any]) -> NoReturn:
 
 
 def exit_code(error: BaseException | None) -> int:
-    """The exit code of a process that ends with `error`."""
+    """Return the exit code of a process that ends with `error`."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     return int(error is not None)
@@ -138,6 +137,7 @@ def leave(code: int) -> NoReturn:
     Loaded modules are not torn down: their pages are shared, and each would be copied first.
     """
     try:
+        # Private, but there is no other way to run them and then not return to the caller.
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None and not stream.closed:

@@ -19,8 +19,6 @@ while torch is being loaded. Optional modules are imported while no command wait
 When its input closes, the session is gone (even after SIGKILL): it ends its children with
 everything they started, removes the session's folder and exits. It stays single-threaded and never
 initializes CUDA, because forking would not be safe.
-
-It forks fork servers for other notebooks, too: see shared_fork_server.py.
 """
 
 from __future__ import annotations
@@ -47,13 +45,7 @@ from ddp_notebook.launch.preload import (
     draw_together,
 )
 from ddp_notebook.launch.process_groups import GRACE_S, end_sessions, kill_members, send_signal
-from ddp_notebook.launch.session_folder import Held, hold
-from ddp_notebook.launch.shared_fork_server import Client, ListeningSocket
-from ddp_notebook.launch.shared_memory import remove_orphans
-
-_PARENT_CHECK_S = 2.0
-_IDLE_S = 1.0
-"""How long the server must be idle before it imports an optional module."""
+from ddp_notebook.launch.session_folder import Held, hold, remove_shared_memory
 
 # numpy's BLAS starts a thread pool when it is loaded; a process that forks must have no threads.
 _SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -73,22 +65,13 @@ def _freeze() -> None:
 
 
 class ForkServer:
-    """The loop of the process. `mode` is fork or process.
+    """The loop of the process. `mode` is fork or process; events are written to `events`."""
 
-    `address` is where equal servers are shared (empty: nowhere), `listener` the descriptor of a
-    socket that listens there already, -1 for none. Events are written to `events`.
-    """
-
-    def __init__(
-        self, mode: str, python_path: Sequence[str], address: str, listener: int, events: int
-    ) -> None:
+    def __init__(self, mode: str, python_path: Sequence[str], events: int) -> None:
         self.mode = mode
         self.idle_modules: list[str] = []
         """Modules still to import while no command waits."""
         self.python_path = list(python_path)
-        self.listening = ListeningSocket(address, listener)
-        self.notebook: int | None = None
-        """A pidfd of the notebook's process; None where that is the parent."""
         self.commands = os.dup(0)
         self.events = events
         os.set_inheritable(events, False)
@@ -96,18 +79,15 @@ class ForkServer:
         os.dup2(null, 0)
         os.close(null)
         self.parent_pid = os.getppid()
-        self.begin()
-
-    def begin(self) -> None:
-        """Be a server that has no children yet."""
         self.begin_session()
-        self.forked_servers: set[int] = set()
-        """Fork servers that were forked here for other notebooks."""
         self.buffer = b""
         self.closed = self.broken = False
         self.wake_read, self.wake_write = os.pipe()
         for fd in (self.wake_read, self.wake_write):
             os.set_blocking(fd, False)
+        # A handler in Python runs between two bytecodes and so never while select() sleeps: that
+        # the signal's number is written to a pipe wakes select(), and no SIGCHLD is missed in the
+        # moment before it sleeps. A full pipe wakes it as well.
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -150,29 +130,22 @@ class ForkServer:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-        if modules:
-            child.call("ddp_notebook.rank.cells.held_modules:hold", {})
-            if "ddp_notebook.rank.torch_private" in sys.modules:  # else torch does not load here
-                child.call("ddp_notebook.rank.torch_private:forget_rules", {})
+        if "ddp_notebook.rank.torch_private" in sys.modules:  # else torch does not load here
+            child.call("ddp_notebook.rank.torch_private:forget_rules", {})
         _freeze()
         if modules:
             draw_together()
         gc.enable()
-        self.send_ready(time.monotonic() - started)
-
-    def send_ready(self, import_s: float) -> None:
-        """Report that ranks can be started; `import_s` is how long the imports took."""
         threads = len(list(Path("/proc/self/task").glob("*"))) or 1
-        seconds = round(import_s, 3)
+        seconds = round(time.monotonic() - started, 3)
         self.send(event="ready", threads=threads, import_s=seconds, mode=self.mode)
 
     def loop(self) -> None:
         """Serve until the session is gone."""
         while not self.closed:
-            self.fork_servers()
-            # With children it would copy the pages that they share, more than it saves.
+            # With children an import would copy the pages that they share, more than it saves.
             to_import = self.idle_modules and not (self.children or self.orphaned)
-            wait_s = GRACE_S if self.orphaned else _IDLE_S if to_import else _PARENT_CHECK_S
+            wait_s = GRACE_S if self.orphaned else 1.0 if to_import else 2.0
             idle = not self.turn(wait_s)
             if idle and to_import and not self.children:
                 _import(self.idle_modules.pop(0))
@@ -183,10 +156,7 @@ class ForkServer:
 
         Sets `closed` when the session is gone.
         """
-        fds = [self.commands, self.wake_read, *self.listening.fds]
-        if self.notebook is not None:
-            fds.append(self.notebook)
-        readable, _, _ = select.select(fds, [], [], wait_s)
+        readable, _, _ = select.select([self.commands, self.wake_read], [], [], wait_s)
         if self.wake_read in readable:
             self.reap()
         self.end_orphans()
@@ -198,50 +168,8 @@ class ForkServer:
                 line, self.buffer = self.buffer.split(b"\n", 1)
                 self.serve(json.loads(line))
         # A process that the notebook forked can hold our input open after the notebook died.
-        orphan = self.notebook is None and os.getppid() != self.parent_pid
-        self.closed = self.closed or orphan or self.notebook in readable
+        self.closed = self.closed or os.getppid() != self.parent_pid
         return bool(readable)
-
-    # -- fork servers of other notebooks -----------------------------------------------
-
-    def fork_servers(self) -> None:
-        """Fork a fork server for each notebook that asks for one."""
-        while (client := self.listening.accept()) is not None:
-            _freeze()
-            try:
-                pid = os.fork()
-            except OSError:  # the limit of processes is reached: this server goes on nevertheless
-                client.close()
-                return
-            if pid == 0:
-                self.serve_only(client)
-            else:
-                self.forked_servers.add(pid)
-                client.close()
-
-    def serve_only(self, client: Client) -> None:
-        """In the child: be the fork server of the notebook that asked."""
-        # First of all, so that an error here cannot end the parent's children and folders.
-        held = self.folders
-        self.children, self.folders, self.orphaned = {}, [], {}
-        os.setsid()
-        self.close_fds()
-        for folder in held:
-            folder.let_go()
-        self.commands, self.events, _, self.notebook = client
-        client.introduce()
-        self.idle_modules = []  # importing them here would copy more shared pages than it saves
-        self.begin()
-        self.send_ready(0.0)
-
-    def close_fds(self) -> None:
-        """In a child: close what belongs to this server."""
-        for fd in (self.commands, self.events, self.wake_read, self.wake_write):
-            os.close(fd)
-        self.listening.close()
-        if self.notebook is not None:
-            os.close(self.notebook)
-            self.notebook = None
 
     # -- children ----------------------------------------------------------------------
 
@@ -265,10 +193,14 @@ class ForkServer:
                 self.send(event="reset")
 
     def spawn(self, spec: dict[str, Any]) -> int:
-        """Start a child; its pid."""
+        """Start a child; return its pid."""
         if self.mode == "process":
             return self.spawn_process(spec)
+        # What is not frozen yet would be scanned by the child's garbage collector, which writes to
+        # the header of each object: the pages would be shared no longer.
         _freeze()
+        # fork() copies the thread that calls it and no other. A lock that another thread holds at
+        # that moment would stay locked for ever in the child: hence no thread in this process.
         pid = os.fork()
         if pid == 0:
             self.run_forked(spec)
@@ -281,7 +213,10 @@ class ForkServer:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            self.close_fds()
+            for fd in (self.commands, self.events, self.wake_read, self.wake_write):
+                os.close(fd)
+            # A lock of flock(2) belongs to the open file and not to the process: held on in the
+            # child, it would keep a dead session's folder from being swept.
             for held in self.folders:
                 held.let_go()
             gc.enable()
@@ -311,6 +246,7 @@ class ForkServer:
         """Report every child that ended, and kill what it left running in its session."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake_read, 1 << 12)
+        # Signals do not queue: one SIGCHLD may stand for several children.
         while True:
             try:
                 pid, status, used = os.wait4(-1, os.WNOHANG)
@@ -318,15 +254,14 @@ class ForkServer:
                 return
             if pid == 0:
                 return
-            if pid in self.forked_servers:
-                self.forked_servers.remove(pid)
-                continue
             process = self.children.pop(pid, None)
             if process is not None and process.stdin is not None:
                 process.returncode = os.waitstatus_to_exitcode(status)
                 process.stdin.close()
             code, peak = os.waitstatus_to_exitcode(status), used.ru_maxrss << 10
             self.send(event="exited", pid=pid, code=code, peak_bytes=peak)
+            # What it started is found by its session (setsid), whose number is the dead leader's
+            # pid. The kernel gives that pid to nobody else while a member of the session lives.
             kill_members(pid, spare_trackers=True)
             self.orphaned[pid] = time.monotonic() + GRACE_S
 
@@ -336,7 +271,7 @@ class ForkServer:
         for leader in [pid for pid, until in self.orphaned.items() if until <= now]:
             del self.orphaned[leader]
             kill_members(leader)
-            remove_orphans((), self.started_s)
+            remove_shared_memory((), self.started_s)
 
     def end(self) -> None:
         """End all children and what they started; remove the session's folders."""
@@ -350,25 +285,26 @@ class ForkServer:
                 self.reap()
         end_sessions({*leaders, *self.orphaned})
         names = [str(folder.path) for folder in self.folders]
-        remove_orphans(names, self.started_s, wait_s=1.0)
+        remove_shared_memory(names, self.started_s, wait_s=1.0)
         for folder in self.folders:
             folder.remove()
 
 
-def main(mode: str, python_path: Sequence[str], address: str, listener: int, events: int) -> None:
+def main(mode: str, python_path: Sequence[str], events: int) -> None:
     """Run the fork server in this process until its input closes. For arguments see `ForkServer`.
 
     In mode "process" children are ordinary processes, so nothing is imported beforehand.
     """
-    server = ForkServer(mode, python_path, address, listener, events)
+    server = ForkServer(mode, python_path, events)
     fork = mode == "fork"
     try:
         server.idle_modules = list(IDLE_MODULES) if fork else []
         server.preload([*ENGINE_MODULES, *TORCH_MODULES] if fork else [])
         server.loop()
     finally:
+        # Whatever raised in the loop: the session hears that the server has ended, and not first
+        # that its ranks did.
         server.broken = not server.closed
-        server.listening.remove()
         server.end()
-    # Skip Python's shutdown: teardown would copy all pages shared with other servers.
+    # Without Python's shutdown, which takes a while with torch loaded.
     child.leave(0)

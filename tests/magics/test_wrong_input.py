@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,25 +111,6 @@ def test_a_current_folder_that_is_gone_is_said_by_every_verb() -> None:
         register._magic(ui, verb)("")
 
 
-def test_a_path_with_spaces_is_shown_in_quotes_by_every_verb_that_takes_one(
-    shell2: Any,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my train.py").write_text("print('trained')")
-    (tmp_path / "my logs").mkdir()
-    for call, right in (
-        ("save my run.json", '%ddp_save "my run.json"'),
-        ("replay my train.py", '%ddp_replay "my train.py"'),
-        ("attach my logs", '%ddp_attach "my logs"'),
-        ("run my train.py --epochs 2", '%ddp_run "my train.py" --epochs 2'),
-    ):
-        assert right in said(shell2, capsys, f"%ddp_{call}")
-    assert "trained" in said(shell2, capsys, right, ok=True)
-
-
 def test_a_launcher_before_the_script_and_an_option_behind_it_are_told_where_they_belong(
     shell2: Any,
     capsys: pytest.CaptureFixture[str],
@@ -238,14 +218,3 @@ def test_a_cell_that_fails_on_a_rank_fails_in_the_notebook(
     shown = capsys.readouterr().out
     assert shown.index("── rank 1 ──") < shown.index("fine"), "the traceback comes first"
     assert "CellFailed: rank 1 raised ValueError (cell line 3); rank 0 finished." in shown
-
-
-def test_what_the_user_replaced_of_pythons_own_is_named_and_set_back_it_works(
-    shell2: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(json, "dumps", None)
-        words = said(shell2, capsys, "%ddp_where")
-    assert "UsageError: %ddp_where failed (TypeError" in words
-    assert "json.dumps was replaced" in words and "Set it back as before" in words
-    assert "runs nothing" in said(shell2, capsys, "%ddp_where", ok=True)

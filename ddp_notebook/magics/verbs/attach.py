@@ -76,7 +76,6 @@ ATTACH = Verb(
             nargs="*",
             default=[],
             completer=files,
-            is_path=True,
         ),
     ),
 )

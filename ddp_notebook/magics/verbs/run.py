@@ -195,7 +195,7 @@ SCRIPT = Verb(
             "ranks itself, as by mp.spawn; they are diagnosed",
         ),
         *options.RUN_OPTIONS,
-        Option("script", "the script", completer=files, is_path=True),
+        Option("script", "the script", completer=files),
         Option("arguments", "its arguments", nargs=argparse.REMAINDER),
     ),
 )

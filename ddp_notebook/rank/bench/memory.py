@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ddp_notebook.bench.steps.plan import Memory
-from ddp_notebook.launch.out_of_memory import container_memory
+from ddp_notebook.launch.out_of_memory import bytes_left
 from ddp_notebook.rank.bench.steps_data import Feed
 from ddp_notebook.rank.bench.steps_models import Subject
 from ddp_notebook.rank.training.samplers import tensors_in
@@ -22,8 +22,7 @@ def free_bytes(device: torch.device) -> int:
     """Bytes that are free on `device`; on a CPU, those of its host and the rank's container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    available, limit = psutil.virtual_memory().available, container_memory()
-    return int(available if limit is None else min(available, limit.left))
+    return int(min(psutil.virtual_memory().available, bytes_left()))
 
 
 def allowed_bytes(device: torch.device, ranks: int) -> int:

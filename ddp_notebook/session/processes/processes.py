@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ddp_notebook import files
+from ddp_notebook.cluster.channels import EventReceiver, OrderSender
 from ddp_notebook.cluster.cluster import CONTROLLER, IPyParallelCluster
-from ddp_notebook.cluster.event_receiver import EventReceiver
-from ddp_notebook.cluster.order_sender import OrderSender
 from ddp_notebook.cluster.rank_cluster import RankCluster
 from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch import out_of_memory
@@ -21,9 +20,9 @@ from ddp_notebook.launch.addresses import why_no_loopback
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.environment import loopback_interface, rank_environment
+from ddp_notebook.launch.lab_hosts import LabHosts, Placed
 from ddp_notebook.launch.process_groups import end_sessions
-from ddp_notebook.launch.session_folder import Held, make_folder
-from ddp_notebook.launch.shared_memory import remove_orphans
+from ddp_notebook.launch.session_folder import Held, make_folder, remove_shared_memory
 from ddp_notebook.model import (
     Event,
     Loading,
@@ -38,18 +37,12 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.rank.rank_process import multiprocessing_folder, questions_of
 from ddp_notebook.session.options import InitOptions
-from ddp_notebook.session.processes.awake import KeptAwake
 from ddp_notebook.session.processes.collective_logs import CollectiveLogs
-from ddp_notebook.session.processes.deaths import deaths
-from ddp_notebook.session.processes.lab_hosts import LabHosts, Placed
 from ddp_notebook.session.processes.script_processes import Places, ScriptProcesses
 from ddp_notebook.session.processes.store import StoreProcess
-from ddp_notebook.session.processes.unresponsive import StoppedRanks
+from ddp_notebook.session.processes.unresponsive import KeptAwake, StoppedRanks, deaths
 from ddp_notebook.session.record import Record
 from ddp_notebook.state.descriptions import exit_text
-
-_LAST_WORDS_BYTES = 4000
-_REGISTER_GRACE_S = 30.0
 
 _LISTENING = (Status.READY, Status.RUNNING)
 """Ranks that answer questions, for they are past set-up."""
@@ -99,7 +92,7 @@ class Processes:
             """The collective logs of the ranks."""
             self.receiver = EventReceiver(self.folder, record.hear)
             undo.callback(self.receiver.close)
-            self.orders = OrderSender(self.folder, self.receiver.key)
+            self.orders = OrderSender(self.folder)
             undo.callback(self.orders.close)
             self.cluster: RankCluster = IPyParallelCluster(
                 fork_server, self.folder, self.orders, self._exited
@@ -114,13 +107,13 @@ class Processes:
         return self.folder / "output"
 
     def log_file(self, rank: int) -> Path:
-        """The file behind a rank's own stdout and stderr."""
+        """Return the file behind a rank's own stdout and stderr."""
         if rank not in self._log_files:  # each cell looks at all of them
             self._log_files[rank] = self.folder / "log" / f"rank-{rank}.log"
         return self._log_files[rank]
 
     def output_file(self, rank: int, cell: int) -> Path:
-        """Where `rank` puts what it writes in `cell`, once that is too long to send."""
+        """Return where `rank` puts what it writes in `cell`, once that is too long to send."""
         return self.output_folder / f"rank-{rank}-cell-{cell}.txt"
 
     # -- bringing up -------------------------------------------------------------------
@@ -135,8 +128,6 @@ class Processes:
             raise SetupFailed(why)
         began_ns = time.monotonic_ns()
         self.fork_server.on_loading(lambda done: self._show_loading(done, began_ns))
-        if not self.fork_server.pid:  # one forked by a shared server starts with torch loaded
-            self._await_torch()
         self.cluster.start()
         self._await_torch()
         if self.options.init_method != "file":
@@ -166,7 +157,7 @@ class Processes:
         stopped = StoppedRanks(lambda: self.record.snapshot.ranks)
         missing = self.cluster.wait_for(
             ranks,
-            self.options.timeout_s + _REGISTER_GRACE_S,
+            self.options.timeout_s + 30.0,
             lambda: self._any_dead(ranks) or bool(stopped.among(ranks)),
         )
         if missing and self.record.snapshot.ended:
@@ -184,7 +175,7 @@ class Processes:
                 self.launch(ranks)
 
     def why_not_kept(self, options: InitOptions) -> str:
-        """Why no rank could have `options` in its process; empty when some can."""
+        """Return why no rank could have `options` in its process; empty when some can."""
         if other := options.other_kind(self.options):
             return f"{' and '.join(other)} changes what a process is"
         if not self.fork_server.equals_a_new_one():
@@ -215,7 +206,7 @@ class Processes:
             "rank": rank,
             "events": self.receiver.url,
             "orders": self.orders.url,
-            "key": self.receiver.key,
+            "source": self.receiver.source,
             "log": str(self.log_file(rank)),
             "output_folder": str(self.output_folder),
         }
@@ -226,7 +217,7 @@ class Processes:
         self._say(RankSpawned(rank=rank, pid=pid, device=label, heard_ns=time.monotonic_ns()))
 
     def _network(self) -> dict[str, str]:
-        """What has gloo use the loopback interface where the ranks meet there."""
+        """Return what has gloo use the loopback interface where the ranks meet there."""
         if self.options.master_addr in ("127.0.0.1", "localhost", "::1"):
             interface = loopback_interface()
             if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
@@ -244,7 +235,7 @@ class Processes:
         return {"OMP_NUM_THREADS": str(self.options.threads), **visible, **self._network()}
 
     def _why_not_up(self, missing: Ranks, stopped: Mapping[int, str]) -> str:
-        """Which rank could not be launched, and why; `stopped` says it of some."""
+        """Return which rank could not be launched, and why; `stopped` says it of some."""
         lines = deaths(self.record.snapshot)
         lines += [f"Rank {rank} did not start: {why}." for rank, why in stopped.items()]
         return "\n".join(lines or [f"{name_ranks(missing).capitalize()} did not start."])
@@ -445,7 +436,7 @@ class Processes:
     def _log_tail(self, rank: int) -> str:
         with contextlib.suppress(OSError), self.log_file(rank).open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._earlier_bytes.get(rank, 0), size - _LAST_WORDS_BYTES))
+            log.seek(max(self._earlier_bytes.get(rank, 0), size - 4000))
             return log.read().decode("utf-8", "replace")
         return ""
 
@@ -454,12 +445,12 @@ class Processes:
             return
         # The kernel kills its children with it (PR_SET_PDEATHSIG), but not what they started.
         end_sessions(state.pid for state in self.record.snapshot.ranks if state.pid)
-        remove_orphans((str(self.folder),), self._started_s, wait_s=1.0)
+        remove_shared_memory((str(self.folder),), self._started_s, wait_s=1.0)
         self._on_lost("The fork server that started the ranks ended.")
 
 
 def _gone(held: Held, started: bool) -> str:
-    """What is gone of a session's folder that new ranks need; empty if nothing is."""
+    """Return what is gone of a session's folder that new ranks need; empty if nothing is."""
     folder, cleaner = held.path, "perhaps one that cleans temporary files."
     if not held.is_there:
         return (

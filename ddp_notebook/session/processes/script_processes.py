@@ -22,15 +22,11 @@ from ddp_notebook.session.processes.started_ranks import StartedRanks
 from ddp_notebook.state.output import STREAMS
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.event_receiver import EventReceiver
+    from ddp_notebook.cluster.channels import EventReceiver
     from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.launch.client import ForkServerClient
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.record import Record
-
-_ENDED_WITHIN_S = 5.0
-_LAST_WORDS_BYTES = 4000
-_LAST_OUTPUT_BYTES = 16_000
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,7 @@ class ScriptProcesses:
         """The ranks that these processes have started themselves."""
         self._sent: dict[tuple[int, OutputKind], int] = {}
         """Bytes received of each stream."""
-        self._key = places.receiver.add_source(self._hear)
+        self._source = places.receiver.add_source(self._hear)
         places.lend(ranks, folder)
 
     def start(
@@ -117,7 +113,7 @@ class ScriptProcesses:
             arguments = {
                 "rank": rank,
                 "events": receiver.url,
-                "key": self._key,
+                "source": self._source,
                 "folder": str(self._folder),
                 "output_folder": str(self._output_folder),
                 "script": codec.encode(script),
@@ -154,8 +150,8 @@ class ScriptProcesses:
         """End the remaining processes; the session's own processes are the ranks again."""
         self.kill(self.ranks)
         with self._gone:
-            self._gone.wait_for(lambda: self._told >= self._pids.keys(), _ENDED_WITHIN_S)
-        self._places.receiver.remove_source(self._key)
+            self._gone.wait_for(lambda: self._told >= self._pids.keys(), 5.0)
+        self._places.receiver.remove_source(self._source)
         with self._telling:
             self._given_back = True
         self._places.take_back(self.ranks)
@@ -189,7 +185,7 @@ class ScriptProcesses:
         for what, path in zip(STREAMS, streams_of(self._folder, rank), strict=True):
             with contextlib.suppress(OSError), path.open("rb") as stream:
                 size = stream.seek(0, os.SEEK_END)
-                stream.seek(max(sent[what], size - _LAST_OUTPUT_BYTES))
+                stream.seek(max(sent[what], size - 16_000))
                 if text := stream.read().decode("utf-8", "replace"):
                     found.append(Output(rank=rank, cell=self._cell, what=what, text=text))
         return found
@@ -232,17 +228,17 @@ class ScriptProcesses:
         self._add(events)
 
     def log(self, rank: int) -> str:
-        """All output of a process: stdout, then stderr."""
+        """Return all output of a process: stdout, then stderr."""
         return "".join(map(_text, streams_of(self._folder, rank)))
 
     def _last_words(self, rank: int) -> str:
-        """The last output of a process: of stderr, else of stdout."""
-        texts = (_text(path, _LAST_WORDS_BYTES) for path in streams_of(self._folder, rank)[::-1])
+        """Return the last output of a process: of stderr, else of stdout."""
+        texts = (_text(path, 4000) for path in streams_of(self._folder, rank)[::-1])
         return next((text for text in texts if text.strip()), "")
 
 
 def _text(path: Path, last_bytes: int = 0) -> str:
-    """A file, or its last part; empty if it does not exist."""
+    """Return a file, or its last part; empty if it does not exist."""
     try:
         return path.read_bytes()[-last_bytes:].decode("utf-8", "replace")
     except OSError:

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_notebook.cluster.event_receiver import EventReceiver
+from ddp_notebook.cluster.channels import EventReceiver
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.model import (
@@ -19,8 +19,6 @@ from ddp_notebook.model import (
     StoreOpened,
 )
 from ddp_notebook.session.record import Record
-
-_CLOSE_WITHIN_S = 2.0
 
 
 class StoreProcess:
@@ -41,7 +39,7 @@ class StoreProcess:
         self._ended = False
         self._unsubscribe = record.subscribe(self._watch)
         receiver.expect_from_start(SESSION)
-        arguments = {"url": receiver.url, "key": receiver.key, "host": host, "port": port}
+        arguments = {"url": receiver.url, "source": receiver.source, "host": host, "port": port}
         self.pid = fork_server.spawn_call(
             "ddp_notebook.rank.setup.store_process:main",
             arguments,
@@ -77,7 +75,7 @@ class StoreProcess:
         self._unsubscribe()
         if not self._ended:
             self._fork_server.signal(self.pid, signal.SIGKILL)
-            self._record.wait_for(lambda: self._ended, _CLOSE_WITHIN_S)
+            self._record.wait_for(lambda: self._ended, 2.0)
 
     def _own_answer(self) -> StoreOpened | StoreFailed | None:
         return next((event for event in self._answers if event.pid == self.pid), None)
