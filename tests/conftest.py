@@ -154,15 +154,6 @@ def warm_fork_server() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def warm_kernels() -> Iterator[None]:
-    """Sessions in kernels of their own start warm; see `kernels.warm_kernels`."""
-    from kernels import warm_kernels
-
-    with warm_kernels():
-        yield
-
-
 @pytest.fixture(scope="module", autouse=True)
 def nothing_left_behind_by_the_module(request: pytest.FixtureRequest) -> Iterator[None]:
     """A module's shared sessions leave nothing when the module is over."""
@@ -221,7 +212,7 @@ def turn(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session of this test loads torch itself, as that of a first notebook does."""
+    """The session of this test loads torch itself, as that of a notebook does."""
     monkeypatch.setenv("DDP_NOTEBOOK_TEST_COLD", uuid.uuid4().hex)
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import nbclient
-import support
 from jupyter_client.manager import KernelManager
 from support import Pids
 
@@ -242,24 +241,6 @@ class Kernel:
         if self.manager.has_kernel:
             self.manager.shutdown_kernel(now=now)
         self.manager.cleanup_resources()
-
-
-@contextlib.contextmanager
-def warm_kernels(environment: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Kernels that start meanwhile load no torch: another notebook of this user has it loaded.
-
-    Those with the same environment. A test of a cold start gives its kernel another one.
-    """
-    with Kernel(environment) as kernel:
-        pids = {kernel.pid, kernel.warm()}
-        import_server = "from ddp_notebook.launch import shared_fork_server"
-        folder = kernel.ask("shared_fork_server._folder_with_modules()", import_server)
-        assert not folder, f"its server serves notebooks in {folder} alone"
-        support.warm.update(pids)
-        try:
-            yield
-        finally:
-            support.warm.difference_update(pids)
 
 
 def text_of(message: Mapping[str, Any]) -> str:

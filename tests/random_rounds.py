@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 import support
-from kernels import Kernel, warm_kernels
+from kernels import Kernel
 from support import SEED
 
 from ddp_notebook import errors
@@ -56,7 +56,7 @@ def main(make: Callable[[Path], Rounds], rounds: int) -> int:
     failed = 0
     with tempfile.TemporaryDirectory(prefix="dr-") as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder
-        with warm_kernels(), make(Path(folder, "train.py")) as tests:
+        with make(Path(folder, "train.py")) as tests:
             for number in range(rounds):
                 named = tests.seed(number)
                 try:

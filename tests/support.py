@@ -20,7 +20,8 @@ import pytest
 
 from ddp_notebook import testing
 from ddp_notebook.errors import DDPError, Stuck
-from ddp_notebook.launch import network_namespaces
+from ddp_notebook.launch import lab_hosts
+from ddp_notebook.launch.client import ForkServerClient, can_fork
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Diagnosis
 from ddp_notebook.session import InitOptions, Session
@@ -82,7 +83,7 @@ def lacking(why: str) -> NoReturn:
 
 def need_lab_hosts() -> None:
     """Skip where the fault lab can have no second host; in CI that is a failure."""
-    why = network_namespaces.why_not()
+    why = lab_hosts.why_not()
     if why:
         lacking(f"no second host: {why}")
 
@@ -182,41 +183,72 @@ def spared_processes(
 
 warm: set[int] = set()
 """Processes kept for the whole run, so that sessions that begin meanwhile load no torch."""
+_kept: list[ForkServerClient] = []
+"""A fork server that no session has; empty where tests keep none."""
+
+
+class KeptForkServer(ForkServerClient):
+    """One that is reset and kept for the next session, as by `%ddp_shutdown`, when one closes it.
+
+    Unless it is not what the next session would start.
+    """
+
+    def close(self, timeout_s: float = 5) -> None:
+        """Keep it, or end it."""
+        self.wake()
+        if self.alive and not _kept and self.equals_a_new_one() and self.reset():
+            _kept.append(self)
+        else:
+            super().close(timeout_s)
+            warm.discard(self.pid)
+
+
+def fork_server(mode: str = "fork") -> ForkServerClient:
+    """The one that was kept, or a new one."""
+    if mode == "fork" and _kept:
+        server = _kept.pop()
+        if server.alive and server.equals_a_new_one():
+            return server
+        _kept.append(server)  # for the sessions that follow, with the usual environment
+    if mode != "fork" or _kept:
+        return ForkServerClient(mode)
+    server = KeptForkServer(mode)
+    warm.add(server.pid)
+    return server
 
 
 @contextlib.contextmanager
 def warm_fork_server() -> Iterator[None]:
-    """Torch is loaded once for the sessions that begin meanwhile: each forks its server from it.
+    """Torch is loaded once for the sessions of this process that begin meanwhile.
 
-    As notebooks of one user do. A test of a cold start changes the environment (`cold`).
+    Loading it takes seconds. A test of a cold start changes the environment (`cold`).
     """
-    from ddp_notebook.launch.client import ForkServerClient, can_fork
+    from ddp_notebook.session import pool
 
     if not can_fork():
         yield
         return
-    server = ForkServerClient("fork")
-    warm.add(pid := server.pid)
-    try:
-        yield
-    finally:
-        server.close()
-        warm.discard(pid)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "ForkServerClient", fork_server)
+        _kept.append(fork_server())
+        try:
+            yield
+        finally:
+            while _kept:
+                ForkServerClient.close(_kept.pop())
 
 
 def run_with_torch(source: str, folder: Path) -> None:
     """Run a script in a process that has torch loaded, as a rank has. Fails as it does.
 
-    The fork server is forked from the warm one: loading torch takes seconds each time.
+    The fork server is the one that is kept for sessions.
     """
-    from ddp_notebook.launch.client import ForkServerClient
-
     script, log = folder / "script.py", folder / "log"
     script.write_text(source)
     call = ["runpy:run_path", {"path_name": str(script), "run_name": "__main__"}]
     spec = {"calls": [call], "env": dict(os.environ), "cwd": str(folder), "log": str(log)}
     ended: Future[int] = Future()
-    server = ForkServerClient("fork")
+    server = fork_server()
     try:
         server.ready.result(scaled_for_load(60))
         server.spawn(spec, ended.set_result)

@@ -19,6 +19,7 @@ import ipyparallel as ipp
 from ipyparallel.serialize import can, uncan
 
 from ddp_notebook.cluster import questions
+from ddp_notebook.cluster.channels import OrderSender
 from ddp_notebook.cluster.ipyparallel_private import (
     caught_up,
     check_private_api,
@@ -27,7 +28,6 @@ from ddp_notebook.cluster.ipyparallel_private import (
     unregister,
 )
 from ddp_notebook.cluster.launchers import ForkServerControllerLauncher, ForkServerEngineLauncher
-from ddp_notebook.cluster.order_sender import OrderSender
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.launch import child
 from ddp_notebook.launch.addresses import own_loopback

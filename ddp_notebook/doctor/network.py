@@ -6,42 +6,21 @@ import errno
 import ipaddress
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddp_notebook.model.doctor import Check
 
-_SLOW_LOOKUP_S = 2.0
 
-
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(NamedTuple):
     """A process that holds a port. `pid` is None where the system does not say."""
 
     pid: int | None
     command: str
-    listens: bool = True
 
     def __str__(self) -> str:
-        what = "" if self.listens else ", as the near end of a connection"
         if self.pid is None:
-            return f"a process of another user{what}"
-        return f"pid {self.pid} ({self.command or 'its command is not known'}){what}"
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """The range that the system takes free ports from, ends included, and how many are in use.
-
-    `in_use` is None where that cannot be counted.
-    """
-
-    first: int
-    last: int
-    in_use: int | None
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return max(0, self.last - self.first + 1)
+            return "a process of another user"
+        return f"pid {self.pid} ({self.command or 'its command is not known'})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +30,6 @@ class Lookup:
     name: str
     addresses: tuple[str, ...] = ()
     error: str = ""
-    took_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +43,7 @@ class Interface:
 # --------------------------------------------------------------------------- ports
 
 
-def check_port(
-    port: int, asked_by: str, refused: int, holders: Sequence[Holder], ports: Ports | None
-) -> Check:
+def check_port(port: int, asked_by: str, refused: int, holders: Sequence[Holder]) -> Check:
     """The port of the store can be listened on.
 
     `asked_by` names the option or the variable it comes from; `refused` is the errno of the
@@ -91,52 +67,7 @@ def check_port(
     if refused:
         why = errno.errorcode.get(refused, str(refused))
         return Check.failure(name, f"{asked_by} cannot be listened on ({why})", elsewhere)
-    if ports is not None and ports.first <= port <= ports.last:
-        span = f"{ports.first}-{ports.last}"
-        return Check.ok(name, f"free now; any connection may get it (it is one of {span})")
     return Check.ok(name, "free")
-
-
-def ports_needed(world_size: int) -> int:
-    """Ports that a session of so many ranks takes from the system's range.
-
-    Measured: a rank has about ten connections to the session's processes, and with gloo one to
-    each other rank, for which one of the two needs a port.
-    """
-    return 16 + world_size * (12 + world_size // 2)
-
-
-def check_ports(ports: Ports, world_size: int) -> Check:
-    """Enough ports of the system's range are free."""
-    name, needed = "free ports", ports_needed(world_size)
-    remedy = (
-        "Widen the range: sudo sysctl net.ipv4.ip_local_port_range='32768 60999'. See what "
-        "holds the ports: ss -tanp"
-    )
-    span = f"{ports.first}-{ports.last}"
-    if ports.in_use is None:
-        free, found = ports.count, f"{ports.count:,} in {span} (how many are in use is unknown)"
-    else:
-        free = ports.count - ports.in_use
-        found = f"{max(free, 0):,} of {ports.count:,} in {span}, {ports.in_use:,} in use"
-    ranks = f"{world_size} ranks take about {needed:,}"
-    if free < needed:
-        return Check.failure(name, f"{found}; {ranks}", remedy)
-    if free < 4 * needed:
-        return Check.warning(name, f"{found}; {ranks}", remedy)
-    return Check.ok(name, found)
-
-
-def check_loopback(trouble: str) -> Check:
-    """Processes of this host reach each other; `trouble` is why not, else empty."""
-    name = "loopback"
-    if trouble:
-        return Check.failure(
-            name,
-            f"no connection over 127.0.0.1: {trouble}",
-            "Look at the firewall and at: ip addr show lo (it must be UP with 127.0.0.1)",
-        )
-    return Check.ok(name, "a connection over 127.0.0.1 to a port that the system chose works")
 
 
 # --------------------------------------------------------------------------- names
@@ -172,12 +103,6 @@ def check_host_name(lookup: Lookup, own: Collection[str], several_hosts: bool) -
         return Check.ok(name, f"{shown}, which is enough on one host")
     if own and not set(lookup.addresses) & set(own):
         return Check.warning(name, f"{shown}, which is no address of this host", remedy)
-    if lookup.took_s > _SLOW_LOOKUP_S:
-        return Check.warning(
-            name,
-            f"{shown}, after {lookup.took_s:.0f} s; each rank looks it up",
-            f"Add it to /etc/hosts: {lookup.addresses[0]} {lookup.name}",
-        )
     return Check.ok(name, shown)
 
 
@@ -219,55 +144,41 @@ def check_interfaces(
     gloo and TensorPipe need full names; NCCL takes prefixes. A wrong variable of NCCL is only a
     warning unless `nccl_wanted`.
     """
+    usable = ", ".join(n for n in sorted(interfaces) if not _unusable(interfaces[n])) or "none"
     checks = []
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
-        if environment.get(variable):
-            trouble = _interface_trouble(variable, environment[variable], interfaces)
-            checks.append(_interface_check(variable, environment, trouble, interfaces, nccl_wanted))
-    if checks:
-        return tuple(checks)
-    usable = ", ".join(_usable(interfaces)) or "none"
-    return (Check.ok("interfaces", f"{usable} up; no variable chooses one"),)
-
-
-def _interface_check(
-    variable: str,
-    environment: Mapping[str, str],
-    trouble: str,
-    interfaces: Mapping[str, Interface],
-    nccl_wanted: bool,
-) -> Check:
-    value = environment[variable]
-    if not trouble:
-        return Check.ok(variable, value)
-    usable = ", ".join(_usable(interfaces)) or "none is up"
-    remedy = f"Unset {variable}, or name one of: {usable}"
-    if variable.startswith("NCCL") and not nccl_wanted:
-        return Check.warning(variable, f"{value}: {trouble} (only NCCL reads it)", remedy)
-    return Check.failure(variable, f"{value}: {trouble}", remedy)
+        value, of_nccl = environment.get(variable, ""), variable.startswith("NCCL")
+        if not value:
+            continue
+        trouble = _interface_trouble(variable, value, interfaces)
+        remedy = f"Unset {variable}, or name one of: {usable}"
+        if not trouble:
+            checks.append(Check.ok(variable, value))
+        elif of_nccl and not nccl_wanted:
+            found = f"{value}: {trouble} (only NCCL reads it)"
+            checks.append(Check.warning(variable, found, remedy))
+        else:
+            checks.append(Check.failure(variable, f"{value}: {trouble}", remedy))
+    return tuple(checks) or (Check.ok("interfaces", f"{usable} up; no variable chooses one"),)
 
 
 def _interface_trouble(variable: str, value: str, interfaces: Mapping[str, Interface]) -> str:
-    """Why the interfaces that `value` names cannot be used; empty when they can."""
+    """Return why the interfaces that `value` names cannot be used; empty when they can."""
     if variable.startswith("NCCL"):
         chosen = nccl_interfaces(value, interfaces)
-        if not chosen:
-            return "no interface matches"
-        usable = [name for name in chosen if not _unusable(interfaces[name])]
-        return "" if usable else f"{chosen[0]} {_unusable(interfaces[chosen[0]])}"
+        if any(not _unusable(interfaces[name]) for name in chosen):
+            return ""
+        return (
+            f"{chosen[0]} {_unusable(interfaces[chosen[0]])}" if chosen else "no interface matches"
+        )
     # Not stripped: torch does not strip them either.
-    names = value.split(",") if variable.startswith("GLOO") else [value]
-    for name in names:
+    for name in value.split(",") if variable.startswith("GLOO") else [value]:
         if name not in interfaces:
             form = "; only NCCL reads ^ and =" if name[:1] in ("^", "=") else ""
             return f"there is no interface {name!r}{form}"
-        if _unusable(interfaces[name]):
-            return f"{name} {_unusable(interfaces[name])}"
+        if why := _unusable(interfaces[name]):
+            return f"{name} {why}"
     return ""
-
-
-def _usable(interfaces: Mapping[str, Interface]) -> list[str]:
-    return sorted(name for name, interface in interfaces.items() if not _unusable(interface))
 
 
 def _unusable(interface: Interface) -> str:

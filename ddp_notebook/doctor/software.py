@@ -1,14 +1,14 @@
-"""Checks of software: versions, torch and its backends, whether the ranks agree."""
+"""Checks of software: versions, torch, its backends, whether ranks agree, environment variables."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ddp_notebook.model import name_ranks, verb
-from ddp_notebook.model.doctor import Check
+from ddp_notebook.model.doctor import Check, Verdict
 
 Facts = Mapping[str, Any]
 """What `rank.inspect.facts.gather` returned in one process."""
@@ -26,9 +26,6 @@ _COMPARED = {
     "cuda_driver": "the CUDA driver",
 }
 """Facts that must be the same on every rank, and their names for people."""
-
-_HARMLESS = {"test", "this", "antigravity", "idlelib", "turtledemo", "lib2to3"}
-"""Standard modules that hardly any program imports, so that a file may have their names."""
 
 _ALIKE = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 """Variables that must be equal, or the ranks do not meet."""
@@ -113,102 +110,163 @@ def check_ranks(rank_facts: Mapping[int, Facts]) -> tuple[Check, ...]:
     """The ranks run the same software with the same settings, and each has its own RANK."""
     if not rank_facts:
         return ()
-    return (
-        _same_versions(rank_facts),
-        _own_numbers(rank_facts),
-        _same_variables(rank_facts),
+    all_same = f"{name_ranks(rank_facts)}: all the same"
+    environments = {rank: facts.get("environment") or {} for rank, facts in rank_facts.items()}
+    versions = {
+        label: {rank: str(facts.get(key) or "") for rank, facts in rank_facts.items()}
+        for key, label in _COMPARED.items()
+    }
+    names = sorted({name for of_rank in environments.values() for name in of_rank} - {*_OWN})
+    variables = {
+        name: {rank: of_rank.get(name, "") for rank, of_rank in environments.items()}
+        for name in names
+    }
+    checks = []
+    if found := _differing(versions):
+        remedy = "Install the same everywhere, then start new processes: %ddp_init --replace"
+        checks.append(Check.failure("versions on ranks", "; ".join(found.values()), remedy))
+    else:
+        checks.append(Check.ok("versions on ranks", all_same))
+    numbers = {rank: of_rank.get("RANK", "unset") for rank, of_rank in environments.items()}
+    wrong = {rank: number for rank, number in numbers.items() if number != str(rank)}
+    if wrong:
+        text = ", ".join(f"RANK is {number} on rank {rank}" for rank, number in wrong.items())
+        text += ": a process group built from the environment would wait for ever"
+        remedy = "Code on the rank changed it. Start new processes: %ddp_restart --ranks "
+        checks.append(Check.failure("RANK on ranks", text, remedy + ",".join(map(str, wrong))))
+    else:
+        checks.append(Check.ok("RANK on ranks", "each rank has its own number"))
+    if found := _differing(variables):
+        verdict = Verdict.FAILURE if found.keys() & {*_ALIKE} else Verdict.WARNING
+        remedy = "Set the same on all ranks (%%ddp, os.environ), or start new ones: %ddp_restart"
+        checks.append(Check("variables on ranks", verdict, "; ".join(found.values()), remedy))
+    else:
+        checks.append(Check.ok("variables on ranks", all_same))
+    return tuple(checks)
+
+
+def _differing(named: Mapping[str, Mapping[int, str]]) -> dict[str, str]:
+    """Return of what differs between ranks which have which, the fewest ranks first.
+
+    As ``torch: rank 2 has 2.5.1, ranks 0-1,3 have 2.6.0``.
+    """
+    texts = {}
+    for name, values in named.items():
+        groups = [(v, [rank for rank in values if values[rank] == v]) for v in set(values.values())]
+        groups.sort(key=lambda group: (len(group[1]), group[1]))
+        shown = (f"{verb(ranks, 'has', 'have')} {value or 'none'}" for value, ranks in groups)
+        if len(groups) > 1:
+            texts[name] = f"{name}: {', '.join(shown)}"
+    return texts
+
+
+# --------------------------------------------------------------------------- variables
+
+_RENDEZVOUS = (
+    *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    *("NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+)
+_NUMBERS = ("MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+
+
+def check_rendezvous(environment: Mapping[str, str]) -> Check:
+    """The rendezvous variables are not set in the environment that ranks are started from.
+
+    `%ddp_init` sets them for its ranks, but a script that is started here reads these. It is a
+    failure when no process group can be built with them.
+    """
+    name = "rendezvous variables"
+    left = [v for v in _RENDEZVOUS if v in environment]
+    if not left:
+        return Check.ok(name, "none is set")
+    remedy = f"Before Jupyter starts: unset {' '.join(left)}. In the notebook: import os; "
+    remedy += f'os.environ.pop("{left[0]}")' + ", and likewise the others" * (len(left) > 1)
+    wrong = list(_mistakes(environment))
+    if wrong:
+        found = f"{'; '.join(wrong)}. No script started here can build a process group"
+        return Check.failure(name, found, remedy)
+    shown = " ".join(f"{name}={environment[name]}" for name in left)
+    in_job = "TORCHELASTIC_RUN_ID" in environment
+    whose = "set by torchrun, which started this process" if in_job else "left over"
+    return Check.warning(
+        name,
+        f"{whose}: {shown}. %ddp_init sets them anew for its ranks; a script started here reads "
+        "these",
+        remedy,
     )
 
 
-def _same_versions(rank_facts: Mapping[int, Facts]) -> Check:
-    name, who = "versions on ranks", name_ranks(rank_facts)
-    differing = []
-    for key, label in _COMPARED.items():
-        values = {rank: str(facts.get(key) or "") for rank, facts in rank_facts.items()}
-        if len(set(values.values())) > 1:
-            differing.append(f"{label}: {_minority_first(values)}")
-    if differing:
-        return Check.failure(
-            name,
-            "; ".join(differing),
-            "Install the same everywhere, then start new processes: %ddp_init --replace",
-        )
-    return Check.ok(name, f"{who}: all the same")
+def port_of(environment: Mapping[str, str]) -> int:
+    """MASTER_PORT as a number; 0 when it is not set or not a port."""
+    text = environment.get("MASTER_PORT", "").strip()
+    return int(text) if re.fullmatch(r"\d{1,5}", text) and int(text) <= 65535 else 0
 
 
-def _own_numbers(rank_facts: Mapping[int, Facts]) -> Check:
-    """RANK on each rank is that rank's number."""
-    name = "RANK on ranks"
-    values = {rank: _variables(facts).get("RANK", "unset") for rank, facts in rank_facts.items()}
-    wrong = {rank: value for rank, value in values.items() if value != str(rank)}
-    if wrong:
-        found = ", ".join(f"RANK is {value} on rank {rank}" for rank, value in wrong.items())
-        numbers = ",".join(str(rank) for rank in wrong)
-        return Check.failure(
-            name,
-            f"{found}: a process group built from the environment would wait for ever",
-            f"Code on the rank changed it. Start new processes: %ddp_restart --ranks {numbers}",
-        )
-    return Check.ok(name, "each rank has its own number")
+def _mistakes(environment: Mapping[str, str]) -> Iterator[str]:
+    """What cannot work, a clause for each mistake."""
+    if not environment.get("MASTER_ADDR", "here").strip():
+        yield "MASTER_ADDR is empty"
+    numbers: dict[str, int] = {}
+    for name in _NUMBERS:
+        text = environment.get(name)
+        if text is None:
+            continue
+        if not re.fullmatch(r"\s*\d+\s*", text):
+            yield f"{name}={text} is not a number of 0 or more"
+        else:
+            numbers[name] = int(text)
+    if not 1 <= numbers.get("MASTER_PORT", 1) <= 65535:
+        yield f"MASTER_PORT={numbers['MASTER_PORT']} is not a port (1 to 65535)"
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        if numbers.get(name) == 0:
+            yield f"{name} must be at least 1, not 0"
+    for rank, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        if 0 < numbers.get(size, 0) <= numbers.get(rank, 0):
+            last = numbers[size] - 1
+            yield f"{rank}={numbers[rank]} with {size}={numbers[size]}: ranks are 0 to {last}"
 
 
-def _same_variables(rank_facts: Mapping[int, Facts]) -> Check:
-    """Variables of distributed training are the same on all ranks."""
-    name = "variables on ranks"
-    environments = {rank: _variables(facts) for rank, facts in rank_facts.items()}
-    names = {name for environment in environments.values() for name in environment} - set(_OWN)
-    differing = {
-        variable: _minority_first({r: env.get(variable, "") for r, env in environments.items()})
-        for variable in sorted(names)
-        if len({env.get(variable) for env in environments.values()}) > 1
-    }
-    if not differing:
-        return Check.ok(name, f"{name_ranks(rank_facts)}: all the same")
-    found = "; ".join(f"{variable}: {ranks}" for variable, ranks in differing.items())
-    remedy = "Set the same on all ranks (%%ddp, os.environ), or start new ones: %ddp_restart"
-    if any(variable in _ALIKE for variable in differing):
-        return Check.failure(name, found, remedy)
-    return Check.warning(name, found, remedy)
+_OLD_NAME = "the old name of TORCH_{0}: torch warns of it and will stop reading it"
+_PINS = "every rank binds its threads to the same cores, and the other cores stay idle"
+_ONLY_WITH = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCHELASTIC_USE_AGENT_STORE": "TRUE"}
+_OFF = ("", "0", "false", "disabled", "none")
+_TROUBLES = {
+    "TORCH_DISTRIBUTED_DEBUG": (
+        "DDP on gloo crashes with it (segmentation fault), and small collectives take several "
+        "times as long",
+        "Set it to INFO or unset it.",
+    ),
+    "TORCHELASTIC_USE_AGENT_STORE": (
+        "left over from a torchrun job: rank 0 of a script started here opens no store, and "
+        "all ranks wait for one",
+        "Unset it. %ddp_init sets it for its ranks, because the session hosts their store.",
+    ),
+    "CUDA_LAUNCH_BLOCKING": (
+        "every CUDA kernel runs synchronously: communication cannot overlap with computation, "
+        "and timings mean nothing",
+        "Unset it unless you are looking for the line of a CUDA error.",
+    ),
+    **dict.fromkeys(
+        ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT", "NCCL_DESYNC_DEBUG"),
+        (_OLD_NAME, "Set TORCH_{0} instead and unset {0}."),
+    ),
+    **dict.fromkeys(("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"), (_PINS, "Unset {0}.")),
+}
+"""Variables that make trouble while they are set: what happens then, and what to do."""
 
 
-def _variables(facts: Facts) -> Mapping[str, str]:
-    environment: Mapping[str, str] = facts.get("environment") or {}
-    return environment
-
-
-def _minority_first(values: Mapping[int, str]) -> str:
-    """Which ranks have which value: ``rank 2 has 2.5.1, ranks 0-1,3 have 2.6.0``.
-
-    Groups of the same size are in the order of their ranks.
-    """
-    groups = [(v, [rank for rank in values if values[rank] == v]) for v in set(values.values())]
-    groups.sort(key=lambda group: (len(group[1]), group[1]))
-    return ", ".join(f"{verb(ranks, 'has', 'have')} {value or 'none'}" for value, ranks in groups)
-
-
-# --------------------------------------------------------------------------- names of files
-
-
-def check_shadowing(files: Iterable[str], needed: Collection[str]) -> Check:
-    """No file of the working folder hides a module of the same name.
-
-    `files` are the module names of the working folder (``torch`` for torch.py), `needed` those
-    of installed packages that a rank imports.
-    """
-    name = "file names"
-    here = set(files)
-    ours = sorted(here & set(needed))
-    if ours:
-        return Check.failure(
-            name,
-            f"{', '.join(ours)} in this folder is imported instead of the package of that name",
-            f"Rename it: mv {ours[0]}.py my_{ours[0]}.py",
-        )
-    standard = sorted((here & sys.stdlib_module_names) - _HARMLESS)
-    if standard:
-        return Check.warning(
-            name,
-            f"{', '.join(standard)} in this folder may be imported instead of Python's own",
-            f"Rename it: mv {standard[0]}.py my_{standard[0]}.py",
-        )
-    return Check.ok(name, "no file here hides a module")
+def check_known_trouble(environment: Mapping[str, str]) -> tuple[Check, ...]:
+    """A warning for each variable that is known to make trouble; a single ok if there is none."""
+    warnings = []
+    for name, (effect, remedy) in _TROUBLES.items():
+        value = environment.get(name, "").strip()
+        if name in _ONLY_WITH:
+            makes_trouble = value.upper() == _ONLY_WITH[name]
+        else:
+            makes_trouble = name in environment and (
+                name.startswith("NCCL_") or value.lower() not in _OFF
+            )
+        if makes_trouble:
+            found = f"{environment[name]}: {effect.format(name)}"
+            warnings.append(Check.warning(name, found, remedy.format(name)))
+    return tuple(warnings) or (Check.ok("other variables", "none that is known to make trouble"),)

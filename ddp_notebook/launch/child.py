@@ -26,8 +26,6 @@ from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
-from ddp_notebook.launch.network_namespaces import enter
-
 _PR_SET_PDEATHSIG = 1
 
 
@@ -61,7 +59,7 @@ def become(spec: Mapping[str, Any], parent_pid: int) -> None:
     os.close(log)
     os.close(null)
     for path in spec.get("host", {}).values():
-        enter(path)
+        call("ddp_notebook.launch.lab_hosts:enter", {"path": path})
     os.environ.clear()
     os.environ.update(spec["env"])
     os.chdir(spec["cwd"])

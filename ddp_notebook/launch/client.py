@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from json import dumps, loads  # also where a cell sets json.loads to something else
 from pathlib import Path
 from typing import Any
 
 from ddp_notebook.errors import SessionLost
-from ddp_notebook.launch import shared_fork_server
 from ddp_notebook.launch.environment import child_environment
-from ddp_notebook.launch.shared_fork_server import ForkedServer
 from ddp_notebook.launch.timeouts import scaled_for_load
 
 if sys.platform != "win32":
@@ -27,8 +24,7 @@ if sys.platform != "win32":
 
 ExitHandler = Callable[[int], None]
 
-_FORKED_WITHIN_S = 10.0
-"""On an idle machine; the server that is asked may have just started to load torch."""
+_PACKAGE = Path(__file__).parents[1]
 _LOST = "The process that starts ranks (fork server) has ended. Start again: %ddp_init"
 _BOOT = (
     # A json.py in the working directory, which Python puts first, would shadow Python's.
@@ -36,6 +32,10 @@ _BOOT = (
     "a = json.loads(sys.argv.pop()); sys.path[:] = a['python_path'];"
     "from ddp_notebook.launch.fork_server import main; main(**a)"
 )
+_OF_THE_SHELL = ("_", "COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "SHLVL")
+"""Variables of shells, terminals and pytest, which no fork server depends on."""
+_INHERITED = ("Umask", "Cpus_allowed", "Mems_allowed")
+"""What a fork server passes on to its children, by its names in proc_pid_status(5)."""
 
 
 def can_fork() -> bool:
@@ -43,32 +43,36 @@ def can_fork() -> bool:
     return hasattr(os, "fork") and sys.platform != "darwin"
 
 
-def _address(mode: str) -> str:
-    """The address of fork servers equal to one started now; empty if none is shared."""
-    return shared_fork_server.address(sys.path) if mode == "fork" else ""
+def _what_a_server_starts_from() -> list[Any]:
+    """Return what a fork server that this process starts now would load and pass on.
 
-
-def _to_pass(descriptor: int, passed: contextlib.ExitStack) -> int:
-    """A copy of it that a child may inherit; closed with `passed`.
-
-    Where this process has no stdin, a new descriptor may be 0: a child's stdin would replace it.
+    The module path, the environment, when this package and each site-packages folder were changed
+    last, and the limits of this process.
     """
-    copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
-    passed.callback(os.close, copy)
-    return copy
+    # Variables that begin with JPY_ are the notebook kernel's own; children do not get them.
+    left_out = ("JPY_", *(f"{name}=" for name in _OF_THE_SHELL))
+    variables = sorted(f"{name}={value}" for name, value in os.environ.items())
+    folders = [Path(path) for path in sys.path if path.endswith("-packages")]
+    changed = [max(path.stat().st_mtime_ns for path in _PACKAGE.rglob("*.py"))]
+    changed += [folder.stat().st_mtime_ns for folder in folders if folder.is_dir()]
+    limits: list[str] = []
+    with contextlib.suppress(OSError):  # not Linux
+        limits = Path("/proc/self/limits").read_text("utf-8").splitlines()
+        status = Path("/proc/self/status").read_text("utf-8", "replace").splitlines()
+        limits += [line for line in status if line.startswith(_INHERITED)]
+    return [*sys.path, *(v for v in variables if not v.startswith(left_out)), *changed, *limits]
 
 
 class ForkServerClient:
     """One fork server, started on construction and warm when `ready` is done.
 
     `mode` is fork, or process where ranks are ordinary processes. `ready` is a Future of the
-    server's own report. If another notebook has an equal server, that server forks ours.
+    server's own report.
     """
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
-        self._python_path = list(sys.path)
-        self._address = _address(mode)
+        self._started_from = _what_a_server_starts_from()
         self.ready: Future[Mapping[str, Any]] = Future()
         self._loaded = 0.0
         self._on_loading: Callable[[float], None] = lambda done: None
@@ -82,65 +86,34 @@ class ForkServerClient:
         self._lost_handlers: list[Callable[[], None]] = []
         self._reset: Future[None] = Future()
         self._lost = False
-        self._closing = False
         self._lock = threading.Lock()
-        self._unsent: list[bytes] | None = None
-        """Commands to send once the forked server reports; None as soon as they can be sent."""
-        self._listens_at: tuple[int, int] | None = None
-        """The socket of our own server, which it cannot remove when it is killed."""
-        self._process = self._begin()
-        threading.Thread(target=self._read, name="ddp-forkserver", daemon=True).start()
-
-    def _begin(self) -> subprocess.Popen[bytes] | ForkedServer:
-        listener = shared_fork_server.listen(self._address)
-        if self._address and listener is None:  # another server listens there and forks ours
-            server = shared_fork_server.request(self._address)
-            if server is not None:
-                self._unsent = []
-                return server
-        if listener is not None:
-            self._listens_at = shared_fork_server.file_of(self._address)
-        try:
-            return self._start(self._address, listener)
-        finally:
-            if listener is not None:
-                listener.close()
-
-    def _start(
-        self, address: str = "", listener: socket.socket | None = None
-    ) -> subprocess.Popen[bytes]:
-        """A server of our own, which other notebooks reach at `address`."""
         # Not its stdout: what Python loads first, as a sitecustomize, may print.
         events_read, events_write = os.pipe()
-        with contextlib.ExitStack() as passed:
-            events = _to_pass(events_write, passed)
-            os.close(events_write)
-            listens = -1 if listener is None else _to_pass(listener.fileno(), passed)
-            arguments = {
-                "mode": self.mode,
-                "python_path": sys.path,  # so that ranks import what the notebook can import
-                "address": address,
-                "listener": listens,
-                "events": events,
-            }
-            try:
-                process = subprocess.Popen(
-                    [sys.executable, "-c", _BOOT, dumps(arguments)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                    pass_fds=[fd for fd in (events, listens) if fd >= 0],
-                )
-            except BaseException:
-                os.close(events_read)
-                raise
-        process.stdout = os.fdopen(events_read, "rb")
-        return process
+        # Where this process has no stdin, a new descriptor may be 0: the child's would replace it.
+        events = fcntl.fcntl(events_write, fcntl.F_DUPFD_CLOEXEC, 3)
+        os.close(events_write)
+        # `sys.path` is passed so that ranks import what the notebook can import.
+        arguments = {"mode": mode, "python_path": sys.path, "events": events}
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, json.dumps(arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=[events],
+            )
+        except BaseException:
+            os.close(events_read)
+            raise
+        finally:
+            os.close(events)
+        self._events = os.fdopen(events_read, "rb")
+        threading.Thread(target=self._read, name="ddp-forkserver", daemon=True).start()
 
     @property
     def pid(self) -> int:
-        """The fork server's process; 0 until another server has forked it."""
+        """The fork server's process."""
         return self._process.pid
 
     @property
@@ -151,14 +124,16 @@ class ForkServerClient:
     def equals_a_new_one(self) -> bool:
         """False when what it has loaded is not what a server started now would load.
 
-        Something was installed or edited, or the module path or the environment was changed.
+        Something was installed or edited, or the module path, the environment or a limit was
+        changed.
         """
-        return self._python_path == sys.path and self._address == _address(self.mode)
+        return self._started_from == _what_a_server_starts_from()
 
     def spawn(self, spec: Mapping[str, Any], on_exit: ExitHandler, timeout_s: float = 60) -> int:
-        """Start a child; its pid. `on_exit(code)` runs once, on the reader's thread, when it ends.
+        """Start a child; return its pid.
 
-        Raises SessionLost when the fork server is gone, OSError when the child cannot start.
+        `on_exit(code)` runs once, on the reader's thread, when it ends. Raises SessionLost when
+        the fork server is gone, OSError when the child cannot start.
         """
         tag = next(self._tags)
         future = self._spawned[tag] = Future()
@@ -173,7 +148,9 @@ class ForkServerClient:
             code = self._exit_codes.pop(pid, None)
             if code is None:
                 self._exit_handlers[pid] = on_exit
-                self._open_pidfd(pid)
+                if hasattr(os, "pidfd_open"):
+                    with contextlib.suppress(OSError):  # it has just ended, or this kernel has none
+                        self._pidfds[pid] = os.pidfd_open(pid)
         if code is not None:  # it ended before the handler was registered
             on_exit(code)
         return pid
@@ -181,9 +158,10 @@ class ForkServerClient:
     def spawn_call(
         self, entry: str, arguments: Mapping[str, Any], log: Path, on_exit: ExitHandler
     ) -> int:
-        """Start a child that calls the function `entry`, ``module:function``, and ends; its pid.
+        """Start a child that calls the function `entry`, ``module:function``, and ends.
 
-        It is in this process's folder and environment, and writes to `log`. Raises as `spawn`.
+        Return its pid. It is in this process's folder and environment, and writes to `log`. Raises
+        as `spawn`.
         """
         spec = {
             "calls": [[entry, arguments]],
@@ -243,89 +221,38 @@ class ForkServerClient:
             self._process.send_signal(signal.SIGCONT)
 
     def close(self, timeout_s: float = 5) -> None:
-        """End the fork server with all its children; returns when they are gone."""
+        """End the fork server with all its children; return when they are gone."""
         with self._lock:
-            self._closing = True
             self._lost_handlers.clear()
         self.wake()
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+        self._close_streams(self._process.stdin)
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
-    def _open_pidfd(self, pid: int) -> None:
-        if hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):  # it has just ended, or this kernel has none
-                self._pidfds[pid] = os.pidfd_open(pid)
-
-    def _close_pidfd(self, pid: int) -> None:
-        pidfd = self._pidfds.pop(pid, None)
-        if pidfd is not None:
-            os.close(pidfd)
-
     def _send(self, command: Mapping[str, Any]) -> None:
-        data = dumps(command).encode() + b"\n"
+        data = json.dumps(command).encode() + b"\n"
+        stdin = self._process.stdin
+        assert stdin is not None
         try:
             with self._lock:
-                if self._unsent is not None and not self._closing:
-                    self._unsent.append(data)
-                else:
-                    self._write(data)
+                stdin.write(data)
+                stdin.flush()
         except (OSError, ValueError) as error:
             raise SessionLost(_LOST) from error
 
-    def _write(self, data: bytes) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(data)
-        self._process.stdin.flush()
-
     def _read(self) -> None:
-        if isinstance(self._process, ForkedServer):
-            with contextlib.suppress(OSError, ValueError):  # it is being closed
-                if self._process.answers(scaled_for_load(_FORKED_WITHIN_S)):
-                    self._listen()
-            if not self.ready.done():
-                self._start_own_server()
-        self._listen()
+        with contextlib.suppress(OSError, ValueError):
+            for line in self._events:
+                self._handle(json.loads(line))
         self._process.wait()
         self._gone()
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        with contextlib.suppress(OSError, ValueError):
-            for line in self._process.stdout:
-                self._handle(loads(line))
-
-    def _start_own_server(self) -> None:
-        """The other server has ended or does not answer: start our own."""
-        with self._lock:
-            for stream in (self._process.stdin, self._process.stdout):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()
-            if not self._closing:
-                with contextlib.suppress(OSError):  # the reader then detects the loss
-                    self._process = self._start()
-                    self._send_unsent()
-
-    def _send_unsent(self) -> None:
-        """Send the queued commands; from now on commands are sent at once. The lock is held."""
-        unsent, self._unsent = self._unsent or [], None
-        with contextlib.suppress(OSError, ValueError):  # lost or closed: the reader notices
-            self._write(b"".join(unsent))
 
     def _handle(self, event: Mapping[str, Any]) -> None:
         match event["event"]:
             case "ready":
-                if isinstance(self._process, ForkedServer):
-                    if not self._process.identify():
-                        raise ValueError("it is not known which process that is")
-                    with self._lock:
-                        self._send_unsent()
                 self.ready.set_result(event)
                 self._on_loading(1.0)
             case "loading":
@@ -349,22 +276,26 @@ class ForkServerClient:
                 self._reset.set_result(None)
 
     def _gone(self) -> None:
-        shared_fork_server.remove(self._address, self._listens_at)
         with self._lock:
             self._lost = True
             handlers, self._lost_handlers = self._lost_handlers, []
-            waiting = [*self._spawned.values()]
+            futures: list[Future[Any]] = [self.ready, self._reset, *self._spawned.values()]
             for pid in list(self._pidfds):
                 self._close_pidfd(pid)
-        lost = SessionLost(_LOST)
-        futures: list[Future[Any]] = [self.ready, self._reset, *waiting]
         for future in futures:
             if not future.done():
-                future.set_exception(lost)
+                future.set_exception(SessionLost(_LOST))
         self._on_loading(1.0)
         for handler in handlers:
             handler()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        self._close_streams(self._process.stdin, self._events)
+
+    def _close_pidfd(self, pid: int) -> None:
+        pidfd = self._pidfds.pop(pid, None)
+        if pidfd is not None:
+            os.close(pidfd)
+
+    def _close_streams(self, *streams: Any) -> None:
+        for stream in streams:
+            with contextlib.suppress(OSError):  # of a server that is gone: a flush may fail
+                stream.close()

@@ -19,8 +19,6 @@ while torch is being loaded. Optional modules are imported while no command wait
 When its input closes, the session is gone (even after SIGKILL): it ends its children with
 everything they started, removes the session's folder and exits. It stays single-threaded and never
 initializes CUDA, because forking would not be safe.
-
-It forks fork servers for other notebooks, too: see shared_fork_server.py.
 """
 
 from __future__ import annotations
@@ -47,9 +45,7 @@ from ddp_notebook.launch.preload import (
     draw_together,
 )
 from ddp_notebook.launch.process_groups import GRACE_S, end_sessions, kill_members, send_signal
-from ddp_notebook.launch.session_folder import Held, hold
-from ddp_notebook.launch.shared_fork_server import Client, ListeningSocket
-from ddp_notebook.launch.shared_memory import remove_orphans
+from ddp_notebook.launch.session_folder import Held, hold, remove_shared_memory
 
 _PARENT_CHECK_S = 2.0
 _IDLE_S = 1.0
@@ -73,22 +69,13 @@ def _freeze() -> None:
 
 
 class ForkServer:
-    """The loop of the process. `mode` is fork or process.
+    """The loop of the process. `mode` is fork or process; events are written to `events`."""
 
-    `address` is where equal servers are shared (empty: nowhere), `listener` the descriptor of a
-    socket that listens there already, -1 for none. Events are written to `events`.
-    """
-
-    def __init__(
-        self, mode: str, python_path: Sequence[str], address: str, listener: int, events: int
-    ) -> None:
+    def __init__(self, mode: str, python_path: Sequence[str], events: int) -> None:
         self.mode = mode
         self.idle_modules: list[str] = []
         """Modules still to import while no command waits."""
         self.python_path = list(python_path)
-        self.listening = ListeningSocket(address, listener)
-        self.notebook: int | None = None
-        """A pidfd of the notebook's process; None where that is the parent."""
         self.commands = os.dup(0)
         self.events = events
         os.set_inheritable(events, False)
@@ -96,13 +83,7 @@ class ForkServer:
         os.dup2(null, 0)
         os.close(null)
         self.parent_pid = os.getppid()
-        self.begin()
-
-    def begin(self) -> None:
-        """Be a server that has no children yet."""
         self.begin_session()
-        self.forked_servers: set[int] = set()
-        """Fork servers that were forked here for other notebooks."""
         self.buffer = b""
         self.closed = self.broken = False
         self.wake_read, self.wake_write = os.pipe()
@@ -150,26 +131,19 @@ class ForkServer:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-        if modules:
-            child.call("ddp_notebook.rank.cells.held_modules:hold", {})
-            if "ddp_notebook.rank.torch_private" in sys.modules:  # else torch does not load here
-                child.call("ddp_notebook.rank.torch_private:forget_rules", {})
+        if "ddp_notebook.rank.torch_private" in sys.modules:  # else torch does not load here
+            child.call("ddp_notebook.rank.torch_private:forget_rules", {})
         _freeze()
         if modules:
             draw_together()
         gc.enable()
-        self.send_ready(time.monotonic() - started)
-
-    def send_ready(self, import_s: float) -> None:
-        """Report that ranks can be started; `import_s` is how long the imports took."""
         threads = len(list(Path("/proc/self/task").glob("*"))) or 1
-        seconds = round(import_s, 3)
+        seconds = round(time.monotonic() - started, 3)
         self.send(event="ready", threads=threads, import_s=seconds, mode=self.mode)
 
     def loop(self) -> None:
         """Serve until the session is gone."""
         while not self.closed:
-            self.fork_servers()
             # With children it would copy the pages that they share, more than it saves.
             to_import = self.idle_modules and not (self.children or self.orphaned)
             wait_s = GRACE_S if self.orphaned else _IDLE_S if to_import else _PARENT_CHECK_S
@@ -183,10 +157,7 @@ class ForkServer:
 
         Sets `closed` when the session is gone.
         """
-        fds = [self.commands, self.wake_read, *self.listening.fds]
-        if self.notebook is not None:
-            fds.append(self.notebook)
-        readable, _, _ = select.select(fds, [], [], wait_s)
+        readable, _, _ = select.select([self.commands, self.wake_read], [], [], wait_s)
         if self.wake_read in readable:
             self.reap()
         self.end_orphans()
@@ -198,50 +169,8 @@ class ForkServer:
                 line, self.buffer = self.buffer.split(b"\n", 1)
                 self.serve(json.loads(line))
         # A process that the notebook forked can hold our input open after the notebook died.
-        orphan = self.notebook is None and os.getppid() != self.parent_pid
-        self.closed = self.closed or orphan or self.notebook in readable
+        self.closed = self.closed or os.getppid() != self.parent_pid
         return bool(readable)
-
-    # -- fork servers of other notebooks -----------------------------------------------
-
-    def fork_servers(self) -> None:
-        """Fork a fork server for each notebook that asks for one."""
-        while (client := self.listening.accept()) is not None:
-            _freeze()
-            try:
-                pid = os.fork()
-            except OSError:  # the limit of processes is reached: this server goes on nevertheless
-                client.close()
-                return
-            if pid == 0:
-                self.serve_only(client)
-            else:
-                self.forked_servers.add(pid)
-                client.close()
-
-    def serve_only(self, client: Client) -> None:
-        """In the child: be the fork server of the notebook that asked."""
-        # First of all, so that an error here cannot end the parent's children and folders.
-        held = self.folders
-        self.children, self.folders, self.orphaned = {}, [], {}
-        os.setsid()
-        self.close_fds()
-        for folder in held:
-            folder.let_go()
-        self.commands, self.events, _, self.notebook = client
-        client.introduce()
-        self.idle_modules = []  # importing them here would copy more shared pages than it saves
-        self.begin()
-        self.send_ready(0.0)
-
-    def close_fds(self) -> None:
-        """In a child: close what belongs to this server."""
-        for fd in (self.commands, self.events, self.wake_read, self.wake_write):
-            os.close(fd)
-        self.listening.close()
-        if self.notebook is not None:
-            os.close(self.notebook)
-            self.notebook = None
 
     # -- children ----------------------------------------------------------------------
 
@@ -281,7 +210,8 @@ class ForkServer:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            self.close_fds()
+            for fd in (self.commands, self.events, self.wake_read, self.wake_write):
+                os.close(fd)
             for held in self.folders:
                 held.let_go()
             gc.enable()
@@ -318,9 +248,6 @@ class ForkServer:
                 return
             if pid == 0:
                 return
-            if pid in self.forked_servers:
-                self.forked_servers.remove(pid)
-                continue
             process = self.children.pop(pid, None)
             if process is not None and process.stdin is not None:
                 process.returncode = os.waitstatus_to_exitcode(status)
@@ -336,7 +263,7 @@ class ForkServer:
         for leader in [pid for pid, until in self.orphaned.items() if until <= now]:
             del self.orphaned[leader]
             kill_members(leader)
-            remove_orphans((), self.started_s)
+            remove_shared_memory((), self.started_s)
 
     def end(self) -> None:
         """End all children and what they started; remove the session's folders."""
@@ -350,17 +277,17 @@ class ForkServer:
                 self.reap()
         end_sessions({*leaders, *self.orphaned})
         names = [str(folder.path) for folder in self.folders]
-        remove_orphans(names, self.started_s, wait_s=1.0)
+        remove_shared_memory(names, self.started_s, wait_s=1.0)
         for folder in self.folders:
             folder.remove()
 
 
-def main(mode: str, python_path: Sequence[str], address: str, listener: int, events: int) -> None:
+def main(mode: str, python_path: Sequence[str], events: int) -> None:
     """Run the fork server in this process until its input closes. For arguments see `ForkServer`.
 
     In mode "process" children are ordinary processes, so nothing is imported beforehand.
     """
-    server = ForkServer(mode, python_path, address, listener, events)
+    server = ForkServer(mode, python_path, events)
     fork = mode == "fork"
     try:
         server.idle_modules = list(IDLE_MODULES) if fork else []
@@ -368,7 +295,6 @@ def main(mode: str, python_path: Sequence[str], address: str, listener: int, eve
         server.loop()
     finally:
         server.broken = not server.closed
-        server.listening.remove()
         server.end()
-    # Skip Python's shutdown: teardown would copy all pages shared with other servers.
+    # Without Python's shutdown, which takes a while with torch loaded.
     child.leave(0)

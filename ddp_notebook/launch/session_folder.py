@@ -1,9 +1,13 @@
-"""The temporary folder of a session: created, locked while it lives, removed when all is killed.
+"""What a session has in the file system, and its removal also when everything was killed.
 
-The notebook's kernel and its fork server each hold a lock on a file in it, which the system
-releases when they end, however they end. Any process that gets the lock exclusively may remove the
-folder. A pid would not be safe: pids are reused, start times change with the clock, and a container
-that shares the folder has its own pids.
+First its temporary folder: created, locked while it lives. The notebook's kernel and its fork
+server each hold a lock on a file in it, which the system releases when they end, however they end.
+Any process that gets the lock exclusively may remove the folder. A pid would not be safe: pids are
+reused, start times change with the clock, and a container that shares the folder has its own pids.
+
+Then the shared memory of its processes, in /dev/shm. multiprocessing and torch unlink a semaphore
+or a page right after making it; a process that is killed in between leaves the file until the
+machine restarts.
 """
 
 from __future__ import annotations
@@ -11,14 +15,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import stat
 import sys
 import tempfile
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from ddp_notebook.launch.shared_memory import remove_orphans
+from ddp_notebook.launch.process_groups import is_running
 
 if sys.platform != "win32":
     import fcntl
@@ -30,6 +37,9 @@ _UMASK = (
     "it so where Jupyter is started"
 )
 _LONGEST_PARENT_BYTES = 60
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # where Linux has it; nothing is made there
+_HALF_MADE = re.compile(r"sem\.[A-Za-z0-9]{6}")
+_PAGE_OF_TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
 
 
 class Held(NamedTuple):
@@ -133,7 +143,7 @@ def sweep_stale_folders() -> None:
             if held < 0:
                 continue
             try:
-                remove_orphans((str(folder),), os.fstat(held).st_mtime)
+                remove_shared_memory((str(folder),), os.fstat(held).st_mtime)
                 remove(folder, made)
             finally:
                 os.close(held)
@@ -184,3 +194,84 @@ def _locked(path: Path, *, exclusive: bool) -> int:
         pass
     os.close(held)
     return -1
+
+
+# --------------------------------------------------------------------------- shared memory
+
+
+def semaphore_prefix(session_folder: str) -> str:
+    """Return how the names of a session's semaphores begin, as multiprocessing wants it."""
+    return f"/mp-{Path(session_folder).name}"
+
+
+def remove_shared_memory(
+    session_folders: Iterable[str], since_s: float, wait_s: float = 0.0
+) -> None:
+    """Remove what processes of these sessions left; `since_s` is when the first one started.
+
+    Semaphores are known by their names, which hold the session's. A page of torch is known by the
+    pid of the process that made it, which must have ended. It waits up to `wait_s` for that: a
+    process that was killed just now may not have ended yet.
+    """
+    if not SHARED_MEMORY.is_dir():
+        return
+    prefixes = tuple(f"sem.{semaphore_prefix(folder)[1:]}-" for folder in session_folders)
+    inodes = {
+        status.st_ino
+        for path, status in _own_files()
+        if prefixes and path.name.startswith(prefixes)
+    }
+    # While the C library makes a semaphore, it has a second name of six characters.
+    for path, status in _own_files():
+        if status.st_ino in inodes:
+            _unlink(path)
+    deadline = time.monotonic() + wait_s
+    while _remove_pages(since_s) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _remove_pages(since_s: float) -> bool:
+    """Remove what nobody uses any more; return whether something else may soon be unused.
+
+    Pages of torch whose process has ended, and semaphores whose process was killed while the C
+    library made them, so that they do not have the session's name yet. Another process may have
+    mapped either: a page outlives its maker when a tensor was sent on, and a name of six characters
+    may be any program's. Such a file stays.
+    """
+    found, waits = [], False
+    for path, status in _own_files():
+        page = _PAGE_OF_TORCH.fullmatch(path.name)
+        if status.st_ctime >= since_s and (page or _HALF_MADE.fullmatch(path.name)):
+            if page and is_running(int(page[1])):
+                waits = True
+            else:
+                found.append(path)
+    if not found:
+        return waits
+    mapped: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            mapped.update(line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines())
+    for path in found:
+        if str(path) in mapped:
+            waits = True
+        else:
+            _unlink(path)
+    return waits
+
+
+def _own_files() -> list[tuple[Path, os.stat_result]]:
+    """Return this user's files in shared memory, each with its status."""
+    files = []
+    with contextlib.suppress(OSError):
+        for path in SHARED_MEMORY.iterdir():
+            with contextlib.suppress(OSError):
+                status = path.lstat()
+                if status.st_uid == os.getuid():
+                    files.append((path, status))
+    return files
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

@@ -9,7 +9,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import no_var_expand
 
-from ddp_notebook import files, replaced
+from ddp_notebook import files
 from ddp_notebook.board.replay_board import may_show_widgets, prepare_widgets
 from ddp_notebook.errors import NoSession, UsageMistake
 from ddp_notebook.magics.buttons import board_buttons
@@ -106,12 +106,9 @@ def _magic(ui: NotebookUi, verb: Verb) -> Any:
             raise UsageError(without_ranks(mistake, ui.attached, verb.name)) from None
         except UsageMistake as mistake:
             raise UsageError(f"{mistake}{verb.parser.about_spaces(line)}") from None
-        except (AttributeError, OSError, TypeError) as error:
-            if isinstance(error, FileNotFoundError) and files.current_folder_is_gone():
+        except FileNotFoundError:
+            if files.current_folder_is_gone():
                 raise UsageError(_NO_FOLDER) from None
-            if why := replaced.why(error):
-                text = f"%{verb.name} failed ({type(error).__name__}: {error}). {why}"
-                raise UsageError(text) from None
             raise
 
     magic.__doc__ = f"{verb.summary} For example: {verb.examples[0][0]}"

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import cache
 from json import detect_encoding
-from json import dumps as _dumps  # also where a cell sets json.dumps to something else
+from json import dumps as _dumps
 from json import loads as _loads
 from operator import attrgetter
 from typing import Any, TypeVar, Union, cast

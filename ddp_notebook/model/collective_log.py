@@ -14,7 +14,7 @@ import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from json import dumps, loads  # also where a cell sets json.loads to something else
+from json import dumps, loads
 from typing import Any, TypeAlias
 
 from ddp_notebook.model import codec

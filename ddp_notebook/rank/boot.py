@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_notebook.launch.shared_memory import semaphore_prefix
+from ddp_notebook.launch.session_folder import semaphore_prefix
 from ddp_notebook.model import Stage, StageFinished
 from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.orders import OrderSocket
@@ -44,7 +44,7 @@ _LONGEST_FOLDER_BYTES = 70
 """multiprocessing's sockets have to fit behind it: a socket's path has about a hundred bytes."""
 
 
-def start(rank: int, events: str, orders: str, key: str, log: str, output_folder: str) -> None:
+def start(rank: int, events: str, orders: str, source: str, log: str, output_folder: str) -> None:
     """Start the event sender and say that the rank was launched; `events`, `orders` are addresses.
 
     `log` is the file behind this process's own stdout and stderr, `output_folder` the folder for
@@ -54,7 +54,7 @@ def start(rank: int, events: str, orders: str, key: str, log: str, output_folder
     folder = Path(output_folder)
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
     keep_temporary_files_in(folder.parent, folder.parent)
-    sender, socket_ = EventSender(rank, events, key), OrderSocket(orders, key)
+    sender, socket_ = EventSender(rank, events, source), OrderSocket(orders)
     questions = questions_of(folder.parent, rank)
     _engine = EngineProcess(
         RankProcess(rank, sender, folder, questions), sender, socket_, Path(log)

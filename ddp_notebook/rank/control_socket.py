@@ -20,8 +20,6 @@ from typing import Any
 
 from ddp_notebook.rank.component import Component
 
-_Socket = socket.socket
-
 Answers = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 """What answers: the name of a question and what it is about, to JSON."""
 
@@ -124,7 +122,7 @@ class ControlSocket(Component):
     def _serve(self) -> None:
         while (listener := self._listener) is not None:
             try:
-                connection = _accepted(listener)
+                connection, _ = listener.accept()
             except OSError:
                 if self._listener is None:
                     return
@@ -146,15 +144,6 @@ class ControlSocket(Component):
         if isinstance(about, dict):
             answer = self._answer(str(asked.get("question", "")), about)
             connection.sendall(framed(answer))
-
-
-def _accepted(listener: socket.socket) -> socket.socket:
-    """The next connection. Raises OSError."""
-    accept = getattr(listener, "_accept", None)
-    if accept is None:
-        return listener.accept()[0]
-    # Python's own `accept` fails where the user has replaced socket.socket.
-    return _Socket(fileno=accept()[0])
 
 
 def framed(message: Mapping[str, Any]) -> bytes:

@@ -1,14 +1,13 @@
 """The event sender: takes events from any thread, sends them to the session from one of ours.
 
-A message is two frames: keyed BLAKE2b (RFC 7693) of the second under the session's key, and a
-JSON list of events. The socket never blocks the rank: what does not fit in the queue is
-dropped, and the gap in `seq` tells the session how much.
+A message is two frames: the name of the source, which tells the processes of a script from the
+ranks' own, and a JSON list of events. The socket never blocks the rank: what does not fit in the
+queue is dropped, and the gap in `seq` tells the session how much.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import threading
 import time
@@ -28,11 +27,6 @@ _LINGER_MS = 500
 _E = TypeVar("_E", bound=Event)
 
 
-def signature(payload: bytes, key: bytes) -> bytes:
-    """Proves that the sender of a message has the session's key."""
-    return hashlib.blake2b(payload, key=key).digest()
-
-
 class EventSender:
     """Sends this rank's events. One per process; `emit` may be called from any thread.
 
@@ -41,9 +35,9 @@ class EventSender:
     `pulse` gives the fields of a sign of life.
     """
 
-    def __init__(self, rank: int, url: str, key: str) -> None:
+    def __init__(self, rank: int, url: str, source: str) -> None:
         self.rank = rank
-        self._key = bytes.fromhex(key)
+        self._source = source.encode()
         self._pending: deque[Event] = deque()
         self._lock = threading.Lock()
         self._seq = 0
@@ -150,5 +144,4 @@ class EventSender:
     def _send(self, events: Sequence[Event]) -> None:
         payload = encode_events(events)
         with contextlib.suppress(zmq.Again):
-            frames = [signature(payload, self._key), payload]
-            self._socket.send_multipart(frames, flags=zmq.NOBLOCK)
+            self._socket.send_multipart([self._source, payload], flags=zmq.NOBLOCK)

@@ -17,7 +17,7 @@ from ddp_notebook.rank import boot, calls
 from ddp_notebook.rank.bench.collectives_task import CollectivesBench
 from ddp_notebook.rank.bench.steps_task import StepsBench
 from ddp_notebook.rank.boot import EngineProcess
-from ddp_notebook.rank.cells import held_modules, values
+from ddp_notebook.rank.cells import values
 from ddp_notebook.rank.cells.ending import Ending
 from ddp_notebook.rank.cells.keyboard import Keyboard, LostInterrupts
 from ddp_notebook.rank.cells.names import Names
@@ -79,7 +79,6 @@ class RankRuntime:
         self.life.attach()
         self.events.collect = self.forwarder.collect
         self.events.pulse = self._pulse
-        held_modules.hold()
         end_by_sigterm()  # by the engine's own handler it would end later, "with code 1"
 
     def _pulse(self) -> dict[str, Any]:

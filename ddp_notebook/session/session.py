@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from ddp_notebook.bench.steps.plan import StepPlan
     from ddp_notebook.bench.steps.results import StepBenchResult
     from ddp_notebook.diagnosis.parallel.meshes import Mesh
+    from ddp_notebook.launch.lab_hosts import Placed
     from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable, VariableTable
     from ddp_notebook.model.against.trail import TrailOrder
     from ddp_notebook.model.parallel.layout import MeshLayout
     from ddp_notebook.rank.calls import Completions, Inspection, Named
     from ddp_notebook.session.options import InitOptions, Settings
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
-    from ddp_notebook.session.processes.lab_hosts import Placed
     from ddp_notebook.session.runs.controller import RunController
     from ddp_notebook.session.runs.detached import Detached
     from ddp_notebook.session.runs.past import PastRun

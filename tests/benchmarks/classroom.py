@@ -6,7 +6,6 @@ import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from kernels import Kernel
@@ -30,23 +29,12 @@ assert sums.item() == 3, sums
 """What everybody does: a model of their own is trained, and a sum is right."""
 
 
-_ALONE = 4
-"""How many suffice to see what one takes that shares nothing."""
-
-
 def rows(learners: int) -> list[Row]:
-    """All of them start at once, do the lesson at once, and stay until the last is done.
-
-    First notebooks of one user, each in a folder of its own, which share what their fork servers
-    have loaded; then a few that share nothing, as those of different users do.
-    """
+    """All of them start at once, do the lesson at once, and stay until the last is done."""
     stock = stock_engines(2)["all"]
     eventually(lambda: not our_processes(), what="the end of the stock engines")
     rival = f"two stock engines with torch, without it {megabytes(stock)}"
-    well, took_s, each = _lesson([{} for _ in range(learners)])
-    eventually(lambda: not our_processes(), what="the end of the lesson")
-    alone = [{"LEARNER": str(number)} for number in range(min(_ALONE, learners))]
-    well_alone, took_alone_s, each_alone = _lesson(alone)
+    well, took_s, each = _lesson(learners)
     return [
         Row(
             f"{learners} learners start two ranks each at once, and train",
@@ -58,27 +46,17 @@ def rows(learners: int) -> list[Row]:
             "  memory (PSS) of each, with the notebook kernel",
             megabytes(each),
             rival,
-            wanted="at most 300 MB",
-            met=each <= 300e6,
         ),
-        Row(
-            f"{len(alone)} that share nothing",
-            f"{well_alone} of {len(alone)}, the last after {seconds(took_alone_s)}",
-            wanted=f"{len(alone)} of {len(alone)}",
-            met=well_alone == len(alone),
-        ),
-        Row("  memory (PSS) of each", megabytes(each_alone), rival),
     ]
 
 
-def _lesson(environments: Sequence[Mapping[str, str]]) -> tuple[int, float, float]:
+def _lesson(learners: int) -> tuple[int, float, float]:
     """How many learners did it, the last one's seconds, and the memory of each in bytes."""
     others = {process.pid for process in our_processes()}
-    learners = len(environments)
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(learners) as pool:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         # One after the other: kernels that Jupyter starts at once now and then get the same port.
-        kernels = [stack.enter_context(Kernel(each)) for each in environments]
+        kernels = [stack.enter_context(Kernel()) for _ in range(learners)]
         for number, kernel in enumerate(kernels):
             kernel.run_well(f"%mkdir {folder}/{number}\n%cd -q {folder}/{number}")
         began = time.monotonic()

@@ -29,26 +29,21 @@ dist.destroy_process_group()
 
 
 class Starting:
-    """Warm: the fork server has torch loaded. Cold: from the moment of `%load_ext`. Beside
-    another: cold, while another notebook of the same user has a fork server. Again: after
-    `%ddp_shutdown`. Replaced: two ranks in place of four, in one command."""
+    """Warm: the fork server has torch loaded. Cold: from the moment of `%load_ext`.
+    Again: after `%ddp_shutdown`. Replaced: two ranks in place of four, in one command."""
 
     name = "start"
 
     def round(self) -> Numbers:
-        """A warm start, one with torchrun, two cold starts: alone, and beside another notebook."""
+        """A warm start, one with torchrun, a cold start."""
         warm_s, again_s, replaced_s = self._warm()
         verified_s, ended_s = time_torchrun()
         cold_s, load_s = self._cold()
-        with Kernel() as other:
-            other.warm()
-            beside_s, _ = self._cold()
         return {
             "warm_s": warm_s,
             "again_s": again_s,
             "replaced_s": replaced_s,
             "cold_s": cold_s,
-            "beside_s": beside_s,
             "load_ext_s": load_s,
             "torchrun_verified_s": verified_s,
             "torchrun_ended_s": ended_s,
@@ -89,7 +84,6 @@ class Starting:
             ),
             compare("%load_ext + %ddp_init -n 4, cold", cold_s, ended_s, 0.6, "torchrun"),
             Row("  the same", f"{cold_s:.2f} s", verified, cold_s / verified_s),
-            Row("  the same, beside another notebook", f"{medians['beside_s']:.2f} s"),
             Row("%load_ext", f"{load_s:.2f} s", wanted="under 0.3 s", met=load_s < 0.3),
         ]
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 import support
-from kernels import warm_kernels
 from labs import Lab, running_browser, running_lab
 from playwright.sync_api import Browser
 from support import lacking
@@ -37,7 +36,6 @@ def lab(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab
     with running_lab(tmp_path_factory.mktemp("lab")) as made:
         support.warm.add(made.pid)
         try:
-            with warm_kernels(made.environment):
-                yield made
+            yield made
         finally:
             support.warm.remove(made.pid)

@@ -1,4 +1,4 @@
-"""The rank's voice: signed, without gaps, and out of the way when it fails."""
+"""The rank's voice: without gaps, and out of the way when it fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support import eventually
 
-from ddp_notebook.cluster.event_receiver import EventReceiver
+from ddp_notebook.cluster.channels import EventReceiver
 from ddp_notebook.model import CellStarted, Event, EventsLost, Pulse
 from ddp_notebook.rank.events import EventSender
 
@@ -29,7 +29,7 @@ def receiver(tmp_path: Path, heard: list[Event]) -> Iterator[EventReceiver]:
 
 @pytest.fixture
 def sender(receiver: EventReceiver) -> Iterator[EventSender]:
-    made = EventSender(3, receiver.url, receiver.key)
+    made = EventSender(3, receiver.url, receiver.source)
     yield made
     made.close()
 
@@ -78,14 +78,14 @@ def test_an_observer_that_fails_takes_itself_out_and_the_rank_goes_on(
     eventually(lambda: any(isinstance(event, CellStarted) for event in heard), 5)
 
 
-def test_what_is_not_signed_with_the_sessions_key_is_dropped(
+def test_what_comes_from_no_source_of_the_session_is_dropped(
     receiver: EventReceiver, heard: list[Event]
 ) -> None:
-    stranger = EventSender(1, receiver.url, "00" * 32)
+    stranger = EventSender(1, receiver.url, "9")
     stranger.emit(CellStarted, cell=1)
     assert stranger.flush()
     stranger.close()
-    known = EventSender(2, receiver.url, receiver.key)
+    known = EventSender(2, receiver.url, receiver.source)
     known.emit(CellStarted, cell=1)
     eventually(lambda: heard, 5)
     known.close()
@@ -113,7 +113,7 @@ def test_one_event_that_cannot_be_taken_in_does_not_end_the_listening(tmp_path: 
         heard.extend(events)
 
     receiver = EventReceiver(tmp_path, take)
-    sender = EventSender(0, receiver.url, receiver.key)
+    sender = EventSender(0, receiver.url, receiver.source)
     try:
         sender.emit(CellStarted, cell=13)
         assert sender.flush()

@@ -5,20 +5,6 @@ from __future__ import annotations
 from ddp_notebook.model import OutputGroup
 from ddp_notebook.session import Session
 
-REPLACED = """
-import contextlib, dataclasses, hashlib, hmac, json, os, signal, struct, threading, time
-names = [
-    (json, "dumps"), (json, "loads"), (time, "time_ns"), (time, "monotonic_ns"), (time, "time"),
-    (time, "sleep"), (hashlib, "blake2b"), (hmac, "compare_digest"), (os, "getpid"),
-    (dataclasses, "replace"), (dataclasses, "fields"), (signal, "signal"), (struct, "Struct"),
-    (threading, "current_thread"),
-]
-were = [(module, name, getattr(module, name)) for module, name in names]
-for module, name in names:
-    setattr(module, name, None)
-"""
-RESTORED = "for module, name, value in were:\n    setattr(module, name, value)"
-
 UNREADABLE = """
 from IPython.display import HTML, display
 class Half:
@@ -43,18 +29,6 @@ def text_of(groups: tuple[OutputGroup, ...]) -> str:
     """All that is shown; an encoder of strict JSON takes it."""
     texts = [f"{item.text}{item.data}" for group in groups for item in group.items]
     return "\n".join(texts).encode("utf-8").decode()
-
-
-def test_a_cell_that_replaces_what_the_rank_needs_ends_and_so_does_the_next(
-    ranks2: Session,
-) -> None:
-    ranks2.run_cell(REPLACED).raise_for_error()
-    try:
-        result = ranks2.run_cell("print(rank)\nraise LookupError('after')")
-        assert str(result.error) == "ranks 0-1 raised LookupError: after (cell line 3)."
-        assert not ranks2.why().notes
-    finally:
-        ranks2.run_cell(RESTORED).raise_for_error()
 
 
 def test_a_cell_that_takes_its_streams_away_is_the_only_one_without(ranks2: Session) -> None:
@@ -106,14 +80,6 @@ def test_a_process_that_a_cell_forks_ends_with_the_cell_as_it_would_with_a_progr
     result.raise_for_error()
     assert "'3'" in text_of(result.outputs)
     ranks2.run_cell("dist.all_reduce(torch.ones(1))").raise_for_error()
-
-
-def test_a_rank_runs_cells_also_without_locks(ranks2: Session) -> None:
-    ranks2.run_cell("import threading\nlock, threading.Lock = threading.Lock, None", ranks=(1,))
-    try:
-        ranks2.run_cell("rank").raise_for_error()
-    finally:
-        ranks2.run_cell("threading.Lock = lock", ranks=(1,)).raise_for_error()
 
 
 def test_a_rank_that_cannot_report_is_known_by_how_its_cell_ended(ranks2: Session) -> None:

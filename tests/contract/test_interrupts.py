@@ -283,7 +283,6 @@ def interrupt_and_follow(shell: Any, interrupted: str, moment_s: float, followin
     assert time.monotonic() - sent_at < scaled_for_load(BACK_WITHIN_S), "the next cell was slow"
 
 
-@pytest.mark.usefixtures("warm_kernels")
 def test_the_stop_button_of_a_notebook_interrupts_and_the_cell_run_next_runs_everywhere() -> None:
     print(f"seed {SEED}")
     rng = random.Random(f"{SEED}/kernel")

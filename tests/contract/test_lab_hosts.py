@@ -19,8 +19,8 @@ from kernels import Kernel
 from support import eventually, is_alive, need_lab_hosts, our_processes
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.launch import network_namespaces
-from ddp_notebook.launch.network_namespaces import INTERFACE, address
+from ddp_notebook.launch import lab_hosts
+from ddp_notebook.launch.lab_hosts import INTERFACE, address
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.inspect import reachability
@@ -64,7 +64,7 @@ def networks() -> set[Path]:
 def two_hosts(folder: Path, drops: str = "") -> Iterator[list[dict[str, str]]]:
     """The namespaces of two hosts, held by a process as a session has it."""
     path = folder / "lab.json"
-    code = f"from ddp_notebook.launch.network_namespaces import hold; hold({str(path)!r}, "
+    code = f"from ddp_notebook.launch.lab_hosts import hold; hold({str(path)!r}, "
     code += f"['lab-0', 'lab-1'], {drops!r}, {PORT})"
     holder = subprocess.Popen([sys.executable, "-c", code])
     try:
@@ -84,11 +84,11 @@ def on(host: dict[str, str]) -> Iterator[None]:
     descriptors = [os.open(path, os.O_RDONLY) for path in home]
     try:
         for path in host.values():
-            network_namespaces.enter(path)
+            lab_hosts.enter(path)
         yield
     finally:
         for descriptor in descriptors:
-            network_namespaces.enter(f"/proc/self/fd/{descriptor}")
+            lab_hosts.enter(f"/proc/self/fd/{descriptor}")
             os.close(descriptor)
 
 
@@ -194,7 +194,7 @@ def test_who_is_not_root_is_told_what_it_takes_before_anything_is_changed() -> N
 
 def test_the_trial_leaves_nothing_behind() -> None:
     before = own_network()
-    assert network_namespaces.why_not() == ""
+    assert lab_hosts.why_not() == ""
     eventually(lambda: networks() <= before, 5, "the end of the trial's thread")
 
 
@@ -216,7 +216,6 @@ def test_hosts_are_gone_when_the_fault_is_repaired_and_when_the_ranks_are_freed(
     eventually(lambda: networks() <= before, 5, "no host after the session")
 
 
-@pytest.mark.usefixtures("warm_kernels")
 @pytest.mark.parametrize("victim", ["kernel", "fork server"])
 def test_hosts_do_not_outlive_a_session_that_is_killed(victim: str) -> None:
     before = own_network()

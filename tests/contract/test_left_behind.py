@@ -33,7 +33,6 @@ from ddp_notebook.launch.timeouts import scaled_for_load
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + 30 * ROUNDS)]
 
-OWN_SERVER = "DDP_NOTEBOOK_TEST_COLD"
 START_WITHIN_S = 20.0
 """A start "at once" on a loaded machine: what is left of an earlier session would time out."""
 TOLD_WITHIN_S = 2.0
@@ -73,23 +72,6 @@ def kernel(nothing_left_behind_by_the_module: None) -> Iterator[Kernel]:
     with Kernel() as kernel:
         yield kernel
         start_at_once(kernel)
-
-
-@pytest.fixture
-def beside_another(kernel: Kernel, warm_kernels: None) -> None:
-    """The kernels of the test are second notebooks: the server of the first forks theirs."""
-    if kernel.environment.pop(OWN_SERVER, None):
-        kernel.close()
-        kernel.start()
-
-
-@pytest.fixture
-def with_a_server_of_its_own(kernel: Kernel) -> None:
-    """The kernels of the test load torch themselves."""
-    if OWN_SERVER not in kernel.environment:
-        kernel.close()
-        kernel.environment[OWN_SERVER] = "left behind"
-        kernel.start()
 
 
 @pytest.fixture(autouse=True)
@@ -201,7 +183,6 @@ def kill_and_hear(kernel: Kernel, message: str, pid: int) -> str:
 # --------------------------------------------------------------------------- the kernel ends
 
 
-@pytest.mark.usefixtures("with_a_server_of_its_own")
 def test_a_kernel_killed_while_it_starts_ranks_leaves_nothing(
     kernel: Kernel, record_property: Record
 ) -> None:
@@ -218,20 +199,18 @@ def test_a_kernel_killed_while_it_starts_ranks_leaves_nothing(
     in_rounds(kernel, attempt, record_property)
 
 
-@pytest.mark.usefixtures("with_a_server_of_its_own")
 def test_a_kernel_killed_beside_another_leaves_nothing_and_the_other_alone(
     kernel: Kernel, record_property: Record
 ) -> None:
     def attempt(rng: random.Random) -> None:
         server = kernel.warm()
         before = {process.pid for process in our_processes()}
-        with Kernel(kernel.environment) as other:  # alike, or it would not ask for a sibling
+        with Kernel() as other:
             other.send("%load_ext ddp_notebook")
             other.send("%ddp_init --world-size 2")
             message = other.send(TRAINING)
             if rng.random() < 0.5:
                 other.wait_for_text(message, "step")
-                assert psutil.Process(server).children(), "its fork server is a sibling"
             other.read_for(rng.uniform(0.0, 1.5))
             beside = {process.pid for process in our_processes()} - before
             other.kill()
@@ -244,7 +223,6 @@ def test_a_kernel_killed_beside_another_leaves_nothing_and_the_other_alone(
     shut_down(kernel)
 
 
-@pytest.mark.usefixtures("with_a_server_of_its_own")
 def test_what_a_kernel_and_its_fork_server_leave_together_the_next_load_takes_away(
     kernel: Kernel, record_property: Record
 ) -> None:
@@ -264,7 +242,6 @@ def test_what_a_kernel_and_its_fork_server_leave_together_the_next_load_takes_aw
     in_rounds(kernel, attempt, record_property)
 
 
-@pytest.mark.usefixtures("beside_another")
 def test_a_kernel_killed_in_mid_cell_leaves_nothing(
     kernel: Kernel, record_property: Record
 ) -> None:
@@ -279,7 +256,6 @@ def test_a_kernel_killed_in_mid_cell_leaves_nothing(
     in_rounds(kernel, attempt, record_property)
 
 
-@pytest.mark.usefixtures("beside_another")
 @pytest.mark.parametrize("now", [True, False], ids=["at once", "politely"])
 def test_a_kernel_restarted_in_mid_cell_leaves_nothing(
     kernel: Kernel, now: bool, record_property: Record
@@ -293,7 +269,6 @@ def test_a_kernel_restarted_in_mid_cell_leaves_nothing(
     in_rounds(kernel, attempt, record_property)
 
 
-@pytest.mark.usefixtures("beside_another")
 def test_a_kernel_shut_down_in_mid_cell_leaves_nothing(
     kernel: Kernel, record_property: Record
 ) -> None:
@@ -310,7 +285,6 @@ def test_a_kernel_shut_down_in_mid_cell_leaves_nothing(
 # --------------------------------------------------------------------------- the kernel lives on
 
 
-@pytest.mark.usefixtures("beside_another")
 def test_a_killed_rank_is_named_and_comes_back_while_the_others_keep_their_variables(
     kernel: Kernel, record_property: Record
 ) -> None:
@@ -339,7 +313,6 @@ def test_a_killed_rank_is_named_and_comes_back_while_the_others_keep_their_varia
     shut_down(kernel)
 
 
-@pytest.mark.usefixtures("beside_another")
 @pytest.mark.parametrize("victim", ["fork server", "controller"])
 def test_a_killed_process_of_the_session_is_named_and_takes_everything_with_it(
     kernel: Kernel, victim: str, record_property: Record
@@ -355,7 +328,6 @@ def test_a_killed_process_of_the_session_is_named_and_takes_everything_with_it(
     in_rounds(kernel, attempt, record_property)
 
 
-@pytest.mark.usefixtures("beside_another")
 def test_a_killed_store_process_disturbs_no_cell_and_a_restart_opens_the_store_again(
     kernel: Kernel, record_property: Record
 ) -> None:

@@ -11,7 +11,6 @@ from support import ROUNDS
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + 60 * ROUNDS)]
 
 
-@pytest.mark.usefixtures("warm_kernels")
 def test_whatever_is_struck_every_cell_answers_and_the_next_works(tmp_path: Path) -> None:
     with Kills(tmp_path / "train.py") as rounds:
         for number in range(2 * ROUNDS):

@@ -11,7 +11,6 @@ from support import ROUNDS
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + 60 * ROUNDS)]
 
 
-@pytest.mark.usefixtures("warm_kernels")
 def test_however_a_pause_is_left_nothing_stays_and_the_next_cell_works(tmp_path: Path) -> None:
     with Leavings(tmp_path / "train.py") as leavings:
         for number, kinds in enumerate((KEEPS + FRESH, ENDS) * ROUNDS):

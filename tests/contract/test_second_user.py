@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import eventually
 
 from ddp_notebook.archive.format import SavedRun
 from ddp_notebook.archive.save import write
+from ddp_notebook.cluster.channels import EventReceiver
 from ddp_notebook.jobs import unprepared
-from ddp_notebook.launch import shared_fork_server
 from ddp_notebook.launch.session_folder import FOLDER_PREFIX, make_folder, sweep_stale_folders
-from ddp_notebook.model import Snapshot
+from ddp_notebook.model import CellStarted, Event, Snapshot
 from ddp_notebook.rank.collectives import mapped_file
 from ddp_notebook.rank.control_socket import ControlSocket, framed
+from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.rank.prepared.job_folder import About
 from ddp_notebook.session import Session
@@ -75,7 +77,6 @@ def test_no_file_and_no_socket_of_a_session_is_open_to_another_user(ranks2: Sess
     sockets = [str(path) for path in files if path.is_socket()]
     plain = [path for path in files if path.is_file()]
     assert len(sockets) >= 3 and len(plain) >= 3
-    server = shared_fork_server.address(sys.path)
 
     def attack() -> dict[str, list[str]]:
         secrets = [
@@ -84,14 +85,35 @@ def test_no_file_and_no_socket_of_a_session_is_open_to_another_user(ranks2: Sess
         return {
             "list": [refused(lambda: list(folder.iterdir()))],
             "read": [refused(path.read_bytes) for path in (*plain, *secrets)],
-            "connect": [refused(lambda each=each: connect(each)) for each in (*sockets, server)],
-            "ask": ["" if shared_fork_server.request(server) is not None else "refused"],
+            "connect": [refused(lambda each=each: connect(each)) for each in sockets],
             "signal": [refused(lambda pid=pid: os.kill(pid, 0)) for pid in pids["ranks"]],
         }
 
     for what, answers in as_nobody(attack).items():
         assert answers and all(answers), (what, answers)
     ranks2.run_cell("rank").raise_for_error()
+
+
+def test_what_another_user_sends_is_dropped_also_where_the_folder_lets_them_in() -> None:
+    """The kernel says whose the other end is."""
+    heard: list[Event] = []
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # others get there
+        receiver = EventReceiver(Path(name), heard.extend)
+        Path(name).chmod(0o777)
+        Path(name, "events.sock").chmod(0o666)
+
+        def attack() -> bool:
+            sender = EventSender(0, receiver.url, receiver.source)
+            sender.emit(CellStarted, cell=666)
+            return sender.flush()
+
+        assert as_nobody(attack)
+        own = EventSender(0, receiver.url, receiver.source)
+        own.emit(CellStarted, cell=1)
+        eventually(lambda: any(isinstance(event, CellStarted) for event in heard), 10)
+        own.close()
+        receiver.close()
+    assert [event.cell for event in heard if isinstance(event, CellStarted)] == [1]
 
 
 def test_what_another_user_made_is_neither_opened_nor_removed(
@@ -119,19 +141,6 @@ def public(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         folder.chmod(0o777)
         monkeypatch.setenv(job_folder.FOLDER_VARIABLE, str(folder / "jobs"))
         yield folder
-
-
-def test_a_folder_of_another_user_under_the_name_of_ours_ends_no_fork_server(public: Path) -> None:
-    theirs = public / f"ddp-notebook-{NOBODY}"
-    theirs.mkdir(mode=0o700)
-    address = str(theirs / "server")
-
-    def attack() -> list[object]:
-        listening = shared_fork_server.ListeningSocket(address)
-        asked = shared_fork_server.request(address)
-        return [listening.accept(), listening.fds, shared_fork_server.listen(address), asked]
-
-    assert as_nobody(attack) == [None, [], None, None]
 
 
 def test_a_umask_that_locks_the_user_out_is_named_and_leaves_no_folder(

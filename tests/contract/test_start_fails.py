@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support import lacking, session_folders
 
-from ddp_notebook.cluster.order_sender import OrderSender
+from ddp_notebook.cluster.channels import OrderSender
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.timeouts import scaled_for_load

@@ -75,7 +75,6 @@ def test_bad_input_says_what_is_wrong_and_what_to_type(
     assert "Traceback" not in shown.out + shown.err
 
 
-@pytest.mark.usefixtures("warm_kernels")
 def test_the_plot_grows_while_it_runs_and_an_interrupt_keeps_what_is_measured() -> None:
     with Kernel() as kernel:
         kernel.init(2)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support import session_of
 
-from ddp_notebook.doctor import facts
+from ddp_notebook.doctor import examination as facts
 from ddp_notebook.errors import NoSession
 from ddp_notebook.model.doctor import DoctorReport, Verdict
 
@@ -59,7 +59,7 @@ def test_a_backend_that_cannot_be_had_is_a_failure(
     report = shell.run_line_magic("ddp_doctor", "-n 2 --backend nccl")
     assert checks_of(report)["devices"] == (
         Verdict.FAILURE,
-        "nccl needs a GPU per rank, and no GPU is visible",
+        "--backend nccl needs GPUs, and none is visible here (nvidia-smi and CUDA_VISIBLE_DEVICES)",
     )
 
 

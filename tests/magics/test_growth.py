@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from kernels import Kernel
 
-pytestmark = pytest.mark.usefixtures("warm_kernels")
-
 STARTS = 5
 COUNTS = """
 def counts():

@@ -11,8 +11,6 @@ import pytest
 from kernels import Kernel, execute
 from support import eventually
 
-pytestmark = pytest.mark.usefixtures("warm_kernels")
-
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 

@@ -22,8 +22,6 @@ from ddp_notebook.board.timeline import PAUSED, PHASES
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Phase
 
-pytestmark = pytest.mark.usefixtures("warm_kernels")
-
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WITHIN_S = 40.0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import pytest
 from kernels import Kernel
 from support import eventually
 
@@ -40,7 +39,6 @@ def told(kernel: Kernel, code: str, at: int | None = None) -> str:
     return strip_ansi(reply["data"]["text/plain"]) if reply["found"] else ""
 
 
-@pytest.mark.usefixtures("warm_kernels")
 def test_tab_and_shift_tab_and_questions_know_the_variables_of_the_ranks() -> None:
     with Kernel() as kernel:
         kernel.init(2)

@@ -66,7 +66,6 @@ def test_training_steps_are_measured_shown_and_returned(
     assert result.result.batches == (4,)
 
 
-@pytest.mark.usefixtures("warm_kernels")
 def test_the_steps_grow_bar_by_bar_while_they_are_measured() -> None:
     with Kernel() as kernel:
         kernel.init(2)

@@ -15,7 +15,7 @@ from support import GATE, HANG, begun, ipython_shell, session_of
 from ddp_notebook.session.runs.run import CellResult
 from ddp_notebook.views import board as board_view
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("warm_kernels")]
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module")

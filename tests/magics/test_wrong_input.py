@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -238,14 +237,3 @@ def test_a_cell_that_fails_on_a_rank_fails_in_the_notebook(
     shown = capsys.readouterr().out
     assert shown.index("── rank 1 ──") < shown.index("fine"), "the traceback comes first"
     assert "CellFailed: rank 1 raised ValueError (cell line 3); rank 0 finished." in shown
-
-
-def test_what_the_user_replaced_of_pythons_own_is_named_and_set_back_it_works(
-    shell2: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(json, "dumps", None)
-        words = said(shell2, capsys, "%ddp_where")
-    assert "UsageError: %ddp_where failed (TypeError" in words
-    assert "json.dumps was replaced" in words and "Set it back as before" in words
-    assert "runs nothing" in said(shell2, capsys, "%ddp_where", ok=True)

@@ -23,7 +23,6 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 MOST_BYTES = 500_000
 CELL_TIMEOUT_S = 200
 FAILS_ON_PURPOSE = "raises-exception"
-pytestmark = pytest.mark.usefixtures("warm_kernels")
 LIVE_BOARD = "ddp-still-"
 """In the picture of a live board, which goes on changing while later cells run."""
 VARIES = "varies"

@@ -33,7 +33,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 WITHOUT_TORCH = (
     *("magics", "session", "session.processes.processes", "session.setup.set_up"),
-    *("cluster.cluster", "cluster.event_receiver", "cluster.controller"),
+    *("cluster.cluster", "cluster.channels", "cluster.controller"),
     *("views.notebook", "views.bench.plots"),
 )
 

@@ -67,7 +67,7 @@ def test_a_fork_server_that_ends_by_itself_is_named_and_not_the_children_it_ends
         server.ready.result(60)
         server.spawn_call("signal:pause", {}, tmp_path / "log", ends.append)
         server.on_lost(lost.set)
-        server._write(b"{\n")  # no command: it raises
+        server._send({"cmd": "own"})  # without a folder: it raises
         assert lost.wait(60)
         assert not ends
     finally:

@@ -91,21 +91,6 @@ def test_a_path_longer_than_an_address_can_be_serves(tmp_path: Path) -> None:
     assert not far.path.exists()
 
 
-def test_a_user_who_replaces_sockets_can_still_be_asked(
-    listening: ControlSocket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asking = socket.socket(socket.AF_UNIX)
-    asking.settimeout(10)
-    monkeypatch.setattr(socket, "socket", None)
-    for _ in range(2):  # the thread may be in its next call of `accept` already
-        asking.connect(str(listening.path))
-        asking.sendall(control_socket.framed({"question": "hello"}))
-        assert b"me" in asking.recv(1 << 16)
-        asking.close()
-        asking = control_socket._Socket(socket.AF_UNIX)
-    asking.close()
-
-
 def test_questions_that_are_none_do_not_end_the_answering(listening: ControlSocket) -> None:
     for content in (b"[" * 60_000, b'{"question": "hello", "about": [1]}', b"[1]", b"\xff", b""):
         with socket.socket(socket.AF_UNIX) as asking:

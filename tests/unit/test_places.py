@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 from support import eventually
 
-from ddp_notebook.cluster.event_receiver import EventReceiver
+from ddp_notebook.cluster.channels import EventReceiver
 from ddp_notebook.model import (
     CellStarted,
     Event,
@@ -133,10 +133,10 @@ def test_two_processes_of_one_rank_count_their_events_apart(
     def take(events: Sequence[Event]) -> None:
         of_script.extend(each for each in events if isinstance(each, CellStarted))
 
-    key = listening.add_source(take)
-    own = EventSender(0, listening.url, listening.key)
-    other = EventSender(0, listening.url, key)
-    stranger = EventSender(0, listening.url, "00" * 32)
+    source = listening.add_source(take)
+    own = EventSender(0, listening.url, listening.source)
+    other = EventSender(0, listening.url, source)
+    stranger = EventSender(0, listening.url, "9")
     for sender, cells in (
         (own, (1, 2)),
         (other, (7,)),
@@ -150,7 +150,7 @@ def test_two_processes_of_one_rank_count_their_events_apart(
     eventually(lambda: len(_cells(of_session)) == 3, 10, "the session's events")
     assert _cells(of_session) == [1, 2, 3] and _cells(of_script) == [7, 8]
     assert {each.kind for each in of_session} <= {"cell_started", "pulse"}, "none counts as lost"
-    listening.remove_source(key)
+    listening.remove_source(source)
     other.emit_now(CellStarted, cell=10)
     own.emit_now(CellStarted, cell=4)
     eventually(lambda: 4 in _cells(of_session), 10, "an event of the session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_notebook.launch import shared_memory
-from ddp_notebook.launch.shared_memory import remove_orphans, semaphore_prefix
+from ddp_notebook.launch import session_folder
+from ddp_notebook.launch.session_folder import remove_shared_memory, semaphore_prefix
 
 SESSION = "/tmp/ddp_notebook-abc"
 
@@ -21,7 +20,7 @@ SESSION = "/tmp/ddp_notebook-abc"
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in place of /dev/shm."""
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+    monkeypatch.setattr(session_folder, "SHARED_MEMORY", tmp_path)
     return tmp_path
 
 
@@ -54,27 +53,27 @@ def make(folder: Path, *names: str) -> None:
 def test_semaphores_of_the_session_are_removed_and_others_stay(folder: Path) -> None:
     assert semaphore_prefix(SESSION) == "/mp-ddp_notebook-abc"
     make(folder, "sem.mp-ddp_notebook-abc-x1", "sem.mp-ddp_notebook-abcd-x1", "sem.mp-x", "psm_1")
-    remove_orphans([SESSION], 0.0)
+    remove_shared_memory([SESSION], 0.0)
     assert left(folder) == {"sem.mp-ddp_notebook-abcd-x1", "sem.mp-x", "psm_1"}
 
 
 def test_the_second_name_that_a_semaphore_has_while_it_is_made_goes_with_it(folder: Path) -> None:
     make(folder, "sem.mp-ddp_notebook-abc-x1", "sem.other")
     os.link(folder / "sem.mp-ddp_notebook-abc-x1", folder / "sem.q1w2e3")
-    remove_orphans([SESSION], 0.0)
+    remove_shared_memory([SESSION], 0.0)
     assert left(folder) == {"sem.other"}
 
 
 def test_without_a_session_no_semaphore_is_ours(folder: Path) -> None:
     make(folder, "sem.mp-ddp_notebook-abc-x1")
-    remove_orphans([], 0.0)
+    remove_shared_memory([], 0.0)
     assert left(folder) == {"sem.mp-ddp_notebook-abc-x1"}
 
 
 def test_pages_of_torch_are_removed_once_their_process_is_gone(folder: Path, dead: int) -> None:
     mine = f"torch_{os.getpid()}_1_0"
     make(folder, f"torch_{dead}_1_0", f"torch_{dead}_1_1", mine, f"torch_{dead}_1", "torch_x_1_0")
-    remove_orphans([SESSION], 0.0)
+    remove_shared_memory([SESSION], 0.0)
     assert left(folder) == {mine, f"torch_{dead}_1", "torch_x_1_0"}
 
 
@@ -82,9 +81,9 @@ def test_pages_older_than_the_session_are_not_its_own(folder: Path, dead: int) -
     name = f"torch_{dead}_1_0"
     make(folder, name)
     made_s = (folder / name).stat().st_ctime
-    remove_orphans([SESSION], made_s + 1)
+    remove_shared_memory([SESSION], made_s + 1)
     assert left(folder) == {name}
-    remove_orphans([SESSION], made_s)
+    remove_shared_memory([SESSION], made_s)
     assert left(folder) == set()
 
 
@@ -101,8 +100,8 @@ def test_a_process_on_its_way_out_is_waited_for(
             alive.stdin.close()
             os.waitid(os.P_PID, alive.pid, os.WEXITED | os.WNOWAIT)
 
-    monkeypatch.setattr(shared_memory.time, "sleep", sleep)
-    remove_orphans([SESSION], 0.0, wait_s=30.0)
+    monkeypatch.setattr(session_folder.time, "sleep", sleep)
+    remove_shared_memory([SESSION], 0.0, wait_s=30.0)
     assert left(folder) == set()
     assert len(slept) == 1, "looked again once, and it was gone"
     alive.stdin = None
@@ -113,15 +112,15 @@ def test_a_process_that_lives_on_keeps_its_pages_and_is_not_waited_for_for_ever(
 ) -> None:
     name = f"torch_{alive.pid}_1_0"
     make(folder, name)
-    remove_orphans([SESSION], 0.0, wait_s=0.2)
+    remove_shared_memory([SESSION], 0.0, wait_s=0.2)
     assert left(folder) == {name}
 
 
 def test_a_machine_without_such_a_folder_has_nothing_to_remove(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path / "none")
-    remove_orphans([SESSION], 0.0, wait_s=30.0)
+    monkeypatch.setattr(session_folder, "SHARED_MEMORY", tmp_path / "none")
+    remove_shared_memory([SESSION], 0.0, wait_s=30.0)
 
 
 def test_a_file_that_vanishes_meanwhile_or_cannot_be_removed_stops_nothing(
@@ -130,7 +129,7 @@ def test_a_file_that_vanishes_meanwhile_or_cannot_be_removed_stops_nothing(
     (folder / f"torch_{dead}_1_0").mkdir()  # what unlink refuses
     make(folder, f"torch_{dead}_1_1")
     (folder / "sem.gone").symlink_to(folder / "nowhere")
-    remove_orphans([SESSION], 0.0)
+    remove_shared_memory([SESSION], 0.0)
     assert f"torch_{dead}_1_1" not in left(folder)
 
 
@@ -140,53 +139,19 @@ def test_a_semaphore_that_nobody_finished_making_is_removed_when_nobody_has_it(
     make(folder, "sem.ab12CD", "sem.mapped", "sem.toolong")
     with (folder / "sem.mapped").open("r+b") as file, mmap.mmap(file.fileno(), 1):
         file.close()
-        remove_orphans([], 0.0, wait_s=0.2)
+        remove_shared_memory([], 0.0, wait_s=0.2)
         assert left(folder) == {"sem.mapped", "sem.toolong"}
 
 
-def test_one_that_is_being_made_stays(folder: Path) -> None:
-    with (folder / "sem.ab12CD").open("xb"):
-        remove_orphans([], 0.0)
-        assert left(folder) == {"sem.ab12CD"}
-
-
-def test_a_page_that_some_process_has_stays_though_its_pid_means_nothing_here(
+def test_a_page_that_some_process_has_mapped_stays_when_its_maker_has_ended(
     folder: Path, dead: int
 ) -> None:
-    """As that of a process in another container, which shares the folder and has its own pids."""
-    opened, mapped, unused = (f"torch_{dead}_{each}_0" for each in (1, 2, 3))
-    make(folder, opened, mapped, unused)
+    mapped, unused = (f"torch_{dead}_{each}_0" for each in (1, 2))
+    make(folder, mapped, unused)
     with (folder / mapped).open("rb") as file:
         page = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
-    with page, (folder / opened).open("rb"):
-        remove_orphans([SESSION], 0.0)
-        assert left(folder) == {opened, mapped}
-    remove_orphans([SESSION], 0.0)
+    with page:
+        remove_shared_memory([SESSION], 0.0)
+        assert left(folder) == {mapped}
+    remove_shared_memory([SESSION], 0.0)
     assert left(folder) == set()
-
-
-def test_who_opens_a_file_while_it_is_removed_ends_no_process(
-    folder: Path, dead: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel then signals the process that has the lease."""
-    signals: list[int] = []
-    usual = {n: signal.signal(n, lambda *had: signals.append(had[0])) for n in EACH}
-    unlink = Path.unlink
-
-    def opened(path: Path) -> None:
-        with pytest.raises(BlockingIOError):
-            os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        unlink(path)
-
-    monkeypatch.setattr(Path, "unlink", opened)
-    make(folder, f"torch_{dead}_1_0")
-    try:
-        remove_orphans([SESSION], 0.0)
-    finally:
-        for number, handler in usual.items():
-            signal.signal(number, handler)
-    assert left(folder) == set() and signals == [signal.SIGURG]
-
-
-EACH = (signal.SIGIO, signal.SIGURG)
-"""What ends a process that does not handle it, and what does not."""

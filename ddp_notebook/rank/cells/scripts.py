@@ -50,17 +50,17 @@ _LOOK_EVERY_S = 0.03
 
 
 def main(
-    rank: int, events: str, key: str, folder: str, output_folder: str, script: Mapping[str, Any]
+    rank: int, events: str, source: str, folder: str, output_folder: str, script: Mapping[str, Any]
 ) -> NoReturn:
     """Be `rank` of a script, until the session ends this process.
 
-    `events` is where the session listens, with its `key`. `folder` is the run's own; output that
-    is too long to send goes to `output_folder`.
+    `events` is where the session listens, and `source` says that this is a script's process.
+    `folder` is the run's own; output that is too long to send goes to `output_folder`.
     """
     sys.setswitchinterval(min(sys.getswitchinterval(), boot.SWITCH_INTERVAL_S))
     own = Path(folder)
     boot.keep_temporary_files_in(own, own.parent)
-    sender = EventSender(rank, events, key)
+    sender = EventSender(rank, events, source)
     out, err = streams_of(own, rank)
     logs = {out: OutputKind.STDOUT, err: OutputKind.STDERR}
     forwarder = OutputForwarder(sender, logs, Path(output_folder), _LOOK_EVERY_S)

@@ -17,9 +17,9 @@ from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.setup.listening import explain, listen
 
 
-def main(url: str, key: str, host: str, port: int) -> None:
+def main(url: str, source: str, host: str, port: int) -> None:
     """Host a store at `host`:`port` (0: the system chooses) until this process is ended."""
-    events = EventSender(SESSION, url, key)
+    events = EventSender(SESSION, url, source)
     try:
         listener = listen(host, port)
     except OSError as error:

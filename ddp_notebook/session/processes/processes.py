@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ddp_notebook import files
+from ddp_notebook.cluster.channels import EventReceiver, OrderSender
 from ddp_notebook.cluster.cluster import CONTROLLER, IPyParallelCluster
-from ddp_notebook.cluster.event_receiver import EventReceiver
-from ddp_notebook.cluster.order_sender import OrderSender
 from ddp_notebook.cluster.rank_cluster import RankCluster
 from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch import out_of_memory
@@ -21,9 +20,9 @@ from ddp_notebook.launch.addresses import why_no_loopback
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.devices import DevicePlan
 from ddp_notebook.launch.environment import loopback_interface, rank_environment
+from ddp_notebook.launch.lab_hosts import LabHosts, Placed
 from ddp_notebook.launch.process_groups import end_sessions
-from ddp_notebook.launch.session_folder import Held, make_folder
-from ddp_notebook.launch.shared_memory import remove_orphans
+from ddp_notebook.launch.session_folder import Held, make_folder, remove_shared_memory
 from ddp_notebook.model import (
     Event,
     Loading,
@@ -38,13 +37,10 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.rank.rank_process import multiprocessing_folder, questions_of
 from ddp_notebook.session.options import InitOptions
-from ddp_notebook.session.processes.awake import KeptAwake
 from ddp_notebook.session.processes.collective_logs import CollectiveLogs
-from ddp_notebook.session.processes.deaths import deaths
-from ddp_notebook.session.processes.lab_hosts import LabHosts, Placed
 from ddp_notebook.session.processes.script_processes import Places, ScriptProcesses
 from ddp_notebook.session.processes.store import StoreProcess
-from ddp_notebook.session.processes.unresponsive import StoppedRanks
+from ddp_notebook.session.processes.unresponsive import KeptAwake, StoppedRanks, deaths
 from ddp_notebook.session.record import Record
 from ddp_notebook.state.descriptions import exit_text
 
@@ -99,7 +95,7 @@ class Processes:
             """The collective logs of the ranks."""
             self.receiver = EventReceiver(self.folder, record.hear)
             undo.callback(self.receiver.close)
-            self.orders = OrderSender(self.folder, self.receiver.key)
+            self.orders = OrderSender(self.folder)
             undo.callback(self.orders.close)
             self.cluster: RankCluster = IPyParallelCluster(
                 fork_server, self.folder, self.orders, self._exited
@@ -135,8 +131,6 @@ class Processes:
             raise SetupFailed(why)
         began_ns = time.monotonic_ns()
         self.fork_server.on_loading(lambda done: self._show_loading(done, began_ns))
-        if not self.fork_server.pid:  # one forked by a shared server starts with torch loaded
-            self._await_torch()
         self.cluster.start()
         self._await_torch()
         if self.options.init_method != "file":
@@ -215,7 +209,7 @@ class Processes:
             "rank": rank,
             "events": self.receiver.url,
             "orders": self.orders.url,
-            "key": self.receiver.key,
+            "source": self.receiver.source,
             "log": str(self.log_file(rank)),
             "output_folder": str(self.output_folder),
         }
@@ -454,7 +448,7 @@ class Processes:
             return
         # The kernel kills its children with it (PR_SET_PDEATHSIG), but not what they started.
         end_sessions(state.pid for state in self.record.snapshot.ranks if state.pid)
-        remove_orphans((str(self.folder),), self._started_s, wait_s=1.0)
+        remove_shared_memory((str(self.folder),), self._started_s, wait_s=1.0)
         self._on_lost("The fork server that started the ranks ended.")
 
 

@@ -22,7 +22,7 @@ from ddp_notebook.session.processes.started_ranks import StartedRanks
 from ddp_notebook.state.output import STREAMS
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.event_receiver import EventReceiver
+    from ddp_notebook.cluster.channels import EventReceiver
     from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.launch.client import ForkServerClient
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
@@ -100,7 +100,7 @@ class ScriptProcesses:
         """The ranks that these processes have started themselves."""
         self._sent: dict[tuple[int, OutputKind], int] = {}
         """Bytes received of each stream."""
-        self._key = places.receiver.add_source(self._hear)
+        self._source = places.receiver.add_source(self._hear)
         places.lend(ranks, folder)
 
     def start(
@@ -117,7 +117,7 @@ class ScriptProcesses:
             arguments = {
                 "rank": rank,
                 "events": receiver.url,
-                "key": self._key,
+                "source": self._source,
                 "folder": str(self._folder),
                 "output_folder": str(self._output_folder),
                 "script": codec.encode(script),
@@ -155,7 +155,7 @@ class ScriptProcesses:
         self.kill(self.ranks)
         with self._gone:
             self._gone.wait_for(lambda: self._told >= self._pids.keys(), _ENDED_WITHIN_S)
-        self._places.receiver.remove_source(self._key)
+        self._places.receiver.remove_source(self._source)
         with self._telling:
             self._given_back = True
         self._places.take_back(self.ranks)

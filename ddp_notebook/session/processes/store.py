@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddp_notebook.cluster.event_receiver import EventReceiver
+from ddp_notebook.cluster.channels import EventReceiver
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.model import (
@@ -41,7 +41,7 @@ class StoreProcess:
         self._ended = False
         self._unsubscribe = record.subscribe(self._watch)
         receiver.expect_from_start(SESSION)
-        arguments = {"url": receiver.url, "key": receiver.key, "host": host, "port": port}
+        arguments = {"url": receiver.url, "source": receiver.source, "host": host, "port": port}
         self.pid = fork_server.spawn_call(
             "ddp_notebook.rank.setup.store_process:main",
             arguments,

@@ -1,24 +1,34 @@
-"""What the operating system reports about a rank that does not answer."""
+"""Processes that do not answer: dead ones, silent ones, stopped ones, as the system knows them.
+
+A stopped rank (SIGSTOP) is named; a stopped process that serves the ranks is resumed.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ddp_notebook.launch.process_groups import is_stopped, waits_for_gil
-from ddp_notebook.model import Activity, RankReport, Ranks, RankState, Status
-from ddp_notebook.state.descriptions import describe
-
-_LONG_SILENT_S = 3.0
-"""A rank that speaks and answers twice a second has not for so long."""
+from ddp_notebook.model import (
+    Activity,
+    RankReport,
+    Ranks,
+    RankState,
+    Snapshot,
+    Stage,
+    Status,
+)
+from ddp_notebook.state.descriptions import describe, exit_text
 
 
 def silent(state: RankState) -> RankReport:
     """The report of a rank whose process exists but does not answer."""
     process, cpu_s = process_of(state.pid)
     silent_s = (time.monotonic_ns() - state.heard_ns) / 1e9 if state.heard_ns else 0.0
-    locked = process == "sleeping" and silent_s > _LONG_SILENT_S and waits_for_gil(state.pid)
+    # A rank sends a sign of life four times a second, so that 3 s are long.
+    locked = process == "sleeping" and silent_s > 3.0 and waits_for_gil(state.pid)
     return RankReport(
         state.rank,
         Activity.SILENT,
@@ -58,10 +68,8 @@ class StoppedRanks:
             self._next_s = now_s + self._LOOK_EVERY_S
             self._since = {r: self._since.get(r, now_s) for r in ranks if _is_stopped(states[r])}
         long = [r for r in self._since.keys() & {*ranks} if now_s > self._since[r] + self.LONG_S]
-        return {rank: f"{_STOPPED}: kill -CONT {states[rank].pid}" for rank in sorted(long)}
-
-
-_STOPPED = "its process is stopped, by kill -STOP; resume it"
+        stopped = "its process is stopped, by kill -STOP; resume it"
+        return {rank: f"{stopped}: kill -CONT {states[rank].pid}" for rank in sorted(long)}
 
 
 def _is_stopped(state: RankState) -> bool:
@@ -82,3 +90,47 @@ def process_of(pid: int | None) -> tuple[str, float]:
         main = next((thread for thread in process.threads() if thread.id == pid), None)
         return str(process.status()), main.user_time + main.system_time if main else 0.0
     return "", 0.0
+
+
+class KeptAwake:
+    """Watches, until it is closed, processes that have no reason to be stopped.
+
+    While one is stopped (SIGSTOP), everything that needs it hangs silently. `pids` maps them to
+    their names; `wake` is called, on a thread, with each one that two consecutive checks found
+    stopped.
+    """
+
+    def __init__(
+        self, pids: Callable[[], Mapping[int, str]], wake: Callable[[int, str], None]
+    ) -> None:
+        self._pids = pids
+        self._wake = wake
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="ddp-awake", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        found: set[int] = set()
+        while not self._closed.wait(0.5):
+            stopped = {pid: name for pid, name in self._pids().items() if is_stopped(pid)}
+            for pid in found & stopped.keys():
+                self._wake(pid, stopped[pid])
+            found = set(stopped)
+
+
+def deaths(snapshot: Snapshot) -> list[str]:
+    """Return a line for each rank that died: in which stage, how, its last output."""
+    lines = []
+    for state in snapshot.ranks:
+        if state.status is Status.DEAD:
+            stage = state.entering or state.stage or Stage.LAUNCHED
+            words = state.last_words.strip().splitlines()
+            last = f" Last words: {words[-1].strip()}" if words else ""
+            lines.append(
+                f"Rank {state.rank} died in stage {stage.value}, "
+                f"{exit_text(state.exit_code or 0)}.{last}"
+            )
+    return lines

@@ -31,9 +31,9 @@ from ddp_notebook.session.runs.run import CellResult, CellRun, RunOptions
 from ddp_notebook.session.setup.limits import check_processes
 
 if TYPE_CHECKING:
+    from ddp_notebook.launch.lab_hosts import Placed
     from ddp_notebook.model.against.trail import TrailOrder
     from ddp_notebook.session.pool import RankPool
-    from ddp_notebook.session.processes.lab_hosts import Placed
     from ddp_notebook.session.processes.processes import Processes
     from ddp_notebook.session.runs.registry import RunRegistry
 

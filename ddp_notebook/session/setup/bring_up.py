@@ -15,8 +15,7 @@ from ddp_notebook.model import Case, Diagnosis, Ranks, Stage, StageFailed, Statu
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import SetUpPlan
 from ddp_notebook.session.options import Settings
-from ddp_notebook.session.processes.deaths import deaths
-from ddp_notebook.session.processes.unresponsive import process_of
+from ddp_notebook.session.processes.unresponsive import deaths, process_of
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.runs.gather import LaunchParameters, gather
 from ddp_notebook.session.runs.stall_detector import StallDetector

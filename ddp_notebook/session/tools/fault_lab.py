@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import CellFailed, DDPError, SetupFailed, Stuck, UsageMistake
 from ddp_notebook.faults import FAULTS, Fault, Kind, TwoHosts
-from ddp_notebook.launch import network_namespaces
+from ddp_notebook.launch import lab_hosts
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.model import Diagnosis
 from ddp_notebook.session.runs.run import CellResult, CellRun, RunOptions
 from ddp_notebook.session.tools.ddp_construction import WrapOptions
 
 if TYPE_CHECKING:
+    from ddp_notebook.launch.lab_hosts import Placed
     from ddp_notebook.session.options import Settings
     from ddp_notebook.session.pool import RankPool
-    from ddp_notebook.session.processes.lab_hosts import Placed
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.cells import Cells
     from ddp_notebook.session.runs.scripts import Scripts
@@ -160,9 +160,7 @@ class FaultLab:
         hosts = fault.hosts if faulty else TwoHosts()
         port = free_port(processes.options.master_addr)
         placed = processes.open_lab((FIRST_NAME, hosts.name), hosts.drops, port)
-        settings = {
-            rank: {"GLOO_SOCKET_IFNAME": network_namespaces.INTERFACE} for rank in placed.hosts
-        }
+        settings = {rank: {"GLOO_SOCKET_IFNAME": lab_hosts.INTERFACE} for rank in placed.hosts}
         for index, values in fault.settings.items() if faulty else ():
             for rank in placed.hosts if index < 0 else (index,):
                 settings[rank].update(values)
@@ -209,7 +207,7 @@ def find(name: str) -> Fault:
 
 def check_hosts() -> None:
     """Raises UsageMistake where the lab cannot have a second host. Changes nothing."""
-    if why := network_namespaces.why_not():
+    if why := lab_hosts.why_not():
         raise UsageMistake(
             "This fault needs a second host, which the lab makes of network namespaces, and here "
             f"that does not work: {why}. Start Jupyter as root on Linux, with the capability "

@@ -1,7 +1,8 @@
 """The fault lab's hosts: two network namespaces with an address and a host name each, linked.
 
-One process holds them open. This machine's own network is not changed, and the kernel removes the
-hosts when that process has ended and no rank is on them any more.
+One process, `hold`, holds them open; `LabHosts` is the session's handle to it. This machine's own
+network is not changed, and the kernel removes the hosts when that process has ended and no rank is
+on them any more.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.launch.client import ForkServerClient
 
 INTERFACE = "net0"
 """The hosts' network interface besides the loopback."""
 _CLONE_NEWUTS = 0x04000000
 _CLONE_NEWNET = 0x40000000
-_COMMAND_S = 5.0
 
 
 def address(host: int) -> str:
@@ -151,5 +156,73 @@ def _ip(*commands: str) -> None:
         text=True,
         capture_output=True,
         check=True,
-        timeout=_COMMAND_S,
+        timeout=5.0,
     )
+
+
+# --------------------------------------------------------------------------- the session's end
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where the ranks of a script run."""
+
+    address: tuple[str, int]
+    """The store's."""
+    hosts: Mapping[int, Mapping[str, str]]
+    """Per rank the paths of its host's namespaces ``net`` and ``uts``."""
+
+
+class LabHosts:
+    """Two linked hosts, which exist as long as the process that holds them open.
+
+    `port` is the store's. All ports of a new host are free, but each use needs a different one:
+    torch caches a process's stores by port, even after the host is gone.
+    """
+
+    def __init__(
+        self,
+        fork_server: ForkServerClient,
+        folder: Path,
+        names: tuple[str, ...],
+        drops: str,
+        port: int,
+    ) -> None:
+        self._fork_server = fork_server
+        self._ended = False
+        self.port = port
+        self._report = folder / f"lab-{time.monotonic_ns()}.json"
+        arguments = {"report": str(self._report), "names": names, "drops": drops, "port": port}
+        self.pid = fork_server.spawn_call(
+            "ddp_notebook.launch.lab_hosts:hold",
+            arguments,
+            folder / "lab.log",
+            self._exited,
+        )
+
+    def place(self, world_size: int) -> Placed:
+        """Wait until the hosts exist and place the ranks on them. Raises UsageMistake."""
+        deadline = time.monotonic() + 10.0
+        while not self._report.exists() and not self._ended and time.monotonic() < deadline:
+            time.sleep(0.005)
+        report: dict[str, Any] = {"error": "the process that makes them ended, or took too long"}
+        if self._report.exists():
+            report = json.loads(self._report.read_text())
+        if "error" in report:
+            raise UsageMistake(f"The second host could not be made: {report['error']}")
+        first, second = report["hosts"]
+        # Rank 1 is alone on the second host.
+        hosts = {rank: second if rank == 1 else first for rank in range(world_size)}
+        return Placed((address(0), self.port), hosts)
+
+    def close(self) -> None:
+        """End the process; the hosts are gone as soon as no rank is on them any more."""
+        self._report.unlink(missing_ok=True)
+        if not self._ended:
+            self._fork_server.signal(self.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 2.0
+        while not self._ended and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def _exited(self, _: int) -> None:
+        self._ended = True
