@@ -111,8 +111,6 @@ class Debugger(Component):
         self.armed = Armed()
         self.take: Callable[[Stop], None] | None = None
         """Has another debugger take a paused thread, and is called in it; None: none does."""
-        self.is_wanted: Callable[[], bool] = lambda: True
-        """Polled while a thread is paused: False when who stopped it is gone, and it continues."""
         self.watch_values: Callable[[bool], None] = lambda wanted: None
         """Has losses and gradients looked at: a breakpoint is set on those that are not finite."""
         self.watch_lines: Callable[[Lines], None] = lambda lines: None
@@ -147,15 +145,6 @@ class Debugger(Component):
         if (stop := self.stopped) is not None:
             stop.resume(Move(How.END))
         self.backend.forget()
-        self.armed.in_run(paused=False)
-
-    def leave(self) -> None:
-        """Stop nowhere any more, and resume what is paused. Any thread."""
-        self.set_breakpoints(calls.Breakpoints((), enabled=False))
-        self._run = 0
-        if (stop := self.stopped) is not None:
-            stop.resume(Move(How.END))
-        self.backend.release()
         self.armed.in_run(paused=False)
 
     # -- code that is about to run ---------------------------------------------------------
@@ -341,16 +330,6 @@ class Debugger(Component):
         """Raises Aborted."""
         if self._main_thread.abort.is_set():
             raise Aborted("aborted (%ddp_abort)")
-        stop = self.stopped
-        if stop is not None and not stop.ordered and not self.is_wanted():
-            stop.resume(Move(How.END))
-
-    def now(self) -> calls.Stopped:
-        """Where a thread is paused now. Any thread."""
-        stop = self.stopped
-        if stop is None or stop.ordered:
-            return calls.Stopped()
-        return calls.Stopped((LineStopped(rank=-1, **self._event_fields(stop)),))
 
     def _event_fields(self, stop: Stop) -> dict[str, Any]:
         frame = stop.frame
