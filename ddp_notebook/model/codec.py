@@ -101,9 +101,7 @@ def decode(cls: type[T], wire: Any) -> T:
         return msgspec.convert(wire, cls, strict=False, str_keys=True)
     except msgspec.ValidationError as error:
         why, _, place = str(error).partition(" - at ")
-        raise DecodeError(
-            why[:1].lower() + why[1:], place.replace("`", "").removeprefix("$").removeprefix(".")
-        ) from None
+        raise DecodeError(why[0].lower() + why[1:], place.strip("`").lstrip("$.")) from None
     except RecursionError:
         raise DecodeError("is nested too deep") from None
 

@@ -222,8 +222,9 @@ class StoreFailed(Event, frozen=True, kw_only=True):
 
 if TYPE_CHECKING:
     AnyEvent: TypeAlias = Event
-else:  # msgspec tells the classes of a union apart by their tags, but not those below a base class
-    AnyEvent = Union[tuple(Event.__subclasses__())]
+else:
+    # msgspec tells the classes of a union apart by their tags, but not those below a base class.
+    AnyEvent = Union[tuple(Event.__subclasses__())]  # noqa: UP007  # not one can be written `|`
 
 
 def encode_events(events: Iterable[Event]) -> bytes:
