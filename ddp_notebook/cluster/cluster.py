@@ -19,7 +19,6 @@ import ipyparallel as ipp
 from ipyparallel.serialize import can, uncan
 
 from ddp_notebook.cluster import questions
-from ddp_notebook.cluster.channels import OrderSender
 from ddp_notebook.cluster.ipyparallel_private import (
     caught_up,
     check_private_api,
@@ -103,12 +102,11 @@ class IPyParallelCluster:
         self,
         fork_server: ForkServerClient,
         folder: Path,
-        orders: OrderSender,
         on_exit: ExitCallback,
     ) -> None:
         self._fork_server = fork_server
         self._folder = folder
-        self._orders = orders
+        self._orders = questions.OrderSender()
         self._on_exit = on_exit
         self._closing = False
         self._ended: Future[str] = Future()
@@ -251,7 +249,8 @@ class IPyParallelCluster:
             if self._pids[rank] not in self._awake:  # its first call makes it read orders, too
                 self._awake.add(self._pids[rank])
                 self._last_reply[rank] = self._apply(rank, *_WAKE)
-        return self._orders.send({rank: self._pids[rank] for rank in ranks}, order, request)
+        to = {rank: (self._pids[rank], questions_of(self._folder, rank)) for rank in ranks}
+        return self._orders.send(to, order, request)
 
     def ask(
         self, ranks: Ranks, question: Question[Request, Answer], request: Request, timeout_s: float
@@ -354,6 +353,7 @@ class IPyParallelCluster:
         self._end("The ranks were shut down meanwhile.")
         if self._client is not None:
             self._client.close(linger=0)
+        self._orders.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
 

@@ -1,4 +1,7 @@
-"""Asks processes questions at their unix sockets, concurrently; needs no session."""
+"""Asks ranks at their control sockets, all at once, and sends them orders. Needs no session.
+
+`rank/control_socket.py` says what is sent, and why not through ipyparallel.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,19 @@ import contextlib
 import json
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddp_notebook.model import codec
-from ddp_notebook.rank.calls import Answer, CannotAnswer, Question, Request
+from ddp_notebook.launch.timeouts import scaled_for_load
+from ddp_notebook.model import Ranks, codec
+from ddp_notebook.rank.calls import Answer, CannotAnswer, Order, Question, Request
 from ddp_notebook.rank.control_socket import LENGTH, MOST_BYTES, framed, is_mine, reachable
 
 _PIECE_BYTES = 1 << 16
+_LISTENS_WITHIN_S = 2.0
 
 
 def ask(
@@ -41,6 +47,64 @@ def _read(question: Question[Request, Answer], data: bytes) -> Answer | CannotAn
         return codec.decode(question.answer, content["answer"])
     except (RecursionError, codec.DecodeError, ValueError, TypeError, AttributeError) as error:
         return CannotAnswer(f"its answer cannot be read: {error}")
+
+
+class OrderSender:
+    """Sends orders, over a connection to each process that stays. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connections: dict[int, socket.socket] = {}
+        """By pid, so that a process that replaces another does not get what was meant for that."""
+
+    def send(
+        self, sockets: Mapping[int, tuple[int, Path]], order: Order[Request], request: Request
+    ) -> Ranks:
+        """Send one order to ranks, of pids at sockets; return those that could not be reached."""
+        message = framed({"order": order.name, "request": codec.encode(request)})
+        left = dict(sockets)
+        began_s = time.monotonic()
+        while left:
+            left = {rank: to for rank, to in left.items() if not self._sent(*to, message)}
+            # A process listens as soon as its first call has arrived.
+            if time.monotonic() - began_s > scaled_for_load(_LISTENS_WITHIN_S):
+                break
+            time.sleep(0.002 if left else 0)
+        return tuple(left)
+
+    def _sent(self, pid: int, path: Path, message: bytes) -> bool:
+        with self._lock, contextlib.suppress(OSError):
+            connection = self._connections.pop(pid, None) or _connected(path, pid)
+            try:
+                connection.sendall(message)
+            except OSError:  # it has ended; or it does not read, and part of the message is sent
+                connection.close()
+                raise
+            self._connections[pid] = connection
+            return True
+        return False
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            for connection in self._connections.values():
+                connection.close()
+
+
+def _connected(path: Path, pid: int) -> socket.socket:
+    """Return a connection for orders to the process `pid`. Raises OSError."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(_LISTENS_WITHIN_S)
+        with reachable(path) as address:
+            connection.connect(address)
+        if not is_mine(connection):
+            raise PermissionError(path)
+        connection.sendall(framed({"orders": pid}))
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 def _exchange(sockets: Mapping[int, Path], message: bytes, timeout_s: float) -> dict[int, bytes]:
