@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
+import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, InvalidStateError, wait
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +24,11 @@ from ddp_notebook.cluster.ipyparallel_private import (
     magics_where_they_load,
     unregister,
 )
-from ddp_notebook.cluster.launchers import ForkServerControllerLauncher, ForkServerEngineLauncher
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.launch import child
 from ddp_notebook.launch.addresses import own_loopback
 from ddp_notebook.launch.client import ForkServerClient
+from ddp_notebook.launch.environment import child_environment
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Ranks
 from ddp_notebook.rank.calls import Answer, Call, CannotAnswer, Order, Question, Request
@@ -63,6 +61,10 @@ _ENGINE_ARGS = [
     "--HistoryManager.enabled=False",  # no database: a thread, and a file that ranks would share
     "--IPEngine.out_stream_factory=ddp_notebook.cluster.engine.EngineStream",
 ]
+_CLUSTER = "ddp"
+"""ipyparallel's name for it, in the names of its files."""
+_ENGINE = "ddp_notebook.cluster.engine:engine"
+_CONNECTED_S = 60.0
 _POLL_S = 0.002
 _REPLY_GRACE_S = 0.2
 _ENDS_WITHIN_S = 10.0
@@ -125,23 +127,10 @@ class IPyParallelCluster:
         """The pids of the engines that the hub was asked to unregister."""
         self._forgetting = threading.Lock()
         self._views: dict[object, Any] = {}
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run_loop, name="ddp-cluster", daemon=True)
-        self._thread.start()
-        log = logging.getLogger("ddp_notebook.cluster.cluster")
-        self._cluster = ipp.Cluster(
-            parent=None,
-            log=log,
-            profile_dir=str(folder),
-            cluster_id="ddp",
-            cluster_file="",
-            load_profile=False,
-            shutdown_atexit=False,
-            delay=0,
-            controller_args=[f"--ip={own_loopback()}", *_CONTROLLER_ARGS],
-            controller_launcher_class=ForkServerControllerLauncher,
-            engine_launcher_class=ForkServerEngineLauncher,
-        )
+        self._ends: dict[int, threading.Event] = {}
+        """By rank, set when its newest process has ended."""
+        self.controller_pid = 0
+        """The controller's process, 0 before it is started."""
         self._client: Any = None
 
     def start(self) -> None:
@@ -150,54 +139,104 @@ class IPyParallelCluster:
             # ipyparallel fills a table on the first message, which is not thread-safe: sessions of
             # one process that start at once would break each other.
             uncan(can(None))
-        self._wait(
-            self._cluster.start_controller(
-                fork_server=self._fork_server,
-                exited=partial(self._exited, CONTROLLER),
-                output_file=str(self._logs / "controller.log"),
-            )
-        )
+        argv = [f"--ip={own_loopback()}", *_CONTROLLER_ARGS]
+        entry = "ddp_notebook.cluster.controller:controller"
+        self.controller_pid = self._spawn(CONTROLLER, entry, argv, {}, [])
         # Before any engine is started: the hub publishes registrations once.
         self._client = self._connected()
         check_private_api(self._client)
 
-    def _connected(self) -> Any:
-        """A client that is connected to the controller."""
-        with magics_where_they_load():
-            return self._wait(self._cluster.connect_client(timeout=scaled_for_load(60)))
+    def _spawn(
+        self,
+        rank: int,
+        entry: str,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        first_calls: Sequence[Any],
+    ) -> int:
+        """Start a child that calls `entry` with ipyparallel's arguments; return its pid.
 
-    @property
-    def controller_pid(self) -> int:
-        """The controller's process, 0 before it is started."""
-        return getattr(self._cluster.controller, "pid", None) or 0
+        Raises SessionLost or OSError.
+        """
+        cwd = str(Path.cwd())
+        # By these variables ipyparallel finds its files, whichever part of it a child becomes.
+        found_by = {"IPP_CLUSTER_ID": _CLUSTER, "IPP_PROFILE_DIR": str(self._folder)}
+        argv = [*argv, f"--work-dir={cwd}"]  # by default where ipyparallel was imported
+        spec = {
+            "calls": [*first_calls, [entry, {"argv": argv}]],
+            "env": child_environment({**found_by, **environment}),
+            "cwd": cwd,
+            "log": str(self.log_file(rank)),
+        }
+        ended = self._ends[rank] = threading.Event()
+        pid: Future[int] = Future()
+
+        def on_exit(code: int) -> None:
+            ended.set()
+            pid.add_done_callback(lambda _: self._exited(rank, pid.result(), code))
+
+        pid.set_result(self._fork_server.spawn(spec, on_exit))
+        return pid.result()
+
+    def _connected(self) -> Any:
+        """Return a client that is connected to the controller. Raises SessionLost."""
+        client: Future[Any] = Future()
+
+        def connect() -> None:
+            try:
+                info = self._connection_info()
+                with magics_where_they_load():
+                    timeout_s = scaled_for_load(_CONNECTED_S)
+                    folder = str(self._folder)
+                    client.set_result(ipp.Client(info, profile_dir=folder, timeout=timeout_s))
+            except Exception as error:  # noqa: BLE001  # it is raised where it is waited for
+                client.set_exception(error)
+
+        # On a thread of its own: it cannot be ended, and the controller may end meanwhile.
+        threading.Thread(target=connect, name="ddp-connecting", daemon=True).start()
+        began_s = time.monotonic()
+        while not wait([client, self._ended], _LOOK_AT_LOAD_S, FIRST_COMPLETED).done:
+            waited_s = time.monotonic() - began_s
+            if waited_s > scaled_for_load(_CONNECTED_S):
+                raise SessionLost(
+                    f"The ipyparallel controller did not answer within {waited_s:.0f} s. "
+                    "Start again: %ddp_init"
+                )
+        if client.done() and not self._ended.done():
+            try:
+                return client.result()
+            except (OSError, RuntimeError):
+                # ipyparallel can notice the controller's exit before we do.
+                if not wait([self._ended], _NEWS_WITHIN_S).done:
+                    raise
+        raise self._lost()
+
+    def _connection_info(self) -> Any:
+        """Return what a client needs to connect, as soon as the controller has written it."""
+        files = [
+            self._folder / "security" / f"ipcontroller-{_CLUSTER}-{kind}.json"
+            for kind in ("engine", "client")
+        ]
+        while not self._ended.done():
+            # An engine's, too: there may be none before the controller has written both.
+            with contextlib.suppress(OSError, ValueError):  # not yet, or not all of it
+                return [json.loads(file.read_text()) for file in files][-1]
+            time.sleep(_POLL_S)
+        raise self._lost()
 
     def launch(self, rank: int, environment: Mapping[str, str], first_calls: Sequence[Any]) -> int:
         """Start the engine of `rank`."""
-        set_id = f"rank-{rank}"
-        self._cluster.engines.pop(set_id, None)
-        log = self.log_file(rank)
-        log.touch(mode=0o600)
-        self._wait(
-            self._cluster.start_engines(
-                1,
-                engine_set_id=set_id,
-                environment=dict(environment),
-                engine_args=[*_ENGINE_ARGS, f"--IPEngine.id={rank}"],
-                fork_server=self._fork_server,
-                first_calls=list(first_calls),
-                exited=partial(self._exited, rank),
-                output_file=str(log),
-            )
-        )
-        pid: int = self._cluster.engines[set_id].pid
+        self.log_file(rank).touch(mode=0o600)
+        argv = [*_ENGINE_ARGS, f"--IPEngine.id={rank}"]
+        pid = self._spawn(rank, _ENGINE, argv, environment, first_calls)
         self._pids[rank] = pid
         self._forgotten.discard(pid)  # the system reuses pids
         self._awake.discard(pid)
         return pid
 
     def log_file(self, rank: int) -> Path:
-        """Where the process of `rank` writes what Python does not catch."""
-        return self._logs / f"rank-{rank}.log"
+        """Return where a process writes what Python does not catch."""
+        return self._logs / ("controller.log" if rank == CONTROLLER else f"rank-{rank}.log")
 
     def wait_for(self, ranks: Ranks, timeout_s: float, give_up: Callable[[], bool]) -> Ranks:
         """Wait until `ranks` are registered; returns those that are not in time."""
@@ -335,27 +374,24 @@ class IPyParallelCluster:
             # A rank reports the end of its cell before it replies; ipyparallel would print a
             # warning about a reply from an engine that was unregistered.
             self._last_reply.pop(rank).wait(_REPLY_GRACE_S)
-        engine = self._cluster.engines.get(f"rank-{rank}")
-        if engine is not None and engine.state == "running":
-            engine.signal(signal.SIGKILL)
-            with contextlib.suppress(TimeoutError):
-                self._wait(engine.join(_ENDS_WITHIN_S))
+        ended = self._ends.get(rank)
+        if ended is not None and not ended.is_set():
+            self._fork_server.signal(self._pids[rank], signal.SIGKILL)
             # After the machine slept, the time is up before the notice of its exit is read.
-            self._wait(engine.join(_ENDS_WITHIN_S))
+            if not ended.wait(_ENDS_WITHIN_S) and not ended.wait(_ENDS_WITHIN_S):
+                raise TimeoutError(f"process {self._pids[rank]} did not end")
         self._stopped[rank] = self._engine(rank)
         if rank in self._pids:
             self._forget(rank, self._pids[rank])
         self._await_forgotten(rank)
 
     def close(self) -> None:
-        """Close the client and the loop; the processes end with the fork server."""
+        """Close the client; the processes end with the fork server."""
         self._closing = True
         self._end("The ranks were shut down meanwhile.")
         if self._client is not None:
             self._client.close(linger=0)
         self._orders.close()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
 
     def _exited(self, rank: int, pid: int, code: int) -> None:
         if self._closing:
@@ -374,7 +410,7 @@ class IPyParallelCluster:
     def _last_words(self) -> str:
         """The last line that the controller wrote, to append to a sentence."""
         with contextlib.suppress(OSError):
-            lines = (self._logs / "controller.log").read_text("utf-8", "replace").split("\n")
+            lines = self.log_file(CONTROLLER).read_text("utf-8", "replace").split("\n")
             for line in reversed(lines):
                 if line.strip():
                     return f" Its last words: {line.strip()[:_LAST_WORDS]}"
@@ -406,35 +442,3 @@ class IPyParallelCluster:
             if self._ended.done():
                 raise self._lost()
             time.sleep(_POLL_S)
-
-    def _run_loop(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-        for task in (tasks := asyncio.all_tasks(self._loop)):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.close()
-
-    def _wait(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float = 60) -> Any:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        began_s = time.monotonic()
-        while not future.done():
-            wait([future, self._ended], _LOOK_AT_LOAD_S, FIRST_COMPLETED)
-            if self._ended.done():
-                break
-            waited_s = time.monotonic() - began_s
-            if waited_s > scaled_for_load(timeout_s):
-                future.cancel()
-                raise SessionLost(
-                    f"The ipyparallel controller did not answer within {waited_s:.0f} s. "
-                    "Start again: %ddp_init"
-                )
-        if future.done():
-            try:
-                return future.result()
-            except (CancelledError, RuntimeError):
-                # ipyparallel can notice the controller's exit before we do.
-                if not wait([self._ended], _NEWS_WITHIN_S).done:
-                    raise
-        future.cancel()
-        raise self._lost() from None
