@@ -95,7 +95,7 @@ class ScriptProcess:
             )
         )
         self._children = Children(
-            core.watched, Path(script.path).name, script.world_size, started_in(process.folder)
+            core, Path(script.path).name, script.world_size, started_in(process.folder)
         )
         self._over = False
         self._left: tuple[Place, ...] = ()

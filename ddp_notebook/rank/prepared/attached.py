@@ -27,7 +27,7 @@ from ddp_notebook.rank.component import Lifecycle, Run
 from ddp_notebook.rank.control_socket import ControlSocket
 from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.rank.prepared.ending import FIRST, write_when_stuck
-from ddp_notebook.rank.rank_process import NoEvents, RankProcess
+from ddp_notebook.rank.rank_process import Events, RankProcess
 from ddp_notebook.rank.watched import Watched
 
 RUN = 1
@@ -74,7 +74,7 @@ class _Asked:
 
 def attach(rank: int, folder: Path) -> None:
     """Observe this process as `rank` and answer at the socket in `folder`."""
-    watched = Watched(RankProcess(rank, NoEvents(), folder, folder / "ask", guards=False))
+    watched = Watched(RankProcess(rank, Events(), folder, folder / "ask", guards=False))
     Lifecycle(watched.components()).attach()
     _begin(watched, folder)
 
