@@ -74,9 +74,10 @@ def encode(value: Any) -> Any:
 
 
 def tagged(value: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields of `value` as they are, with its tag first."""
+    """Return the fields of `value` as they are, with its tag first if it has one."""
     config = value.__struct_config__
-    return {str(config.tag_field): config.tag, **msgspec.structs.asdict(value)}
+    tag = {config.tag_field: config.tag} if config.tag_field else {}
+    return {**tag, **msgspec.structs.asdict(value)}
 
 
 @cache
