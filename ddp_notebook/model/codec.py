@@ -1,9 +1,9 @@
 """The one codec: values as JSON and back, by the types of their fields.
 
 A dataclass is an object with its fields, a msgspec.Struct too, with its tag; an Enum is its value,
-a tuple a list, a mapping an object. `decode` is msgspec's: it checks every value's type, and its
-error says where the mismatch is, as a file may be damaged, or of another version. A field that has
-a default may be missing; an unknown one is ignored.
+a tuple a list, a mapping an object; bytes are base64. `decode` is msgspec's: it checks every
+value's type, and its error says where the mismatch is, as a file may be damaged, or of another
+version. A field that has a default may be missing; an unknown one is ignored.
 
 `encode` is our own. Two things that files of this format have are not known to msgspec: a number
 that JSON does not have is a text, and a field of a dataclass with ``metadata=OMIT_DEFAULT`` is not
@@ -12,6 +12,7 @@ written while it has its default.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import math
 import re
@@ -61,6 +62,8 @@ def encode(value: Any) -> Any:
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
         return {str(encode(key)): encode(item) for key, item in value.items()}
+    if kind is bytes:
+        return base64.b64encode(value).decode()
     if isinstance(value, msgspec.Struct):
         return encode(tagged(value))
     if not dataclasses.is_dataclass(kind):

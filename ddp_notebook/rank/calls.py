@@ -352,7 +352,7 @@ EDITOR = Question("editor", EditorWanted, EditorPort)
 """Let an editor in, or none any more."""
 
 
-class Part(Message, frozen=True):
+class TensorPart(Message, frozen=True):
     """Values of the tensor that an expression gave last, from `begin` up to `end`."""
 
     begin: int
@@ -372,7 +372,7 @@ class Checksums(Message, frozen=True):
     """Those of a part that has few; None for what is NaN or infinite."""
 
 
-CHECKSUMS = Question("checksums", Part, Checksums)
+CHECKSUMS = Question("checksums", TensorPart, Checksums)
 """What tells in which part of a tensor two ranks differ."""
 STANDING = Question("standing", Nothing, Standing)
 """In which frames of the user's a rank stands, or has raised."""
@@ -398,14 +398,14 @@ AT_LINES: tuple[Question[Any, Any], ...] = (
 """What the debugger of a rank answers."""
 
 
-class Variable(Message, frozen=True):
+class VariableToSend(Message, frozen=True):
     """A variable to be sent. Unless `keep_tensors`, tensors become NumPy arrays."""
 
     name: str
     keep_tensors: bool
 
 
-class Value(Message, frozen=True):
+class PickledValue(Message, frozen=True):
     """A variable, as a pickle: reading it may run the user's code, which is for the caller to
     guard. `error` says why it cannot be sent, empty when it can."""
 
@@ -413,21 +413,14 @@ class Value(Message, frozen=True):
     error: str = ""
 
 
-GET_VALUE: Call[Variable, Value] = Call("get value")
+GET_VALUE: Call[VariableToSend, PickledValue] = Call("get value")
 
 
-class Pickled(Message, frozen=True):
-    """The same as text: base64 of the pickle."""
-
-    pickle: str
-    error: str = ""
-
-
-PULL = Question("pull", Variable, Pickled)
+PULL = Question("pull", VariableToSend, PickledValue)
 """What a variable is, of a rank that runs nothing and takes no calls: a script that is over."""
 
 
-class Cursor(Message, frozen=True):
+class CodeToComplete(Message, frozen=True):
     """A place in a cell that is being written, for Tab."""
 
     code: str
@@ -441,7 +434,7 @@ class Completions(Message, frozen=True):
     texts: tuple[tuple[str, str], ...] = ()
 
 
-class Named(Message, frozen=True):
+class NameToInspect(Message, frozen=True):
     """An expression to describe, and at which level of detail, in IPython's terms."""
 
     name: str
@@ -455,9 +448,9 @@ class Inspection(Message, frozen=True):
     bundle: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-COMPLETE: Call[Cursor, Completions] = Call("complete")
+COMPLETE: Call[CodeToComplete, Completions] = Call("complete")
 """The completions of the rank's IPython, without Jedi."""
-INSPECT: Call[Named, Inspection] = Call("inspect")
+INSPECT: Call[NameToInspect, Inspection] = Call("inspect")
 """What the rank's IPython knows of an object."""
 
 
@@ -515,7 +508,7 @@ HELD = Question("held", Nothing, HeldParameters)
 # -- the construction of a DDP object: a rank that cannot answers with a `RankFailure` --------
 
 
-class Model(Message, frozen=True):
+class ModelName(Message, frozen=True):
     """The user's variable of that name."""
 
     name: str
@@ -584,14 +577,14 @@ class Assignment(Message, frozen=True):
     target: str
 
 
-DESCRIBE: Call[Model, Described | RankFailure] = Call("describe")
+DESCRIBE: Call[ModelName, Described | RankFailure] = Call("describe")
 COMPARE: Call[ModelToCompare, Compared | RankFailure] = Call("compare")
-VERIFY: Call[Model, Verified | RankFailure] = Call("verify")
-BROADCAST: Call[Model, Broadcasted | RankFailure] = Call("broadcast")
+VERIFY: Call[ModelName, Verified | RankFailure] = Call("verify")
+BROADCAST: Call[ModelName, Broadcasted | RankFailure] = Call("broadcast")
 PLAN_BUCKETS: Call[DDPOptions, BucketPlan | RankFailure] = Call("plan buckets")
 CONSTRUCT: Call[DDPOptions, Constructed | RankFailure] = Call("construct")
 ASSIGN: Call[Assignment, bool] = Call("assign")
-REDUCTION: Call[Model, Reduction | RankFailure] = Call("reduction")
+REDUCTION: Call[ModelName, Reduction | RankFailure] = Call("reduction")
 
 
 # -- benchmarks ----------------------------------------------------------------------------
