@@ -18,9 +18,8 @@ from typing import Any
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Ranks, codec
 from ddp_notebook.rank.calls import Answer, CannotAnswer, Order, Question, Request
-from ddp_notebook.rank.control_socket import LENGTH, MOST_BYTES, framed, is_mine, reachable
+from ddp_notebook.rank.control_socket import MOST_BYTES, first_message, framed, is_mine, reachable
 
-_PIECE_BYTES = 1 << 16
 _LISTENS_WITHIN_S = 2.0
 
 
@@ -74,7 +73,11 @@ class OrderSender:
 
     def _sent(self, pid: int, path: Path, message: bytes) -> bool:
         with self._lock, contextlib.suppress(OSError):
-            connection = self._connections.pop(pid, None) or _connected(path, pid)
+            connection = self._connections.pop(pid, None)
+            if connection is None:
+                connection = _connected(path)
+                connection.settimeout(_LISTENS_WITHIN_S)
+                message = framed({"orders": pid}) + message
             try:
                 connection.sendall(message)
             except OSError:  # it has ended; or it does not read, and part of the message is sent
@@ -91,16 +94,15 @@ class OrderSender:
                 connection.close()
 
 
-def _connected(path: Path, pid: int) -> socket.socket:
-    """Return a connection for orders to the process `pid`. Raises OSError."""
+def _connected(path: Path) -> socket.socket:
+    """Return a connection to the process that listens at `path`. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.settimeout(_LISTENS_WITHIN_S)
+        connection.setblocking(False)  # its queue may be full, or it may be stopped
         with reachable(path) as address:
             connection.connect(address)
         if not is_mine(connection):
-            raise PermissionError(path)
-        connection.sendall(framed({"orders": pid}))
+            raise PermissionError(f"{path} is another user's")
     except OSError:
         connection.close()
         raise
@@ -108,46 +110,36 @@ def _connected(path: Path, pid: int) -> socket.socket:
 
 
 def _exchange(sockets: Mapping[int, Path], message: bytes, timeout_s: float) -> dict[int, bytes]:
-    """What each of them answers to `message`, without its length."""
+    """Return what each of them answers to `message`, without its length."""
     deadline_s = time.monotonic() + timeout_s
     answers: dict[int, bytes] = {}
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
         for rank, path in sockets.items():
-            connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             with contextlib.suppress(OSError):  # no process listens there, or its queue is full
-                connection.setblocking(False)
-                with reachable(path) as address:
-                    connection.connect(address)
-                if is_mine(connection) and connection.send(message) == len(message):
+                connection = stack.enter_context(_connected(path))
+                if connection.send(message) == len(message):
                     selector.register(connection, selectors.EVENT_READ, (rank, bytearray()))
         left_s = timeout_s
         while selector.get_map() and left_s > 0:
             # What has arrived is read after the deadline too: this process may have got no CPU.
             left_s = max(0.0, deadline_s - time.monotonic())
             for key, _ in selector.select(left_s):
-                rank, read = key.data
-                if _is_over(key.fileobj, read):
+                rank, received = key.data
+                ended = _has_ended(key.fileobj, received)
+                if complete := first_message(received):
+                    answers[rank] = complete
+                if ended or complete or len(received) > MOST_BYTES:
                     selector.unregister(key.fileobj)
-                    if complete := _complete(read):
-                        answers[rank] = complete
     return answers
 
 
-def _is_over(connection: Any, read: bytearray) -> bool:
-    """Read more; True at the end of the message."""
+def _has_ended(connection: Any, received: bytearray) -> bool:
+    """Read more into `received`; return True where nothing can follow."""
     try:
-        piece = connection.recv(_PIECE_BYTES)
+        piece = connection.recv(1 << 16)
     except BlockingIOError:
         return False
     except OSError:
         return True
-    read += piece
-    return not piece or len(read) > MOST_BYTES or bool(_complete(read))
-
-
-def _complete(read: bytearray) -> bytes:
-    """The message, as soon as all of it was read; nothing before."""
-    if len(read) < LENGTH.size:
-        return b""
-    (size,) = LENGTH.unpack_from(read)
-    return bytes(read[LENGTH.size :]) if len(read) == LENGTH.size + size else b""
+    received += piece
+    return not piece

@@ -151,9 +151,20 @@ class ControlSocket(Component):
 
 
 def framed(message: Mapping[str, Any]) -> bytes:
-    """A message as it is sent."""
+    """Return a message as it is sent."""
     data = json.dumps(message).encode()
     return LENGTH.pack(len(data)) + data
+
+
+def first_message(received: bytearray) -> bytes:
+    """Take the first message out of what was received; nothing while it is not whole."""
+    if len(received) < LENGTH.size:
+        return b""
+    end = LENGTH.size + LENGTH.unpack_from(received)[0]
+    message = bytes(received[LENGTH.size : end]) if len(received) >= end else b""
+    if message:
+        del received[:end]
+    return message
 
 
 def _read(connection: socket.socket, size: int) -> bytes:

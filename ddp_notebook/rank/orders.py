@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from ddp_notebook.rank.component import Component
-from ddp_notebook.rank.control_socket import LENGTH
+from ddp_notebook.rank.control_socket import first_message
 
 
 class Orders(Component):
@@ -50,10 +50,7 @@ class Orders(Component):
             connection.close()
             return
         received += piece
-        while len(received) >= LENGTH.size:
-            end = LENGTH.size + LENGTH.unpack_from(received)[0]
-            if len(received) < end:
-                return
-            order = json.loads(received[LENGTH.size : end])
-            del received[:end]  # first: a loop that a cell runs in this one may come by here
+        # Each is taken out first: a loop that a cell runs in this one may come by here.
+        while message := first_message(received):
+            order = json.loads(message)
             self._carry_out(order["order"], order["request"])
