@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddp_notebook.model import codec
 from ddp_notebook.model.case import Case
 from ddp_notebook.model.codec import OMIT_DEFAULT, DecodeError
-from ddp_notebook.model.collectives import Collectives
+from ddp_notebook.model.collectives import Collectives, CollectiveTable
 from ddp_notebook.model.diagnosis import Diagnosis
 from ddp_notebook.model.events import SESSION, CellFinished, Output, RankExited
 from ddp_notebook.model.ranks import Ranks
@@ -133,7 +133,11 @@ class SavedRun:
 
 def encode_run(saved: SavedRun) -> dict[str, Any]:
     """Return a run as a JSON object, with its format and version first."""
-    return {"format": FORMAT, "version": VERSION, **codec.encode(saved)}
+    plain = saved if saved.case is None else _with(saved, Collectives())
+    wire = {"format": FORMAT, "version": VERSION, **codec.encode(plain)}
+    if saved.case is not None:
+        wire["case"]["collectives"] = codec.encode(saved.case.collectives.table())
+    return wire
 
 
 def decode_run(wire: Any) -> SavedRun:
@@ -141,9 +145,20 @@ def decode_run(wire: Any) -> SavedRun:
 
     The caller has looked at the format and the version.
     """
+    case, table = wire.get("case") if isinstance(wire, dict) else None, None
+    if isinstance(case, dict):
+        table = case.get("collectives")
+        wire = {**wire, "case": {name: case[name] for name in case if name != "collectives"}}
     saved = codec.decode(SavedRun, wire)
+    if saved.case is not None and table is not None:
+        saved = _with(saved, codec.decode(CollectiveTable, table).collectives())
     _check(saved)
     return saved
+
+
+def _with(saved: SavedRun, collectives: Collectives) -> SavedRun:
+    assert saved.case is not None
+    return replace(saved, case=replace(saved.case, collectives=collectives))
 
 
 # -- what types do not say ---------------------------------------------------------------------

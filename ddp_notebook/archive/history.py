@@ -8,7 +8,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from ddp_notebook.model import Event, Output, Progress, Pulse, Snapshot
 from ddp_notebook.model.state import Moment
@@ -136,6 +138,6 @@ def _shortened(output: Output, at_ns: int) -> Output:
         return output
     plain = output.data.get(_PLAIN) if output.data else None
     data = {_PLAIN: plain[:OUTPUT_CHARACTERS]} if isinstance(plain, str) else {}
-    return replace(
+    return structs.replace(
         output, text=output.text[:OUTPUT_CHARACTERS], data=data, metadata={}, heard_ns=at_ns
     )

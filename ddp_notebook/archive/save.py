@@ -14,6 +14,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from ddp_notebook.archive.format import KEY, Dropped, SavedRun, encode_run
 from ddp_notebook.archive.history import Kept
 from ddp_notebook.archive.trace import trace
@@ -119,7 +121,7 @@ def _brief_moment(moment: Moment) -> Moment:
         return replace(moment, state=_brief(moment.state))
     if isinstance(moment.event, RankExited):
         words = _last_line(moment.event.last_words)
-        return replace(moment, event=replace(moment.event, last_words=words))
+        return replace(moment, event=structs.replace(moment.event, last_words=words))
     return moment
 
 

@@ -1,11 +1,9 @@
-"""The session's two sockets of its own: ranks send events to one and take orders from the other.
+"""Receives the ranks' events: the channel for what a rank tells without being asked.
 
-Events do not pass through ipyparallel because they have to leave a rank while its main thread is
-blocked; orders do not because through the controller's and ipykernel's queues one took most of a
-short cell's time. (Questions, the third way to a rank, are in `questions.py`: each is answered on a
-thread of the rank.)
+They do not pass through ipyparallel because they have to leave a rank while its main thread is
+blocked, and not through a rank's control socket because many processes send to one that listens.
 
-Who may connect is decided by the system: the sockets are 0600, in the session's folder, which is
+Who may connect is decided by the system: the socket is 0600, in the session's folder, which is
 0700, and libzmq asks the kernel for the user of the other end.
 """
 
@@ -17,26 +15,15 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import zmq
 
-from ddp_notebook.launch.timeouts import scaled_for_load
-from ddp_notebook.model import Event, EventsLost, Ranks, codec, decode_events
-from ddp_notebook.rank.calls import Order, Request
+from ddp_notebook.model import Event, EventsLost, codec, decode_events
 
-_CONNECTED_WITHIN_S = 2.0
-
-
-def _bind(socket: Any, path: Path) -> str:
-    """Bind `socket` at `path`, for processes of this user; return its address."""
-    with contextlib.suppress(zmq.ZMQError):  # a libzmq without it: the folder keeps others out
-        socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
-    socket.bind(f"ipc://{path}")
-    path.chmod(0o600)
-    return f"ipc://{path}"
+_POLL_MS = 200
 
 
 class EventReceiver:
@@ -55,7 +42,12 @@ class EventReceiver:
         self._context: Any = zmq.Context()
         self._socket: Any = self._context.socket(zmq.PULL)
         self._socket.rcvhwm = 0
-        self.url = _bind(self._socket, folder / "events.sock")
+        with contextlib.suppress(zmq.ZMQError):  # a libzmq without it: the folder keeps others out
+            self._socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
+        path = folder / "events.sock"
+        self.url = f"ipc://{path}"
+        self._socket.bind(self.url)
+        path.chmod(0o600)
         self._thread = threading.Thread(target=self._listen, name="ddp-receiver", daemon=True)
         self._thread.start()
 
@@ -82,11 +74,9 @@ class EventReceiver:
 
     def _listen(self) -> None:
         while not self._closing:
-            if not self._socket.poll(200):
+            if not self._socket.poll(_POLL_MS):
                 continue
             heard: dict[_Source, list[Event]] = {}
-            # All that has arrived is handed over at once, per source: a thousand pulses of a
-            # stalled notebook then cost one change of the record and not a thousand.
             with contextlib.suppress(zmq.Again):
                 while True:  # faster than polling first
                     name, payload = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -135,46 +125,3 @@ class _Source:
             self.next_seq[event.rank] = event.seq + 1
             events.append(event)
         return events
-
-
-class OrderSender:
-    """Sends orders to ranks by their pids, so that a replaced process receives nothing.
-
-    Thread-safe.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._lock = threading.Lock()
-        self._context: Any = zmq.Context()
-        self._socket: Any = self._context.socket(zmq.ROUTER)
-        # Without it a message to a process that has not connected is dropped without an error.
-        self._socket.router_mandatory = True
-        self._socket.sndhwm = 0
-        self._socket.linger = 0
-        self.url = _bind(self._socket, folder / "orders.sock")
-
-    def send(self, pids: Mapping[int, int], order: Order[Request], request: Request) -> Ranks:
-        """Send one order to ranks, by their pids; return those that could not be reached."""
-        message = codec.dumps({"order": order.name, "request": codec.encode(request)}).encode()
-        left = dict(pids)
-        began_s = time.monotonic()
-        while left:
-            left = {rank: pid for rank, pid in left.items() if not self._sent(pid, message)}
-            # A process connects when it starts, long before it accepts calls.
-            waited_s = time.monotonic() - began_s
-            if self._socket.closed or waited_s > scaled_for_load(_CONNECTED_WITHIN_S):
-                break
-            time.sleep(0.002 if left else 0)
-        return tuple(left)
-
-    def _sent(self, pid: int, message: bytes) -> bool:
-        with self._lock, contextlib.suppress(zmq.ZMQError):
-            self._socket.send_multipart([str(pid).encode(), message], zmq.NOBLOCK)
-            return True
-        return False
-
-    def close(self) -> None:
-        """Close the socket; later orders reach no rank."""
-        with self._lock:
-            self._socket.close(linger=0)
-        self._context.term()

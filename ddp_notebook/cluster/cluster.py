@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
+import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, InvalidStateError, wait
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ import ipyparallel as ipp
 from ipyparallel.serialize import can, uncan
 
 from ddp_notebook.cluster import questions
-from ddp_notebook.cluster.channels import OrderSender
 from ddp_notebook.cluster.ipyparallel_private import (
     caught_up,
     check_private_api,
@@ -27,11 +24,11 @@ from ddp_notebook.cluster.ipyparallel_private import (
     magics_where_they_load,
     unregister,
 )
-from ddp_notebook.cluster.launchers import ForkServerControllerLauncher, ForkServerEngineLauncher
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.launch import child
 from ddp_notebook.launch.addresses import own_loopback
 from ddp_notebook.launch.client import ForkServerClient
+from ddp_notebook.launch.environment import child_environment
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Ranks
 from ddp_notebook.rank.calls import Answer, Call, CannotAnswer, Order, Question, Request
@@ -64,12 +61,25 @@ _ENGINE_ARGS = [
     "--HistoryManager.enabled=False",  # no database: a thread, and a file that ranks would share
     "--IPEngine.out_stream_factory=ddp_notebook.cluster.engine.EngineStream",
 ]
+_CLUSTER = "ddp"
+"""ipyparallel's name for it, in the names of its files."""
+_ENGINE = "ddp_notebook.cluster.engine:engine"
+_CONNECTED_S = 60.0
 _POLL_S = 0.002
+_REPLY_GRACE_S = 0.2
 _ENDS_WITHIN_S = 10.0
 _FORGOTTEN_WITHIN_S = 2.0
 _ASK_AGAIN_S = 10.0
+_LOOK_AT_LOAD_S = 1.0
+_LAST_WORDS = 200
+_NEWS_WITHIN_S = 2.0
 
 _WAKE: tuple[str, dict[str, Any]] = ("ddp_notebook.rank.runtime:wake", {})
+
+
+def _on_rank(call: Call[Request, Answer], request: Request) -> tuple[str, dict[str, Any]]:
+    """The arguments with which `child.call` makes a rank's runtime answer a call."""
+    return "ddp_notebook.rank.runtime:call", {"name": call.name, "request": request}
 
 
 class _NoAnswer(Future[Any]):
@@ -94,12 +104,11 @@ class IPyParallelCluster:
         self,
         fork_server: ForkServerClient,
         folder: Path,
-        orders: OrderSender,
         on_exit: ExitCallback,
     ) -> None:
         self._fork_server = fork_server
         self._folder = folder
-        self._orders = orders
+        self._orders = questions.OrderSender()
         self._on_exit = on_exit
         self._closing = False
         self._ended: Future[str] = Future()
@@ -118,23 +127,10 @@ class IPyParallelCluster:
         """The pids of the engines that the hub was asked to unregister."""
         self._forgetting = threading.Lock()
         self._views: dict[object, Any] = {}
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run_loop, name="ddp-cluster", daemon=True)
-        self._thread.start()
-        log = logging.getLogger("ddp_notebook.cluster.cluster")
-        self._cluster = ipp.Cluster(
-            parent=None,
-            log=log,
-            profile_dir=str(folder),
-            cluster_id="ddp",
-            cluster_file="",
-            load_profile=False,
-            shutdown_atexit=False,
-            delay=0,
-            controller_args=[f"--ip={own_loopback()}", *_CONTROLLER_ARGS],
-            controller_launcher_class=ForkServerControllerLauncher,
-            engine_launcher_class=ForkServerEngineLauncher,
-        )
+        self._ends: dict[int, threading.Event] = {}
+        """By rank, set when its newest process has ended."""
+        self.controller_pid = 0
+        """The controller's process, 0 before it is started."""
         self._client: Any = None
 
     def start(self) -> None:
@@ -143,54 +139,104 @@ class IPyParallelCluster:
             # ipyparallel fills a table on the first message, which is not thread-safe: sessions of
             # one process that start at once would break each other.
             uncan(can(None))
-        self._wait(
-            self._cluster.start_controller(
-                fork_server=self._fork_server,
-                exited=partial(self._exited, CONTROLLER),
-                output_file=str(self._logs / "controller.log"),
-            )
-        )
+        argv = [f"--ip={own_loopback()}", *_CONTROLLER_ARGS]
+        entry = "ddp_notebook.cluster.controller:controller"
+        self.controller_pid = self._spawn(CONTROLLER, entry, argv, {}, [])
         # Before any engine is started: the hub publishes registrations once.
         self._client = self._connected()
         check_private_api(self._client)
 
-    def _connected(self) -> Any:
-        """Return a client that is connected to the controller."""
-        with magics_where_they_load():
-            return self._wait(self._cluster.connect_client(timeout=scaled_for_load(60)))
+    def _spawn(
+        self,
+        rank: int,
+        entry: str,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        first_calls: Sequence[Any],
+    ) -> int:
+        """Start a child that calls `entry` with ipyparallel's arguments; return its pid.
 
-    @property
-    def controller_pid(self) -> int:
-        """The controller's process, 0 before it is started."""
-        return getattr(self._cluster.controller, "pid", None) or 0
+        Raises SessionLost or OSError.
+        """
+        cwd = str(Path.cwd())
+        # By these variables ipyparallel finds its files, whichever part of it a child becomes.
+        found_by = {"IPP_CLUSTER_ID": _CLUSTER, "IPP_PROFILE_DIR": str(self._folder)}
+        argv = [*argv, f"--work-dir={cwd}"]  # by default where ipyparallel was imported
+        spec = {
+            "calls": [*first_calls, [entry, {"argv": argv}]],
+            "env": child_environment({**found_by, **environment}),
+            "cwd": cwd,
+            "log": str(self.log_file(rank)),
+        }
+        ended = self._ends[rank] = threading.Event()
+        pid: Future[int] = Future()
+
+        def on_exit(code: int) -> None:
+            ended.set()
+            pid.add_done_callback(lambda _: self._exited(rank, pid.result(), code))
+
+        pid.set_result(self._fork_server.spawn(spec, on_exit))
+        return pid.result()
+
+    def _connected(self) -> Any:
+        """Return a client that is connected to the controller. Raises SessionLost."""
+        client: Future[Any] = Future()
+
+        def connect() -> None:
+            try:
+                info = self._connection_info()
+                with magics_where_they_load():
+                    timeout_s = scaled_for_load(_CONNECTED_S)
+                    folder = str(self._folder)
+                    client.set_result(ipp.Client(info, profile_dir=folder, timeout=timeout_s))
+            except Exception as error:  # noqa: BLE001  # it is raised where it is waited for
+                client.set_exception(error)
+
+        # On a thread of its own: it cannot be ended, and the controller may end meanwhile.
+        threading.Thread(target=connect, name="ddp-connecting", daemon=True).start()
+        began_s = time.monotonic()
+        while not wait([client, self._ended], _LOOK_AT_LOAD_S, FIRST_COMPLETED).done:
+            waited_s = time.monotonic() - began_s
+            if waited_s > scaled_for_load(_CONNECTED_S):
+                raise SessionLost(
+                    f"The ipyparallel controller did not answer within {waited_s:.0f} s. "
+                    "Start again: %ddp_init"
+                )
+        if client.done() and not self._ended.done():
+            try:
+                return client.result()
+            except (OSError, RuntimeError):
+                # ipyparallel can notice the controller's exit before we do.
+                if not wait([self._ended], _NEWS_WITHIN_S).done:
+                    raise
+        raise self._lost()
+
+    def _connection_info(self) -> Any:
+        """Return what a client needs to connect, as soon as the controller has written it."""
+        files = [
+            self._folder / "security" / f"ipcontroller-{_CLUSTER}-{kind}.json"
+            for kind in ("engine", "client")
+        ]
+        while not self._ended.done():
+            # An engine's, too: there may be none before the controller has written both.
+            with contextlib.suppress(OSError, ValueError):  # not yet, or not all of it
+                return [json.loads(file.read_text()) for file in files][-1]
+            time.sleep(_POLL_S)
+        raise self._lost()
 
     def launch(self, rank: int, environment: Mapping[str, str], first_calls: Sequence[Any]) -> int:
         """Start the engine of `rank`."""
-        set_id = f"rank-{rank}"
-        self._cluster.engines.pop(set_id, None)
-        log = self.log_file(rank)
-        log.touch(mode=0o600)
-        self._wait(
-            self._cluster.start_engines(
-                1,
-                engine_set_id=set_id,
-                environment=dict(environment),
-                engine_args=[*_ENGINE_ARGS, f"--IPEngine.id={rank}"],
-                fork_server=self._fork_server,
-                first_calls=list(first_calls),
-                exited=partial(self._exited, rank),
-                output_file=str(log),
-            )
-        )
-        pid: int = self._cluster.engines[set_id].pid
+        self.log_file(rank).touch(mode=0o600)
+        argv = [*_ENGINE_ARGS, f"--IPEngine.id={rank}"]
+        pid = self._spawn(rank, _ENGINE, argv, environment, first_calls)
         self._pids[rank] = pid
         self._forgotten.discard(pid)  # the system reuses pids
         self._awake.discard(pid)
         return pid
 
     def log_file(self, rank: int) -> Path:
-        """Return where the process of `rank` writes what Python does not catch."""
-        return self._logs / f"rank-{rank}.log"
+        """Return where a process writes what Python does not catch."""
+        return self._logs / ("controller.log" if rank == CONTROLLER else f"rank-{rank}.log")
 
     def wait_for(self, ranks: Ranks, timeout_s: float, give_up: Callable[[], bool]) -> Ranks:
         """Wait until `ranks` are registered; returns those that are not in time."""
@@ -201,17 +247,14 @@ class IPyParallelCluster:
                 return missing
             if time.monotonic() > ask_again_s:
                 # The hub announces an engine only once, which can be missed on a busy machine; a
-                # client that connects is told of all of them. The one before may have no pending
-                # calls.
-                before, self._client = self._client, self._connected()
-                self._views.clear()
-                before.close(linger=0)
+                # client that connects is told of all of them.
+                self._reconnect()
                 ask_again_s = time.monotonic() + _ASK_AGAIN_S
             time.sleep(_POLL_S)
         return ()
 
     def _is_registered(self, rank: int) -> bool:
-        """Return True if the current engine of `rank` is registered, not one that was stopped."""
+        """True if the current engine of `rank` is registered, not one that was stopped."""
         stopped = self._stopped.get(rank)
         if stopped is None:
             return rank in self._client.ids
@@ -222,17 +265,18 @@ class IPyParallelCluster:
         """ipyparallel's name for the engine of `rank`; None if the client does not know it."""
         return engine_name(self._client, rank)
 
+    def _reconnect(self) -> None:
+        """Connect a new client; the previous one must not have pending calls."""
+        before, self._client = self._client, self._connected()
+        self._views.clear()
+        before.close(linger=0)
+
     def call(
         self, ranks: Ranks, call: Call[Request, Answer], request: Callable[[int], Request]
     ) -> dict[int, Future[Answer]]:
         """Call ranks, each with a request of its own."""
         answers: dict[int, Future[Answer]] = {
-            rank: self._apply(
-                rank,
-                "ddp_notebook.rank.runtime:call",
-                {"name": call.name, "request": request(rank)},
-            )
-            for rank in ranks
+            rank: self._apply(rank, *_on_rank(call, request(rank))) for rank in ranks
         }
         self._last_reply.update(answers)
         self._awake.update(self._pids[rank] for rank in ranks)
@@ -244,7 +288,8 @@ class IPyParallelCluster:
             if self._pids[rank] not in self._awake:  # its first call makes it read orders, too
                 self._awake.add(self._pids[rank])
                 self._last_reply[rank] = self._apply(rank, *_WAKE)
-        return self._orders.send({rank: self._pids[rank] for rank in ranks}, order, request)
+        to = {rank: (self._pids[rank], questions_of(self._folder, rank)) for rank in ranks}
+        return self._orders.send(to, order, request)
 
     def ask(
         self, ranks: Ranks, question: Question[Request, Answer], request: Request, timeout_s: float
@@ -328,27 +373,25 @@ class IPyParallelCluster:
         if rank in self._last_reply:
             # A rank reports the end of its cell before it replies; ipyparallel would print a
             # warning about a reply from an engine that was unregistered.
-            self._last_reply.pop(rank).wait(0.2)
-        engine = self._cluster.engines.get(f"rank-{rank}")
-        if engine is not None and engine.state == "running":
-            engine.signal(signal.SIGKILL)
-            with contextlib.suppress(TimeoutError):
-                self._wait(engine.join(_ENDS_WITHIN_S))
+            self._last_reply.pop(rank).wait(_REPLY_GRACE_S)
+        ended = self._ends.get(rank)
+        if ended is not None and not ended.is_set():
+            self._fork_server.signal(self._pids[rank], signal.SIGKILL)
             # After the machine slept, the time is up before the notice of its exit is read.
-            self._wait(engine.join(_ENDS_WITHIN_S))
+            if not ended.wait(_ENDS_WITHIN_S) and not ended.wait(_ENDS_WITHIN_S):
+                raise TimeoutError(f"process {self._pids[rank]} did not end")
         self._stopped[rank] = self._engine(rank)
         if rank in self._pids:
             self._forget(rank, self._pids[rank])
         self._await_forgotten(rank)
 
     def close(self) -> None:
-        """Close the client and the loop; the processes end with the fork server."""
+        """Close the client; the processes end with the fork server."""
         self._closing = True
         self._end("The ranks were shut down meanwhile.")
         if self._client is not None:
             self._client.close(linger=0)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
+        self._orders.close()
 
     def _exited(self, rank: int, pid: int, code: int) -> None:
         if self._closing:
@@ -365,12 +408,12 @@ class IPyParallelCluster:
             self._ended.set_result(reason)
 
     def _last_words(self) -> str:
-        """Return the last line that the controller wrote, to append to a sentence."""
+        """The last line that the controller wrote, to append to a sentence."""
         with contextlib.suppress(OSError):
-            lines = (self._logs / "controller.log").read_text("utf-8", "replace").split("\n")
+            lines = self.log_file(CONTROLLER).read_text("utf-8", "replace").split("\n")
             for line in reversed(lines):
                 if line.strip():
-                    return f" Its last words: {line.strip()[:200]}"
+                    return f" Its last words: {line.strip()[:_LAST_WORDS]}"
         return ""
 
     def _forget(self, rank: int, pid: int) -> None:
@@ -399,41 +442,3 @@ class IPyParallelCluster:
             if self._ended.done():
                 raise self._lost()
             time.sleep(_POLL_S)
-
-    def _run_loop(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-        for task in (tasks := asyncio.all_tasks(self._loop)):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.close()
-
-    def _wait(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float = 60) -> Any:
-        try:
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        except RuntimeError:  # the loop is closed: the session ends in another thread
-            coroutine.close()
-            if not self._ended.done():
-                raise
-            raise self._lost() from None
-        began_s = time.monotonic()
-        while not future.done():
-            wait([future, self._ended], 1.0, FIRST_COMPLETED)
-            if self._ended.done():
-                break
-            waited_s = time.monotonic() - began_s
-            if waited_s > scaled_for_load(timeout_s):
-                future.cancel()
-                raise SessionLost(
-                    f"The ipyparallel controller did not answer within {waited_s:.0f} s. "
-                    "Start again: %ddp_init"
-                )
-        if future.done():
-            try:
-                return future.result()
-            except (CancelledError, RuntimeError):
-                # ipyparallel can notice the controller's exit before we do.
-                if not wait([self._ended], 2.0).done:
-                    raise
-        future.cancel()
-        raise self._lost() from None

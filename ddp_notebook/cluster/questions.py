@@ -1,4 +1,7 @@
-"""Asks processes questions at their unix sockets, concurrently; needs no session."""
+"""Asks ranks at their control sockets, all at once, and sends them orders. Needs no session.
+
+`rank/control_socket.py` says what is sent, and why not through ipyparallel.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,18 @@ import contextlib
 import json
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddp_notebook.model import codec
-from ddp_notebook.rank.calls import Answer, CannotAnswer, Question, Request
-from ddp_notebook.rank.control_socket import LENGTH, MOST_BYTES, framed, is_mine, reachable
+from ddp_notebook.launch.timeouts import scaled_for_load
+from ddp_notebook.model import Ranks, codec
+from ddp_notebook.rank.calls import Answer, CannotAnswer, Order, Question, Request
+from ddp_notebook.rank.control_socket import MOST_BYTES, first_message, framed, is_mine, reachable
+
+_LISTENS_WITHIN_S = 2.0
 
 
 def ask(
@@ -41,47 +48,98 @@ def _read(question: Question[Request, Answer], data: bytes) -> Answer | CannotAn
         return CannotAnswer(f"its answer cannot be read: {error}")
 
 
+class OrderSender:
+    """Sends orders, over a connection to each process that stays. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connections: dict[int, socket.socket] = {}
+        """By pid, so that a process that replaces another does not get what was meant for that."""
+
+    def send(
+        self, sockets: Mapping[int, tuple[int, Path]], order: Order[Request], request: Request
+    ) -> Ranks:
+        """Send one order to ranks, of pids at sockets; return those that could not be reached."""
+        message = framed({"order": order.name, "request": codec.encode(request)})
+        left = dict(sockets)
+        began_s = time.monotonic()
+        while left:
+            left = {rank: to for rank, to in left.items() if not self._sent(*to, message)}
+            # A process listens as soon as its first call has arrived.
+            if time.monotonic() - began_s > scaled_for_load(_LISTENS_WITHIN_S):
+                break
+            time.sleep(0.002 if left else 0)
+        return tuple(left)
+
+    def _sent(self, pid: int, path: Path, message: bytes) -> bool:
+        with self._lock, contextlib.suppress(OSError):
+            connection = self._connections.pop(pid, None)
+            if connection is None:
+                connection = _connected(path)
+                connection.settimeout(_LISTENS_WITHIN_S)
+                message = framed({"orders": pid}) + message
+            try:
+                connection.sendall(message)
+            except OSError:  # it has ended; or it does not read, and part of the message is sent
+                connection.close()
+                raise
+            self._connections[pid] = connection
+            return True
+        return False
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            for connection in self._connections.values():
+                connection.close()
+
+
+def _connected(path: Path) -> socket.socket:
+    """Return a connection to the process that listens at `path`. Raises OSError."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)  # its queue may be full, or it may be stopped
+        with reachable(path) as address:
+            connection.connect(address)
+        if not is_mine(connection):
+            raise PermissionError(f"{path} is another user's")
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
 def _exchange(sockets: Mapping[int, Path], message: bytes, timeout_s: float) -> dict[int, bytes]:
     """Return what each of them answers to `message`, without its length."""
     deadline_s = time.monotonic() + timeout_s
     answers: dict[int, bytes] = {}
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
         for rank, path in sockets.items():
-            connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             with contextlib.suppress(OSError):  # no process listens there, or its queue is full
-                connection.setblocking(False)
-                with reachable(path) as address:
-                    connection.connect(address)
-                if is_mine(connection) and connection.send(message) == len(message):
+                connection = stack.enter_context(_connected(path))
+                if connection.send(message) == len(message):
                     selector.register(connection, selectors.EVENT_READ, (rank, bytearray()))
         left_s = timeout_s
         while selector.get_map() and left_s > 0:
             # What has arrived is read after the deadline too: this process may have got no CPU.
             left_s = max(0.0, deadline_s - time.monotonic())
             for key, _ in selector.select(left_s):
-                rank, read = key.data
-                if _is_over(key.fileobj, read):
+                rank, received = key.data
+                ended = _has_ended(key.fileobj, received)
+                if complete := first_message(received):
+                    answers[rank] = complete
+                if ended or complete or len(received) > MOST_BYTES:
                     selector.unregister(key.fileobj)
-                    if complete := _complete(read):
-                        answers[rank] = complete
     return answers
 
 
-def _is_over(connection: Any, read: bytearray) -> bool:
-    """Read more; True at the end of the message."""
+def _has_ended(connection: Any, received: bytearray) -> bool:
+    """Read more into `received`; return True where nothing can follow."""
     try:
         piece = connection.recv(1 << 16)
     except BlockingIOError:
         return False
     except OSError:
         return True
-    read += piece
-    return not piece or len(read) > MOST_BYTES or bool(_complete(read))
-
-
-def _complete(read: bytearray) -> bytes:
-    """Return the message, as soon as all of it was read; nothing before."""
-    if len(read) < LENGTH.size:
-        return b""
-    (size,) = LENGTH.unpack_from(read)
-    return bytes(read[LENGTH.size :]) if len(read) == LENGTH.size + size else b""
+    received += piece
+    return not piece

@@ -14,7 +14,7 @@ from ddp_notebook.errors import CellFailed, DDPError, Stuck
 from ddp_notebook.magics.ui import NotebookUi
 from ddp_notebook.magics.verbs import VERBS
 from ddp_notebook.model import Status
-from ddp_notebook.rank.calls import Named
+from ddp_notebook.rank.calls import NameToInspect
 from ddp_notebook.session.guards import CODE_FROM_SET_UP
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Hints:
         """Say so if a cell uses a variable that only the ranks have."""
         error = result.error_in_exec
         name = error.name if isinstance(error, NameError) else None
-        inspection = self._ui.session.describe(Named(name)) if name else None
+        inspection = self._ui.session.describe(NameToInspect(name)) if name else None
         if inspection is not None and inspection.bundle:
             pull = "" if name in CODE_FROM_SET_UP else f", or get it: %ddp_pull {name}"
             self._ui.say(

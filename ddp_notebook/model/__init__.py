@@ -53,9 +53,9 @@ _FILES = {
     "ddp": "Bucket BucketPlan Fingerprint Reduction TensorInfo",
     "diagnosis": "HAS_FAILED Category Diagnosis Finding JudgedRun Remark Side Traceback",
     "events": (
-        "SESSION CellFinished CellStarted Event EventsLost Limited LineLeft LineStopped Output "
-        "OutputKind Progress Pulse RankExited RankSpawned StageFailed StageFinished StagePaused "
-        "StageStarted StoreFailed StoreOpened decode_events encode_events"
+        "SESSION AnyEvent CellFinished CellStarted Event EventsLost Limited LineLeft LineStopped "
+        "Output OutputKind Progress Pulse RankExited RankSpawned StageFailed StageFinished "
+        "StagePaused StageStarted StoreFailed StoreOpened decode_events encode_events"
     ),
     "parallel.digests": "TensorDigest",
     "parallel.layout": "HeldParameter HeldParameters",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
@@ -172,15 +172,15 @@ class Collectives:
         """The collective that `rank` has issued, or is paused before, and that is not over."""
         return tuple(record for record in self.of.get(rank, ()) if not record.over)
 
-    def to_wire(self) -> CollectiveTable:
-        """Their form in a file: the columns once, and each path once."""
+    def table(self) -> CollectiveTable:
+        """Return them as files have them: the columns once, and each path once."""
         paths: dict[tuple[Place, ...], int] = {}
         rows = []
         for issued in self.of.values():
             for collective in issued:
                 row = list(_ROW(collective))
                 row[_PATH] = paths.setdefault(collective.path, len(paths))
-                rows.append(codec.encode(row))
+                rows.append(row)
         return CollectiveTable(
             tuple(self.of),
             _COLUMNS,
@@ -189,19 +189,6 @@ class Collectives:
             self.groups,
             self.first,
         )
-
-    @classmethod
-    def from_wire(cls, table: CollectiveTable) -> Collectives:
-        """What `to_wire` gave. Raises DecodeError."""
-        issued: dict[int, list[Collective]] = {rank: [] for rank in table.ranks}
-        for number, row in enumerate(table.rows):
-            try:
-                collective = table.collective(row)
-            except DecodeError as error:
-                raise error.inside(f"rows[{number}]") from None
-            issued[collective.rank].append(collective)
-        of = {rank: tuple(records) for rank, records in issued.items()}
-        return cls(of, table.groups, table.first)
 
 
 _COLUMNS = tuple(field.name for field in dataclasses.fields(Collective))
@@ -223,15 +210,19 @@ class CollectiveTable:
     groups: Mapping[str, Ranks]
     first: Mapping[int, int]
 
-    def collective(self, row: Sequence[Any]) -> Collective:
-        """The collective of one of `rows`. Raises DecodeError."""
-        if not isinstance(row, list) or len(row) != len(self.columns):
-            raise DecodeError(f"must be a list of {len(self.columns)}")
-        wire = dict(zip(self.columns, row, strict=True))
-        path = wire.pop("path", None)
-        if not isinstance(path, int) or not 0 <= path < len(self.paths):
-            raise DecodeError("is not the index of a path", "path")
-        collective = dataclasses.replace(codec.decode(Collective, wire), path=self.paths[path])
-        if collective.rank not in self.ranks:
-            raise DecodeError(f"is of rank {collective.rank}, which is not there")
-        return collective
+    def collectives(self) -> Collectives:
+        """Return the collectives of which this is the table. Raises DecodeError."""
+        issued: dict[int, list[Collective]] = {rank: [] for rank in self.ranks}
+        for number, row in enumerate(self.rows):
+            if not isinstance(row, list) or len(row) != len(self.columns):
+                raise DecodeError(f"must be a list of {len(self.columns)}", f"rows[{number}]")
+            wire = dict(zip(self.columns, row, strict=True))
+            path = wire.pop("path", None)
+            if not isinstance(path, int) or not 0 <= path < len(self.paths):
+                raise DecodeError("is not the index of a path", f"rows[{number}]")
+            made = dataclasses.replace(codec.decode(Collective, wire), path=self.paths[path])
+            if made.rank not in issued:
+                raise DecodeError(f"is of rank {made.rank}, which is not there", f"rows[{number}]")
+            issued[made.rank].append(made)
+        of = {rank: tuple(records) for rank, records in issued.items()}
+        return Collectives(of, self.groups, self.first)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from ddp_notebook.model.codec import OMIT_DEFAULT
-from ddp_notebook.model.events import Event, OutputKind
+from ddp_notebook.model.events import AnyEvent, OutputKind
 from ddp_notebook.model.ranks import Ranks
 from ddp_notebook.model.stages import Stage
 
@@ -145,6 +145,6 @@ class Moment:
     """
 
     at_ns: int
-    event: Event | None = field(default=None, metadata=OMIT_DEFAULT)
+    event: AnyEvent | None = field(default=None, metadata=OMIT_DEFAULT)
     state: Snapshot | None = field(default=None, metadata=OMIT_DEFAULT)
     until_ns: int = field(default=0, metadata=OMIT_DEFAULT)

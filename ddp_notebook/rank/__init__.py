@@ -7,7 +7,7 @@ cells/             Cells and scripts run on a rank, and their output.
 collectives/       Collectives observed, checked before they are sent, paused and recorded.
 component.py       The life cycle of the runtime's components.
 control.py         Answers calls, orders and questions by name.
-control_socket.py  A unix socket at which a process answers questions.
+control_socket.py  A unix socket at which a process is asked and gets its orders.
 core.py            The core of a runtime, which every rank's process has.
 debugger/          Stops at lines, steps from line to line, inspects frames.
 editor/            Lets an editor in on demand, such as VS Code.
@@ -15,7 +15,7 @@ engine_private.py  Every use of ipykernel's and IPython's private API inside a r
 events.py          The event sender.
 inspect/           A rank's reports about itself: stacks, call sites, its state.
 main_thread.py     What the main thread is doing, for threads that answer in its place.
-orders.py          Receives the session's orders to run something.
+orders.py          Takes the session's orders to run something.
 prepared/          Ranks of external jobs, prepared by DDP_NOTEBOOK=1.
 rank_process.py    The launch parameters of a rank's process, whichever program started it.
 runtime.py         The runtime of an engine: the core of a rank, and what runs cells on it.

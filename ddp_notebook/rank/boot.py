@@ -16,7 +16,6 @@ from pathlib import Path
 from ddp_notebook.launch.session_folder import semaphore_prefix
 from ddp_notebook.model import Stage, StageFinished
 from ddp_notebook.rank.events import EventSender
-from ddp_notebook.rank.orders import OrderSocket
 from ddp_notebook.rank.rank_process import RankProcess, multiprocessing_folder, questions_of
 
 SWITCH_INTERVAL_S = 0.0005
@@ -34,7 +33,6 @@ class EngineProcess:
 
     process: RankProcess
     events: EventSender
-    orders: OrderSocket
     log: Path
     """The file behind the process's own stdout and stderr."""
 
@@ -44,8 +42,8 @@ _LONGEST_FOLDER_BYTES = 70
 """multiprocessing's sockets have to fit behind it: a socket's path has about a hundred bytes."""
 
 
-def start(rank: int, events: str, orders: str, source: str, log: str, output_folder: str) -> None:
-    """Start the event sender and say that the rank was launched; `events`, `orders` are addresses.
+def start(rank: int, events: str, source: str, log: str, output_folder: str) -> None:
+    """Start the event sender and say that the rank was launched; `events` is where they go.
 
     `log` is the file behind this process's own stdout and stderr, `output_folder` the folder for
     output that is too long to send.
@@ -54,11 +52,9 @@ def start(rank: int, events: str, orders: str, source: str, log: str, output_fol
     folder = Path(output_folder)
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
     keep_temporary_files_in(folder.parent, folder.parent)
-    sender, socket_ = EventSender(rank, events, source), OrderSocket(orders)
-    questions = questions_of(folder.parent, rank)
-    _engine = EngineProcess(
-        RankProcess(rank, sender, folder, questions), sender, socket_, Path(log)
-    )
+    sender = EventSender(rank, events, source)
+    process = RankProcess(rank, sender, folder, questions_of(folder.parent, rank))
+    _engine = EngineProcess(process, sender, Path(log))
     sender.emit(StageFinished, stage=Stage.LAUNCHED, pid=os.getpid(), host=socket.gethostname())
 
 

@@ -9,10 +9,12 @@ kernel imports this: no torch here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from ddp_notebook.launch.timeouts import GROUP_TIMEOUT
 from ddp_notebook.model import (
@@ -58,8 +60,11 @@ class Question(Generic[Request, Answer]):
     answer: type[Answer]
 
 
-@dataclass(frozen=True, slots=True)
-class CannotAnswer:
+class Message(msgspec.Struct, frozen=True):
+    """A value that travels between the session and a rank: a request, or an answer."""
+
+
+class CannotAnswer(Message, frozen=True):
     """In place of an answer: the rank is reachable but cannot answer this. `why` is an error."""
 
     why: str
@@ -70,16 +75,14 @@ def answered(answers: Mapping[int, Answer | CannotAnswer]) -> dict[int, Answer]:
     return {r: answer for r, answer in answers.items() if not isinstance(answer, CannotAnswer)}
 
 
-@dataclass(frozen=True, slots=True)
-class Nothing:
+class Nothing(Message, frozen=True):
     """A question that needs no more than its name."""
 
 
 # -- set-up --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SetUpPlan:
+class SetUpPlan(Message, frozen=True):
     """How a rank is to be set up. `settings` is what its environment has beyond torchrun's.
 
     `store` is session, or rank0: the rank whose RANK is 0 hosts it. `patient`: no stage
@@ -99,7 +102,7 @@ class SetUpPlan:
     threads: int
     store: str = "session"
     patient: bool = False
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def timeout(self) -> timedelta:
@@ -115,8 +118,7 @@ ADVANCE: Call[Stage, bool] = Call("advance")
 """Go on through this stage; False when one failed (an event says why)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Freed:
+class Freed(Message, frozen=True):
     """How a main thread was unblocked: by shutting down connections, or by opening a store."""
 
     closed: int
@@ -130,8 +132,7 @@ FREE = Question("free", Nothing, Freed)
 # -- cells and scripts ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(Message, frozen=True):
     """A cell: `cell` is the session's number of it, `number` its prompt ``In [number]``.
 
     `paused`: it stops before each collective until it is stepped. `colors`: IPython's setting in
@@ -146,8 +147,7 @@ class Cell:
     colors: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
+class Script(Message, frozen=True):
     """A script, for a process of its own. `cell` is the session's number of the run, `number` the
     prompt's. `paused`: it stops before each collective until it is stepped.
     """
@@ -178,8 +178,7 @@ START_CELL = Order("start cell", Cell)
 """Start a cell with top-level `await` in the engine's own loop; returns at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class PausedAt:
+class PausedAt(Message, frozen=True):
     """The number of the collective before which the rank was paused; None when it was not."""
 
     collective: int | None
@@ -215,16 +214,14 @@ class How(StrEnum):
     """As an editor has it, which has moved the rank on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(Message, frozen=True):
     """How a rank that is paused at a line continues."""
 
     how: How
     line: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(Message, frozen=True):
     """The number of the stop that the rank left, 0 for none; or why it did not leave it.
 
     `collective`: the number of the collective before which it was paused instead.
@@ -281,8 +278,7 @@ class Bound:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Breakpoints:
+class Breakpoints(Message, frozen=True):
     """The breakpoints of a rank, all of them. Not `enabled`: they are kept and passed.
 
     `may_stop`: some rank, maybe another one, has one that pauses it.
@@ -293,15 +289,13 @@ class Breakpoints:
     may_stop: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Message, frozen=True):
     """Where the breakpoints of a rank are."""
 
     bounds: tuple[Bound, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Expression:
+class Expression(Message, frozen=True):
     """An expression for a rank to evaluate, in the frame that is so many above where it stands.
 
     `assign`: it is an assignment to be carried out. `own_text`: its value as its own `repr` has
@@ -315,16 +309,14 @@ class Expression:
     everywhere: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluated:
+class Evaluated(Message, frozen=True):
     """The value of an expression, under the expression's own name; or why there is none."""
 
     value: RankVariables | None = None
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(Message, frozen=True):
     """The user's frames where a rank stands, the innermost first. `busy`: it computes there."""
 
     frames: tuple[Frame, ...] = ()
@@ -335,15 +327,13 @@ LEFT_IN_DEBUGPY = "the editor that was here has left it in debugpy: first %ddp_s
 """Why an editor cannot be let in."""
 
 
-@dataclass(frozen=True, slots=True)
-class EditorWanted:
+class EditorWanted(Message, frozen=True):
     """Open a port for an editor; or close it, and have an editor that is there leave."""
 
     open: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class EditorPort:
+class EditorPort(Message, frozen=True):
     """Where on loopback an editor can attach to a rank, 0 for nowhere; `problem` says why not.
 
     `taken`: one has. `folder` is the rank's. `checked`: nobody but this user is let in.
@@ -362,8 +352,7 @@ EDITOR = Question("editor", EditorWanted, EditorPort)
 """Let an editor in, or none any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class TensorPart(Message, frozen=True):
     """Values of the tensor that an expression gave last, from `begin` up to `end`."""
 
     begin: int
@@ -374,8 +363,7 @@ MOST_VALUES = 1024
 """Of a tensor, that are told one by one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checksums:
+class Checksums(Message, frozen=True):
     """Of each `step` values of such a part. `step` 0: the tensor is gone, or cannot be read."""
 
     of: tuple[int, ...] = ()
@@ -384,7 +372,7 @@ class Checksums:
     """Those of a part that has few; None for what is NaN or infinite."""
 
 
-CHECKSUMS = Question("checksums", Part, Checksums)
+CHECKSUMS = Question("checksums", TensorPart, Checksums)
 """What tells in which part of a tensor two ranks differ."""
 STANDING = Question("standing", Nothing, Standing)
 """In which frames of the user's a rank stands, or has raised."""
@@ -410,16 +398,14 @@ AT_LINES: tuple[Question[Any, Any], ...] = (
 """What the debugger of a rank answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
+class VariableToSend(Message, frozen=True):
     """A variable to be sent. Unless `keep_tensors`, tensors become NumPy arrays."""
 
     name: str
     keep_tensors: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class PickledValue(Message, frozen=True):
     """A variable, as a pickle: reading it may run the user's code, which is for the caller to
     guard. `error` says why it cannot be sent, empty when it can."""
 
@@ -427,39 +413,28 @@ class Value:
     error: str = ""
 
 
-GET_VALUE: Call[Variable, Value] = Call("get value")
+GET_VALUE: Call[VariableToSend, PickledValue] = Call("get value")
 
 
-@dataclass(frozen=True, slots=True)
-class Pickled:
-    """The same as text: base64 of the pickle."""
-
-    pickle: str
-    error: str = ""
-
-
-PULL = Question("pull", Variable, Pickled)
+PULL = Question("pull", VariableToSend, PickledValue)
 """What a variable is, of a rank that runs nothing and takes no calls: a script that is over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
+class CodeToComplete(Message, frozen=True):
     """A place in a cell that is being written, for Tab."""
 
     code: str
     at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Completions:
+class Completions(Message, frozen=True):
     """What may stand in place of the code from `start` to the cursor: texts, and their types."""
 
     start: int
     texts: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class NameToInspect(Message, frozen=True):
     """An expression to describe, and at which level of detail, in IPython's terms."""
 
     name: str
@@ -467,52 +442,46 @@ class Named:
     leave_out: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Inspection:
+class Inspection(Message, frozen=True):
     """Signature, docstring and more of an object as a MIME bundle; empty: there is no such."""
 
-    bundle: Mapping[str, str] = field(default_factory=dict)
+    bundle: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-COMPLETE: Call[Cursor, Completions] = Call("complete")
+COMPLETE: Call[CodeToComplete, Completions] = Call("complete")
 """The completions of the rank's IPython, without Jedi."""
-INSPECT: Call[Named, Inspection] = Call("inspect")
+INSPECT: Call[NameToInspect, Inspection] = Call("inspect")
 """What the rank's IPython knows of an object."""
 
 
 # -- what a rank knows ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Targets:
+class Targets(Message, frozen=True):
     """Where other ranks listen, as ``address:port``."""
 
     targets: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
+class Reached(Message, frozen=True):
     """How the connections to these targets went; a rank's own are left out."""
 
     probes: tuple[Probe, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StackRequest:
+class StackRequest(Message, frozen=True):
     """A stack, with the variables of the user's frames or without."""
 
     with_locals: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class VariablesRequest:
+class VariablesRequest(Message, frozen=True):
     """The variables of these names; all when there are none."""
 
     names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SoftwareFacts:
+class SoftwareFacts(Message, frozen=True):
     """Versions, backends, the environment: see `inspect.facts`."""
 
     facts: Mapping[str, Any]
@@ -539,15 +508,13 @@ HELD = Question("held", Nothing, HeldParameters)
 # -- the construction of a DDP object: a rank that cannot answers with a `RankFailure` --------
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
+class ModelName(Message, frozen=True):
     """The user's variable of that name."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
+class Described(Message, frozen=True):
     """What a variable is. `kind`: absent, other, module or ddp.
 
     `problem` says why a module cannot be wrapped, empty when it can.
@@ -558,39 +525,34 @@ class Described:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelToCompare:
+class ModelToCompare(Message, frozen=True):
     """A model, and whether its values are hashed too."""
 
     name: str
     hashed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
+class Compared(Message, frozen=True):
     """What a model is made of; a hash of each tensor's values, none where they were not asked."""
 
     contents: Fingerprint
     hashes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(Message, frozen=True):
     """torch's own check has passed. `lacks`: what this torch does not have for it."""
 
     lacks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Broadcasted:
+class Broadcasted(Message, frozen=True):
     """The broadcast of rank 0's values, as this rank saw it."""
 
     synced: Synced
     lacks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DDPOptions:
+class DDPOptions(Message, frozen=True):
     """A model and the options with which it is wrapped. `cap_mb` None is torch's own."""
 
     name: str
@@ -598,8 +560,7 @@ class DDPOptions:
     find_unused: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Constructed:
+class Constructed(Message, frozen=True):
     """A DDP object. `hooks`: on how many parameters its reducer waits. `sizes`: of its buckets,
     in bytes, empty when this torch does not tell. `synced_again`: it compared and broadcast once
     more."""
@@ -609,36 +570,33 @@ class Constructed:
     synced_again: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(Message, frozen=True):
     """The DDP object made of `name` goes into the variable `target`; empty: it is forgotten."""
 
     name: str
     target: str
 
 
-DESCRIBE: Call[Model, Described | RankFailure] = Call("describe")
+DESCRIBE: Call[ModelName, Described | RankFailure] = Call("describe")
 COMPARE: Call[ModelToCompare, Compared | RankFailure] = Call("compare")
-VERIFY: Call[Model, Verified | RankFailure] = Call("verify")
-BROADCAST: Call[Model, Broadcasted | RankFailure] = Call("broadcast")
+VERIFY: Call[ModelName, Verified | RankFailure] = Call("verify")
+BROADCAST: Call[ModelName, Broadcasted | RankFailure] = Call("broadcast")
 PLAN_BUCKETS: Call[DDPOptions, BucketPlan | RankFailure] = Call("plan buckets")
 CONSTRUCT: Call[DDPOptions, Constructed | RankFailure] = Call("construct")
 ASSIGN: Call[Assignment, bool] = Call("assign")
-REDUCTION: Call[Model, Reduction | RankFailure] = Call("reduction")
+REDUCTION: Call[ModelName, Reduction | RankFailure] = Call("reduction")
 
 
 # -- benchmarks ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class BenchDevice:
+class BenchDevice(Message, frozen=True):
     """The device that a benchmark will use: ``cpu`` or ``cuda:0``."""
 
     device: str
 
 
-@dataclass(frozen=True, slots=True)
-class BenchRequest:
+class BenchRequest(Message, frozen=True):
     """A benchmark of collectives, for one of `members`. `plan` is `bench.plan.Plan` as JSON.
 
     `backend` is that of the group it makes for it; empty for the one that is there, if all of
@@ -651,16 +609,14 @@ class BenchRequest:
     device: str
 
 
-@dataclass(frozen=True, slots=True)
-class StepsRequest:
+class StepsRequest(Message, frozen=True):
     """A benchmark of training steps. `plan` is `bench.steps.plan.StepPlan` as JSON."""
 
     plan: Mapping[str, Any]
     device: str
 
 
-@dataclass(frozen=True, slots=True)
-class StepsMeasurement:
+class StepsMeasurement(Message, frozen=True):
     """Which batch sizes of the prepared model are measured; `alone`: rank 0 by itself too."""
 
     batches: tuple[int, ...]

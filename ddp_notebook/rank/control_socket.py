@@ -1,8 +1,16 @@
-"""A unix socket at which a process answers questions, whatever its main thread does.
+"""The control socket: a unix socket at which a process is asked, and an engine gets its orders.
 
-A message is its length in four bytes, and JSON: ``{"question": name, "about": request}``, and what
-`Handlers.answer` gives for it. One question a connection. Only this user gets in: the socket is
-0600, its folder should be 0700, and the system says whose the other end is.
+It is the one of three channels between a session and a rank whose messages are taken while the main
+thread is blocked, which ipyparallel's are not (`cluster/cluster.py`); events leave by a third one,
+as nobody asks for them (`events.py`).
+
+A message is its length in four bytes, and JSON. A question is ``{"question": name, "about":
+request}``, one a connection; what `Handlers.answer` gives for it comes back, from a thread of ours.
+A connection that begins with ``{"orders": pid}`` stays, and is read by `Orders`: so no order waits
+for an answer to be ready, and none needs the file of the socket, which may be removed meanwhile.
+
+Only this user gets in: the socket is 0600, its folder should be 0700, and the system says whose the
+other end is.
 """
 
 from __future__ import annotations
@@ -64,6 +72,9 @@ def reachable(path: Path) -> Iterator[str]:
 
 class ControlSocket(Component):
     """Listens at `path`; `answer(question, about)` answers, on a thread of ours."""
+
+    take_orders: Callable[[socket.socket], None] | None = None
+    """Takes a connection over which orders come; None where none are carried out."""
 
     def __init__(self, path: Path, answer: Answers) -> None:
         self.path = path
@@ -130,16 +141,30 @@ class ControlSocket(Component):
         if size > _MOST_ASKED_BYTES:
             return
         asked = json.loads(_read(connection, size))
-        about = asked.get("about") or {} if isinstance(asked, dict) else None
-        if isinstance(about, dict):
-            answer = self._answer(str(asked.get("question", "")), about)
-            connection.sendall(framed(answer))
+        if not isinstance(asked, dict):
+            return
+        about = asked.get("about") or {}
+        if self.take_orders is not None and asked.get("orders") == self._pid:
+            self.take_orders(connection.dup())
+        elif isinstance(about, dict):
+            connection.sendall(framed(self._answer(str(asked.get("question", "")), about)))
 
 
 def framed(message: Mapping[str, Any]) -> bytes:
-    """A message as it is sent."""
+    """Return a message as it is sent."""
     data = json.dumps(message).encode()
     return LENGTH.pack(len(data)) + data
+
+
+def first_message(received: bytearray) -> bytes:
+    """Take the first message out of what was received; nothing while it is not whole."""
+    if len(received) < LENGTH.size:
+        return b""
+    end = LENGTH.size + LENGTH.unpack_from(received)[0]
+    message = bytes(received[LENGTH.size : end]) if len(received) >= end else b""
+    if message:
+        del received[:end]
+    return message
 
 
 def _read(connection: socket.socket, size: int) -> bytes:

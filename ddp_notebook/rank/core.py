@@ -27,11 +27,10 @@ from ddp_notebook.rank.watched import Watched, shown_by_python
 model.load()  # a rank answers on a thread of ours, where nothing is to be imported
 
 
-class RankCore:
-    """Observes what this process does as a rank, answers questions about it, and stops it.
+class RankCore(Watched):
+    """What is watched of this process as a rank, with what answers questions about it and stops it.
 
-    `names` are the user's global variables. `show` shows why a thread of the user's ended, unless
-    it returns False: then Python does.
+    `names` and `show` are as in `Watched`.
     """
 
     def __init__(
@@ -40,25 +39,15 @@ class RankCore:
         names: GlobalNames | None = None,
         show: Callable[[str], bool] = shown_by_python,
     ) -> None:
-        self.events = process.events
-        self.watched = watched = Watched(process, names, show)
-        self.main_thread = main_thread = watched.main_thread
-        self.user_code = watched.user_code
-        self.call_sites = watched.call_sites
-        self.gate = gate = watched.gate
-        self.sockets, self.subgroups = watched.sockets, watched.subgroups
-        self.resolver, self.init_calls = watched.resolver, watched.init_calls
-        self.tracker, self.data_parallel = watched.tracker, watched.data_parallel
-        self.observer, self.hooks = watched.observer, watched.hooks
-
-        self.answers = Answers(watched)
-        self.at_lines = AtLines(watched, process.events, self.answers.variables)
+        super().__init__(process, names, show)
+        self.answers = Answers(self)
+        self.at_lines = AtLines(self, process.events, self.answers.variables)
         self.debugger, self.compiled = self.at_lines.debugger, self.at_lines.compiled
         self.debugger.armed.tell = self.observer.limits.lift
-        self.editor = Editor(self.debugger, gate, main_thread)
-        self.rescue = Rescue(main_thread, self.init_calls, self.sockets, self.resolver)
-        self.step_timer = StepTimer(watched.marks, self.tracker, self.observer, process.rank)
-        self.held = Held(watched.names)
+        self.editor = Editor(self.debugger, self.gate, self.main_thread)
+        self.rescue = Rescue(self.main_thread, self.init_calls, self.sockets, self.resolver)
+        self.step_timer = StepTimer(self.marks, self.tracker, self.observer, process.rank)
+        self.held = Held(self.names)
         self.handlers = self.answers.to(Handlers())
         self.questions = ControlSocket(process.questions, self.handlers.answer)
         self._answer_questions()
@@ -66,7 +55,7 @@ class RankCore:
     def lifecycle(self, more: Sequence[Component] = ()) -> Lifecycle:
         """All components in their order, with `more`; questions come when all are attached."""
         stops = self.debugger, self.compiled, self.editor, self.rescue
-        return Lifecycle((*self.watched.components(more, stops), self.questions))
+        return Lifecycle((*self.components(more, stops), self.questions))
 
     def doing(self, *, in_run: bool) -> str:
         """What the main thread does, for a sign of life; `in_run` it is in the user's code."""

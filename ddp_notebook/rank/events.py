@@ -12,12 +12,13 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import zmq
 
 from ddp_notebook.model import Event, Pulse, encode_events
+from ddp_notebook.rank.rank_process import Events
 
 PULSE_S = 0.25
 """How often a rank sends a sign of life, with what it is doing."""
@@ -27,7 +28,7 @@ _LINGER_MS = 500
 _E = TypeVar("_E", bound=Event)
 
 
-class EventSender:
+class EventSender(Events):
     """Sends this rank's events. One per process; `emit` may be called from any thread.
 
     `collect` is called by the sending thread before each sending, so that buffered output
@@ -36,6 +37,7 @@ class EventSender:
     """
 
     def __init__(self, rank: int, url: str, source: str) -> None:
+        super().__init__()
         self.rank = rank
         self._source = source.encode()
         self._pending: deque[Event] = deque()
@@ -45,8 +47,6 @@ class EventSender:
         self._flushed = threading.Condition()
         self._sent_seq = 0
         self._closing = False
-        self.collect: Callable[[], float | None] = lambda: None
-        self.pulse: Callable[[], dict[str, Any]] = dict
         self._pid = os.getpid()
         self._sending = threading.Lock()
         """Held while using the socket and taking events from `_pending`, so that order is kept."""

@@ -1,50 +1,56 @@
-"""Takes the session's orders to run something: on a socket of ours, in the engine's own loop.
+"""Takes the session's orders to run something, in the engine's own loop.
 
-Through ipyparallel's controller and ipykernel's queues an order took most of a short cell's time.
+They come over a connection to this process's control socket that the session keeps open. Through
+ipyparallel's controller and ipykernel's queues an order took most of a short cell's time.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import json
-import os
+import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import zmq
-from zmq.eventloop.zmqstream import ZMQStream
-
 from ddp_notebook.rank.component import Component
-
-
-class OrderSocket:
-    """Connected before the engine starts; what comes is kept until the loop reads it."""
-
-    def __init__(self, url: str) -> None:
-        self._context = zmq.Context()  # our own: the engine may end its instance before us
-        self.socket = self._context.socket(zmq.DEALER)
-        self.socket.linger = 0
-        self.socket.rcvhwm = 0
-        self.socket.identity = str(os.getpid()).encode()
-        self.socket.connect(url)
-
-    def close(self) -> None:
-        """Read no more; a rank's own ends with its process."""
-        self.socket.close()
-        self._context.term()
+from ddp_notebook.rank.control_socket import first_message
 
 
 class Orders(Component):
     """Hands each order to `carry_out(name, request)`, on the main thread, one after the other."""
 
-    def __init__(self, socket: OrderSocket, carry_out: Callable[[str, Any], None]) -> None:
-        self._socket = socket
+    def __init__(self, carry_out: Callable[[str, Any], None]) -> None:
         self._carry_out = carry_out
 
     def attach(self) -> None:
-        """Have the loop that runs in this thread, the engine's, read the socket from now on."""
-        self._stream = ZMQStream(self._socket.socket)
-        self._stream.on_recv(self._take)
+        """Have the loop that runs in this thread, the engine's, read orders from now on."""
+        self._loop = asyncio.get_running_loop()
+        # A loop calls a reader in the context in which it was added: what a cell sets of context
+        # variables must be there in the next, and the control socket's thread has none of them.
+        self._context = contextvars.copy_context()
 
-    def _take(self, frames: list[bytes]) -> None:
-        order = json.loads(frames[0])
-        self._carry_out(order["order"], order["request"])
+    def take(self, connection: socket.socket) -> None:
+        """Read orders from `connection`, until the session closes it. From any thread."""
+        connection.setblocking(False)
+        read = partial(self._read, connection, bytearray())
+        add = self._loop.add_reader
+        self._loop.call_soon_threadsafe(add, connection, read, context=self._context)
+
+    def _read(self, connection: socket.socket, received: bytearray) -> None:
+        try:
+            piece = connection.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        if not piece:
+            self._loop.remove_reader(connection)
+            connection.close()
+            return
+        received += piece
+        # Each is taken out first: a loop that a cell runs in this one may come by here.
+        while message := first_message(received):
+            order = json.loads(message)
+            self._carry_out(order["order"], order["request"])

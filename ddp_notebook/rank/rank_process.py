@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ddp_notebook import model
 
 
-class Events(Protocol):
-    """Takes a rank's events, as `events.EventSender` does."""
+class Events:
+    """Takes a rank's events, and sends them nowhere: a prepared job is asked, and tells nothing.
 
-    collect: Callable[[], float | None]
-    """Called before each sending; after how many seconds it is to be called again, or None."""
-    pulse: Callable[[], dict[str, Any]]
-    """Gives the fields of a sign of life."""
+    `events.EventSender` sends them to a session.
+    """
+
+    def __init__(self) -> None:
+        self.collect: Callable[[], float | None] = lambda: None
+        """Called before each sending; after how many seconds it is to be called again, or None."""
+        self.pulse: Callable[[], dict[str, Any]] = dict
+        """Gives the fields of a sign of life."""
 
     def emit(self, kind: type[model.Event], **fields: Any) -> None:
         """Send an event of `kind` about this rank, soon."""
@@ -26,23 +30,6 @@ class Events(Protocol):
 
     def wake(self) -> None:
         """Have `collect` called soon."""
-
-
-class NoEvents:
-    """Takes events where no session listens: a prepared job is asked, and tells nothing."""
-
-    def __init__(self) -> None:
-        self.collect: Callable[[], float | None] = lambda: None
-        self.pulse: Callable[[], dict[str, Any]] = dict
-
-    def emit(self, kind: type[model.Event], **fields: Any) -> None:
-        """Does nothing: no session listens."""
-
-    def emit_now(self, kind: type[model.Event], **fields: Any) -> None:
-        """Does nothing: no session listens."""
-
-    def wake(self) -> None:
-        """Nothing is collected."""
 
 
 def questions_of(folder: Path, rank: int) -> Path:

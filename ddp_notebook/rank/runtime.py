@@ -51,6 +51,8 @@ class RankRuntime:
         self.steps_bench = StepsBench(events, core.observer, core.hooks)
         self.shell = RankShell(shell, forwarder, user_code, core.debugger)
         self.names = Names(shell)
+        orders = Orders(core.handlers.carry_out)
+        core.questions.take_orders = orders.take
         self.life = core.lifecycle(
             (
                 forwarder,
@@ -59,7 +61,7 @@ class RankRuntime:
                 Keyboard(user_code, core.debugger),
                 Terminal(shell),
                 self.names,
-                Orders(engine.orders, core.handlers.carry_out),
+                orders,
             )
         )
         ending = Ending(core, events, forwarder)

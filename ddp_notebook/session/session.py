@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable, VariableTable
     from ddp_notebook.model.against.trail import TrailOrder
     from ddp_notebook.model.parallel.layout import MeshLayout
-    from ddp_notebook.rank.calls import Completions, Inspection, Named
+    from ddp_notebook.rank.calls import Completions, Inspection, NameToInspect
     from ddp_notebook.session.options import InitOptions, Settings
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.runs.controller import RunController
@@ -428,7 +428,7 @@ class Session:
         """
         return self._values.complete(code, at, ranks)
 
-    def describe(self, named: Named, ranks: Ranks | None = None) -> Inspection | None:
+    def describe(self, named: NameToInspect, ranks: Ranks | None = None) -> Inspection | None:
         """Signature, docstring and more of an object, from the first idle rank of `ranks`."""
         return self._values.describe(named, ranks)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from msgspec import structs
+
 from ddp_notebook.model import (
     CellFinished,
     CellStarted,
@@ -48,7 +50,7 @@ def state_at(start: Snapshot, moments: Iterable[Moment], at_ns: int) -> Snapshot
             snapshot = moment.state
         elif moment.event is not None:
             heard_ns = min(max(moment.at_ns, moment.until_ns), at_ns)
-            snapshot = fold(snapshot, (replace(moment.event, heard_ns=heard_ns),))
+            snapshot = fold(snapshot, (structs.replace(moment.event, heard_ns=heard_ns),))
     return replace(snapshot, taken_ns=at_ns)
 
 

@@ -15,10 +15,10 @@ from ddp_notebook.rank.component import Run
 from ddp_notebook.rank.core import RankCore
 from ddp_notebook.cluster.questions import ask
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.rank_process import NoEvents, RankProcess
+from ddp_notebook.rank.rank_process import Events, RankProcess
 
 with TemporaryDirectory() as folder:
-    process = RankProcess(0, NoEvents(), Path(folder), Path(folder) / "ask")
+    process = RankProcess(0, Events(), Path(folder), Path(folder) / "ask")
     core = RankCore(process)
     life = core.lifecycle()
     life.attach()

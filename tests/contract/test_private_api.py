@@ -310,11 +310,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.core import RankCore
-from ddp_notebook.rank.rank_process import NoEvents, RankProcess
+from ddp_notebook.rank.rank_process import Events, RankProcess
 from ddp_notebook.rank.training import ddp
 
 assert not ddp.missing_in_use()
-runtime = RankCore(RankProcess(0, NoEvents(), Path.cwd(), Path.cwd() / 'ask'))
+runtime = RankCore(RankProcess(0, Events(), Path.cwd(), Path.cwd() / 'ask'))
 hooks, tracker = runtime.hooks, runtime.tracker
 hooks.attach()
 

@@ -16,7 +16,6 @@ from support import GONE_WITHIN_S, eventually, pids_of
 
 from ddp_notebook.cluster import cluster as cluster_module
 from ddp_notebook.cluster.ipyparallel_private import unregister
-from ddp_notebook.cluster.launchers import ForkServerEngineLauncher
 from ddp_notebook.errors import SessionLost, SetupFailed, Stuck, UsageMistake
 from ddp_notebook.model import Status
 from ddp_notebook.rank import calls
@@ -161,18 +160,17 @@ def test_a_restart_during_which_the_machine_slept_goes_on(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then time is up before the word of the old process's end is read."""
-    slept: list[object] = []
-    join = ForkServerEngineLauncher.join
+    slept: list[float] = []
+    ended = cluster_of(session)._ends[1]
+    in_time = ended.wait
 
-    async def late(self: Any, timeout: float | None = None) -> None:
-        if not slept:
-            slept.append(self)
-            raise TimeoutError
-        await join(self, timeout)
+    def late(timeout_s: float) -> bool:
+        slept.append(timeout_s)
+        return len(slept) > 1 and in_time(timeout_s)
 
-    monkeypatch.setattr(ForkServerEngineLauncher, "join", late)
+    monkeypatch.setattr(ended, "wait", late)
     assert session.restart((1,)).snapshot.ready
-    assert slept
+    assert len(slept) == 2
     assert last_values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
 
 

@@ -15,7 +15,7 @@ from results import last_values, rank_pids
 from support import eventually, is_alive, pids_of
 
 from ddp_notebook.errors import NoSession, SetupFailed, UsageMistake
-from ddp_notebook.model import Event, Stage, StageFinished, Status
+from ddp_notebook.model import Event, RankExited, Stage, StageFinished, Status
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.testing import processes_of
 
@@ -232,5 +232,5 @@ def test_messages_that_are_not_signed_are_not_believed(session: Session) -> None
         socket_.connect(processes_of(session).receiver.url)
         socket_.send_multipart([b"0" * 32, forged])
         session.run_cell("x = 1").raise_for_error()
-    assert not [event for event in heard if event.kind == "rank_exited"]
+    assert not [event for event in heard if isinstance(event, RankExited)]
     assert session.record.snapshot.ready

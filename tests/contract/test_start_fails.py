@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support import lacking, session_folders
 
-from ddp_notebook.cluster.channels import OrderSender
+from ddp_notebook.cluster.cluster import IPyParallelCluster
 from ddp_notebook.errors import SetupFailed
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.timeouts import scaled_for_load
@@ -80,7 +80,7 @@ def test_what_was_made_is_removed_where_the_rest_cannot_be_made(
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as meanwhile:
-        of, name = (OrderSender, "__init__") if late else (ForkServerClient, "own")
+        of, name = (IPyParallelCluster, "__init__") if late else (ForkServerClient, "own")
         meanwhile.setattr(of, name, fails)
         with pytest.raises(SetupFailed, match="Nothing is left running"):
             session.init(ONE)

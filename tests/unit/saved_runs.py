@@ -10,16 +10,18 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ddp_notebook.archive.format import SavedRun
 from ddp_notebook.model import (
     Activity,
+    AnyEvent,
     Case,
     CellStarted,
     Collective,
     Collectives,
-    Event,
     Moment,
     Output,
     Phase,
@@ -55,7 +57,7 @@ def any_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(any_of(inner[0]), any_of(inner[1]), max_size=2)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return st.sampled_from(kind)
-    if dataclasses.is_dataclass(kind):
+    if dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct):
         return dataclass_of(kind)  # type: ignore[arg-type]
     plain: dict[Any, st.SearchStrategy[Any]] = {
         int: st.integers(-(2**63), 2**63),
@@ -68,9 +70,8 @@ def any_of(kind: Any) -> st.SearchStrategy[Any]:
 
 @cache
 def dataclass_of(cls: type) -> st.SearchStrategy[Any]:
-    """Values of a dataclass."""
-    hints = typing.get_type_hints(cls)
-    return st.builds(cls, **{f.name: any_of(hints[f.name]) for f in dataclasses.fields(cls)})
+    """Values of a dataclass, or of an event."""
+    return st.builds(cls, **{name: any_of(of) for name, of in typing.get_type_hints(cls).items()})
 
 
 def of_ranks(values: list[Any]) -> tuple[Any, ...]:
@@ -91,8 +92,8 @@ def moments(draw: st.DrawFn, world_size: int) -> Moment:
     at_ns, until_ns = draw(any_of(int)), draw(any_of(int))
     if draw(st.booleans()):
         return Moment(at_ns, state=draw(snapshots(world_size)), until_ns=until_ns)
-    event = draw(dataclass_of(draw(st.sampled_from(list(Event.kinds.values())))))
-    event = dataclasses.replace(event, rank=draw(st.integers(-1, world_size - 1)))
+    event = draw(dataclass_of(draw(st.sampled_from(typing.get_args(AnyEvent)))))
+    event = structs.replace(event, rank=draw(st.integers(-1, world_size - 1)))
     return Moment(at_ns, event, until_ns=until_ns)
 
 
@@ -195,4 +196,4 @@ def _moment(event: Any, at_ms: int) -> Moment:
     """It was sent 10 ms before it was heard."""
     sent_ns = WALL_NS - (2000 - at_ms) * MS
     heard_ns = (at_ms + 10) * MS
-    return Moment(heard_ns, dataclasses.replace(event, time_ns=sent_ns, heard_ns=heard_ns))
+    return Moment(heard_ns, structs.replace(event, time_ns=sent_ns, heard_ns=heard_ns))

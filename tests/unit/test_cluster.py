@@ -21,7 +21,7 @@ def test_a_rank_that_ended_before_it_was_called_could_not_answer() -> None:
     cluster = IPyParallelCluster.__new__(IPyParallelCluster)
     cluster._client, cluster._views, cluster._last_reply = [], {}, {}
     cluster._pids, cluster._awake = {0: 1}, set()
-    answer = cluster.call((0,), calls.GET_VALUE, lambda _: calls.Variable("x", False))[0]
+    answer = cluster.call((0,), calls.GET_VALUE, lambda _: calls.VariableToSend("x", False))[0]
     assert answer.done()
     with pytest.raises(UsageMistake, match="the process of rank 0 has ended"):
         cluster.value_of(answer, 1)

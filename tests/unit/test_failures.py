@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from ddp_notebook.diagnosis import deaths, diagnose_run, failures
 from ddp_notebook.diagnosis.failures import UNEXPLAINED_AFTER_S
@@ -62,11 +63,11 @@ def test_a_closed_connection_is_the_word_of_the_rank_that_was_left() -> None:
 def test_a_rank_that_lost_the_store_of_one_that_raised_carries_no_error_of_its_own() -> None:
     """Every rank failed, and one alone raised what has to be corrected."""
     store = "recvValue failed on SocketImpl(fd=14): Connection was likely closed. Did the remote …"
-    lost = replace(end(1, store), ename="DistNetworkError")
+    lost = structs.replace(end(1, store), ename="DistNetworkError")
     (finding,) = failures.raised([end(0), lost], (0, 1))
     assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (0,))
     assert finding.waiting == (1,) and "DistNetworkError" in finding.evidence[-1]
-    both = failures.raised([lost, replace(lost, rank=0)], (0, 1))
+    both = failures.raised([lost, structs.replace(lost, rank=0)], (0, 1))
     assert [each.ranks for each in both] == [(0, 1)], "whose store it was is not known"
 
 
@@ -103,7 +104,7 @@ def test_a_rank_that_waits_on_after_others_were_interrupted_is_told_how_to_get_f
         "Ranks 1-2 were still at utils.py:3 in load when they were interrupted, and rank 0 waits "
         "since"
     )
-    nowhere = failures.left_by_interrupted([replace(each, path=()) for each in ends], case)
+    nowhere = failures.left_by_interrupted([structs.replace(each, path=()) for each in ends], case)
     assert nowhere is not None and nowhere.category == Category.EARLY_EXIT
     assert nowhere.sentence == "Ranks 1-2 were interrupted, and rank 0 waits since"
     assert finding.commands == ("%ddp_abort",)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ddp_notebook.model import (
     CellFinished,
@@ -57,7 +56,7 @@ def test_a_process_that_is_heard_before_the_news_of_its_start_loses_nothing() ->
     launched = StageFinished(rank=0, stage=Stage.LAUNCHED, pid=7, host="gpu01")
     state = fold(session(1), [launched, spawned]).ranks[0]
     assert (state.host, state.device, state.stage) == ("gpu01", "cpu", Stage.LAUNCHED)
-    new = fold(session(1), [launched, spawned, replace(spawned, pid=8)]).ranks[0]
+    new = fold(session(1), [launched, spawned, structs.replace(spawned, pid=8)]).ranks[0]
     assert (new.host, new.pid, new.stage) == ("", 8, None)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ddp_notebook.archive import history
 from ddp_notebook.archive.history import Kept
@@ -84,7 +85,7 @@ def test_what_is_kept_adds_up_to_the_state(told: list[list[tuple[Event, int]] | 
         elif batch == "note":
             record.note(notes=(f"note {number}",))
         else:
-            record.add([replace(e, rank=rank, heard_ns=number + 1) for e, rank in batch])
+            record.add([structs.replace(e, rank=rank, heard_ns=number + 1) for e, rank in batch])
     state, kept = record.kept()
     assert at_the_end(state, kept) == state
     # A chapter ends with the batch that fills it.

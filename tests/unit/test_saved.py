@@ -67,21 +67,24 @@ def test_what_a_later_field_adds_may_be_missing_or_unknown() -> None:
 
 def test_a_pair_is_two_of_their_own_types() -> None:
     assert decode(tuple[int, str], [1, "x"]) == (1, "x")
-    with pytest.raises(DecodeError, match="a list of 2, not of 3"):
+    with pytest.raises(DecodeError, match="`array` of length 2, got 3"):
         decode(tuple[int, str], [1, "x", 2])
 
 
 @pytest.mark.parametrize(
     ("wire", "said"),
     [
-        ({"activity": "busy"}, "rank is missing"),
-        ({"rank": "0"}, "rank must be a whole number, not '0'"),
-        ({"rank": True}, "rank must be a whole number, not True"),
-        ({"rank": 0, "activity": "asleep"}, "activity is 'asleep', which is no activity"),
-        ({"rank": 0, "path": [{"file": "a.py"}]}, "path[0].line is missing"),
-        ({"rank": 0, "path": {}}, "path must be a list, not {}"),
-        ({"rank": 0, "file": {"claims": {"0": None}}}, "file.claims.0 must be a whole number"),
-        ([], "the value must be an object, not []"),
+        ({"activity": "busy"}, "the value: object missing required field `rank`"),
+        ({"rank": "0"}, "rank: expected `int`, got `str`"),
+        ({"rank": True}, "rank: expected `int`, got `bool`"),
+        ({"rank": 0, "activity": "asleep"}, "activity: invalid enum value 'asleep'"),
+        ({"rank": 0, "path": [{"file": "a.py"}]}, "path[0]: object missing required field `line`"),
+        ({"rank": 0, "path": {}}, "path: expected `array`, got `object`"),
+        (
+            {"rank": 0, "file": {"claims": {"0": None}}},
+            "file.claims[...]: expected `int`, got `null`",
+        ),
+        ([], "the value: expected `object`, got `array`"),
     ],
 )
 def test_a_decode_error_says_where_it_stands(wire: Any, said: str) -> None:

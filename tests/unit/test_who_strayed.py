@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from collective_cases import found, lost, same, the_one
+from msgspec import structs
 from traces import BUSY, DONE, all_reduce, barrier, message, op, places, play, raised
 
 from ddp_notebook.diagnosis import diagnose_run, failures
@@ -308,7 +309,7 @@ def test_a_store_that_left_with_the_only_rank_that_finished_is_that_ranks() -> N
     assert finding.waiting == (1, 2)
     (several,) = failures.raised([end(0, "ok"), end(1, "ok"), end(2)], (0, 1, 2))
     assert (several.category, several.ranks) == (Category.UNDECIDED, ())
-    broken = replace(end(1), evalue="Broken pipe")
+    broken = structs.replace(end(1), evalue="Broken pipe")
     (wrote,) = failures.raised([end(0, "ok"), broken], (0, 1))
     assert (wrote.category, wrote.ranks) == (Category.STORE_GONE, (0,))
     (own,) = failures.raised([end(0, "ok"), end(1, error="ValueError")], (0, 1))

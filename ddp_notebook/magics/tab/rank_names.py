@@ -18,7 +18,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.parser import HelpShown
 from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
 from ddp_notebook.magics.verbs.run import CELL
-from ddp_notebook.rank.calls import Named
+from ddp_notebook.rank.calls import NameToInspect
 
 if TYPE_CHECKING:
     from ddp_notebook.model import Ranks
@@ -87,7 +87,7 @@ class RankNames:
             return self._inspect_elsewhere(code, cursor_pos, detail_level, omit_sections)
         name = token_at_cursor(code[first.end() :], cursor_pos - first.end())
         inspection = self._ui.session.describe(
-            Named(name, detail_level, tuple(omit_sections)), self._ranks(first["options"])
+            NameToInspect(name, detail_level, tuple(omit_sections)), self._ranks(first["options"])
         )
         bundle = dict(inspection.bundle) if inspection is not None else {}
         if not getattr(self._ui.shell, "enable_html_pager", False):

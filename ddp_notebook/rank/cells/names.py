@@ -9,7 +9,7 @@ import torch
 from IPython.core.completer import provisionalcompleter, rectify_completions
 
 from ddp_notebook.rank import engine_private
-from ddp_notebook.rank.calls import Completions, Cursor, Inspection, Named
+from ddp_notebook.rank.calls import CodeToComplete, Completions, Inspection, NameToInspect
 from ddp_notebook.rank.component import Component
 
 _MOST = 500
@@ -28,7 +28,7 @@ class Names(Component):
         self._shell.Completer.use_jedi = False
         engine_private.complete_inside(torch.nn.Module)  # it looks into three dicts
 
-    def complete(self, cursor: Cursor) -> Completions:
+    def complete(self, cursor: CodeToComplete) -> Completions:
         """What IPython would complete. It evaluates no property and calls no function for it."""
         code, at = cursor.code, cursor.at
         with provisionalcompleter():
@@ -39,7 +39,7 @@ class Names(Component):
             start, tuple((completion.text, completion.type or "") for completion in completions)
         )
 
-    def inspect(self, named: Named) -> Inspection:
+    def inspect(self, named: NameToInspect) -> Inspection:
         """What IPython shows of the object, or nothing."""
         try:
             bundle = self._shell.object_inspect_mime(named.name, named.detail, set(named.leave_out))

@@ -95,7 +95,7 @@ class ScriptProcess:
             )
         )
         self._children = Children(
-            core.watched, Path(script.path).name, script.world_size, started_in(process.folder)
+            core, Path(script.path).name, script.world_size, started_in(process.folder)
         )
         self._over = False
         self._left: tuple[Place, ...] = ()
@@ -111,7 +111,7 @@ class ScriptProcess:
         torch.set_num_threads(script.threads)
         core.user_code.add_script(script.path)
         main = _as_main(script)
-        core.handlers.on_question(calls.PULL, lambda of: values.pickled(of, vars(main)))
+        core.handlers.on_question(calls.PULL, lambda of: values.get(of, vars(main)))
         self._life.attach()
         self._children.expect()
         self._events.collect, self._events.pulse = self._forwarder.collect, self._pulse

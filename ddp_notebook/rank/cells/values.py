@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import base64
 import pickle
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from ddp_notebook.rank.calls import Pickled, Value, Variable
+from ddp_notebook.rank.calls import PickledValue, VariableToSend
 
 
-def get(request: Variable, names: Mapping[str, Any]) -> Value:
+def get(request: VariableToSend, names: Mapping[str, Any]) -> PickledValue:
     """The value of a variable, or why it cannot be sent.
 
     Tensors that become NumPy arrays (bfloat16 as float32) do so inside lists, tuples and dicts
     too: the notebook kernel need not have torch loaded.
     """
     if request.name not in names:
-        return Value(error="there is no such variable")
+        return PickledValue(error="there is no such variable")
     value = names[request.name]
     try:
         value = _to_cpu(value) if request.keep_tensors else _to_numpy(value)
-        return Value(pickle.dumps(value))
+        return PickledValue(pickle.dumps(value))
     except Exception as error:  # noqa: BLE001  # its own code may raise anything
-        return Value(error=f"a {type(value).__name__} cannot be sent: {error}")
-
-
-def pickled(request: Variable, names: Mapping[str, Any]) -> Pickled:
-    """The same for a rank that is only asked: as text."""
-    value = get(request, names)
-    return Pickled(base64.b64encode(value.pickle).decode("ascii"), value.error)
+        return PickledValue(error=f"a {type(value).__name__} cannot be sent: {error}")
 
 
 def _to_numpy(value: Any) -> Any:

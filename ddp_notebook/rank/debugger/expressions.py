@@ -27,8 +27,8 @@ from ddp_notebook.rank.calls import (
     Evaluated,
     Expression,
     Nothing,
-    Part,
     Standing,
+    TensorPart,
 )
 from ddp_notebook.rank.debugger.code_swap import lines_of
 from ddp_notebook.rank.debugger.collective_calls import issued_by
@@ -103,7 +103,7 @@ class Expressions:
         places = where.places[:_MOST_FRAMES]
         return Standing(tuple(_shown(*place) for place in places), where.busy)
 
-    def checksums(self, part: Part) -> Checksums:
+    def checksums(self, part: TensorPart) -> Checksums:
         """What tells where in a tensor ranks differ. Any thread."""
         tensor = self._last() if self._last is not None else None
         if tensor is None:

@@ -42,7 +42,7 @@ from ddp_notebook.rank.prepared.ending import (
     write_stacks_when_ended,
     write_when_stuck,
 )
-from ddp_notebook.rank.rank_process import NoEvents, RankProcess
+from ddp_notebook.rank.rank_process import Events, RankProcess
 from ddp_notebook.rank.watched import Watched
 
 RUN = 1
@@ -89,7 +89,7 @@ class _Asked:
 
 def attach(rank: int, folder: Path) -> None:
     """Observe this process as `rank` and answer at the socket in `folder`."""
-    watched = Watched(RankProcess(rank, NoEvents(), folder, folder / "ask", guards=False))
+    watched = Watched(RankProcess(rank, Events(), folder, folder / "ask", guards=False))
     Lifecycle(watched.components()).attach()
     _begin(watched, folder)
 

@@ -28,7 +28,7 @@ class DDPConstruction:
         self._made: dict[str, DistributedDataParallel] = {}
         """Constructed and not yet assigned to the user's variable: on all ranks or on none."""
 
-    def describe(self, request: calls.Model) -> calls.Described:
+    def describe(self, request: calls.ModelName) -> calls.Described:
         """What a variable is."""
         names = get_ipython().user_ns
         value = names.get(request.name)
@@ -49,14 +49,14 @@ class DDPConstruction:
 
         return self._in_stage(WrapStage.PARAMETERS_VERIFIED, work)
 
-    def verify(self, request: calls.Model) -> calls.Verified | RankFailure:
+    def verify(self, request: calls.ModelName) -> calls.Verified | RankFailure:
         """torch's own check of shapes."""
         return self._in_stage(
             WrapStage.PARAMETERS_VERIFIED,
             lambda: calls.Verified(ddp.verify_shapes(_module(request.name))),
         )
 
-    def broadcast(self, request: calls.Model) -> calls.Broadcasted | RankFailure:
+    def broadcast(self, request: calls.ModelName) -> calls.Broadcasted | RankFailure:
         """Take rank 0's values; hashes of all tensors before and after."""
 
         def work() -> calls.Broadcasted:
@@ -96,7 +96,7 @@ class DDPConstruction:
             get_ipython().user_ns[request.target] = made
         return made is not None
 
-    def reduction(self, request: calls.Model) -> Reduction:
+    def reduction(self, request: calls.ModelName) -> Reduction:
         """What a DDP object knows of its steps."""
         return ddp.reduction(_module(request.name))
 

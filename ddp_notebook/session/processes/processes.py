@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ddp_notebook import files
-from ddp_notebook.cluster.channels import EventReceiver, OrderSender
+from ddp_notebook.cluster.channels import EventReceiver
 from ddp_notebook.cluster.cluster import CONTROLLER, IPyParallelCluster
 from ddp_notebook.cluster.rank_cluster import RankCluster
 from ddp_notebook.errors import SessionLost, SetupFailed
@@ -46,7 +46,7 @@ from ddp_notebook.state.descriptions import exit_text
 
 _LISTENING = (Status.READY, Status.RUNNING)
 """Ranks that answer questions, for they are past set-up."""
-_SOCKETS = ("events.sock", "orders.sock")
+_EVENTS = "events.sock"
 _CONNECTION = "security/ipcontroller-ddp-engine.json"
 """The controller writes it; an engine finds the controller by it."""
 
@@ -92,11 +92,7 @@ class Processes:
             """The collective logs of the ranks."""
             self.receiver = EventReceiver(self.folder, record.hear)
             undo.callback(self.receiver.close)
-            self.orders = OrderSender(self.folder)
-            undo.callback(self.orders.close)
-            self.cluster: RankCluster = IPyParallelCluster(
-                fork_server, self.folder, self.orders, self._exited
-            )
+            self.cluster: RankCluster = IPyParallelCluster(fork_server, self.folder, self._exited)
             fork_server.on_lost(self._fork_server_lost)
             undo.pop_all()
         self._awake = KeptAwake(self._serving, self._wake)
@@ -205,7 +201,6 @@ class Processes:
         light = {
             "rank": rank,
             "events": self.receiver.url,
-            "orders": self.orders.url,
             "source": self.receiver.source,
             "log": str(self.log_file(rank)),
             "output_folder": str(self.output_folder),
@@ -394,7 +389,6 @@ class Processes:
             self.fork_server.close()
         self._awake.close()
         self.receiver.close()
-        self.orders.close()
         self.logs.close()
         self._held.remove()
         return stays
@@ -462,11 +456,10 @@ def _gone(held: Held, started: bool) -> str:
             f"The session's temporary folder {folder} cannot be written to any more, as on a file "
             "system that became read-only. No rank can be started there."
         )
-    missing = ", ".join(name for name in _SOCKETS if not (folder / name).exists())
-    if missing:
+    if not (folder / _EVENTS).exists():
         return (
-            f"Files of the session are gone from {folder} ({missing}): another program "
-            f"removed them, {cleaner} No rank can be started there any more."
+            f"A file of the session is gone from {folder} ({_EVENTS}): another program "
+            f"removed it, {cleaner} No rank can be started there any more."
         )
     if started and not (folder / _CONNECTION).exists():
         return (

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from ddp_notebook.diagnosis import diagnose_setup, failures
 from ddp_notebook.errors import SessionLost, SetupFailed
 from ddp_notebook.launch.addresses import free_port
@@ -89,7 +91,7 @@ class BringUp:
             patient=patient,
         )
         return {
-            rank: replace(plan, rank=rank, settings=dict(settings.get(rank, {})))
+            rank: structs.replace(plan, rank=rank, settings=dict(settings.get(rank, {})))
             for rank in self.everyone
         }
 

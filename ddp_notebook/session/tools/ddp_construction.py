@@ -138,7 +138,7 @@ class Wrap:
         self._generation = record.snapshot.generation
         self._model = Fingerprint()
         self._details: list[str] = []
-        self._request = calls.Model(name)
+        self._request = calls.ModelName(name)
         self._ddp_options = calls.DDPOptions(
             name, options.bucket_cap_mb, options.find_unused_parameters
         )

@@ -82,7 +82,7 @@ def _first(ranks: tuple[int, int], size: int, subject: OwnRanks) -> tuple[int | 
     """
     begin, end, far = 0, size, None
     while True:
-        request = calls.Part(begin, end)
+        request = calls.TensorPart(begin, end)
         answers = subject.ask(ranks, calls.CHECKSUMS, request, _ASK_TIMEOUT_S)
         checksums = [answer for answer in answers.values() if isinstance(answer, calls.Checksums)]
         if len(checksums) < len(ranks) or not all(checksum.step for checksum in checksums):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import io
 import pickle
@@ -100,7 +99,7 @@ class Values:
 
     def pull(self, name: str, ranks: Ranks | None = None, *, keep_tensors: bool = False) -> Any:
         """`Session.pull`."""
-        replies = self._values(calls.Variable(name, keep_tensors), ranks)
+        replies = self._values(calls.VariableToSend(name, keep_tensors), ranks)
         problems = {rank: reply.error for rank, reply in replies.items() if reply.error}
         if problems:
             raise UsageMistake(f"{name} cannot be pulled ({said_by(problems)}).{self._whose()}")
@@ -116,7 +115,9 @@ class Values:
             "run something else. The ranks' own are kept: run a %%ddp cell, and ask again."
         )
 
-    def _values(self, request: calls.Variable, ranks: Ranks | None) -> dict[int, calls.Value]:
+    def _values(
+        self, request: calls.VariableToSend, ranks: Ranks | None
+    ) -> dict[int, calls.PickledValue]:
         """The values on `ranks`: those of the last script while its processes stay."""
         processes = self._pool.need("%ddp_pull")
         cluster, script = processes.cluster, processes.script
@@ -128,27 +129,19 @@ class Values:
         return {rank: cluster.value_of(answer, _TIMEOUT_S) for rank, answer in answers.items()}
 
     def _of_script(
-        self, cluster: RankCluster, ranks: Ranks, request: calls.Variable
-    ) -> dict[int, calls.Value]:
+        self, cluster: RankCluster, ranks: Ranks, request: calls.VariableToSend
+    ) -> dict[int, calls.PickledValue]:
         """The values in the processes of a script that is over, or stuck."""
         check_ranks(ranks, self._record.snapshot)
         answers = cluster.ask(ranks, calls.PULL, request, _TIMEOUT_S)
-        values = {}
-        for rank in ranks:
-            answer = answers.get(rank)
-            if not isinstance(answer, calls.Pickled):
-                values[rank] = calls.Value(error="its process has ended")
-            elif answer.error:
-                values[rank] = calls.Value(error=answer.error)
-            else:
-                values[rank] = calls.Value(base64.b64decode(answer.pickle))
-        return values
+        gone = calls.PickledValue(error="its process has ended")
+        return dict.fromkeys(ranks, gone) | calls.answered(answers)
 
     def complete(self, code: str, at: int, ranks: Ranks | None) -> calls.Completions | None:
         """`Session.complete`."""
-        return self._ask_quickly(ranks, calls.COMPLETE, calls.Cursor(code, at))
+        return self._ask_quickly(ranks, calls.COMPLETE, calls.CodeToComplete(code, at))
 
-    def describe(self, named: calls.Named, ranks: Ranks | None) -> calls.Inspection | None:
+    def describe(self, named: calls.NameToInspect, ranks: Ranks | None) -> calls.Inspection | None:
         """`Session.describe`."""
         return self._ask_quickly(ranks, calls.INSPECT, named)
 
