@@ -27,7 +27,6 @@ from ddp_notebook.model import (
     Stage,
     StepTimes,
 )
-from ddp_notebook.model.against.trail import TrailOrder
 from ddp_notebook.model.ddp import BucketPlan, Fingerprint, RankFailure, Reduction, Synced
 from ddp_notebook.model.parallel.layout import HeldParameters
 
@@ -178,8 +177,6 @@ class Script:
     """Peers that need this rank after it has finished lose their connection instead of waiting."""
     package: str | None = None
     """Of a module that is run by its name, as `python -m` does; None for a script."""
-    trail: TrailOrder | None = None
-    """How it keeps its trail for a comparison; None: it keeps none."""
     world_size: int = 1
     """In how many processes it runs."""
 

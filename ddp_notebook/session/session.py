@@ -20,7 +20,6 @@ from ddp_notebook.session.runs.scripts import Scripts
 from ddp_notebook.session.runs.steps import Step
 from ddp_notebook.session.setup.set_up import SetUp
 from ddp_notebook.session.setup.stepping import Stepping
-from ddp_notebook.session.tools.against import AgainstOne
 from ddp_notebook.session.tools.bench import Bench
 from ddp_notebook.session.tools.bench_steps import StepBench
 from ddp_notebook.session.tools.ddp_construction import DdpConstruction
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from ddp_notebook.bench.steps.results import StepBenchResult
     from ddp_notebook.diagnosis.parallel.meshes import Mesh
     from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable, VariableTable
-    from ddp_notebook.model.against.trail import TrailOrder
     from ddp_notebook.model.parallel.layout import MeshLayout
     from ddp_notebook.rank.calls import Completions, Inspection, Named
     from ddp_notebook.session.options import InitOptions, Settings
@@ -77,7 +75,6 @@ class Session:
         self._set_up = SetUp(self.record, self.pool, self._runs, self._findings)
         self._cells = Cells(self.pool, self._runs)
         self._scripts = Scripts(self.pool, self._runs)
-        self.against = AgainstOne(self.pool, self._findings)
         self._construction = DdpConstruction(self.record, self.pool, self._runs, self._findings)
         self._stepping = Stepping(self.record, self._runs, self._set_up, self._construction)
         own = OwnRanks(self.record, self.pool, self._runs)
@@ -295,7 +292,6 @@ class Session:
         placed: Placed | None = None,
         as_module: bool = False,
         as_python: bool = False,
-        trails: Mapping[int, TrailOrder] | None = None,
     ) -> CellResult:
         """Run a torchrun-style script, unchanged, and wait until it is over.
 
@@ -308,8 +304,7 @@ class Session:
         is no such script, or a rank is not free. `placed` puts its ranks on hosts of the fault lab.
         With `as_module`, `path` is the name of a module, as in `python -m`. With `as_python` it is
         one process without torchrun's variables; the ranks that it starts itself, as by
-        `mp.spawn`, are then those that are diagnosed. Ranks keep `trails` for a comparison
-        (`against`).
+        `mp.spawn`, are then those that are diagnosed.
         """
         return self._scripts.run(
             path,
@@ -321,7 +316,6 @@ class Session:
             placed=placed,
             as_module=as_module,
             as_python=as_python,
-            trails=trails,
         )
 
     def wait(

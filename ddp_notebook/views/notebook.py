@@ -25,14 +25,13 @@ from ddp_notebook.model.doctor import DoctorReport
 from ddp_notebook.model.parallel.layout import MeshLayout
 from ddp_notebook.state.output import bars_apart
 from ddp_notebook.views import board as board_view
-from ddp_notebook.views import doctor, findings, folded, markup, output, stacks, step_table
+from ddp_notebook.views import doctor, findings, folded, markup, mesh, output, stacks, step_table
 from ddp_notebook.views import variables as variables_view
 from ddp_notebook.views.ansi import ansi_to_html
 from ddp_notebook.views.bench import plots as bench_plots
 from ddp_notebook.views.bench import steps_plots
 from ddp_notebook.views.bench import table as bench
 from ddp_notebook.views.bench.style import figure_bundle
-from ddp_notebook.views.training import mesh
 
 _STREAM_OF = {OutputKind.STDOUT: "stdout", OutputKind.STDERR: "stderr"}
 

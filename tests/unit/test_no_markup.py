@@ -28,13 +28,12 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs.stacks import of_reports
 from ddp_notebook.model import OutputGroup, OutputItem, OutputKind
 from ddp_notebook.session import BenchResult
-from ddp_notebook.views import doctor, step_table, variables
+from ddp_notebook.views import doctor, mesh, step_table, variables
 from ddp_notebook.views.bench.live import live_bundle, live_steps
 from ddp_notebook.views.bench.steps_text import html as steps_html
 from ddp_notebook.views.bench.table import table_html
 from ddp_notebook.views.notebook import mime_bundle
 from ddp_notebook.views.output import live
-from ddp_notebook.views.training import mesh
 
 EVIL = "</td></title></style></pre></script><script>alert('1')</script>\"' onload=a()><img src=x>"
 ADDRESS = re.compile(r"(data:image/|https://|#)")

@@ -1,6 +1,5 @@
 """What a session does besides running code.
 
-against.py           Runs a script on all ranks and on one: where do they diverge?
 bench.py             Measures what collectives cost, against tensor size.
 bench_result.py      What `%ddp_bench` returns: the measurement, and what can be done with it.
 bench_steps.py       Measures training steps: where their time goes.
