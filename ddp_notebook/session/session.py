@@ -20,8 +20,7 @@ from ddp_notebook.session.runs.scripts import Scripts
 from ddp_notebook.session.runs.steps import Step
 from ddp_notebook.session.setup.set_up import SetUp
 from ddp_notebook.session.setup.stepping import Stepping
-from ddp_notebook.session.tools.bench import Bench
-from ddp_notebook.session.tools.bench_steps import StepBench
+from ddp_notebook.session.tools.bench import Benchmarks
 from ddp_notebook.session.tools.ddp_construction import DdpConstruction
 from ddp_notebook.session.tools.debugger.breakpoints import Breakpoints
 from ddp_notebook.session.tools.debugger.editors import Editors
@@ -29,7 +28,6 @@ from ddp_notebook.session.tools.debugger.evaluating import evaluate
 from ddp_notebook.session.tools.debugger.looking import Looking
 from ddp_notebook.session.tools.debugger.subjects import OwnRanks
 from ddp_notebook.session.tools.fault_lab import FaultLab
-from ddp_notebook.session.tools.measuring import Benchmarks
 from ddp_notebook.session.tools.save import Save
 from ddp_notebook.session.tools.values import Values
 from ddp_notebook.session.tools.where import Where
@@ -38,8 +36,8 @@ from ddp_notebook.session.tools.why import Why
 if TYPE_CHECKING:
     from ddp_notebook.archive.format import SavedRun
     from ddp_notebook.bench.plan import Plan
-    from ddp_notebook.bench.steps.plan import StepPlan
-    from ddp_notebook.bench.steps.results import StepBenchResult
+    from ddp_notebook.bench.result import BenchRun
+    from ddp_notebook.bench.steps import StepBenchResult, StepPlan
     from ddp_notebook.diagnosis.parallel.meshes import Mesh
     from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable, VariableTable
     from ddp_notebook.model.parallel.layout import MeshLayout
@@ -51,11 +49,10 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.detached import Detached
     from ddp_notebook.session.runs.past import PastRun
     from ddp_notebook.session.runs.run import CellResult, CellRun
-    from ddp_notebook.session.tools import bench, bench_steps
+    from ddp_notebook.session.tools.bench import BenchOptions, Measuring, Watch
     from ddp_notebook.session.tools.bench_result import BenchResult
     from ddp_notebook.session.tools.ddp_construction import Wrap, WrapOptions
     from ddp_notebook.session.tools.fault_lab import FaultResult
-    from ddp_notebook.session.tools.measuring import Measuring
 
 
 class Session:
@@ -88,10 +85,7 @@ class Session:
         self._where = Where(self.record, self.pool)
         self._why = Why(self._runs, self._set_up, self._findings, self.record)
         self._save = Save(self.record, self._runs, self._why)
-        self._benchmarks = Benchmarks(self.record)
-        measured = (self.record, self.pool, self._runs, self._set_up, self._benchmarks)
-        self._bench = Bench(*measured)
-        self._step_bench = StepBench(*measured)
+        self._benchmarks = Benchmarks(self.record, self.pool, self._runs, self._set_up)
         self._lab = FaultLab(
             self.record,
             self.pool,
@@ -218,7 +212,7 @@ class Session:
     @property
     def bench_device(self) -> str:
         """Where the tensors of a benchmark live: cpu, or cuda:0."""
-        return self._bench.device
+        return self._benchmarks.device
 
     def require(self, verb: str) -> None:
         """Raises NoSession or SessionLost when `verb` has no ranks to work on."""
@@ -441,8 +435,8 @@ class Session:
     def bench(
         self,
         plan: Plan,
-        options: bench.BenchOptions | None = None,
-        watch: bench.Watch | None = None,
+        options: BenchOptions | None = None,
+        watch: Watch[BenchRun] | None = None,
     ) -> BenchResult:
         """Measure collectives against tensor size, on all ranks or those of `options`.
 
@@ -450,32 +444,27 @@ class Session:
         stamps every iteration, and an iteration took as long as on its slowest rank. Sizes are
         visited in at least three rounds, each in another order, until the 95 % interval of the
         median is within `plan.precision` or `plan.budget_s` ends. Results are compared exactly.
-        Bandwidths are nccl-tests', GB = 1e9 bytes. `ddp_notebook.rank.bench.loop` names the
-        sources.
+        Bandwidths are nccl-tests', GB = 1e9 bytes. `ddp_notebook.rank.bench.collectives` names
+        the sources.
 
         `watch` is called with the progress, from another thread. After an interrupt, when
         `measuring` is cancelled, or when a rank dies, the partial result is returned and `ended`
         says why. Raises UsageMistake when it cannot begin, DDPError when it ends before anything
         was measured.
         """
-        return self._bench.run(plan, options, watch)
+        return self._benchmarks.collectives(plan, options, watch)
 
     def bench_steps(
-        self,
-        plan: StepPlan,
-        *,
-        predict_for: int | None = None,
-        watch: bench_steps.Watch | None = None,
+        self, plan: StepPlan, *, watch: Watch[StepBenchResult] | None = None
     ) -> StepBenchResult:
         """Measure the steps of a model on all ranks; `watch` is called as it goes, by any thread.
 
-        With `predict_for` the steps at that many ranks are predicted too. The measurements are kept
-        when a rank fails or dies, the user interrupts, or `measuring` is cancelled: then the
-        result's `problem` says so. Raises UsageMistake before anything is measured when the model,
-        its loss or data cannot be used, differ between ranks or do not fit into memory;
-        CellInterrupted and DDPError when nothing was measured.
+        The measurements are kept when a rank fails or dies, the user interrupts, or `measuring` is
+        cancelled: then the result's `problem` says so. Raises UsageMistake before anything is
+        measured when the model, its loss or data cannot be used, differ between ranks or do not
+        fit into memory; CellInterrupted and DDPError when nothing was measured.
         """
-        return self._step_bench.run(plan, predict_for=predict_for, watch=watch)
+        return self._benchmarks.training_steps(plan, watch)
 
     def open_lab(self, names: tuple[str, ...], drops: str, port: int) -> Placed:
         """Put the ranks of the next script on two hosts. Raises UsageMistake."""

@@ -1,7 +1,9 @@
 """Views only render: each turns values into text, HTML or a figure.
 
 ansi.py         Sanitizes ranks' text: removes cursor movements, or converts it to HTML.
-bench/          Benchmarks as tables, figures and files.
+bench.py        Benchmarks in sentences and tables, as text and as HTML; and while they run.
+bench_export.py A benchmark in the forms that other tools read: rows, CSV, nccl-tests.
+bench_figures.py Benchmarks as figures: against tensor size, and against batch size.
 board.py        The board, a row for ranks in the same state: as text and as HTML.
 doctor.py       The doctor's report as a table, the worst first: as text and as HTML.
 findings.py     A diagnosis, with findings and remedies, as text and as HTML.

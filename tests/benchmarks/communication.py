@@ -21,7 +21,7 @@ from observing import Ranks
 from rows import Measurement, Numbers, Row, seconds
 
 from ddp_notebook.bench.plan import Plan
-from ddp_notebook.bench.results import BenchPoint, BenchRun, Change, Trust
+from ddp_notebook.bench.result import BenchPoint, BenchRun, Change, Trust
 from ddp_notebook.session import BenchOptions, Session
 
 WORLD_SIZE = 2

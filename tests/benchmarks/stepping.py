@@ -13,8 +13,7 @@ from typing import Any
 from observing import Ranks
 from rows import Measurement, Numbers, Row
 
-from ddp_notebook.bench.steps.plan import StepPlan
-from ddp_notebook.bench.steps.results import StepBenchResult
+from ddp_notebook.bench.steps import StepBenchResult, StepPlan
 from ddp_notebook.session import Session
 
 MODELS = ("cnn", "mlp", "transformer")

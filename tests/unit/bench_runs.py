@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.bench.plan import Plan
-from ddp_notebook.bench.results import BenchRun
-from ddp_notebook.bench.summary import Setting, summarise
+from ddp_notebook.bench.result import BenchRun
+from ddp_notebook.bench.stats import Setting, summarise
 
 QUIET = {"host": "a", "seconds": 10.0, "cpu_s": 5.0, "host_cpu_s": 5.0}
 """What a rank says at the end of a run in which it was alone; two of them."""
@@ -33,7 +33,6 @@ def visits(
     iterations: int = 20,
     late: Mapping[int, float] | None = None,
     wrong: Mapping[int, int] | None = None,
-    loop_cpu: float | None = None,
     seed: int = 0,
 ) -> dict[int, list[dict[str, Any]]]:
     """What each rank measured: times by a latency and a bandwidth, with noise.
@@ -62,7 +61,6 @@ def visits(
                             "times_ns": [t - rank * 100 for t in times],
                             "issue_ns": [30_000 + round((late or {}).get(rank, 0.0) * 1e9)] * 3,
                             "wrong": (wrong or {}).get(size, 0) if rank == 0 else 0,
-                            "loop_cpu": loop_cpu,
                         }
                     )
     return found

@@ -29,9 +29,8 @@ from ddp_notebook.jobs.stacks import of_reports
 from ddp_notebook.model import OutputGroup, OutputItem, OutputKind
 from ddp_notebook.session import BenchResult
 from ddp_notebook.views import doctor, mesh, step_table, variables
-from ddp_notebook.views.bench.live import live_bundle, live_steps
-from ddp_notebook.views.bench.steps_text import html as steps_html
-from ddp_notebook.views.bench.table import table_html
+from ddp_notebook.views.bench import live as live_bundle
+from ddp_notebook.views.bench import live_steps, steps_html, table_html
 from ddp_notebook.views.notebook import mime_bundle
 from ddp_notebook.views.output import live
 
@@ -106,7 +105,7 @@ def test_no_text_of_a_benchmark_is_markup(tmp_path: Path) -> None:
         with contextlib.suppress(UsageMistake):
             before = BenchResult.read(path)
             result = BenchResult.of(NOW, before)
-            for html in (table_html(before, ()), table_html(result, result.compared())):
+            for html in (table_html(before), table_html(result, result.baseline)):
                 no_markup(html)
                 shown += EVIL.partition("'")[0] in Page(html).text
     assert shown, "none of it was shown: this would pass without a check"

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from ddp_notebook.bench.results import BenchPoint, BenchRun, Curve
+from ddp_notebook.bench.result import BenchPoint, BenchRun, Curve
 
 _NCCL_JSON_VERSION = 2
 _NCCL_TYPES = {"float32": "float", "float64": "double", "float16": "half"}
@@ -44,7 +44,6 @@ def _row(curve: Curve, point: BenchPoint) -> dict[str, Any]:
         "dtype": curve.dtype,
         "mode": curve.mode,
         "world_size": curve.world_size,
-        "tuned": curve.tuned,
         "size_bytes": point.size_bytes,
         "count": point.count,
         "iterations": point.iterations,
