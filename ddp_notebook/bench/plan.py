@@ -75,8 +75,6 @@ class Op:
     root: int | None = None
     """The rank that has the tensor, if only one does."""
     reduces: bool = False
-    ring_passes: int = 0
-    """How many times the tensor goes around a ring of the ranks, if gloo uses a ring."""
     nccl_name: str = ""
     """The name in nccl-tests, if it differs."""
 
@@ -96,7 +94,7 @@ def _to_others(world_size: int) -> float:
 
 
 OPS = (
-    Op("all_reduce", "all_reduce", lambda n: 2 * _to_others(n), reduces=True, ring_passes=2),
+    Op("all_reduce", "all_reduce", lambda n: 2 * _to_others(n), reduces=True),
     Op("broadcast", "broadcast", lambda n: float(n > 1), root=0),
     Op("all_gather", "all_gather_into_tensor", _to_others, Side.SHARE, Side.WHOLE, shared=True),
     Op(

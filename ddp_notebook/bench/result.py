@@ -1,4 +1,4 @@
-"""What a benchmark of collectives measured: points, curves, floors, conditions."""
+"""What a benchmark of collectives measured: points, curves, conditions."""
 
 from __future__ import annotations
 
@@ -161,23 +161,6 @@ class Curve:
         return self.op, self.dtype, self.mode, self.world_size
 
 
-LOOPBACK_TCP = "loopback TCP"
-"""The floor that a plain socket between two ranks of a host is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """A limit of the machine itself, measured or looked up in the same run.
-
-    `what` names it, `source` says where the numbers are from. Either number may be 0: not known.
-    """
-
-    what: str
-    latency_us: float
-    bandwidth_gb_per_s: float
-    source: str
-
-
 @dataclass(frozen=True, slots=True)
 class Conditions:
     """What else kept the machine busy during the measurement."""
@@ -202,12 +185,9 @@ class BenchRun:
     reasons: tuple[str, ...] = ()
     """Why it is not trusted more."""
     notes: tuple[str, ...] = ()
-    floors: tuple[Floor, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
     ended: str = ""
     """Why it ended early; empty if it did not."""
-    buckets_bytes: tuple[int, ...] = ()
-    """The bucket sizes of the user's own model, if known."""
     started: str = ""
     """When, in ISO 8601 with the offset from UTC."""
     plan: dict[str, Any] = field(default_factory=dict)

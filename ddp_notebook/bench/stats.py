@@ -13,7 +13,7 @@ from typing import Any
 from ddp_notebook.bench import trust
 from ddp_notebook.bench.intervals import median_interval, quantile
 from ddp_notebook.bench.plan import DTYPE_BYTES, CurvePlan, Plan
-from ddp_notebook.bench.result import BenchPoint, BenchRun, Conditions, Curve, Fit, Floor, Samples
+from ddp_notebook.bench.result import BenchPoint, BenchRun, Conditions, Curve, Fit, Samples
 from ddp_notebook.model import codec
 
 Visits = Sequence[Mapping[str, Any]]
@@ -31,7 +31,6 @@ class Setting:
     """CPU cores the ranks of one host may use; 0 when that is not known."""
     started: str
     versions: Mapping[str, str]
-    buckets_bytes: tuple[int, ...] = ()
 
 
 def summarise(
@@ -59,7 +58,6 @@ def summarise(
         seconds=max((answer["seconds"] for answer in answers.values()), default=0.0),
     )
     badge, reasons = trust.judge(measured, conditions)
-    floors = tuple(Floor(**floor) for answer in answers.values() for floor in answer["floors"])
     return BenchRun(
         backend=setting.backend,
         device=setting.device,
@@ -67,11 +65,9 @@ def summarise(
         curves=measured,
         trust=badge,
         reasons=reasons,
-        notes=trust.notes(measured, floors),
-        floors=floors,
+        notes=trust.notes(measured),
         conditions=conditions,
         ended=ended,
-        buckets_bytes=setting.buckets_bytes,
         started=setting.started,
         plan=codec.encode(setting.plan),
         versions=dict(setting.versions),

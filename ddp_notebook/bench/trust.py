@@ -6,12 +6,10 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from ddp_notebook.bench.result import (
-    LOOPBACK_TCP,
     BenchPoint,
     Conditions,
     Curve,
     Fit,
-    Floor,
     Trust,
     duration,
 )
@@ -95,18 +93,18 @@ def _sizes(points: Sequence[BenchPoint]) -> str:
 # -- in sentences ------------------------------------------------------------------------
 
 
-def notes(curves: Sequence[Curve], floors: Sequence[Floor]) -> tuple[str, ...]:
+def notes(curves: Sequence[Curve]) -> tuple[str, ...]:
     """What the reader should know, in one or two sentences each; wrong results first."""
     sentences: list[str] = []
     for curve in curves:
         where = f"{curve.name}: " if len(curves) > 1 else ""
-        sentences += [where + text for text in _of_curve(curve, floors)]
+        sentences += [where + text for text in _of_curve(curve)]
     if len(curves) == 1 and curves[0].world_size == 1:
         sentences.append("One rank sends nothing: these are the times of the call alone.")
     return tuple(sentences)
 
 
-def _of_curve(curve: Curve, floors: Sequence[Floor]) -> Iterable[str]:
+def _of_curve(curve: Curve) -> Iterable[str]:
     wrong = [p for p in curve.points if p.wrong]
     if wrong:
         first = wrong[0]
@@ -122,7 +120,6 @@ def _of_curve(curve: Curve, floors: Sequence[Floor]) -> Iterable[str]:
         )
     if curve.fit is not None:
         yield _explained(curve.fit)
-        yield from _against_floor(curve, floors)
     elif curve.no_fit and curve.world_size > 1:
         yield f"No latency and bandwidth are given: {curve.no_fit}."
     if not curve.operation.sized and curve.points:
@@ -144,23 +141,6 @@ def _explained(fit: Fit) -> str:
         half = format_bytes(round_bytes(fit.half_bandwidth_bytes))
         words += f"Half of that bandwidth is reached at {half}. "
     return words + f"(Median fit error: {fit.median_error:.0%}.)"
-
-
-def _against_floor(curve: Curve, floors: Sequence[Floor]) -> Iterable[str]:
-    """How the results compare with a plain socket."""
-    tcp = next((f for f in floors if f.what == LOOPBACK_TCP and f.bandwidth_gb_per_s), None)
-    passes = curve.operation.ring_passes
-    if tcp is None or not passes or not curve.points:
-        return
-    ideal_us = passes * (curve.world_size - 1) * tcp.latency_us
-    share = max(p.busbw_gb_per_s for p in curve.points) / tcp.bandwidth_gb_per_s
-    if share > 1:  # the machine was busier while the socket was measured
-        return
-    yield (
-        f"A plain TCP socket here takes {duration(tcp.latency_us / 1e6)} one way and carries "
-        f"{tcp.bandwidth_gb_per_s:.3g} GB/s: a ring of {curve.world_size} ranks cannot do better "
-        f"than {duration(ideal_us / 1e6)} by it, and gets {share:.0%} of its bandwidth."
-    )
 
 
 def round_bytes(size: float) -> int:

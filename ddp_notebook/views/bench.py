@@ -76,7 +76,7 @@ def table_text(run: BenchRun, baseline: BenchRun | None = None) -> str:
         lines += [*heading, _sizes(curve, baseline).text()]
     if not run.curves:
         lines.append("Nothing was measured.")
-    lines += ["", *_foot(run, baseline)]
+    lines += ["", *_foot(baseline)]
     return "\n".join(lines).rstrip()
 
 
@@ -93,7 +93,7 @@ def table_html(run: BenchRun, baseline: BenchRun | None = None) -> str:
         parts.append(f"<details{opened}><summary>{summary}</summary>{table}</details>")
     if not run.curves:
         parts.append("<p>Nothing was measured.</p>")
-    parts += [f"<p><small>{escape(line)}</small></p>" for line in _foot(run, baseline)]
+    parts += [f"<p><small>{escape(line)}</small></p>" for line in _foot(baseline)]
     return f'<div class="ddp-bench">{"".join(parts)}</div>'
 
 
@@ -127,16 +127,8 @@ def _sizes(curve: Curve, baseline: BenchRun | None) -> Table:
     return _table(head, rows)
 
 
-def _foot(run: BenchRun, baseline: BenchRun | None) -> Iterator[str]:
+def _foot(baseline: BenchRun | None) -> Iterator[str]:
     """The sources of the numbers."""
-    floors = [
-        f"{floor.what} "
-        + (f"{floor.latency_us:.3g} µs, " if floor.latency_us else "")
-        + f"{floor.bandwidth_gb_per_s:.3g} GB/s ({floor.source})"
-        for floor in run.floors
-    ]
-    if floors:
-        yield f"This machine: {'; '.join(floors)}."
     if baseline is not None:
         reliability = _RELIABILITY[baseline.trust]
         yield f"Baseline: measured {baseline.started or 'before'}; reliability: {reliability}."

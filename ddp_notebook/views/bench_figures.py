@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddp_notebook.bench.result import BenchPoint, BenchRun, Curve, Floor, duration
+from ddp_notebook.bench.result import BenchPoint, BenchRun, Curve, duration
 from ddp_notebook.bench.steps import PERFECT, StepBenchResult
 from ddp_notebook.model import format_bytes
 from ddp_notebook.views.bench import name_bucket, steps_title, title
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # colour.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
-_VERMILLION, _PURPLE = _COLOURS[1], _COLOURS[3]
+_VERMILLION = _COLOURS[1]
 _INK, _QUIET = "#333333", "#707070"
 _TEXT = 8.5
 """The size of text in a plot, in points."""
@@ -82,11 +82,6 @@ def against_size(run: BenchRun, baseline: BenchRun | None = None) -> Figure:
         _explain(left, curves[0])
     reached = max(p.busbw_gb_per_s for p in points)
     right.set_ylim(0, 1.1 * reached or 1)
-    _ceilings(right, run.floors, reached)
-    inside = [size for size in dict.fromkeys(run.buckets_bytes) if sizes[0] <= size <= sizes[-1]]
-    for number, size in enumerate(inside):
-        label = None if number else "buckets of your model"
-        right.axvline(size, ymax=0.92, color=_PURPLE, lw=1.4, alpha=0.7, label=label)
     if all(curve.world_size == 1 for curve in curves):
         _say(right, "one rank sends nothing")
     _legend(left, loc="upper left")
@@ -143,21 +138,6 @@ def _explain(axes: Axes, curve: Curve) -> None:
     if fit.from_bytes <= half <= fit.to_bytes:
         axes.axvline(half, **dotted)
         _note(axes, "half of the\nbandwidth", x=half)
-
-
-def _ceilings(axes: Axes, floors: Sequence[Floor], reached: float) -> None:
-    """The machine's own limits; one that is far above is named only, or the curves were flat."""
-    beyond = []
-    for floor in floors:
-        rate = floor.bandwidth_gb_per_s
-        if reached and rate > 3 * reached:
-            beyond.append(f"{floor.what} {rate:.3g} GB/s ↑")
-        elif rate:
-            axes.axhline(rate, color=_QUIET, lw=0.9, ls="--")
-            axes.set_ylim(top=max(axes.get_ylim()[1], rate * 1.12))
-            _note(axes, f"{floor.what} {rate:.3g} GB/s", y=rate)
-    corner: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "va": "top"}
-    axes.text(0.99, 0.99, "\n".join(beyond), fontsize=_TEXT, color=_QUIET, **corner)
 
 
 def _time_range(points: Sequence[BenchPoint]) -> tuple[float, float]:

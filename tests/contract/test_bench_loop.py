@@ -79,8 +79,6 @@ def test_the_ranks_agree_and_every_rank_stamps_every_iteration(ranks2: Session) 
         low, high = point.latency_interval_us
         assert low <= point.latency_us <= high
     assert run.conditions.seconds > 0
-    assert {floor.what for floor in run.floors} >= {"memory copy", "loopback TCP"}
-    assert all(floor.bandwidth_gb_per_s > 0 for floor in run.floors)
     assert run.versions["torch"]
 
 

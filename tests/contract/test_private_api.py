@@ -429,7 +429,7 @@ def test_torch_still_has_what_tells_the_workers_of_a_loader(tmp_path: Path) -> N
     run_with_torch(LOADING, tmp_path)
 
 
-LOGGED = """
+HOOKED = """
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 from ddp_notebook.rank import torch_private as p
@@ -456,8 +456,8 @@ assert p.hook_names(object()) == []
 """
 
 
-def test_ddps_logger_still_tells_of_each_step(tmp_path: Path) -> None:
-    run_with_torch(LOGGED, tmp_path)
+def test_torch_still_tells_the_communication_hooks_of_a_ddp_object(tmp_path: Path) -> None:
+    run_with_torch(HOOKED, tmp_path)
 
 
 IN_PARTS = """

@@ -12,12 +12,6 @@ from ddp_notebook.bench.stats import Setting, summarise
 
 QUIET = {"host": "a", "seconds": 10.0, "cpu_s": 5.0, "host_cpu_s": 5.0}
 """What a rank says at the end of a run in which it was alone; two of them."""
-SOCKET = {
-    "what": "loopback TCP",
-    "latency_us": 20.0,
-    "bandwidth_gb_per_s": 2.4,
-    "source": "a plain socket",
-}
 
 
 def visits(
@@ -72,17 +66,12 @@ def bench_run(
     *,
     cores: int = 8,
     answers: Sequence[Mapping[str, Any]] = (QUIET, QUIET),
-    floors: Sequence[Mapping[str, Any]] = (),
     ended: str = "",
-    buckets_bytes: tuple[int, ...] = (),
     **told: Any,
 ) -> BenchRun:
     """A run of `plan`, as `visits` makes it of what is `told`."""
     plan = plan or Plan(factor=4)
-    said = {
-        rank: {**answer, "floors": list(floors) if rank == 0 else []}
-        for rank, answer in enumerate(answers)
-    }
+    said = dict(enumerate(answers))
     setting = Setting(
         plan=plan,
         ranks=tuple(range(world_size)),
@@ -91,6 +80,5 @@ def bench_run(
         cores=cores,
         started="2026-01-01T00:00:00+00:00",
         versions={"torch": "2.13.0"},
-        buckets_bytes=buckets_bytes,
     )
     return summarise(setting, visits(plan, world_size, **told), said, ended)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from bench_runs import QUIET, SOCKET, bench_run
+from bench_runs import QUIET, bench_run
 
 from ddp_notebook.bench.plan import Plan
 from ddp_notebook.bench.result import Trust, duration
@@ -78,14 +78,6 @@ def test_a_fit_is_told_in_words() -> None:
 def test_a_straggler_is_named_in_words() -> None:
     notes = bench_run(world_size=4, late={3: 2e-3}).notes
     assert any(n.startswith("Rank 3 joins 2 ms after the others") for n in notes)
-
-
-def test_a_plain_socket_is_what_it_is_measured_against() -> None:
-    run = bench_run(floors=[SOCKET])
-    assert any("A plain TCP socket here takes 20 µs one way" in note for note in run.notes)
-    assert not any("socket" in note for note in bench_run().notes)
-    slow = {**SOCKET, "bandwidth_gb_per_s": 0.5}
-    assert not any("socket" in note for note in bench_run(floors=[slow]).notes)
 
 
 def test_one_rank_is_told_that_its_times_are_not_of_communication() -> None:

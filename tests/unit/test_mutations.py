@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_runs import SOCKET, bench_run
+from bench_runs import bench_run
 from hostile import as_json, changed, changes, often, sendable, within
 from hypothesis import given
 from hypothesis import strategies as st
@@ -222,7 +222,7 @@ def put(path: Path, at: int, data: bytes) -> None:
 
 # --------------------------------------------------------------------------- baselines
 
-NOW = bench_run(Plan(factor=4), floors=[SOCKET])
+NOW = bench_run(Plan(factor=4))
 BASELINE = json.loads(BenchResult.of(NOW).to_json())
 BASELINE_RUN = {"run": BASELINE["run"]}
 

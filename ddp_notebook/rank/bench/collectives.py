@@ -28,8 +28,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from IPython.core.getipython import get_ipython
-from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.bench.plan import IN_FLIGHT, CurvePlan, Item, Plan, Schedule
 from ddp_notebook.model import CellFinished, CellStarted, Progress, codec
@@ -39,7 +37,6 @@ from ddp_notebook.rank.bench.operations import Buffers, Call, Operation
 from ddp_notebook.rank.calls import BenchDevice, BenchRequest
 from ddp_notebook.rank.collectives.observer import Observer, unobserved
 from ddp_notebook.rank.events import EventSender
-from ddp_notebook.rank.training import ddp
 
 _STOP = -1
 _KEEP_WARMING_UP = 0
@@ -61,7 +58,6 @@ class CollectivesBench:
             "host": socket.gethostname(),
             "free_bytes": machine.free_bytes(torch.device(request.device)),
             "backend": dist.get_backend_config(),
-            "buckets_bytes": _buckets_bytes(),
             # A plain str: its own type would load torch in the notebook.
             "versions": {"torch": str(torch.__version__)},
         }
@@ -84,23 +80,12 @@ class CollectivesBench:
                     run = Bench(plan, device, control.rank(), control, groups, report, stopped)
                     visits = measure(run)
                     spent = started.until(machine.Meter.read())
-                    floors = [] if stopped() else machine.floors(control, device)
             outcome = "ok"
         except (RuntimeError, ValueError) as error:  # torch's words for what a backend cannot do
             return RankFailure("error", f"{type(error).__name__}: {error}")
         finally:
             sender.emit(CellFinished, cell=0, outcome=outcome)
-        return {"visits": visits, "floors": floors, **spent}
-
-
-def _buckets_bytes() -> list[int]:
-    """The sizes of the buckets of the first DDP object among the user's variables."""
-    shell = get_ipython()
-    names: Mapping[str, Any] = shell.user_ns if shell is not None else {}
-    for name, value in tuple(names.items()):
-        if isinstance(value, DistributedDataParallel) and not name.startswith("_"):
-            return [bucket.size_bytes for bucket in ddp.reduction(value).buckets or ()]
-    return []
+        return {"visits": visits, **spent}
 
 
 @contextlib.contextmanager

@@ -202,7 +202,6 @@ class Benchmarks:
             cores=cores(),
             started=datetime.now().astimezone().isoformat(timespec="seconds"),
             versions=first["versions"],
-            buckets_bytes=tuple(first["buckets_bytes"]),
         )
         made_for_it = "" if backend == own else backend
         request = calls.BenchRequest(codec.encode(plan), members, made_for_it, device)
