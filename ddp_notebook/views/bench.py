@@ -1,20 +1,19 @@
 """Benchmarks in sentences and tables, as text and as HTML; and while they run.
 
-What is drawn while a benchmark runs is SVG without matplotlib, which would take a core for a fifth
-of a second while the ranks are measured. Lines and text have the page's own colour, so that they
-are readable on light and dark pages.
+Nothing is drawn while a benchmark runs: matplotlib would take a core for a fifth of a second while
+the ranks are measured.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from textwrap import wrap
 
 from ddp_notebook.bench import steps
 from ddp_notebook.bench.result import BenchRun, Curve, Trust, duration
-from ddp_notebook.bench.steps import DEFAULT_BUCKET, StepBenchResult, StepPoint
+from ddp_notebook.bench.steps import DEFAULT_BUCKET, StepBenchResult
 from ddp_notebook.model import counted, format_bytes
 from ddp_notebook.views import markup
 from ddp_notebook.views.board import WIDTH
@@ -303,48 +302,20 @@ def _folded(line: str) -> str:
 
 # -- while it runs -----------------------------------------------------------------------
 
-_PARTS = (
-    ("forward_us", "forward", "#56B4E9"),
-    ("backward_us", "backward", "#2E8FCF"),
-    ("optimizer_us", "optimizer", "#009E73"),
-    ("exposed_us", "exposed communication", "#D55E00"),
-)
-"""The parts of a training step, from the left of a bar. Okabe and Ito's palette for the
-colour-blind, with a lighter blue for dark pages."""
-_WIDTH, _HEIGHT = 640, 220
-_LEFT = 90
-
 
 def live(run: BenchRun | None, done: float, left_s: float | None) -> dict[str, str]:
     """A benchmark of collectives so far. `done` is 0 to 1, `left_s` None if not known."""
-    points = [p for c in run.curves for p in c.points if p.size_bytes] if run is not None else []
+    curves = [curve for curve in run.curves if curve.points] if run is not None else []
+    measured = [
+        (f"{curve.name}: " if len(curves) > 1 else "")
+        + ", ".join(
+            f"{format_bytes(point.size_bytes)} {duration(point.latency_us / 1e6)}"
+            for point in curve.points
+        )
+        for curve in curves
+    ]
     what = title(run) if run is not None else "the benchmark begins"
-    if not points:
-        return _progress(what, done, left_s, "")
-    x = _scale([p.size_bytes for p in points], _LEFT, _WIDTH - 20)
-    y = _scale([max(p.latency_us, 1e-3) for p in points], _HEIGHT - 30, 20)
-    drawn = []
-    for p in points:
-        at, height = x(p.size_bytes), y(p.latency_us)
-        ends = " ".join(f'y{n}="{y(end):.1f}"' for n, end in enumerate(p.latency_interval_us, 1))
-        drawn.append(f'<line x1="{at:.1f}" x2="{at:.1f}" {ends} stroke="currentColor"/>')
-        drawn.append(f'<circle cx="{at:.1f}" cy="{height:.1f}" r="3.5" fill="#2E8FCF"/>')
-    for end in {min, max}:
-        size, time_us = end(p.size_bytes for p in points), end(p.latency_us for p in points)
-        drawn.append(_text(x(size), _HEIGHT - 8, "middle", format_bytes(size)))
-        drawn.append(_text(_LEFT - 10, y(time_us) + 4, "end", duration(time_us / 1e6)))
-    return _progress(what, done, left_s, _svg(drawn, _HEIGHT, "time against size"))
-
-
-def _scale(values: Sequence[float], start: float, end: float) -> Callable[[float], float]:
-    """A logarithmic axis for `values`, from pixel `start` to pixel `end`; what is beyond is cut."""
-    low, high = math.log(min(values)), math.log(max(values))
-
-    def at(value: float) -> float:
-        share = (math.log(max(value, 1e-9)) - low) / (high - low) if high > low else 0.5
-        return start + (end - start) * min(max(share, 0.0), 1.0)
-
-    return at
+    return _progress(what, done, left_s, measured)
 
 
 def live_steps(
@@ -356,50 +327,19 @@ def live_steps(
         about += (
             f": each rank makes the model and tries every batch size, for {elapsed_s:.0f} s so far"
         )
-    points = result.points[-16:] if result is not None else ()
+    measured = [
+        f"batch {point.batch:,}, {name_bucket(point.bucket)}: {ms(point.step_us)} ms a step, of "
+        f"which communication adds {ms(point.exposed_us)} ms"
+        for point in (result.points if result is not None else ())
+    ]
     left_s = elapsed_s * (1 - done) / done if done else None
-    return _progress(about, done, left_s, _bars(points) if points else "")
+    return _progress(about, done, left_s, measured)
 
 
-def _bars(points: Sequence[StepPoint]) -> str:
-    """A bar for each batch and bucket size, of the parts of a step."""
-    longest_us = max(sum(max(0.0, getattr(p, name)) for name, *_ in _PARTS) for p in points) or 1.0
-    drawn = []
-    for number, point in enumerate(points):
-        x, y = float(_LEFT), 24 + 20 * number
-        drawn.append(_text(_LEFT - 8, y + 11, "end", f"{point.batch:,}, {point.bucket}"))
-        for name, _, colour in _PARTS:
-            width = max(0.0, getattr(point, name)) / longest_us * (_WIDTH - _LEFT - 80)
-            drawn.append(
-                f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="14" fill="{colour}"/>'
-            )
-            x += width
-        drawn.append(_text(x + 6, y + 11, "start", f"{ms(point.step_us)} ms"))
-    for number, (_, label, colour) in enumerate(_PARTS):
-        at = _LEFT + 110 * number
-        drawn.append(f'<rect x="{at}" y="4" width="11" height="11" fill="{colour}"/>')
-        drawn.append(_text(at + 16, 14, "start", label))
-    drawn.append(_text(_LEFT - 8, 14, "end", "batch, bucket"))
-    return _svg(drawn, 30 + 20 * len(points), "where a step's time goes")
-
-
-def _text(x: float, y: float, anchor: str, words: str) -> str:
-    return (
-        f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" fill="currentColor" '
-        f'font-size="11">{escape(words)}</text>'
-    )
-
-
-def _svg(drawn: Sequence[str], height: int, label: str) -> str:
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
-        f'style="display: block; max-width: 100%" role="img" aria-label="{label}">'
-        f"{''.join(drawn)}</svg>"
-    )
-
-
-def _progress(what: str, done: float, left_s: float | None, plot: str) -> dict[str, str]:
-    """A progress bar, and below it `plot`, which is SVG or empty."""
+def _progress(
+    what: str, done: float, left_s: float | None, measured: Iterable[str]
+) -> dict[str, str]:
+    """A progress bar, and below it what is measured so far."""
     filled = round(30 * done)
     left = f", about {left_s:.0f} s left" if left_s is not None else ""
     bar = f"[{'█' * filled}{'·' * (30 - filled)}] {done:.0%}{left}"
@@ -409,6 +349,6 @@ def _progress(what: str, done: float, left_s: float | None, plot: str) -> dict[s
         "text/html": (
             f"<div><div><b>{escape(what)}</b></div>"
             f'<progress max="1" value="{done:.3f}" style="width: 300px"></progress> '
-            f"{done:.0%}{escape(left)}<div><small>{hint}</small></div>{plot}</div>"
+            f"{done:.0%}{escape(left)}<div><small>{hint}</small></div>{_list(measured)}</div>"
         ),
     }

@@ -157,7 +157,7 @@ def _time_range(points: Sequence[BenchPoint]) -> tuple[float, float]:
 
 def against_batch(result: StepBenchResult) -> Figure:
     """The share of communication on the left, scaling on the right."""
-    figure, (left, right) = _two_panels(steps_title(result).replace(" of gradients, ", "\n", 1))
+    figure, (left, right) = _two_panels(steps_title(result).replace(" gradients, ", " gradients\n", 1))
     _draw_shares(left, result)
     _draw_scaling(right, result)
     for axes in (left, right):
@@ -214,7 +214,7 @@ def _draw_scaling(axes: Axes, result: StepBenchResult) -> None:
             _note(axes, f"{point.efficiency:.0%}" if known else "noise", point.batch, rate)
         if result.break_even:
             axes.axvline(result.break_even, color=_COLOURS[2], ls=":", lw=1.6, label="break-even")
-    heading = "Scaling efficiency: of all ranks against as many times one"
+    heading = "Scaling: samples per second, and efficiency"
     _dress(axes, heading, "batch per rank", "samples per second")
     axes.set_ylim(bottom=0)
     _legend(axes)

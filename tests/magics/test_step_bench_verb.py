@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ddp_notebook.magics.verbs.bench_steps import wants_steps
 from kernels import Kernel
 from results import said
 
 from ddp_notebook.bench.steps import StepBenchResult
-from ddp_notebook.magics.verbs.bench import BENCH
+from ddp_notebook.magics.verbs.bench import BENCH, wants_steps
 
 
 @pytest.mark.parametrize(
@@ -62,11 +61,11 @@ def test_training_steps_are_measured_shown_and_returned(
 
 
 @pytest.mark.usefixtures("warm_kernels")
-def test_the_steps_grow_bar_by_bar_while_they_are_measured() -> None:
+def test_the_steps_so_far_are_shown_while_they_are_measured() -> None:
     with Kernel() as kernel:
         kernel.init(2)
         sent = kernel.send("steps = %ddp_bench --model mlp --batch 2,4,8 --budget 300s")
-        bars = kernel.amounts_drawn(sent, 'font-size="11">')
+        bars = kernel.amounts_shown(sent, "ms a step")
         assert bars == sorted(bars)
         kernel.manager.interrupt_kernel()
         reply = kernel.finish(sent)
