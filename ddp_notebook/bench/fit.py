@@ -2,10 +2,8 @@
 
 The model is Hockney's, ``time = latency + size / bandwidth`` (R. W. Hockney, "The communication
 challenge for MPP: Intel Paragon and Meiko CS-2", Parallel Computing 20, 1994), whose half-bandwidth
-size is his n1/2. Errors are relative: sizes span eight powers of ten, and in ordinary least
-squares the largest size alone would decide. Where a library changes its algorithm with the size,
-one line does not fit; a second line is added if it is worth its three parameters by the corrected
-information criterion of Akaike.
+size is his n1/2. Where a library changes its algorithm with the size, one line does not fit; a
+second line is added if it is worth its three parameters.
 """
 
 from __future__ import annotations
@@ -54,8 +52,13 @@ def fit(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> Fit:
     typical = math.sqrt(float(np.mean(errors**2)))
     if typical > MOST_ERROR:
         raise NoFit(f"the times do not follow them, the best fit is off by {typical:.0%}")
-    first = int(np.searchsorted(sizes, regimes[-1].from_bytes))
-    if not regimes[-1].s_per_byte or not _grows(times[first:], errors[first:]):
+    # By an F-test at about 5 %: do the bytes explain more of the last line's sizes than a latency
+    # alone would? Of a perfect fit nothing is left to explain, so a little is assumed.
+    last = sizes >= regimes[-1].from_bytes
+    inverse, left = 1 / times[last], max(float(errors[last] @ errors[last]), 1e-12)
+    without_bytes = len(inverse) - float(inverse.sum() ** 2 / (inverse @ inverse))
+    explained = without_bytes - left > 4 * left / max(len(inverse) - 2, 1)
+    if not regimes[-1].s_per_byte or not explained:
         raise NoFit("the times hardly grow with the size")
     return Fit(
         regimes=regimes,
@@ -87,8 +90,10 @@ def _best(sizes: Floats, times: Floats) -> tuple[tuple[Regime, ...], Floats]:
 
 def _line(sizes: Floats, times: Floats) -> tuple[float, float]:
     """The latency and the time per byte of the least relative error; neither is negative."""
-    # Divided by its time, a point is (1/t, x/t), and latency/t + per_byte*x/t should be 1. Both
-    # columns are scaled: they differ by so many powers of ten that one would count as zero.
+    # Errors are relative: sizes span eight powers of ten, and in ordinary least squares the largest
+    # size alone would decide. Divided by its time, a point is (1/t, x/t), and what is fitted,
+    # latency/t + per_byte*x/t, should be 1. Both columns are scaled to a length of 1, since they
+    # differ by so many powers of ten that lstsq would take one of them for zero.
     columns = np.stack([1 / times, sizes / times], axis=1)
     scales = np.linalg.norm(columns, axis=0)
     unit = columns / scales
@@ -115,14 +120,6 @@ def _criterion(errors: Floats, lines: int) -> float:
     noise = max(float(np.mean(errors**2)), 1e-12)  # of a perfect fit the logarithm stays finite
     correction = 2 * parameters * (parameters + 1) / max(free, 1)
     return count * math.log(noise) + 2 * parameters + correction + 6 * (lines - 1)
-
-
-def _grows(times: Floats, errors: Floats) -> bool:
-    """True when the bytes explain more than a latency alone, by an F-test at about 5 %."""
-    inverse = 1 / times
-    without_bytes = len(times) - float(inverse.sum() ** 2 / (inverse @ inverse))
-    left = max(float(errors @ errors), 1e-12)  # of a perfect fit there is nothing left
-    return without_bytes - left > 4 * left / max(len(times) - 2, 1)
 
 
 def _half_bandwidth(regimes: Sequence[Regime]) -> float:

@@ -25,17 +25,17 @@ def median_interval(rounds: Sequence[Sequence[float]]) -> tuple[float, float, fl
     the square root of two: only 83 % of the usual 95 % intervals contain the next run's median
     (G. Cumming and R. Maillardet, "Confidence Intervals and Replication", Psychological Methods
     11, 2006).
-
-    It is the wider of two. The first is distribution-free: from the order of the values alone. The
-    second is by Student's t on the logarithms of the medians of the rounds: values of one round
-    were measured at about the same time, and a machine is not the same a second later.
     """
+    # It is the wider of two. The first is distribution-free: from the order of the values alone.
     ordered = sorted(value for values in rounds for value in values)
     count = len(ordered)
     median = statistics.median(ordered)
     reach = math.sqrt(2) * 1.96 * math.sqrt(count) / 2
     low = ordered[max(0, math.floor(count / 2 - reach))]
     high = ordered[min(count - 1, math.ceil(count / 2 + reach) - 1)]
+    # The second is by Student's t on the logarithms of the medians of the rounds: values of one
+    # round were measured at about the same time, and a machine is not the same a second later. To
+    # take all values for independent ones would give intervals that the next run often misses.
     medians = [statistics.median(values) for values in rounds if values]
     if len(medians) > 1 and min(medians) > 0:
         logs = [math.log(m) for m in medians]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,19 +42,14 @@ def parse_batches(text: str) -> tuple[int, ...]:
 def parse_buckets(text: str) -> tuple[str, ...]:
     """The bucket sizes in a list ``1,5,25,default``, in its order. Raises ValueError."""
     words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words or not all(word == DEFAULT_BUCKET or 0 < _number(word) < 2**20 for word in words):
+    numbers = [word for word in words if word != DEFAULT_BUCKET]
+    form = re.compile(r"[0-9]{1,6}(\.[0-9]*)?|\.[0-9]+")
+    if not words or not all(form.fullmatch(word) and float(word) for word in numbers):
         raise ValueError(
             f"{text!r} is not a list of bucket sizes: MiB, more than 0, or {DEFAULT_BUCKET}, "
             "such as 1,5,25,default."
         )
     return tuple(dict.fromkeys(words))
-
-
-def _number(word: str) -> float:
-    try:
-        return float(word)
-    except ValueError:
-        return math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,7 +439,9 @@ def _from_points(points: Sequence[StepPoint]) -> Iterable[tuple[Trust, str]]:
             f"at batch {', '.join(str(p.batch) for p in few)} fewer than 8 steps were timed before "
             "the budget ended. A larger --budget helps",
         )
-    spreads = [_spread(p.times_us) for p in points if p not in few]
+    # Half of the range of the middle half of the steps, as a share of their median.
+    quarters = [statistics.quantiles(p.times_us, n=4) for p in points if p not in few]
+    spreads = [(high - low) / 2 / middle for low, middle, high in quarters if middle > 0]
     spread = statistics.median(spreads) if spreads else 0.0
     if spread > 0.15:
         yield (
@@ -451,9 +449,3 @@ def _from_points(points: Sequence[StepPoint]) -> Iterable[tuple[Trust, str]]:
             f"equal steps take unequally long: half of them are further than ±{spread:.0%} from "
             "their median",
         )
-
-
-def _spread(times_us: tuple[float, ...]) -> float:
-    """Half of the range of the middle half of the steps, as a share of their median."""
-    low, middle, high = statistics.quantiles(times_us, n=4)
-    return (high - low) / 2 / middle if middle > 0 else 0.0

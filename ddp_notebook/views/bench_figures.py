@@ -144,6 +144,8 @@ def _time_range(points: Sequence[BenchPoint]) -> tuple[float, float]:
     """A range around the times that holds at least two powers of ten, which have labels."""
     times = [p.latency_us for p in points]
     ends = [p.p90_us for p in points] + [end for p in points for end in p.latency_interval_us]
+    # matplotlib labels powers of ten. Times within one decade, as a few small sizes have them,
+    # would leave an axis without any number on it.
     low = max(min(times), _LEAST_US) / 2.5
     high = max(*times, *ends, _LEAST_US) * 1.6
     first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
@@ -157,7 +159,9 @@ def _time_range(points: Sequence[BenchPoint]) -> tuple[float, float]:
 
 def against_batch(result: StepBenchResult) -> Figure:
     """The share of communication on the left, scaling on the right."""
-    figure, (left, right) = _two_panels(steps_title(result).replace(" gradients, ", " gradients\n", 1))
+    figure, (left, right) = _two_panels(
+        steps_title(result).replace(" gradients, ", " gradients\n", 1)
+    )
     _draw_shares(left, result)
     _draw_scaling(right, result)
     for axes in (left, right):

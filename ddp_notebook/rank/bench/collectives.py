@@ -4,9 +4,7 @@ Every rank runs the same collectives in the same order. What depends on the cloc
 warm up, what to measure next, how often, when to stop) is decided by rank 0 and broadcast, or
 the ranks would diverge.
 
-One visit: the result of one collective on known values is compared exactly, it is warmed up,
-the ranks are aligned by a barrier, every rank times every iteration, and the times of the
-slowest rank are computed for the next decision. The protocol is that of the MPI benchmarks:
+The protocol is that of the MPI benchmarks:
 S. Hunold and A. Carpen-Amarie, "Reproducible MPI Benchmarking is Still Not as Easy as You
 Think", IEEE TPDS 27, 2016 (synchronised starts, the slowest rank, several shuffled runs), and
 T. Hoefler and R. Belli, "Scientific Benchmarking of Parallel Computing Systems", SC 2015
@@ -29,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_notebook.bench.plan import IN_FLIGHT, CurvePlan, Item, Plan, Schedule
+from ddp_notebook.bench.plan import IN_FLIGHT, Item, Plan, Schedule
 from ddp_notebook.model import CellFinished, CellStarted, Progress, codec
 from ddp_notebook.model.ddp import RankFailure
 from ddp_notebook.rank.bench import machine
@@ -95,6 +93,8 @@ def interrupts_noted() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
+    # Python runs handlers between two bytecodes of the main thread, so not while it is inside a
+    # collective: the interrupt is noted when that is over, and rank 0 ends the run for all.
     previous = signal.signal(signal.SIGINT, lambda number, _: received.append(number))
     try:
         yield lambda: bool(received)
@@ -177,7 +177,13 @@ def measure(bench: Bench) -> list[Visit]:
     """
     plan = bench.plan
     curves = plan.curves(bench.control.size())
-    buffers = _allocate(curves, bench)
+    # Memory is taken once, for the largest size of any curve: what is freed and taken again would
+    # be touched for the first time within a timed region.
+    largest = {curve: max(curve.sizes(plan.sizes()), default=0) for curve in curves}
+    for curve in curves:
+        largest[curve] *= IN_FLIGHT if curve.mode == "pipelined" else 1
+    received = (size for curve, size in largest.items() if not curve.operation.in_place)
+    buffers = Buffers(max(1, *largest.values()), max(received, default=1) or 1, bench.device)
     items = [
         Item(number, size)
         for number, curve in enumerate(curves)
@@ -205,25 +211,18 @@ def measure(bench: Bench) -> list[Visit]:
     return visits
 
 
-def _allocate(curves: Sequence[CurvePlan], bench: Bench) -> Buffers:
-    """Memory for the most that any curve needs."""
-    sent = received = 1
-    for curve in curves:
-        largest = max(curve.sizes(bench.plan.sizes()), default=0)
-        largest *= IN_FLIGHT if curve.mode == "pipelined" else 1
-        sent = max(sent, largest)
-        if not curve.operation.in_place:
-            received = max(received, largest)
-    return Buffers(sent, received, bench.device)
-
-
 def _visit(bench: Bench, schedule: Schedule, item: Item, operation: Operation, group: Any) -> Visit:
     """Measures one size once. `schedule` is the same on all ranks, though rank 0 alone asks it."""
-    # Later rounds only check that zeros stay zeros.
+    # The result of one collective on known values is compared exactly. Timed are zeros: in-place
+    # sums of anything else would grow until they overflow. That they stay zeros is checked in every
+    # round, which costs a pass over the memory; the values in the first three, which costs several.
     wrong = operation.check() if schedule.rounds_of(item) < 3 else 0
     iterations = _warm_up(bench, schedule, operation, item, group)
-    _wait_for_all(group, bench.device)
+    wait_for_all(group, bench.device)
     times_ns = time_each(operation.calls, iterations, bench.device)
+    # An iteration takes as long as on its slowest rank: a rank that comes late is waited for by the
+    # others, whose times have the delay as well, and its own are too short. All ranks need these
+    # times, since each keeps a schedule, though rank 0 alone decides by it.
     times = torch.tensor(times_ns, dtype=torch.int64, device=bench.device)
     dist.all_reduce(times, op=dist.ReduceOp.MAX, group=group)
     slowest_ns = [int(t) for t in times.tolist()]
@@ -244,6 +243,9 @@ def _warm_up(bench: Bench, schedule: Schedule, operation: Operation, item: Item,
 
     A size that was measured before needs only one short warm-up.
     """
+    # The first collectives of a size are slow for reasons that a training meets once: connections
+    # are opened, buffers registered, memory touched for the first time. How many there are depends
+    # on the backend, so it is looked at until the slowest of some is near the fastest.
     plan, new = bench.plan, not schedule.rounds_of(item)
     times_ns: list[int] = []
     while True:
@@ -256,8 +258,8 @@ def _warm_up(bench: Bench, schedule: Schedule, operation: Operation, item: Item,
             return decision
 
 
-def _wait_for_all(group: Any, device: torch.device) -> None:
-    """Returns when every rank has called it and the device is idle."""
+def wait_for_all(group: Any, device: torch.device) -> None:
+    """Returns when every rank of the group has called it and the device is idle."""
     if device.type == "cuda":
         # ProcessGroupNCCL implements its barrier so; `dist.barrier` would have to guess the device.
         dist.all_reduce(torch.zeros(1, dtype=torch.float32, device=device), group=group)

@@ -3,14 +3,8 @@
 Everything is done to a copy. The user's parameters, gradients, buffers, mode and random state are
 unchanged afterwards, whatever happens.
 
-Method. A step is forward, loss, backward, the optimizer's step (SGD with a learning rate of 0: it
-costs the same, and the values do not change) and `zero_grad`. Between its parts there are only
-clock reads. The cost of communication is the time of a DDP step minus that of the same step under
-`no_sync`, in turns within each block and over several rounds: neither hooks nor DDP's own logger
-can see that communication slows down the computation. DDP's first steps are not timed: the first
-backward has a single bucket, and the buckets are rebuilt when the second begins. Nor is the first
-step after a change between the two kinds, because DDP broadcasts buffers in the forward after a
-step of either kind that was reduced.
+A step is forward, loss, backward, the optimizer's step and `zero_grad`. The cost of communication
+is the time of a DDP step minus that of the same step under `no_sync`.
 
 Sources: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
 PVLDB 13 (12), 2020: figure 6 (where a step's time goes), figures 7 and 8 (bucket sizes). DDP's
@@ -44,7 +38,7 @@ from ddp_notebook.model import CellFinished, CellStarted, Progress, codec, forma
 from ddp_notebook.model.ddp import RankFailure
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.bench import machine, subject
-from ddp_notebook.rank.bench.collectives import interrupts_noted, stamp_on_gpu
+from ddp_notebook.rank.bench.collectives import interrupts_noted, stamp_on_gpu, wait_for_all
 from ddp_notebook.rank.bench.subject import Feed, Subject, Unusable, users_code
 from ddp_notebook.rank.calls import Nothing, StepsMeasurement, StepsRequest
 from ddp_notebook.rank.collectives.observer import Observer
@@ -318,6 +312,8 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.deadline_ns = time.perf_counter_ns() + int(self.plan.budget_s * 1e9)
+        # With a learning rate of 0 a step costs the same, and the values do not change: all steps
+        # compute with the same numbers, however many there are.
         self._optimizer = torch.optim.SGD(self.subject.module.parameters(), lr=0.0)
 
     def block(self, block: Block) -> dict[str, Any] | None:
@@ -331,6 +327,13 @@ class _Run:
 
         Which kind is A changes from round to round.
         """
+        # Why a difference of two kinds of step, and not a hook or DDP's own logger, which both tell
+        # when buckets come and go: neither can see that communication slows down the computation
+        # beside it, by taking cores and memory bandwidth from it. That is a cost of communication
+        # as well, and on a machine whose ranks compute on all cores it is most of the cost.
+        #
+        # The kinds take turns because a machine drifts, by clock rates and other programs, within
+        # seconds. In the order A B B A a drift that is linear in time falls on both alike.
         wrapped = self._wrap(block)
         count = self._agree(self._untimed(wrapped, block.batch), kinds=2)
         if count == _STOPPED:
@@ -339,8 +342,10 @@ class _Run:
         one, other = ("sync", "local") if block.round % 2 == 0 else ("local", "sync")
         for kind in (one, other, other, one):
             with wrapped.no_sync() if kind == "local" else contextlib.nullcontext():
+                # The first step after a change of kind is not timed: DDP broadcasts buffers in the
+                # forward that follows a step which was reduced, whatever kind it is of itself.
                 self._untimed(wrapped, block.batch)
-                self._wait_for_all()
+                wait_for_all(dist.group.WORLD, self.subject.device)
                 times[kind] += self._timed(wrapped, block.batch, -(-count // 2))
         return times
 
@@ -355,7 +360,7 @@ class _Run:
         count = self._agree(self._untimed(wrapped, block.batch))
         if count == _STOPPED:
             return None
-        self._wait_for_all()
+        wait_for_all(dist.group.WORLD, self.subject.device)
         overlapped = []
         for _ in range(count):
             self._spans.clear()
@@ -373,7 +378,7 @@ class _Run:
         if self.rank == 0:
             self._untimed(module, block.batch)
             times = self._timed(module, block.batch, count)
-        self._wait_for_all()
+        wait_for_all(dist.group.WORLD, self.subject.device)
         return {"alone": times}
 
     # -- a step --------------------------------------------------------------------------
@@ -383,6 +388,9 @@ class _Run:
         if size not in self._batches:
             self._batches[size] = self.feed.batch(size)
         batch, forward, optimizer = self._batches[size], self.feed.run, self._optimizer
+        # Between the parts of a step there are only clock reads. On a GPU the host runs ahead of
+        # the device, so its clock would tell how long it takes to queue the work: there a stamp is
+        # an event in the stream, which is read when all steps are done.
         device = self.subject.device
         on_gpu = device.type == "cuda"
         stamps: list[list[Any]] = []
@@ -424,7 +432,9 @@ class _Run:
         self._wrapped_for = wanted
         if block.kind == "hooked":
             wrapped.register_comm_hook(None, self._hook)
-        for _ in range(3):  # until its buckets do not change any more
+        # The first backward has a single bucket, and the buckets are rebuilt in the order in which
+        # gradients came when the second begins: only from the third step on they do not change.
+        for _ in range(3):
             self._untimed(wrapped, self.plan.batches[0])
         return wrapped
 
@@ -445,7 +455,9 @@ class _Run:
         """Let the DDP object go, and its hooks on the parameters with it."""
         if self._wrapped is not None:
             self._wrapped = self._wrapped_for = None
-            gc.collect()  # it is part of a cycle
+            # It is part of a cycle, and its hooks on the parameters would still reduce gradients in
+            # the steps of the next DDP object, or of rank 0 by itself, which no other rank joins.
+            gc.collect()
 
     # -- together ------------------------------------------------------------------------
 
@@ -468,13 +480,6 @@ class _Run:
         shared = torch.tensor(numbers, device=self.subject.device)
         dist.all_reduce(shared, op=dist.ReduceOp.MAX)
         return [int(number) for number in shared.tolist()]
-
-    def _wait_for_all(self) -> None:
-        """Returns when every rank has called it and the device is idle."""
-        # ProcessGroupNCCL implements its barrier so; `dist.barrier` would have to guess the device.
-        dist.all_reduce(torch.zeros(1, device=self.subject.device))
-        if self.subject.device.type == "cuda":
-            torch.cuda.synchronize(self.subject.device)
 
 
 def overlapped_ns(spans: Sequence[Sequence[int]]) -> int:

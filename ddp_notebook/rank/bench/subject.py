@@ -10,6 +10,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -81,9 +82,18 @@ class Subject:
         return sum(p.numel() * p.element_size() for p in self.reduced)
 
 
-def _cnn() -> nn.Module:
-    """A small convolutional network for 8 x 8 images: 0.5 million parameters."""
-    return nn.Sequential(
+SHIPPED = ("cnn", "mlp", "transformer")
+
+
+def _shipped(name: str) -> nn.Module:
+    """A model that ships: what it computes for each parameter differs, and how many it has."""
+    if name == "transformer":  # one block of an encoder: 0.8 million, much computation for each
+        return nn.TransformerEncoderLayer(_WIDTH, 4, 4 * _WIDTH, dropout=0.0, batch_first=True)
+    if name == "mlp":  # four linear layers: 2.4 million, little computation for each
+        widths = (_FEATURES, 1024, 1024, 1024, _CLASSES)
+        layers = [part for pair in pairwise(widths) for part in (nn.Linear(*pair), nn.ReLU())]
+        return nn.Sequential(*layers[:-1])
+    return nn.Sequential(  # a small convolutional network for 8 x 8 images: 0.5 million
         nn.Conv2d(1, 32, 3, padding=1),
         nn.ReLU(),
         nn.Conv2d(32, 64, 3, padding=1),
@@ -95,31 +105,6 @@ def _cnn() -> nn.Module:
     )
 
 
-def _mlp() -> nn.Module:
-    """Four linear layers: 2.4 million parameters, little computation for each."""
-    return nn.Sequential(
-        nn.Linear(_FEATURES, 1024),
-        nn.ReLU(),
-        nn.Linear(1024, 1024),
-        nn.ReLU(),
-        nn.Linear(1024, 1024),
-        nn.ReLU(),
-        nn.Linear(1024, _CLASSES),
-    )
-
-
-def _transformer() -> nn.Module:
-    """One block of an encoder, width 256: 0.8 million parameters, much computation for each."""
-    return nn.TransformerEncoderLayer(_WIDTH, 4, 4 * _WIDTH, dropout=0.0, batch_first=True)
-
-
-SHIPPED: dict[str, Callable[[], nn.Module]] = {
-    "cnn": _cnn,
-    "mlp": _mlp,
-    "transformer": _transformer,
-}
-
-
 def prepare(name: str, names: Mapping[str, Any], device: str) -> Subject:
     """A copy of the model `name` of the user's `names`, or a model that ships; it may be changed.
 
@@ -127,7 +112,7 @@ def prepare(name: str, names: Mapping[str, Any], device: str) -> Subject:
     """
     if name not in names and name in SHIPPED:
         torch.manual_seed(0)
-        return Subject(SHIPPED[name]().to(device).train(), name)
+        return Subject(_shipped(name).to(device).train(), name)
     if name not in names:
         raise Unusable(
             f"there is no {name!r} on this rank, and no such model ships ({', '.join(SHIPPED)})"
@@ -147,7 +132,11 @@ def prepare(name: str, names: Mapping[str, Any], device: str) -> Subject:
     options: Mapping[str, Any] = {}
     if isinstance(value, DistributedDataParallel):
         options, value = _options(value), value.module
-    _check(value, name)
+    for part, tensor in value.named_parameters():
+        if nn.parameter.is_lazy(tensor):
+            raise Unusable(f"{name}.{part} has no shape yet: run a forward first")
+    if not any(parameter.requires_grad for parameter in value.parameters()):
+        raise Unusable(f"no parameter of {name} requires a gradient, so there is nothing to reduce")
     if not is_made:
         with users_code(
             f"{name} cannot be copied, and the model itself is not to be changed: {{}}. "
@@ -156,14 +145,6 @@ def prepare(name: str, names: Mapping[str, Any], device: str) -> Subject:
             value = copy.deepcopy(value)
         value.zero_grad(set_to_none=True)
     return Subject(value.train(), f"{name}()" if is_made else name, options)
-
-
-def _check(module: nn.Module, name: str) -> None:
-    for part, tensor in module.named_parameters():
-        if nn.parameter.is_lazy(tensor):
-            raise Unusable(f"{name}.{part} has no shape yet: run a forward first")
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise Unusable(f"no parameter of {name} requires a gradient, so there is nothing to reduce")
 
 
 def _options(wrapped: DistributedDataParallel) -> dict[str, Any]:

@@ -177,7 +177,13 @@ class Benchmarks:
         members = self._runs.idle(options.ranks, "%ddp_bench")
         if self._set_up.half_way:
             raise UsageMistake("%ddp_bench needs ranks whose set-up is complete: %ddp_init")
-        _check_world_sizes(plan, members)
+        for size in plan.world_sizes:
+            if 1 <= size <= len(members):
+                continue
+            raise UsageMistake(
+                f"--world-sizes {size}: there are {len(members)} ranks to take part. For example: "
+                f"--world-sizes {','.join(str(n) for n in range(2, len(members) + 1)) or 1}"
+            )
         device = _device(options, processes)
         answers = self._ask(members, calls.BENCH_FACTS, calls.BenchDevice(device))
         if not answers.complete:
@@ -238,7 +244,19 @@ class Benchmarks:
                 self._ask(members, calls.FORGET_STEPS, calls.Nothing())
                 raise
             communicates = any(facts["communicates"] for facts in prepared.values())
-            about = _about(prepared[members[0]], len(members))
+            first = prepared[members[0]]
+            about = StepBenchResult(
+                model=first["title"],
+                parameters=first["parameters"],
+                gradient_bytes=first["gradient_bytes"],
+                inputs=first["inputs"],
+                backend=first["backend"],
+                device=first["device"],
+                world_size=len(members),
+                cores=cores(),
+                threads=first["threads"],
+                notes=tuple(first["notes"]),
+            )
 
             def result(heard: Mapping[int, Any], **known: Any) -> StepBenchResult:
                 told = [heard[rank] for rank in members]
@@ -293,7 +311,17 @@ class Benchmarks:
                 lambda: all(len(heard[rank]) >= count for rank, count in counts.items()), 2.0
             )
             return ""
-        self._see_dead(answers)
+        record = self._record
+        if answers.failed and answers.pending:
+            # One of the pending ranks may be dead and not known to be so: its peers notice the
+            # closed connection a moment before the kernel hears of the end of the process.
+            record.wait_for(
+                lambda: bool(record.snapshot.with_status(Status.DEAD)), scaled_for_load(0.5)
+            )
+            for rank in record.snapshot.with_status(Status.DEAD):
+                if rank in answers.pending:
+                    answers.dead[rank] = record.snapshot.ranks[rank].exit_code or 0
+            answers.pending = tuple(rank for rank in answers.pending if rank not in answers.dead)
         how = _how(answers)
         if answers.interrupted and not (answers.pending or answers.failed or answers.dead):
             return how
@@ -307,19 +335,6 @@ class Benchmarks:
         if answers.dead:
             how += f" Bring it back: %ddp_restart --ranks {format_ranks(answers.dead)}"
         return how
-
-    def _see_dead(self, answers: Answers[Any]) -> None:
-        """Count a rank as dead whose end is known only now: its peers notice it in a moment."""
-        if not answers.failed or not answers.pending:
-            return
-        record = self._record
-        record.wait_for(
-            lambda: bool(record.snapshot.with_status(Status.DEAD)), scaled_for_load(0.5)
-        )
-        for rank in record.snapshot.with_status(Status.DEAD):
-            if rank in answers.pending:
-                answers.dead[rank] = record.snapshot.ranks[rank].exit_code or 0
-        answers.pending = tuple(rank for rank in answers.pending if rank not in answers.dead)
 
 
 def _so_far(measuring: Measuring, result: Callable[[Mapping[int, Any]], Result]) -> Result:
@@ -362,15 +377,6 @@ def _how(answers: Answers[Any]) -> str:
     return f"The benchmark ended early: {why}."
 
 
-def _check_world_sizes(plan: Plan, members: Ranks) -> None:
-    for size in plan.world_sizes:
-        if not 1 <= size <= len(members):
-            raise UsageMistake(
-                f"--world-sizes {size}: there are {len(members)} ranks to take part. For example: "
-                f"--world-sizes {','.join(str(n) for n in range(2, len(members) + 1)) or 1}"
-            )
-
-
 def _device(options: BenchOptions, processes: Processes) -> str:
     """The device the tensors live on."""
     device = processes.devices.device
@@ -404,22 +410,6 @@ def _check_memory(plan: Plan, facts: Mapping[int, Mapping[str, Any]], device: st
                 f"benchmark takes half at most. What fits: --max {fits >> 10 * power}"
                 f"{('', 'K', 'M', 'G')[power]}"
             )
-
-
-def _about(first: Mapping[str, Any], ranks: int) -> StepBenchResult:
-    """The facts known before anything is measured, from the first rank."""
-    return StepBenchResult(
-        model=first["title"],
-        parameters=first["parameters"],
-        gradient_bytes=first["gradient_bytes"],
-        inputs=first["inputs"],
-        backend=first["backend"],
-        device=first["device"],
-        world_size=ranks,
-        cores=cores(),
-        threads=first["threads"],
-        notes=tuple(first["notes"]),
-    )
 
 
 def _usable(prepared: Mapping[int, Mapping[str, Any]], plan: StepPlan) -> list[int]:
