@@ -77,7 +77,7 @@ def summarise(
 def others_cpu(answers: Iterable[Mapping[str, Any]]) -> float | None:
     """Cores that other processes kept busy, on the host with most of that; None if not known.
 
-    Each rank tells its own CPU time and that of its host during the run, as `host_load.Meter` does.
+    Each rank tells its own CPU time and that of its host during the run, as `machine.Meter` does.
     """
     hosts: dict[str, list[Mapping[str, Any]]] = {}
     for answer in answers:

@@ -672,7 +672,7 @@ class BenchRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepsRequest:
-    """A benchmark of training steps. `plan` is `bench.steps.plan.StepPlan` as JSON."""
+    """A benchmark of training steps. `plan` is `bench.steps.StepPlan` as JSON."""
 
     plan: Mapping[str, Any]
     device: str
