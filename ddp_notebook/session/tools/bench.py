@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ddp_notebook.bench import steps
@@ -79,6 +78,7 @@ class Measuring:
         self.heard: dict[int, list[Mapping[str, Any]]] = {rank: [] for rank in members}
         """What each rank has reported so far, in its order."""
         self._cancelled = threading.Event()
+        self._watch: Callable[[], None] = lambda: None
 
     def cancel(self) -> None:
         """End it as an interrupt of its cell does: the partial result is kept."""
@@ -88,20 +88,30 @@ class Measuring:
         """Whether it is to end."""
         return self._cancelled.is_set()
 
-    def take(self, events: Sequence[Event]) -> bool:
-        """Add what ranks report; True if there was anything. From any thread."""
-        reports = [
-            event
-            for event in events
-            if isinstance(event, Progress)
-            and event.task in ("bench", "steps")
-            and event.rank in self.heard
-        ]
-        for event in reports:
-            if event.value:
-                self.heard[event.rank].append(event.value)
-            self.done = max(self.done, event.done / event.total)
-        return bool(reports)
+    def follow(
+        self, watch: Watch[Result] | None, result: Callable[[Mapping[int, Any]], Result]
+    ) -> None:
+        """Call `watch` with whatever is reported from now on; `result` makes reports a result."""
+
+        def so_far() -> Result:
+            # The reports are copied, since more arrive while the result is made.
+            return result({rank: list(reports) for rank, reports in self.heard.items()})
+
+        if watch is not None:
+            self._watch = lambda: watch(self.done, so_far)
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Add what ranks report. Called by whichever thread receives it."""
+        for event in events:
+            if (
+                isinstance(event, Progress)
+                and event.task in ("bench", "steps")
+                and event.rank in self.heard
+            ):
+                if event.value:
+                    self.heard[event.rank].append(event.value)
+                self.done = max(self.done, event.done / event.total)
+                self._watch()
 
 
 class Benchmarks:
@@ -122,12 +132,17 @@ class Benchmarks:
 
     @contextmanager
     def _measuring(self, what: str, members: Ranks) -> Iterator[Measuring]:
-        """A context in which a benchmark of `what` is registered as running."""
+        """A context in which a benchmark of `what` is registered as running, and hears its ranks.
+
+        A rank's last report may arrive after its answer: what hears it must outlive the call.
+        """
         measuring = self.current = Measuring(what, members)
+        unsubscribe = self._record.subscribe(measuring.take)
         self._record.add(())
         try:
             yield measuring
         finally:
+            unsubscribe()
             self.current = None
             measuring.over.set()
             self._record.add(())
@@ -137,31 +152,14 @@ class Benchmarks:
         members: Ranks,
         call: Call[Request, Answer | RankFailure],
         request: Request,
-        measuring: Measuring | None = None,
-        watch: Callable[[], None] = lambda: None,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> Answers[Answer]:
-        """The ranks' answers; what they report meanwhile is `measuring`'s, and `watch` is called.
-
-        Interrupted ranks have a while to finish the collectives and steps that they are in.
-        """
-
-        def take(events: Sequence[Event]) -> None:
-            if measuring is not None and measuring.take(events):
-                watch()
-
-        unsubscribe = self._record.subscribe(take)
-        try:
-            return ask(
-                self._pool.need("%ddp_bench").cluster,
-                self._record,
-                members,
-                call,
-                request,
-                cancelled=measuring.cancelled if measuring is not None else lambda: False,
-                interrupt_grace_s=20.0,
-            )
-        finally:
-            unsubscribe()
+        """The ranks' answers. Interrupted, they have a while to finish their collectives."""
+        cluster = self._pool.need("%ddp_bench").cluster
+        record = self._record
+        return ask(
+            cluster, record, members, call, request, cancelled=cancelled, interrupt_grace_s=20.0
+        )
 
     # -- collectives ---------------------------------------------------------------------
 
@@ -178,12 +176,12 @@ class Benchmarks:
         if self._set_up.half_way:
             raise UsageMistake("%ddp_bench needs ranks whose set-up is complete: %ddp_init")
         for size in plan.world_sizes:
-            if 1 <= size <= len(members):
-                continue
-            raise UsageMistake(
-                f"--world-sizes {size}: there are {len(members)} ranks to take part. For example: "
-                f"--world-sizes {','.join(str(n) for n in range(2, len(members) + 1)) or 1}"
-            )
+            if not 1 <= size <= len(members):
+                example = ",".join(str(n) for n in range(2, len(members) + 1)) or 1
+                raise UsageMistake(
+                    f"--world-sizes {size}: there are {len(members)} ranks to take part. For "
+                    f"example: --world-sizes {example}"
+                )
         device = _device(options, processes)
         answers = self._ask(members, calls.BENCH_FACTS, calls.BenchDevice(device))
         if not answers.complete:
@@ -212,10 +210,8 @@ class Benchmarks:
         made_for_it = "" if backend == own else backend
         request = calls.BenchRequest(codec.encode(plan), members, made_for_it, device)
         with self._measuring(", ".join(plan.ops), members) as measuring:
-            so_far = partial(_so_far, measuring, lambda heard: summarise(setting, heard, {}))
-            told = self._ask(
-                members, calls.BENCH, request, measuring, _watcher(measuring, watch, so_far)
-            )
+            measuring.follow(watch, lambda heard: summarise(setting, heard, {}))
+            told = self._ask(members, calls.BENCH, request, measuring.cancelled)
         # An answer has all visits; of a rank without one, those that it reported count.
         visits = measuring.heard | {rank: value["visits"] for rank, value in told.values.items()}
         ended = "" if told.complete else _why(told)
@@ -262,14 +258,9 @@ class Benchmarks:
                 told = [heard[rank] for rank in members]
                 return steps.summarise(replace(about, **known), told, rounds=plan.rounds)
 
-            so_far = partial(_so_far, measuring, result)
-            answers = self._ask(
-                members,
-                calls.MEASURE_STEPS,
-                calls.StepsMeasurement(tuple(batches), not communicates),
-                measuring,
-                _watcher(measuring, watch, so_far),
-            )
+            measuring.follow(watch, result)
+            wanted = calls.StepsMeasurement(tuple(batches), not communicates)
+            answers = self._ask(members, calls.MEASURE_STEPS, wanted, measuring.cancelled)
             problem = self._end(answers, measuring)
         notes = list(about.notes)
         missing = [str(batch) for batch in plan.batches if batch not in batches]
@@ -291,7 +282,7 @@ class Benchmarks:
         self, members: Ranks, plan: StepPlan, device: str, measuring: Measuring
     ) -> dict[int, dict[str, Any]]:
         request = calls.StepsRequest(codec.encode(plan), device)
-        answers = self._ask(members, calls.PREPARE_STEPS, request, measuring)
+        answers = self._ask(members, calls.PREPARE_STEPS, request, measuring.cancelled)
         if answers.complete:
             return answers.values
         if answers.pending:
@@ -335,17 +326,6 @@ class Benchmarks:
         if answers.dead:
             how += f" Bring it back: %ddp_restart --ranks {format_ranks(answers.dead)}"
         return how
-
-
-def _so_far(measuring: Measuring, result: Callable[[Mapping[int, Any]], Result]) -> Result:
-    """What is measured by now: the reports are copied, since more arrive meanwhile."""
-    return result({rank: list(reports) for rank, reports in measuring.heard.items()})
-
-
-def _watcher(
-    measuring: Measuring, watch: Watch[Result] | None, so_far: Callable[[], Result]
-) -> Callable[[], None]:
-    return lambda: watch(measuring.done, so_far) if watch is not None else None
 
 
 def _why(answers: Answers[Any]) -> str:
