@@ -89,7 +89,7 @@ def _best(sizes: Floats, times: Floats) -> tuple[tuple[Regime, ...], Floats]:
 
 
 def _line(sizes: Floats, times: Floats) -> tuple[float, float]:
-    """The latency and the time per byte of the least relative error; neither is negative."""
+    """Return the latency and the time per byte of the least relative error; neither is negative."""
     # Errors are relative: sizes span eight powers of ten, and in ordinary least squares the largest
     # size alone would decide. Divided by its time, a point is (1/t, x/t), and what is fitted,
     # latency/t + per_byte*x/t, should be 1. Both columns are scaled to a length of 1, since they

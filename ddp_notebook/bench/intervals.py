@@ -18,7 +18,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def median_interval(rounds: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """The median of all values, between the ends of its 95 % interval: low, median, high.
+    """Return the median of all values, between the ends of its 95 % interval: low, median, high.
 
     It is a prediction interval: the median of a second run lies in it 95 times of 100. Since that
     run has an error of its own, it is wider than the usual confidence interval of the median by

@@ -49,7 +49,7 @@ class Side(Enum):
     WHOLE = "whole"
 
     def elements(self, count: int, world_size: int) -> int:
-        """The number of elements of this side's tensor, for a size of `count` elements."""
+        """Return the number of elements of this side's tensor, for a size of `count` elements."""
         return {Side.NOTHING: 0, Side.SHARE: count // world_size, Side.WHOLE: count}[self]
 
 
@@ -119,7 +119,7 @@ OP_NAMES = tuple(op.name for op in OPS)
 
 
 def op_named(name: str) -> Op:
-    """The operation of this name; for one that only another version knows, just the name."""
+    """Return the operation of this name; for one that only another version knows, just the name."""
     return next((op for op in OPS if op.name == name), Op(name, name, lambda _: 0.0))
 
 
@@ -127,7 +127,7 @@ def op_named(name: str) -> Op:
 
 
 def parse_bytes(text: str | int) -> int:
-    """The number of bytes in `text`: ``4096``, ``64K``, ``1.5M``, ``64 MiB``.
+    """Return the number of bytes in `text`: ``4096``, ``64K``, ``1.5M``, ``64 MiB``.
 
     K, M and G are powers of 1024. ``64MB`` is refused, since it may mean powers of 1000. Raises
     ValueError, with a message for the user, for anything that is not a whole number of bytes.
@@ -146,7 +146,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def parse_seconds(text: str | float) -> float:
-    """The number of seconds in `text`: ``30``, ``30s``, ``2m``. Raises ValueError."""
+    """Return the number of seconds in `text`: ``30``, ``30s``, ``2m``. Raises ValueError."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([sm]?)", str(text).strip())
     if match is None:
         raise ValueError(f"{text!r} is not a time: write 30s or 2m.")
@@ -154,7 +154,7 @@ def parse_seconds(text: str | float) -> float:
 
 
 def parse_names(text: str, allowed: tuple[str, ...], what: str) -> tuple[str, ...]:
-    """The names in a list ``a,b``, each once. Raises ValueError if one is not `allowed`."""
+    """Return the names in a list ``a,b``, each once. Raises ValueError if one is not `allowed`."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     wrong = [name for name in names if name not in allowed]
     if wrong or not names:
@@ -181,7 +181,7 @@ class CurvePlan:
         return op_named(self.op)
 
     def sizes(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """The sizes in bytes that this operation can have, smallest first; 0 for no tensor.
+        """Return the sizes in bytes that this operation can have, smallest first; 0 for no tensor.
 
         If every rank has an equal share of the tensor, sizes are rounded down to a multiple of
         that, and sizes below it are left out.
@@ -192,7 +192,7 @@ class CurvePlan:
         return tuple(dict.fromkeys(size // least * least for size in wanted if size >= least))
 
     def memory_bytes(self, size_bytes: int) -> int:
-        """The memory one rank needs for `size_bytes`: its tensors and the backend's copy."""
+        """Return the memory one rank needs for `size_bytes`: its tensors and the backend's copy."""
         tensors = 1 if self.operation.in_place else 2
         return size_bytes * (tensors * (IN_FLIGHT if self.mode == "pipelined" else 1) + 1)
 
@@ -265,7 +265,7 @@ class Plan:
                 )
 
     def curves(self, world_size: int) -> tuple[CurvePlan, ...]:
-        """The curves of `world_size` ranks; the barrier once, whatever the dtypes."""
+        """Return the curves of `world_size` ranks; the barrier once, whatever the dtypes."""
         plans = []
         sizes = self.world_sizes or (world_size,)
         for parts in itertools.product(self.ops, self.dtypes, self.modes, sizes):
@@ -276,7 +276,7 @@ class Plan:
         return tuple(dict.fromkeys(plans))
 
     def sizes(self) -> tuple[int, ...]:
-        """The sizes in bytes, smallest first."""
+        """Return the sizes in bytes, smallest first."""
         sizes = [self.min_bytes]
         while sizes[-1] * self.factor <= self.max_bytes:
             sizes.append(sizes[-1] * self.factor)
@@ -293,7 +293,7 @@ class Plan:
         return 1 << (fits.bit_length() - 1) if fits else 0
 
     def has_settled(self, times_ns: list[int]) -> bool:
-        """True when the last `warmup` of `times_ns` agree, or there were enough of them."""
+        """Return True when the last `warmup` of `times_ns` agree, or there were enough of them."""
         last = times_ns[-self.warmup :]
         return len(times_ns) >= self.max_warmup or max(last) <= self.settled * min(last)
 
@@ -327,7 +327,7 @@ class Schedule:
         self._slowest = {item: [] for item in self.items}
 
     def next(self, spent_s: float) -> Item | None:
-        """What to measure now, `spent_s` after the start; None when all is done."""
+        """Return what to measure now, `spent_s` after the start; None when all is done."""
         out_of_time = spent_s >= self.plan.budget_s
         while True:
             over = out_of_time and self._rounds_begun > 0
@@ -338,7 +338,7 @@ class Schedule:
                 return item
 
     def iterations(self, item: Item, warm_ns: list[int]) -> int:
-        """How many iterations of `item` to time now; `warm_ns` are the times of its warm-up.
+        """Return how many iterations of `item` to time now; `warm_ns` are the times of its warm-up.
 
         Estimated by the mean: of times with a long tail the median is too low. A round should take
         a tenth of the budget: many short rounds sample more moments than few long ones.
@@ -349,7 +349,7 @@ class Schedule:
         return max(self.plan.min_iterations, min(affordable, self.plan.max_iterations))
 
     def rounds_of(self, item: Item) -> int:
-        """How often `item` was measured."""
+        """Return how often `item` was measured."""
         return len(self._slowest[item])
 
     def took(self, item: Item, slowest_ns: list[int]) -> None:

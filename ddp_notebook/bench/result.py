@@ -44,7 +44,7 @@ class Fit:
     """The median over sizes of the relative error."""
 
     def predict(self, size_bytes: float) -> float:
-        """Seconds that a message of `size_bytes` takes, by the model.
+        """Return the seconds that a message of `size_bytes` takes, by the model.
 
         Outside `from_bytes` to `to_bytes` nothing was measured: there it is an extrapolation.
         """
@@ -200,7 +200,7 @@ class BenchRun:
 
 
 def duration(seconds: float) -> str:
-    """A time to three digits: ``280 µs``, ``1.2 ms``, ``3 s``."""
+    """Return a time to three digits: ``280 µs``, ``1.2 ms``, ``3 s``."""
     for unit, worth in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= worth * 0.9995:
             return f"{float(f'{seconds / worth:.3g}'):g} {unit}"

@@ -39,7 +39,7 @@ def summarise(
     answers: Mapping[int, Mapping[str, Any]],
     ended: str = "",
 ) -> BenchRun:
-    """What all ranks measured together.
+    """Return what all ranks measured together.
 
     `visits` are those received, by rank; `answers` are the answers to `calls.BENCH` of the ranks
     that finished. `ended` says why the run was cut short.
@@ -91,7 +91,7 @@ def others_cpu(answers: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def curve_of(curve: CurvePlan, ranks: Sequence[int], visits: Sequence[Visits], plan: Plan) -> Curve:
-    """One curve, from what each of `ranks` measured of it; `visits` are in their order.
+    """Return a curve, from what each of `ranks` measured of it; `visits` are in their order.
 
     The time of an iteration is that of its slowest rank. Only visits that all ranks reported are
     used: a rank may have died, or a message may be lost. Raises ValueError if the ranks measured
@@ -124,7 +124,7 @@ def curve_of(curve: CurvePlan, ranks: Sequence[int], visits: Sequence[Visits], p
 def _point(
     curve: CurvePlan, size: int, visits: Sequence[tuple[Mapping[str, Any], ...]], plan: Plan
 ) -> BenchPoint:
-    """One size, from visits that all ranks made."""
+    """Return the point of one size, from visits that all ranks made."""
     ranks = range(curve.world_size)
     times = tuple(tuple(t for visit in visits for t in visit[r]["times_ns"]) for r in ranks)
     issued = [sorted(t for visit in visits for t in visit[r]["issue_ns"]) for r in ranks]
@@ -160,7 +160,7 @@ def _point(
 
 
 def _fit(curve: CurvePlan, points: Sequence[BenchPoint]) -> tuple[Fit | None, str]:
-    """The fit, or why there is none.
+    """Return the fit, or why there is none.
 
     Gloo's ring cuts a tensor into two pieces for each rank. Tensors with fewer elements take fewer
     steps, so the model does not apply to them, and they are left out.
@@ -179,7 +179,7 @@ def _fit(curve: CurvePlan, points: Sequence[BenchPoint]) -> tuple[Fit | None, st
 
 
 def _straggler(points: Sequence[BenchPoint]) -> tuple[int, float] | None:
-    """The index of the rank that is late at most sizes, and how late it is in microseconds.
+    """Return the index of the rank that is late at most sizes, and how late it is in microseconds.
 
     It takes five times as long as any other to issue its part, and 50 us longer, since smaller
     differences come from a busy core: at three quarters of the sizes.

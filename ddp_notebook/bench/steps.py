@@ -29,7 +29,7 @@ PERFECT = 1.05
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
-    """The batch sizes in a list ``8,16,32``, smallest first. Raises ValueError."""
+    """Return the batch sizes in a list ``8,16,32``, smallest first. Raises ValueError."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdecimal() and int(word) for word in words):
         raise ValueError(
@@ -40,7 +40,7 @@ def parse_batches(text: str) -> tuple[int, ...]:
 
 
 def parse_buckets(text: str) -> tuple[str, ...]:
-    """The bucket sizes in a list ``1,5,25,default``, in its order. Raises ValueError."""
+    """Return the bucket sizes in a list ``1,5,25,default``, in its order. Raises ValueError."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     numbers = [word for word in words if word != DEFAULT_BUCKET]
     form = re.compile(r"[0-9]{1,6}(\.[0-9]*)?|\.[0-9]+")
@@ -104,11 +104,11 @@ class StepPlan:
             raise ValueError(f"max_steps is {self.max_steps}: it must be at least min_steps.")
 
     def bucket_mb(self, bucket: str) -> float | None:
-        """The size of a bucket in MiB; None for DDP's default."""
+        """Return the size of a bucket in MiB; None for DDP's default."""
         return None if bucket == DEFAULT_BUCKET else float(bucket)
 
     def schedule(self, world_size: int) -> tuple[Block, ...]:
-        """All blocks in the order in which they run."""
+        """Return all blocks in the order in which they run."""
         order = random.Random(self.seed)  # noqa: S311 - shuffles, keeps no secret
         blocks: list[Block] = []
         for number in range(self.rounds):
@@ -127,7 +127,7 @@ class StepPlan:
         return tuple(blocks)
 
     def steps(self, each_ns: float, left_ns: float, blocks_left: int, kinds: int = 1) -> int:
-        """How many steps of `each_ns` to time in a block of `kinds` kinds.
+        """Return how many steps of `each_ns` to time in a block of `kinds` kinds.
 
         `left_ns` of the budget are left for this and the other `blocks_left`.
         """
@@ -148,7 +148,7 @@ class Memory:
     sample_bytes: float
 
     def needs(self, batch: int) -> int:
-        """Bytes of a step with `batch` samples."""
+        """Return the bytes of a step with `batch` samples."""
         return int(self.fixed_bytes + self.sample_bytes * batch)
 
     def refusal(self, batches: Sequence[int]) -> str:
@@ -343,17 +343,17 @@ def _point(
 
 
 def _beside(block: Sequence[Record], name: str) -> Iterator[tuple[Any, ...]]:
-    """The measurements by step, and of each step by rank."""
+    """Return the measurements by step, and of each step by rank."""
     return zip(*(rank[name] for rank in block), strict=True)
 
 
 def _slowest(block: Sequence[Record], kind: str) -> list[Sequence[int]]:
-    """The parts of each step on its slowest rank."""
+    """Return the parts of each step on its slowest rank."""
     return [max(step, key=sum) for step in _beside(block, kind)]
 
 
 def middle_parts(steps: Sequence[Sequence[int]]) -> list[float]:
-    """The parts of a typical step: their means over the middle fifth of the steps.
+    """Return the parts of a typical step: their means over the middle fifth of the steps.
 
     Medians of the parts do not add up to the median of the whole; the sum of these means is close.
     """
@@ -390,7 +390,7 @@ def break_even(points: Sequence[StepPoint]) -> float | None:
 
 
 def _notes(result: StepBenchResult) -> Iterator[str]:
-    """What the reader should know about the numbers."""
+    """Yield what the reader should know about the numbers."""
     ranks, cores, threads = result.world_size, result.cores, result.threads
     if ranks == 1:
         yield "One rank sends nothing: there is no communication to tell apart."
@@ -418,7 +418,7 @@ def _notes(result: StepBenchResult) -> Iterator[str]:
 
 
 def judge(result: StepBenchResult) -> tuple[Trust, tuple[str, ...]]:
-    """The badge, and every reason why it is not better, worst first."""
+    """Return the badge, and every reason why it is not better, worst first."""
     load = from_load(result.world_size, result.cores, result.others_cpu)
     return worst_first([*load, *_from_points(result.points)])
 

@@ -21,14 +21,14 @@ _TAILED = 2.0
 
 
 def judge(curves: Sequence[Curve], conditions: Conditions) -> tuple[Trust, tuple[str, ...]]:
-    """The badge, and every reason why it is not a better one, worst first."""
+    """Return the badge, and every reason why it is not a better one, worst first."""
     points = [p for curve in curves for p in curve.points]
     load = from_load(conditions.ranks_per_host, conditions.cores, conditions.others_cpu)
     return worst_first([*load, *_from_points(points)])
 
 
 def worst_first(judged: Sequence[tuple[Trust, str]]) -> tuple[Trust, tuple[str, ...]]:
-    """The worst badge of all that was `judged`, and the reasons, its own first."""
+    """Return the worst badge of all that was `judged`, and the reasons, its own first."""
     order = (Trust.GOOD, Trust.FAIR, Trust.NOISY)
     ordered = sorted(judged, key=lambda item: -order.index(item[0]))
     worst = ordered[0][0] if ordered else Trust.GOOD
@@ -94,7 +94,7 @@ def _sizes(points: Sequence[BenchPoint]) -> str:
 
 
 def notes(curves: Sequence[Curve]) -> tuple[str, ...]:
-    """What the reader should know, in one or two sentences each; wrong results first."""
+    """Return what the reader should know, in one or two sentences each; wrong results first."""
     sentences: list[str] = []
     for curve in curves:
         where = f"{curve.name}: " if len(curves) > 1 else ""
@@ -144,7 +144,7 @@ def _explained(fit: Fit) -> str:
 
 
 def round_bytes(size: float) -> int:
-    """A computed size, to about two digits of its unit."""
+    """Return a computed size, to about two digits of its unit."""
     unit = 1
     while size / unit >= 1024 and unit < 2**30:
         unit *= 1024

@@ -47,7 +47,7 @@ def _list(sentences: Iterable[str]) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Row]) -> Table:
-    """A table of numbers, whose columns are all shown."""
+    """Return a table of numbers, whose columns are all shown."""
     return Table([Column(header, right=True, always=True) for header in head], list(rows))
 
 
@@ -55,7 +55,7 @@ def _table(head: Sequence[str], rows: Iterable[Row]) -> Table:
 
 
 def title(run: BenchRun) -> str:
-    """What was measured, on one line."""
+    """Return what was measured, on one line."""
     where = f"{run.backend} on {run.device}"
     if len(run.curves) < 2:
         return f"{run.curves[0].name}, {where}" if run.curves else where
@@ -64,7 +64,7 @@ def title(run: BenchRun) -> str:
 
 
 def table_text(run: BenchRun, baseline: BenchRun | None = None) -> str:
-    """The result in words and as tables of fixed width, beside those of a baseline."""
+    """Return the result in words and as tables of fixed width, beside those of a baseline."""
     lines = [title(run), f"Reliability: {_RELIABILITY[run.trust]}"]
     if run.ended:
         lines.append(f"Ended early: {run.ended}. What was measured by then is here.")
@@ -80,7 +80,7 @@ def table_text(run: BenchRun, baseline: BenchRun | None = None) -> str:
 
 
 def table_html(run: BenchRun, baseline: BenchRun | None = None) -> str:
-    """The result as HTML. Needs no style sheet."""
+    """Return the result as HTML. Needs no style sheet."""
     ended = f"Ended early: {run.ended}. What was measured by then is here."
     parts = [f"<p><b>{escape(title(run))}</b> {_badge(run.trust)}</p>"]
     parts += [f"<p>{escape(ended)}</p>"] if run.ended else []
@@ -97,7 +97,7 @@ def table_html(run: BenchRun, baseline: BenchRun | None = None) -> str:
 
 
 def _sizes(curve: Curve, baseline: BenchRun | None) -> Table:
-    """A row for each size; a number of wrong elements is highlighted."""
+    """Return a row for each size; a number of wrong elements is highlighted."""
     before = next((c for c in baseline.curves if c.key == curve.key), None) if baseline else None
     medians = {p.size_bytes: f"{p.latency_us:,.1f}" for p in before.points} if before else {}
     head = [
@@ -127,7 +127,7 @@ def _sizes(curve: Curve, baseline: BenchRun | None) -> Table:
 
 
 def _foot(baseline: BenchRun | None) -> Iterator[str]:
-    """The sources of the numbers."""
+    """Yield the sources of the numbers."""
     if baseline is not None:
         reliability = _RELIABILITY[baseline.trust]
         yield f"Baseline: measured {baseline.started or 'before'}; reliability: {reliability}."
@@ -139,7 +139,7 @@ def _foot(baseline: BenchRun | None) -> Iterator[str]:
 
 
 def _three_digits(value: float) -> str:
-    """A number to three significant digits, without an exponent: ``0.000420``, ``2.81``."""
+    """Return a number to three significant digits, without an exponent: ``0.000420``, ``2.81``."""
     if value == 0 or not math.isfinite(value):
         return f"{value:.0f}"
     power = int(f"{value:.2e}".partition("e")[2])
@@ -147,7 +147,7 @@ def _three_digits(value: float) -> str:
 
 
 def _on_the_point(numbers: Sequence[str]) -> list[str]:
-    """The numbers padded with spaces, so that right-aligned their decimal points line up."""
+    """Return the numbers padded with spaces, so that right-aligned their decimal points line up."""
     behind = [len(number) - len(number.partition(".")[0]) for number in numbers]
     most = max(behind, default=0)
     return [number + _DIGIT_SPACE * (most - n) for number, n in zip(numbers, behind, strict=True)]
@@ -157,7 +157,7 @@ def _on_the_point(numbers: Sequence[str]) -> list[str]:
 
 
 def steps_title(result: StepBenchResult) -> str:
-    """The model and the ranks on one line."""
+    """Return the model and the ranks on one line."""
     return (
         f"Training steps of {result.model}: {result.parameters:,} parameters, "
         f"{format_bytes(result.gradient_bytes)} of gradients, "
@@ -166,7 +166,7 @@ def steps_title(result: StepBenchResult) -> str:
 
 
 def steps_text(result: StepBenchResult) -> str:
-    """What was measured: what it says in words, the table, and what to know about it."""
+    """Return what was measured: what it says in words, the table, and what to know about it."""
     badge, reasons = steps.judge(result)
     head = [
         steps_title(result),
@@ -180,7 +180,7 @@ def steps_text(result: StepBenchResult) -> str:
 
 
 def steps_html(result: StepBenchResult) -> str:
-    """What was measured: what it says in words, the table, and what to know about it."""
+    """Return what was measured: what it says in words, the table, and what to know about it."""
     badge, reasons = steps.judge(result)
     return (
         f'<div class="ddp-steps"><p><b>{escape(steps_title(result))}</b> {_badge(badge)}</p>'
@@ -194,7 +194,7 @@ _STEPS_HEADING = "Where a step's time goes (ms)"
 
 
 def _sentences(result: StepBenchResult) -> Iterator[str]:
-    """What the numbers mean, most important first."""
+    """Yield what the numbers mean, most important first."""
     if result.problem:
         yield f"{result.problem} What was measured until then:"
     if result.world_size == 1 or not result.points:
@@ -248,12 +248,12 @@ def _best_bucket(result: StepBenchResult) -> Iterator[str]:
 
 
 def name_bucket(bucket: str) -> str:
-    """A bucket size in a sentence: ``default buckets``, ``5 MiB buckets``."""
+    """Return a bucket size in a sentence: ``default buckets``, ``5 MiB buckets``."""
     return f"{bucket} buckets" if bucket == DEFAULT_BUCKET else f"{bucket} MiB buckets"
 
 
 def _steps_notes(result: StepBenchResult) -> Iterator[str]:
-    """What to know about the numbers."""
+    """Yield what to know about the numbers."""
     yield (
         f"Fed with {result.inputs}. The optimizer is SGD with a learning rate of 0. "
         f"{counted(result.threads, 'thread')} per rank, {result.cores} cores. Times are medians "
@@ -304,7 +304,7 @@ def _folded(line: str) -> str:
 
 
 def live(run: BenchRun | None, done: float, left_s: float | None) -> dict[str, str]:
-    """A benchmark of collectives so far. `done` is 0 to 1, `left_s` None if not known."""
+    """Return a benchmark of collectives so far. `done` is 0 to 1, `left_s` None if not known."""
     curves = [curve for curve in run.curves if curve.points] if run is not None else []
     measured = [
         (f"{curve.name}: " if len(curves) > 1 else "")
@@ -321,7 +321,7 @@ def live(run: BenchRun | None, done: float, left_s: float | None) -> dict[str, s
 def live_steps(
     what: str, result: StepBenchResult | None, done: float, elapsed_s: float
 ) -> dict[str, str]:
-    """A benchmark of training steps of the model `what` so far. `done` is 0 to 1."""
+    """Return a benchmark of training steps of the model `what` so far. `done` is 0 to 1."""
     about = f"training steps of {what}"
     if not done:
         about += (
@@ -339,7 +339,7 @@ def live_steps(
 def _progress(
     what: str, done: float, left_s: float | None, measured: Iterable[str]
 ) -> dict[str, str]:
-    """A progress bar, and below it what is measured so far."""
+    """Return a progress bar, and below it what is measured so far."""
     filled = round(30 * done)
     left = f", about {left_s:.0f} s left" if left_s is not None else ""
     bar = f"[{'█' * filled}{'·' * (30 - filled)}] {done:.0%}{left}"

@@ -26,7 +26,7 @@ def rows(run: BenchRun) -> list[dict[str, Any]]:
 
 
 def csv(run: BenchRun) -> str:
-    """The rows with a header."""
+    """Return the rows with a header."""
     table = rows(run)
     if not table:
         return ""
@@ -117,7 +117,7 @@ def _nccl_line(curve: Curve, point: BenchPoint) -> str:
 
 
 def _width(value: float, width: int) -> str:
-    """A number with as many decimals as fit, at most two."""
+    """Return a number with as many decimals as fit, at most two."""
     text = next((t for d in (2, 1, 0) if len(t := f"{value:.{d}f}") <= width), f"{value:.1e}")
     return f"{text:>{width}}"
 

@@ -34,7 +34,7 @@ _LEAST_US = 1e-3
 
 
 def bundle(draw: Callable[[], Figure], caption: str) -> dict[str, str]:
-    """A figure as a notebook shows it; where only text can be shown, its caption."""
+    """Return a figure as a notebook shows it; where only text can be shown, its caption."""
     buffer = io.BytesIO()
     try:
         draw().savefig(buffer, format="png")
@@ -48,7 +48,7 @@ def bundle(draw: Callable[[], Figure], caption: str) -> dict[str, str]:
 
 
 def against_size(run: BenchRun, baseline: BenchRun | None = None) -> Figure:
-    """Time on the left, bus bandwidth on the right; those of a baseline in grey."""
+    """Draw time on the left, bus bandwidth on the right; those of a baseline in grey."""
     figure, (left, right) = _two_panels(title(run))
     curves = [curve for curve in run.curves if curve.operation.sized and curve.points]
     before = {curve.key: curve for curve in baseline.curves} if baseline is not None else {}
@@ -141,7 +141,7 @@ def _explain(axes: Axes, curve: Curve) -> None:
 
 
 def _time_range(points: Sequence[BenchPoint]) -> tuple[float, float]:
-    """A range around the times that holds at least two powers of ten, which have labels."""
+    """Return a range around the times that holds at least two powers of ten, which have labels."""
     times = [p.latency_us for p in points]
     ends = [p.p90_us for p in points] + [end for p in points for end in p.latency_interval_us]
     # matplotlib labels powers of ten. Times within one decade, as a few small sizes have them,
@@ -158,7 +158,7 @@ def _time_range(points: Sequence[BenchPoint]) -> tuple[float, float]:
 
 
 def against_batch(result: StepBenchResult) -> Figure:
-    """The share of communication on the left, scaling on the right."""
+    """Draw the share of communication on the left, scaling on the right."""
     figure, (left, right) = _two_panels(
         steps_title(result).replace(" gradients, ", " gradients\n", 1)
     )
@@ -175,7 +175,7 @@ def against_batch(result: StepBenchResult) -> Figure:
 
 
 def _draw_shares(axes: Axes, result: StepBenchResult) -> None:
-    """Exposed communication as a share of the step, for each bucket size."""
+    """Draw exposed communication as a share of the step, for each bucket size."""
     for number, bucket in enumerate(result.buckets):
         points = [point for point in result.points if point.bucket == bucket]
         shares = [100 * point.exposed_share for point in points]
@@ -202,7 +202,7 @@ def _draw_shares(axes: Axes, result: StepBenchResult) -> None:
 
 
 def _draw_scaling(axes: Axes, result: StepBenchResult) -> None:
-    """Samples per second of all ranks, of one rank alone, and of as many times that."""
+    """Draw samples per second of all ranks, of one rank alone, and of as many times that."""
     points, ranks = result.main_points, result.world_size
     batches = [point.batch for point in points]
     alone = [point.batch / point.alone_us * 1e6 for point in points]
@@ -228,7 +228,7 @@ def _draw_scaling(axes: Axes, result: StepBenchResult) -> None:
 
 
 def _two_panels(heading: str) -> tuple[Figure, Sequence[Axes]]:
-    """A figure with two axes; matplotlib is loaded when the first one is asked for."""
+    """Return a figure with two axes; matplotlib is loaded when the first one is asked for."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 

@@ -105,7 +105,7 @@ def _bench(ui: NotebookUi, args: argparse.Namespace) -> BenchResult | StepBenchR
 
 
 def wants_steps(args: argparse.Namespace) -> bool:
-    """True when one of the options for training steps was given."""
+    """Return True when one of the options for training steps was given."""
     return any(getattr(args, option.attribute) != option.default for option in _STEP_OPTIONS)
 
 
@@ -129,7 +129,7 @@ def _collectives(ui: NotebookUi, args: argparse.Namespace) -> BenchResult:
 
 
 def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
-    """The plan that the options describe. Raises UsageMistake."""
+    """Return the plan that the options describe. Raises UsageMistake."""
     try:
         dtypes = parse_names(args.dtype, tuple(DTYPE_BYTES), "dtype")
         smallest = max(4, *(DTYPE_BYTES[dtype] for dtype in dtypes))
@@ -171,7 +171,7 @@ def _training_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult
 
 
 def _step_plan(args: argparse.Namespace) -> StepPlan:
-    """The plan that the options describe. Raises UsageMistake."""
+    """Return the plan that the options describe. Raises UsageMistake."""
     given = {name: getattr(args, name) for name in ("model", "loss", "data")}
     try:
         lists = {

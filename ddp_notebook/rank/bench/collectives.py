@@ -160,7 +160,7 @@ class Bench:
         return time.monotonic() - self.started_s
 
     def agree(self, decision: int, group: Any) -> int:
-        """What rank 0 decided."""
+        """Return what rank 0 decided."""
         shared = torch.tensor([decision], dtype=torch.int64, device=self.device)
         dist.broadcast(shared, group=group, group_src=0)
         return int(shared.item())
@@ -272,7 +272,7 @@ def wait_for_all(group: Any, device: torch.device) -> None:
 
 
 def time_each(calls: Sequence[Call], iterations: int, device: torch.device) -> list[int]:
-    """The time of each of `iterations` collectives, in nanoseconds.
+    """Return the time of each of `iterations` collectives, in nanoseconds.
 
     With one call, each is waited for before the next. With several, they are in flight at the same
     time, and an iteration is the time of all of them divided by their number. On a GPU times are
@@ -301,14 +301,14 @@ def time_each(calls: Sequence[Call], iterations: int, device: torch.device) -> l
 
 
 def stamp_on_gpu(device: torch.device) -> Any:
-    """An event in the device's stream, recorded when the work before it is done."""
+    """Return an event in the device's stream, recorded when the work before it is done."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event
 
 
 def _time_issue(call: Call, iterations: int) -> list[int]:
-    """How long this rank takes to issue its part of each collective, in nanoseconds.
+    """Return how long this rank takes to issue its part of each collective, in nanoseconds.
 
     A collective ends at the same time on every rank, whichever is late. The time to issue it is the
     difference: while the late rank has not begun, the others already wait.

@@ -34,11 +34,11 @@ class Meter:
 
     @classmethod
     def read(cls) -> Meter:
-        """The present moment."""
+        """Return the present moment."""
         return cls(time.monotonic(), time.process_time(), busy_s(Path("/proc/stat")))
 
     def until(self, end: Meter) -> dict[str, Any]:
-        """The times from this moment to `end`: a JSON object, None for what is not known."""
+        """Return the times from this moment to `end`: a JSON object, None for what is not known."""
         known = self.host_s is not None and end.host_s is not None
         return {
             "host": socket.gethostname(),

@@ -162,7 +162,7 @@ class Operation:
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
-    """The tensor in pieces of `_PIECE` elements, each with its first index."""
+    """Yield the tensor in pieces of `_PIECE` elements, each with its first index."""
     for start in range(0, tensor.numel(), _PIECE):
         yield tensor[start : start + _PIECE], start
 

@@ -132,7 +132,7 @@ class StepsBench:
         }
 
     def _collectives(self) -> int:
-        """The number of observed collectives that this rank has issued in its run."""
+        """Return the number of observed collectives that this rank has issued in its run."""
         log = self._observer.log
         return log.written if log is not None else 0
 
@@ -245,7 +245,7 @@ def _little_garbage() -> Iterator[None]:
 
 
 def _sample_bytes(model: Subject, feed: Feed, smallest: int) -> float:
-    """Bytes that a sample needs in a step, from one forward with the smallest batch.
+    """Return the bytes that a sample needs in a step, from one forward with the smallest batch.
 
     It counts the tensors that the forward keeps for the backward, and the same again for their
     gradients. Raises what the model raises.
@@ -267,7 +267,7 @@ def _sample_bytes(model: Subject, feed: Feed, smallest: int) -> float:
 
 
 def _try_batches(model: Subject, feed: Feed, batches: Sequence[int]) -> tuple[list[int], str]:
-    """The batches with which a step succeeds on this rank, and what the next one raised.
+    """Return the batches with which a step succeeds on this rank, and what the next one raised.
 
     Without communication: if a rank fails here, no other waits for it.
     """
@@ -317,7 +317,7 @@ class _Run:
         self._optimizer = torch.optim.SGD(self.subject.module.parameters(), lr=0.0)
 
     def block(self, block: Block) -> dict[str, Any] | None:
-        """This rank's measurements in a block; None if a rank was stopped."""
+        """Return this rank's measurements in a block; None if a rank was stopped."""
         return {"plain": self._plain, "hooked": self._hooked, "alone": self._alone}[block.kind](
             block
         )
@@ -415,11 +415,11 @@ class _Run:
         return [[int(a.elapsed_time(b) * 1e6) for a, b in pairwise(step)] for step in stamps]
 
     def _untimed(self, model: nn.Module, size: int) -> int:
-        """A step for warm-up; about how long it took, in nanoseconds."""
+        """Take a step for warm-up; return about how long it took, in nanoseconds."""
         return sum(self._timed(model, size, 1)[0])
 
     def _wrap(self, block: Block) -> DistributedDataParallel:
-        """The DDP object of a block; that of the block before if it has the same options."""
+        """Return the DDP object of a block; that of the block before if it has the same options."""
         wanted = (block.kind, block.bucket, block.round)
         if self._wrapped is not None and self._wrapped_for == wanted:
             return self._wrapped
@@ -440,7 +440,7 @@ class _Run:
 
     # Without annotations: torch compares them with its own classes, and here they are strings.
     def _hook(self, state, bucket):  # type: ignore[no-untyped-def]
-        """What DDP does without a hook, with a stamp before and after it."""
+        """Do what DDP does without a hook, with a stamp before and after it."""
         span = [time.perf_counter_ns(), 0]
         self._spans.append(span)
         future = allreduce_hook(None, bucket)  # type: ignore[arg-type]  # None: the default group
@@ -471,19 +471,19 @@ class _Run:
         return _STOPPED if stop else count
 
     def is_spent(self) -> bool:
-        """True on all ranks if the budget is spent, by rank 0's clock."""
+        """Return True, on all ranks, if the budget is spent, by rank 0's clock."""
         spent = self.rank == 0 and time.perf_counter_ns() > self.deadline_ns
         return bool(self._largest(int(spent))[0])
 
     def _largest(self, *numbers: int) -> list[int]:
-        """Each number as it is on the rank where it is largest."""
+        """Return each number as it is on the rank where it is largest."""
         shared = torch.tensor(numbers, device=self.subject.device)
         dist.all_reduce(shared, op=dist.ReduceOp.MAX)
         return [int(number) for number in shared.tolist()]
 
 
 def overlapped_ns(spans: Sequence[Sequence[int]]) -> int:
-    """Communication before the last gradient was ready, of one step on one rank.
+    """Return how long a rank communicated in one step before its last gradient was ready.
 
     Each bucket is ready and reduced. Several are in flight at once, so the time of communication is
     the union of their spans, not the sum.

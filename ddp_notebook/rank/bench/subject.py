@@ -49,7 +49,7 @@ def users_code(text: str = "{}") -> Iterator[None]:
 
 
 def on_a_line(error: BaseException) -> str:
-    """An error on one line."""
+    """Return an error on one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
 
@@ -148,7 +148,7 @@ def prepare(name: str, names: Mapping[str, Any], device: str) -> Subject:
 
 
 def _options(wrapped: DistributedDataParallel) -> dict[str, Any]:
-    """The options of the user's DDP object; also its bucket size, if one was given."""
+    """Return the options of the user's DDP object; also its bucket size, if one was given."""
     names = (
         "find_unused_parameters",
         "broadcast_buffers",
@@ -174,7 +174,7 @@ class Feed:
     text: str
 
     def run(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """The loss of `model` on a batch: the forward."""
+        """Return the loss of `model` on a batch: the forward."""
         inputs, target = batch
         if isinstance(inputs, dict):
             return self.loss(model(**inputs), target)
@@ -208,7 +208,7 @@ def feed(subject: Subject, loss: str, data: str, names: Mapping[str, Any]) -> Fe
 
 
 def _mean_square(output: Any, _: Any) -> torch.Tensor:
-    """A loss for any model: its own if its output has one, else the mean of the squares."""
+    """Return a loss for any model: its own if its output has one, else the mean of the squares."""
     for own in (getattr(output, "loss", None), output):
         if isinstance(own, torch.Tensor) and own.is_floating_point():
             return own if own.dim() == 0 else own.float().pow(2).mean()
@@ -250,7 +250,7 @@ def _random(shape: tuple[int, ...], device: torch.device, *, classes: bool = Fal
 
 
 def _users(value: Any, name: str, device: torch.device) -> MakeBatch:
-    """Batches of the user's data, on the model's device. The data itself is only read."""
+    """Return batches of the user's data, on the model's device. The data itself is only read."""
     if isinstance(value, torch.utils.data.DataLoader):
         value = value.dataset
     if isinstance(value, torch.Tensor | tuple | list | dict):
@@ -279,7 +279,7 @@ def _users(value: Any, name: str, device: torch.device) -> MakeBatch:
 
 
 def _rows(value: Any) -> Callable[[int], Any]:
-    """The first samples of `value`, repeated if there are too few."""
+    """Return the first samples of `value`, repeated if there are too few."""
 
     def first(tensor: torch.Tensor, count: int) -> torch.Tensor:
         rows = torch.arange(count, device=tensor.device) % max(len(tensor), 1)
@@ -302,7 +302,7 @@ def _each_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
 
 
 def _guessed(subject: Subject) -> tuple[MakeBatch, str]:
-    """Random inputs in the shape that the model's first layer takes. Raises Unusable."""
+    """Return random inputs in the shape that the model's first layer takes. Raises Unusable."""
     module, device = subject.module, subject.device
     first = next(
         (m for m in module.modules() if any(True for _ in m.parameters(recurse=False))), module
@@ -318,7 +318,7 @@ def _guessed(subject: Subject) -> tuple[MakeBatch, str]:
 
 
 def _inputs_of(layer: Any, device: torch.device) -> Iterator[tuple[MakeBatch, str]]:
-    """Inputs to try for a layer, and what they are. A convolution does not tell the sides."""
+    """Yield inputs to try for a layer, and what they are. A convolution does not tell the sides."""
     shapes: list[tuple[int, ...]] = []
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         count = layer.num_embeddings

@@ -85,7 +85,7 @@ class Measuring:
         self._cancelled.set()
 
     def cancelled(self) -> bool:
-        """Whether it is to end."""
+        """Return whether it is to end."""
         return self._cancelled.is_set()
 
     def follow(
@@ -154,7 +154,7 @@ class Benchmarks:
         request: Request,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Answers[Answer]:
-        """The ranks' answers. Interrupted, they have a while to finish their collectives."""
+        """Return the ranks' answers. Interrupted, they have a while to finish their collectives."""
         cluster = self._pool.need("%ddp_bench").cluster
         record = self._record
         return ask(
@@ -293,7 +293,7 @@ class Benchmarks:
         raise UsageMistake(f"{plan.model} cannot be measured ({said_by(answers.texts | dead)}).")
 
     def _end(self, answers: Answers[Any], measuring: Measuring) -> str:
-        """How it ended, empty on success; the ranks are usable afterwards."""
+        """Return how it ended, empty on success; the ranks are usable afterwards."""
         if answers.complete:
             # A rank's last report arrives independently of its answer.
             counts = {rank: answer["blocks"] for rank, answer in answers.values.items()}
@@ -329,7 +329,7 @@ class Benchmarks:
 
 
 def _why(answers: Answers[Any]) -> str:
-    """Why a benchmark of collectives was cut short, and what to do about it."""
+    """Return why a benchmark of collectives was cut short, and what to do about it."""
     parts = [
         f"rank {rank} died (exit code {code}): %ddp_restart --ranks {rank}"
         for rank, code in answers.dead.items()
@@ -347,7 +347,7 @@ def _why(answers: Answers[Any]) -> str:
 
 
 def _how(answers: Answers[Any]) -> str:
-    """Why not all ranks finished their training steps."""
+    """Return why not all ranks finished their training steps."""
     if answers.interrupted:
         return "The benchmark was interrupted."
     died = [f"rank {rank} died, {exit_text(code)}" for rank, code in answers.dead.items()]
@@ -358,7 +358,7 @@ def _how(answers: Answers[Any]) -> str:
 
 
 def _device(options: BenchOptions, processes: Processes) -> str:
-    """The device the tensors live on."""
+    """Return the device the tensors live on."""
     device = processes.devices.device
     if options.device == "cuda" and not device.startswith("cuda"):
         raise UsageMistake(

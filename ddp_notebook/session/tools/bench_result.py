@@ -30,7 +30,7 @@ class BenchResult(BenchRun):
 
     @classmethod
     def of(cls, run: BenchRun, baseline: BenchRun | None = None) -> Self:
-        """The result of `run`, without a `baseline` that has none of its curves."""
+        """Return the result of `run`, without a `baseline` that has none of its curves."""
         made = cls(**{each.name: getattr(run, each.name) for each in fields(run)})
         why_not = _why_not_beside(run, baseline) if baseline is not None else ""
         if why_not:
@@ -41,7 +41,7 @@ class BenchResult(BenchRun):
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
-        """The result that `save` wrote. Raises UsageMistake when it cannot be read."""
+        """Return the result that `save` wrote. Raises UsageMistake when it cannot be read."""
         source = named_file(path)
         try:
             if source.stat().st_size > 64 * 2**20:
@@ -66,13 +66,13 @@ class BenchResult(BenchRun):
             raise UsageMistake(f"{source} is damaged: {error}.") from None
 
     def plot(self) -> Figure:
-        """A matplotlib figure: time and bandwidth against size."""
+        """Return a matplotlib figure: time and bandwidth against size."""
         from ddp_notebook.views import bench_figures
 
         return bench_figures.against_size(self, self.baseline)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each size of each curve: what `dataframe` and `to_csv` hold."""
+        """Return a dict for each size of each curve: what `dataframe` and `to_csv` hold."""
         return bench_export.rows(self)
 
     def dataframe(self) -> Any:
@@ -87,7 +87,7 @@ class BenchResult(BenchRun):
         return pandas.DataFrame(self.rows())
 
     def to_json(self, path: str | os.PathLike[str] | None = None, *, samples: bool = True) -> str:
-        """All of it as JSON, written to `path` if there is one; `--baseline` reads it.
+        """Return all of it as JSON, written to `path` if there is one; `--baseline` reads it.
 
         Without `samples` the single iterations are left out.
         """
@@ -102,11 +102,11 @@ class BenchResult(BenchRun):
         return _written(json.dumps(wire, allow_nan=False), path)
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
-        """A line for each size, written to `path` if there is one."""
+        """Return a line for each size, written to `path` if there is one."""
         return _written(bench_export.csv(self), path)
 
     def to_nccl_text(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The table that nccl-tests print, for tools that read it."""
+        """Return the table that nccl-tests print, for tools that read it."""
         return _written(bench_export.nccl_text(self), path)
 
     def to_nccl_json(self, path: str | os.PathLike[str] | None = None) -> str:
@@ -140,7 +140,7 @@ class BenchResult(BenchRun):
 
 
 def _why_not_beside(run: BenchRun, baseline: BenchRun) -> str:
-    """Why no curve of a baseline can stand beside one of the run; empty when one can."""
+    """Return why no curve of a baseline can stand beside one of the run; empty when one can."""
     if (run.backend, run.device.split(":")[0]) != (baseline.backend, baseline.device.split(":")[0]):
         return (
             f"it is of {baseline.backend} on {baseline.device}, and this run of {run.backend} on "
@@ -152,7 +152,7 @@ def _why_not_beside(run: BenchRun, baseline: BenchRun) -> str:
 
 
 def check_export(path: str | os.PathLike[str]) -> str:
-    """Why `save` cannot write to `path`; empty when it seems that it can."""
+    """Return why `save` cannot write to `path`; empty when it seems that it can."""
     target = named_file(path)
     endings = (".json", ".csv", ".txt", ".png", ".svg", ".pdf")
     if not target.name.lower().endswith(endings):
