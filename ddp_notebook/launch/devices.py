@@ -66,9 +66,6 @@ def visible_gpus() -> tuple[str, ...]:
     return tuple(gpu.index for gpu in gpus())
 
 
-def nvlink_gb_per_s(pci_address: str) -> float:
-    """Return the total bandwidth of a GPU's NVLinks, in GB/s per direction; 0 for none."""
-    return _ask_driver(lambda nvml: _nvlink_gb_per_s(nvml, pci_address), 0.0)
 
 
 def _ask_driver(question: Callable[[Any], Answer], without_driver: Answer) -> Answer:
@@ -93,18 +90,6 @@ def _gpu(nvml: Any, index: int) -> Gpu:
         used_bytes, total_bytes = memory.used, memory.total
     uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
     return Gpu(str(index), uuid, name, used_bytes, total_bytes)
-
-
-def _nvlink_gb_per_s(nvml: Any, pci_address: str) -> float:
-    gpu = nvml.nvmlDeviceGetHandleByPciBusId(pci_address)
-    (speed,) = nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON])
-    if speed.nvmlReturn != nvml.NVML_SUCCESS:
-        return 0.0
-    active = 0
-    with contextlib.suppress(nvml.NVMLError):  # this GPU has no link of that number
-        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-            active += nvml.nvmlDeviceGetNvLinkState(gpu, link) == nvml.NVML_FEATURE_ENABLED
-    return active * float(speed.value.uiVal) / 1e3
 
 
 def plan_devices(

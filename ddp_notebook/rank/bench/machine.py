@@ -1,17 +1,26 @@
-"""CPU time of this process and its host, and a thread's time in the run queue."""
+"""What the machine gives a benchmark: free memory, and CPU time of this process and its host."""
 
 from __future__ import annotations
 
 import os
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_THREAD = Path("/proc/thread-self/schedstat")
-"""A thread's ns on a core, ns in the run queue, number of runs. See Linux's sched-stats.rst."""
-_BUSY = (0, 1, 2, 5, 6, 7)
-"""Columns of /proc/stat: user, nice, system, irq, softirq, steal. See proc_stat(5)."""
+import psutil
+import torch
+
+from ddp_notebook.launch.out_of_memory import container_memory
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that are free on `device`; on a CPU, those of its host and the rank's container."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    available, limit = psutil.virtual_memory().available, container_memory()
+    return int(available if limit is None else min(available, limit.left))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,37 +34,18 @@ class Meter:
 
     @classmethod
     def read(cls) -> Meter:
-        """The present moment."""
+        """Return the present moment."""
         return cls(time.monotonic(), time.process_time(), busy_s(Path("/proc/stat")))
 
     def until(self, end: Meter) -> dict[str, Any]:
-        """The times from this moment to `end`: a JSON object, None for what is not known."""
+        """Return the times from this moment to `end`: a JSON object, None for what is not known."""
         known = self.host_s is not None and end.host_s is not None
         return {
+            "host": socket.gethostname(),
             "seconds": end.clock_s - self.clock_s,
             "cpu_s": end.own_s - self.own_s,
             "host_cpu_s": (end.host_s or 0) - (self.host_s or 0) if known else None,
         }
-
-
-class RunQueue:
-    """How long the thread that creates it was runnable and had no core. Close it after use."""
-
-    def __init__(self, path: Path = _THREAD) -> None:
-        try:
-            self._file: int | None = os.open(path, os.O_RDONLY)
-        except OSError:  # another system than Linux
-            self._file = None
-
-    def waited_ns(self) -> int:
-        """Since the thread began, in ns; 0 if not known. Takes about a microsecond."""
-        return int(os.pread(self._file, 64, 0).split()[1]) if self._file is not None else 0
-
-    def close(self) -> None:
-        """Close the file. From now on the time is 0."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
 
 
 def busy_s(stat: Path, cores: frozenset[int] | None = None) -> float | None:
@@ -69,7 +59,8 @@ def busy_s(stat: Path, cores: frozenset[int] | None = None) -> float | None:
         for line in stat.read_text().splitlines():
             name, *columns = line.split()
             if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in wanted:
-                ticks += sum(int(columns[c]) for c in _BUSY)
+                # user, nice, system, irq, softirq, steal; neither idle nor iowait: proc_stat(5)
+                ticks += sum(int(columns[c]) for c in (0, 1, 2, 5, 6, 7))
                 known = True
         return ticks / os.sysconf("SC_CLK_TCK") if known else None
     except (OSError, ValueError, IndexError, AttributeError):

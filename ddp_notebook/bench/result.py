@@ -1,4 +1,4 @@
-"""What a benchmark of collectives measured: points, curves, conditions, changes."""
+"""What a benchmark of collectives measured: points, curves, conditions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from ddp_notebook.bench.ops import Op, op_named
+from ddp_notebook.bench.plan import Op, op_named
 from ddp_notebook.model import counted
 
 Interval = tuple[float, float]
@@ -28,28 +28,23 @@ class Fit:
 
     `latency_s` is the time of the smallest message: the start of the first line.
     `bandwidth_bytes_per_s` is the limit for large messages: by the slope of the last line.
-    `half_bandwidth_bytes` is the smallest size that gets half of that bandwidth. Each has its
-    95 % interval beside it. Made by `ddp_notebook.bench.fit.fit`.
+    `half_bandwidth_bytes` is the smallest size that gets half of that bandwidth. Made by
+    `ddp_notebook.bench.fit.fit`.
     """
 
     regimes: tuple[Regime, ...]
     latency_s: float
-    latency_interval_s: Interval
     bandwidth_bytes_per_s: float
-    bandwidth_interval_bytes_per_s: Interval
     half_bandwidth_bytes: float
-    half_bandwidth_interval_bytes: Interval
     from_bytes: int
     """The smallest size it was fitted to."""
     to_bytes: int
     """The largest."""
     median_error: float
     """The median over sizes of the relative error."""
-    max_error: float
-    """The largest relative error."""
 
     def predict(self, size_bytes: float) -> float:
-        """Seconds that a message of `size_bytes` takes, by the model.
+        """Return the seconds that a message of `size_bytes` takes, by the model.
 
         Outside `from_bytes` to `to_bytes` nothing was measured: there it is an extrapolation.
         """
@@ -133,8 +128,6 @@ class Curve:
     mode: str
     """blocking: each is waited for before the next; pipelined: several run at a time."""
     ranks: tuple[int, ...]
-    tuned: bool = False
-    """Gloo's loop thread ran as a batch job."""
     points: tuple[BenchPoint, ...] = ()
     fit: Fit | None = None
     no_fit: str = ""
@@ -160,31 +153,12 @@ class Curve:
         parts = [what, counted(self.world_size, "rank")]
         if self.mode != "blocking":
             parts.append(self.mode)
-        if self.tuned:
-            parts.append("SCHED_BATCH")
         return ", ".join(parts)
 
     @property
-    def key(self) -> tuple[str, str, str, int, bool]:
+    def key(self) -> tuple[str, str, str, int]:
         """What must agree for two curves to be compared."""
-        return self.op, self.dtype, self.mode, self.world_size, self.tuned
-
-
-LOOPBACK_TCP = "loopback TCP"
-"""The floor that a plain socket between two ranks of a host is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """A limit of the machine itself, measured or looked up in the same run.
-
-    `what` names it, `source` says where the numbers are from. Either number may be 0: not known.
-    """
-
-    what: str
-    latency_us: float
-    bandwidth_gb_per_s: float
-    source: str
+        return self.op, self.dtype, self.mode, self.world_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +170,6 @@ class Conditions:
     ranks_per_host: int = 0
     others_cpu: float | None = None
     """Mean number of cores kept busy by processes other than the ranks; None if not known."""
-    loop_cpu: float | None = None
-    """Cores kept busy by one rank's gloo loop threads at small sizes; None without such threads."""
     seconds: float = 0.0
 
 
@@ -213,12 +185,9 @@ class BenchRun:
     reasons: tuple[str, ...] = ()
     """Why it is not trusted more."""
     notes: tuple[str, ...] = ()
-    floors: tuple[Floor, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
     ended: str = ""
     """Why it ended early; empty if it did not."""
-    buckets_bytes: tuple[int, ...] = ()
-    """The bucket sizes of the user's own model, if known."""
     started: str = ""
     """When, in ISO 8601 with the offset from UTC."""
     plan: dict[str, Any] = field(default_factory=dict)
@@ -230,34 +199,9 @@ class BenchRun:
         return self.curves[0].points if self.curves else ()
 
 
-class Change(StrEnum):
-    """How a size, or a whole curve, compares with the baseline."""
-
-    SLOWER = "slower"
-    FASTER = "faster"
-    SAME = "no difference that the intervals allow to state"
-    UNDECIDED = "too noisy to say"
-    """They differ, and the machine may be why: one of the runs is not reliable."""
-
-
-@dataclass(frozen=True, slots=True)
-class PointChange:
-    """One size against the baseline; `ratio` is this run's median over the baseline's."""
-
-    size_bytes: int
-    ratio: float
-    change: Change
-
-
-@dataclass(frozen=True, slots=True)
-class CurveChange:
-    """One curve against the baseline's; `ratio` is the median over the sizes that changed,
-    or over all when none did."""
-
-    curve: Curve
-    baseline: Curve
-    change: Change
-    ratio: float
-    points: tuple[PointChange, ...]
-    together: tuple[float, float] | None = None
-    """The 99.9 % interval of the ratio over all sizes together, where that decided."""
+def duration(seconds: float) -> str:
+    """Return a time to three digits: ``280 µs``, ``1.2 ms``, ``3 s``."""
+    for unit, worth in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= worth * 0.9995:
+            return f"{float(f'{seconds / worth:.3g}'):g} {unit}"
+    return f"{float(f'{seconds * 1e6:.3g}'):g} µs"

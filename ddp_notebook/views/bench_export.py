@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from ddp_notebook.bench.results import BenchPoint, BenchRun, Curve
+from ddp_notebook.bench.result import BenchPoint, BenchRun, Curve
 
 _NCCL_JSON_VERSION = 2
 _NCCL_TYPES = {"float32": "float", "float64": "double", "float16": "half"}
@@ -26,7 +26,7 @@ def rows(run: BenchRun) -> list[dict[str, Any]]:
 
 
 def csv(run: BenchRun) -> str:
-    """The rows with a header."""
+    """Return the rows with a header."""
     table = rows(run)
     if not table:
         return ""
@@ -44,7 +44,6 @@ def _row(curve: Curve, point: BenchPoint) -> dict[str, Any]:
         "dtype": curve.dtype,
         "mode": curve.mode,
         "world_size": curve.world_size,
-        "tuned": curve.tuned,
         "size_bytes": point.size_bytes,
         "count": point.count,
         "iterations": point.iterations,
@@ -118,7 +117,7 @@ def _nccl_line(curve: Curve, point: BenchPoint) -> str:
 
 
 def _width(value: float, width: int) -> str:
-    """A number with as many decimals as fit, at most two."""
+    """Return a number with as many decimals as fit, at most two."""
     text = next((t for d in (2, 1, 0) if len(t := f"{value:.{d}f}") <= width), f"{value:.1e}")
     return f"{text:>{width}}"
 
