@@ -15,7 +15,6 @@ from ddp_notebook.rank.component import Component, Lifecycle
 from ddp_notebook.rank.control import Handlers
 from ddp_notebook.rank.control_socket import ControlSocket
 from ddp_notebook.rank.debugger.at_lines import AtLines
-from ddp_notebook.rank.editor.editor import Editor
 from ddp_notebook.rank.inspect.answers import Answers
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.rescue import Rescue
@@ -45,7 +44,7 @@ class RankCore:
         self.main_thread = main_thread = watched.main_thread
         self.user_code = watched.user_code
         self.call_sites = watched.call_sites
-        self.gate = gate = watched.gate
+        self.gate = watched.gate
         self.sockets, self.subgroups = watched.sockets, watched.subgroups
         self.resolver, self.init_calls = watched.resolver, watched.init_calls
         self.tracker, self.data_parallel = watched.tracker, watched.data_parallel
@@ -55,7 +54,6 @@ class RankCore:
         self.at_lines = AtLines(watched, process.events, self.answers.variables)
         self.debugger, self.compiled = self.at_lines.debugger, self.at_lines.compiled
         self.debugger.armed.tell = self.observer.limits.lift
-        self.editor = Editor(self.debugger, gate, main_thread)
         self.rescue = Rescue(main_thread, self.init_calls, self.sockets, self.resolver)
         self.step_timer = StepTimer(watched.marks, self.tracker, self.observer, process.rank)
         self.held = Held(watched.names)
@@ -65,7 +63,7 @@ class RankCore:
 
     def lifecycle(self, more: Sequence[Component] = ()) -> Lifecycle:
         """All components in their order, with `more`; questions come when all are attached."""
-        stops = self.debugger, self.compiled, self.editor, self.rescue
+        stops = self.debugger, self.compiled, self.rescue
         return Lifecycle((*self.watched.components(more, stops), self.questions))
 
     def doing(self, *, in_run: bool) -> str:
@@ -85,7 +83,6 @@ class RankCore:
         on(calls.STEP_TIMES, lambda _: self.step_timer.times())
         on(calls.HELD, lambda _: self.held.parameters())
         on(calls.STEP, lambda _: calls.PausedAt(self.gate.step()))
-        on(calls.EDITOR, self.editor.answer)
         on(calls.RESUME, lambda _: calls.PausedAt(self.gate.resume()))
         for question in calls.AT_LINES:
             on(question, partial(self.at_lines.answer, question))

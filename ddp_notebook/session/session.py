@@ -25,7 +25,6 @@ from ddp_notebook.session.tools.bench import Bench
 from ddp_notebook.session.tools.bench_steps import StepBench
 from ddp_notebook.session.tools.ddp_construction import DdpConstruction
 from ddp_notebook.session.tools.debugger.breakpoints import Breakpoints
-from ddp_notebook.session.tools.debugger.editors import Editors
 from ddp_notebook.session.tools.debugger.evaluating import evaluate
 from ddp_notebook.session.tools.debugger.looking import Looking
 from ddp_notebook.session.tools.debugger.subjects import OwnRanks
@@ -86,7 +85,6 @@ class Session:
         self._runs.breakpoints_of = self.breakpoints.of_rank
         self.looking = Looking(own)
         self._evaluate = partial(evaluate, own, self.looking)
-        self.editors = Editors(self.record, self.pool)
         self._values = Values(self.record, self.pool, self._runs)
         self._where = Where(self.record, self.pool)
         self._why = Why(self._runs, self._set_up, self._findings, self.record)

@@ -193,7 +193,6 @@ def test_a_job_stops_at_lines_is_stepped_asked_and_given_back(
     assert "%ddp_vars needs ranks" in said("%ddp_vars", ok=False)
     assert "breakpoint() in its code" in said(f"%ddp_attach {job.pid} --take-over")
     assert job.goes_on()
-    assert "for ranks that the notebook has started" in said("%ddp_attach_editor", ok=False)
     assert "There is no file nowhere.py" in said("%ddp_break nowhere.py:3", ok=False)
     assert "has no line 99" in said("%ddp_break train.py:99", ok=False)
 

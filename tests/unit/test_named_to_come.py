@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_notebook.rank.debugger.code_swap import source_of
+from ddp_notebook.rank.debugger.breakpoints import source_of
 from ddp_notebook.rank.debugger.named import to_come
 
 FILES = {

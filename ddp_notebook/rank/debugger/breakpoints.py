@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ast
 import inspect
+import linecache
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Any
 
 from ddp_notebook.rank.calls import Bound, Breakpoint
-from ddp_notebook.rank.debugger.code_swap import source_of
-from ddp_notebook.rank.debugger.instrument import Lines, line_with_code, plain
+from ddp_notebook.rank.debugger.lines import Lines
 from ddp_notebook.rank.debugger.named import code_of, defined_at, first_line, named, parsed, to_come
 from ddp_notebook.rank.inspect.frames import CELL_NAME, IsUsers, globals_for
 
@@ -185,39 +185,20 @@ class Breakpoints:
         reasons = [self._passed(watched, frame) for watched in at]
         return tuple(reason for reason in reasons if reason)
 
-    @property
-    def has_pending(self) -> bool:
-        """True when some name a function or a cell that is not there yet."""
-        return any(
-            not (watched.bound.line or watched.spec.on) for watched in self._watched.values()
-        )
-
-    def bounds(
-        self, problems: Mapping[str, str], notes: Mapping[tuple[str, int], str]
-    ) -> tuple[Bound, ...]:
-        """Where each is and how often it was passed.
-
-        `problems`: why files cannot have any; `notes`: who does not stop at a line.
-        """
+    def bounds(self, notes: Mapping[tuple[str, int], str]) -> tuple[Bound, ...]:
+        """Where each is and how often it was passed; `notes`: who does not stop at a line."""
         files = {self.canonical(file) for file in _module_files()} | self._compiled
-        bounds = (self._bound_now(watched, problems, files) for watched in self._watched.values())
+        bounds = (self._bound_now(watched, files) for watched in self._watched.values())
         return tuple(
             replace(bound, note=notes.get((bound.file, bound.line), bound.note)) for bound in bounds
         )
 
-    def _bound_now(self, watched: _Watched, problems: Mapping[str, str], files: set[str]) -> Bound:
+    def _bound_now(self, watched: _Watched, files: set[str]) -> Bound:
         bound = watched.bound
         loaded = bound.loaded and bool(watched.spec.function or CELL_NAME.fullmatch(bound.file))
         loaded = loaded or bound.file in files or bool(watched.passes)
-        return Bound(
-            bound.number,
-            bound.file,
-            bound.line,
-            bound.problem or problems.get(bound.file, ""),
-            watched.passes,
-            watched.done,
-            loaded,
-            watched.note,
+        return replace(
+            bound, passes=watched.passes, done=watched.done, loaded=loaded, note=watched.note
         )
 
     # -- a line is reached ---------------------------------------------------------------
@@ -376,3 +357,66 @@ def message_source(text: str) -> str:
     source = f"f{text!r}"
     compile(source, "<log>", "eval")
     return source
+
+
+# -- source ------------------------------------------------------------------------------
+
+
+def source_of(file: str) -> str:
+    """Return the text of a file or a cell; the cell's first line, its magic, left empty."""
+    return "".join(lines_of(file))
+
+
+def lines_of(file: str) -> list[str]:
+    """Return the same as lines, each with its end."""
+    if file.startswith("<"):
+        lines = linecache.getlines(file)
+        return ["\n", *lines[1:]] if lines and lines[0].lstrip().startswith("%%") else lines
+    linecache.checkcache(file)
+    lines = linecache.getlines(file)
+    if not lines:  # in an archive: its module's loader has the text
+        modules = (each for each in list(sys.modules.values()) if inspect.ismodule(each))
+        module = next((each for each in modules if vars(each).get("__file__") == file), None)
+        lines = linecache.getlines(file, vars(module) if module else None)
+    return lines
+
+
+def line_with_code(tree: ast.AST, wanted: int) -> int | None:
+    """Return the line to stop at for a `wanted` one: of its statement, or of the next one."""
+    spans = []
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt) and not isinstance(node, ast.Global | ast.Nonlocal):
+            spans.append(_span(node))
+        elif isinstance(node, ast.Lambda):
+            spans.append(_span(node.body))
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            docstrings.append(_span(node.body[0]))
+    spans = [span for span in spans if span not in docstrings]
+    around = [first for first, last in spans if first <= wanted <= last]
+    return max(around, default=min((first for first, _ in spans if first > wanted), default=None))
+
+
+def _span(node: ast.stmt | ast.expr) -> tuple[int, int]:
+    """Return the first and last line of a node that are its own: of a function, its head."""
+    decorators: Sequence[ast.expr] = getattr(node, "decorator_list", ())
+    first = min([node.lineno, *(each.lineno for each in decorators)])
+    body = getattr(node, "body", None)
+    if isinstance(body, list) and body:
+        return first, max(node.lineno, body[0].lineno - 1)
+    return first, node.end_lineno or first
+
+
+_PLAIN = (
+    *(ast.Expression, ast.Name, ast.Constant, ast.Attribute, ast.Subscript, ast.Compare),
+    *(ast.BoolOp, ast.UnaryOp, ast.BinOp),
+    *(ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
+)
+
+
+def plain(condition: str) -> str:
+    """Return the condition in one line; empty where it calls something, or makes variables."""
+    tree = ast.parse(condition.strip(), mode="eval")
+    is_plain = "__" not in condition and all(isinstance(node, _PLAIN) for node in ast.walk(tree))
+    return ast.unparse(tree) if is_plain else ""

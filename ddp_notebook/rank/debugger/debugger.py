@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
-import functools
 import itertools
 import mmap
 import os
+import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp_notebook.model import LineLeft, LineStopped
 from ddp_notebook.rank import calls
@@ -20,12 +22,9 @@ from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.debugger import monitoring
 from ddp_notebook.rank.debugger.armed import Armed
-from ddp_notebook.rank.debugger.breakpoints import Breakpoints
-from ddp_notebook.rank.debugger.code_swap import lines_of
-from ddp_notebook.rank.debugger.goals import Goal, has_line, with_line
-from ddp_notebook.rank.debugger.instrument import Lines
+from ddp_notebook.rank.debugger.breakpoints import Breakpoints, lines_of
+from ddp_notebook.rank.debugger.lines import Backend, Goal, Lines, has_line, with_line
 from ddp_notebook.rank.debugger.monitoring import Monitoring
-from ddp_notebook.rank.debugger.stops import Places, Stop
 from ddp_notebook.rank.debugger.tracing import Tracing
 from ddp_notebook.rank.inspect import frames
 from ddp_notebook.rank.inspect.frames import UserCode
@@ -40,35 +39,66 @@ _LONGEST_SOURCE = 160
 _POLL_S = 0.05
 
 
-class Backend(Protocol):
-    """How lines are seen: `Tracing` on Python 3.11, `Monitoring` from 3.12 on."""
+T = TypeVar("T")
+Places = Sequence[tuple[FrameType, int]]
+"""Frames of the user's and the line that each is at, the innermost first."""
 
-    def watch(self, lines: Lines) -> Mapping[str, str]:
-        """Stop before these lines, and before no others; by file, why one cannot be."""
 
-    def unseen(self) -> Mapping[tuple[str, int], str]:
-        """By file and line, which threads do not stop there yet."""
+class Stop:
+    """A thread that is paused before a line: it evaluates expressions until it is resumed.
 
-    def compiled(self, tree: Any, file: str) -> Any:
-        """The module `tree` as it is to be compiled."""
+    `number` counts a rank's stops. `over`: the frames that an error has left, when that is why it
+    is paused: there is no next line.
+    """
 
-    def was_compiled(self, code: CodeType) -> None:
-        """This is what it was compiled to."""
+    def __init__(self, number: int, frame: FrameType, why: str, over: Places = ()) -> None:
+        self.number = number
+        self.frame = frame
+        self.line = over[0][1] if over else frame.f_lineno
+        self.why = why
+        self.over = over
+        self.thread = threading.current_thread()
+        self.ordered = False
+        """It was ordered to continue, and is about to."""
+        self._inbox: queue.SimpleQueue[Move | Callable[[], None]] = queue.SimpleQueue()
 
-    def step(self, goal: Goal | None, frame: FrameType) -> None:
-        """Resume this thread from `frame` to `goal`; None: to the next breakpoint."""
+    def resume(self, order: Move) -> None:
+        """Resume the thread. From any other thread."""
+        self.ordered = True
+        self._inbox.put(order)
 
-    def goal(self) -> Goal | None:
-        """This thread's goal."""
+    def ask(self, compute: Callable[[], T], timeout_s: float) -> T:
+        """Return what `compute` gives in the thread that waits. From any other thread.
 
-    def release(self) -> None:
-        """Cancel all steps; breakpoints stop as before. Thread-safe."""
+        Raises what it raises, TimeoutError.
+        """
+        answer: Future[T] = Future()
 
-    def give_way(self) -> None:
-        """Another debugger moves this thread on: forget its goal."""
+        def work() -> None:
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(compute())
+                except Exception as error:  # noqa: BLE001  # raised where it is waited for
+                    answer.set_exception(error)
 
-    def forget(self) -> None:
-        """The same, and nothing that was there before its breakpoints. On the main thread."""
+        self._inbox.put(work)
+        try:
+            return answer.result(timeout_s)
+        except TimeoutError:
+            answer.cancel()
+            raise
+
+    def wait(self, check: Callable[[], None]) -> Move:
+        """Wait until the thread is resumed. `check`, every moment, raises what ends the wait."""
+        while True:
+            try:
+                message = self._inbox.get(timeout=_POLL_S)
+            except queue.Empty:
+                check()
+                continue
+            if isinstance(message, Move):
+                return message
+            message()
 
 
 class Debugger(Component):
@@ -90,8 +120,7 @@ class Debugger(Component):
         self._events = events
         self.breakpoints = Breakpoints(user_code.is_users, names, sys_stdout)
         kind = Monitoring if monitoring.is_there() else Tracing
-        self.backend: Backend = kind(self._on_line, self._on_call, self.breakpoints.canonical)
-        self._problems: Mapping[str, str] = {}
+        self.backend: Backend = kind(self._on_line, self.breakpoints.canonical)
         self._run = 0
         self._pid = os.getpid()
         self._count = itertools.count(1)
@@ -109,8 +138,6 @@ class Debugger(Component):
         """A breakpoint is set on collectives."""
         self._said_in_child = mmap.mmap(-1, 1)
         self.armed = Armed()
-        self.take: Callable[[Stop], None] | None = None
-        """Has another debugger take a paused thread, and is called in it; None: none does."""
         self.is_wanted: Callable[[], bool] = lambda: True
         """Polled while a thread is paused: False when who stopped it is gone, and it continues."""
         self.watch_values: Callable[[bool], None] = lambda wanted: None
@@ -140,6 +167,8 @@ class Debugger(Component):
         self._said_in_child[0] = 0
         self._gate.paused |= self._pauses_all
         self.armed.in_run(self._gate.paused)
+        if self.backend.is_on:  # an error that ended a stop has ended the tracing of this thread
+            self._watch()
 
     def run_ends(self) -> None:
         """Resume threads that outlive the run, and cancel all steps."""
@@ -160,17 +189,12 @@ class Debugger(Component):
 
     # -- code that is about to run ---------------------------------------------------------
 
-    def compiled(self, tree: Any, file: str) -> Any:
-        """The module `tree` of a cell or a script, as it is to be compiled as `file`."""
+    def begins(self, tree: ast.Module, file: str) -> None:
+        """A cell or a script is about to run: `tree`, compiled as `file`."""
         self.armed.runs(tree)
         self.armed.loaded.add(file)
         if self.breakpoints.adopt(tree, file):
             self._watch()
-        return self.backend.compiled(tree, file)
-
-    def was_compiled(self, code: CodeType) -> None:
-        """This is what it was compiled to."""
-        self.backend.was_compiled(code)
 
     def _module_loads(self, file: str) -> None:
         if self.breakpoints.loads(file):
@@ -179,7 +203,7 @@ class Debugger(Component):
     def _watch(self) -> None:
         lines = self.breakpoints.lines if self.enabled else {}
         self.watch_lines(lines)
-        self._problems = self.backend.watch(lines)
+        self.backend.watch(lines)
 
     # -- reasons to stop -------------------------------------------------------------------
 
@@ -226,7 +250,7 @@ class Debugger(Component):
             if has_breakpoints:
                 self._passes_in_child(frame)
             return
-        goal = self.backend.goal()
+        goal = self.backend.goal
         reached = goal is not None and goal.reached(frame)
         reasons = self._hit(frame, frame.f_lineno) if has_breakpoints else ()
         if reached:
@@ -234,22 +258,15 @@ class Debugger(Component):
         if reached or reasons:
             self._stop(frame, "; ".join(reasons))
 
-    def _on_call(self, frame: FrameType, line: int) -> None:
-        """A call that was compiled in before a line of a breakpoint."""
-        if not self._may_stop():
-            self._passes_in_child(frame)
-            return
-        reasons = self._hit(frame, line)
-        passing = self._passing.pop(threading.get_ident(), None) == (id(frame), line)
-        if reasons and not passing:
-            self._stop(frame, "; ".join(reasons))
-
     def _passes_in_child(self, frame: FrameType) -> None:
         """A process that this one forked passes a breakpoint: say so once in a run.
 
         Workers that are forked later know that it was said: they share the byte.
         """
-        if os.getpid() == self._pid or self._said_in_child[0]:
+        if os.getpid() == self._pid:
+            return
+        self.backend.watch({})  # no more than this one pass is of interest
+        if self._said_in_child[0]:
             return
         self._said_in_child[0] = 1
         sys_stdout(
@@ -283,59 +300,27 @@ class Debugger(Component):
 
     # -- a stop ----------------------------------------------------------------------------
 
-    def stopped_by_other(self, frame: FrameType, why: str, take: Callable[[Stop], None]) -> bool:
-        """Another debugger stops this thread, which waits in `take`; False: that is not reported.
-
-        Raises KeyboardInterrupt, Aborted.
-        """
-        thread = threading.get_ident()
-        if not self._run or thread in self._inside or self.stopped is not None:
-            return False
-        self._passing[thread] = id(frame), frame.f_lineno
-        self._stop(frame, why, take=take)
-        return True
-
-    def _stop(
-        self,
-        frame: FrameType,
-        why: str,
-        over: Places = (),
-        take: Callable[[Stop], None] | None = None,
-    ) -> None:
+    def _stop(self, frame: FrameType, why: str, over: Places = ()) -> None:
         """Wait here until this thread is resumed. Raises KeyboardInterrupt, Aborted."""
         self.armed.in_run()
         with self.aside():
             while not self._turn.acquire(timeout=_POLL_S):
                 self.check()
             stop = self.stopped = Stop(next(self._count), frame, why, over)
+            main = self._main_thread
             try:
-                order = self._wait(stop, take or self.take)
+                main.paused_at, main.paused_in = self._user_code.describe(frame), frame
+                self._events.collect()
+                self._events.emit_now(LineStopped, **self._event_fields(stop))
+                order = stop.wait(self.check)
             except BaseException:
                 self._events.emit_now(LineLeft, cell=self._run, stop=stop.number)
                 raise
             finally:
-                self.stopped, self._main_thread.paused_at = None, ""
-                self._main_thread.paused_in = None
+                self.stopped, main.paused_at, main.paused_in = None, "", None
                 self._turn.release()
-        if order.how is How.EDITOR:  # the session has not ordered it
-            self._events.emit_now(LineLeft, cell=self._run, stop=stop.number)
         if not over:
             self._resume(order, frame)
-
-    def _wait(self, stop: Stop, take: Callable[[Stop], None] | None) -> Move:
-        self._main_thread.paused_at = self._user_code.describe(stop.frame)
-        self._main_thread.paused_in = stop.frame
-        self._events.collect()
-        self._events.emit_now(LineStopped, **self._event_fields(stop))
-        if take is not None:
-            stop.do(functools.partial(take, stop))
-        return stop.wait(self.check)
-
-    def report(self, stop: Stop, note: str) -> None:
-        """Tell the session that an editor has this stop, or no more."""
-        if note != stop.note and note not in stop.why:
-            stop.note = note
-            self._events.emit_now(LineStopped, **self._event_fields(stop))
 
     def check(self) -> None:
         """Raises Aborted."""
@@ -366,7 +351,7 @@ class Debugger(Component):
             "file": f"cell {cell[1]}" if cell else code.co_filename,
             "line": line,
             "function": code.co_qualname.rpartition(".<locals>.")[2],
-            "why": "; ".join(filter(None, (stop.why[:300], stop.note, edited))),
+            "why": "; ".join(filter(None, (stop.why[:300], edited))),
             "thread": "" if stop.thread is main else stop.thread.name,
             "first": first,
             "source": tuple(
@@ -377,14 +362,11 @@ class Debugger(Component):
     def _resume(self, order: Move, frame: FrameType) -> None:
         """Resume this thread, which was paused at `frame`, as ordered."""
         goal: Goal | None = None
-        if order.how is How.EDITOR:
-            self.backend.give_way()
-            return
         if order.how in (How.COLLECTIVE, How.END):
             self._gate.paused = order.how is How.COLLECTIVE
         else:
             goal = Goal(order.how, frame, order.line, self._user_code.is_users)
-            goal = goal if goal.frames or goal.into else None
+            goal = None if goal.is_out_of_reach else goal
         try:
             self.backend.step(goal, frame)
         except RuntimeError as error:  # a profiler may have what stepping needs
@@ -414,8 +396,6 @@ class Debugger(Component):
             return self._move_from_gate(order)
         if stop.ordered:
             return calls.Moved(stop.number)
-        if stop.holder is not None:
-            return stop.holder(order)
         if stop.over and order.how not in (How.NEXT, How.END):
             raised = "it is paused where an error was raised, which ends what runs"
             return calls.Moved(0, f"{raised}; it can continue with that: %ddp_step")
@@ -428,8 +408,8 @@ class Debugger(Component):
                 f"line {order.line} is not in {function}, where it is paused; elsewhere a "
                 "breakpoint stops it: %ddp_break LINE, then %ddp_step --to end",
             )
-        holder = stop.order(order)
-        return holder(order) if holder is not None else calls.Moved(stop.number)
+        stop.resume(order)
+        return calls.Moved(stop.number)
 
     def _move_from_gate(self, order: Move) -> calls.Moved:
         if self._gate.at is None:
@@ -453,7 +433,7 @@ class Debugger(Component):
         pauses, self._pauses_all = self._pauses_all, wanted.enabled and wants("collective")
         if pauses != self._pauses_all:
             self._gate.paused = self._pauses_all and bool(self._run)
-        return calls.Bounds(self.breakpoints.bounds(self._problems, self.backend.unseen()))
+        return calls.Bounds(self.breakpoints.bounds(self.backend.unseen()))
 
     def arm(self) -> calls.Nothing:
         """Another rank of this run is paused: this one may wait for it. Any thread."""
@@ -463,10 +443,9 @@ class Debugger(Component):
 
     def bounds(self) -> calls.Bounds:
         """Where each breakpoint is, and how often it was passed. Any thread."""
-        found = self.breakpoints.has_pending and self.breakpoints.bind_pending()
-        if found or self._problems:  # what was edited may have been loaded anew
+        if self.breakpoints.bind_pending():
             self._watch()
-        return calls.Bounds(self.breakpoints.bounds(self._problems, self.backend.unseen()))
+        return calls.Bounds(self.breakpoints.bounds(self.backend.unseen()))
 
 
 def sys_stdout(text: str) -> None:

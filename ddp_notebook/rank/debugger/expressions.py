@@ -30,10 +30,9 @@ from ddp_notebook.rank.calls import (
     Part,
     Standing,
 )
-from ddp_notebook.rank.debugger.code_swap import lines_of
+from ddp_notebook.rank.debugger.breakpoints import lines_of
 from ddp_notebook.rank.debugger.collective_calls import issued_by
-from ddp_notebook.rank.debugger.debugger import Debugger
-from ddp_notebook.rank.debugger.stops import Places, Stop
+from ddp_notebook.rank.debugger.debugger import Debugger, Places, Stop
 from ddp_notebook.rank.inspect.frames import CELL_NAME, globals_for
 from ddp_notebook.rank.inspect.safe_repr import TENSORS
 from ddp_notebook.rank.variables.described import describe
@@ -88,7 +87,7 @@ class Expressions:
             refused = self._refused(wanted, where)
             if refused:
                 return Evaluated(problem=refused)
-            if where.stop is None or where.stop.holder is not None:
+            if where.stop is None:
                 return _in_a_thread(lambda: self._aside(wanted, where.places))
             return where.stop.ask(lambda: self._guarded(wanted, where.places), _WITHIN_S)
         except TimeoutError:

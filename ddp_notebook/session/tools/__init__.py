@@ -5,7 +5,7 @@ bench.py             Measures what collectives cost, against tensor size.
 bench_result.py      What `%ddp_bench` returns: the measurement, and what can be done with it.
 bench_steps.py       Measures training steps: where their time goes.
 ddp_construction.py  `%ddp_wrap`: a model taken through DDP's construction, one stage at a time.
-debugger/            Ranks at lines: breakpoints, frames, editors.
+debugger/            Ranks at lines: breakpoints, frames, expressions.
 differences.py       The first index at which a tensor of some ranks differs.
 fault_lab.py         The fault lab: injects a fault, shows what is found, applies the remedy.
 measuring.py         The progress of a benchmark: how far it is, and how it is cancelled.
