@@ -274,7 +274,7 @@ def a_false_condition_without_a_call_is_not_brought_to_the_debugger(rank: Rank) 
     looked_at: list[int] = []
     plain_hit = rank.debugger.breakpoints.hit
     rank.debugger.breakpoints.hit = (  # type: ignore[method-assign]
-        lambda frame, line: looked_at.append(line) or plain_hit(frame, line)
+        lambda frame: looked_at.append(frame.f_lineno) or plain_hit(frame)
     )
     rank.set(
         Breakpoint(1, file, 4, condition="i == 7"),

@@ -22,9 +22,10 @@ from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.debugger import monitoring
 from ddp_notebook.rank.debugger.armed import Armed
-from ddp_notebook.rank.debugger.breakpoints import Breakpoints, lines_of
+from ddp_notebook.rank.debugger.breakpoints import Breakpoints
 from ddp_notebook.rank.debugger.lines import Backend, Goal, Lines, has_line, with_line
 from ddp_notebook.rank.debugger.monitoring import Monitoring
+from ddp_notebook.rank.debugger.source import lines_of, shown
 from ddp_notebook.rank.debugger.tracing import Tracing
 from ddp_notebook.rank.inspect import frames
 from ddp_notebook.rank.inspect.frames import UserCode
@@ -33,11 +34,8 @@ from ddp_notebook.rank.main_thread import Aborted, MainThread
 if TYPE_CHECKING:
     from ddp_notebook.rank.rank_process import Events
 
-_AROUND = 3
-"""Lines of source that are reported before the line of a stop, and after it."""
-_LONGEST_SOURCE = 160
 _POLL_S = 0.05
-
+"""How often a thread that waits looks whether its run was aborted."""
 
 T = TypeVar("T")
 Places = Sequence[tuple[FrameType, int]]
@@ -137,6 +135,7 @@ class Debugger(Component):
         self._pauses_all = False
         """A breakpoint is set on collectives."""
         self._said_in_child = mmap.mmap(-1, 1)
+        """A byte that processes forked from this one share: one of them has said it."""
         self.armed = Armed()
         self.is_wanted: Callable[[], bool] = lambda: True
         """Polled while a thread is paused: False when who stopped it is gone, and it continues."""
@@ -149,15 +148,21 @@ class Debugger(Component):
     # -- moments of the rank ---------------------------------------------------------------
 
     def attach(self) -> None:
-        """A forked child (a worker of a DataLoader) is no rank: nothing is stopped there."""
-        self.armed.on_load = self._module_loads
+        """Hear of modules that are loaded, and of forks."""
+
+        def loads(file: str) -> None:
+            self.breakpoints.loads(file)
+            self._watch()
+
+        def in_child() -> None:
+            # A worker of a DataLoader is no rank: nothing is stopped there.
+            self._run, self.enabled = 0, False
+            self.backend.forget()
+
+        self.armed.on_load = loads
         self.armed.attach(self._user_code.is_users)
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._leave_child_alone)
-
-    def _leave_child_alone(self) -> None:
-        self._run, self.enabled = 0, False
-        self.backend.forget()
+            os.register_at_fork(after_in_child=in_child)
 
     def run_begins(self, run: Run) -> None:
         """From now on lines are those of this run."""
@@ -167,43 +172,41 @@ class Debugger(Component):
         self._said_in_child[0] = 0
         self._gate.paused |= self._pauses_all
         self.armed.in_run(self._gate.paused)
-        if self.backend.is_on:  # an error that ended a stop has ended the tracing of this thread
-            self._watch()
+        if self.backend.lines:
+            # On Python 3.11 an abort at a stop has left the trace function of this thread with an
+            # error: Python then has removed it.
+            self._watch(again=True)
 
     def run_ends(self) -> None:
         """Resume threads that outlive the run, and cancel all steps."""
-        self._run = 0
-        if (stop := self.stopped) is not None:
-            stop.resume(Move(How.END))
+        self._let_go()
         self.backend.forget()
-        self.armed.in_run(paused=False)
 
     def leave(self) -> None:
         """Stop nowhere any more, and resume what is paused. Any thread."""
         self.set_breakpoints(calls.Breakpoints((), enabled=False))
+        self._let_go()
+        self.backend.release()
+
+    def _let_go(self) -> None:
         self._run = 0
         if (stop := self.stopped) is not None:
             stop.resume(Move(How.END))
-        self.backend.release()
         self.armed.in_run(paused=False)
-
-    # -- code that is about to run ---------------------------------------------------------
 
     def begins(self, tree: ast.Module, file: str) -> None:
         """A cell or a script is about to run: `tree`, compiled as `file`."""
         self.armed.runs(tree)
         self.armed.loaded.add(file)
-        if self.breakpoints.adopt(tree, file):
-            self._watch()
+        self.breakpoints.adopt(tree, file)
+        self._watch()
 
-    def _module_loads(self, file: str) -> None:
-        if self.breakpoints.loads(file):
-            self._watch()
-
-    def _watch(self) -> None:
+    def _watch(self, *, again: bool = False) -> None:
+        """Have the back end watch the lines of breakpoints, unless it does."""
         lines = self.breakpoints.lines if self.enabled else {}
-        self.watch_lines(lines)
-        self.backend.watch(lines)
+        if again or lines != self.backend.lines:
+            self.watch_lines(lines)
+            self.backend.watch(lines)
 
     # -- reasons to stop -------------------------------------------------------------------
 
@@ -232,11 +235,9 @@ class Debugger(Component):
 
         An interrupt or an abort ends the stop, and what ran ends with its own error.
         """
-        trace = error.__traceback__
-        places = frames.raised_in(trace, self._user_code.is_users)
-        if not places or not self._may_stop() or not isinstance(error, Exception):
-            return
-        if isinstance(error, Aborted):
+        places = frames.raised_in(error.__traceback__, self._user_code.is_users)
+        is_error = isinstance(error, Exception) and not isinstance(error, Aborted)
+        if not (is_error and places and self._may_stop()):
             return
         with self.aside():
             reasons = self.breakpoints.occurred("exception", places[0][0])
@@ -247,38 +248,32 @@ class Debugger(Component):
     def _on_line(self, frame: FrameType, has_breakpoints: bool) -> None:
         """A line is about to run; `has_breakpoints`: those of the line were not looked at."""
         if not self._may_stop():
-            if has_breakpoints:
-                self._passes_in_child(frame)
+            if has_breakpoints and os.getpid() != self._pid:
+                self._say_passed(frame)
             return
         goal = self.backend.goal
         reached = goal is not None and goal.reached(frame)
-        reasons = self._hit(frame, frame.f_lineno) if has_breakpoints else ()
+        reasons: tuple[str, ...] = ()
+        if has_breakpoints:
+            with self.aside():
+                # Threads of Jupyter's and of ours run a library's lines as well.
+                if self._user_code.has_called(frame):
+                    reasons = self.breakpoints.hit(frame)
         if reached:
             self._passing[threading.get_ident()] = id(frame), frame.f_lineno
         if reached or reasons:
             self._stop(frame, "; ".join(reasons))
 
-    def _passes_in_child(self, frame: FrameType) -> None:
-        """A process that this one forked passes a breakpoint: say so once in a run.
-
-        Workers that are forked later know that it was said: they share the byte.
-        """
-        if os.getpid() == self._pid:
-            return
-        self.backend.watch({})  # no more than this one pass is of interest
-        if self._said_in_child[0]:
-            return
-        self._said_in_child[0] = 1
-        sys_stdout(
-            f"A breakpoint was passed at {self._user_code.describe(frame)}, in a process that the "
-            "rank started, such as a DataLoader's worker: none stops there. To stop there: "
-            "DataLoader(num_workers=0)\n"
-        )
-
-    def _hit(self, frame: FrameType, line: int) -> tuple[str, ...]:
-        with self.aside():
-            users = self._user_code.has_called(frame)
-            return self.breakpoints.hit(frame, line) if users else ()
+    def _say_passed(self, frame: FrameType) -> None:
+        """A process that this one forked passes a breakpoint: say so, once in a run."""
+        self.backend.watch({})  # no other pass is of interest, and without it the process is faster
+        if not self._said_in_child[0]:
+            self._said_in_child[0] = 1
+            sys_stdout(
+                f"A breakpoint was passed at {self._user_code.describe(frame)}, in a process that "
+                "the rank started, such as a DataLoader's worker: none stops there. To stop there: "
+                "DataLoader(num_workers=0)\n"
+            )
 
     def _may_stop(self) -> bool:
         return bool(self._run) and self.enabled and not self.is_aside
@@ -304,15 +299,17 @@ class Debugger(Component):
         """Wait here until this thread is resumed. Raises KeyboardInterrupt, Aborted."""
         self.armed.in_run()
         with self.aside():
+            # One thread at a time: the session moves a rank, and knows of no threads. Another one
+            # that comes to a breakpoint meanwhile is next.
             while not self._turn.acquire(timeout=_POLL_S):
-                self.check()
+                self._check()
             stop = self.stopped = Stop(next(self._count), frame, why, over)
             main = self._main_thread
             try:
                 main.paused_at, main.paused_in = self._user_code.describe(frame), frame
                 self._events.collect()
                 self._events.emit_now(LineStopped, **self._event_fields(stop))
-                order = stop.wait(self.check)
+                order = stop.wait(self._check)
             except BaseException:
                 self._events.emit_now(LineLeft, cell=self._run, stop=stop.number)
                 raise
@@ -322,7 +319,7 @@ class Debugger(Component):
         if not over:
             self._resume(order, frame)
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raises Aborted."""
         if self._main_thread.abort.is_set():
             raise Aborted("aborted (%ddp_abort)")
@@ -330,33 +327,21 @@ class Debugger(Component):
         if stop is not None and not stop.ordered and not self.is_wanted():
             stop.resume(Move(How.END))
 
-    def now(self) -> calls.Stopped:
-        """Where a thread is paused now. Any thread."""
-        stop = self.stopped
-        if stop is None or stop.ordered:
-            return calls.Stopped()
-        return calls.Stopped((LineStopped(rank=-1, **self._event_fields(stop)),))
-
     def _event_fields(self, stop: Stop) -> dict[str, Any]:
-        frame = stop.frame
-        code, line = frame.f_code, stop.line
-        cell = frames.CELL_NAME.fullmatch(code.co_filename)
-        lines = lines_of(code.co_filename)
-        first = max(1, line - _AROUND)
-        main = threading.main_thread()
+        code = stop.frame.f_code
+        at, lines = shown(code, stop.line), lines_of(code.co_filename)
+        first = max(1, stop.line - 3)
         edited = self.armed.loaded.note(code.co_filename)
         return {
             "cell": self._run,
             "stop": stop.number,
-            "file": f"cell {cell[1]}" if cell else code.co_filename,
-            "line": line,
-            "function": code.co_qualname.rpartition(".<locals>.")[2],
+            "file": at.file,
+            "line": stop.line,
+            "function": at.function,
             "why": "; ".join(filter(None, (stop.why[:300], edited))),
-            "thread": "" if stop.thread is main else stop.thread.name,
+            "thread": "" if stop.thread is threading.main_thread() else stop.thread.name,
             "first": first,
-            "source": tuple(
-                each.rstrip("\r\n")[:_LONGEST_SOURCE] for each in lines[first - 1 : line + _AROUND]
-            ),
+            "source": tuple(line.rstrip("\r\n")[:160] for line in lines[first - 1 : stop.line + 3]),
         }
 
     def _resume(self, order: Move, frame: FrameType) -> None:
@@ -366,9 +351,8 @@ class Debugger(Component):
             self._gate.paused = order.how is How.COLLECTIVE
         else:
             goal = Goal(order.how, frame, order.line, self._user_code.is_users)
-            goal = None if goal.is_out_of_reach else goal
         try:
-            self.backend.step(goal, frame)
+            self.backend.step(None if goal is None or goal.is_out_of_reach else goal, frame)
         except RuntimeError as error:  # a profiler may have what stepping needs
             sys.stderr.write(f"This rank cannot be stepped, and the code continued: {error}\n")
 
@@ -389,8 +373,15 @@ class Debugger(Component):
 
     # -- questions -------------------------------------------------------------------------
 
+    def now(self) -> calls.Stopped:
+        """Where a thread is paused now. Any thread."""
+        stop = self.stopped
+        if stop is None or stop.ordered:
+            return calls.Stopped()
+        return calls.Stopped((LineStopped(rank=-1, **self._event_fields(stop)),))
+
     def move(self, order: Move) -> calls.Moved:
-        """Resume the thread that is paused at a line or before a collective. Thread-safe."""
+        """Resume the thread that is paused at a line or before a collective. Any thread."""
         stop = self.stopped
         if stop is None:
             return self._move_from_gate(order)
@@ -412,6 +403,7 @@ class Debugger(Component):
         return calls.Moved(stop.number)
 
     def _move_from_gate(self, order: Move) -> calls.Moved:
+        """Resume the main thread, if it is paused before a collective."""
         if self._gate.at is None:
             if order.how is How.END:  # a step that is under way ends nowhere
                 self.backend.release()
@@ -426,13 +418,22 @@ class Debugger(Component):
         """Have these breakpoints and no others; where each is. Any thread."""
         self.enabled = wanted.enabled
         self.breakpoints.replace(wanted.breakpoints)
-        self._watch()
+        self._watch(again=True)
         self.armed.breakpoints(enabled=wanted.enabled, there=wanted.may_stop)
         wants = self.breakpoints.wants
         self.watch_values(wanted.enabled and wants("nan"))
         pauses, self._pauses_all = self._pauses_all, wanted.enabled and wants("collective")
         if pauses != self._pauses_all:
             self._gate.paused = self._pauses_all and bool(self._run)
+        return self._bounds()
+
+    def bounds(self) -> calls.Bounds:
+        """Where each breakpoint is, and how often it was passed. Any thread."""
+        self.breakpoints.bind_pending()
+        self._watch()
+        return self._bounds()
+
+    def _bounds(self) -> calls.Bounds:
         return calls.Bounds(self.breakpoints.bounds(self.backend.unseen()))
 
     def arm(self) -> calls.Nothing:
@@ -440,12 +441,6 @@ class Debugger(Component):
         if self._run:
             self.armed.in_run()
         return calls.Nothing()
-
-    def bounds(self) -> calls.Bounds:
-        """Where each breakpoint is, and how often it was passed. Any thread."""
-        if self.breakpoints.bind_pending():
-            self._watch()
-        return calls.Bounds(self.breakpoints.bounds(self.backend.unseen()))
 
 
 def sys_stdout(text: str) -> None:

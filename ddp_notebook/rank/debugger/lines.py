@@ -106,7 +106,8 @@ class Backend(ABC):
     def __init__(self, on_line: OnLine, canonical: Callable[[str], str]) -> None:
         self._on_line = on_line
         self._canonical = canonical
-        self._lines: Lines = {}
+        self.lines: Lines = {}
+        """Those of breakpoints."""
         self._files = _Files({}, canonical)
         self._conditions: dict[str, CodeType] = {}
         self._goals: dict[int, Goal] = {}
@@ -117,12 +118,7 @@ class Backend(ABC):
         conditions = {each for of_file in lines.values() for each in of_file.values() if each}
         self._conditions = {each: compile(each, "<condition>", "eval") for each in conditions}
         self._files = _Files(lines, self._canonical)
-        self._lines = lines
-
-    @property
-    def is_on(self) -> bool:
-        """Whether there are lines of breakpoints."""
-        return bool(self._lines)
+        self.lines = lines
 
     def unseen(self) -> Mapping[tuple[str, int], str]:
         """By file and line, which threads do not stop there."""

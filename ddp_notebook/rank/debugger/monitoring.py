@@ -84,7 +84,7 @@ class Monitoring(Backend):
 
     def _end_if_idle(self) -> None:
         """With nothing to stop at, be no tool of Python's: others may need the place."""
-        if self._tool < 0 or self._lines or self._goals:
+        if self._tool < 0 or self.lines or self._goals:
             return
         for code in self._armed.values():
             self._monitoring.set_local_events(self._tool, code, 0)
@@ -110,7 +110,7 @@ class Monitoring(Backend):
             return
         events = self._monitoring.events
         wanted = 0
-        if self._lines or self._enters_calls():
+        if self.lines or self._enters_calls():
             wanted |= events.PY_START | events.PY_RESUME
         if self._goals:
             wanted |= events.PY_UNWIND

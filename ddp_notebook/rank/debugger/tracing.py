@@ -66,7 +66,7 @@ class Tracing(Backend):
 
     def _trace_main_thread(self, _: object) -> int:
         """Called by Python between two instructions of the main thread."""
-        if self._lines:
+        if self.lines:
             self._trace(self._with_lines(sys._getframe(1)))
         return 0
 
@@ -76,7 +76,7 @@ class Tracing(Backend):
         names.pop(threading.main_thread().ident, None)
         others = [
             (names[thread], frame)
-            for thread, innermost in (sys._current_frames().items() if self._lines else ())
+            for thread, innermost in (sys._current_frames().items() if self.lines else ())
             if thread in names and thread not in self._traced
             for frame in self._with_lines(innermost)
         ]
@@ -97,7 +97,7 @@ class Tracing(Backend):
         if goal is not None:
             self._goals[thread] = goal
             self._trace(goal.frames)
-        if self._lines:
+        if self.lines:
             self._trace(self._with_lines(frame))
         elif goal is None:
             self._untrace()
@@ -109,7 +109,7 @@ class Tracing(Backend):
     def forget(self) -> None:
         """Cancel all steps, and trace this thread no more unless there are breakpoints."""
         self._goals.clear()
-        if not self._lines:
+        if not self.lines:
             self._untrace()
 
     # -- this thread -----------------------------------------------------------------------
@@ -149,7 +149,7 @@ class Tracing(Backend):
     def _global(self, frame: FrameType, event: str, arg: Any) -> Any:
         """Called as a function begins, or a generator goes on: what is called for its lines."""
         goal = self.goal
-        if goal is None and not self._lines:
+        if goal is None and not self.lines:
             self._untrace()
             return None
         is_watched = self._has_lines(frame.f_code) or (goal and goal.enters(frame.f_code))
@@ -165,7 +165,7 @@ class Tracing(Backend):
             thread = threading.get_ident()
             if is_left and thread in self._theirs:
                 self._theirs[thread][1].pop(frame, None)
-        if self.goal is None and not self._lines:
+        if self.goal is None and not self.lines:
             self._untrace()
             return None
         return self._local
