@@ -19,7 +19,7 @@ from ddp_notebook.jobs.prepared import Job
 from ddp_notebook.jobs.verdict import Outcome, Verdict
 from ddp_notebook.launch.addresses import free_port
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 SCRIPT = """\
 import os, sys, time
 import torch, torch.distributed as dist

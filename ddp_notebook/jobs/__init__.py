@@ -1,8 +1,6 @@
 """Finds and diagnoses jobs that no notebook started, running or ended; also the commands for it.
 
-acting/             What a job that was taken over can be told: step, abort.
-attachment.py       Which job the verbs mean that look at ranks.
-commandline.py      `ddp-notebook jobs | why | where | save | step | …`: arguments, texts, JSON.
+commandline.py      `ddp-notebook jobs | why | where | save | mcp`: arguments, texts, JSON.
 dead.py             Diagnoses an ended job from the files that it left.
 hosts/              Jobs on other hosts, by ssh or srun.
 listing.py          A user's jobs on this host, as a table and as JSON.
@@ -26,7 +24,6 @@ What follows is loaded when it is first used: with all that it needs, it is a fi
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddp_notebook.jobs import acting as acting
     from ddp_notebook.jobs import hosts as hosts
     from ddp_notebook.jobs import listing as listing
     from ddp_notebook.jobs import picture as picture
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
     from ddp_notebook.jobs import targets as targets
 
 
-_LATE = ("acting", "hosts", "listing", "picture", "prepared", "stacks", "targets")
+_LATE = ("hosts", "listing", "picture", "prepared", "stacks", "targets")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`ddp-notebook jobs | why | where | save | step | …`: arguments, texts, JSON, exit codes."""
+"""`ddp-notebook jobs | why | where | save | mcp`: arguments, texts, JSON, exit codes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from typing import Any, NoReturn
 from ddp_notebook.archive.save import check_target, line, write
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import hosts, listing, targets
-from ddp_notebook.jobs.acting.control import Control
 from ddp_notebook.jobs.verdict import Verdict, places_to_json
 from ddp_notebook.model import Place, name_ranks
 from ddp_notebook.views import findings as view
-from ddp_notebook.views import stacks, step_table
+from ddp_notebook.views import stacks
 from ddp_notebook.views.ansi import plain
 
 _TARGET = (
@@ -53,7 +52,6 @@ def add(commands: Any) -> None:
         command.add_argument("--json", action="store_true", help="print it as JSON")
         command.set_defaults(run=run)
     _add_save(commands)
-    _add_acting(commands)
     _add_run(commands)
     _add_mcp(commands)
 
@@ -61,71 +59,16 @@ def add(commands: Any) -> None:
 def _add_mcp(commands: Any) -> None:
     about = "answer a program that speaks MCP, over stdin and stdout: jobs, why and where"
     command = commands.add_parser("mcp", help=about, description=about, allow_abbrev=False)
-    command.add_argument(
-        ALLOW_CONTROL, action="store_true", help="also have tools that step and end jobs"
-    )
     command.set_defaults(run=_mcp)
 
 
-ALLOW_CONTROL = "--allow-control"
-
-
-def _mcp(args: argparse.Namespace) -> NoReturn:
+def _mcp(_args: argparse.Namespace) -> NoReturn:
     """The server as a program of its own: only it needs the package, which is an extra."""
     if find_spec("mcp") is None:
         raise UsageMistake(
             'The package mcp is not installed. Type: pip install "ddp-notebook[mcp]"'
         )
-    words = [sys.executable, "-m", "ddp_notebook.jobs.mcp_server"]
-    words += [ALLOW_CONTROL] if args.allow_control else []
-    os.execv(sys.executable, words)  # noqa: S606
-
-
-def _add_acting(commands: Any) -> None:
-    """Both need --take-over, so that no one changes a job who only wants to look."""
-    for name, about, run in (
-        ("step", "step a job by collectives: Enter for the next, Ctrl-D gives it back", _step),
-        ("abort", "end what a job runs, as Ctrl-C does, also where it is blocked in torch", _abort),
-    ):
-        command = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
-        add = command.add_argument
-        add("target", help="the pid of a rank or of the launcher, started with DDP_NOTEBOOK=1")
-        add("--take-over", action="store_true", required=True, help="act on it")
-        add("--ranks", help="these ranks only, as in 0,2-3")
-        command.set_defaults(run=run)
-
-
-def _step(args: argparse.Namespace) -> int:
-    control = Control()
-    print(f"{control.take_over([args.target])['job']} is taken over. {_HOW_TO_STEP}", flush=True)
-    try:
-        print(step_table.text(control.step(args.ranks, None)), flush=True)
-        for words in sys.stdin:
-            try:
-                print(step_table.text(control.step(args.ranks, words.strip() or None)), flush=True)
-            except UsageMistake as mistake:
-                print(mistake, flush=True)
-    finally:
-        kept = tuple(control.give_back()["not_given_back"])
-    print("It is given back." if not kept else f"{name_ranks(kept)} may stay paused.")
-    return 0
-
-
-_HOW_TO_STEP = (
-    "Each rank is paused before its next collective. Enter: the next one. A name such as "
-    "all_reduce: until one is next. end: none is paused. Ctrl-D gives it back."
-)
-
-
-def _abort(args: argparse.Namespace) -> int:
-    control = Control()
-    control.take_over([args.target])
-    left = control.abort(args.ranks)
-    who = ", ".join(f"rank {rank} (pid {pid})" for rank, pid in left["still_running"].items())
-    whose = "its ranks" if args.ranks is None else f"ranks {args.ranks}"
-    print(f"{left['job']}: {f'still there: {who}' if who else f'{whose} have ended'}.")
-    control.give_back()
-    return 1 if who else 0
+    os.execv(sys.executable, [sys.executable, "-m", "ddp_notebook.jobs.mcp_server"])  # noqa: S606
 
 
 def _add_save(commands: Any) -> None:

@@ -1,7 +1,7 @@
 """Finds, queries and diagnoses jobs whose ranks were prepared (DDP_NOTEBOOK=1), running or ended.
 
 Read-only: ranks are asked for their state, and their records are read. Nothing is sent that could
-change what they do; that is `acting/`'s.
+change what they do.
 """
 
 from __future__ import annotations

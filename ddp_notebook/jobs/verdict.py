@@ -17,7 +17,6 @@ VERSION = 1
 
 AT_REST = "asleep, or waiting for something other than a rank"
 """What a rank that uses no CPU time may be."""
-_LET_GO = "In the notebook that has taken the job over: %ddp_step, or %ddp_detach."
 _AGAIN = "Correct the cause, and start the job again."
 
 
@@ -73,9 +72,8 @@ def for_others(diagnosis: Diagnosis, basis: str, unread: Iterable[str] = ()) -> 
 
 
 def _without_magics(finding: Finding) -> Finding:
-    if finding.passing:  # with commands: ranks that are paused
-        remedy = _LET_GO if finding.commands else "Wait, or end the job."
-        return replace(finding, remedy=remedy, commands=())
+    if finding.passing:
+        return replace(finding, remedy="Wait, or end the job.", commands=())
     if not finding.commands:
         return finding
     # A stopped rank need not be started again; native code is to be changed first.

@@ -19,9 +19,8 @@ class ButtonUi:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.attached = self.taken_over = None
+        self.attached = None
         """None: the board with the button is always that of the session's ranks."""
-        self.debugger = session
         self.texts: list[str] = []
 
     def say(self, text: str) -> None:

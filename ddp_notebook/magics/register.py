@@ -55,7 +55,6 @@ def unload(shell: Any) -> None:
     ui = getattr(shell, _UI, None)
     if ui is None:
         return
-    ui.session.attachment.detach()
     ranks = ui.session.record.snapshot.world_size if ui.session.running else 0
     ui.session.shutdown()
     if ranks:
@@ -103,7 +102,7 @@ def _magic(ui: NotebookUi, verb: Verb) -> Any:
             ui.say(str(page))
             return None
         except NoSession as mistake:
-            raise UsageError(without_ranks(mistake, ui.attached, verb.name)) from None
+            raise UsageError(without_ranks(mistake, ui.attached)) from None
         except UsageMistake as mistake:
             raise UsageError(f"{mistake}{verb.parser.about_spaces(line)}") from None
         except (AttributeError, OSError, TypeError) as error:

@@ -22,7 +22,6 @@ from ddp_notebook.model import Ranks, parse_ranks
 from ddp_notebook.session import Session
 from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.session.setup.limits import has_room_for_threads
-from ddp_notebook.session.tools.debugger.of_job import JobDebugger
 from ddp_notebook.views.notebook import Displays, Shown, mime_bundle
 
 
@@ -34,14 +33,6 @@ class CallerUi(Protocol):
     @property
     def attached(self) -> jobs.targets.Target | None:
         """The job of others that the verbs mean which look at ranks; None: the session's ranks."""
-
-    @property
-    def taken_over(self) -> jobs.acting.TakenOver | None:
-        """The same, if what moves and stops ranks means it too."""
-
-    @property
-    def debugger(self) -> Session | JobDebugger:
-        """Whose ranks are stopped at lines: the session's, or those of the job taken over."""
 
     def say(self, text: str) -> None:
         """Show `text` to the caller."""
@@ -66,27 +57,8 @@ class NotebookUi:
         self.displays = Displays(shell)
         self.runs = RunDisplay(session, self.output, Lines(shell, session, buttons))
         self.board = NotebookBoard(shell, session, buttons)
-        self._of_job: JobDebugger | None = None
-
-    @property
-    def attached(self) -> jobs.targets.Target | None:
+        self.attached: jobs.targets.Target | None = None
         """The job of the last `%ddp_attach`, until `%ddp_detach`."""
-        return self.session.attachment.current
-
-    @property
-    def taken_over(self) -> jobs.acting.TakenOver | None:
-        """The same, after `--take-over`."""
-        return self.session.attachment.taken_over
-
-    @property
-    def debugger(self) -> Session | JobDebugger:
-        """That of the job that was taken over, until it is given back; else the session's."""
-        taken, known = self.taken_over, self._of_job
-        if taken is None:
-            return self.session
-        if known is None or known.taken is not taken:
-            known = self._of_job = JobDebugger(taken)
-        return known
 
     def say(self, text: str) -> None:
         """Print `text` in the cell."""
@@ -140,16 +112,6 @@ def chosen_ranks(session: Session, args: argparse.Namespace) -> Ranks | None:
         if "=" in args.ranks:
             return _at_places(session, args.ranks)
         return parse_ranks(args.ranks, session.record.snapshot.world_size)
-    except ValueError as error:
-        raise UsageMistake(str(error)) from None
-
-
-def ranks_at_lines(ui: CallerUi, args: argparse.Namespace) -> Ranks | None:
-    """The same of the ranks that `CallerUi.debugger` means. Raises UsageMistake."""
-    if ui.taken_over is None:
-        return chosen_ranks(ui.session, args)
-    try:
-        return None if args.ranks is None else parse_ranks(args.ranks, ui.taken_over.world_size)
     except ValueError as error:
         raise UsageMistake(str(error)) from None
 

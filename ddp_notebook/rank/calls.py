@@ -17,7 +17,6 @@ from typing import Any, Generic, TypeVar
 from ddp_notebook.launch.timeouts import GROUP_TIMEOUT
 from ddp_notebook.model import (
     Frame,
-    LineStopped,
     Probe,
     RankReport,
     Ranks,
@@ -124,17 +123,6 @@ class Freed:
     stood_in: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A prepared rank does what the process `by` asks; 0: no process may act on it."""
-
-    by: int
-
-
-TAKE_OVER = Question("take over", Nothing, Taken)
-"""Let the process that asks pause, step and abort a prepared rank, until it gives it back."""
-GIVE_BACK = Question("give back", Nothing, Taken)
-"""Pause the rank no more; no process may act on it from now on."""
 FREE = Question("free", Nothing, Freed)
 """End what torch waits for in set-up or a collective. Its process group is broken afterwards."""
 
@@ -363,15 +351,6 @@ class Checksums:
     """Those of a part that has few; None for what is NaN or infinite."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The line at which a rank is paused, as an event tells it; nothing where it is at none."""
-
-    stops: tuple[LineStopped, ...] = ()
-
-
-STOPPED = Question("stopped", Nothing, Stopped)
-"""Where a rank is paused at a line: of a job that was taken over, which sends no events."""
 CHECKSUMS = Question("checksums", Part, Checksums)
 """What tells in which part of a tensor two ranks differ."""
 STANDING = Question("standing", Nothing, Standing)
@@ -394,7 +373,6 @@ AT_LINES: tuple[Question[Any, Any], ...] = (
     SET_BREAKPOINTS,
     ARM,
     BREAKPOINTS,
-    STOPPED,
 )
 """What the debugger of a rank answers."""
 

@@ -44,14 +44,8 @@ def is_mine(connection: socket.socket) -> bool:
     """
     if not hasattr(socket, "SO_PEERCRED"):
         return True
-    return _peer(connection)[1] == os.geteuid()
-
-
-def _peer(connection: socket.socket) -> tuple[int, int]:
-    """The process and the user at the other end; 0 for one in another container."""
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    pid, uid, _ = _PEER.unpack(peer)
-    return pid, uid
+    return int(_PEER.unpack(peer)[1]) == os.geteuid()
 
 
 @contextlib.contextmanager
@@ -75,8 +69,6 @@ class ControlSocket(Component):
 
     def __init__(self, path: Path, answer: Answers) -> None:
         self.path = path
-        self.asker = 0
-        """The process whose question is being answered; 0 where the system does not tell."""
         self._answer = answer
         self._listener: socket.socket | None = None
         self._pid = 0
@@ -132,8 +124,6 @@ class ControlSocket(Component):
                 continue
             with connection, contextlib.suppress(OSError, ValueError, RecursionError):
                 if is_mine(connection):
-                    linux = hasattr(socket, "SO_PEERCRED")
-                    self.asker = _peer(connection)[0] if linux else 0
                     self._serve_one(connection)
 
     def _serve_one(self, connection: socket.socket) -> None:

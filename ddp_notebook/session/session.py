@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.archive.replay import Replay
-from ddp_notebook.jobs.attachment import Attachment
 from ddp_notebook.rank.calls import How
 from ddp_notebook.session.findings import LastFindings
 from ddp_notebook.session.pool import RankPool
@@ -27,7 +26,7 @@ from ddp_notebook.session.tools.ddp_construction import DdpConstruction
 from ddp_notebook.session.tools.debugger.breakpoints import Breakpoints
 from ddp_notebook.session.tools.debugger.evaluating import evaluate
 from ddp_notebook.session.tools.debugger.looking import Looking
-from ddp_notebook.session.tools.debugger.subjects import OwnRanks
+from ddp_notebook.session.tools.debugger.own_ranks import OwnRanks
 from ddp_notebook.session.tools.fault_lab import FaultLab
 from ddp_notebook.session.tools.measuring import Benchmarks
 from ddp_notebook.session.tools.save import Save
@@ -63,12 +62,10 @@ class Session:
     """Ranks, and what can be done with them.
 
     A facade: it passes each part the other parts that it needs; no part knows the session.
-    `record.subscribe` reports every change, on any thread. `attachment` is the external job being
-    inspected, if any; it is independent of the session's own ranks.
+    `record.subscribe` reports every change, on any thread.
     """
 
     def __init__(self) -> None:
-        self.attachment = Attachment()
         self.record = Record()
         self.pool = RankPool(self.record)
         self._findings = LastFindings()

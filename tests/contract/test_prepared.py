@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prepared_ranks import ROOT, found_in, goes_on, in_its_loop, issued, launch, said
+from prepared_ranks import found_in, goes_on, in_its_loop, launch, said
 from support import eventually
 
 from ddp_notebook import __main__
@@ -156,19 +155,31 @@ def test_a_script_can_be_run_prepared_whether_or_not_torch_calls_entry_points(
     assert verdict.basis.startswith("what ranks 0-1 left")
 
 
-CONTROLLER = """\
-import sys
-from ddp_notebook.jobs.attachment import Attachment
-from ddp_notebook.rank.calls import How, Move
-attachment = Attachment()
-attachment.attach(sys.argv[1:], take_over=True)
-attachment.taken_over.step(None, Move(How.NEXT), lambda: False)
-print("paused", flush=True)
-sys.stdin.read()
-"""
+def test_who_asks_a_job_cannot_change_what_it_does_or_have_it_evaluate(
+    tmp_path: Path, started: list[subprocess.Popen]
+) -> None:
+    ranks = launch(tmp_path, started, "steps")
+    job = eventually(lambda: in_its_loop(ranks[0].pid), 120)
+    sockets = prepared.sockets_of(job)
+    everything = {each.name: each for each in vars(calls).values() if type(each) is calls.Question}
+    reads = {calls.REPORT.name, calls.STACK.name, calls.RUN_FACTS.name}
+    assert reads < everything.keys()
+    given = {
+        calls.EVALUATE.name: calls.Expression("__import__('os')._exit(3)"),
+        calls.SET_BREAKPOINTS.name: calls.Breakpoints(
+            (calls.Breakpoint(1, function="report", condition="__import__('os')._exit(3)"),)
+        ),
+        calls.MOVE.name: calls.Move(calls.How.END),
+    }
+
+    for name, question in everything.items():
+        answers = ask(sockets, question, given.get(name, calls.Nothing()), 10.0)
+        refused = [isinstance(answer, calls.CannotAnswer) for answer in answers.values()]
+        assert refused == [name not in reads] * 2, (name, answers)
+    assert goes_on(job)
 
 
-def test_a_job_that_is_taken_over_is_stepped_given_back_and_aborted(
+def test_verbs_that_act_mean_the_sessions_ranks_while_a_job_is_attached(
     tmp_path: Path,
     started: list[subprocess.Popen],
     shell: Any,
@@ -177,46 +188,15 @@ def test_a_job_that_is_taken_over_is_stepped_given_back_and_aborted(
     ranks = launch(tmp_path, started, "steps")
     pid = ranks[0].pid
     job = eventually(lambda: in_its_loop(pid), 120)
-    sockets = prepared.sockets_of(job)
-
-    def refusals(*questions: Any) -> list[str]:
-        answers = [ask(sockets, each, calls.Nothing(), 10.0) for each in questions]
-        return [answer.why for of in answers for answer in of.values()]
-
-    acts = calls.PAUSE, calls.STEP, calls.RESUME, calls.FREE, calls.GIVE_BACK
-    read_only = refusals(*acts)
-    assert len(read_only) == 10 and all("not taken it over" in why for why in read_only)
-
-    # Another notebook takes it over, pauses it, and is killed.
-    command = [sys.executable, "-c", CONTROLLER, str(pid)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
-        assert other.stdout is not None and other.stdout.readline() == b"paused\n"
-        why = f"PermissionError: process {other.pid} has taken it over"
-        assert refusals(calls.TAKE_OVER) == [why] * 2
-        assert len(refusals(*acts)) == 10
-        assert "paused" in said(shell, capsys, f"%ddp_attach {pid}\n%ddp_where")
-        other.kill()
-    assert goes_on(job), "as if nobody had taken it over"
-
-    shown = said(shell, capsys, f"%ddp_attach {pid} --take-over")
-    assert "It is taken over: it runs on as before" in shown and "%ddp_abort ends" in shown
+    said(shell, capsys, f"%ddp_attach {pid}")
+    for call in ("%ddp_abort", "%ddp_step", "%ddp_break 3", "%ddp_print rank"):
+        assert not shell.run_cell(call).success
+        assert f"look at job {pid} (train.py), which is attached" in capsys.readouterr().err
+    said(shell, capsys, "%ddp_init -n 1 --device cpu")
+    whose = f"the session's own ranks: job {pid} (train.py) is only looked at\n"
+    assert whose in said(shell, capsys, "%ddp_abort")
+    assert whose in said(shell, capsys, "value = %ddp_print 1 + 1")
+    assert whose not in said(shell, capsys, "%ddp_why") + said(shell, capsys, "%ddp_step -h")
     assert goes_on(job)
-    first = said(shell, capsys, "table = %ddp_step\nprint(table)")
-    assert "paused" in first, first
-    at = issued(job)
-    said(shell, capsys, "table = %ddp_step --to all_reduce")
-    assert all(0 <= b - a <= 1 for a, b in zip(at, issued(job), strict=True)), "one each"
-    assert "given back" in said(shell, capsys, "%ddp_detach")
-    assert goes_on(job)
-    assert len(refusals(*acts)) == 10
-
-    # One rank is paused, the other waits for it in all_reduce.
-    said(shell, capsys, f"%ddp_attach {pid} --take-over")
-    said(shell, capsys, "table = %ddp_step\ntable = %ddp_step --ranks 1")
-    assert "Ends what job" in said(shell, capsys, "board = %ddp_abort")
-    # By KeyboardInterrupt, or by what torch raises where the connections end.
-    assert {rank.wait(30) for rank in ranks} <= {-signal.SIGINT, 1}
     said(shell, capsys, "%ddp_detach")
+    assert whose not in said(shell, capsys, "%ddp_abort")

@@ -61,8 +61,6 @@ def test_a_dead_job_is_read_without_a_session_and_left_again(
     assert shown.count("✗") == 1
     _, assigned = run(shell, capsys, "diagnosis = %ddp_why")
     assert "ValueError: no rows left at train.py:5" in assigned, "not only what it stands on"
-    _, refused = run(shell, capsys, f"%ddp_attach '{logs}' --take-over")
-    assert "can be taken over; this is what a job left in" in refused
     assert result.result.findings[0].ranks == (1,)
     wire = json.loads(run(shell, capsys, "%ddp_why --json")[1])
     assert (wire["job"], wire["verdict"]) == (f"what a job left in {logs}", "finding")
@@ -118,8 +116,6 @@ WRONG = (
     (f"%ddp_attach {os.getpid()}", f"Process {os.getpid()} is not prepared"),
     ("%ddp_attach 1 2", "Name one pid, or files of one job."),
     ("%ddp_attach gpu07:12345", "gpu07 cannot be asked: there is no program no-ssh here."),
-    ("%ddp_attach gpu07:1 --take-over", "gpu07:1: this is for jobs on this host only"),
-    ("%ddp_attach --slurm 3 --take-over", "A job of Slurm's can only be looked at"),
     ("%ddp_attach gpu07:", "gpu07 cannot be asked"),
     ("%ddp_attach gpu07:1 gpu07:2", "Name a job on other hosts by one HOST:PID for each"),
     ("%ddp_attach 'gpu 7:1'", "gpu 7:1 does not exist."),

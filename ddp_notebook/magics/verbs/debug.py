@@ -8,7 +8,7 @@ import re
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
 from ddp_notebook.magics.parser import Option
-from ddp_notebook.magics.ui import CallerUi, NotebookUi, ranks_at_lines
+from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import Verb, VerbButton
 from ddp_notebook.model import Ranks, VariableTable, counted, name_ranks
 from ddp_notebook.rank.calls import ON, Breakpoint
@@ -22,15 +22,15 @@ _NONE = (
 
 
 def _break(ui: CallerUi, args: argparse.Namespace) -> None:
-    ranks = ranks_at_lines(ui, args)
+    ranks = chosen_ranks(ui.session, args)
     if args.clear:
         _clear(ui, args.place)
     elif args.off or args.on == "":
-        ui.debugger.breakpoints.enable(not args.off)
+        ui.session.breakpoints.enable(not args.off)
         off = "Breakpoints are passed, breakpoint() too. On again: %ddp_break --on"
         ui.say(off if args.off else "Breakpoints stop ranks.")
     elif not args.place and args.on is None:
-        rows = ui.debugger.breakpoints.rows()
+        rows = ui.session.breakpoints.rows()
         ui.say("\n".join(row.text for row in rows) or _NONE)
     else:
         _set_breakpoint(ui, args, ranks)
@@ -46,7 +46,7 @@ def _break_by_click(ui: CallerUi, args: argparse.Namespace) -> None:
 def _clear(ui: CallerUi, which: str) -> None:
     if which and not which.isdecimal():
         raise UsageMistake("--clear takes the number of a breakpoint, or none for all.")
-    count = ui.debugger.breakpoints.clear(int(which) if which else None)
+    count = ui.session.breakpoints.clear(int(which) if which else None)
     ui.say(f"{counted(count, 'breakpoint')} cleared.")
 
 
@@ -65,9 +65,8 @@ def _set_breakpoint(ui: CallerUi, args: argparse.Namespace, ranks: Ranks | None)
         log=args.log,
         on=on,
     )
-    row = ui.debugger.breakpoints.add(args.place, wanted)
-    waits = ui.taken_over is not None and not args.log
-    ui.say(f"{row.text}. To wait until ranks stop there: %ddp_wait" if waits else row.text)
+    row = ui.session.breakpoints.add(args.place, wanted)
+    ui.say(row.text)
 
 
 _BEHIND = re.compile(
@@ -95,14 +94,14 @@ def source_of(text: str, args: argparse.Namespace) -> str:
 
 def _print(ui: NotebookUi, args: argparse.Namespace) -> VariableTable | None:
     source = source_of(args.expression, args)
-    looking = ui.debugger.looking
+    looking = ui.session.looking
     if args.unwatch or (args.watch and not source):
         if args.unwatch:
             looking.unwatch(source)
         watched = ", ".join(looking.watched) or "nothing"
         ui.say(f"Shown after each step: {watched}")
         return None
-    table = ui.debugger.evaluate(source, ranks_at_lines(ui, args), args.up, own_text=args.each)
+    table = ui.session.evaluate(source, chosen_ranks(ui.session, args), args.up, own_text=args.each)
     if args.watch:
         looking.watch(source)
     return table
@@ -135,8 +134,8 @@ PRINT = Verb(
 def _frame(ui: NotebookUi, args: argparse.Namespace) -> None:
     if not (args.frame in ("", "up", "down") or args.frame.isdecimal()):
         raise UsageMistake(f"{args.frame!r} is no frame. Type %ddp_frame up, down, or its number.")
-    looking = ui.debugger.looking
-    stands = looking.choose(args.frame, ranks_at_lines(ui, args))
+    looking = ui.session.looking
+    stands = looking.choose(args.frame, chosen_ranks(ui.session, args))
     lines = [frames_text(stand.ranks, stand.frames, looking.up, stand.why) for stand in stands]
     ui.say("\n".join(line for group in lines for line in group))
 
@@ -161,9 +160,9 @@ FRAME = Verb(
 
 def _set(ui: NotebookUi, args: argparse.Namespace) -> None:
     source = source_of(args.assignment, args)
-    table = ui.debugger.evaluate(source, ranks_at_lines(ui, args), args.up, assign=True)
+    table = ui.session.evaluate(source, chosen_ranks(ui.session, args), args.up, assign=True)
     failed = {rank for unread in table.unread for rank in unread.ranks}
-    ranks = ranks_at_lines(ui, args) or tuple(range(table.world_size))
+    ranks = chosen_ranks(ui.session, args) or tuple(range(table.world_size))
     done = tuple(rank for rank in ranks if rank not in failed)
     lines = [f"{source} → {name_ranks(done)}"] if done else []
     lines += [f"{name_ranks(unread.ranks)}: {unread.why}" for unread in table.unread]

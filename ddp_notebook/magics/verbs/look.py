@@ -11,20 +11,13 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.tab.completers import one_of
-from ddp_notebook.magics.ui import (
-    CallerUi,
-    NotebookUi,
-    chosen_ranks,
-    ranks_at_lines,
-    value_or_json,
-)
+from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks, value_or_json
 from ddp_notebook.magics.verb import Verb, VerbButton
 from ddp_notebook.magics.verbs import attach
 from ddp_notebook.model import Board, Category, Diagnosis, StackTree, Stage, StepTable
 from ddp_notebook.model.ddp import WrapStage
 from ddp_notebook.rank.calls import How
-from ddp_notebook.session.runs.steps import END, Step
-from ddp_notebook.session.tools.debugger.of_job import JobDebugger
+from ddp_notebook.session.runs.steps import END
 from ddp_notebook.state.collective_table import OPERATIONS
 from ddp_notebook.views import findings, stacks, step_table
 
@@ -146,9 +139,6 @@ def _step(ui: CallerUi, args: argparse.Namespace) -> StepTable:
     if args.into + args.out + (args.to is not None) > 1:
         raise UsageMistake("Give one of --into, --out and --to.")
     how = How.INTO if args.into else How.OUT if args.out else How.NEXT
-    debugger = ui.debugger
-    if isinstance(debugger, JobDebugger):
-        return attach.step(ui, Step(ranks_at_lines(ui, args), args.to, how), debugger)
     run = ui.session.current
     paused = run is not None and run.paused
     table = ui.session.step(chosen_ranks(ui.session, args), args.to, how)

@@ -13,7 +13,6 @@ from ddp_notebook.magics.live_board import PLACES, Place
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import Verb, VerbButton
-from ddp_notebook.magics.verbs import attach
 from ddp_notebook.model import Board, Status, StepTable
 from ddp_notebook.session import InitOptions
 from ddp_notebook.session.options import (
@@ -188,8 +187,6 @@ RESTART = Verb(
 
 
 def _abort(ui: CallerUi, args: argparse.Namespace) -> Board:
-    if ui.taken_over is not None:
-        return attach.abort(ui, args, ui.taken_over)
     return ui.session.abort(chosen_ranks(ui.session, args))
 
 

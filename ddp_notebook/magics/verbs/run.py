@@ -13,15 +13,13 @@ from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.tab.completers import files
 from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import ValueDisplay, Verb
-from ddp_notebook.magics.verbs import attach
 from ddp_notebook.magics.verbs.ranks import start_ranks
-from ddp_notebook.model import StepTable, name_ranks
+from ddp_notebook.model import name_ranks
 from ddp_notebook.model.against.comparison import Comparison
 from ddp_notebook.model.against.trail import TrailOrder
 from ddp_notebook.session import InitOptions
 from ddp_notebook.session.options import STORES, parse_settings
 from ddp_notebook.session.runs.run import CellResult, CellRun
-from ddp_notebook.session.tools.debugger.of_job import JobDebugger
 from ddp_notebook.views.training.comparison import comparison_text
 
 
@@ -203,12 +201,9 @@ SCRIPT = Verb(
 )
 
 
-def _wait(ui: NotebookUi, args: argparse.Namespace) -> CellResult | StepTable:
+def _wait(ui: NotebookUi, args: argparse.Namespace) -> CellResult:
     if args.timeout is not None and not args.timeout >= 0:  # NaN is not at least 0 either
         raise UsageMistake("--timeout is in seconds, 0 or more: %ddp_wait --timeout 60")
-    debugger = ui.debugger
-    if isinstance(debugger, JobDebugger):
-        return attach.wait(ui, args.timeout, debugger)
     runs: list[CellRun] = []
     known = ui.session.detached
 
@@ -239,9 +234,7 @@ def _show_value(ui: NotebookUi, result: CellResult) -> None:
 WAIT = Verb(
     "ddp_wait",
     about="Wait for the cell or script that was detached, or that ranks are still in, and show "
-    "it. An interrupt stops the ranks, as it does with a cell. Returns a CellResult. Of a job that "
-    "was taken over: until no rank can make progress, such as at a breakpoint; an interrupt ends "
-    "only the wait, and it returns a table.",
+    "it. An interrupt stops the ranks, as it does with a cell. Returns a CellResult.",
     examples=(
         ("%ddp_wait --timeout 60", "waits for a minute at most"),
         ("%ddp_wait --timeout 0", "only looks at it"),

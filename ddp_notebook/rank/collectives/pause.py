@@ -22,8 +22,6 @@ class PauseGate(Component):
         self.at: int | None = None
         """The number of the collective before which the rank is paused; None when it is not."""
         self._steps = threading.Semaphore(0)
-        self.is_wanted: Callable[[], bool] = lambda: True
-        """Polled while the rank is paused: False when who paused it is gone, and no step comes."""
         self.on_leave: Callable[[], None] = lambda: None
         """Called in the paused thread when it continues."""
 
@@ -66,9 +64,7 @@ class PauseGate(Component):
             while not self._steps.acquire(timeout=_POLL_S):
                 if self._main_thread.abort.is_set():
                     raise Aborted("aborted (%ddp_abort)")
-                # Resumed before it was paused here, or by who is gone.
-                if not self.paused or not self.is_wanted():
-                    self.paused = False
+                if not self.paused:  # it was resumed just before it was paused here
                     break
         finally:
             self.at = None

@@ -41,7 +41,6 @@ class AtLines:
             calls.SET_BREAKPOINTS.name: debugger.set_breakpoints,
             calls.ARM.name: lambda _: debugger.arm(),
             calls.BREAKPOINTS.name: lambda _: debugger.bounds(),
-            calls.STOPPED.name: lambda _: debugger.now(),
         }
 
     def answer(self, question: Question[Any, Any], request: Any) -> Any:

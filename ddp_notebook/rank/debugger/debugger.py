@@ -137,8 +137,6 @@ class Debugger(Component):
         self._said_in_child = mmap.mmap(-1, 1)
         """A byte that processes forked from this one share: one of them has said it."""
         self.armed = Armed()
-        self.is_wanted: Callable[[], bool] = lambda: True
-        """Polled while a thread is paused: False when who stopped it is gone, and it continues."""
         self.watch_values: Callable[[bool], None] = lambda wanted: None
         """Has losses and gradients looked at: a breakpoint is set on those that are not finite."""
         self.watch_lines: Callable[[Lines], None] = lambda lines: None
@@ -179,19 +177,10 @@ class Debugger(Component):
 
     def run_ends(self) -> None:
         """Resume threads that outlive the run, and cancel all steps."""
-        self._let_go()
-        self.backend.forget()
-
-    def leave(self) -> None:
-        """Stop nowhere any more, and resume what is paused. Any thread."""
-        self.set_breakpoints(calls.Breakpoints((), enabled=False))
-        self._let_go()
-        self.backend.release()
-
-    def _let_go(self) -> None:
         self._run = 0
         if (stop := self.stopped) is not None:
             stop.resume(Move(How.END))
+        self.backend.forget()
         self.armed.in_run(paused=False)
 
     def begins(self, tree: ast.Module, file: str) -> None:
@@ -323,9 +312,6 @@ class Debugger(Component):
         """Raises Aborted."""
         if self._main_thread.abort.is_set():
             raise Aborted("aborted (%ddp_abort)")
-        stop = self.stopped
-        if stop is not None and not stop.ordered and not self.is_wanted():
-            stop.resume(Move(How.END))
 
     def _event_fields(self, stop: Stop) -> dict[str, Any]:
         code = stop.frame.f_code
@@ -372,13 +358,6 @@ class Debugger(Component):
         return stop.over or [(f, f.f_lineno) for f in own]
 
     # -- questions -------------------------------------------------------------------------
-
-    def now(self) -> calls.Stopped:
-        """Where a thread is paused now. Any thread."""
-        stop = self.stopped
-        if stop is None or stop.ordered:
-            return calls.Stopped()
-        return calls.Stopped((LineStopped(rank=-1, **self._event_fields(stop)),))
 
     def move(self, order: Move) -> calls.Moved:
         """Resume the thread that is paused at a line or before a collective. Any thread."""

@@ -6,5 +6,4 @@ early.py       Before that: its folder, its identity, and where its main thread 
 ending.py      Writes how it ended, and its state after a long wait, for later.
 job_folder.py  The files of prepared ranks that other processes read: a folder per process.
 processes.py   A rank's process as the system knows it: its launch parameters, who started it.
-taken_over.py  Which process may pause, step and abort it, and what these do.
 """

@@ -2,11 +2,11 @@
 
 A rank that was forked from a process with the runtime has it already.
 
-It observes and answers questions, and does nothing else until it is taken over
-(`taken_over.py`). It refuses no collective: mismatched ones go to torch as they
-would without it. The code that only answers need is loaded in a thread of its own: it takes as long
-as all the rest, and beside a main thread that never pauses longer than who asks waits. It is loaded
-a second after the start, which it would slow down, or at the first question.
+It observes and answers a few questions that only read, and does nothing else: no one who asks can
+change what it does or have it evaluate anything. It refuses no collective: mismatched ones go to
+torch as they would without it. The code that only answers need is loaded in a thread of its own: it
+takes as long as all the rest, and beside a main thread that never pauses longer than who asks
+waits. It is loaded a second after the start, which it would slow down, or at the first question.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from multiprocessing import process, util
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,9 @@ RUN = 1
 """The number of the run: a prepared process has one."""
 FACTS = "facts.json"
 _READY_AFTER_S = 1.0
+_ANSWERED = frozenset({"report", "stack", "run facts"})
+"""The questions that `jobs` asks. A rank of a notebook answers more, such as ``evaluate``: none of
+these may ever be answered here, where whoever shares the user and the folder can ask."""
 
 
 class _Asked:
@@ -41,13 +44,13 @@ class _Asked:
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
-        self.asker: Callable[[], int] = lambda: 0
-        """Which process asks."""
         self._handlers: Any = None
         self._turn = threading.Lock()
 
     def answer(self, question: str, about: Mapping[str, Any]) -> dict[str, Any]:
         """As `Handlers.answer`."""
+        if question not in _ANSWERED:
+            return {"error": "it runs on by itself: it can only be asked where it is"}
         self.get_ready()
         answer: dict[str, Any] = self._handlers.answer(question, about)
         return answer
@@ -57,10 +60,7 @@ class _Asked:
         with self._turn:
             if self._handlers is None:
                 answers = load("ddp_notebook.rank.inspect.answers").Answers(self._watched)
-                handlers = answers.to(load("ddp_notebook.rank.control").Handlers())
-                taken_over = load("ddp_notebook.rank.prepared.taken_over")
-                taken = taken_over.TakenOver(self._watched, answers, RUN, lambda: self.asker())
-                self._handlers = taken.to(handlers)
+                self._handlers = answers.to(load("ddp_notebook.rank.control").Handlers())
 
     def get_ready_later(self) -> None:
         """The same a second later, unless a question was asked before."""
@@ -91,7 +91,6 @@ def _begin(watched: Watched, folder: Path) -> None:
     """Answer questions from now on, and leave for later what can then not be asked any more."""
     asked = _Asked(watched)
     questions = ControlSocket(watched.process.questions, asked.answer)
-    asked.asker = lambda: questions.asker
     questions.attach()
     Lifecycle(watched.components()).run_begins(Run(RUN))
     pid = os.getpid()

@@ -11,7 +11,7 @@ from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import MOST_VALUES
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.tools.debugger.subjects import Subject
+    from ddp_notebook.session.tools.debugger.own_ranks import OwnRanks
 
 _ASK_TIMEOUT_S = 1.0
 _MOST_CELLS = 3
@@ -22,7 +22,7 @@ LARGEST = 2**24
 
 
 def placed(
-    table: VariableTable, values: Sequence[RankVariables], subject: Subject
+    table: VariableTable, values: Sequence[RankVariables], subject: OwnRanks
 ) -> VariableTable:
     """`table`, of one expression, with the index at which tensors differ from most ranks'."""
     facts = {
@@ -39,7 +39,7 @@ def placed(
     return replace(table, sections=sections)
 
 
-def _row(row: VariableRow, facts: Mapping[int, TensorFacts], subject: Subject) -> VariableRow:
+def _row(row: VariableRow, facts: Mapping[int, TensorFacts], subject: OwnRanks) -> VariableRow:
     base = next((cell for cell in row.cells if not cell.note and not cell.odd), None)
     if base is None or len(row.cells) < 2:
         return row
@@ -51,7 +51,7 @@ def _row(row: VariableRow, facts: Mapping[int, TensorFacts], subject: Subject) -
 
 
 def _cell(
-    cell: VariableCell, base: int, facts: Mapping[int, TensorFacts], subject: Subject
+    cell: VariableCell, base: int, facts: Mapping[int, TensorFacts], subject: OwnRanks
 ) -> VariableCell:
     rank = cell.ranks[0]
     own, other = facts.get(rank), facts.get(base)
@@ -75,7 +75,7 @@ def _comparable(own: TensorFacts, other: TensorFacts) -> bool:
     return was_read and own.shape == other.shape and 1 < own.size <= LARGEST
 
 
-def _first(ranks: tuple[int, int], size: int, subject: Subject) -> tuple[int | None, float | None]:
+def _first(ranks: tuple[int, int], size: int, subject: OwnRanks) -> tuple[int | None, float | None]:
     """The index of the first of `size` values that differs between both; None if unknown.
 
     Also the largest difference among the values read: all of them if they are few.

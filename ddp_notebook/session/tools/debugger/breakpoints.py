@@ -15,12 +15,12 @@ from ddp_notebook.model import by_value, name_ranks, said_by
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import ON, Bound, Breakpoint, CannotAnswer
 from ddp_notebook.rank.inspect.frames import CELL_NAME, cell_file
-from ddp_notebook.session.tools.debugger.subjects import as_on_ranks
+from ddp_notebook.session.tools.debugger.own_ranks import as_on_ranks
 from ddp_notebook.state.line_table import place
 
 if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellRun
-    from ddp_notebook.session.tools.debugger.subjects import Subject
+    from ddp_notebook.session.tools.debugger.own_ranks import OwnRanks
 
 _ASK_TIMEOUT_S = 3.0
 _SET_TIMEOUT_S = 10.0
@@ -132,7 +132,7 @@ def _shown(file: str) -> str:
 class Breakpoints:
     """The breakpoints of a session; new ranks get them before their next run."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: OwnRanks) -> None:
         self._subject = subject
         self._last_number = 0
         self._all: dict[int, Breakpoint] = {}

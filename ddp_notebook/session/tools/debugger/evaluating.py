@@ -11,7 +11,7 @@ from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer, answered
 from ddp_notebook.session.tools import differences
 from ddp_notebook.session.tools.debugger.looking import Looking
-from ddp_notebook.session.tools.debugger.subjects import Subject
+from ddp_notebook.session.tools.debugger.own_ranks import OwnRanks
 from ddp_notebook.state import variable_table
 
 _ASK_TIMEOUT_S = 2.0
@@ -20,7 +20,7 @@ _ASSIGNMENT = "assignment, such as x = 3", "%ddp_set x = 3"
 
 
 def evaluate(
-    subject: Subject,
+    subject: OwnRanks,
     looking: Looking,
     source: str,
     ranks: Ranks | None = None,

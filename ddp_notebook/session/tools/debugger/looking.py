@@ -13,7 +13,7 @@ from ddp_notebook.rank.calls import Standing
 from ddp_notebook.state import line_table
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.tools.debugger.subjects import Subject
+    from ddp_notebook.session.tools.debugger.own_ranks import OwnRanks
 
 _ASK_TIMEOUT_S = 2.0
 _MOST_WATCHED = 20
@@ -40,7 +40,7 @@ def _frames_or_why(answer: object) -> tuple[tuple[Frame, ...], str]:
 class Looking:
     """The selection lasts until ranks move; watched expressions stay."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: OwnRanks) -> None:
         self._subject = subject
         self._chosen: tuple[object, int] = (None, 0)
         self.watched: tuple[str, ...] = ()
