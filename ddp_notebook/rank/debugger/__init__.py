@@ -10,5 +10,6 @@ lines.py        How far a step goes, and what each back end does.
 monitoring.py   The back end for Python 3.12 and later: sys.monitoring.
 named.py        The code of a function, by its name in the user's code.
 not_finite.py   Watches for the first loss or gradient that is not finite.
+source.py       The source text of what runs, and which of its lines have code.
 tracing.py      The back end for Python 3.11: sys.settrace.
 """

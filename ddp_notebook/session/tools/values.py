@@ -26,7 +26,6 @@ from ddp_notebook.state import variable_table
 from ddp_notebook.views.ansi import strip_ansi
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
@@ -50,14 +49,6 @@ class _Globals(pickle.Pickler):
         if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
             self.names[value.__qualname__.partition(".")[0]] = None
         return NotImplemented
-
-
-def _made_of(values: Mapping[str, Any]) -> list[str]:
-    """What of the notebook's own the ranks need to have to read `values`."""
-    finder = _Globals()
-    for value in values.values():
-        finder.dump(value)
-    return list(finder.names)
 
 
 class Values:
@@ -89,7 +80,10 @@ class Values:
             for part in filter(None, (own_first, rest)):  # what the rest may be made of, first
                 cluster.push(members, part, _TIMEOUT_S)
         except UsageMistake as refused:
-            own = [name for name in _made_of(values) if name not in values]
+            finder = _Globals()
+            for value in values.values():
+                finder.dump(value)
+            own = [name for name in finder.names if name not in values]
             if not own:
                 raise
             raise UsageMistake(
@@ -100,7 +94,28 @@ class Values:
 
     def pull(self, name: str, ranks: Ranks | None = None, *, keep_tensors: bool = False) -> Any:
         """`Session.pull`."""
-        replies = self._values(calls.Variable(name, keep_tensors), ranks)
+        processes = self._pool.need("%ddp_pull")
+        check_name(name)
+        request, cluster, script = calls.Variable(name, keep_tensors), processes.cluster, None
+        replies: dict[int, calls.Value] = {}
+        if self._runs.script_left:
+            script = processes.script
+        if script is not None:  # the processes of a script that is over, or stuck
+            members = script.ranks if ranks is None else ranks
+            check_ranks(members, self._record.snapshot)
+            pickled = cluster.ask(members, calls.PULL, request, _TIMEOUT_S)
+            for rank in members:
+                answer = pickled.get(rank)
+                if not isinstance(answer, calls.Pickled):
+                    replies[rank] = calls.Value(error="its process has ended")
+                elif answer.error:
+                    replies[rank] = calls.Value(error=answer.error)
+                else:
+                    replies[rank] = calls.Value(base64.b64decode(answer.pickle))
+        else:
+            members = self._runs.idle(ranks, "%ddp_pull")
+            called = cluster.call(members, calls.GET_VALUE, lambda _: request)
+            replies = {rank: cluster.value_of(of, _TIMEOUT_S) for rank, of in called.items()}
         problems = {rank: reply.error for rank, reply in replies.items() if reply.error}
         if problems:
             raise UsageMistake(f"{name} cannot be pulled ({said_by(problems)}).{self._whose()}")
@@ -115,34 +130,6 @@ class Values:
             f" These are the variables of {script.run.title}, whose processes stay until the ranks "
             "run something else. The ranks' own are kept: run a %%ddp cell, and ask again."
         )
-
-    def _values(self, request: calls.Variable, ranks: Ranks | None) -> dict[int, calls.Value]:
-        """The values on `ranks`: those of the last script while its processes stay."""
-        processes = self._pool.need("%ddp_pull")
-        cluster, script = processes.cluster, processes.script
-        check_name(request.name)
-        if script is not None and self._runs.script_left:
-            return self._of_script(cluster, script.ranks if ranks is None else ranks, request)
-        members = self._runs.idle(ranks, "%ddp_pull")
-        answers = cluster.call(members, calls.GET_VALUE, lambda _: request)
-        return {rank: cluster.value_of(answer, _TIMEOUT_S) for rank, answer in answers.items()}
-
-    def _of_script(
-        self, cluster: RankCluster, ranks: Ranks, request: calls.Variable
-    ) -> dict[int, calls.Value]:
-        """The values in the processes of a script that is over, or stuck."""
-        check_ranks(ranks, self._record.snapshot)
-        answers = cluster.ask(ranks, calls.PULL, request, _TIMEOUT_S)
-        values = {}
-        for rank in ranks:
-            answer = answers.get(rank)
-            if not isinstance(answer, calls.Pickled):
-                values[rank] = calls.Value(error="its process has ended")
-            elif answer.error:
-                values[rank] = calls.Value(error=answer.error)
-            else:
-                values[rank] = calls.Value(base64.b64decode(answer.pickle))
-        return values
 
     def complete(self, code: str, at: int, ranks: Ranks | None) -> calls.Completions | None:
         """`Session.complete`."""
@@ -159,19 +146,16 @@ class Values:
         owed, processes = self._owed, self._pool.processes
         if processes is None or (owed is not None and not owed.done()):
             return None
-        rank = self._first_idle(ranks)
-        if rank is None:
-            return None
-        self._owed = answer = processes.cluster.call((rank,), call, lambda _: request)[rank]
-        try:
-            return processes.cluster.value_of(answer, _QUICK_S)
-        except UsageMistake:
-            return None
-
-    def _first_idle(self, ranks: Ranks | None) -> int | None:
+        cluster = processes.cluster
         for rank in range(self._record.snapshot.world_size) if ranks is None else ranks:
             with contextlib.suppress(UsageMistake):
-                return self._runs.idle((rank,), "Tab")[0]
+                idle = self._runs.idle((rank,), "Tab")
+                self._owed = cluster.call(idle, call, lambda _: request)[rank]
+                break
+        else:
+            return None
+        with contextlib.suppress(UsageMistake):
+            return cluster.value_of(self._owed, _QUICK_S)
         return None
 
     def variables(self, names: Sequence[str] = (), ranks: Ranks | None = None) -> VariableTable:
@@ -190,7 +174,11 @@ class Values:
         }
         unread = [Unread(tuple(sorted(of)), why) for why, of in reasons.items() if of]
         table = variable_table.fold(variables.values(), unread, snapshot.world_size)
-        _check_known(names, table, tuple(variables), self._whose())
+        known = {row.name for section in table.sections for row in section.rows}
+        missing = [name for name in names if name not in known]
+        if missing and variables:
+            on = name_ranks(tuple(variables))
+            raise UsageMistake(f"There is no variable {missing[0]!r} on {on}.{self._whose()}")
         return table
 
     def output(self, rank: int, log: bool = False) -> str:
@@ -220,14 +208,6 @@ def _unpickled(name: str, data: bytes) -> Any:
             "the ranks' own are not known here, nor is a group. Pull what it is made of, such as a "
             f"model's: %%ddp, then weights = {name}.state_dict(), and %ddp_pull weights"
         ) from None
-
-
-def _check_known(names: Sequence[str], table: VariableTable, ranks: Ranks, whose: str) -> None:
-    """Raises UsageMistake when a name is on none of `ranks`, which answered; `whose` follows."""
-    known = {row.name for section in table.sections for row in section.rows}
-    missing = [name for name in names if name not in known]
-    if missing and ranks:
-        raise UsageMistake(f"There is no variable {missing[0]!r} on {name_ranks(ranks)}.{whose}")
 
 
 def with_tracebacks(written: str, run: CellRun, rank: int) -> str:
