@@ -64,6 +64,8 @@ class Armed:
 
     def attach(self, is_users: Callable[[str], bool]) -> None:
         """Look at each module of the user's that is imported from now on."""
+        # Where `import` itself gets code, so that a reload and an import in a thread come by, too;
+        # a finder on `sys.meta_path` would have to find modules in our place.
         loader = importlib.machinery.SourceFileLoader
         plain = loader.get_code
 
@@ -103,6 +105,8 @@ class Armed:
         self._tell()
 
     def _tell(self) -> None:
+        # Before a collective is issued: its timeout is given to gloo and NCCL with it, and cannot
+        # be changed afterwards. So it is not enough to say it when a rank is paused.
         self.tell(self._enabled and (self._is_set or self._in_run))
 
 

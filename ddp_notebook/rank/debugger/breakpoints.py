@@ -74,6 +74,7 @@ class Breakpoints:
         """Have these and no others; those that stay keep their counts."""
         before, self._watched = self._watched, {}
         for spec in specs:
+            # One that is pending is looked for again: what it names may be there now.
             known = before.get(spec.number)
             stays = known is not None and known.spec == spec and (known.bound.line or spec.on)
             self._watched[spec.number] = known if known and stays else self._new(spec)
@@ -127,6 +128,8 @@ class Breakpoints:
 
     def loads(self, file: str) -> None:
         """A module is loaded from `file`, maybe anew: its functions are where they are now."""
+        # Breakpoints on lines stay at their number: the file may have been edited above them, but
+        # which line is meant then only the user knows.
         file = self.canonical(file)
         of_file = [w for w in self._watched.values() if w.spec.function and w.bound.file == file]
         tree = parsed(source_of(file) if of_file else "")

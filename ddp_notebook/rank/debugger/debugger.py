@@ -62,6 +62,8 @@ class Stop:
 
     def resume(self, order: Move) -> None:
         """Resume the thread. From any other thread."""
+        # Before the order is sent: it may have left the stop as soon as it is, and who asks then
+        # where the rank stands must not be told of this stop again.
         self.ordered = True
         self._inbox.put(order)
 
@@ -73,6 +75,7 @@ class Stop:
         answer: Future[T] = Future()
 
         def work() -> None:
+            # Cancelled where nobody waits for it any more: it could change variables much later.
             if answer.set_running_or_notify_cancel():
                 try:
                     answer.set_result(compute())
@@ -296,16 +299,18 @@ class Debugger(Component):
             main = self._main_thread
             try:
                 main.paused_at, main.paused_in = self._user_code.describe(frame), frame
+                # What was printed before the stop is shown before it.
                 self._events.collect()
                 self._events.emit_now(LineStopped, **self._event_fields(stop))
                 order = stop.wait(self._check)
             except BaseException:
+                # Otherwise the session knows that the thread has left: it has ordered it.
                 self._events.emit_now(LineLeft, cell=self._run, stop=stop.number)
                 raise
             finally:
                 self.stopped, main.paused_at, main.paused_in = None, "", None
                 self._turn.release()
-        if not over:
+        if not over:  # where an error was raised there is no next line
             self._resume(order, frame)
 
     def _check(self) -> None:
@@ -334,6 +339,7 @@ class Debugger(Component):
         """Resume this thread, which was paused at `frame`, as ordered."""
         goal: Goal | None = None
         if order.how in (How.COLLECTIVE, How.END):
+            # The gate pauses the thread before its next collective; no line is a goal.
             self._gate.paused = order.how is How.COLLECTIVE
         else:
             goal = Goal(order.how, frame, order.line, self._user_code.is_users)
@@ -402,7 +408,7 @@ class Debugger(Component):
         wants = self.breakpoints.wants
         self.watch_values(wanted.enabled and wants("nan"))
         pauses, self._pauses_all = self._pauses_all, wanted.enabled and wants("collective")
-        if pauses != self._pauses_all:
+        if pauses != self._pauses_all:  # else the gate is as the user's steps have left it
             self._gate.paused = self._pauses_all and bool(self._run)
         return self._bounds()
 

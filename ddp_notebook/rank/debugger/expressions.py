@@ -73,6 +73,8 @@ class Expressions:
                     "ranks paused at lines"
                 )
         try:
+            # In the thread that is paused: what it has of its own (autograd's mode, CUDA's device
+            # and stream, thread-locals) counts in the expression as in the code around.
             if stop is not None:
                 return stop.ask(lambda: self._evaluated(wanted, frame), _WITHIN_S)
             return self._evaluated_aside(wanted, frame)
@@ -173,6 +175,8 @@ class Expressions:
         if frame is None:
             exec(code, own)  # noqa: S102
             return
+        # In a copy, so that what it binds can be told from what was bound before, and nothing is
+        # changed where it raises halfway.
         inner = frame.f_locals
         names = dict(inner)
         exec(code, globals_for(code, frame), names)  # noqa: S102
@@ -194,7 +198,8 @@ class Expressions:
             is_own = not has_own or name in of_function
             (inner if is_own else frame.f_globals)[name] = names[name]
         if sys.version_info < (3, 13):
-            # Before 3.13 a frame's variables are a copy, which is to be written back.
+            # Before 3.13 a frame's variables are a copy, which is to be written back. Python itself
+            # does so only after a trace function, and this thread may be paused in `breakpoint()`.
             write_back: Callable[..., Any] = ctypes.pythonapi.PyFrame_LocalsToFast
             write_back(ctypes.py_object(frame), ctypes.c_int(0))
 

@@ -73,6 +73,7 @@ class Goal:
         return True
 
     def _add_caller(self, frame: FrameType) -> None:
+        # Libraries between, such as `Module.__call__` around a forward, are passed over.
         caller = frame.f_back
         while caller is not None and not self._is_users(caller.f_code.co_filename):
             caller = caller.f_back
@@ -115,6 +116,7 @@ class Backend(ABC):
 
     def watch(self, lines: Lines) -> None:
         """Stop before these lines, and before no others. Any thread."""
+        # Conditions first: a thread that sees the new lines finds the code of theirs.
         conditions = {each for of_file in lines.values() for each in of_file.values() if each}
         self._conditions = {each: compile(each, "<condition>", "eval") for each in conditions}
         self._files = _Files(lines, self._canonical)
@@ -150,6 +152,8 @@ class Backend(ABC):
 
     def _comes_to(self, frame: FrameType, line: int) -> bool:
         """A line is about to run; False where nobody wants to know of it."""
+        # Cheap first: in a loop this decides what a breakpoint costs. A plain condition is evaluated
+        # here; the debugger would look at the stack as well, and at all of its reasons to stop.
         condition = self._files[frame.f_code.co_filename].get(line)
         is_stepped = threading.get_ident() in self._goals
         if condition is None and not is_stepped:

@@ -86,6 +86,7 @@ class Monitoring(Backend):
         """With nothing to stop at, be no tool of Python's: others may need the place."""
         if self._tool < 0 or self.lines or self._goals:
             return
+        # The events of code stay when a tool is freed: who takes its place would get them.
         for code in self._armed.values():
             self._monitoring.set_local_events(self._tool, code, 0)
         self._armed.clear()
@@ -115,12 +116,15 @@ class Monitoring(Backend):
         if self._goals:
             wanted |= events.PY_UNWIND
         self._monitoring.set_events(self._tool, wanted)
+        # What was disabled for other breakpoints, or while no thread was stepped, counts again.
         self._monitoring.restart_events()
 
     def _enters_calls(self) -> bool:
         return any(goal.enters_calls for goal in tuple(self._goals.values()))
 
     def _arm(self, code: CodeType) -> None:
+        # By identity: code objects with the same instructions are equal, as those of a cell that
+        # has run twice, and each has events of its own. Kept, so that no other gets the id.
         if id(code) not in self._armed:
             self._armed[id(code)] = code
             events = self._monitoring.events
@@ -129,6 +133,7 @@ class Monitoring(Backend):
 
     def _or_disable(self, wanted: object) -> Any:
         """What a callback returns: that this place of this code is not `wanted` any more."""
+        # Disabled for all threads: so never while one is stepped, which may come by here.
         return None if wanted else self._monitoring.DISABLE
 
     def _line(self, _code: CodeType, line: int) -> Any:

@@ -39,6 +39,7 @@ def named(name: str, names: Mapping[str, Any], is_users: IsUsers) -> Any:
     functions = objects_of(FunctionType)
     of_users = [f for f in functions if is_users(f.__code__.co_filename)]
     inner = (code for function in of_users for code in code_in(function.__code__))
+    # In this order, since a name such as `forward` is that of hundreds of torch's functions.
     for found in (of_users, inner, functions):
         for value in found:
             code: CodeType = getattr(value, "__code__", value)

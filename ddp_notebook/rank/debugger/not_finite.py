@@ -115,6 +115,7 @@ class NotFinite:
         return backward
 
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _named: Any) -> None:
+        # The frame above is the optimizer's own `step`; the user's is found from there.
         # With `found_inf` a GradScaler leaves it to the optimizer to skip the step.
         if not self._looks() or getattr(optimizer, "found_inf", None) is not None:
             return

@@ -48,6 +48,9 @@ class Tracing(Backend):
 
     def watch(self, lines: Lines) -> None:
         """Stop before these lines, and before no others. Any thread."""
+        # In this order: a thread that fetches the codes before the files may keep what it finds of
+        # new files among the old codes, which nobody reads any more; the other way round it could
+        # keep what it finds of old files among the new ones.
         super().watch(lines)
         self._codes = {}
         ours = threading.gettrace() == self._begin
@@ -62,6 +65,8 @@ class Tracing(Backend):
         if threading.current_thread() is threading.main_thread():
             self._trace_main_thread(None)
         else:
+            # While it waits in C, in a collective say, the call is made once it is back in Python:
+            # no line runs before.
             ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
 
     def _trace_main_thread(self, _: object) -> int:
@@ -72,6 +77,8 @@ class Tracing(Backend):
 
     def unseen(self) -> Mapping[tuple[str, int], str]:
         """By file and line, which threads are in that function and do not stop there."""
+        # They could be traced by `_PyEval_SetTrace` alone, a private function that takes a thread
+        # state: of a thread that ends meanwhile it is freed memory. A note hurts nobody.
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         names.pop(threading.main_thread().ident, None)
         others = [
@@ -121,6 +128,7 @@ class Tracing(Backend):
         """
         thread = threading.get_ident()
         before = sys.gettrace()
+        # `!=`, and not `is not`: a bound method is made anew each time that it is read.
         if before != self._global:
             self._theirs[thread] = before, {}
             sys.settrace(self._global)
@@ -140,6 +148,7 @@ class Tracing(Backend):
 
     def _begin(self, frame: FrameType, event: str, arg: Any) -> Any:
         """Trace a thread that begins, from the first function that it calls on."""
+        # First the user's, so that it is what `_trace` finds here, and gives back.
         sys.settrace(self._theirs_for_new)
         if threading.current_thread().name.startswith(_OUR_THREADS):
             return None
@@ -148,6 +157,8 @@ class Tracing(Backend):
 
     def _global(self, frame: FrameType, event: str, arg: Any) -> Any:
         """Called as a function begins, or a generator goes on: what is called for its lines."""
+        # Each call of a traced thread comes here, so the usual case must be short: a file without
+        # breakpoints, and nothing that steps into calls.
         goal = self.goal
         if goal is None and not self.lines:
             self._untrace()
@@ -156,6 +167,9 @@ class Tracing(Backend):
         return self._local if is_watched else None
 
     def _local(self, frame: FrameType, event: str, arg: Any) -> Any:
+        # An error that leaves this function, as an abort at a stop does, reaches the user's code
+        # at this line, and has Python take the trace function of the thread away. The run has
+        # ended then; the next one sets it again.
         if event == "line":
             self._comes_to(frame, frame.f_lineno)
         elif event == "return":
@@ -186,4 +200,6 @@ class Tracing(Backend):
 
 def _yields(frame: FrameType) -> bool:
     """Return whether a frame that is left stays suspended."""
+    # "return" is the event of all: of a return, a yield, an await, and an error that leaves it.
+    # The instruction tells them apart.
     return can_be_suspended(frame) and frame.f_code.co_code[frame.f_lasti] == _YIELDS

@@ -113,6 +113,7 @@ def _tensors_of(model: Any) -> list[torch.Tensor]:
 
 def _modules(model: Any) -> list[Any]:
     """A model and its submodules, each once."""
+    # By identity: a module that is used in two places is one, and two may say that they are equal.
     found = {id(model): model}
     waiting = [model]
     while waiting:

@@ -71,6 +71,7 @@ class Digester:
         if kind in _SCALARS:
             return zlib.crc32(_marshalled(value))
         self._look_at_clock()
+        # The class counts: `[1]` and `(1,)` are not equal.
         crc = zlib.crc32(safe_repr.class_name(value).encode())
         if kind in _TEXTS:
             parts = (value[at : at + 2**20] for at in range(0, len(value), 2**20))
@@ -136,6 +137,7 @@ class Digester:
             raise _TimeIsUp
         if {type(item) for item in items} in ({str}, {int}):
             return self._items(sorted(items), crc, depth)
+        # A sum does not depend on the order, in which sets and dicts differ between processes.
         total = sum(self._crc(item, depth + 1) for item in items)
         return zlib.crc32(total.to_bytes(8, "little"), crc)
 

@@ -90,6 +90,8 @@ class Variables:
                 and not issubclass(type(value), NOT_SHOWN)  # a definition, or an import
                 and name in (request.names or (name,))
             ]
+            # The newest ones: what a cell has just bound is what the user asks for. They share one
+            # reader and one digester, so that their time is that of the whole answer.
             kept = []
             for name, value in wanted[-_MOST:]:
                 variable = describe(name[:LONGEST_NAME], value, reader, None if busy else digester)

@@ -97,6 +97,8 @@ class TensorReader:
         """`facts` with the values in `flat`, which has one dimension: all, or some of them."""
         size = facts.size
         part = flat if flat.numel() <= _WHOLE else flat[:: -(-size // _CHUNK)]
+        # In chunks that torch works off in this thread: larger ones would wake its pool of threads,
+        # which the main thread may be using.
         sums = _Sums()
         for begin in range(0, part.numel(), _CHUNK):
             if begin and self._is_time_up(size):
@@ -241,6 +243,8 @@ def _is_held(tensor: torch.Tensor) -> bool:
     on_host = tensor.device.type == "cpu" and tensor.layout is torch.strided
     if not on_host or tensor.is_quantized or tensor.is_nested:
         return False
+    # Its last value must be within the storage, whatever its strides are: to read past the end
+    # would end the rank.
     extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     needed_bytes = (tensor.storage_offset() + extent) * tensor.element_size()
     return tensor.untyped_storage().nbytes() >= needed_bytes
