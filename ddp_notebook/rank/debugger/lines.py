@@ -152,8 +152,8 @@ class Backend(ABC):
 
     def _comes_to(self, frame: FrameType, line: int) -> bool:
         """A line is about to run; False where nobody wants to know of it."""
-        # Cheap first: in a loop this decides what a breakpoint costs. A plain condition is evaluated
-        # here; the debugger would look at the stack as well, and at all of its reasons to stop.
+        # Cheap first: in a loop this decides what a breakpoint costs. A plain condition is looked
+        # at here; the debugger would look at the stack as well, and at all of its reasons to stop.
         condition = self._files[frame.f_code.co_filename].get(line)
         is_stepped = threading.get_ident() in self._goals
         if condition is None and not is_stepped:
