@@ -157,8 +157,10 @@ class Tracing(Backend):
 
     def _global(self, frame: FrameType, event: str, arg: Any) -> Any:
         """Called as a function begins, or a generator goes on: what is called for its lines."""
-        # Each call of a traced thread comes here, so the usual case must be short: a file without
-        # breakpoints, and nothing that steps into calls.
+        # Each call of a traced thread comes here, so the usual case is decided at once: a file
+        # without breakpoints, while no thread is stepped.
+        if self.lines and not self._goals and not self._files[frame.f_code.co_filename]:
+            return None
         goal = self.goal
         if goal is None and not self.lines:
             self._untrace()
