@@ -535,6 +535,43 @@ def what_the_user_traces_with_is_given_back(rank: Rank) -> None:
     assert seen[:2] == [2, 3] and seen[-2:] == [5, 6]
 
 
+def what_the_user_traces_new_threads_with_is_given_back(rank: Rank) -> None:
+    def theirs(frame: types.FrameType, event: str, arg: Any) -> None:
+        """Trace nothing."""
+
+    source = "a = 1\nb = 2\n"
+    threading.settrace(theirs)
+    try:
+        file = rank.cell(source)
+        assert rank.wait(1) is None
+        rank.set(Breakpoint(1, file, 2))
+        rank.cell(source)
+        assert rank.lines(END) == [2, 0]
+        rank.set()
+        assert threading.gettrace() is theirs
+    finally:
+        threading.settrace(None)  # type: ignore[arg-type]
+
+
+def a_thread_of_ours_stops_nowhere(rank: Rank) -> None:
+    """Also in a function of the user's, as what is evaluated beside a run calls it."""
+    file = rank.cell("def f():\n    return sys.gettrace()\n")
+    assert rank.wait(1) is None
+    rank.names["sys"] = sys
+    rank.set(Breakpoint(1, file, 2))
+    found: list[Any] = []
+
+    def ask() -> None:
+        with rank.debugger.aside():
+            found.append(rank.names["f"]())
+
+    asked = threading.Thread(target=ask, name="ddp-expression")
+    asked.start()
+    asked.join(WITHIN_S)
+    assert found == [None]
+    assert not rank.stops
+
+
 SCENARIOS: tuple[Callable[[Rank], None], ...] = tuple(
     value
     for name, value in list(globals().items())

@@ -343,8 +343,10 @@ class Debugger(Component):
             self._gate.paused = order.how is How.COLLECTIVE
         else:
             goal = Goal(order.how, frame, order.line, self._user_code.is_users)
+            if not (goal.frames or goal.into):  # out of a function that nobody of the user's calls
+                goal = None
         try:
-            self.backend.step(None if goal is None or goal.is_out_of_reach else goal, frame)
+            self.backend.step(goal, frame)
         except RuntimeError as error:  # a profiler may have what stepping needs
             sys.stderr.write(f"This rank cannot be stepped, and the code continued: {error}\n")
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -22,14 +21,14 @@ OnLine = Callable[[FrameType, bool], None]
 
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 """Functions of their own before Python 3.12, and no more to who steps."""
-_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 class Goal:
     """Where a thread that continues from `frame` is to stop; hears of its lines and returns."""
 
     def __init__(self, how: How, frame: FrameType, line: int, is_users: IsUsers) -> None:
-        self._into = how is How.INTO
+        self.into = how is How.INTO
+        """A function of the user's that is called may be the goal."""
         self._line = line if how is How.LINE else 0
         frame = with_line(frame, line) if self._line else frame
         self._start = frame
@@ -41,19 +40,9 @@ class Goal:
         else:
             self.frames.add(frame)
 
-    @property
-    def is_out_of_reach(self) -> bool:
-        """Whether no line can be the goal: the function has no caller of the user's."""
-        return not self.frames and not self._into
-
-    @property
-    def enters_calls(self) -> bool:
-        """Whether a function of the user's that is called may be the goal."""
-        return self._into
-
     def enters(self, code: CodeType) -> bool:
         """Whether the goal is in `code` if that is called now."""
-        return self._into and self._is_users(code.co_filename)
+        return self.into and self._is_users(code.co_filename)
 
     def reached(self, frame: FrameType) -> bool:
         """Whether the thread stops at the line that `frame` is about to run."""
@@ -178,11 +167,6 @@ class Backend(ABC):
         if not goal.frames:
             self._goals.pop(threading.get_ident(), None)
         return goal
-
-
-def can_be_suspended(frame: FrameType) -> bool:
-    """Return whether it is a generator's or a coroutine's, which `yield` and `await` leave too."""
-    return bool(frame.f_code.co_flags & _SUSPENDED)
 
 
 def with_line(frame: FrameType, line: int) -> FrameType:

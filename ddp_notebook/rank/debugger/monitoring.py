@@ -120,7 +120,7 @@ class Monitoring(Backend):
         self._monitoring.restart_events()
 
     def _enters_calls(self) -> bool:
-        return any(goal.enters_calls for goal in tuple(self._goals.values()))
+        return any(goal.into for goal in tuple(self._goals.values()))
 
     def _arm(self, code: CodeType) -> None:
         # By identity: code objects with the same instructions are equal, as those of a cell that

@@ -15,6 +15,7 @@ autograd on a GPU), which Python does not start, pass it. `breakpoint()` is a ca
 from __future__ import annotations
 
 import ctypes
+import inspect
 import opcode
 import sys
 import threading
@@ -22,11 +23,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
-from ddp_notebook.rank.debugger.lines import Backend, Goal, Lines, OnLine, can_be_suspended
+from ddp_notebook.rank.debugger.lines import Backend, Goal, Lines, OnLine
 from ddp_notebook.rank.inspect.frames import chain
 
 _OUR_THREADS = "ddp-"
 """How the names of threads of this package begin: no code of the user's runs in them."""
+_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _YIELDS = opcode.opmap["YIELD_VALUE"]
 _PENDING_CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
@@ -204,4 +206,5 @@ def _yields(frame: FrameType) -> bool:
     """Return whether a frame that is left stays suspended."""
     # "return" is the event of all: of a return, a yield, an await, and an error that leaves it.
     # The instruction tells them apart.
-    return can_be_suspended(frame) and frame.f_code.co_code[frame.f_lasti] == _YIELDS
+    code = frame.f_code
+    return bool(code.co_flags & _SUSPENDED) and code.co_code[frame.f_lasti] == _YIELDS
