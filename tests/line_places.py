@@ -37,7 +37,8 @@ class Place:
     """Code whose line `HERE` is stopped at once in `use()`, where `mark` is 7 + the rank.
 
     `function`: what `%ddp_break` calls the function whose first line that is, empty where it has
-    no name. `said`: that line where it says `breakpoint()` itself, being no statement.
+    no name. `said`: that line where it says `breakpoint()` itself, being no statement. `since`: the
+    Python from which on a breakpoint is hit there; before, `breakpoint()` alone.
     """
 
     name: str
@@ -45,6 +46,13 @@ class Place:
     function: str = ""
     mark: str = "mark"
     said: str = ""
+    since: tuple[int, int] = (3, 11)
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """How it can be stopped at on this Python."""
+        ways = WAYS if self.function else WAYS[:2]
+        return ways if sys.version_info >= self.since else WAYS[:1]
 
     @property
     def text(self) -> str:
@@ -272,6 +280,7 @@ PLACES = (
             net(torch.ones(1, 2)).sum().backward()
         """,
         "hook.reduced",
+        since=(3, 12),
     ),
     Place(
         "tensor hook",
@@ -593,9 +602,8 @@ def _check(session: Session, place: Place, ran: CellResult, line: int) -> None:
 
 def cases(place: Place) -> list[tuple[str, str]]:
     """Ways and holders of a place: a function of a script has no name before it runs."""
-    both = itertools.product(WAYS, HOLDERS)
-    named = [(way, holder) for way, holder in both if way == "function" and holder != "script"]
-    return [(way, holder) for way in WAYS[:2] for holder in HOLDERS] + named * bool(place.function)
+    both = itertools.product(place.ways, HOLDERS)
+    return [(way, holder) for way, holder in both if way != "function" or holder != "script"]
 
 
 def main(rounds: int, only: str) -> int:

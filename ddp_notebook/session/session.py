@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.archive.replay import Replay
@@ -20,13 +19,10 @@ from ddp_notebook.session.runs.steps import Step
 from ddp_notebook.session.setup.set_up import SetUp
 from ddp_notebook.session.setup.stepping import Stepping
 from ddp_notebook.session.tools.bench import Benchmarks
+from ddp_notebook.session.tools.breakpoints import Breakpoints
 from ddp_notebook.session.tools.ddp_construction import DdpConstruction
-from ddp_notebook.session.tools.debugger.breakpoints import Breakpoints
-from ddp_notebook.session.tools.debugger.editors import Editors
-from ddp_notebook.session.tools.debugger.evaluating import evaluate
-from ddp_notebook.session.tools.debugger.looking import Looking
-from ddp_notebook.session.tools.debugger.own_ranks import OwnRanks
 from ddp_notebook.session.tools.fault_lab import FaultLab
+from ddp_notebook.session.tools.looking import Looking
 from ddp_notebook.session.tools.save import Save
 from ddp_notebook.session.tools.values import Values
 from ddp_notebook.session.tools.where import Where
@@ -71,13 +67,10 @@ class Session:
         self._scripts = Scripts(self.pool, self._runs)
         self._construction = DdpConstruction(self.record, self.pool, self._runs, self._findings)
         self._stepping = Stepping(self.record, self._runs, self._set_up, self._construction)
-        own = OwnRanks(self.record, self.pool, self._runs)
-        self.breakpoints = Breakpoints(own)
+        self.breakpoints = Breakpoints(self.record, self.pool, self._runs)
         self._runs.before_run = self.breakpoints.run_begins
         self._runs.breakpoints_of = self.breakpoints.of_rank
-        self.looking = Looking(own)
-        self._evaluate = partial(evaluate, own, self.looking)
-        self.editors = Editors(self.record, self.pool)
+        self.looking = Looking(self.record, self.pool, self._runs)
         self._values = Values(self.record, self.pool, self._runs)
         self._where = Where(self.record, self.pool)
         self._why = Why(self._runs, self._set_up, self._findings, self.record)
@@ -331,7 +324,7 @@ class Session:
         Returns when each has arrived, or can only wait for others. Raises UsageMistake.
         """
         self.breakpoints.ranks_move()
-        return self.looking.with_watched(self._stepping.step(Step(ranks, to, how)), self.evaluate)
+        return self.looking.with_watched(self._stepping.step(Step(ranks, to, how)))
 
     # -- asking --------------------------------------------------------------------------
 
@@ -368,7 +361,7 @@ class Session:
         user frames above that (default: the selected frame). With `assign` it is an assignment,
         with `own_text` shown by its own `repr`; `unread` says why not. Raises UsageMistake.
         """
-        return self._evaluate(source, ranks, up, assign=assign, own_text=own_text)
+        return self.looking.evaluate(source, ranks, up, assign=assign, own_text=own_text)
 
     def why(self) -> Diagnosis:
         """The current diagnosis of the ranks. From any thread, any time.

@@ -208,6 +208,14 @@ def test_an_abort_frees_paused_ranks_with_their_variables(
     assert ranks2.run_cell("dist.barrier()").error is None
 
 
+def test_a_breakpoint_stops_again_in_the_cell_after_an_abort_at_it(ranks2: Session) -> None:
+    ranks2.run_cell("def f():\n    x = 1\n    return x\n")
+    ranks2.breakpoints.add("f", Breakpoint(0))
+    for _ in range(2):
+        assert where(ranks2.run_cell("f()").steps)[(0, 1)].endswith("line 3, in f")
+        ranks2.abort()
+
+
 def test_an_interrupt_of_the_wait_frees_paused_ranks(ranks2: Session) -> None:
     """Rank 0 computes, rank 1 is paused: the cell is not over, and its user interrupts it."""
     source = "import time\nif rank == 1:\n    breakpoint()\nwhile True:\n    time.sleep(0.01)\n"

@@ -88,9 +88,6 @@ WRONG = {
     "%ddp_frame sideways": "'sideways' is no frame. Type %ddp_frame up",
     "%ddp_frame --ranks 9": "Rank 9 does not exist",
     "%ddp_where --ranks 9": "Rank 9 does not exist",
-    "%ddp_attach_editor": "An editor has one rank",
-    "%ddp_attach_editor --ranks 9": "Rank 9 does not exist",
-    "%ddp_attach_editor --off": "Ranks 0-1 had no port open",
 }
 NONE_PAUSED = "No rank is paused at a line. Write breakpoint() in a %%ddp cell"
 NO_CODE = "No rank stands in code of yours. It does at a breakpoint"

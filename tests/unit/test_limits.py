@@ -62,8 +62,6 @@ def test_too_few_processes_are_said_before_anything_starts(tmp_path: Path) -> No
         (80, {"ranks": 1}, False),
         (80, {"in_script": 2}, False),
         (60, {"in_script": 2}, True),
-        (98, {"editors": 1}, False),
-        (95, {"editors": 1}, True),
     ],
 )
 def test_too_few_processes_are_said_before_more_are_started(

@@ -35,7 +35,6 @@ _TASKS_OF_A_RANK = 16
 _TASKS_OF_A_CHANGE = 8
 """That come and go while processes are started in a session that runs."""
 _TASKS_OF_A_SCRIPTS_RANK = 8
-_TASKS_OF_AN_EDITOR = 4
 _MAY_PASS_THE_LIMIT = 1 << 24 | 1 << 21
 """CAP_SYS_RESOURCE, CAP_SYS_ADMIN."""
 
@@ -132,13 +131,12 @@ def has_room_for_threads() -> bool:
     return not _why_too_few("", _TASKS_OF_A_CHANGE, PROC)
 
 
-def check_processes(verb: str, *, ranks: int = 0, in_script: int = 0, editors: int = 0) -> None:
+def check_processes(verb: str, *, ranks: int = 0, in_script: int = 0) -> None:
     """Raises UsageMistake where what `verb` starts would meet this user's limit of processes.
 
-    `ranks` have no process now, nor have those of a script; `editors` are to be let in.
+    `ranks` have no process now, nor have those of a script.
     """
-    needed = ranks * _TASKS_OF_A_RANK + in_script * _TASKS_OF_A_SCRIPTS_RANK
-    needed += editors * _TASKS_OF_AN_EDITOR + (0 if editors else _TASKS_OF_A_CHANGE)
+    needed = ranks * _TASKS_OF_A_RANK + in_script * _TASKS_OF_A_SCRIPTS_RANK + _TASKS_OF_A_CHANGE
     if why := _why_too_few(f"{verb} needs", needed, PROC):
         raise UsageMistake(f"{why} Nothing was changed.")
 

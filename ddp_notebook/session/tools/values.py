@@ -51,14 +51,6 @@ class _Globals(pickle.Pickler):
         return NotImplemented
 
 
-def _made_of(values: Mapping[str, Any]) -> list[str]:
-    """What of the notebook's own the ranks need to have to read `values`."""
-    finder = _Globals()
-    for value in values.values():
-        finder.dump(value)
-    return list(finder.names)
-
-
 class Values:
     """Values and output of the ranks of a session."""
 
@@ -88,7 +80,10 @@ class Values:
             for part in filter(None, (own_first, rest)):  # what the rest may be made of, first
                 cluster.push(members, part, _TIMEOUT_S)
         except UsageMistake as refused:
-            own = [name for name in _made_of(values) if name not in values]
+            finder = _Globals()
+            for value in values.values():
+                finder.dump(value)
+            own = [name for name in finder.names if name not in values]
             if not own:
                 raise
             raise UsageMistake(
@@ -152,19 +147,16 @@ class Values:
         owed, processes = self._owed, self._pool.processes
         if processes is None or (owed is not None and not owed.done()):
             return None
-        rank = self._first_idle(ranks)
-        if rank is None:
-            return None
-        self._owed = answer = processes.cluster.call((rank,), call, lambda _: request)[rank]
-        try:
-            return processes.cluster.value_of(answer, _QUICK_S)
-        except UsageMistake:
-            return None
-
-    def _first_idle(self, ranks: Ranks | None) -> int | None:
+        cluster = processes.cluster
         for rank in range(self._record.snapshot.world_size) if ranks is None else ranks:
             with contextlib.suppress(UsageMistake):
-                return self._runs.idle((rank,), "Tab")[0]
+                idle = self._runs.idle((rank,), "Tab")
+                self._owed = cluster.call(idle, call, lambda _: request)[rank]
+                break
+        else:
+            return None
+        with contextlib.suppress(UsageMistake):
+            return cluster.value_of(self._owed, _QUICK_S)
         return None
 
     def variables(self, names: Sequence[str] = (), ranks: Ranks | None = None) -> VariableTable:
@@ -183,7 +175,11 @@ class Values:
         }
         unread = [Unread(tuple(sorted(of)), why) for why, of in reasons.items() if of]
         table = variable_table.fold(variables.values(), unread, snapshot.world_size)
-        _check_known(names, table, tuple(variables), self._whose())
+        known = {row.name for section in table.sections for row in section.rows}
+        missing = [name for name in names if name not in known]
+        if missing and variables:
+            on = name_ranks(tuple(variables))
+            raise UsageMistake(f"There is no variable {missing[0]!r} on {on}.{self._whose()}")
         return table
 
     def output(self, rank: int, log: bool = False) -> str:
@@ -213,14 +209,6 @@ def _unpickled(name: str, data: bytes) -> Any:
             "the ranks' own are not known here, nor is a group. Pull what it is made of, such as a "
             f"model's: %%ddp, then weights = {name}.state_dict(), and %ddp_pull weights"
         ) from None
-
-
-def _check_known(names: Sequence[str], table: VariableTable, ranks: Ranks, whose: str) -> None:
-    """Raises UsageMistake when a name is on none of `ranks`, which answered; `whose` follows."""
-    known = {row.name for section in table.sections for row in section.rows}
-    missing = [name for name in names if name not in known]
-    if missing and ranks:
-        raise UsageMistake(f"There is no variable {missing[0]!r} on {name_ranks(ranks)}.{whose}")
 
 
 def with_tracebacks(written: str, run: CellRun, rank: int) -> str:
