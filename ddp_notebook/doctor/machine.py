@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ddp_notebook.launch.out_of_memory import Limit
 from ddp_notebook.model import agree, format_bytes, name_ranks
 from ddp_notebook.model.doctor import Check
-from ddp_notebook.session.setup.limits import LEAST_FILES, RANK_BYTES, files_needed
+from ddp_notebook.session.setup.preflight import LEAST_FILES, RANK_BYTES, files_needed
 
 _MIB = 2**20
 _GIB = 2**30

@@ -17,6 +17,7 @@ from ddp_notebook.session.interrupts import noted
 
 if TYPE_CHECKING:
     from ddp_notebook.session.options import InitOptions
+    from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.processes.processes import Processes
     from ddp_notebook.session.record import Record
 
@@ -49,6 +50,11 @@ class RankPool:
             raise NoSession(verb)
         return self.processes
 
+    @property
+    def logs(self) -> CollectiveLogs | None:
+        """The ranks' collective logs; None while there are no ranks."""
+        return self.processes.logs if self.processes is not None else None
+
     def before_close(self, callback: Callable[[str], None]) -> None:
         """Call `callback` with the reason before processes end, so that waiters can return."""
         self._before_close.append(callback)
@@ -56,7 +62,7 @@ class RankPool:
     # -- starting ------------------------------------------------------------------------
 
     def warm(self) -> None:
-        """`Session.warm`."""
+        """Start the fork server in the background, so that torch is loaded when `init` runs."""
 
         def work() -> None:
             try:
@@ -131,8 +137,11 @@ class RankPool:
                 if spare is not None:
                     spare.close()
 
-    def shut_down(self, *, keep_warm: bool) -> None:
-        """`Session.shutdown`."""
+    def shut_down(self, *, keep_warm: bool = False) -> None:
+        """End the ranks and everything started for them. Does nothing without ranks.
+
+        With `keep_warm` the fork server stays, idle, with torch loaded: the next start is quick.
+        """
         if os.getpid() != self._owner_pid:
             return  # a forked child of the notebook, on its way out
         self.close("The ranks were shut down.", keep_warm=keep_warm)

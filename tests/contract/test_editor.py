@@ -26,7 +26,7 @@ def nothing_left(ranks2: Session) -> Iterator[None]:
     yield
     ranks2.editors.close(None)
     ranks2.breakpoints.clear()
-    if any(not controller.run.done for controller in ranks2.runs):
+    if any(not run.done for run in ranks2.runs.all):
         ranks2.abort()
 
 
@@ -38,7 +38,7 @@ def refused(port: int) -> bool:
 
 def shown(session: Session) -> str:
     """Where rank 1 stands, as the session heard last."""
-    stop = session.runs[-1].run.stops.get(1)
+    stop = session.runs.all[-1].stops.get(1)
     return f"{stop.line} {stop.why}" if stop is not None else ""
 
 
@@ -135,7 +135,7 @@ def test_an_abort_and_off_free_what_an_editor_holds(ranks2: Session) -> None:
     editor.ask("next", threadId=thread)
     assert editor.stopped()[2] == 5
     ranks2.abort()
-    assert all(controller.run.done for controller in ranks2.runs)
+    assert all(run.done for run in ranks2.runs.all)
     ranks2.run_cell("dist.barrier()").raise_for_error()
     ranks2.run_cell(PAUSED)  # and the editor is still there
     assert editor.stopped()[2] == 4
@@ -225,7 +225,7 @@ def test_an_interrupt_frees_what_an_editor_holds(ranks2: Session) -> None:
     editors: list[EditorClient] = []
 
     def interrupt_when_held() -> None:
-        eventually(lambda: bool(ranks2.runs[-1].run.stops))
+        eventually(lambda: bool(ranks2.runs.all[-1].stops))
         editors.append(held(ranks2))
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -76,11 +76,11 @@ _COLLECTIVE_OPTIONS = (
 
 
 def _bench(ui: NotebookUi, args: argparse.Namespace) -> BenchResult | StepBenchResult:
-    ui.session.require("%ddp_bench")
+    ui.session.pool.need("%ddp_bench")
     if wants_steps(args):
         _check_no_collective_options(args)
         return bench_steps(ui, args)
-    plan = _plan(args, on_gpu=args.device != "cpu" and "cuda" in ui.session.bench_device)
+    plan = _plan(args, on_gpu=args.device != "cpu" and "cuda" in ui.session.collective_bench.device)
     problem = check_export(args.export) if args.export else ""
     if problem:
         raise UsageMistake(problem)

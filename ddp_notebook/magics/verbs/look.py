@@ -47,7 +47,7 @@ STATUS = Verb(
 def _board(ui: NotebookUi, args: argparse.Namespace) -> Board | None:
     if ui.attached is not None:
         return ui.attached.board()
-    ui.session.require("%ddp_board")
+    ui.session.pool.need("%ddp_board")
     if not ui.output.is_live:
         return ui.session.status()
     beside = can_have_panel() and not args.here
@@ -149,7 +149,7 @@ def _step(ui: CallerUi, args: argparse.Namespace) -> StepTable:
     debugger = ui.debugger
     if isinstance(debugger, JobDebugger):
         return attach.step(ui, Step(ranks_at_lines(ui, args), args.to, how), debugger)
-    run = ui.session.current
+    run = ui.session.runs.current
     paused = run is not None and run.paused
     table = ui.session.step(chosen_ranks(ui.session, args), args.to, how)
     if run is not None and paused:

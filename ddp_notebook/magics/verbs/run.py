@@ -20,7 +20,8 @@ from ddp_notebook.model.against.comparison import Comparison
 from ddp_notebook.model.against.trail import TrailOrder
 from ddp_notebook.session import InitOptions
 from ddp_notebook.session.options import STORES, parse_settings
-from ddp_notebook.session.runs.run import CellResult, CellRun
+from ddp_notebook.session.runs.endings import CellResult
+from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.session.tools.debugger.of_job import JobDebugger
 from ddp_notebook.views.training.comparison import comparison_text
 
@@ -122,7 +123,7 @@ _ONLY_OURS = {"--detach", "--against", "--wait"}
 def _run_script(ui: NotebookUi, args: argparse.Namespace) -> None:
     if args.world_size is not None:
         _ensure_ranks(ui, args.world_size)
-    ui.session.require("%ddp_run")
+    ui.session.pool.need("%ddp_run")
     if args.script in _LAUNCHERS and not args.m and not Path(args.script).exists():
         named = next((word for word in args.arguments if word.endswith(".py")), "train.py")
         raise UsageMistake(f"%ddp_run is the launcher. Leave {args.script} out: %ddp_run {named}")
@@ -210,12 +211,12 @@ def _wait(ui: NotebookUi, args: argparse.Namespace) -> CellResult | StepTable:
     if isinstance(debugger, JobDebugger):
         return attach.wait(ui, args.timeout, debugger)
     runs: list[CellRun] = []
-    known = ui.session.detached
+    known = ui.session.runs.detached
 
     def begin(begun: Callable[[CellRun], None]) -> CellResult:
         def started(run: CellRun) -> None:
             runs.append(run)
-            if known is not None and known.reported and run is known.run:
+            if known is not None and known.reported and run is known:
                 ui.say(f"{run.heading} is over. Its result once more:")
             begun(run)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddp_notebook.model import Ranks
+from ddp_notebook.session.runs.endings import exits
 
 if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellRun
@@ -74,7 +75,7 @@ def _past(run: CellRun, began: float) -> PastRun:
         run.ranks,
         began,
         max(0.0, end_s - run.began_s),
-        run.exits,
+        exits(run),
         pending,
         diagnosis.headline if diagnosis is not None and findings else "",
         findings[0].category.value if findings else "",

@@ -9,16 +9,15 @@ from ddp_notebook.diagnosis.steps.slow import slow_ranks
 from ddp_notebook.model import Collectives, Diagnosis, Ranks, Remark, RunFacts
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import answered
-from ddp_notebook.session.runs.run import CellRun
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.rank_cluster import RankCluster
-    from ddp_notebook.session.processes.collective_logs import CollectiveLogs
+    from ddp_notebook.session.runs.run import CellRun
 
 ASK_TIMEOUT_S = 2.0
 
 
-def examine(run: CellRun, cluster: RankCluster, logs: CollectiveLogs) -> Diagnosis | None:
+def examine(run: CellRun) -> Diagnosis | None:
     """The diagnosis of a run that every rank has finished; None if no problem is found.
 
     Asks only after training, or if a collective was not waited for: other cells stay fast.
@@ -28,13 +27,13 @@ def examine(run: CellRun, cluster: RankCluster, logs: CollectiveLogs) -> Diagnos
         return None
     if any(end.outcome != "ok" for end in ended) or not any(end.trained for end in ended):
         return None
-    facts = gather_facts(cluster, run.ranks, run.cell)
+    facts = gather_facts(run.cluster, run.ranks, run.cell)
     if set(facts) != set(run.ranks):
         return None  # of some ranks alone little can be compared
     diagnosis = diagnose_training(facts, Collectives(), run.sources)
     # What ranks averaged by hand is no mistake. Not always: records are read slowly.
     if diagnosis.findings or asks_for_records(run.sources):
-        collectives = logs.read(run.ranks, run.cell)
+        collectives = run.logs.read(run.ranks, run.cell)
         diagnosis = diagnose_training(facts, collectives, run.sources)
     return diagnosis if diagnosis.findings or diagnosis.notes else None
 
@@ -45,14 +44,14 @@ def gather_facts(cluster: RankCluster, ranks: Ranks, run: int) -> dict[int, RunF
     return {rank: facts for rank, facts in answered(answers).items() if facts.run == run}
 
 
-def remarks(run: CellRun, cluster: RankCluster) -> tuple[Remark, ...]:
+def remarks(run: CellRun) -> tuple[Remark, ...]:
     """Remarks on a run without a problem: whether a rank is slow, what its training may lack."""
-    answers = cluster.ask(run.ranks, calls.STEP_TIMES, calls.Nothing(), ASK_TIMEOUT_S)
+    answers = run.cluster.ask(run.ranks, calls.STEP_TIMES, calls.Nothing(), ASK_TIMEOUT_S)
     times = {rank: times for rank, times in answered(answers).items() if times.run == run.cell}
     # A pause at a line is the user's time, and stands in the rank's own.
     known = set(times) == set(run.ranks) and not run.pauses
     slow = slow_ranks(times) if known else ()
-    facts = gather_facts(cluster, run.ranks, run.cell) if times else {}
+    facts = gather_facts(run.cluster, run.ranks, run.cell) if times else {}
     if set(facts) != set(run.ranks):
         return slow
     return *slow, *diagnose_training(facts, Collectives(), run.sources).remarks

@@ -1,4 +1,4 @@
-"""Runs a script on ranks as torchrun would, unchanged, and reports its outcome."""
+"""A script on ranks, as torchrun would run it, unchanged: its processes, and how it ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_notebook import files
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import CellFailed, UsageMistake, named_file
 from ddp_notebook.launch.addresses import free_port
@@ -20,187 +19,148 @@ from ddp_notebook.launch.environment import (
     torchrun_agents_variables,
     torchrun_variables,
 )
-from ddp_notebook.model import Diagnosis, Ranks
+from ddp_notebook.model import Ranks
 from ddp_notebook.rank import calls
-from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.options import Settings, cores
 from ddp_notebook.session.runs import post_run
-from ddp_notebook.session.runs.controller import RunController
+from ddp_notebook.session.runs.endings import CellResult
 from ddp_notebook.session.runs.gather import LaunchParameters
-from ddp_notebook.session.runs.run import CellResult, CellRun, RunOptions
-from ddp_notebook.session.setup.limits import check_processes
+from ddp_notebook.session.runs.run import CellRun, RunOptions
 
 if TYPE_CHECKING:
     from ddp_notebook.model.against.trail import TrailOrder
-    from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.processes.lab_hosts import Placed
     from ddp_notebook.session.processes.processes import Processes
-    from ddp_notebook.session.runs.registry import RunRegistry
 
 
-class Scripts:
-    """The scripts of a session."""
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What `%ddp_run` runs: the file, how the user named it, and as what it runs."""
 
-    def __init__(self, pool: RankPool, runs: RunRegistry) -> None:
-        self.seen_late: Diagnosis | None = None
-        """What the last script's ranks waited for when one was only late; None if none was."""
-        self._pool = pool
-        self._runs = runs
-
-    def run(
-        self,
-        path: str,
-        arguments: Sequence[str],
-        ranks: Ranks | None,
-        options: RunOptions,
-        *,
-        store: str = "session",
-        settings: Settings | None = None,
-        placed: Placed | None = None,
-        as_module: bool = False,
-        as_python: bool = False,
-        trails: Mapping[int, TrailOrder] | None = None,
-    ) -> CellResult:
-        """`Session.run_script`."""
-        processes = self._pool.need("%ddp_run")
-        ranks = _place_of_python(ranks, options) if as_python else ranks
-        script, package = find_module(path) if as_module else (find_script(path), None)
-        self._check_processes(processes, ranks)
-        claim = self._runs.claim(
-            ranks, "%ddp_run", processes.cluster, processes.logs, options, script.name
-        )
-        with noted() as interrupted, claim as controller:
-            controller.run.sources = files.sources(script)
-            processes.begin_last_words(controller.run.ranks)
-            called = str(script) if as_module else str(Path(path).expanduser())
-            command = (str(script), called, *arguments)
-            work = ScriptWork(
-                controller.run,
-                processes,
-                command,
-                store,
-                settings or {},
-                placed,
-                self._ended,
-                self._runs.breakpoints_of,
-                package,
-                trails or {},
-                leaves=options.wait == "forever" and not options.hold,
-                as_python=as_python,
-            )
-            return self._runs.carry_out(controller, work, interrupted, options)
-
-    def _check_processes(self, processes: Processes, ranks: Ranks | None) -> None:
-        """Raises UsageMistake. The processes of the last script make room for these."""
-        count = len(ranks) if ranks is not None else processes.options.world_size
-        left = len(processes.script.ranks) if processes.script is not None else 0
-        check_processes("%ddp_run", in_script=max(0, count - left))
-
-    def _ended(self, controller: RunController) -> None:
-        """No rank is in a script any more."""
-        detector = controller.run.detector
-        self.seen_late = detector.seen_late if detector is not None else None
-
-
-@dataclass
-class ScriptWork:
-    """A script, for a `RunController`: its rendezvous, and how it ends.
-
-    `placed` puts its ranks on hosts of the fault lab, and the store with them. `ended` is called
-    when no rank is in it any more.
-    """
-
-    run: CellRun
-    processes: Processes
-    command: Sequence[str]
-    """The script's file, how it was called, and its arguments."""
+    file: Path
+    called: str
+    package: str | None
+    arguments: tuple[str, ...]
     store: str
     settings: Settings
-    placed: Placed | None
-    ended: Callable[[RunController], None]
-    breakpoints_of: Callable[[int], calls.Breakpoints]
-    package: str | None
-    trails: Mapping[int, TrailOrder]
-    leaves: bool
-    as_python: bool = False
+    as_python: bool
+    """It is one process, without torchrun's variables."""
 
-    def __post_init__(self) -> None:
-        if self.as_python:
-            self._environments = python_environment(self.processes, self.run.ranks, self.settings)
+    @classmethod
+    def found(
+        cls,
+        path: str,
+        as_module: bool,
+        arguments: tuple[str, ...],
+        store: str,
+        settings: Settings,
+        as_python: bool,
+    ) -> Script:
+        """Return the script at `path`, or the module of that name. Raises UsageMistake."""
+        if as_module:
+            file, package = find_module(path)
+            return cls(file, str(file), package, arguments, store, settings, as_python)
+        called = str(Path(path).expanduser())
+        return cls(find_script(path), called, None, arguments, store, settings, as_python)
+
+
+class ScriptRun(CellRun):
+    """A script on its ranks. Each has a process of its own, which stays when it is over."""
+
+    def __init__(
+        self, cell: int, ranks: Ranks, processes: Processes, options: RunOptions, what: Script
+    ) -> None:
+        super().__init__(cell, ranks, processes, options, what.file.name)
+        self._what = what
+        self._processes = processes
+        self._placed: Placed | None = None
+        self._environments: dict[int, dict[str, str]] = {}
+        self._leaves = options.wait == "forever" and not options.hold
+        """A rank that needs a finished one loses its connection to it, and does not block."""
+        self.breakpoints_of: Callable[[int], calls.Breakpoints] = lambda _: calls.Breakpoints(())
+        self.trails: Mapping[int, TrailOrder] = {}
+        """What ranks keep for a comparison."""
+
+    def prepare(self, placed: Placed | None) -> None:
+        """Prepare the rendezvous; `placed` puts the ranks on the fault lab's hosts, and the store.
+
+        To be called once the ranks are claimed: the store of an earlier script ends.
+        """
+        processes, what, ranks = self._processes, self._what, self.ranks
+        self._placed = placed
+        if what.as_python:
+            self._environments = python_environment(processes, ranks, what.settings)
             self.launch = LaunchParameters(script=True)
             return
-        run, processes, store = self.run, self.processes, self.store
         host = processes.options.master_addr
-        if self.placed is not None:
-            address = self.placed.address
-        elif store == "session":
+        if placed is not None:
+            address = placed.address
+        elif what.store == "session":
             address = processes.fresh_store()
         else:
             address = (host, free_port(host))
-        self._environments = environments(processes, run.ranks, address, store, self.settings)
+        self._environments = environments(processes, ranks, address, what.store, what.settings)
         self.launch = LaunchParameters(
             {
                 "MASTER_ADDR": address[0],
                 "MASTER_PORT": str(address[1]),
-                "WORLD_SIZE": str(len(run.ranks)),
+                "WORLD_SIZE": str(len(ranks)),
             },
-            run.ranks[0] if store == "rank0" else None,
-            lambda: store == "rank0" or processes.script_store_alive,
+            ranks[0] if what.store == "rank0" else None,
+            lambda: what.store == "rank0" or processes.script_store_alive,
             script=True,
         )
 
-    def send(self, ranks: Ranks) -> Ranks:
+    def send(self) -> Ranks:
         """Start the script's processes; no rank is unreachable."""
+        what, processes = self._what, self._processes
         scripts = {
             rank: calls.Script(
-                cell=self.run.cell,
-                number=self.run.number,
-                path=self.command[0],
-                name=self.command[1],
-                arguments=tuple(self.command[2:]),
-                threads=cores() if self.as_python else self.processes.options.threads,
+                cell=self.cell,
+                number=self.number,
+                path=str(what.file),
+                name=what.called,
+                arguments=what.arguments,
+                threads=cores() if what.as_python else processes.options.threads,
                 breakpoints=self.breakpoints_of(rank),
-                paused=self.run.pausing,
-                leaves=self.leaves,
-                package=self.package,
+                paused=self.pausing,
+                leaves=self._leaves,
+                package=what.package,
                 trail=self.trails.get(rank),
-                world_size=len(self.run.ranks),
+                world_size=len(self.ranks),
             )
-            for rank in ranks
+            for rank in self.ranks
         }
-        hosts = self.placed.hosts if self.placed is not None else {}
-        started = self.processes.open_script(self.run.cell, ranks)
-        self.run.started_ranks = started.started_ranks
+        started = processes.open_script(self.cell, self.ranks)
+        self.started_ranks = started.started_ranks
+        hosts = self._placed.hosts if self._placed is not None else {}
         started.start(scripts, self._environments, hosts)
         return ()
 
-    def end(self, controller: RunController) -> CellResult:
-        """How the script ended, with a diagnosis; its processes stay."""
-        run = self.run
-        result = run.result()
-        diagnosis = Diagnosis() if controller.aborted else self._diagnosed(controller, result)
-        if diagnosis.wrong:
-            diagnosis = run.with_tracebacks(diagnosis)
+    def end(self) -> CellResult:
+        """Return how the script ended, with a diagnosis; its processes stay."""
+        result, diagnosis = self.result(), None
+        if not self.aborted:
+            # Of the ranks that it started itself, else of its own processes.
+            if self.started_ranks is not None:
+                diagnosis = self.started_ranks.ended(failed=result.error is not None)
+            if diagnosis is None:
+                diagnosis = diagnose_run(self.look())
+        if diagnosis is not None and diagnosis.wrong:
+            diagnosis = self.with_tracebacks(diagnosis)
             result = replace(result, diagnosis=diagnosis)
             if isinstance(result.error, CellFailed):
                 result.error.diagnosis = diagnosis
         elif result.error is None:
-            checked = post_run.examine(run, controller.cluster, controller.logs)
-            result = replace(result, diagnosis=checked)
-        self.ended(controller)
-        if self.placed is not None:
-            self.processes.end_script()  # also ends the lab's hosts
+            result = replace(result, diagnosis=post_run.examine(self))
+        self.seen_late = self.detector.seen_late if self.detector is not None else None
+        if self._placed is not None:
+            self._processes.end_script()  # also ends the lab's hosts
         return result
 
-    def _diagnosed(self, controller: RunController, result: CellResult) -> Diagnosis:
-        """What was wrong: with the ranks that it started itself, else with its own processes."""
-        started = self.run.started_ranks
-        diagnosis = started.ended(failed=result.error is not None) if started is not None else None
-        return diagnosis if diagnosis is not None else diagnose_run(controller.look())
 
-
-def _place_of_python(ranks: Ranks | None, options: RunOptions) -> Ranks:
-    """Which rank's place a script has that is one process. Raises UsageMistake."""
+def place_of_python(ranks: Ranks | None, options: RunOptions) -> Ranks:
+    """Return the rank whose place a script has that is one process. Raises UsageMistake."""
     if options.hold:
         raise UsageMistake(
             "Ranks that a script starts itself do not pause before collectives: leave --step out."

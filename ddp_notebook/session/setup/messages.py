@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 
-from ddp_notebook.errors import DDPError
 from ddp_notebook.model import Ranks, Snapshot, Status, agree, are, format_ranks, name_ranks, verb
 from ddp_notebook.session.options import InitOptions
-from ddp_notebook.session.setup import limits
-from ddp_notebook.session.setup.shadowing import why_not_loaded
 
 
 def running_already(options: InitOptions, known: Snapshot) -> str:
@@ -68,20 +64,6 @@ def freed(paused: Ranks) -> str:
     if len(paused) > 1:
         their = f"their cell was aborted, {their}"
     return f"{verb(paused, 'was', 'were').capitalize()} paused: {their}."
-
-
-def why_not_started(error: BaseException) -> str:
-    """What went wrong in set-up, and how to retry."""
-    what = str(error)
-    if isinstance(error, KeyboardInterrupt):
-        what = "Set-up was interrupted."
-    elif too_few := limits.why_too_few_files(error):
-        what = too_few
-    elif not isinstance(error, DDPError):
-        what = f"The ranks could not be started: {type(error).__name__}: {error}."
-    for why in filter(None, (why_not_loaded(sys.path), limits.why_no_room())):
-        what = f"{what}\n{why}"
-    return f"{what}\nNothing is left running. Try again with %ddp_init."
 
 
 def not_unblocked(ranks: Ranks) -> str:

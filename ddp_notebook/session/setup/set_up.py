@@ -11,14 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
-from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Board, Category, Ranks, Stage, Status
 from ddp_notebook.session.findings import SET_UP, Found
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.pool import launch_mode
-from ddp_notebook.session.setup import limits, messages, package_changes
+from ddp_notebook.session.setup import messages, preflight
 from ddp_notebook.session.setup.bring_up import BringUp
 from ddp_notebook.state.board_rows import board
 from ddp_notebook.state.descriptions import exit_text
@@ -61,6 +60,11 @@ class SetUp:
         return board(self._record.snapshot)
 
     @property
+    def store(self) -> str:
+        """Who hosts the store of the group: session or rank0."""
+        return self.bring_up.store if self.bring_up is not None else "session"
+
+    @property
     def half_way(self) -> bool:
         """True when there are ranks whose set-up is not complete."""
         states = self._record.snapshot.ranks
@@ -78,8 +82,13 @@ class SetUp:
 
     # -- starting ------------------------------------------------------------------------
 
-    def init(self, options: InitOptions, *, replace: bool) -> Board:
-        """`Session.init`."""
+    def init(self, options: InitOptions, *, replace: bool = False) -> Board:
+        """Start the ranks and bring torch.distributed up; returns when it is verified.
+
+        With `options.step` it returns before the first stage. Ranks whose set-up failed before
+        are set up again in place. `replace` ends existing ranks first. Raises UsageMistake for
+        options that cannot work, SetupFailed when set-up cannot succeed; started ranks are kept.
+        """
         processes = self._pool.processes
         why_anew = ""
         if processes is not None and not self._pool.lost_reason and not replace:
@@ -92,17 +101,14 @@ class SetUp:
                     return self._set_up_in_place(processes, options)
                 except SessionLost:  # it was lost before, and only now is that known
                     why_anew = "All processes are new, without variables: those before had ended."
-        changed = package_changes.check()
+        changed = preflight.check_package()
         devices = self._pool.plan(options)  # first: an impossible plan costs no ranks
         if processes is None:
-            size = options.world_size
-            why = limits.why_too_low_for_files(size) or limits.why_too_few_processes(size)
-            if why := why or limits.why_too_little_memory(size, out_of_memory.bytes_left()):
-                raise UsageMistake(why)
+            preflight.check_start(options.world_size)
         self._findings.begin(Found(SET_UP))
         if processes is not None and not self._pool.lost_reason and replace:
             lacking = options.world_size - len(self._living())
-            limits.check_processes("%ddp_init --replace", ranks=max(0, lacking))
+            preflight.check_processes("%ddp_init --replace", ranks=max(0, lacking))
             why_anew = processes.why_not_kept(options)
             if not why_anew:
                 return self._resize(processes, options, devices)
@@ -120,7 +126,7 @@ class SetUp:
             if states[rank].status is not Status.DEAD and device_of[rank] == environment
         }
         ended = tuple(state.rank for state in states if state.rank not in kept)
-        under_way = [c.run.heading for c in self._runs.controllers if c.state.claimed]
+        under_way = [run.heading for run in self._runs.all if run.state.claimed]
         processes.end_script()
         with self._unless_lost("%ddp_init"), self._record.restarting(ended):
             processes.stop(ended)
@@ -152,7 +158,7 @@ class SetUp:
                 self._record.note(ended="set-up did not finish.", loading=None)
                 if mode == "fork":
                     self._pool.warm_fork_server(mode)  # for the next try
-                why = messages.why_not_started(SessionLost(lost) if lost else error)
+                why = preflight.why_not_started(SessionLost(lost) if lost else error)
             raise SetupFailed(why, failed) from None
 
     def _set_up_in_place(self, processes: Processes, options: InitOptions) -> Board:
@@ -247,28 +253,28 @@ class SetUp:
     def _free(self, ranks: Ranks) -> Ranks:
         bring_up = self.bring_up
         assert bring_up is not None
-        aborted = [
-            controller
-            for controller in self._runs.controllers
-            if not controller.run.done and set(controller.run.ranks) & set(ranks)
-        ]
-        for controller in aborted:
-            controller.abort()
+        aborted = [run for run in self._runs.all if not run.done and set(run.ranks) & set(ranks)]
+        for run in aborted:
+            run.abort()
 
         def begun() -> bool:
-            return all(set(c.run.pending) & set(ranks) <= c.run.started for c in aborted)
+            return all(set(run.pending) & set(ranks) <= run.started for run in aborted)
 
         # Until a rank's CellStarted event has arrived, it looks idle.
         self._record.wait_for(begun, scaled_for_load(_BEGUN_WITHIN_S))
-        for controller in aborted:
-            controller.signal_started()
-            controller.end_started_ranks()
+        for run in aborted:
+            run.signal_started()
+            run.end_started_ranks()
         blocked = bring_up.free(ranks)
         bring_up.processes.replace(blocked)
         return blocked
 
     def abort(self, ranks: Ranks | None = None) -> Board:
-        """`Session.abort`."""
+        """Unblock ranks that hang in set-up, a cell or a script; returns the board afterwards.
+
+        Ranks that cannot be unblocked get new processes, as do dead ones; the board's notes say
+        which, and why. If every rank had a process group, it is rebuilt.
+        """
         bring_up = self.need("%ddp_abort")
         members = ranks if ranks is not None else bring_up.everyone
         check_ranks(members, self._record.snapshot)
@@ -319,13 +325,17 @@ class SetUp:
     # -- beginning again -----------------------------------------------------------------
 
     def restart(self, ranks: Ranks | None = None) -> Board:
-        """`Session.restart`."""
+        """Give `ranks` (all, by default) new processes and rebuild the group.
+
+        The other ranks keep their processes and variables. Raises SetupFailed, and
+        UsageMistake when another rank is dead, or in a cell that a thread waits for.
+        """
         processes = self._pool.need("%ddp_restart")
         everyone = tuple(range(self._record.snapshot.world_size))
         members = ranks if ranks is not None else everyone
         check_ranks(members, self._record.snapshot)
         dead = set(members) - set(self._living())
-        limits.check_processes("%ddp_restart", ranks=len(dead))
+        preflight.check_processes("%ddp_restart", ranks=len(dead))
         processes.end_script()
         survivors = tuple(r for r in everyone if r not in members)
         in_set_up = self._in_set_up(survivors)
@@ -380,7 +390,7 @@ class SetUp:
 
         self._record.wait_for(lambda: not busy(), _IDLE_WITHIN_S)
         left = busy()
-        if left and not any(c.state.claimed for c in self._runs.controllers):
+        if left and not any(run.state.claimed for run in self._runs.all):
             self.free(left)
             self._record.wait_for(lambda: not busy(), _IDLE_WITHIN_S)
             left = busy()

@@ -28,8 +28,8 @@ from ddp_notebook.state.setup_table import step_table
 
 if TYPE_CHECKING:
     from ddp_notebook.session.record import Record
-    from ddp_notebook.session.runs.controller import RunController
     from ddp_notebook.session.runs.registry import RunRegistry
+    from ddp_notebook.session.runs.run import CellRun
     from ddp_notebook.session.setup.set_up import SetUp
     from ddp_notebook.session.tools.ddp_construction import DdpConstruction, Wrap
 
@@ -57,7 +57,7 @@ class Stepping:
         if ranks is not None:
             check_ranks(ranks, self._record.snapshot)
         current, half_way = self._runs.to_step(ranks), self._set_up.half_way
-        if current is not None and current.run.paused and not (current.run.done and half_way):
+        if current is not None and current.paused and not (current.done and half_way):
             return self._step_run(current, wanted)
         if wanted.by_line:
             raise UsageMistake(
@@ -66,9 +66,9 @@ class Stepping:
             )
         if half_way:
             return _step_stage(bring_up, ranks, to)
-        if current is not None and current.run.pending:
+        if current is not None and current.pending:
             raise UsageMistake(
-                f"{current.run.heading} is not over on {name_ranks(current.run.pending)}, and no "
+                f"{current.heading} is not over on {name_ranks(current.pending)}, and no "
                 "rank is paused. What they wait for: %ddp_why; what they do: %ddp_where; to free "
                 "them: %ddp_abort. To stop at a line that they come to: %ddp_break 7, %ddp_break "
                 "train.py:42"
@@ -77,16 +77,14 @@ class Stepping:
             return _step_construction(self._construction.latest, ranks, to)
         return _step_stage(bring_up, ranks, to)
 
-    def _step_run(self, current: RunController, wanted: Step) -> StepTable:
+    def _step_run(self, current: CellRun, wanted: Step) -> StepTable:
         with quick_switches(), noted() as interrupted:
-            made = steps.step(
-                current.run, current.cluster, current.logs, self._record, wanted, interrupted
-            )
+            made = steps.step(current, wanted, interrupted)
             self._runs.await_released()
             return made
 
     def table(self) -> StepTable:
-        """`Session.step_table`."""
+        """Where the ranks stand in set-up."""
         return table(self._set_up.need("%ddp_step"))
 
 

@@ -15,7 +15,8 @@ from ddp_notebook.model.against import trail
 from ddp_notebook.model.against.comparison import Comparison
 from ddp_notebook.model.against.trail import TrailOrder
 from ddp_notebook.session.runs.cell_syntax import check_cell
-from ddp_notebook.session.runs.run import CellResult, CellRun
+from ddp_notebook.session.runs.endings import CellResult
+from ddp_notebook.session.runs.run import CellRun
 
 if TYPE_CHECKING:
     from ddp_notebook.session.findings import LastFindings

@@ -108,13 +108,26 @@ class Bench:
 
     @property
     def device(self) -> str:
-        """`Session.bench_device`."""
+        """Where the tensors of a benchmark live: cpu, or cuda:0."""
         return self._pool.need("%ddp_bench").devices.device
 
     def run(
         self, plan: Plan, options: BenchOptions | None = None, watch: Watch | None = None
     ) -> BenchResult:
-        """`Session.bench`."""
+        """Measure collectives against tensor size, on all ranks or those of `options`.
+
+        The method: ranks are aligned by a barrier before each batch of iterations, every rank
+        stamps every iteration, and an iteration took as long as on its slowest rank. Sizes are
+        visited in at least three rounds, each in another order, until the 95 % interval of the
+        median is within `plan.precision` or `plan.budget_s` ends. Results are compared exactly.
+        Bandwidths are nccl-tests', GB = 1e9 bytes. `ddp_notebook.rank.bench.loop` names the
+        sources.
+
+        `watch` is called with the progress, from another thread. After an interrupt, when
+        `measuring` is cancelled, or when a rank dies, the partial result is returned and `ended`
+        says why. Raises UsageMistake when it cannot begin, DDPError when it ends before anything
+        was measured.
+        """
         options = options or BenchOptions()
         processes = self._pool.need("%ddp_bench")
         members = self._runs.idle(options.ranks, "%ddp_bench")

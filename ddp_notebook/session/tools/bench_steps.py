@@ -75,7 +75,14 @@ class StepBench:
         predict_for: int | None = None,
         watch: Watch | None = None,
     ) -> StepBenchResult:
-        """`Session.bench_steps`."""
+        """Measure the steps of a model on all ranks; `watch` is called as it goes, by any thread.
+
+        With `predict_for` the steps at that many ranks are predicted too. The measurements are kept
+        when a rank fails or dies, the user interrupts, or `measuring` is cancelled: then the
+        result's `problem` says so. Raises UsageMistake before anything is measured when the model,
+        its loss or data cannot be used, differ between ranks or do not fit into memory;
+        CellInterrupted and DDPError when nothing was measured.
+        """
         processes = self._pool.need("%ddp_bench")
         members = self._runs.idle(None, "%ddp_bench")
         for name in (plan.model, plan.loss, plan.data):

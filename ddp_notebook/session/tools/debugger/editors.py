@@ -12,7 +12,7 @@ from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer, EditorPort, answered
 from ddp_notebook.rank.editor.port import LOOPBACK
 from ddp_notebook.session.guards import check_alive, check_ranks, existing, living
-from ddp_notebook.session.setup.limits import check_processes
+from ddp_notebook.session.setup.preflight import check_processes
 
 if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool
@@ -98,7 +98,7 @@ class Editors:
 
     def open(self, ranks: Ranks | None) -> str:
         """Open a port for an editor at each of `ranks`; what to do with it. Raises UsageMistake."""
-        check_processes(_VERB, editors=1)
+        check_processes(_VERB)
         answers = self._ask(ranks, open=True)
         problems = {rank: answer.problem for rank, answer in answers.items() if answer.problem}
         if problems:

@@ -29,7 +29,12 @@ def evaluate(
     assign: bool = False,
     own_text: bool = False,
 ) -> VariableTable:
-    """`Session.evaluate`, on the ranks of `subject`."""
+    """The value of an expression on `ranks` (all by default) of `subject`, equal ones as one.
+
+    Evaluated where each rank is: at a line, in a collective, where it raised, or idle; `up`
+    user frames above that (default: the selected frame). With `assign` it is an assignment,
+    with `own_text` shown by its own `repr`; `unread` says why not. Raises UsageMistake.
+    """
     subject.need("%ddp_set" if assign else "%ddp_print")
     members = subject.members(ranks)
     _check_source(source, assign=assign)

@@ -36,7 +36,7 @@ class JobDebugger:
         assign: bool = False,
         own_text: bool = False,
     ) -> VariableTable:
-        """As `Session.evaluate`. Raises UsageMistake."""
+        """As `evaluating.evaluate`. Raises UsageMistake."""
         return self._evaluate(source, ranks, up, assign=assign, own_text=own_text)
 
     def step(self, wanted: Step, interrupted: Callable[[], bool]) -> StepTable:

@@ -120,13 +120,13 @@ class OwnRanks:
 
     def stops(self) -> Mapping[int, int]:
         """The ranks that are paused at lines, and the number of each stop."""
-        return {r: s.stop for c in self._runs.controllers for r, s in c.run.stops.items()}
+        return {rank: at.stop for rank, at in self._runs.stops.items()}
 
     def moment(self) -> object:
         """A value that changes whenever ranks have moved."""
         return tuple(
-            (c.run.cell, c.run.pending, tuple((r, s.stop) for r, s in sorted(c.run.stops.items())))
-            for c in self._runs.controllers
+            (run.cell, run.pending, tuple((r, s.stop) for r, s in sorted(run.stops.items())))
+            for run in self._runs.all
         )
 
     def file(self, name: str) -> Path:
@@ -135,8 +135,7 @@ class OwnRanks:
 
     def latest(self) -> tuple[str, str]:
         """The last cell. Raises UsageMistake when none has run."""
-        for controller in reversed(self._runs.controllers):
-            run = controller.run
+        for run in reversed(self._runs.all):
             if not run.script:
                 return cell_file(run.number), as_on_ranks(run.sources.get(run.title, ""))
         raise UsageMistake(
@@ -146,14 +145,14 @@ class OwnRanks:
 
     def cell(self, number: int) -> str:
         """Of the newest that had this number."""
-        runs = [c.run for c in self._runs.controllers if not c.run.script]
+        runs = [run for run in self._runs.all if not run.script]
         texts = (r.sources.get(r.title, "") for r in reversed(runs) if r.number == number)
         return as_on_ranks(next(texts, ""))
 
     def pause_before_collectives(self) -> None:
         """What runs now is paused there, too."""
         if (current := self._runs.current) is not None:
-            current.run.pausing |= not current.run.done
+            current.pausing |= not current.done
 
 
 class JobRanks:
