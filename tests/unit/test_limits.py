@@ -11,6 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from ddp_notebook.errors import SessionLost, UsageMistake
+from ddp_notebook.launch.out_of_memory import bytes_left
 from ddp_notebook.session import InitOptions
 from ddp_notebook.session.setup import preflight
 from ddp_notebook.session.setup.preflight import (
@@ -20,9 +23,6 @@ from ddp_notebook.session.setup.preflight import (
     why_no_room,
     why_not_started,
 )
-
-from ddp_notebook.errors import SessionLost, UsageMistake
-from ddp_notebook.launch.out_of_memory import bytes_left
 
 AMPLE = 200 * RANK_BYTES
 
