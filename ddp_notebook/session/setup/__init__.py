@@ -1,8 +1,7 @@
 """Sets ranks up, sets them up again, steps them and unblocks them.
 
 bring_up.py   Takes the ranks through the stages of set-up, all at once or step by step.
-messages.py   What set-up says of ranks that run already, were replaced or freed.
 preflight.py  What is checked before ranks start, and what is named when a start has failed.
 set_up.py     Brings ranks up, sets them up again, and frees them: init, restart and abort.
-stepping.py   Steps paused ranks: one stage of set-up or of DDP's construction, or one collective.
+stepping.py   `%ddp_step`: finds what is paused, in a run, in set-up or in construction, and steps it.
 """
