@@ -57,20 +57,17 @@ def idle_ranks(
     """
     members = existing(ranks, snapshot)
     check_alive(members, verb, snapshot)
-    states = snapshot.ranks
-    busy = tuple(r for r in members if states[r].status is Status.RUNNING or r in claimed)
-    if busy:
-        _, doing = doings(busy, snapshot, claimed)[0]
+    busy = {s.rank for s in snapshot.ranks if s.status is Status.RUNNING} | claimed.keys()
+    if busy := busy.intersection(members):
+        _, doing = doings(tuple(sorted(busy)), snapshot, claimed)[0]
         before = {rank: what for rank, what in paused().items() if rank in busy}
         if before:
             doing = claimed.get(min(before)) or doing  # not "paused at", which is said anyway
-        raise UsageMistake(_why_busy(busy, doing, before))
-    in_set_up = tuple(
-        rank
-        for rank in members
-        if states[rank].status is Status.SETTING_UP and states[rank].entering is not None
-    )
-    if in_set_up:
+        raise UsageMistake(_why_busy(tuple(sorted(busy)), doing, before))
+    in_set_up = {
+        s.rank for s in snapshot.ranks if s.status is Status.SETTING_UP and s.entering is not None
+    }
+    if in_set_up := in_set_up.intersection(members):
         raise UsageMistake(
             f"{name_ranks(in_set_up).capitalize()} {are(in_set_up)} still in set-up. "
             "Why: %ddp_why. Abort it: %ddp_abort. Begin again: %ddp_init"
@@ -80,10 +77,10 @@ def idle_ranks(
 
 def check_alive(members: Ranks, verb: str, snapshot: Snapshot) -> None:
     """Raises UsageMistake when one of `members` is dead."""
-    live = living(members, snapshot)
-    dead = tuple(rank for rank in members if rank not in live)
+    dead = {s.rank for s in snapshot.ranks if s.status is Status.DEAD}.intersection(members)
     if not dead:
         return
+    live = living(members, snapshot)
     without = f", or leave {them(dead)} out: {verb} --ranks {format_ranks(live)}" if live else ""
     raise UsageMistake(
         f"{name_ranks(dead).capitalize()} {are(dead)} dead. Bring {them(dead)} back: "

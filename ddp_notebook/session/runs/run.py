@@ -177,6 +177,7 @@ class CellRun:
         """What is sent to the ranks."""
 
         # What its ranks have told.
+        self._inside = dict.fromkeys(ranks)
         self.pending = ranks
         """Ranks that are still in the cell."""
         self.started: set[int] = set()
@@ -354,7 +355,8 @@ class CellRun:
 
     def _left(self, event: CellFinished | RankExited) -> None:
         self._lines.take(event, event.heard_ns)
-        self.pending = tuple(rank for rank in self.pending if rank != event.rank)
+        self._inside.pop(event.rank, None)
+        self.pending = tuple(self._inside)
 
     def signal_started(self) -> None:
         """Interrupt the ranks that are in an aborted run.
@@ -520,7 +522,9 @@ class CellRun:
             if unreached := self.send():
                 self.lost.update(unreached)
                 with self._lock:
-                    self.pending = tuple(rank for rank in self.pending if rank not in unreached)
+                    for rank in unreached:
+                        self._inside.pop(rank, None)
+                    self.pending = tuple(self._inside)
                 if not self.pending:
                     self.over.set()
         while not self.over.wait(LOOK_EVERY_S):
