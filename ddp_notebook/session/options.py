@@ -22,8 +22,6 @@ DEVICES = ("auto", "cpu", "cuda")
 INIT_METHODS = ("env", "tcp", "file")
 LAUNCHERS = ("auto", "fork", "process")
 STORES = ("session", "rank0")
-_THREADS = "--threads-per-rank"
-_HOST_AND_PORT = re.compile(r"[^:]+:\d+")
 
 Settings = Mapping[int, Mapping[str, str]]
 """Environment overrides of single ranks: rank to variable to value; an empty value unsets it."""
@@ -62,7 +60,17 @@ class InitOptions:
         check_choice("--init-method", self.init_method, INIT_METHODS)
         check_choice("--launcher", self.launcher, LAUNCHERS)
         check_choice("--store", self.store, STORES)
-        self._check_address()
+        if not 0 <= self.master_port <= 65535:
+            raise UsageMistake(
+                f"--master-port {self.master_port} is not a port: ports are 1 to 65535. "
+                "Leave it out and a free one is chosen."
+            )
+        if re.fullmatch(r"[^:]+:\d+", self.master_addr):
+            host, _, port = self.master_addr.partition(":")
+            raise UsageMistake(
+                f"--master-addr is an address without a port. Type: --master-addr {host} "
+                f"--master-port {port}"
+            )
         if self.timeout_s <= 0:
             raise UsageMistake("--timeout is in seconds and must be more than 0, such as 60.")
         if self.threads_per_rank < 0:
@@ -80,19 +88,6 @@ class InitOptions:
                 "for every rank. Use --backend gloo to share."
             )
 
-    def _check_address(self) -> None:
-        if not 0 <= self.master_port <= 65535:
-            raise UsageMistake(
-                f"--master-port {self.master_port} is not a port: ports are 1 to 65535. "
-                "Leave it out and a free one is chosen."
-            )
-        if _HOST_AND_PORT.fullmatch(self.master_addr):
-            host, _, port = self.master_addr.partition(":")
-            raise UsageMistake(
-                f"--master-addr is an address without a port. Type: --master-addr {host} "
-                f"--master-port {port}"
-            )
-
     def same_processes(self, other: InitOptions) -> bool:
         """True when ranks started for `other` can be set up with these options."""
         return (self.world_size, self.gpus) == (other.world_size, other.gpus) and not (
@@ -101,7 +96,11 @@ class InitOptions:
 
     def other_kind(self, other: InitOptions) -> tuple[str, ...]:
         """The options that would make each process differ from one started for `other`."""
-        options = {"device": "--device", "launcher": "--launcher", "threads_per_rank": _THREADS}
+        options = {
+            "device": "--device",
+            "launcher": "--launcher",
+            "threads_per_rank": "--threads-per-rank",
+        }
         return tuple(
             option
             for name, option in options.items()
@@ -127,8 +126,9 @@ class InitOptions:
                 "but timings say little."
             )
         if self.init_method != "file" and (self.store == "rank0" or not self._on_loopback()):
-            where = "all addresses of this host"
-            where = where if self.store == "rank0" or self._is_any() else self.master_addr
+            is_any = self.master_addr in ("0.0.0.0", "::")  # noqa: S104  # compared, not bound
+            everywhere = self.store == "rank0" or is_any
+            where = "all addresses of this host" if everywhere else self.master_addr
             notes.append(
                 f"The store listens on {where}, and torch's store does not check who connects: "
                 "whoever can connect to it can disturb the ranks."
@@ -142,9 +142,6 @@ class InitOptions:
         except (OSError, UnicodeError):  # set-up will say so
             return True
         return all(ipaddress.ip_address(each[4][0]).is_loopback for each in found)
-
-    def _is_any(self) -> bool:
-        return self.master_addr in ("0.0.0.0", "::")  # noqa: S104  # compared, not bound
 
 
 def parse_settings(texts: Iterable[str], world_size: int) -> Settings:

@@ -144,8 +144,8 @@ def test_ranks_that_were_lost_before_that_was_known_are_started_anew(
     monkeypatch.setattr(SetUp, "_set_up", lambda setup, _: setup._board())
     session.record.add([RankExited(rank=rank, pid=100_000 + rank, exit_code=-9) for rank in (0, 1)])
     session.init(processes.options)
-    ((_, _, notes),) = begun
-    assert notes == ("All processes are new, without variables: those before had ended.",)
+    ((_, _, why),) = begun
+    assert why == "All processes are new, without variables: those before had ended."
 
 
 def test_a_cell_of_a_session_runs_on_the_fake_ranks(tmp_path: Path) -> None:

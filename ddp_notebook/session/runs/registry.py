@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ddp_notebook import files
@@ -18,7 +19,13 @@ from ddp_notebook.session.runs.cell_syntax import check_cell, ipython_syntax
 from ddp_notebook.session.runs.endings import CellResult
 from ddp_notebook.session.runs.past import PastRuns
 from ddp_notebook.session.runs.run import CellRun, RunOptions, RunState
-from ddp_notebook.session.runs.scripts import Script, ScriptRun, place_of_python
+from ddp_notebook.session.runs.scripts import (
+    Script,
+    ScriptRun,
+    find_module,
+    find_script,
+    place_of_python,
+)
 from ddp_notebook.session.runs.steps import paused_ranks
 from ddp_notebook.session.setup.preflight import check_processes
 
@@ -146,7 +153,12 @@ class RunRegistry:
         processes = self._pool.need("%ddp_run")
         options = RunOptions(number, wait, hold, detach, started)
         ranks = place_of_python(ranks, options) if as_python else ranks
-        script = Script.found(path, as_module, tuple(arguments), store, settings or {}, as_python)
+        file, package = find_module(path) if as_module else (find_script(path), None)
+        called = str(file) if as_module else str(Path(path).expanduser())
+        script = Script(
+            *(file, called, package, tuple(arguments), store, settings or {}),
+            *(as_python, trails or {}, placed),
+        )
         count = len(ranks) if ranks is not None else processes.options.world_size
         # The processes of the last script make room for these.
         left = len(processes.script.ranks) if processes.script is not None else 0
@@ -156,10 +168,10 @@ class RunRegistry:
             return ScriptRun(number, members, processes, options, script)
 
         with noted() as interrupted, self.claim(ranks, "%ddp_run", options, made) as run:
-            run.sources = files.sources(script.file)
-            run.breakpoints_of, run.trails = self.breakpoints_of, trails or {}
+            run.sources = files.sources(file)
+            run.breakpoints_of = self.breakpoints_of
             processes.begin_last_words(run.ranks)
-            run.prepare(placed)
+            run.prepare()
             return self._carry_out(run, interrupted, options)
 
     def _carry_out(

@@ -6,7 +6,7 @@ import os
 import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,33 +35,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What `%ddp_run` runs: the file, how the user named it, and as what it runs."""
+    """What `%ddp_run` runs: a file, how the user called it, its package, and as what it runs."""
 
     file: Path
     called: str
     package: str | None
-    arguments: tuple[str, ...]
-    store: str
-    settings: Settings
-    as_python: bool
+    arguments: tuple[str, ...] = ()
+    store: str = "session"
+    settings: Settings = field(default_factory=dict)
+    as_python: bool = False
     """It is one process, without torchrun's variables."""
-
-    @classmethod
-    def found(
-        cls,
-        path: str,
-        as_module: bool,
-        arguments: tuple[str, ...],
-        store: str,
-        settings: Settings,
-        as_python: bool,
-    ) -> Script:
-        """Return the script at `path`, or the module of that name. Raises UsageMistake."""
-        if as_module:
-            file, package = find_module(path)
-            return cls(file, str(file), package, arguments, store, settings, as_python)
-        called = str(Path(path).expanduser())
-        return cls(find_script(path), called, None, arguments, store, settings, as_python)
+    trails: Mapping[int, TrailOrder] = field(default_factory=dict)
+    """What ranks keep for a comparison."""
+    placed: Placed | None = None
+    """Where the fault lab puts its ranks, and the store with them."""
 
 
 class ScriptRun(CellRun):
@@ -73,28 +60,21 @@ class ScriptRun(CellRun):
         super().__init__(cell, ranks, processes, options, what.file.name)
         self._what = what
         self._processes = processes
-        self._placed: Placed | None = None
         self._environments: dict[int, dict[str, str]] = {}
         self._leaves = options.wait == "forever" and not options.hold
         """A rank that needs a finished one loses its connection to it, and does not block."""
         self.breakpoints_of: Callable[[int], calls.Breakpoints] = lambda _: calls.Breakpoints(())
-        self.trails: Mapping[int, TrailOrder] = {}
-        """What ranks keep for a comparison."""
 
-    def prepare(self, placed: Placed | None) -> None:
-        """Prepare the rendezvous; `placed` puts the ranks on the fault lab's hosts, and the store.
-
-        To be called once the ranks are claimed: the store of an earlier script ends.
-        """
+    def prepare(self) -> None:
+        """Prepare the rendezvous, once the ranks are claimed: an earlier script's store ends."""
         processes, what, ranks = self._processes, self._what, self.ranks
-        self._placed = placed
         if what.as_python:
             self._environments = python_environment(processes, ranks, what.settings)
             self.launch = LaunchParameters(script=True)
             return
         host = processes.options.master_addr
-        if placed is not None:
-            address = placed.address
+        if what.placed is not None:
+            address = what.placed.address
         elif what.store == "session":
             address = processes.fresh_store()
         else:
@@ -126,14 +106,14 @@ class ScriptRun(CellRun):
                 paused=self.pausing,
                 leaves=self._leaves,
                 package=what.package,
-                trail=self.trails.get(rank),
+                trail=what.trails.get(rank),
                 world_size=len(self.ranks),
             )
             for rank in self.ranks
         }
         started = processes.open_script(self.cell, self.ranks)
         self.started_ranks = started.started_ranks
-        hosts = self._placed.hosts if self._placed is not None else {}
+        hosts = what.placed.hosts if what.placed is not None else {}
         started.start(scripts, self._environments, hosts)
         return ()
 
@@ -154,7 +134,7 @@ class ScriptRun(CellRun):
         elif result.error is None:
             result = replace(result, diagnosis=post_run.examine(self))
         self.seen_late = self.detector.seen_late if self.detector is not None else None
-        if self._placed is not None:
+        if self._what.placed is not None:
             self._processes.end_script()  # also ends the lab's hosts
         return result
 

@@ -84,7 +84,10 @@ class StallDetector:
         if self._made_progress(now_s):
             return None
         case = self._look()
-        self._plan_next(case, now_s)
+        # Ranks that compute for hours are not asked twice a second.
+        waits = case.waiting or any(e.workers for e in case.ranks)
+        self._pause_s = LOOK_EVERY_S if waits else min(2 * self._pause_s, LOOK_RARELY_S)
+        self._next_s = now_s + self._pause_s
         self.latest = diagnose_run(case)
         if self.latest.findings and not self.latest.wrong:
             self.seen_late = self.latest
@@ -113,12 +116,6 @@ class StallDetector:
         self._picture = None  # a loop of slow collectives looks the same at each check
         return True
 
-    def _plan_next(self, case: Case, now_s: float) -> None:
-        """When to check next: ranks that compute for hours are not asked twice a second."""
-        waits = case.waiting or any(e.workers for e in case.ranks)
-        self._pause_s = LOOK_EVERY_S if waits else min(2 * self._pause_s, LOOK_RARELY_S)
-        self._next_s = now_s + self._pause_s
-
     def _may_only_be_slow(self, case: Case, now_s: float) -> bool:
         """True if the finding may be transient, because ranks lack a CPU to make progress."""
         sure = any(f.category not in _OF_A_MOMENT for f in self.latest.findings if not f.passing)
@@ -128,7 +125,12 @@ class StallDetector:
 
     def _after_long_stillness(self, case: Case, now_s: float) -> Diagnosis | None:
         picture = tuple(
-            (e.activity, e.inside, e.doing, e.arguments, _cpu_of_silent(e)) for e in case.ranks
+            (
+                *(e.activity, e.inside, e.doing, e.arguments),
+                # What proves that a rank works although it does not answer.
+                e.main_cpu_s if e.activity is Activity.SILENT else 0.0,
+            )
+            for e in case.ranks
         )
         if picture != self._picture or case.where(Activity.BUSY, Activity.HELD):
             self._picture, self._still_since_s = picture, now_s
@@ -177,11 +179,6 @@ def _unexplained(case: Case, facts: tuple[str, ...]) -> Finding:
         facts,
         commands=(command,),
     )
-
-
-def _cpu_of_silent(e: RankReport) -> float:
-    """What proves that a rank works although it does not answer."""
-    return e.main_cpu_s if e.activity is Activity.SILENT else 0.0
 
 
 def stuck(case: Case, diagnosis: Diagnosis) -> bool:

@@ -153,7 +153,7 @@ def step(run: CellRun, wanted: Step, interrupted: Callable[[], bool]) -> StepTab
             raise UsageMistake(_why_not(run))
         settling = Settling(run, _let_go(run, moving, wanted))
         while not settling.done() and not interrupted():
-            run.record.wait_for(lambda: run.done or _all_at_lines(run), _LOOK_EVERY_S)
+            run.record.wait_for(lambda: run.stops.keys() >= set(run.pending), 0.02)
             if ended := run.record.snapshot.ended:
                 raise SessionLost(f"{ended} Start again: %ddp_init")
         if not wanted.operation or interrupted() or run.done:
@@ -163,20 +163,10 @@ def step(run: CellRun, wanted: Step, interrupted: Callable[[], bool]) -> StepTab
         if not paused or any(tails[rank][-1].operation == wanted.operation for rank in paused):
             break
     made = table(run)
-    title = f"{made.title}{_not_reached(run, moving, wanted)}"
+    title, gone = made.title, tuple(rank for rank in moving if rank not in run.pending)
+    if wanted.move.how is How.LINE and gone:
+        title += f" {name_ranks(gone).capitalize()} did not reach line {wanted.to}."
     return replace(made, title=title, next_call="" if run.done else made.next_call)
-
-
-def _not_reached(run: CellRun, moved: Ranks, wanted: Step) -> str:
-    """A sentence on ranks that went to a line, and have ended without it; empty for none."""
-    ended = tuple(rank for rank in moved if rank not in run.pending)
-    if wanted.move.how is not How.LINE or not ended:
-        return ""
-    return f" {name_ranks(ended).capitalize()} did not reach line {wanted.to}."
-
-
-def _all_at_lines(run: CellRun) -> bool:
-    return run.stops.keys() >= set(run.pending)
 
 
 def _let_go(run: CellRun, ranks: Ranks, wanted: Step) -> dict[int, int | None]:
@@ -185,34 +175,28 @@ def _let_go(run: CellRun, ranks: Ranks, wanted: Step) -> dict[int, int | None]:
     others = tuple(rank for rank in ranks if rank not in at_lines)
     if wanted.move.how == How.COLLECTIVE:
         run.pausing = True
-    left = _move(run, at_lines, wanted.move) if at_lines else {}
+    left: dict[int, int | None] = {}
+    if at_lines:
+        answers = _move(run, at_lines, wanted.move)
+        problems = {answer.problem for answer in answers.values()}
+        if problems and all(problems):
+            raise UsageMistake(f"{'; '.join(sorted(problems))}. The ranks did not move.")
+        left = {rank: answer.collective for rank, answer in answers.items()}
     if wanted.to == END and wanted.ranks is None:
-        others_in_run = tuple(rank for rank in run.pending if rank not in ranks)
-        _release(run, others_in_run)
+        # Steps that are not over end, too, such as of ranks in a collective that waits for others.
+        _move(run, tuple(rank for rank in run.pending if rank not in ranks), calls.Move(How.END))
     question = calls.RESUME if wanted.to == END else calls.STEP
     asked = run.cluster.ask(others, question, calls.Nothing(), _ASK_TIMEOUT_S) if others else {}
     return left | {rank: paused.collective for rank, paused in answered(asked).items()}
 
 
-def _release(run: CellRun, ranks: Ranks) -> None:
-    """Cancel unfinished steps, such as of ranks in a collective that waits for others."""
-    moved = run.cluster.ask(ranks, calls.MOVE, calls.Move(How.END), _ASK_TIMEOUT_S) if ranks else {}
-    _have_left(run, answered(moved))
+def _move(run: CellRun, ranks: Ranks, move: calls.Move) -> dict[int, calls.Moved]:
+    """Have ranks leave their lines; their answers.
 
-
-def _move(run: CellRun, ranks: Ranks, move: calls.Move) -> dict[int, int | None]:
-    """Resume ranks paused at lines; returns the collective before which each was paused."""
-    moved = run.cluster.ask(ranks, calls.MOVE, move, _ASK_TIMEOUT_S)
-    answers = answered(moved)
-    problems = {answer.problem for answer in answers.values()}
-    if problems and all(problems):
-        raise UsageMistake(f"{'; '.join(sorted(problems))}. The ranks did not move.")
-    _have_left(run, answers)
-    return {rank: answer.collective for rank, answer in answers.items()}
-
-
-def _have_left(run: CellRun, answers: Mapping[int, calls.Moved]) -> None:
-    """Ranks have left their stops. They do not say it themselves: it is known here first."""
+    They do not say themselves that they have left: it is known here first.
+    """
+    asked = run.cluster.ask(ranks, calls.MOVE, move, _ASK_TIMEOUT_S) if ranks else {}
+    answers = answered(asked)
     now_ns = time.monotonic_ns()
     left = [
         LineLeft(rank=rank, cell=run.cell, stop=answer.stop, heard_ns=now_ns)
@@ -221,6 +205,7 @@ def _have_left(run: CellRun, answers: Mapping[int, calls.Moved]) -> None:
     ]
     if left:
         run.record.add(left)
+    return answers
 
 
 def paused_ranks(run: CellRun, ranks: Ranks | None = None) -> Ranks:

@@ -268,42 +268,26 @@ def _shadowing(python_path: Sequence[str]) -> Iterator[Path]:
 
 
 # -- the package itself -----------------------------------------------------------------------
-# After an upgrade or an edit ranks would run the new code and the kernel the old one, and the two
-# speak incompatible protocols.
-
-_PACKAGE = Path(__file__).parents[2]
-
-
-def changed_ns() -> int:
-    """When a file of the package was changed last; 0 where that is not known."""
-    try:
-        return max(
-            Path(folder, name).stat().st_mtime_ns
-            for folder, _, names in os.walk(_PACKAGE)
-            for name in names
-            if name.endswith(".py")
-        )
-    except (OSError, ValueError):  # it lies in an archive; it is being replaced
-        return 0
 
 
 def _installed_version() -> str:
     """The version that a new process would load; empty where that is not known."""
     try:
         source = (_PACKAGE / "__init__.py").read_text("utf-8", "replace")
-    except OSError:
+    except OSError:  # it lies in an archive; it is being replaced
         return ""
     found = re.search(r'^__version__ = "(.+)"$', source, re.MULTILINE)
     return found[1] if found else ""
 
 
-_loaded_ns, _loaded_version = changed_ns(), _installed_version()
+_PACKAGE = Path(__file__).parents[2]
+_loaded_version = _installed_version()
 
 
-def check_package() -> str:
-    """Return what to note on the board; empty where nothing changed.
+def check_package() -> None:
+    """Raises UsageMistake after an upgrade: ranks would run the new code, and the kernel the old.
 
-    Raises UsageMistake after an upgrade.
+    The two would not understand each other's messages.
     """
     installed = _installed_version()
     if installed and installed != _loaded_version:
@@ -312,9 +296,3 @@ def check_package() -> str:
             f"{_loaded_version}, and the two do not go together. Restart the kernel, then type "
             "%load_ext ddp_notebook"
         )
-    if changed_ns() == _loaded_ns:
-        return ""
-    return (
-        "The code of ddp_notebook was changed after this kernel had loaded it. If anything looks "
-        "wrong: restart the kernel."
-    )

@@ -121,7 +121,7 @@ class SetUp:
                     return self._set_up(options)
                 except SessionLost:  # it was lost before, and only now is that known
                     why_anew = "All processes are new, without variables: those before had ended."
-        changed = preflight.check_package()
+        preflight.check_package()
         devices = self._pool.plan(options)  # first: an impossible plan costs no ranks
         if processes is None:
             preflight.check_start(options.world_size)
@@ -134,7 +134,7 @@ class SetUp:
                 return self._resize(processes, options, devices)
             why_anew = f"All processes are new, without variables: {why_anew}."
         self._pool.close("New ranks were started.")
-        self._start(options, devices, tuple(filter(None, (changed, why_anew))))
+        self._start(options, devices, why_anew)
         return self._set_up(options)
 
     def _resize(self, processes: Processes, options: InitOptions, devices: DevicePlan) -> Board:
@@ -160,11 +160,11 @@ class SetUp:
         self._note_replaced((*(f"{run} ran, and was ended by this." for run in under_way), note))
         return self._set_up(options)
 
-    def _start(self, options: InitOptions, devices: DevicePlan, more: tuple[str, ...]) -> None:
+    def _start(self, options: InitOptions, devices: DevicePlan, why_anew: str) -> None:
         """Start the processes. When that fails nothing is left of them."""
         self._pool.lost_reason = ""
         self._runs.reset()
-        notes = (*devices.notes, *options.notes(), *more)
+        notes = (*devices.notes, *options.notes(), *filter(None, [why_anew]))
         self._record.begin(options.world_size, backend=devices.backend, notes=notes)
         mode = launch_mode(options.launcher)
         try:
