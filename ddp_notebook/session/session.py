@@ -39,11 +39,15 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """Ranks, and what can be done with them; each part documents its own verbs.
+    """Ranks, and what can be done with them: each part documents its own verbs.
 
-    No part knows the session: each is given the others that it needs. `record.subscribe` reports
-    every change, on any thread. `attachment` is the external job being inspected, if any; it is
-    independent of the session's own ranks.
+    `setup` starts, restarts and frees ranks, `runs` runs cells and scripts on them, `stepping`
+    steps what is paused, `overview` and `values` show where ranks are and what they hold,
+    `diagnosis` says what is wrong, `construction` wraps models, `collective_bench` measures, `lab`
+    injects faults. `record.subscribe` reports every change, on any thread. `attachment` is the
+    external job being inspected, if any; it is independent of the session's own ranks.
+
+    No part knows the session: each is given the others that it needs.
     """
 
     def __init__(self) -> None:
