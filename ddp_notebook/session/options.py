@@ -89,13 +89,13 @@ class InitOptions:
             )
 
     def same_processes(self, other: InitOptions) -> bool:
-        """True when ranks started for `other` can be set up with these options."""
+        """Return whether ranks started for `other` can be set up with these options."""
         return (self.world_size, self.gpus) == (other.world_size, other.gpus) and not (
             self.other_kind(other)
         )
 
     def other_kind(self, other: InitOptions) -> tuple[str, ...]:
-        """The options that would make each process differ from one started for `other`."""
+        """Return the options that would make each process differ from one started for `other`."""
         options = {
             "device": "--device",
             "launcher": "--launcher",
@@ -108,7 +108,7 @@ class InitOptions:
         )
 
     def same_store(self, other: InitOptions) -> bool:
-        """True when the session's store for `other` serves these options."""
+        """Return whether the session's store for `other` serves these options."""
         names = ("init_method", "master_addr", "master_port")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
@@ -118,7 +118,7 @@ class InitOptions:
         return self.threads_per_rank or max(1, cores() // self.world_size)
 
     def notes(self) -> tuple[str, ...]:
-        """What the user should know about these options on this machine."""
+        """Return what the user should know about these options on this machine."""
         notes = []
         if self.world_size > cores():
             notes.append(
@@ -145,7 +145,7 @@ class InitOptions:
 
 
 def parse_settings(texts: Iterable[str], world_size: int) -> Settings:
-    """What ``1:MASTER_PORT=23457`` and the like write. Raises UsageMistake."""
+    """Read texts such as ``1:MASTER_PORT=23457``. Raises UsageMistake."""
     settings: dict[int, dict[str, str]] = {}
     for text in texts:
         where, colon, rest = text.partition(":")
@@ -165,7 +165,7 @@ def parse_settings(texts: Iterable[str], world_size: int) -> Settings:
 
 
 def cores() -> int:
-    """CPU cores this process may use: by its affinity, and by the quota of its container."""
+    """Return the CPU cores this process may use, by its affinity and its container's quota."""
     if hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
     else:
@@ -174,7 +174,7 @@ def cores() -> int:
 
 
 def _container_quota(cpu_max: Path) -> float:
-    """Cores a cgroup (version 2) may use; infinity without a limit. Its form: ``200000 100000``."""
+    """Return the cores of a cgroup (version 2): 2 for ``200000 100000``; very many if unlimited."""
     try:
         quota, period = cpu_max.read_text().split()
         return int(quota) / int(period)
@@ -183,13 +183,13 @@ def _container_quota(cpu_max: Path) -> float:
 
 
 def check_choice(option: str, value: str, allowed: Iterable[str]) -> None:
-    """Raises UsageMistake for a value that `option` does not have."""
+    """Raise UsageMistake for a value that `option` does not have."""
     if value not in allowed:
         raise UsageMistake(f"{option} is one of {', '.join(allowed)}, not {value!r}.")
 
 
 def check_world_size(world_size: int, command: str = "%ddp_init") -> None:
-    """Raises UsageMistake, with `command` to type instead, for a number of ranks that cannot be."""
+    """Raise UsageMistake, with `command` to type instead, for a number of ranks that cannot be."""
     if world_size < 1:
         raise UsageMistake(
             f"World size {world_size} makes no sense: it is the number of ranks, 1 or more. "

@@ -43,7 +43,7 @@ class RankPool:
         self._owner_pid = os.getpid()
 
     def need(self, verb: str) -> Processes:
-        """The processes, for `verb` to work on. Raises NoSession, SessionLost."""
+        """Return the processes, for `verb` to work on. Raises NoSession, SessionLost."""
         if self.lost_reason:
             raise SessionLost(f"{self.lost_reason} Start again: %ddp_init")
         if self.processes is None:
@@ -82,7 +82,7 @@ class RankPool:
         warming.start()
 
     def warm_fork_server(self, mode: str) -> ForkServerClient:
-        """A fork server that loads torch or has it loaded, for the next start."""
+        """Return a fork server that loads torch or has it loaded, for the next start."""
         with self._lock:
             warm = self.fork_server
             if warm is not None and not (
@@ -95,14 +95,14 @@ class RankPool:
             return warm
 
     def plan(self, options: InitOptions) -> DevicePlan:
-        """Which rank gets which device. Raises UsageMistake when there are too few."""
+        """Plan which rank gets which device. Raises UsageMistake when there are too few."""
         available = self._gpus if self._gpus is not None else visible_gpus()
         return plan_devices(
             options.world_size, options.device, options.backend, options.gpus, available
         )
 
     def open(self, options: InitOptions, devices: DevicePlan, mode: str) -> Processes:
-        """The processes for new ranks; they are yet to be started. Raises OSError, DDPError."""
+        """Make the processes for new ranks, yet to be started. Raises OSError, DDPError."""
         fork_server = self.warm_fork_server(mode)
         self.fork_server = None  # now owned by `processes`
         self._begun = begun = object()
@@ -122,6 +122,8 @@ class RankPool:
 
         Nor where others than those that `begun` stands for, if it is given, are there now.
         """
+        # Whoever takes the processes out of here closes them, once. Not under the lock: closing
+        # waits for threads that may themselves report a loss, which needs it.
         with self._lock:
             if begun is not None and begun is not self._begun:
                 return
@@ -166,7 +168,7 @@ class RankPool:
 
 
 def launch_mode(launcher: str) -> str:
-    """How processes start, fork or process, for the option `--launcher`. Raises UsageMistake."""
+    """Return how processes start, fork or process, for `--launcher`. Raises UsageMistake."""
     if launcher == "fork" and not can_fork():
         raise UsageMistake(
             "Ranks cannot be forked here. Leave --launcher out: they start as processes."
@@ -175,7 +177,7 @@ def launch_mode(launcher: str) -> str:
 
 
 def _load_processes_class() -> type[Processes]:
-    """`_processes_class` in a thread: an interrupted import can leave Python's module lock held."""
+    """Import it in a thread: an interrupted import can leave Python's module lock held."""
     loaded: Future[type[Processes]] = Future()
 
     def load() -> None:
@@ -189,7 +191,7 @@ def _load_processes_class() -> type[Processes]:
 
 
 def _processes_class() -> type[Processes]:
-    """The one late import of a session: it loads ipyparallel, for which %load_ext cannot wait."""
+    """Import late what loads ipyparallel, for which %load_ext cannot wait."""
     from ddp_notebook.session.processes.processes import Processes
 
     return Processes

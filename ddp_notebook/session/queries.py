@@ -132,6 +132,7 @@ class _Gathering(Generic[Answer]):
             states = self._record.snapshot.ranks
             return {r for r in self.answers.pending if states[r].status is Status.RUNNING}
 
+        # All are signalled once, also those that seem idle: that they began may not be known yet.
         signalled = running()
         for rank in self.answers.pending:
             self._cluster.signal(rank, signal.SIGINT)

@@ -12,7 +12,7 @@ from ddp_notebook.errors import CellSyntaxError
 
 
 def ipython_syntax(source: str) -> str:
-    """`source` with magics and shell escapes turned into Python."""
+    """Turn magics and shell escapes in `source` into Python."""
     from IPython.core.inputtransformer2 import TransformerManager
 
     transformed: str = TransformerManager().transform_cell(source)

@@ -53,7 +53,7 @@ class PastRuns:
         self._runs = (*kept, (run, time.time()))
 
     def clear(self) -> None:
-        """A session begins."""
+        """Forget them: a session begins."""
         self._runs = ()
 
     @property

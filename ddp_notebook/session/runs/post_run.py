@@ -17,7 +17,7 @@ _ASK_TIMEOUT_S = 2.0
 
 
 def examine(run: CellRun) -> Diagnosis | None:
-    """The diagnosis of a run that every rank has finished; None if no problem is found.
+    """Diagnose a run that every rank has finished; None if no problem is found.
 
     Asks only after training, or if a collective was not waited for: other cells stay fast.
     """
@@ -38,13 +38,13 @@ def examine(run: CellRun) -> Diagnosis | None:
 
 
 def _facts(run: CellRun) -> dict[int, RunFacts]:
-    """The ranks' training reports of the run, from those that answer and took part."""
+    """Ask the ranks for their training reports of the run; only those that took part have one."""
     answers = run.cluster.ask(run.ranks, calls.RUN_FACTS, calls.Nothing(), _ASK_TIMEOUT_S)
     return {rank: facts for rank, facts in answered(answers).items() if facts.run == run.cell}
 
 
 def remarks(run: CellRun) -> tuple[Remark, ...]:
-    """Remarks on a run without a problem: whether a rank is slow, what its training may lack."""
+    """Return remarks on a run without a problem: a slow rank, what its training may lack."""
     answers = run.cluster.ask(run.ranks, calls.STEP_TIMES, calls.Nothing(), _ASK_TIMEOUT_S)
     times = {rank: times for rank, times in answered(answers).items() if times.run == run.cell}
     # A pause at a line is the user's time, and stands in the rank's own.

@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -102,11 +103,9 @@ class RunRegistry:
         processes = self._pool.need("%%ddp")
         is_async = check_cell(source, transform or ipython_syntax)
         options = RunOptions(number or 0, wait, hold, detach, started)
-
-        def cell(number: int, members: Ranks) -> CellRun:
-            return CellRun(number, members, processes, options)
-
-        with noted() as interrupted, self.claim(ranks, "%%ddp", options, cell) as run:
+        made = partial(CellRun, processes=processes, options=options)
+        with noted() as interrupted, self.claim(ranks, "%%ddp", options, made) as run:
+            # The magic's line is kept, so that the lines of the text have the cell's own numbers.
             run.sources = {run.title: f"{magic_line}\n{source}"}
             self._texts.update(run.sources)
             for old in list(self._texts)[:-_MOST_TEXTS]:
@@ -163,10 +162,7 @@ class RunRegistry:
         # The processes of the last script make room for these.
         left = len(processes.script.ranks) if processes.script is not None else 0
         check_processes("%ddp_run", in_script=max(0, count - left))
-
-        def made(number: int, members: Ranks) -> ScriptRun:
-            return ScriptRun(number, members, processes, options, script)
-
+        made = partial(ScriptRun, processes=processes, options=options, what=script)
         with noted() as interrupted, self.claim(ranks, "%ddp_run", options, made) as run:
             run.sources = files.sources(file)
             run.breakpoints_of = self.breakpoints_of
@@ -177,7 +173,7 @@ class RunRegistry:
     def _carry_out(
         self, run: CellRun, interrupted: Callable[[], bool], options: RunOptions
     ) -> CellResult:
-        """Run it; the result, or the current state of a run that is detached or pauses."""
+        """Run it; return the result, or how a run that is detached or pauses stands."""
         self.before_run(run)
         self._findings.begin(run.found)
         self.past.begin(run)
@@ -204,7 +200,7 @@ class RunRegistry:
     def wait(
         self, timeout_s: float | None = None, started: Callable[[CellRun], None] | None = None
     ) -> CellResult:
-        """Wait for the detached run, or the one that ranks are still in; its result.
+        """Wait for the detached run, or the one that ranks are still in; return its result.
 
         As with a cell, an interrupt stops the ranks. After `timeout_s` seconds it returns the
         current state: `pending` are the ranks still in the run, `outputs` is the output since the
@@ -219,7 +215,7 @@ class RunRegistry:
             return run.follow(timeout_s, interrupted)
 
     def _to_wait_for(self) -> CellRun:
-        """The run whose end a thread of its own waits for, from now on at the latest."""
+        """Find the run to wait for; a thread of its own waits for its end from now on."""
         detached = self.detached if self.detached and not self.detached.reported else None
         if detached is not None and not detached.left_with_ranks:
             return detached
@@ -274,7 +270,7 @@ class RunRegistry:
         return next((run.seen_late for run in reversed(self.all) if run.script), None)
 
     def to_step(self, ranks: Ranks | None) -> CellRun | None:
-        """The run that a step of `ranks` is of: one in which they are paused, else the current."""
+        """Return the run that a step of `ranks` is of: where they pause, else the current."""
         for run in reversed(self.all):
             if run.stops and (ranks is None or any(rank in run.stops for rank in ranks)):
                 return run
@@ -286,7 +282,7 @@ class RunRegistry:
         return {rank: at for run in self.all for rank, at in dict(run.stops).items()}
 
     def paused(self) -> Mapping[int, str]:
-        """The ranks that are paused in the run that ranks are in, and before what."""
+        """Return the ranks that are paused in the current run, and before what."""
         current = self.current
         if current is None or not current.paused:
             return {}
@@ -297,7 +293,7 @@ class RunRegistry:
     # -- claims --------------------------------------------------------------------------
 
     def idle(self, ranks: Ranks | None, verb: str) -> Ranks:
-        """The ranks a verb acts on, all by default. Raises UsageMistake when one is busy.
+        """Return the ranks a verb acts on, all by default. Raises UsageMistake when one is busy.
 
         A script that no thread waits for is ended: something else needs its ranks.
         """
@@ -315,10 +311,13 @@ class RunRegistry:
         options: RunOptions,
         make: Callable[[int, Ranks], Run],
     ) -> Iterator[Run]:
-        """A context that claims ranks for a run, made with its number. Raises UsageMistake.
+        """Claim ranks inside the context, for a run made with its number. Raises UsageMistake.
 
         If nothing was sent when it ends, the claim is released.
         """
+        # One lock from the look at the ranks to the entry in `all`: of two threads that want a
+        # rank one sees the other's claim. It is not held while the run goes on. `all` is replaced
+        # and never changed, so who reads it without the lock (every event does) sees one state.
         with self._lock:
             run = make(next(self._numbers), self.idle(ranks, verb))
             for other in self.all:
@@ -335,7 +334,7 @@ class RunRegistry:
                 run.release()
 
     def _check_beside(self, run: CellRun, other: CellRun, *, detach: bool) -> None:
-        """Raises UsageMistake when `run` cannot be while `other` is, on other ranks.
+        """Raise UsageMistake when `run` cannot be while `other` is, on other ranks.
 
         A script's processes replace the ranks, so nothing may run on the other ranks meanwhile.
         """
@@ -352,7 +351,7 @@ class RunRegistry:
             )
 
     def restarts(self, ranks: Ranks) -> None:
-        """The user has the processes of `ranks` ended: no run is to say that they died."""
+        """Note that the user has processes of `ranks` ended: no run is to say that they died."""
         for run in self.all:
             if not run.done:
                 run.restarted = tuple(rank for rank in ranks if rank in run.pending)
@@ -369,7 +368,7 @@ class RunRegistry:
         self._record.wait_for(released, _RELEASED_WITHIN_S)
 
     def lose_all(self, reason: str) -> None:
-        """The session ends: wake all threads that wait for a run before its processes end."""
+        """Wake all threads that wait for a run, before the processes of the session end."""
         for run in self.all:
             run.lose(reason)
         self.await_released()

@@ -275,7 +275,7 @@ class CellRun:
             self.state = _NEXT[event].get(self.state, self.state)
 
     def watch(self) -> None:
-        """From now on this thread, or one that it starts, waits for the end."""
+        """Take the run over: this thread, or one that it starts, waits for the end."""
         self.watched = True
         self._enter("watch")
 
@@ -293,14 +293,16 @@ class CellRun:
         self._enter("abort")
 
     def lose(self, reason: str) -> None:
-        """The session ends during the run: wake the thread that waits for it."""
+        """Wake the thread that waits for the run: the session ends during it."""
         self.lost_reason = reason
         self._enter("lose")
         self.over.set()
 
     def release(self) -> None:
         """Release the run: no thread waits for it, so its idle ranks may get another run."""
-        self._enter("leave" if self.pending else "end")
+        with self._lock:  # no rank leaves between the look at `pending` and the change
+            event = "leave" if self.pending else "end"
+            self.state = _NEXT[event].get(self.state, self.state)
         self.detector = None
         self.record.add(())  # wakes those who wait for the release
 
@@ -324,6 +326,7 @@ class CellRun:
             for event in events:
                 if event.rank in self._logs:
                     self._take(event)
+        # Only now that all events of the batch are in: the waiting thread reads the output at once.
         if not self.pending:
             self.over.set()
             if self.state is RunState.STUCK and self.error() is None:
@@ -406,7 +409,7 @@ class CellRun:
     # -- what they wrote -----------------------------------------------------------------
 
     def live_groups(self) -> tuple[OutputGroup, ...]:
-        """The output so far, failed ranks first; a rank that is only behind counts as equal."""
+        """Return the output so far, failed ranks first; a rank only behind counts as equal."""
         with self._lock:
             groups = group_live({rank: log.items() for rank, log in self._logs.items()})
 
@@ -416,7 +419,7 @@ class CellRun:
         return tuple(sorted(groups, key=lambda group: not failed(group)))
 
     def news(self) -> tuple[OutputGroup, ...]:
-        """The text output since the last call."""
+        """Return the text output since the last call."""
         with self._lock:
             fresh = {rank: self._fresh(rank, log.items()) for rank, log in self._logs.items()}
         return group({rank: items for rank, items in fresh.items() if items})
@@ -430,14 +433,14 @@ class CellRun:
         return tuple(fresh)
 
     def written(self, rank: int) -> str:
-        """The text output of `rank` received so far."""
+        """Return the text output of `rank` received so far."""
         with self._lock:
             items = self._logs[rank].items() if rank in self._logs else ()
         streams = (OutputKind.STDOUT, OutputKind.STDERR)
         return "".join(item.text for item in items if item.what in streams)
 
     def tracebacks(self) -> tuple[Traceback, ...]:
-        """The errors of its ranks so far; equal tracebacks are merged."""
+        """Return the errors of its ranks so far; equal tracebacks are merged."""
         return tuple(
             Traceback(raised.ranks, item.text)
             for raised in self._split()[0]
@@ -459,7 +462,7 @@ class CellRun:
         return replace(diagnosis, tracebacks=shown)
 
     def _split(self) -> tuple[tuple[OutputGroup, ...], tuple[OutputGroup, ...]]:
-        """All tracebacks, and all other output."""
+        """Return all tracebacks, and all other output."""
         with self._lock:
             groups = group({rank: log.items() for rank, log in self._logs.items()})
         return split_errors(groups)
@@ -467,7 +470,7 @@ class CellRun:
     # -- end -----------------------------------------------------------------------------
 
     def error(self) -> CellFailed | None:
-        """How it failed on the ranks that have left it; None if it did not."""
+        """Return how it failed on the ranks that have left it; None if it did not."""
         return endings.failure(self)
 
     def result(self, error: DDPError | None = None) -> CellResult:
@@ -491,6 +494,9 @@ class CellRun:
         """
         try:
             settling = Settling(self) if until_paused else None
+            # Several ends can be true at once, and the first below is told: that it was stuck is
+            # found before anybody interrupts it, an interrupt of a lost session stops nobody, and
+            # ranks that an interrupt has freed from a line are no longer paused there.
             with quick_switches():
                 stuck = self._wait(interrupted, settling)
             if stuck is not None:
@@ -545,7 +551,7 @@ class CellRun:
         return None
 
     def _moved(self) -> object:
-        """A value that changes while ranks issue collectives or print: then none is asked."""
+        """Return what changes while ranks issue collectives or print: then none is asked."""
         started = self.started_ranks.written() if self.started_ranks is not None else ()
         return self.logs.written(self.ranks), self.changes, started
 
@@ -599,6 +605,8 @@ class CellRun:
 
     def detach(self, *, by_user: bool = False) -> None:
         """Wait for the end on a thread of its own, which gives the result to `ended`."""
+        # Each wait has a future and a stop of its own: a run that was left with ranks can be waited
+        # for again, while somebody still holds the outcome of the first time.
         self.ended, self.reported, self.detached_by_user = Future(), False, by_user
         self._stop = threading.Event()
         self.watch()

@@ -151,7 +151,7 @@ def place_of_python(ranks: Ranks | None, options: RunOptions) -> Ranks:
 
 
 def find_script(path: str) -> Path:
-    """The script, as an absolute path. Raises UsageMistake when there is none."""
+    """Return the script as an absolute path. Raises UsageMistake when there is none."""
     script = named_file(path)
     if (inside := script / "__main__.py").is_file():  # Python runs a folder by it
         return inside.resolve()
@@ -167,7 +167,7 @@ def find_script(path: str) -> Path:
 
 
 def find_module(name: str) -> tuple[Path, str]:
-    """The file of a module that `python -m name` would run, and its package.
+    """Find the file of a module that `python -m name` would run, and its package.
 
     Imports no package. Raises UsageMistake when there is no such module.
     """
@@ -189,7 +189,7 @@ def find_module(name: str) -> tuple[Path, str]:
 def environments(
     processes: Processes, ranks: Ranks, address: tuple[str, int], store: str, settings: Settings
 ) -> dict[int, dict[str, str]]:
-    """The environment of each rank: this process's, what torchrun sets, and `settings`.
+    """Make the environment of each rank: this process's, what torchrun sets, and `settings`.
 
     The ranks of a run are numbered from 0, whatever their numbers in the session. An empty value
     unsets its variable.
@@ -211,7 +211,7 @@ def environments(
 def python_environment(
     processes: Processes, ranks: Ranks, settings: Settings
 ) -> dict[int, dict[str, str]]:
-    """The same for a script that is one process, as plain `python` has it; it sees all GPUs."""
+    """Make that of a script that is one process, as plain `python` has it; it sees all GPUs."""
     common = processes.environment(tuple(range(processes.options.world_size)))
     threads = os.environ.get("OMP_NUM_THREADS", "")
     made = {}

@@ -52,7 +52,7 @@ class Settling:
         self._looks = 0
 
     def done(self) -> bool:
-        """True when no rank can make progress without being stepped."""
+        """Return whether no rank can make progress without being stepped."""
         pending = self._run.pending
         if self._run.stops.keys() >= set(pending):
             return True
@@ -66,6 +66,8 @@ class Settling:
             return False
         if time.monotonic() - self._since_s < _STILL_S:
             return False
+        # No record says that a rank waits elsewhere (in a sleep, for a lock), so it is asked. That
+        # is slow beside a step: only ranks that have been still for some time are.
         self._since_s = time.monotonic()
         answers = self._run.cluster.ask(free, calls.REPORT, calls.Nothing(), _ASK_TIMEOUT_S)
         reports = answered(answers).values()
@@ -84,7 +86,7 @@ class Settling:
 
 
 def table(run: CellRun) -> StepTable:
-    """Where the ranks of a run stand."""
+    """Return where the ranks of a run stand."""
     stops = dict(run.stops)
     # A rank paused at a line is shown at that line; of its collectives only the count is shown.
     last = 1 if stops.keys() >= set(run.pending) else READ_LAST
@@ -104,7 +106,7 @@ def table(run: CellRun) -> StepTable:
 
 
 def source_of(run: CellRun, file: str) -> str:
-    """The text of a cell or a file, with the same line numbers as on the ranks."""
+    """Return the text of a cell or a file, with the same line numbers as on the ranks."""
     known = run.sources.get(file) or run.earlier.get(file)
     if known is not None:
         magic, _, text = known.partition("\n")
@@ -191,7 +193,7 @@ def _let_go(run: CellRun, ranks: Ranks, wanted: Step) -> dict[int, int | None]:
 
 
 def _move(run: CellRun, ranks: Ranks, move: calls.Move) -> dict[int, calls.Moved]:
-    """Have ranks leave their lines; their answers.
+    """Have ranks leave their lines; return their answers.
 
     They do not say themselves that they have left: it is known here first.
     """
@@ -209,7 +211,7 @@ def _move(run: CellRun, ranks: Ranks, move: calls.Move) -> dict[int, calls.Moved
 
 
 def paused_ranks(run: CellRun, ranks: Ranks | None = None) -> Ranks:
-    """Those of `ranks` (all by default) that are paused, at a line or before a collective."""
+    """Return those of `ranks` (all by default) that pause at a line or before a collective."""
     among = tuple(rank for rank in run.pending if ranks is None or rank in ranks)
     others = tuple(rank for rank in among if rank not in run.stops)
     tails = run.logs.read(others, run.cell, last=1).of if others else {}

@@ -68,7 +68,7 @@ class BringUp:
         return tuple(range(self.processes.options.world_size))
 
     def _plans(self, settings: Settings, store: str, *, patient: bool) -> dict[int, SetUpPlan]:
-        """Begin a new generation; the launch parameters of each rank.
+        """Begin a new generation; return the launch parameters of each rank.
 
         Each generation has a prefix of its own in the store, or a file.
         """
@@ -136,7 +136,7 @@ class BringUp:
         raise SetupFailed(self._why_not_up(diagnosis), diagnosis=diagnosis)
 
     def _wait(self, interrupted: Callable[[], bool]) -> Diagnosis | None:
-        """Wait until all ranks are ready, or one failed, or they are stuck: the diagnosis then."""
+        """Wait until all ranks are ready, or one failed, or they are stuck; then the diagnosis."""
         detector = StallDetector(self.look)
 
         def decided() -> bool:
@@ -161,7 +161,7 @@ class BringUp:
         return None
 
     def _report_crashed_calls(self) -> None:
-        """A bring-up that raised where no stage could catch it still names its rank."""
+        """Name the rank of a bring-up that raised where no stage could catch it."""
         states = self.record.snapshot.ranks
         for rank, answer in self._answers.items():
             settled = (Status.READY, Status.FAILED, Status.PAUSED, Status.DEAD)
@@ -177,7 +177,7 @@ class BringUp:
                     self.record.add((failed,))
 
     def _why_not_up(self, diagnosis: Diagnosis) -> str:
-        """Which rank failed at which stage, why, and what to do; then which ranks wait."""
+        """Say which rank failed at which stage, why, and what to do; then which ranks wait."""
         lines = deaths(self.record.snapshot)
         for finding in diagnosis.findings:
             why = finding.sentence if finding.ranks else finding.cause
@@ -220,7 +220,7 @@ class BringUp:
         return self.table()
 
     def _paused(self, ranks: Ranks | None, to: Stage | None) -> Ranks:
-        """The paused ranks, of `ranks` (None: all), that have not passed `to` (None: any)."""
+        """Return the paused of `ranks` (None: all) that have not passed `to` (None: any)."""
         snapshot = self.record.snapshot
         return tuple(
             rank
@@ -317,7 +317,7 @@ class BringUp:
         )
 
     def _asked(self, ranks: Ranks) -> Ranks:
-        """Those of `ranks` with a call of ours that has not ended."""
+        """Return those of `ranks` with a call of ours that has not ended."""
         return tuple(
             rank for rank in ranks if rank in self._answers and not self._answers[rank].done()
         )
@@ -350,7 +350,7 @@ class BringUp:
             )
 
         def patience_s(left: Ranks) -> float:
-            """How long to wait for ranks to return, without those that cannot do so."""
+            """Return how long to wait for ranks to come back; not for those that cannot."""
             if answering.intersection(left):
                 return scaled_for_load(_FREE_WITHIN_S)
             return 0.0 if self.stopped(left) == left else scaled_for_load(_HEARD_WITHIN_S)

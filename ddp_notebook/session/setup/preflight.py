@@ -45,7 +45,7 @@ _TASKS_OF_A_RANK = 16
 
 
 def check_start(world_size: int) -> None:
-    """Raises UsageMistake where a new session of so many ranks cannot be started."""
+    """Raise UsageMistake where a new session of so many ranks cannot be started."""
     tasks = 32 + world_size * _TASKS_OF_A_RANK  # 32: beside those of the ranks, with a board
     who = "1 rank needs" if world_size == 1 else f"{world_size} ranks need"
     why = _why_too_low_for_files(world_size) or _why_too_few_processes(who, tasks)
@@ -54,7 +54,7 @@ def check_start(world_size: int) -> None:
 
 
 def check_processes(verb: str, *, ranks: int = 0, in_script: int = 0) -> None:
-    """Raises UsageMistake where what `verb` starts would meet this user's limit of processes.
+    """Raise UsageMistake where what `verb` starts would meet this user's limit of processes.
 
     `ranks` have no process now, nor have those of a script.
     """
@@ -68,7 +68,7 @@ _TASKS_OF_A_CHANGE = 8
 
 
 def has_room_for_threads() -> bool:
-    """Whether a live board may start its own: where it cannot, the notebook's process ends."""
+    """Return whether a live board may start threads: at the limit the notebook's process ends."""
     return not _why_too_few_processes("", _TASKS_OF_A_CHANGE)
 
 
@@ -105,7 +105,7 @@ def warning(options: InitOptions) -> str:
 
 
 def _why_too_little_memory(world_size: int) -> str:
-    """Why this many ranks cannot be started; empty if they can, or if it is unknown.
+    """Return why this many ranks cannot start; empty if they can, or if it is unknown.
 
     What the system does at the limit is to kill processes: the notebook's, too.
     """
@@ -121,7 +121,10 @@ def _why_too_little_memory(world_size: int) -> str:
 
 
 def _why_too_few_processes(what: str, needed: int) -> str:
-    """At the limit a thread that cannot be started ends its process: the notebook's, too."""
+    """Return why `needed` more cannot start; empty if they can.
+
+    At the limit a thread that cannot be started ends its process: the notebook's, too.
+    """
     if sys.platform != "linux":
         return ""
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
@@ -149,12 +152,12 @@ def _status(process: Path) -> dict[str, str]:
 
 
 def files_needed(world_size: int) -> int:
-    """Open files of the process that has most, the controller: as measured, and some to spare."""
+    """Return the open files of the process with most, the controller: as measured, and some."""
     return 80 + 7 * world_size
 
 
 def _why_too_low_for_files(world_size: int) -> str:
-    """Why so many ranks cannot be started; empty where the limit of open files allows it.
+    """Return why so many ranks cannot start; empty where the limit of open files allows it.
 
     At the limit the controller is killed by an error in C code that says nothing.
     """
@@ -197,7 +200,7 @@ def why_not_started(error: Exception | KeyboardInterrupt) -> str:
 
 
 def why_no_room() -> str:
-    """Why nothing could be started; empty where there is room for a session's files.
+    """Return why nothing could be started; empty where there is room for a session's files.
 
     What cannot write them ends without a word.
     """
@@ -271,7 +274,7 @@ def _shadowing(python_path: Sequence[str]) -> Iterator[Path]:
 
 
 def _installed_version() -> str:
-    """The version that a new process would load; empty where that is not known."""
+    """Return the version that a new process would load; empty where that is not known."""
     try:
         source = (_PACKAGE / "__init__.py").read_text("utf-8", "replace")
     except OSError:  # it lies in an archive; it is being replaced
@@ -285,7 +288,7 @@ _loaded_version = _installed_version()
 
 
 def check_package() -> None:
-    """Raises UsageMistake after an upgrade: ranks would run the new code, and the kernel the old.
+    """Raise UsageMistake after an upgrade: ranks would run the new code, and the kernel the old.
 
     The two would not understand each other's messages.
     """

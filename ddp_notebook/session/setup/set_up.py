@@ -82,13 +82,13 @@ class SetUp:
         )
 
     def need(self, verb: str) -> BringUp:
-        """The stages of the ranks, for `verb` to work on. Raises NoSession, SessionLost."""
+        """Return the stages of the ranks, for `verb` to work on. Raises NoSession, SessionLost."""
         self._pool.need(verb)
         assert self.bring_up is not None
         return self.bring_up
 
     def as_before(self) -> InitOptions:
-        """The options of the ranks' set-up, without what was changed on single ranks."""
+        """Return the options of the ranks' set-up, without what was changed on single ranks."""
         return replace(self._pool.need("%ddp_init").options, settings={}, step=False)
 
     def _board(self) -> Board:
@@ -297,7 +297,7 @@ class SetUp:
         return self._board()
 
     def _unblock(self, bring_up: BringUp, members: Ranks) -> list[str]:
-        """Free `members`; a note about those that needed a new process for it."""
+        """Free `members`; return a note about those that needed a new process for it."""
         blocked = self.free(members)
         # A stopped process is not always known to be in a cell: it may have been idle, or its
         # event that it began one may not have left it.
@@ -313,7 +313,7 @@ class SetUp:
         self._record.note(notes=(*others, *replaced))
 
     def _replace_dead(self, members: Ranks) -> list[str]:
-        """New processes for those of `members` that are dead; a note for each."""
+        """Give new processes to those of `members` that are dead; return a note for each."""
         states = self._record.snapshot.ranks
         dead = tuple(rank for rank in members if states[rank].status is Status.DEAD)
         if dead and not self._record.snapshot.ended:
@@ -362,7 +362,7 @@ class SetUp:
 
     @contextmanager
     def _unless_lost(self, verb: str) -> Iterator[None]:
-        """Within, an error of a session that is lost meanwhile becomes the reason for that."""
+        """Turn an error inside the context into the reason why the session was lost, if it was."""
         try:
             yield
         except (OSError, SessionLost):  # its folder or a connection is gone
@@ -370,7 +370,7 @@ class SetUp:
             raise
 
     def _await_survivors(self, survivors: Ranks, stopped: Ranks) -> None:
-        """Ranks that waited for an ended one fail now; wait until they are idle.
+        """Wait until ranks that waited for an ended one have failed and are idle.
 
         torch does not notify ranks that waited for one of these. They are unblocked, unless a
         thread waits for their cell.
@@ -393,7 +393,7 @@ class SetUp:
 
 
 def _running_already(options: InitOptions, known: Snapshot) -> str:
-    """That `%ddp_init` has nothing to start, and how to have what `options` ask for."""
+    """Say that `%ddp_init` has nothing to start, and how to have what `options` ask for."""
     size, busy = known.world_size, known.with_status(Status.RUNNING)
     other = ""
     if options.world_size != size:
@@ -409,7 +409,7 @@ def _running_already(options: InitOptions, known: Snapshot) -> str:
 
 
 def _kept(kept: Collection[int], gone: Collection[int], world_size: int) -> str:
-    """Which ranks were kept when some were replaced, and what happened to the others."""
+    """Say which ranks were kept when some were replaced, and what happened to the others."""
     ended = tuple(sorted(rank for rank in gone if rank >= world_size))
     new = tuple(rank for rank in range(world_size) if rank not in kept)
     parts = []
@@ -425,7 +425,7 @@ def _kept(kept: Collection[int], gone: Collection[int], world_size: int) -> str:
 
 
 def _why_not_restarted(stopped: Ranks, busy: Ranks, dead: Ranks) -> str:
-    """That ranks were ended without new ones: a group needs every rank, and some are missing.
+    """Say that ranks were ended without new ones, for a group needs every rank.
 
     Those in a cell, else the dead.
     """
@@ -443,7 +443,7 @@ def _why_not_restarted(stopped: Ranks, busy: Ranks, dead: Ranks) -> str:
 
 
 def _freed(paused: Ranks) -> str:
-    """What a restart of other ranks did to those that were paused."""
+    """Say what a restart of other ranks did to those that were paused."""
     their = agree(paused, "its cell was aborted, its variables stay", "their variables stay")
     if len(paused) > 1:
         their = f"their cell was aborted, {their}"
@@ -451,7 +451,7 @@ def _freed(paused: Ranks) -> str:
 
 
 def _not_unblocked(ranks: Ranks) -> str:
-    """That `ranks` have new processes because nothing else could unblock them."""
+    """Say that `ranks` have new processes because nothing else could unblock them."""
     who = name_ranks(ranks).capitalize()
     if len(ranks) == 1:
         return f"{who} could not be unblocked. Its process was replaced; its variables are lost."
