@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session.processes.processes import Processes
     from ddp_notebook.session.record import Record
 
-_WARM_AFTER_S = 0.1
-
 
 class RankPool:
     """The processes of a session: none yet, running, or lost. Thread-safe."""
@@ -35,7 +33,8 @@ class RankPool:
         self.lost_reason = ""
         """Why the session was lost; empty if it was not."""
         self._record = record
-        self._before_close: list[Callable[[str], None]] = []
+        self.before_close: Callable[[str], None] = lambda reason: None
+        """Called with the reason before processes end, so that waiters can return."""
         self._gpus: tuple[str, ...] | None = None
         self._lock = threading.Lock()
         self._begun: object = None
@@ -55,10 +54,6 @@ class RankPool:
         """The ranks' collective logs; None while there are no ranks."""
         return self.processes.logs if self.processes is not None else None
 
-    def before_close(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` with the reason before processes end, so that waiters can return."""
-        self._before_close.append(callback)
-
     # -- starting ------------------------------------------------------------------------
 
     def warm(self) -> None:
@@ -77,7 +72,7 @@ class RankPool:
         if can_fork():
             self.warm_fork_server("fork")
         # Start after %load_ext has returned: the two threads would compete for the GIL.
-        warming = threading.Timer(_WARM_AFTER_S, work)
+        warming = threading.Timer(0.1, work)
         warming.name, warming.daemon = "ddp-warm", True
         warming.start()
 
@@ -131,8 +126,7 @@ class RankPool:
         if processes is None:
             return
         with noted():  # an interrupted shutdown would leave processes without an owner
-            for callback in self._before_close:
-                callback(reason)
+            self.before_close(reason)
             if processes.close(keep_warm):
                 with self._lock:
                     spare, self.fork_server = self.fork_server, processes.fork_server

@@ -65,7 +65,7 @@ class RunRegistry:
         self._texts: dict[str, str] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
-        pool.before_close(self.lose_all)
+        pool.before_close = self.lose_all
         record.subscribe(self._take)
 
     def _take(self, events: Sequence[Event]) -> None:

@@ -69,7 +69,12 @@ class ScriptRun(CellRun):
         """Prepare the rendezvous, once the ranks are claimed: an earlier script's store ends."""
         processes, what, ranks = self._processes, self._what, self.ranks
         if what.as_python:
-            self._environments = python_environment(processes, ranks, what.settings)
+            # As plain `python` has it: all GPUs are seen, and the threads are not counted.
+            common = processes.environment(tuple(range(processes.options.world_size)))
+            common["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "")
+            self._environments = {
+                rank: _environment({}, {**common, **what.settings.get(rank, {})}) for rank in ranks
+            }
             self.launch = LaunchParameters(script=True)
             return
         host = processes.options.master_addr
@@ -79,7 +84,20 @@ class ScriptRun(CellRun):
             address = processes.fresh_store()
         else:
             address = (host, free_port(host))
-        self._environments = environments(processes, ranks, address, what.store, what.settings)
+        common, count = processes.environment(ranks), len(ranks)
+        agent = what.store == "session"
+        # The ranks of a run are numbered from 0, whatever their numbers in the session.
+        self._environments = {
+            rank: _environment(
+                common,
+                {
+                    **torchrun_variables(index, count, address, agent_store=agent),
+                    **torchrun_agents_variables(index, count),
+                    **what.settings.get(rank, {}),
+                },
+            )
+            for index, rank in enumerate(ranks)
+        }
         self.launch = LaunchParameters(
             {
                 "MASTER_ADDR": address[0],
@@ -186,37 +204,10 @@ def find_module(name: str) -> tuple[Path, str]:
     return Path(str(spec.origin)).resolve(), package
 
 
-def environments(
-    processes: Processes, ranks: Ranks, address: tuple[str, int], store: str, settings: Settings
-) -> dict[int, dict[str, str]]:
-    """Make the environment of each rank: this process's, what torchrun sets, and `settings`.
+def _environment(common: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Make the environment of a process: this one's, `common`, and `own`.
 
-    The ranks of a run are numbered from 0, whatever their numbers in the session. An empty value
-    unsets its variable.
+    An empty value in `own` unsets its variable.
     """
-    common = processes.environment(ranks)
-    made = {}
-    for index, rank in enumerate(ranks):
-        torchruns = {
-            **torchrun_variables(index, len(ranks), address, agent_store=store == "session"),
-            **torchrun_agents_variables(index, len(ranks)),
-        }
-        changed = {**torchruns, **settings.get(rank, {})}
-        unset = {name for name, value in changed.items() if not value}
-        whole = child_environment({**common, **changed})
-        made[rank] = {name: value for name, value in whole.items() if name not in unset}
-    return made
-
-
-def python_environment(
-    processes: Processes, ranks: Ranks, settings: Settings
-) -> dict[int, dict[str, str]]:
-    """Make that of a script that is one process, as plain `python` has it; it sees all GPUs."""
-    common = processes.environment(tuple(range(processes.options.world_size)))
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    made = {}
-    for rank in ranks:
-        changed = {**common, "OMP_NUM_THREADS": threads, **settings.get(rank, {})}
-        whole = child_environment(changed)
-        made[rank] = {name: value for name, value in whole.items() if value or name not in changed}
-    return made
+    whole = child_environment({**common, **own})
+    return {name: value for name, value in whole.items() if value or name not in own}
