@@ -134,9 +134,18 @@ class Record:
 
     def lend(self, ranks: Ranks) -> None:
         """Give the places of `ranks` to a script's processes."""
+        now_ns = time.monotonic_ns()
+
+        def place(s: RankState) -> RankState:
+            """Return the initial state of the process that is about to replace a rank's."""
+            ready = RankState(
+                s.rank, Status.READY, stage=Stage.VERIFIED, device=s.device, host=s.host
+            )
+            return replace(ready, heard_ns=now_ns, since_ns=now_ns)
+
         with self._changed:
             self._lent = {rank: self._snapshot.ranks[rank] for rank in ranks}
-        self._change_all(lambda s: _place_of(s) if s.rank in ranks else s)
+        self._change_all(lambda s: place(s) if s.rank in ranks else s)
 
     def lent_to(self, rank: int, pid: int) -> None:
         """Note the process that has the place of `rank`."""
@@ -166,17 +175,3 @@ class Record:
     def _tell(self, events: Sequence[Event]) -> None:
         for subscriber in tuple(self._subscribers):
             subscriber(events)
-
-
-def _place_of(state: RankState) -> RankState:
-    """Return the initial state of a process that is about to replace a rank's."""
-    now_ns = time.monotonic_ns()
-    return RankState(
-        rank=state.rank,
-        status=Status.READY,
-        stage=Stage.VERIFIED,
-        device=state.device,
-        host=state.host,
-        heard_ns=now_ns,
-        since_ns=now_ns,
-    )

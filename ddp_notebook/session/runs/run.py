@@ -522,7 +522,13 @@ class CellRun:
 
     def _wait(self, interrupted: Callable[[], bool], settling: Settling | None) -> Diagnosis | None:
         """Wait until no rank is in it, or it is stuck (the diagnosis), interrupted or settled."""
-        detector = self.detector = StallDetector(self.look, moved=self._moved)
+
+        # While this changes, as ranks issue collectives or print, no rank is asked.
+        def moved() -> object:
+            started = self.started_ranks.written() if self.started_ranks is not None else ()
+            return self.logs.written(self.ranks), self.changes, started
+
+        detector = self.detector = StallDetector(self.look, moved=moved)
         if not self._sent:
             self._sent = True
             if unreached := self.send():
@@ -549,11 +555,6 @@ class CellRun:
             if interrupted():
                 return None
         return None
-
-    def _moved(self) -> object:
-        """Return what changes while ranks issue collectives or print: then none is asked."""
-        started = self.started_ranks.written() if self.started_ranks is not None else ()
-        return self.logs.written(self.ranks), self.changes, started
 
     def _interrupt(self) -> CellResult:
         """Interrupt its ranks; returns whether or not they stop."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,6 @@ from ddp_notebook.diagnosis.partings import partings
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.model import (
     Activity,
-    Collective,
     LineLeft,
     Ranks,
     StepTable,
@@ -57,7 +56,13 @@ class Settling:
         if self._run.stops.keys() >= set(pending):
             return True
         tails = self._run.logs.read(pending, self._run.cell, last=1).of
-        free = tuple(rank for rank in pending if not self._stands(rank, tails.get(rank, ())))
+        held = {
+            rank
+            for rank, tail in tails.items()
+            for record in tail
+            if collective_table.is_paused(record) and record.number != self._left.get(rank)
+        }
+        free = tuple(rank for rank in pending if rank not in {*held, *self._run.stops})
         if not free:
             return True
         picture = (pending, {rank: tails.get(rank) for rank in free})
@@ -77,12 +82,6 @@ class Settling:
         )
         self._looks = self._looks + 1 if waiting else 0
         return self._looks >= _LOOKS
-
-    def _stands(self, rank: int, tail: Sequence[Collective]) -> bool:
-        return rank in self._run.stops or any(
-            collective_table.is_paused(record) and record.number != self._left.get(rank, -1)
-            for record in tail
-        )
 
 
 def table(run: CellRun) -> StepTable:

@@ -353,7 +353,12 @@ class SetUp:
                     self.free(in_set_up)
                 self._await_survivors(survivors, members)
                 self._runs.await_released()
-                self._note_replaced((_freed(paused),) if paused else ())
+                whose = agree(paused, "its cell was", "their cell was")
+                stay = agree(paused, "its variables stay", "their variables stay")
+                freed = (
+                    f"{verb(paused, 'was', 'were').capitalize()} paused: {whose} aborted, {stay}."
+                )
+                self._note_replaced((freed,) if paused else ())
                 processes.launch(members)
         except KeyboardInterrupt:
             why = "The restart was interrupted. Ranks that it had stopped are gone: %ddp_restart"
@@ -440,14 +445,6 @@ def _why_not_restarted(stopped: Ranks, busy: Ranks, dead: Ranks) -> str:
         f"The group needs every rank, and {name_ranks(missing)} {are(missing)} {where}. "
         f"{free} them together: %ddp_restart --ranks {format_ranks((*stopped, *busy, *dead))}"
     )
-
-
-def _freed(paused: Ranks) -> str:
-    """Say what a restart of other ranks did to those that were paused."""
-    their = agree(paused, "its cell was aborted, its variables stay", "their variables stay")
-    if len(paused) > 1:
-        their = f"their cell was aborted, {their}"
-    return f"{verb(paused, 'was', 'were').capitalize()} paused: {their}."
 
 
 def _not_unblocked(ranks: Ranks) -> str:
