@@ -138,10 +138,8 @@ class Record:
 
         def place(s: RankState) -> RankState:
             """Return the initial state of the process that is about to replace a rank's."""
-            ready = RankState(
-                s.rank, Status.READY, stage=Stage.VERIFIED, device=s.device, host=s.host
-            )
-            return replace(ready, heard_ns=now_ns, since_ns=now_ns)
+            new = RankState(s.rank, Status.READY, Stage.VERIFIED, device=s.device, host=s.host)
+            return replace(new, heard_ns=now_ns, since_ns=now_ns)
 
         with self._changed:
             self._lent = {rank: self._snapshot.ranks[rank] for rank in ranks}

@@ -353,12 +353,12 @@ class SetUp:
                     self.free(in_set_up)
                 self._await_survivors(survivors, members)
                 self._runs.await_released()
-                whose = agree(paused, "its cell was", "their cell was")
-                stay = agree(paused, "its variables stay", "their variables stay")
-                freed = (
-                    f"{verb(paused, 'was', 'were').capitalize()} paused: {whose} aborted, {stay}."
-                )
-                self._note_replaced((freed,) if paused else ())
+                freed: tuple[str, ...] = ()
+                if paused:
+                    who = verb(paused, "was", "were").capitalize()
+                    their = agree(paused, "its", "their")
+                    freed = (f"{who} paused: {their} cell was aborted, {their} variables stay.",)
+                self._note_replaced(freed)
                 processes.launch(members)
         except KeyboardInterrupt:
             why = "The restart was interrupted. Ranks that it had stopped are gone: %ddp_restart"
