@@ -155,8 +155,15 @@ class RunRegistry:
         file, package = find_module(path) if as_module else (find_script(path), None)
         called = str(file) if as_module else str(Path(path).expanduser())
         script = Script(
-            *(file, called, package, tuple(arguments), store, settings or {}),
-            *(as_python, trails or {}, placed),
+            file,
+            called,
+            package,
+            tuple(arguments),
+            store=store,
+            settings=settings or {},
+            as_python=as_python,
+            trails=trails or {},
+            placed=placed,
         )
         count = len(ranks) if ranks is not None else processes.options.world_size
         # The processes of the last script make room for these.
