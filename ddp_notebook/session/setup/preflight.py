@@ -49,7 +49,7 @@ def check_start(world_size: int) -> None:
     tasks = 32 + world_size * _TASKS_OF_A_RANK  # 32: beside those of the ranks, with a board
     who = "1 rank needs" if world_size == 1 else f"{world_size} ranks need"
     why = _why_too_low_for_files(world_size) or _why_too_few_processes(who, tasks)
-    if why := why or _why_too_little_memory(world_size):
+    if why := why or why_too_little_memory(world_size, out_of_memory.bytes_left()):
         raise UsageMistake(why)
 
 
@@ -104,12 +104,11 @@ def warning(options: InitOptions) -> str:
     return "\n".join([*why, f"What fits: %ddp_init --world-size {min(fits)}{on}"])
 
 
-def _why_too_little_memory(world_size: int) -> str:
+def why_too_little_memory(world_size: int, left_bytes: int | None) -> str:
     """Return why this many ranks cannot start; empty if they can, or if it is unknown.
 
     What the system does at the limit is to kill processes: the notebook's, too.
     """
-    left_bytes = out_of_memory.bytes_left()
     if left_bytes is None or left_bytes >= world_size * _LEAST_RANK_BYTES:
         return ""
     return (
