@@ -357,7 +357,8 @@ class CellRun:
                 self.replaced.add(event.rank)
 
     def _left(self, event: CellFinished | RankExited) -> None:
-        self._lines.take(event, event.heard_ns)
+        if event.rank in self.stops:
+            self._lines.take(event, event.heard_ns)
         self._inside.pop(event.rank, None)
         self.pending = tuple(self._inside)
 
