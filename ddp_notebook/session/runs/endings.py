@@ -58,7 +58,7 @@ _EXITS = {"ok": "finished", "error": "raised", "interrupted": "interrupted"}
 
 def exits(run: CellRun) -> Mapping[str, Ranks]:
     """Return how each rank that has left the run did so, in a word: finished, raised, ..."""
-    words = dict.fromkeys(run.lost, "never began") | dict.fromkeys(run.died, "died")
+    words = dict.fromkeys(run.unreached, "never began") | dict.fromkeys(run.died, "died")
     for rank, end in tuple(run.finished.items()):
         words[rank] = _EXITS.get(end.outcome, end.outcome)
     return {word: ranks for ranks, word in by_value(words)}
@@ -66,7 +66,7 @@ def exits(run: CellRun) -> Mapping[str, Ranks]:
 
 def failures(run: CellRun) -> Mapping[int, str]:
     """Return how each rank that did not finish the run left it, in a few words."""
-    texts = dict.fromkeys((*run.died, *run.lost), "its process ended")
+    texts = dict.fromkeys((*run.died, *run.unreached), "its process ended")
     for rank, end in tuple(run.finished.items()):
         if end.outcome != "ok":
             texts[rank] = "interrupted" if end.outcome == "interrupted" else _raised(run, end)
@@ -76,11 +76,11 @@ def failures(run: CellRun) -> Mapping[int, str]:
 def failure(run: CellRun) -> CellFailed | None:
     """Return the error of a run that failed on ranks that have left it; None if it did not."""
     ends = tuple(run.finished.values())
-    bad = {end.rank for end in ends if end.outcome != "ok"} | run.died.keys() | run.lost
+    bad = {end.rank for end in ends if end.outcome != "ok"} | run.died.keys() | run.unreached
     if not bad:
         return None
     deaths, others = _deaths(run), []
-    if lost := run.lost - run.died.keys():
+    if lost := run.unreached - run.died.keys():
         others.append(f"{name_ranks(lost)} did not run it: the process could not be reached")
     errors = [end for end in ends if end.outcome == "error"]
     # Of ranks that were ended for a new process, some are interrupted before.

@@ -183,7 +183,7 @@ class CellRun:
         self.started: set[int] = set()
         self.finished: dict[int, CellFinished] = {}
         self.died: dict[int, RankExited] = {}
-        self.lost: set[int] = set()
+        self.unreached: set[int] = set()
         """Ranks that it could not be sent to."""
         self.replaced: set[int] = set()
         """Ranks that died and have a new process since."""
@@ -533,7 +533,7 @@ class CellRun:
         if not self._sent:
             self._sent = True
             if unreached := self.send():
-                self.lost.update(unreached)
+                self.unreached.update(unreached)
                 with self._lock:
                     for rank in unreached:
                         self._inside.pop(rank, None)
