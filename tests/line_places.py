@@ -18,7 +18,7 @@ from support import shared_session
 from ddp_notebook.errors import DDPError
 from ddp_notebook.rank.calls import Breakpoint
 from ddp_notebook.session import InitOptions, Session
-from ddp_notebook.session.runs.run import CellResult
+from ddp_notebook.session.runs.endings import CellResult
 
 WITHIN_S = 60.0
 RANKS = 2
@@ -523,7 +523,7 @@ def play(session: Session, place: Place, way: str, holder: str, folder: Path) ->
         _check(session, place, ran, line)
     finally:
         session.breakpoints.clear()
-        if any(not controller.run.done for controller in session.runs):
+        if any(not run.done for run in session.runs.all):
             session.abort()
 
 
@@ -548,7 +548,7 @@ def _as_cell(session: Session, place: Place, way: str, text: str, line: int) -> 
     if ran.steps is not None:
         return ran
     if way != "breakpoint()":
-        number = session.runs[-1].run.number
+        number = session.runs.all[-1].number
         if way == "function":
             session.run_cell("use()").raise_for_error()  # it has run before
         session.breakpoints.add(
@@ -585,7 +585,7 @@ def _as_script(session: Session, way: str, text: str, line: int, folder: Path) -
 
 
 def _check(session: Session, place: Place, ran: CellResult, line: int) -> None:
-    stops = session.runs[-1].run.stops
+    stops = session.runs.all[-1].stops
     where = {rank: stop.line for rank, stop in stops.items()}
     assert where == dict.fromkeys(range(RANKS), line), (
         f"stopped at {where}, not {line}: {ran.error}"
@@ -597,7 +597,7 @@ def _check(session: Session, place: Place, ran: CellResult, line: int) -> None:
     session.step(to="end")
     after = session.wait(WITHIN_S)
     assert after.error is None, after.error
-    assert not session.runs[-1].run.stops, "it stops there again"
+    assert not session.runs.all[-1].stops, "it stops there again"
 
 
 def cases(place: Place) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ def nothing_set(ranks2: Session) -> Iterator[None]:
     """Each test begins without breakpoints and with idle ranks."""
     yield
     ranks2.breakpoints.clear()
-    if any(not controller.run.done for controller in ranks2.runs):
+    if any(not run.done for run in ranks2.runs.all):
         ranks2.abort()
 
 

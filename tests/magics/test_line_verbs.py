@@ -158,7 +158,7 @@ def test_wrong_input_is_answered_with_what_to_type_and_nothing_moves(
     shown(ranks_up, capsys, "%ddp_break --clear")
     cell, wrong = IN[state]
     shown(ranks_up, capsys, cell)
-    run = session_of(ranks_up).runs[-1].run
+    run = session_of(ranks_up).runs.all[-1]
     eventually(lambda: run.started >= {0, 1})
     stops = dict(run.stops)
     for line, expected in {**WRONG, **wrong}.items():
@@ -166,6 +166,6 @@ def test_wrong_input_is_answered_with_what_to_type_and_nothing_moves(
         assert expected in text, f"{state}, {line}: {text}"
         assert "Traceback" not in text, f"{state}, {line}: {text}"
     assert "There are no breakpoints" in shown(ranks_up, capsys, "%ddp_break")
-    assert (run.stops, session_of(ranks_up).runs[-1].run) == (stops, run)
+    assert (run.stops, session_of(ranks_up).runs.all[-1]) == (stops, run)
     assert "5" in shown(ranks_up, capsys, "%ddp_print x") or state == "running"
     shown(ranks_up, capsys, "%ddp_abort")

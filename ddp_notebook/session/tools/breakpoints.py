@@ -154,7 +154,7 @@ class Breakpoints:
         self._all[spec.number] = spec
         self.enabled = True
         if spec.on == COLLECTIVE and (current := self._runs.current) is not None:
-            current.run.pausing |= not current.run.done  # what runs now is paused there, too
+            current.pausing |= not current.done  # what runs now is paused there, too
         row = next(row for row in self._send() if row.breakpoint.number == spec.number)
         if problem := _why_never(row, where):
             del self._all[spec.number]
@@ -251,7 +251,7 @@ class Breakpoints:
 
     def _placed(self, where: str, wanted: Breakpoint) -> Breakpoint:
         """`wanted` at the place that the user names. Raises UsageMistake."""
-        runs = [c.run for c in reversed(self._runs.controllers) if not c.run.script]
+        runs = [run for run in reversed(self._runs.all) if not run.script]
         if where.isdecimal():
             if not runs:
                 raise UsageMistake(

@@ -66,8 +66,8 @@ class Looking:
     def _moment(self) -> object:
         """A value that changes whenever ranks have moved."""
         return tuple(
-            (c.run.cell, c.run.pending, tuple((r, s.stop) for r, s in sorted(c.run.stops.items())))
-            for c in self._runs.controllers
+            (run.cell, run.pending, tuple((r, s.stop) for r, s in sorted(run.stops.items())))
+            for run in self._runs.all
         )
 
     def stands(self, ranks: Ranks | None) -> tuple[Stand, ...]:
@@ -139,7 +139,12 @@ class Looking:
         assign: bool = False,
         own_text: bool = False,
     ) -> VariableTable:
-        """`Session.evaluate`."""
+        """Return the value of an expression on `ranks` (all by default), equal ones as one.
+
+        Evaluated where each rank is: at a line, in a collective, where it raised, or idle; `up`
+        user frames above that (default: the selected frame). With `assign` it is an assignment,
+        with `own_text` shown by its own `repr`; `unread` says why not. Raises UsageMistake.
+        """
         self._pool.need("%ddp_set" if assign else "%ddp_print")
         snapshot = self._record.snapshot
         members = existing(ranks, snapshot)
@@ -168,7 +173,7 @@ class Looking:
 
     def _paused(self) -> Ranks:
         """The ranks that are paused at lines."""
-        return tuple(sorted({rank for c in self._runs.controllers for rank in c.run.stops}))
+        return tuple(sorted(self._runs.stops))
 
     def _ask(
         self, ranks: Ranks, question: Question[Request, Answer], request: Request, timeout_s: float

@@ -62,7 +62,7 @@ class Values:
         """The pending answer of the last rank asked, which may never arrive."""
 
     def push(self, values: Mapping[str, Any], ranks: Ranks | None = None) -> Ranks:
-        """`Session.push`."""
+        """Set variables on ranks; the ranks. Raises UsageMistake for what cannot be sent."""
         cluster = self._pool.need("%ddp_push").cluster
         members = self._runs.idle(ranks, "%ddp_push")
         for name, value in values.items():
@@ -93,7 +93,10 @@ class Values:
         return members
 
     def pull(self, name: str, ranks: Ranks | None = None, *, keep_tensors: bool = False) -> Any:
-        """`Session.pull`."""
+        """The value of a variable: rank to value; tensors as NumPy unless `keep_tensors`.
+
+        Raises UsageMistake when a rank has no such variable or it cannot be sent.
+        """
         replies = self._values(calls.VariableToSend(name, keep_tensors), ranks)
         problems = {rank: reply.error for rank, reply in replies.items() if reply.error}
         if problems:
@@ -106,7 +109,7 @@ class Values:
         if script is None or not self._runs.script_left:
             return ""
         return (
-            f" These are the variables of {script.run.title}, whose processes stay until the ranks "
+            f" These are the variables of {script.title}, whose processes stay until the ranks "
             "run something else. The ranks' own are kept: run a %%ddp cell, and ask again."
         )
 
@@ -133,11 +136,16 @@ class Values:
         return dict.fromkeys(ranks, gone) | calls.answered(answers)
 
     def complete(self, code: str, at: int, ranks: Ranks | None) -> calls.Completions | None:
-        """`Session.complete`."""
+        """Completions of `code` at the cursor, from the first idle rank of `ranks`.
+
+        None if no rank is idle, or it takes too long; the same holds for `describe`.
+        """
         return self._ask_quickly(ranks, calls.COMPLETE, calls.CodeToComplete(code, at))
 
-    def describe(self, named: calls.NameToInspect, ranks: Ranks | None) -> calls.Inspection | None:
-        """`Session.describe`."""
+    def describe(
+        self, named: calls.NameToInspect, ranks: Ranks | None = None
+    ) -> calls.Inspection | None:
+        """Signature, docstring and more of an object, from the first idle rank of `ranks`."""
         return self._ask_quickly(ranks, calls.INSPECT, named)
 
     def _ask_quickly(
@@ -160,7 +168,12 @@ class Values:
         return None
 
     def variables(self, names: Sequence[str] = (), ranks: Ranks | None = None) -> VariableTable:
-        """`Session.variables`."""
+        """The variables of `ranks` (all by default) as one table; with `names`, those alone.
+
+        From any thread, any time: variables of the function that a rank is in, and globals. Runs
+        none of the user's code. Raises UsageMistake for a rank or name that does not exist,
+        NoSession, SessionLost.
+        """
         cluster = self._pool.need("%ddp_vars").cluster
         snapshot = self._record.snapshot
         members = existing(ranks, snapshot)
@@ -183,10 +196,13 @@ class Values:
         return table
 
     def output(self, rank: int, log: bool = False) -> str:
-        """`Session.output`."""
+        """The full output of `rank` in its last cell, which may still run, however long it is.
+
+        With `log`, what the rank's process wrote outside of Python: messages of C code.
+        """
         processes = self._pool.need("%ddp_output")
         check_ranks((rank,), self._record.snapshot)
-        runs = (controller.run for controller in reversed(self._runs.controllers))
+        runs = reversed(self._runs.all)
         run = next((run for run in runs if rank in run.ranks), None)
         cell = run.cell if run is not None else 0
         if log and processes.script is not None and rank in processes.script.ranks:
