@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from ddp_notebook.diagnosis import diagnose_setup, failures
 from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.launch.addresses import free_port
