@@ -10,17 +10,15 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.evidence import flight_recorder, folder, logs, nccl
 from ddp_notebook.evidence.connects import Connects
 from ddp_notebook.evidence.flight_recorder import Dump
-from ddp_notebook.evidence.frames import Sources, function_called
+from ddp_notebook.evidence.frames import Sources
 from ddp_notebook.evidence.logs import Logs, Raised
 from ddp_notebook.evidence.nccl import Watched
 from ddp_notebook.model import (
-    DEFAULT_GROUP,
     Activity,
     Case,
     Collective,
     Collectives,
     InitArguments,
-    Part,
     Phase,
     Place,
     RankReport,
@@ -46,8 +44,6 @@ class Gathered:
     logs: Ranks
     stacks: bool
     unread: tuple[str, ...] = ()
-    stood: Mapping[int, Collective] = field(default_factory=dict)
-    """By rank, the call in which it gave up waiting, by its stack: which number is unknown."""
     connects: Connects = field(default_factory=Connects)
     parted: str = ""
     """Which collective NCCL's watchdogs gave up on, and who had not issued it; or what else is
@@ -81,7 +77,6 @@ def gather(paths: Sequence[Path]) -> Gathered:
         tuple(sorted(written.ranks)),
         all(dump.stacks for dump in dumps.values() if dump.records),
         tuple(found.notes),
-        {**_watched(late, errors), **_stood(written.raised, errors, size)},
         written.connects,
         nccl.parted(watched) or _unclear(written),
     )
@@ -123,31 +118,6 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0]
 
 
-def _stood(
-    raised: Mapping[int, Raised], errors: Mapping[int, RankReport], size: int
-) -> dict[int, Collective]:
-    """The calls of torch that errors came out of."""
-    stood = {}
-    for rank, error in raised.items():
-        api, part = function_called(error.frames[::-1])
-        path = errors[rank].error_at
-        if not api or not path:
-            continue
-        operation = "all_reduce" if part is Part.BACKWARD else api.rpartition(".")[2]
-        stood[rank] = Collective(
-            rank,
-            0,
-            operation,
-            group=DEFAULT_GROUP if part is not None or _in_default(api, path[-1]) else "?",
-            api=api,
-            part=part,
-            # Of two ranks, the other one.
-            peer=1 - rank if operation in ("send", "recv") and size == 2 else None,
-            path=path,
-        )
-    return stood
-
-
 def _timed_out(late: Watched, sources: Sources) -> RankReport:
     """What NCCL's watchdog ended a process for, in the fields of a report."""
     return RankReport(
@@ -157,27 +127,6 @@ def _timed_out(late: Watched, sources: Sources) -> RankReport:
         error_text=f"NCCL's watchdog timed out in {late.words}",
         error_at=sources.path(late.frames),
     )
-
-
-def _watched(
-    late: Mapping[int, tuple[str, Watched]], errors: Mapping[int, RankReport]
-) -> dict[int, Collective]:
-    """The calls in which NCCL's watchdogs gave up, of those ranks whose stacks it wrote."""
-    stood: dict[int, Collective] = {}
-    if len({(group, entry.timed_out) for group, entry in late.values()}) != 1:
-        return stood  # they gave up on different ones: some may be done with those of others
-    for rank, (group, entry) in late.items():
-        api, part = function_called(entry.frames)
-        if api and (path := errors[rank].error_at):
-            operation = "all_reduce" if part is Part.BACKWARD else api.rpartition(".")[2]
-            where = DEFAULT_GROUP if group == nccl.DEFAULT else "?"
-            stood[rank] = Collective(rank, 0, operation, group=where, api=api, part=part, path=path)
-    return stood
-
-
-def _in_default(api: str, place: Place) -> bool:
-    """True where the line itself calls the function, and names no group."""
-    return f"{api}(" in place.text and "group" not in place.text and place.text.endswith(")")
 
 
 def _joined(

@@ -18,7 +18,6 @@ from ddp_notebook.diagnosis import diagnose_run, failures
 from ddp_notebook.diagnosis.collectives.exits import GOT_TOO_MUCH
 from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import doing
-from ddp_notebook.diagnosis.standing_still import apart
 from ddp_notebook.evidence.gathered import Gathered, gather
 from ddp_notebook.jobs.never_met import absent, never_met
 from ddp_notebook.jobs.verdict import Verdict, for_others, own_errors
@@ -78,7 +77,7 @@ def judged(gathered: Gathered) -> Diagnosis:
             *own_errors(case),
             *_conditional(by_rules),
         ]
-    findings = findings or _apart(gathered) or _died(case) or _left(case) or _undecided(gathered)
+    findings = findings or _died(case) or _left(case) or _undecided(gathered)
     what = {report.rank: _doing(report) for report in case.ranks}
     diagnosis = replace(diagnosis, findings=tuple(findings), doing=what)
     sure = findings or _all_ended_well(case)
@@ -113,13 +112,6 @@ def _is_victim(finding: Finding, case: Case) -> bool:
 
 _ABORTED = -signal.SIGABRT.value
 _NOT_KNOWN = "No problem is seen in these files; how the job went on is not in them."
-
-
-def _apart(gathered: Gathered) -> list[Finding]:
-    """What tracebacks say of ranks that gave up waiting, where no dump says more."""
-    known = any(gathered.case.collectives.of.values())  # gloo's dumps have no sends
-    stood = {rank: (record,) for rank, record in gathered.stood.items() if not known}
-    return list(apart(replace(gathered.case, collectives=Collectives(stood))))
 
 
 def _died(case: Case) -> list[Finding]:

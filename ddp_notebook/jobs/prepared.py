@@ -24,7 +24,6 @@ from ddp_notebook.jobs.outside import system
 from ddp_notebook.jobs.records import CRASHES, DAMAGED, ORPHANED, Process
 from ddp_notebook.jobs.unprepared import elsewhere, how_to_see, stopped, untold, was_set
 from ddp_notebook.jobs.verdict import AT_REST, Verdict, for_others, own_errors
-from ddp_notebook.launch.process_groups import waits_for_gil
 from ddp_notebook.launch.session_folder import is_private
 from ddp_notebook.model import (
     Activity,
@@ -300,21 +299,13 @@ def case_of(job: Job) -> Case:
         else _report(rank, job.processes.get(rank), answers.get(rank), alive)
         for rank in range(job.world_size)
     )
-    case = Case(
+    return Case(
         _with_splits(job, reports if alive else _ended_by_others(reports)),
         dict(first.told or {}),
         None if first.agents_store else 0,
         collectives=collectives_of(job),
         sources=files.sources(Path(first.script), first.wall_s),
     )
-    return _silent_while_others_wait(case)
-
-
-def _silent_while_others_wait(case: Case) -> Case:
-    """That a rank does not answer is known of now alone: it is taken to last as others wait."""
-    waited_s = max(_waited_s(case).values(), default=0.0)
-    ranks = (replace(e, gil_s=max(e.gil_s, waited_s)) if e.gil_s else e for e in case.ranks)
-    return replace(case, ranks=tuple(ranks))
 
 
 def _with_splits(job: Job, reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
@@ -363,9 +354,7 @@ def _report(
         why_not = f": {answer.why}" if isinstance(answer, CannotAnswer) else _of_another_user(pid)
         if (state := _state(pid)) == _STOPPED:
             return _stopped(rank, pid)
-        gil_s = _ASK_TIMEOUT_S if answer is None and waits_for_gil(pid) else 0.0
-        doing = f"process {pid} runs{why_not}"
-        return RankReport(rank, doing=doing, process=state, pid=pid, gil_s=gil_s)
+        return RankReport(rank, doing=f"process {pid} runs{why_not}", process=state, pid=pid)
     return process.last_report(rank, others_run)
 
 

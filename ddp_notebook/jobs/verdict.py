@@ -79,7 +79,7 @@ def _without_magics(finding: Finding) -> Finding:
     if not finding.commands:
         return finding
     # A stopped rank need not be started again; native code is to be changed first.
-    kept = finding.category in (Category.STRAGGLER, Category.GIL_DEADLOCK)
+    kept = finding.category is Category.STRAGGLER
     own = finding.remedy.partition(". ")[0] + "." if kept else _AGAIN
     return replace(finding, remedy=_AGAIN if "%ddp" in own else own, commands=())
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import permutations
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.describe import named
 from ddp_notebook.diagnosis.collectives.exits import unwinding
-from ddp_notebook.diagnosis.collectives.rings import misdirected, mistake, unsent
 from ddp_notebook.diagnosis.collectives.stopped_short import LEAVE_TOGETHER
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.model import (
@@ -15,32 +15,22 @@ from ddp_notebook.model import (
     Collective,
     Finding,
     Ranks,
+    by_value,
     name_ranks,
     verb,
 )
 
 
 def unmatched_messages(context: Context) -> Iterator[Finding]:
-    """A send without its recv, a recv without its send, and rings of them."""
+    """Find sends without their recv, recvs without their send, and rings of ranks in them."""
     at, graph = context.graph.at, context.graph
     in_rings: set[int] = set()
-    wrong: dict[tuple[str, str, frozenset[str]], Ranks] = {}
-    stuck: dict[tuple[str, str, frozenset[str]], Ranks] = {}
     raised = {rank for finding in unwinding(context) for rank in finding.ranks}
-    astray = misdirected(context) if graph.cycles else None
     for ring in graph.cycles:
-        if not raised.isdisjoint(ring):
-            continue  # while an error unwinds them, they match no rank
-        if any(rank in at and at[rank].is_point_to_point for rank in ring):
+        # While an error unwinds a rank, it matches no other.
+        if raised.isdisjoint(ring) and any(r in at and at[r].is_point_to_point for r in ring):
             in_rings.update(ring)
-            cause, remedy, culprits = mistake(context, ring, astray)
-            lines = frozenset(str(at[rank].place) for rank in ring if rank in at)
-            key = cause, remedy, lines
-            known = stuck.get(key)
-            stuck[key] = ring if known is None else tuple(sorted({*known, *ring}))
-            wrong[key] = tuple(sorted({*wrong.get(key, ()), *culprits}))
-    for key, ranks in stuck.items():
-        yield _ring(context, ranks, wrong[key], key[0], key[1])
+            yield _ring(context, ring)
     for rank, record in sorted(at.items()):
         if not record.is_point_to_point or rank in in_rings or rank not in graph.stuck:
             continue
@@ -50,15 +40,40 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
             yield _peer_gone(context, rank, record, gone)
 
 
-def _ring(context: Context, ring: Ranks, culprits: Ranks, cause: str, remedy: str) -> Finding:
-    records = {rank: at for rank, at in context.graph.at.items() if rank in ring}
+def _ring(context: Context, ring: Ranks) -> Finding:
+    """Name a ring and where each of its ranks is; which of them is wrong is not judged."""
+    records = {rank: at for rank, at in sorted(context.graph.at.items()) if rank in ring}
+    operations = {record.operation for record in records.values()}
+    both = ", or use dist.batch_isend_irecv (isend and irecv)."
+    if _tags_differ(records.values()):
+        cause, remedy = "the tags differ", "Use one tag= on both sides."
+    elif operations == {"send"}:
+        cause = "each sends first and waits for the other's recv"
+        remedy = f"Let one side receive first{both}"
+    elif operations == {"recv"}:
+        cause = "each receives first and waits for the other's send"
+        remedy = f"Let one side send first{both}"
+    else:
+        cause = "they wait for each other"
+        remedy = "Pair every send with a recv on its peer before both continue."
     return Finding(
         Category.P2P_MISMATCH,
-        culprits,
+        ring,
         f"{cause}: {context.standing(ring)}",
         remedy,
         context.victims,
-        tuple(f"rank {rank}, {_message(record)}" for rank, record in sorted(records.items())),
+        tuple(f"rank {rank}, {_message(record)}" for rank, record in records.items()),
+    )
+
+
+def _tags_differ(records: Collection[Collective]) -> bool:
+    """Return whether two of these ranks address each other, under different tags."""
+    return any(
+        mine.peer in (theirs.rank, None)
+        and theirs.peer in (mine.rank, None)
+        and mine.tag != theirs.tag
+        for mine, theirs in permutations(records, 2)
+        if mine.is_point_to_point and theirs.is_point_to_point
     )
 
 
@@ -84,15 +99,36 @@ def _peer_gone(context: Context, rank: int, record: Collective, gone: Ranks) -> 
             (f"rank {rank}, {_message(record)}", f"{those}: no process group any more"),
         )
     if record.peer is None:
-        cause, remedy, culprits = unsent(context, record)
-        message = f"rank {rank}, {_message(record)}"
-        return Finding(Category.P2P_MISMATCH, culprits, cause, remedy, context.victims, (message,))
+        return _unsent(context, record)
     return Finding(
         Category.P2P_MISMATCH,
         gone,
         f"{verb(gone, 'has', 'have')} finished without the {lacks} that "
         f"rank {rank} waits for in {named(record)}",
         f"Pair every {record.operation} with a {lacks} of the same tag on its peer.",
+        context.victims,
+        (f"rank {rank}, {_message(record)}",),
+    )
+
+
+def _unsent(context: Context, record: Collective) -> Finding:
+    """Name who has sent less to a recv from any rank than others have.
+
+    Where all have sent as many messages, the receiver waits for one too many itself.
+    """
+    rank = record.rank
+    sent = {
+        other: len(wait_graph.between(context.collectives, other, "send", rank, record))
+        for other in wait_graph.members(context.case, record.group)
+        if other != rank
+    }
+    few = tuple(other for other, count in sent.items() if count < max(sent.values()))
+    counts = ", ".join(f"{name_ranks(who)} {count}" for who, count in by_value(sent))
+    return Finding(
+        Category.P2P_MISMATCH,
+        few or (rank,),
+        f"rank {rank} waits for one message more from any rank; no rank sends it (sent: {counts})",
+        "Have each rank send as many messages as are received, or tell the receiver how many.",
         context.victims,
         (f"rank {rank}, {_message(record)}",),
     )

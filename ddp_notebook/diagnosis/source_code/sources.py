@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
@@ -20,18 +20,15 @@ from ddp_notebook.diagnosis.source_code.conditions import (
 )
 from ddp_notebook.diagnosis.source_code.coroutines import run_beside
 from ddp_notebook.diagnosis.source_code.names import Names, Varies
-from ddp_notebook.diagnosis.source_code.shared_names import SharedNames
 from ddp_notebook.diagnosis.source_code.statements import (
     LOOPS,
     SCOPES,
     called_after,
     called_on,
     enclosing,
-    functions_around,
     hold,
     imported_in,
     targets_of,
-    tried_before,
     ways_around,
     ways_out,
 )
@@ -148,34 +145,6 @@ class Sources:
         leavers = test.leaves and found.on_rank and _has_equal(test.test)
         return replace(found, decides=heaviest, names_leavers=leavers)
 
-    def any_by_rank(self, names: Collection[str]) -> bool:
-        """True when a test of the rank stands before one of these functions, or what calls it."""
-        names = self._with_callers(names)
-        for file in self._texts:
-            tree = self.tree(Place(file, 0))
-            for node in ast.walk(tree) if tree else ():
-                if isinstance(node, ast.Call) and (name := last_name(node.func)) in names:
-                    tests = tests_around(tree or ast.Module([], []), node.lineno, name)
-                    varies = (self._names[file].varies(test.test) for test in tests)
-                    if max(varies, default=Varies.NEVER) is Varies.BY_RANK:
-                        return True
-        return False
-
-    def _with_callers(self, names: Collection[str]) -> set[str]:
-        """These functions, and those of the user's that call one of them."""
-        trees = [self.tree(Place(file, 0)) for file in self._texts]
-        nodes = [node for tree in trees if tree for node in ast.walk(tree)]
-        calls = {
-            node.name: {last_name(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)}
-            for node in nodes
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        }
-        found, before = set(names), -1
-        while len(found) > before:
-            before = len(found)
-            found.update(name for name, called in calls.items() if called & found)
-        return found
-
     def is_for_some(self, path: Sequence[Place], called: str) -> bool:
         """True when a test of the rank, or no known code, stands before the end of `path`."""
         record = Collective(0, 0, called, api=called, path=tuple(path))
@@ -249,16 +218,6 @@ class Sources:
                 return self._as_condition(place, test.test, test.line, test.shown)
         return None
 
-    def hangs_on(self, record: Collective, path: Sequence[Place]) -> bool:
-        """True when what lets a rank come to `record` hangs on what the code at `path` writes.
-
-        The tests on the way to it count, and the loops around it with the ways around it in them.
-        """
-        names = SharedNames(self.known())
-        code = (node for at in path for node in functions_around(self.tree(at), at.line))
-        written = names.written(code)
-        return bool(written) and not written.isdisjoint(names.read(self._deciding(record)))
-
     def known(self, files: Collection[str] | None = None) -> list[ast.Module]:
         """The code of these files, by default of all, as far as it parses."""
         trees = (self.tree(Place(file, 0)) for file in (self._texts if files is None else files))
@@ -282,21 +241,6 @@ class Sources:
         """
         own = next(iter(self._texts), "")
         return self.known(self.imported_by({own, *files}))
-
-    def _deciding(self, record: Collective) -> Iterator[ast.AST]:
-        """The code that decides whether, and how often, `record` is reached."""
-        lines: dict[str, set[int]] = {}
-        for place, condition in self._tests(record):
-            yield condition.test
-            lines.setdefault(place.file, set()).add(condition.line)
-        for place in record.path:
-            for loop in self._loops(place):
-                yield loop.test if isinstance(loop, ast.While) else loop.iter
-                for test, line, _ in (*ways_around(loop, place.line), *ways_out(loop)):
-                    yield test
-                    lines.setdefault(place.file, set()).add(line)
-        for file, those in lines.items():
-            yield from tried_before(self.tree(Place(file, 0)), those)
 
     def tries_again(self, record: Collective) -> Condition | None:
         """The `except` after which `record` is called again, if that alone can set ranks apart.

@@ -13,9 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_notebook import files
 from ddp_notebook.cluster.questions import ask
-from ddp_notebook.diagnosis.partings import Passed, partings
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs import prepared
 from ddp_notebook.launch.timeouts import scaled_for_load
@@ -52,7 +50,6 @@ class TakenOver:
 
     def __init__(self, target: Prepared) -> None:
         self._target = target
-        self._passed = Passed()
         self._told: dict[int, int] = {}
         """By rank, the last stop that the others were told of."""
         taken, refused = self._take()
@@ -261,11 +258,7 @@ class TakenOver:
         everyone = tuple(job.processes)
         made = collective_table.step_table(collectives, everyone, job.alive, now_ns, what=what)
         stops = self.stops()
-        if not stops:
-            return made
-        self._passed.add(stops)
-        parted = partings(stops, self._passed, lambda file: files.source(Path(file)))
-        return line_table(stops, made, parted)
+        return line_table(stops, made) if stops else made
 
     def _ask(
         self, job: Job, ranks: Ranks, question: Question[calls.Nothing, Answer]

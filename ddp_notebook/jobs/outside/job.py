@@ -10,8 +10,10 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ddp_notebook.diagnosis.progress import in_setup
-from ddp_notebook.diagnosis.standing_still import diagnose_standing
+from ddp_notebook.diagnosis import diagnose_setup
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.parallel.groups import other_groups
+from ddp_notebook.diagnosis.progress import doing, in_setup, where_busy, works
 from ddp_notebook.evidence.flight_recorder import Dump
 from ddp_notebook.evidence.frames import Sources
 from ddp_notebook.jobs.outside import pyspy, recorder, reports, system
@@ -32,6 +34,7 @@ from ddp_notebook.model import (
     Ranks,
     agree,
     name_ranks,
+    them,
     verb,
 )
 
@@ -98,7 +101,7 @@ class Outside:
         }
 
     def _diagnosis(self) -> Diagnosis:
-        diagnosis = diagnose_standing(self.case)
+        diagnosis = _standing(self.case)
         waiting = self.case.waiting
         unknown = self.case.where(Activity.SILENT)
         if not self.threads:
@@ -246,6 +249,36 @@ def _is_still(rank: int, first: Look, second: Look) -> bool:
         return False
     mains = [_main(each.threads.get(rank, ())) for each in (first, second)]
     return before.queues == after.queues and mains[0] is not None and mains[0] == mains[1]
+
+
+def _standing(case: Case) -> Diagnosis:
+    """Return what stacks alone show: mistakes of set-up, other groups, and ranks that are late.
+
+    A stack has the one collective in which a rank waits, not those before. So which of ranks at
+    different lines is wrong is not said: ranks at one line may be in other turns of a loop.
+    """
+    ended = any(report.exit_code == 0 for report in case.ranks)
+    late = tuple(report for report in case.ranks if works(report))
+    diagnosis = Diagnosis((), None, case.world_size)
+    if any(in_setup(report) and not report.initialized for report in case.ranks):
+        diagnosis = diagnosis if ended else diagnose_setup(case)
+    elif late and case.waiting:
+        ranks = tuple(report.rank for report in late)
+        busy = "; ".join(f"rank {report.rank} is busy{where_busy(report)}" for report in late)
+        finding = Finding(
+            Category.STRAGGLER,
+            ranks,
+            f"{verb(case.waiting, 'waits', 'wait')} in a collective; {busy}",
+            f"Wait for {them(ranks)}.",
+            case.waiting,
+            passing=True,
+        )
+        diagnosis = replace(diagnosis, findings=(finding,))
+    elif not late:
+        diagnosis = replace(diagnosis, findings=tuple(other_groups(Context(case))))
+    return replace(
+        diagnosis, doing={report.rank: doing(report) for report in case.ranks}, unsure=""
+    )
 
 
 def _main(threads: Iterable[Thread]) -> Thread | None:

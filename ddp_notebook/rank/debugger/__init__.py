@@ -6,6 +6,7 @@ breakpoints.py  Where and when a rank stops, with hit counts.
 code_swap.py    Breakpoints compiled into functions that are loaded already (Python 3.11).
 collective_calls.py  Whether an expression may issue a collective.
 debugger.py     The component: which thread is stopped where, and how it is resumed.
+elsewhere.py    Code that this process does not run as Python: compiled, or run by data workers.
 expressions.py  Evaluates and assigns in the frames of a paused rank.
 goals.py        How far a step goes.
 instrument.py   Source with calls of ours before the lines of breakpoints (Python 3.11).

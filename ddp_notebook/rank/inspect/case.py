@@ -27,13 +27,19 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.model.ddp import Fingerprint
 from ddp_notebook.rank.cells.raised import place_of
+from ddp_notebook.rank.inspect import frames
 from ddp_notebook.rank.inspect import process as own
 from ddp_notebook.rank.inspect.polling import polled_file
 from ddp_notebook.rank.inspect.process import is_runnable, main_cpu_s, versions
-from ddp_notebook.rank.inspect.reachability import Reachability
-from ddp_notebook.rank.inspect.waiting import Waiting, is_at_rest, is_ddp_constructor
+from ddp_notebook.rank.inspect.waiting import (
+    Stillness,
+    Waiting,
+    is_ddp_constructor,
+    joins_processes,
+)
 from ddp_notebook.rank.main_thread import Failure
 from ddp_notebook.rank.setup import listening
+from ddp_notebook.rank.setup.reachability import Reachability
 from ddp_notebook.rank.setup.rendezvous import Calls
 from ddp_notebook.rank.training import ddp
 from ddp_notebook.rank.training.parallel import fsdp_private
@@ -54,6 +60,7 @@ class Reporter:
         self._main_thread = watched.main_thread
         self._user_code = watched.user_code
         self._waiting = waiting
+        self._stillness = Stillness()
         self._reachability = reachability
 
     def report(self) -> RankReport:
@@ -67,7 +74,7 @@ class Reporter:
         watched, error = self._watched, self._main_thread.error
         calls = watched.init_calls.calls
         arguments, exchanges = calls.arguments, self._observer.exchanges
-        at_rest = is_at_rest()
+        still_s = 0.0 if inside else self._stillness.look(frames.main_frame())
         probe, addresses = self._store_and_name(arguments, calls.entered > 0 or inside == "store")
         return RankReport(
             rank=watched.process.rank,
@@ -87,14 +94,13 @@ class Reporter:
             error_misses=_there_by_now(error),
             holder=_holder(error, arguments.master_port),
             polls_for="" if inside else polled_file(frame, self._user_code),
-            workers=() if inside else watched.data_workers.owing(stack, at_rest=at_rest),
-            children=() if inside else watched.data_workers.started(stack),
+            workers=() if inside else watched.data_workers.owing(stack),
+            joins=not inside and joins_processes(stack),
+            still_s=round(still_s, 1),
+            library_call=self._waiting.library_call(stack) if still_s else "",
             in_threads=watched.thread_errors.of_run,
             handles=error.during if error else watched.thread_errors.in_main(),
-            blocked=None if inside else self._waiting.blocked(awaited),
             pid=os.getpid(),
-            at_rest=at_rest,
-            locked=not inside and self._waiting.locked(awaited),
             probe=probe,
             file=_store_file(arguments.path, dist.is_initialized(), _has_joined(inside, calls)),
             host=calls.host or own.host(),
@@ -113,7 +119,6 @@ class Reporter:
             path=tuple(Place(*line) for line in watched.call_sites.users_path(frame)),
             waits_for=wait.record,
             key=wait.key,
-            key_test=wait.test,
             keys_set=watched.store_keys.set_by_me(),
             run=self._observer.run,
             unrecorded=self._observer.unrecorded or self._observer.broken,

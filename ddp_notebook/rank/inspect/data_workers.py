@@ -1,6 +1,8 @@
 """The workers of the DataLoader in which the main thread waits for a batch: do they make progress?
 
-Reading /proc costs a worker nothing. Only a worker whose threads all wait without a limit is sent a
+Reading /proc costs a worker nothing. A worker that sleeps or reads from a slow disk has no CPU time
+either, and delivers all the same; so one counts as stuck only if all its threads are in the system
+call that waits for a lock of their own process, without a time limit. Only such a worker is sent a
 signal, to which Python's faulthandler responds with its stack.
 """
 
@@ -9,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import linecache
-import multiprocessing
 import os
 import platform
 import re
@@ -24,11 +25,15 @@ from ddp_notebook.launch.process_groups import stat_fields
 from ddp_notebook.model import Place
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.component import Component
-from ddp_notebook.rank.inspect.blocked import FUTEX, has_children, waits_for_ever
 from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.torch_private import Loading
 
+_FUTEX_OF = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
+_FUTEX = _FUTEX_OF.get(platform.machine(), -1)
+"""The number of the system call in which a thread waits for a lock; -1 if not known."""
+_PRIVATE = 128
+"""The flag of a lock that only threads of the same process can release."""
 _ACCEPT_OF = {"x86_64": (43, 288), "aarch64": (202, 242), "riscv64": (202, 242)}
 _ACCEPT = _ACCEPT_OF.get(platform.machine(), ())
 """The numbers of the system calls in which a thread waits for incoming connections."""
@@ -53,20 +58,15 @@ class DataWorkers(Component):
 
     def attach(self) -> None:
         """Let processes forked from this one write their stack on a signal."""
-        if not FUTEX > 0 or not hasattr(faulthandler, "register"):
+        if not _FUTEX > 0 or not hasattr(faulthandler, "register"):
             return
         path = self._folder / f"stacks-{os.getpid()}"
         self._stacks = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         path.unlink()
         faulthandler.register(_SIGNAL, file=self._stacks, all_threads=True, chain=False)
 
-    def owing(
-        self, frames: Iterable[FrameType], *, at_rest: bool = False
-    ) -> tuple[model.Worker, ...]:
-        """The workers that must deliver the batch for which these frames wait.
-
-        `at_rest` is true where none of the user's threads besides the main one can go on.
-        """
+    def owing(self, frames: Iterable[FrameType]) -> tuple[model.Worker, ...]:
+        """Return the workers that must deliver the batch for which these frames wait."""
         loading = torch_private.loading(frames, awaited=True)
         if loading is None or not loading.due:
             return ()
@@ -74,19 +74,11 @@ class DataWorkers(Component):
             self._batch = loading.batch
             self._ran.clear()
             self._places.clear()
-        shared = at_rest and _nobody_else_releases(loading)
-        return tuple(self._worker(loading, pid, shared=shared) for pid in loading.owing)
+        return tuple(self._worker(loading, pid) for pid in loading.owing)
 
-    def started(self, frames: Iterable[FrameType]) -> tuple[model.Child, ...]:
-        """The processes started by the user for whose end these frames of the main thread wait."""
-        return tuple(
-            model.Child(pid, _STATES.get(_state(pid), "gone"), round(self._still_s(pid), 1))
-            for pid in _joined(frames)
-        )
-
-    def _worker(self, loading: Loading, pid: int, *, shared: bool) -> model.Worker:
+    def _worker(self, loading: Loading, pid: int) -> model.Worker:
         still_s = self._still_s(pid)
-        locked = still_s > 0 and _waits_for_ever(pid, shared=shared)
+        locked = still_s > 0 and _waits_for_ever(pid)
         forked = self._stacks >= 0 and _catches_signal(pid)
         if locked and forked and pid not in self._places and still_s > _STACK_AFTER_S:
             self._places[pid] = self._place_of(pid)
@@ -159,31 +151,6 @@ def end(frames: Iterable[FrameType]) -> int:
     return ended
 
 
-def _joined(frames: Iterable[FrameType]) -> tuple[int, ...]:
-    """The pids of the processes whose end these frames wait for."""
-    for frame in frames:
-        where = frame.f_globals.get("__name__"), frame.f_code.co_name
-        names = frame.f_locals if where in _JOINS else {}
-        if "self" in names:
-            of = getattr(names["self"], "processes", None) or (names["self"],)
-            pids = (getattr(process, "pid", None) for process in of)
-            return tuple(pid for pid in pids if isinstance(pid, int))
-    return ()
-
-
-_JOINS = (
-    *(("torch.multiprocessing.spawn", "join"), ("multiprocessing.process", "join")),
-    *(("subprocess", "wait"), ("subprocess", "communicate")),
-)
-_STATES = {
-    "R": "running",
-    "S": "sleeping",
-    "D": "waiting for a disk",
-    "T": "stopped",
-    "t": "stopped",
-    "Z": "ended",
-}
-
 # -- /proc ----------------------------------------------------------------------------
 
 
@@ -198,29 +165,19 @@ def _ran_ns(pid: int) -> int:
     return total
 
 
-def _nobody_else_releases(loading: Loading) -> bool:
-    """True where a lock that processes share could only be released by one that waits for one.
-
-    All workers that owe a batch do; this rank is at rest. A rank that multiprocessing started may
-    share locks with other ranks.
-    """
-    if multiprocessing.parent_process() is not None or has_children(*loading.everyone):
-        return False
-    return all(_waits_for_ever(pid, shared=True) for pid in loading.owing)
-
-
-def _waits_for_ever(pid: int, *, shared: bool = False) -> bool:
-    """True if the threads of a process wait, without a limit, for locks that only they can release.
+def _waits_for_ever(pid: int) -> bool:
+    """Return whether all threads of a process wait for locks that only they can release.
 
     Threads that wait for connections are ignored: multiprocessing has one, to share files.
-    With `shared` also for locks that other processes can release.
     """
     locked = 0
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
-            if int((task / "syscall").read_text().split()[0]) in _ACCEPT:
+            number, *arguments = (task / "syscall").read_text().split()
+            if int(number) in _ACCEPT:
                 continue
-            if not waits_for_ever(task, shared=shared):
+            of_process = int(number) == _FUTEX and int(arguments[1], 16) & _PRIVATE
+            if not of_process or int(arguments[3], 16):  # a time limit
                 return False
             locked += 1
     except (OSError, ValueError, IndexError):  # it ended, runs just now, or may not be read

@@ -6,19 +6,14 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from ddp_notebook.launch.process_groups import is_stopped, waits_for_gil
+from ddp_notebook.launch.process_groups import is_stopped
 from ddp_notebook.model import Activity, RankReport, Ranks, RankState, Status
 from ddp_notebook.state.descriptions import describe
-
-_LONG_SILENT_S = 3.0
-"""A rank that speaks and answers twice a second has not for so long."""
 
 
 def silent(state: RankState) -> RankReport:
     """The report of a rank whose process exists but does not answer."""
     process, cpu_s = process_of(state.pid)
-    silent_s = (time.monotonic_ns() - state.heard_ns) / 1e9 if state.heard_ns else 0.0
-    locked = process == "sleeping" and silent_s > _LONG_SILENT_S and waits_for_gil(state.pid)
     return RankReport(
         state.rank,
         Activity.SILENT,
@@ -26,7 +21,6 @@ def silent(state: RankState) -> RankReport:
         process=process,
         pid=state.pid or 0,
         main_cpu_s=cpu_s,
-        gil_s=silent_s if locked else 0.0,
     )
 
 

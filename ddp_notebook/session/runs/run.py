@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddp_notebook.diagnosis.partings import Passed
 from ddp_notebook.errors import CellFailed, DDPError
 from ddp_notebook.model import (
     CellFinished,
@@ -131,8 +130,6 @@ class CellRun:
         self.started_ranks: StartedRanks | None = None
         """The ranks that its processes start themselves, if it is a script; else None."""
         self._lines = LineStops()
-        self.passed = Passed()
-        """Where its ranks were paused since all were at one line."""
         self.changes = 0
         """Grows with every piece of output."""
         self.found = Found(self.title, self.number, lambda: self.done or self.over.is_set())
