@@ -422,29 +422,6 @@ def trains(tmp_path: Path) -> Path:
     return script
 
 
-def test_ranks_that_gave_up_in_different_calls_are_told_apart_by_the_code(trains: Path) -> None:
-    log = trains.parent / "job.log"
-    closed = lost(1, trains, 8, "all_reduce", CLOSED)
-    log.write_text(lost(0, trains, 5, "barrier", "RuntimeError: Timed out waiting 9ms") + closed)
-
-    verdict = dead.why([log])
-
-    (finding,) = verdict.diagnosis.findings
-    assert (finding.category.value, finding.ranks) == ("conditional-collective", (0,))
-    assert "if rank == 0" in finding.cause and "logs of ranks 0-1" in verdict.basis
-    # gloo's dumps have no sends and receives: one without a record says nothing.
-    dumps = trains.parent / "dumps"
-    dumps.mkdir()
-    of_two = {"pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}}
-    for rank in (0, 1):
-        (dumps / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump(trains, []) | of_two))
-    assert dead.why([log, dumps]).diagnosis.findings[0].cause == finding.cause
-
-    same = trains.parent / "same.log"
-    same.write_text(lost(0, trains, 8, "all_reduce", CLOSED) + closed)
-    assert dead.why([same]).outcome is Outcome.UNDECIDED
-
-
 def test_a_rank_that_ended_well_before_all_others_lost_it_is_named(trains: Path) -> None:
     """A rank that torchrun does not list among those that failed has ended well."""
     log = trains.parent / "job.log"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -96,27 +95,6 @@ def test_time_outs_of_groups_that_the_log_does_not_name_are_not_joined(tmp_path:
     # The number behind the mark counts in the group: these are ranks 4 and 5.
     in_group = gave_up(4, 3, "ALLREDUCE", 0) + gave_up(5, 3, "ALLREDUCE", 1)
     assert "ranks 4-5 timed out" in cause(tmp_path, in_group)
-
-
-def test_ranks_whose_calls_of_one_number_differ_are_told_apart_by_the_code(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("rank = get_rank()\nif rank == 0:\n    dist.barrier()\ndist.all_reduce(x)\n")
-    os.utime(script, (1, 1))
-    text = ""
-    for rank, line, call, work in (
-        (0, 3, "barrier", BROADCAST),
-        (1, 4, "all_reduce", ALL_REDUCE),
-        (2, 4, "all_reduce", ALL_REDUCE),
-    ):
-        text += gave_up(rank, 5, work) + reached(rank, 6, 4) + stack(rank, script, line, call)
-
-    (finding,) = diagnosed_log(tmp_path, text).findings
-
-    assert (finding.category.value, finding.ranks) == ("conditional-collective", (0,))
-    other_numbers = text.replace("SeqNum=5, OpType=BROADCAST", "SeqNum=6, OpType=BROADCAST")
-    assert "undecided" in {
-        f.category.value for f in diagnosed_log(tmp_path, other_numbers).findings
-    }
 
 
 def test_a_log_of_a_job_that_was_ended_from_outside_is_undecided_and_no_wrong_usage(

@@ -20,17 +20,31 @@ from ddp_notebook.model import (
     verb,
 )
 
+_ASYNC = ("isend", "irecv", "batch_isend_irecv")
+_OR_BATCH = ", or use dist.batch_isend_irecv (isend and irecv)."
+
 
 def unmatched_messages(context: Context) -> Iterator[Finding]:
     """Find sends without their recv, recvs without their send, and rings of ranks in them."""
     at, graph = context.graph.at, context.graph
+    rings: dict[tuple[str, str, frozenset[str]], set[int]] = {}
     in_rings: set[int] = set()
     raised = {rank for finding in unwinding(context) for rank in finding.ranks}
     for ring in graph.cycles:
+        records = [at[rank] for rank in ring if rank in at]
         # While an error unwinds a rank, it matches no other.
-        if raised.isdisjoint(ring) and any(r in at and at[r].is_point_to_point for r in ring):
-            in_rings.update(ring)
-            yield _ring(context, ring)
+        if not raised.isdisjoint(ring) or not any(e.is_point_to_point for e in records):
+            continue
+        in_rings.update(ring)
+        from_any = next((e for e in records if e.operation == "recv" and e.peer is None), None)
+        if from_any is not None and not _tags_differ(records):
+            yield _unsent(context, from_any)
+            continue
+        # Pairs that wait at the same lines for the same reason are one mistake.
+        lines = frozenset(str(record.place) for record in records)
+        rings.setdefault((*_why(records), lines), set()).update(ring)
+    for (cause, remedy, _), ranks in rings.items():
+        yield _ring(context, tuple(sorted(ranks)), cause, remedy)
     for rank, record in sorted(at.items()):
         if not record.is_point_to_point or rank in in_rings or rank not in graph.stuck:
             continue
@@ -40,22 +54,24 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
             yield _peer_gone(context, rank, record, gone)
 
 
-def _ring(context: Context, ring: Ranks) -> Finding:
-    """Name a ring and where each of its ranks is; which of them is wrong is not judged."""
-    records = {rank: at for rank, at in sorted(context.graph.at.items()) if rank in ring}
-    operations = {record.operation for record in records.values()}
-    both = ", or use dist.batch_isend_irecv (isend and irecv)."
-    if _tags_differ(records.values()):
-        cause, remedy = "the tags differ", "Use one tag= on both sides."
-    elif operations == {"send"}:
+def _why(records: Collection[Collective]) -> tuple[str, str]:
+    """Return what the ranks of a ring do, and the remedy; which of them is wrong is not judged."""
+    operations = {record.operation for record in records}
+    if _tags_differ(records):
+        return "the tags differ", "Use one tag= on both sides."
+    if any(record.api in _ASYNC for record in records):
+        return "no send meets a recv", "Pair every isend with an irecv on its peer."
+    if operations == {"send"}:
         cause = "each sends first and waits for the other's recv"
-        remedy = f"Let one side receive first{both}"
-    elif operations == {"recv"}:
+        return cause, f"Let one side receive first{_OR_BATCH}"
+    if operations == {"recv"}:
         cause = "each receives first and waits for the other's send"
-        remedy = f"Let one side send first{both}"
-    else:
-        cause = "they wait for each other"
-        remedy = "Pair every send with a recv on its peer before both continue."
+        return cause, f"Let one side send first{_OR_BATCH}"
+    return "they wait for each other", "Pair every send with a recv before both continue."
+
+
+def _ring(context: Context, ring: Ranks, cause: str, remedy: str) -> Finding:
+    records = {rank: at for rank, at in sorted(context.graph.at.items()) if rank in ring}
     return Finding(
         Category.P2P_MISMATCH,
         ring,

@@ -257,11 +257,11 @@ def _standing(case: Case) -> Diagnosis:
     A stack has the one collective in which a rank waits, not those before. So which of ranks at
     different lines is wrong is not said: ranks at one line may be in other turns of a loop.
     """
-    ended = any(report.exit_code == 0 for report in case.ranks)
     late = tuple(report for report in case.ranks if works(report))
     diagnosis = Diagnosis((), None, case.world_size)
     if any(in_setup(report) and not report.initialized for report in case.ranks):
-        diagnosis = diagnosis if ended else diagnose_setup(case)
+        done = (replace(e, activity=Activity.IDLE) if e.exit_code == 0 else e for e in case.ranks)
+        diagnosis = diagnose_setup(replace(case, ranks=tuple(done)))
     elif late and case.waiting:
         ranks = tuple(report.rank for report in late)
         busy = "; ".join(f"rank {report.rank} is busy{where_busy(report)}" for report in late)
