@@ -324,6 +324,19 @@ def test_two_threads_that_use_one_group_at_the_same_time_are_told_with_the_mista
     assert any(began in line for line in finding.evidence) == at_once
 
 
+def test_two_threads_in_one_group_at_once_are_named_where_nothing_moves_any_more() -> None:
+    waits = [replace(RankReport(r), activity=Activity.WAITING, inside="collective") for r in (0, 1)]
+    of = {
+        0: [in_thread(1, 0, 10, 0, 5), in_thread(2, 1, 11, 0, 6)],
+        1: [in_thread(1, 0, 10, 0, 5), in_thread(2, 1, 12, 0, 6)],
+    }
+    finding = the_one(case_of(of, *waits))
+    assert (finding.category, finding.ranks) == ("mismatched-order", (0, 1))
+    assert "two threads of ranks 0-1 each use one group at the same time" in finding.cause
+    moving = [replace(e, runnable=True) for e in waits]
+    assert not found(case_of(of, *moving))
+
+
 def test_threads_that_take_turns_are_no_finding() -> None:
     waits = [replace(RankReport(r), activity=Activity.WAITING, inside="collective") for r in (0, 1)]
     one = [in_thread(1, 0, 10, 20, 5), in_thread(2, 1, 30, 40, 6), in_thread(1, 2, 50, 0, 5)]

@@ -65,36 +65,46 @@ def explain(context: Context, classified: Classified) -> Finding:
 
 
 def _with_threads(context: Context, classified: Classified, finding: Finding) -> Finding:
-    """Add that two threads of a rank call collectives of one group, so their order is chance.
+    """Add that several threads of a rank call collectives of the group, so their order is chance.
 
-    For any mistake other than the order, only where two were under way at the same time: one
-    thread cannot do that, for it waits for the end of the first.
+    Of any mistake but the order only where two were under way at the same time.
     """
-    group = classified.record.group
-    of = {
-        rank: [r for r in records if r.group == group and not r.is_point_to_point]
-        for rank, records in sorted(context.collectives.of.items())
-    }
-    several = tuple(r for r, records in of.items() if len({e.thread for e in records}) > 1)
-    pairs = {rank: pair for rank in several if (pair := _at_once(of[rank])) is not None}
-    if not (pairs or (several and classified.kind is Kind.ANOTHER_ORDER)):
+    several, facts = threads_of(context, classified.record.group)
+    if not (facts or (several and classified.kind is Kind.ANOTHER_ORDER)):
         return finding
-    calls = verb(several, "calls", "call")
     return replace(
         finding,
-        cause=f"{finding.cause}; {calls} collectives of this group in more than one thread, and "
-        "threads run in any order",
-        remedy="Give each thread a group of its own (dist.new_group, called on every rank in one "
-        "order), or call all collectives in one thread.",
-        evidence=(
-            *finding.evidence,
-            *(
-                f"rank {rank}: {called(later)} of collective {later.slot} began while "
-                f"{called(sooner)} of collective {sooner.slot} was under way"
-                for rank, (sooner, later) in pairs.items()
-            ),
-        ),
+        cause=f"{finding.cause}; {verb(several, 'calls', 'call')} collectives of this group in "
+        "more than one thread, and threads run in any order",
+        remedy=GROUP_OF_EACH_THREAD,
+        evidence=(*finding.evidence, *facts),
     )
+
+
+GROUP_OF_EACH_THREAD = (
+    "Give each thread a group of its own (dist.new_group, called on every rank in one order), or "
+    "call all collectives in one thread."
+)
+
+
+def threads_of(context: Context, group: str) -> tuple[Ranks, tuple[str, ...]]:
+    """Return the ranks several threads of which call collectives of a group, and facts.
+
+    There is a fact for each rank on which two collectives were under way at the same time: one
+    thread cannot do that, for it waits for the end of the first.
+    """
+    several, facts = [], []
+    for rank, records in sorted(context.collectives.of.items()):
+        own = [r for r in records if r.group == group and not r.is_point_to_point]
+        if len({record.thread for record in own}) > 1:
+            several.append(rank)
+            if (pair := _at_once(own)) is not None:
+                sooner, later = pair
+                facts.append(
+                    f"rank {rank}: {called(later)} of collective {later.slot} began while "
+                    f"{called(sooner)} of collective {sooner.slot} was under way"
+                )
+    return tuple(several), tuple(facts)
 
 
 def _at_once(records: Iterable[Collective]) -> tuple[Collective, Collective] | None:

@@ -20,7 +20,11 @@ from ddp_notebook.diagnosis.collectives.divergence import (
     Divergence,
     classify,
 )
-from ddp_notebook.diagnosis.collectives.explain import explain
+from ddp_notebook.diagnosis.collectives.explain import (
+    GROUP_OF_EACH_THREAD,
+    explain,
+    threads_of,
+)
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.progress import evidence_of, of_each, stands_still, where_busy, works
 from ddp_notebook.diagnosis.setup import torch_errors
@@ -44,8 +48,28 @@ MOST_FINDINGS = 5
 
 
 def conflicts(context: Context) -> Iterator[Finding]:
-    """Mismatched collectives, the earliest first."""
-    yield from _explained(context, [d for d in context.divergences if d.proven])
+    """Find mismatched collectives, the earliest first.
+
+    Without any, two threads that use one group at the same time, where nothing moves any more: the
+    order in which they write down what they call need not be that in which torch is called.
+    """
+    explained = _explained(context, [d for d in context.divergences if d.proven])
+    yield from explained
+    moves = any(report.runnable or works(report) for report in context.case.ranks)
+    if explained or moves or not context.case.where(Activity.WAITING):
+        return
+    for group in sorted({record.group for record in context.graph.at.values()}):
+        ranks, facts = threads_of(context, group)
+        if facts:
+            yield Finding(
+                Category.MISMATCHED_ORDER,
+                ranks,
+                f"two threads of {verb(ranks, 'use', 'each use')} one group at the same time, so "
+                "it is left to chance which collectives meet",
+                GROUP_OF_EACH_THREAD,
+                context.victims,
+                facts,
+            )
 
 
 def out_of_step(context: Context) -> Iterator[Finding]:

@@ -10,7 +10,6 @@ Called on the thread that answers questions: nothing here waits for the main thr
 
 from __future__ import annotations
 
-import linecache
 import sys
 import threading
 import time
@@ -21,7 +20,7 @@ from typing import NamedTuple
 
 from ddp_notebook.model import Activity
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.collectives import observer
+from ddp_notebook.rank.collectives import observer, works
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.inspect import frames, store_keys
@@ -30,7 +29,10 @@ from ddp_notebook.rank.inspect.polling import Polled, polled
 from ddp_notebook.rank.inspect.process import main_cpu_s
 from ddp_notebook.rank.main_thread import MainThread
 
-_WAITS_IN_CPP = ("torch.autograd", "torch.nn.parallel", "torch.distributed", "torch._")
+_WAITS_IN_CPP = tuple(
+    f"torch.{name}" for name in ("autograd", "nn.parallel", "distributed", "futures", "_")
+)
+"""Modules of torch's whose C++ may wait for a collective."""
 _PYTHONS_THREAD = "_bootstrap"
 """The function of `threading` at the bottom of every Python thread's stack."""
 _MOST_THREADS = 8
@@ -162,7 +164,6 @@ class Waiting:
 
     def wait(self, awaited: Awaited, runnable: bool) -> Wait:
         """Return what it waits in; `runnable` if it uses the CPU."""
-        stack = awaited.stack
         inside = self._main_thread.waiting_in or self._inside_torch(frames.chain(awaited.frame))
         if inside:
             return Wait(inside, observer.record_of(frames.chain(awaited.frame)))
@@ -179,7 +180,7 @@ class Waiting:
         key = store_keys.awaited(frames.chain(awaited.frame))
         if key:
             return Wait("key", key=key)
-        waits = self._awaits_work(stack) and not awaited.has_moved
+        waits = self._awaits_work(awaited) and not awaited.has_moved
         return Wait("collective") if waits else Wait()
 
     def library_call(self, stack: Iterable[FrameType]) -> str:
@@ -217,19 +218,16 @@ class Waiting:
                 break
         return collective
 
-    def _awaits_work(self, stack: Sequence[FrameType]) -> bool:
+    def _awaits_work(self, awaited: Awaited) -> bool:
         """Return whether it is in torch's C++ or in ``work.wait()`` while a collective is not done.
 
         C++ has no frames of Python's; but it is called from few modules of torch's, and only a
         thread that is not runnable is asked about: one that computes there is.
         """
-        if not stack or self._observer.waits_for() is None:
+        if awaited.frame is None or self._observer.waits_for() is None:
             return False
-        innermost = stack[0]
-        if self._is_users(innermost.f_code.co_filename):
-            line = linecache.getline(innermost.f_code.co_filename, innermost.f_lineno)
-            return ".wait(" in line
-        return str(innermost.f_globals.get("__name__", "")).startswith(_WAITS_IN_CPP)
+        module = next((str(e.f_globals.get("__name__", "")) for e in awaited.stack), "")
+        return works.is_asked(awaited.frame) or module.startswith(_WAITS_IN_CPP)
 
 
 def _instruction(frame: FrameType | None) -> int:
