@@ -147,7 +147,7 @@ def test_a_line_of_an_earlier_cell_is_named_with_it(ranks2: Session) -> None:
     row = ranks2.breakpoints.add(f"{cell}:4", Breakpoint(0))
     assert row.place == (cell, 4) and ranks2.breakpoints.known == (row,)
     assert where(ranks2.run_cell("part()").steps) == {(0, 1): f"{cell}, line 4, in part"}
-    assert f"rank 0 at {cell}, line 5; rank 1 at line 4" in ranks2.step().title
+    assert f"rank 0 at {cell}, line 6; rank 1 at line 5" in ranks2.step().title
     ranks2.step(to="end")
 
 
