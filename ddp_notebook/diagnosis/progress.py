@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ddp_notebook.model import (
     HAS_FAILED,
@@ -13,7 +13,9 @@ from ddp_notebook.model import (
     RankReport,
     ThreadError,
     Worker,
+    by_value,
     cut,
+    verb,
     without_ports,
 )
 from ddp_notebook.state.fold import MISMATCH
@@ -114,6 +116,15 @@ def stands_still(e: RankReport) -> bool:
     come: it is waited for all the same, and the user sees where it is.
     """
     return e.activity is Activity.BUSY and e.still_s >= LONG_STILL_S and bool(e.doing)
+
+
+def standing(reports: Iterable[RankReport]) -> str:
+    """Return where ranks stand still, in words; empty where none does."""
+    places = {e.rank: (_in_one_place(e), round(e.still_s)) for e in reports if stands_still(e)}
+    return "; ".join(
+        f"{verb(ranks, 'has', 'have')} been {place} for {seconds} s, using no CPU time"
+        for ranks, (place, seconds) in by_value(places)
+    )
 
 
 def _in_one_place(e: RankReport) -> str:

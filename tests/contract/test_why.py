@@ -212,6 +212,17 @@ def test_of_a_rank_that_waits_for_a_process_of_its_own_it_is_told_where_it_stand
     ranks.abort()
 
 
+def test_where_ranks_stand_that_wait_for_nothing_of_others_is_told_while_they_run(
+    ranks: Any,
+) -> None:
+    ranks.run_cell("import queue\nqueue.Queue().get()", detach=True)
+    run = ranks.runs[-1].run
+    eventually(lambda: "ranks 0-2 have been in `Queue.get()` (cell " in run.waits_for, 30)
+    assert not ranks.why().findings and not run.done, "something of theirs may still come"
+    assert "has been in `Queue.get()`" in (ranks.why().doing or {})[1]
+    ranks.abort()
+
+
 @pytest.mark.parametrize(
     ("source", "category", "who"),
     [

@@ -22,7 +22,7 @@ from traces import (
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.diagnosis.collectives.wait_graph import pairs, wait_graph
 from ddp_notebook.diagnosis.deaths import deaths
-from ddp_notebook.diagnosis.progress import doing
+from ddp_notebook.diagnosis.progress import doing, standing
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -50,6 +50,9 @@ def test_a_rank_that_stands_at_one_place_is_waited_for_and_its_place_is_told() -
     asleep = replace(in_get, library_call="")
     assert doing(asleep) == "has been at train.py:40 for 12 s, using no CPU time"
     assert doing(replace(in_get, still_s=1.0)) == "busy: train.py:40"
+    assert standing((in_get, replace(in_get, rank=1), replace(BUSY, rank=2))) == (
+        "ranks 0-1 have been in `Queue.get()` (train.py:40) for 12 s, using no CPU time"
+    )
     in_setup = replace(FOR_KEY, rank=0, key="", inside="store", entered=1)
     (late,) = diagnose_run(Case((in_setup, replace(in_get, rank=1)))).findings
     assert late.passing and "it has been in `Queue.get()` (train.py:40)" in late.cause

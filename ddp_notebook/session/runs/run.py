@@ -195,10 +195,11 @@ class CellRun:
 
     @property
     def waits_for(self) -> str:
-        """A text naming the rank that the others wait for; empty for none."""
+        """A text naming the rank that the others wait for, or that stands still; empty for none."""
         detector = self.detector  # once: another thread may take it away
-        late = detector.latest if detector is not None else None
-        return late.headline if late is not None and late.findings else ""
+        if detector is None:
+            return ""
+        return detector.latest.headline if detector.latest.findings else detector.standing
 
     @property
     def left_ns(self) -> Mapping[int, int]:

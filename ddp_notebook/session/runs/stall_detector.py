@@ -78,6 +78,8 @@ class StallDetector:
         """The last diagnosis, including ranks that are only late."""
         self.seen_late: Diagnosis | None = None
         """The last diagnosis in which ranks waited for one that was only late."""
+        self.standing = ""
+        """Where ranks stood at the last check that have used no CPU time for long, in words."""
 
     def turn(self) -> Diagnosis | None:
         """Check if it is time to; the diagnosis once no rank makes progress any more."""
@@ -89,6 +91,7 @@ class StallDetector:
         case = self._look()
         self._plan_next(case, now_s)
         self.latest = diagnose_run(case)
+        self.standing = progress.standing(case.ranks)
         if self.latest.findings and not self.latest.wrong:
             self.seen_late = self.latest
         is_stuck = stuck(case, self.latest)
