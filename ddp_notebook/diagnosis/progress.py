@@ -88,7 +88,7 @@ def evidence_of(e: RankReport) -> tuple[str, ...]:
             for w in e.workers
             if w.due
         ),
-        *((f"it has been {_in_one_place(e)} for {e.still_s:.0f} s",) if stands_still(e) else ()),
+        *((f"it has been in {e.doing} for {e.still_s:.0f} s",) if stands_still(e) else ()),
         *map(thread_words, e.in_threads),
     )
 
@@ -105,7 +105,7 @@ def where_busy(e: RankReport) -> str:
     if e.activity is Activity.SILENT:
         return f" and does not answer ({e.doing})" if e.doing else " and does not answer"
     if stands_still(e):
-        return f", but uses no CPU time: it has been {_in_one_place(e)}"
+        return f", but uses no CPU time: it has been in {e.doing}"
     return f" in {e.doing}" if e.doing else ""
 
 
@@ -120,16 +120,11 @@ def stands_still(e: RankReport) -> bool:
 
 def standing(reports: Iterable[RankReport]) -> str:
     """Return where ranks stand still, in words; empty where none does."""
-    places = {e.rank: (_in_one_place(e), round(e.still_s)) for e in reports if stands_still(e)}
+    places = {e.rank: (e.doing, round(e.still_s)) for e in reports if stands_still(e)}
     return "; ".join(
-        f"{verb(ranks, 'has', 'have')} been {place} for {seconds} s, using no CPU time"
+        f"{verb(ranks, 'has', 'have')} been in {place} for {seconds} s, using no CPU time"
         for ranks, (place, seconds) in by_value(places)
     )
-
-
-def _in_one_place(e: RankReport) -> str:
-    """``in `Queue.get()` (train.py:40)``, ``at cell 3, line 4``."""
-    return f"in `{e.library_call}` ({e.doing})" if e.library_call else f"at {e.doing}"
 
 
 def raised_words(name: str, text: str, path: Sequence[Place], most: int) -> str:
@@ -166,7 +161,7 @@ def _busy(report: RankReport) -> str:
     if report.workers:
         return f"waits for a batch of its DataLoader ({report.doing})"
     if stands_still(report):
-        return f"has been {_in_one_place(report)} for {report.still_s:.0f} s, using no CPU time"
+        return f"has been in {report.doing} for {report.still_s:.0f} s, using no CPU time"
     return f"busy: {report.doing}" if report.doing else "busy"
 
 

@@ -192,8 +192,6 @@ class RankReport:
     """Its main thread waits for the end of processes that it started."""
     still_s: float = 0.0
     """For how many seconds it was seen at one place, where it used no CPU time."""
-    library_call: str = ""
-    """What its line has called that does not return: ``Queue.get()``."""
     in_threads: tuple[ThreadError, ...] = ()
     """What ended threads of it in this run."""
     handles: ThreadError | None = None

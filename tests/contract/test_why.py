@@ -205,7 +205,9 @@ def test_of_a_rank_that_waits_for_a_process_of_its_own_it_is_told_where_it_stand
     def waits() -> Any:
         """What is found of rank 1, once it has stood there for some seconds."""
         told = [f for f in ranks.why().findings if f.ranks == (1,)]
-        return next((f for f in told if "it has been in `" in str(f.evidence)), None)
+        return next(
+            (f for f in told if "it has been in ForkProcess.join (cell " in str(f.evidence)), None
+        )
 
     told = eventually(waits, 20, "it waits")
     assert told.passing
@@ -217,9 +219,9 @@ def test_where_ranks_stand_that_wait_for_nothing_of_others_is_told_while_they_ru
 ) -> None:
     ranks.run_cell("import queue\nqueue.Queue().get()", detach=True)
     run = ranks.runs[-1].run
-    eventually(lambda: "ranks 0-2 have been in `Queue.get()` (cell " in run.waits_for, 30)
+    eventually(lambda: "ranks 0-2 have been in Queue.get (cell " in run.waits_for, 30)
     assert not ranks.why().findings and not run.done, "something of theirs may still come"
-    assert "has been in `Queue.get()`" in (ranks.why().doing or {})[1]
+    assert "has been in Queue.get" in (ranks.why().doing or {})[1]
     ranks.abort()
 
 

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from types import FunctionType, SimpleNamespace
+from types import FunctionType
 
 import pytest
 import torch
@@ -207,19 +208,22 @@ def test_a_wait_without_a_limit_is_told_from_one_that_ends_by_itself() -> None:
 
 
 def test_who_is_blocked_stands_still_until_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s, cpu_s = 10.0, 3.0
+    now_s, main_s, all_s = 10.0, 3.0, 5.0
     monkeypatch.setattr(waiting.time, "monotonic", lambda: now_s)
-    monkeypatch.setattr(waiting, "main_cpu_s", lambda: cpu_s)
-    stillness, frame = waiting.Stillness(), sys._getframe()
-    assert stillness.look(frame) == 0.0
+    monkeypatch.setattr(waiting.time, "process_time", lambda: all_s)
+    monkeypatch.setattr(waiting, "main_cpu_s", lambda: main_s)
+    stillness = waiting.Stillness()
+    here = waiting.Awaited(threading.main_thread(), sys._getframe(), 7)
+    assert stillness.look(here) == 0.0
     now_s = 14.0
-    moved = frame.f_lasti  # this frame runs: only its CPU time can be held
-    still = SimpleNamespace(f_lasti=moved)
-    assert stillness.look(still) == 0.0  # type: ignore[arg-type]  # another frame
-    now_s = 18.0
-    assert stillness.look(still) == 4.0  # type: ignore[arg-type]
-    cpu_s, now_s = 3.000001, 19.0
-    assert stillness.look(still) == 0.0  # type: ignore[arg-type]
+    assert stillness.look(here) == 4.0
+    assert stillness.look(replace(here, instruction=9)) == 0.0
+    now_s, all_s = 18.0, 5.2
+    assert stillness.look(replace(here, instruction=9)) == 4.0, "others answered questions"
+    main_s = 3.000001
+    assert stillness.look(replace(here, instruction=9)) == 0.0
+    now_s, all_s = 19.0, 5.5
+    assert stillness.look(replace(here, instruction=9)) == 0.0, "another thread works"
 
 
 def test_the_cpu_time_of_the_main_thread_grows_only_as_it_runs() -> None:

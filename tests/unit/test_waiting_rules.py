@@ -40,22 +40,22 @@ FOR_KEY = RankReport(0, Activity.WAITING, "key", initialized=True, key="ready")
 
 
 def test_a_rank_that_stands_at_one_place_is_waited_for_and_its_place_is_told() -> None:
-    in_get = replace(BUSY, doing="train.py:40", still_s=12.0, library_call="Queue.get()")
+    in_get = replace(BUSY, doing="Queue.get (train.py:40)", still_s=12.0)
     case = play({0: [all_reduce(10)], 1: [], 2: [all_reduce(10)]}, {1: in_get})
     (late,) = diagnose_run(case).findings
     assert late.passing and (late.category, late.ranks) == ("straggler", (1,))
-    assert "uses no CPU time: it has been in `Queue.get()` (train.py:40)" in late.cause
-    assert "it has been in `Queue.get()` (train.py:40) for 12 s" in late.evidence
-    assert doing(in_get) == "has been in `Queue.get()` (train.py:40) for 12 s, using no CPU time"
-    asleep = replace(in_get, library_call="")
-    assert doing(asleep) == "has been at train.py:40 for 12 s, using no CPU time"
-    assert doing(replace(in_get, still_s=1.0)) == "busy: train.py:40"
+    assert "uses no CPU time: it has been in Queue.get (train.py:40)" in late.cause
+    assert "it has been in Queue.get (train.py:40) for 12 s" in late.evidence
+    assert doing(in_get) == "has been in Queue.get (train.py:40) for 12 s, using no CPU time"
+    asleep = replace(in_get, doing="train.py:40")
+    assert doing(asleep) == "has been in train.py:40 for 12 s, using no CPU time"
+    assert doing(replace(in_get, still_s=1.0)) == "busy: Queue.get (train.py:40)"
     assert standing((in_get, replace(in_get, rank=1), replace(BUSY, rank=2))) == (
-        "ranks 0-1 have been in `Queue.get()` (train.py:40) for 12 s, using no CPU time"
+        "ranks 0-1 have been in Queue.get (train.py:40) for 12 s, using no CPU time"
     )
     in_setup = replace(FOR_KEY, rank=0, key="", inside="store", entered=1)
     (late,) = diagnose_run(Case((in_setup, replace(in_get, rank=1)))).findings
-    assert late.passing and "it has been in `Queue.get()` (train.py:40)" in late.cause
+    assert late.passing and "it has been in Queue.get (train.py:40)" in late.cause
 
 
 def test_what_a_thread_of_a_late_rank_raised_is_told_beside_it() -> None:

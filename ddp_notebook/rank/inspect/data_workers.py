@@ -38,7 +38,7 @@ _ACCEPT_OF = {"x86_64": (43, 288), "aarch64": (202, 242), "riscv64": (202, 242)}
 _ACCEPT = _ACCEPT_OF.get(platform.machine(), ())
 """The numbers of the system calls in which a thread waits for incoming connections."""
 _STACK_AFTER_S = 1.0
-_WRITTEN_WITHIN_S, _LOOK_EVERY_S = 0.2, 0.005
+_WRITTEN_WITHIN_S = 0.2
 _LINE = re.compile(r'^ +File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 7
 
@@ -77,53 +77,46 @@ class DataWorkers(Component):
         return tuple(self._worker(loading, pid) for pid in loading.owing)
 
     def _worker(self, loading: Loading, pid: int) -> model.Worker:
-        still_s = self._still_s(pid)
+        ran, now_s = _ran_ns(pid), time.monotonic()
+        before, since_s = self._ran.get(pid, (-1, now_s))
+        if ran != before or ran < 0:
+            since_s = now_s
+        self._ran[pid] = ran, since_s
+        still_s = now_s - since_s
         locked = still_s > 0 and _waits_for_ever(pid)
         forked = self._stacks >= 0 and _catches_signal(pid)
         if locked and forked and pid not in self._places and still_s > _STACK_AFTER_S:
             self._places[pid] = self._place_of(pid)
-            self._ran[pid] = _ran_ns(pid), self._ran[pid][1]  # it ran to answer
+            # It ran to answer, and would seem to have gone on.
+            self._ran[pid] = _ran_ns(pid), since_s
         return model.Worker(
             pid,
             due=pid == loading.due,
             forked=forked,
             still_s=round(still_s, 1),
             locked=locked,
-            stopped=_state(pid) in ("T", "t"),
+            stopped=next(iter(_stat(pid)), "") in ("T", "t"),
             place=self._places.get(pid),
         )
 
-    def _still_s(self, pid: int) -> float:
-        ran, now_s = _ran_ns(pid), time.monotonic()
-        before, since_s = self._ran.get(pid, (-1, now_s))
-        if ran != before or ran < 0:
-            since_s = now_s
-        self._ran[pid] = ran, since_s
-        return now_s - since_s
-
     def _place_of(self, pid: int) -> Place | None:
-        """Where a forked worker is: the user's innermost line, else the innermost of any."""
+        """Return where a forked worker is: the user's innermost line, else the innermost of any."""
         os.ftruncate(self._stacks, 0)
-        with contextlib.suppress(OSError):
+        try:
             os.kill(pid, _SIGNAL)
-            text = self._written_stacks()
-            for thread in re.split(r"^(?:Current t|T)hread .*$", text, flags=re.MULTILINE):
-                if "_worker_loop" in thread:
-                    return self._innermost(thread)
-        return None
-
-    def _written_stacks(self) -> str:
-        """The stack that a worker has written, once it is complete."""
-        deadline, text = time.monotonic() + _WRITTEN_WITHIN_S, b""
-        while time.monotonic() < deadline:
-            time.sleep(_LOOK_EVERY_S)
-            before, text = text, os.pread(self._stacks, 1 << 16, 0)
-            if text and text == before:
+        except OSError:
+            return None
+        deadline_s, data = time.monotonic() + _WRITTEN_WITHIN_S, b""
+        while time.monotonic() < deadline_s:
+            time.sleep(0.005)
+            before, data = data, os.pread(self._stacks, 1 << 16, 0)
+            if data and data == before:  # it is complete
                 break
-        return text.decode("utf-8", "replace")
-
-    def _innermost(self, thread: str) -> Place | None:
-        lines = _LINE.findall(thread)
+        threads = re.split(
+            r"^(?:Current t|T)hread .*$", data.decode("utf-8", "replace"), flags=re.MULTILINE
+        )
+        loop = next((thread for thread in threads if "_worker_loop" in thread), "")
+        lines = _LINE.findall(loop)
         users = (line for line in lines if self._is_users(line[0]))
         shown = next(users, next(iter(lines), None))
         if shown is None:
@@ -136,14 +129,14 @@ class DataWorkers(Component):
 
 
 def end(frames: Iterable[FrameType]) -> int:
-    """End the workers of the DataLoader that these frames are in; returns their number.
+    """End the workers of the DataLoader that these frames are in; return their number.
 
     An aborted rank would otherwise wait several seconds for each worker without progress.
     """
     loading = torch_private.loading(frames)
     ended = 0
     for pid in loading.everyone if loading is not None else ():
-        if _parent(pid) == os.getpid():
+        if _stat(pid)[1:2] == [str(os.getpid())]:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGTERM)
                 os.kill(pid, signal.SIGCONT)  # one that is stopped ends only then
@@ -155,7 +148,7 @@ def end(frames: Iterable[FrameType]) -> int:
 
 
 def _ran_ns(pid: int) -> int:
-    """The CPU time of all threads of a process; -1 if not known."""
+    """Return the CPU time of all threads of a process; -1 if not known."""
     total = 0
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -186,22 +179,14 @@ def _waits_for_ever(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
+    """Return the state of a process, its parent, and more; nothing of one that is gone."""
     with contextlib.suppress(OSError):
         return stat_fields(Path(f"/proc/{pid}/stat"))
     return []
 
 
-def _state(pid: int) -> str:
-    return next(iter(_stat(pid)), "")
-
-
-def _parent(pid: int) -> int:
-    fields = _stat(pid)
-    return int(fields[1]) if len(fields) > 1 else 0
-
-
 def _catches_signal(pid: int) -> bool:
-    """True if a process will write its stack: the signal would end any other process."""
+    """Return whether a process will write its stack: the signal would end any other process."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):

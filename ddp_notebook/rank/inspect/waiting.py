@@ -85,23 +85,25 @@ class Awaited:
 
 
 class Stillness:
-    """Since when the main thread has been at one place without using CPU time.
+    """Since when the rank has been at one place without using CPU time.
 
     It is only known as far as anybody asks. A blocked thread uses no CPU time at all, to the
-    nanosecond; one that sleeps and wakes in a loop does.
+    nanosecond; one that sleeps and wakes in a loop does. Other threads may work for the main one,
+    so the process may use no more than the threads of this package need to answer.
     """
 
     def __init__(self) -> None:
         self._place: object = None
-        self._since_s = 0.0
+        self._since_s = self._cpu_s = 0.0
 
-    def look(self, frame: FrameType | None) -> float:
+    def look(self, awaited: Awaited) -> float:
         """Return for how many seconds looks have found it there."""
-        now_s = time.monotonic()
+        now_s, cpu_s = time.monotonic(), time.process_time()
         # The id, not the frame: to keep that would keep its variables.
-        place = id(frame), _instruction(frame), main_cpu_s()
-        if place != self._place:
-            self._place, self._since_s = place, now_s
+        place = id(awaited.frame), awaited.instruction, main_cpu_s()
+        works = cpu_s - self._cpu_s > 0.1 * (now_s - self._since_s)
+        if place != self._place or works:
+            self._place, self._since_s, self._cpu_s = place, now_s, cpu_s
         return now_s - self._since_s
 
 
@@ -182,18 +184,6 @@ class Waiting:
             return Wait("key", key=key)
         waits = self._awaits_work(awaited) and not awaited.has_moved
         return Wait("collective") if waits else Wait()
-
-    def library_call(self, stack: Iterable[FrameType]) -> str:
-        """Return what the user's innermost line has called in Python: ``Queue.get()``."""
-        inner: FrameType | None = None
-        for frame in stack:
-            if self._is_users(frame.f_code.co_filename):
-                break
-            inner = frame
-        if inner is None:
-            return ""
-        of = type(inner.f_locals["self"]).__name__ + "." if "self" in inner.f_locals else ""
-        return f"{of}{inner.f_code.co_name}()"
 
     def _inside_torch(self, stack: Iterable[FrameType]) -> str:
         """Return the part of set-up that these frames are in, by the names of torch's functions.
