@@ -60,6 +60,8 @@ class DataWorkers(Component):
         """Let processes forked from this one write their stack on a signal."""
         if not _FUTEX > 0 or not hasattr(faulthandler, "register"):
             return
+        # Workers inherit the handler and the file by fork. The file loses its name at once, so that
+        # nothing is left of it when the rank is killed.
         path = self._folder / f"stacks-{os.getpid()}"
         self._stacks = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         path.unlink()
@@ -70,6 +72,7 @@ class DataWorkers(Component):
         loading = torch_private.loading(frames, awaited=True)
         if loading is None or not loading.due:
             return ()
+        # A worker that has delivered is at work on a later batch: the clock begins anew.
         if loading.batch != self._batch:
             self._batch = loading.batch
             self._ran.clear()
@@ -169,6 +172,8 @@ def _waits_for_ever(pid: int) -> bool:
             number, *arguments = (task / "syscall").read_text().split()
             if int(number) in _ACCEPT:
                 continue
+            # futex(address, operation, value, timeout): a lock of multiprocessing's is shared, and
+            # another process may release it; with a timeout the wait ends by itself.
             of_process = int(number) == _FUTEX and int(arguments[1], 16) & _PRIVATE
             if not of_process or int(arguments[3], 16):  # a time limit
                 return False

@@ -44,6 +44,7 @@ def polled(frame: FrameType | None, user_code: UserCode) -> Polled:
     if frame is None or loop is None:
         return Polled()
     asked = [call for test in _tests(loop) for call in _calls(test)]
+    # All of them: `while not (store.check(...) or user_function())` may end by what the rank does.
     if not asked or not all(_is_poll(call, frame) for call in asked):
         return Polled()
     call = asked[0]
@@ -76,6 +77,7 @@ def _users_loop(
         frame = frame.f_back
     if frame is None:
         return None, None
+    # Without the magics of a cell, which are no Python; lines keep their numbers.
     source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
     line = frame.f_lineno or 0
     loops = _loops(_MAGIC.sub("", source))

@@ -50,6 +50,8 @@ def is_runnable() -> bool:
     """
     main = threading.main_thread().native_id
     ours = {str(thread.native_id) for thread in threading.enumerate()} - {str(main)}
+    # One look proves nothing: a thread that wakes up for a moment is runnable in it, too. A thread
+    # that computes is in state R at each look, with or without a core.
     wanting: set[str] | None = None
     for look in range(_LOOKS):
         if look:

@@ -134,6 +134,8 @@ class Waiting:
 
     def awaited(self) -> Awaited:
         """Return the thread that the main thread waits for, through others; itself if for none."""
+        # One snapshot of all threads: looks at different moments could chain threads that never
+        # waited for each other at once. `has_moved` says whether it still holds.
         current = sys._current_frames()
         thread = threading.main_thread()
         for _ in range(_MOST_THREADS):
@@ -169,6 +171,8 @@ class Waiting:
         inside = self._main_thread.waiting_in or self._inside_torch(frames.chain(awaited.frame))
         if inside:
             return Wait(inside, observer.record_of(frames.chain(awaited.frame)))
+        # The order matters: who is in a function of torch's waits there, even if one of torch's own
+        # threads spins meanwhile. Where only C++ is on the stack, a runnable thread may compute.
         record = None if runnable else _record_of_engine(awaited)
         if record is not None:
             return Wait("collective", record)
@@ -182,6 +186,7 @@ class Waiting:
         key = store_keys.awaited(frames.chain(awaited.frame))
         if key:
             return Wait("key", key=key)
+        # Looked at last, and again: a rank that goes on meanwhile is no rank that waits.
         waits = self._awaits_work(awaited) and not awaited.has_moved
         return Wait("collective") if waits else Wait()
 
@@ -240,6 +245,8 @@ def _record_of_engine(awaited: Awaited) -> int | None:
     module = str(stack[0].f_globals.get("__name__", "")) if stack else ""
     if not module.startswith("torch.autograd"):
         return None
+    # torch starts the engine's threads, so `threading` is not at the bottom of their stacks. For a
+    # thread of the user's that is in a collective the backward need not wait.
     for frame in sys._current_frames().values():
         *_, outermost = frames.chain(frame)
         number = observer.record_of(frames.chain(frame))
@@ -255,7 +262,9 @@ def _waits_for_thread(
     stack: Sequence[FrameType], current: dict[int, FrameType]
 ) -> threading.Thread | None:
     """Return the thread whose end or result these frames wait for, without a limit."""
-    for frame in stack[:4]:  # the innermost, down to the function of Python's that is called
+    # Python waits a frame or two below `join` and `result`. Where they are further out, they have
+    # called code that runs.
+    for frame in stack[:4]:
         where = frame.f_globals.get("__name__"), frame.f_code.co_name
         if where == ("threading", "join"):
             thread = frame.f_locals.get("self")
