@@ -8,10 +8,7 @@ files.py      Rules about files: paths that ranks change under each other, a sto
 least_squares.py  Rows of numbers: the factors by which some add up to another, their distance.
 majority.py   Majority votes: which of several values is right, and which ranks differ.
 pages.py      A page of help for each category: what torch prints, what it means, how to fix it.
-partings.py   Ranks at different lines of one function: the test in the code that parted them.
 progress.py   What a rank is doing: its current call, and whether it makes progress by itself.
-remote_calls.py  Ranks that wait for remote calls (torch.distributed.rpc) that none makes.
-standing_still.py  Ranks that stand still, by their stacks alone.
 setup/        Rules for set-up.
 collectives/  Rules for collectives: who diverged from the others, and how.
 parallel/     Rules for programs that split a model or its data over ranks.

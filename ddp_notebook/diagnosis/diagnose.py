@@ -16,8 +16,8 @@ from enum import Enum, Flag, auto
 from pathlib import Path
 from traceback import extract_tb
 
-from ddp_notebook.diagnosis import failures, files, remote_calls
-from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, stopped_short, threads
+from ddp_notebook.diagnosis import failures, files
+from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, stopped_short
 from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.data import evaluations, loaders, samplers, totals
@@ -25,7 +25,7 @@ from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.parallel import groups, parts, saved, schedules, sharding, split, splits
 from ddp_notebook.diagnosis.parallel.meshes import mesh_of
 from ddp_notebook.diagnosis.parallel.purposes import with_purposes
-from ddp_notebook.diagnosis.progress import doing, left_alone
+from ddp_notebook.diagnosis.progress import doing
 from ddp_notebook.diagnosis.setup import arguments, data_workers, missing_ranks, reach, store
 from ddp_notebook.diagnosis.source_code.running_totals import sums_again
 from ddp_notebook.diagnosis.source_code.sources import Sources
@@ -120,39 +120,26 @@ RULES: tuple[Rule, ...] = (
     Rule(hang.unreduced_gradients, When.RUN),
     Rule(files.lost_store_file, When.SETUP | When.RUN_BLOCKED),
     Rule(groups.other_groups, When.SETUP | When.RUN_BLOCKED),
-    Rule(threads.concurrent_use, When.RUN),
     Rule(sharding.other_wrapping, When.RUN_BLOCKED),
-    Rule(sharding.other_sync, When.RUN_BLOCKED),
     Rule(sharding.other_frozen, When.RUN_BLOCKED),
     Rule(splits.split_mismatch, When.RUN),
     Rule(schedules.other_schedules, When.RUN_BLOCKED, Explains.MESSAGES),
     Rule(exits.unwinding, When.RUN_STUCK, Explains.STRAYING),
     Rule(groups.parted_over_groups, When.RUN_STUCK),
     Rule(out_of_step.conflicts, When.RUN),
-    Rule(out_of_step.caught, When.RUN),
     Rule(p2p.unequal_messages, When.RUN, unless=Explains.MESSAGES),
     Rule(files.raced_paths, When.RUN_BLOCKED),
     Rule(files.read_too_early, When.RUN_BLOCKED),
     Rule(files.other_paths, When.RUN_BLOCKED),
     Rule(exits.ended, When.RUN),
-    Rule(threads.raised_in_thread, When.SETUP | When.RUN),
     Rule(data_workers.stuck_data_workers, When.SETUP | When.RUN),
-    Rule(threads.local_deadlocks, When.SETUP | When.RUN),
-    Rule(remote_calls.never_called, When.SETUP | When.RUN),
-    Rule(files.locked_files, When.RUN_STUCK),
     # Only that ranks are stuck proves that these are mistakes.
     Rule(store.unset_keys, When.SETUP | When.RUN_STUCK),
-    Rule(store.given_up_keys, When.SETUP | When.RUN_STUCK),
-    Rule(out_of_step.passed_over, When.RUN_STUCK),
     Rule(out_of_step.out_of_step, When.RUN_STUCK),
     Rule(stopped_short.stopped_short, When.RUN_STUCK),
-    Rule(groups.wrapped_by_members, When.RUN_STUCK),
-    Rule(schedules.uneven_rounds, When.RUN_STUCK, Explains.MESSAGES),
     Rule(p2p.unmatched_messages, When.RUN_STUCK, unless=Explains.MESSAGES),
-    Rule(groups.new_group_not_by_all, When.RUN_STUCK),
     Rule(groups.opposite_groups, When.RUN_STUCK),
     Rule(out_of_step.came_too_late, When.RUN_BLOCKED),
-    Rule(out_of_step.holds_gil, When.SETUP | When.RUN),
     Rule(out_of_step.stragglers, When.RUN),
     # Ranks that wait in set-up, and those that they wait for.
     Rule(store.unreachable_store, When.SETUP | When.RUN_STUCK),
@@ -288,7 +275,7 @@ def _sources(case: Case, sources: Mapping[str, str] | None) -> Sources:
 
 
 def _waits_for_its_own(report: RankReport) -> bool:
-    return bool(report.workers or report.blocked or left_alone(report))
+    return bool(report.workers)
 
 
 def diagnose_training(

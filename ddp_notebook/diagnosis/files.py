@@ -13,7 +13,6 @@ from ddp_notebook.model import (
     Category,
     Collective,
     Finding,
-    Lacks,
     RankReport,
     Ranks,
     SaveFacts,
@@ -59,43 +58,6 @@ def raced_paths(context: Context) -> Iterator[Finding]:
             context.victims,
             tuple(f"{name_ranks((e.rank,))}: {way_to_error(e.error_at)}" for e in failed),
         )
-
-
-def locked_files(context: Context) -> Iterator[Finding]:
-    """Ranks that wait for the lock on a file, while who holds it waits for them."""
-    same: dict[tuple[int, str], list[RankReport]] = {}
-    for e in context.case.ranks:
-        if e.blocked is not None and e.blocked.lacks is Lacks.FILE_LOCK:
-            for holder in context.graph.waits.get(e.rank, ()):
-                same.setdefault((holder, e.blocked.what), []).append(e)
-    for (holder, path), waiters in same.items():
-        ranks = tuple(e.rank for e in waiters)
-        if set(ranks) <= set(context.graph.stuck):
-            yield _locked_file(context, holder, path, ranks)
-
-
-def _locked_file(context: Context, holder: int, path: str, ranks: Ranks) -> Finding:
-    paths = [context.reports[rank].path for rank in ranks]
-    at = " and".join(dict.fromkeys(f" at {path[-1]}" for path in paths if path))
-    others = tuple(rank for rank in ranks if rank != holder)
-    again = f"waits for the lock on {path}{at}, and holds it itself, through another open file"
-    waits = "waits" if len(others) == 1 else "wait"
-    return Finding(
-        Category.FILESYSTEM,
-        (holder,),
-        f"holds the lock on {path} for which {name_ranks(others)} {waits}{at}; "
-        f"{context.standing((holder,))}"
-        if others
-        else again,
-        "Release the lock before a collective: let the others come to the collective first, or "
-        "lock nothing and let rank 0 do it while the others wait in dist.barrier().",
-        tuple(sorted({*context.victims, *others})),
-        tuple(
-            f"rank {rank}: {way_to_error(path)}"
-            for rank, path in zip(ranks, paths, strict=True)
-            if path
-        ),
-    )
 
 
 def read_too_early(context: Context) -> Iterator[Finding]:

@@ -387,25 +387,6 @@ PAGES: Mapping[Category, Page] = {
         "sampler.set_epoch(epoch) in each epoch; the same seed; num_replicas and rank of the job. "
         "In an IterableDataset: dist.get_rank() and torch.utils.data.get_worker_info().",
     ),
-    Category.GIL_DEADLOCK: Page(
-        _HANGS,
-        "Native code that a rank called waits, for a pipe, a lock, a device, and holds Python's "
-        "lock, the GIL, meanwhile: no other thread of that rank goes on.",
-        "The rank does not answer; of its threads some wake up again and again, as they do while "
-        "they wait for the GIL, and the others are asleep.",
-        "Call it so that the GIL is released: ctypes.CDLL, not PyDLL; Py_BEGIN_ALLOW_THREADS.",
-    ),
-    Category.LOCAL_DEADLOCK: Page(
-        _HANGS,
-        "A rank waits for a lock or a queue of its own, a future of its event loop, a process that "
-        "waits for it at a pipe, or a remote call (torch.distributed.rpc). What would have to go "
-        "on, another of its threads or tasks, or another worker, cannot.",
-        "All its threads wait for locks without a time limit, its event loop has no timer, no "
-        "connection and nothing left to run, or the process that it started is at a pipe of which "
-        "the rank has the other end; or a remote call that it runs waits, and no other is made.",
-        "Release locks, fill queues and set futures on every way out of a thread or task; read a "
-        "process's output while you wait for it (communicate()).",
-    ),
     Category.DATALOADER_DEADLOCK: Page(
         _HANGS,
         "A worker process of a DataLoader waits for a lock that was held when it was forked.",

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ddp_notebook.model import (
     HAS_FAILED,
     OWN_STORE,
     Activity,
-    Lacks,
     Place,
     RankReport,
     ThreadError,
     Worker,
+    by_value,
     cut,
+    verb,
     without_ports,
 )
 from ddp_notebook.state.fold import MISMATCH
@@ -24,6 +25,8 @@ IN_SETUP = ("store", "rendezvous", "process-group")
 
 STILL_S = 1.5
 """Seconds without running after which a worker that waits for a lock of its own is stuck."""
+LONG_STILL_S = 5.0
+"""Seconds after which it is said where a rank stands that uses no CPU time."""
 
 
 _MOST_CALLERS = 6
@@ -56,17 +59,7 @@ def works(e: RankReport) -> bool:
     """
     busy = e.activity is Activity.BUSY
     busy = busy or (e.activity is Activity.SILENT and e.process == "running")
-    held_up = e.polls_for or e.blocked or stuck_workers(e) or left_alone(e)
-    return busy and not held_up
-
-
-GIL_LONG_S = 20.0
-"""Native code that has waited for so long with the GIL held is taken to wait for ever."""
-
-
-def left_alone(e: RankReport) -> bool:
-    """True of a rank that waits for a lock which a thread of it had to release that raised."""
-    return e.locked and bool(e.in_threads)
+    return busy and not e.polls_for and not stuck_workers(e)
 
 
 def thread_words(error: ThreadError) -> str:
@@ -95,11 +88,7 @@ def evidence_of(e: RankReport) -> tuple[str, ...]:
             for w in e.workers
             if w.due
         ),
-        *(
-            f"it waits for the end of process {c.pid}, which it started and which is {c.state}"
-            + (f" and has not run for {c.still_s:.0f} s" if c.still_s >= STILL_S else "")
-            for c in e.children
-        ),
+        *((f"it has been in {e.doing} for {e.still_s:.0f} s",) if stands_still(e) else ()),
         *map(thread_words, e.in_threads),
     )
 
@@ -115,9 +104,27 @@ def where_busy(e: RankReport) -> str:
     """The words after "busy": where the rank is, or that it is too busy to answer."""
     if e.activity is Activity.SILENT:
         return f" and does not answer ({e.doing})" if e.doing else " and does not answer"
-    if e.children:
-        return f" with the processes that it started, in {e.doing}"
+    if stands_still(e):
+        return f", but uses no CPU time: it has been in {e.doing}"
     return f" in {e.doing}" if e.doing else ""
+
+
+def stands_still(e: RankReport) -> bool:
+    """Return whether a busy rank has been seen at one place for long, using no CPU time there.
+
+    It may wait for something of its own (a lock, a queue, a process, a time), which may or may not
+    come: it is waited for all the same, and the user sees where it is.
+    """
+    return e.activity is Activity.BUSY and e.still_s >= LONG_STILL_S and bool(e.doing)
+
+
+def standing(reports: Iterable[RankReport]) -> str:
+    """Return where ranks stand still, in words; empty where none does."""
+    places = {e.rank: (e.doing, round(e.still_s)) for e in reports if stands_still(e)}
+    return "; ".join(
+        f"{verb(ranks, 'has', 'have')} been in {place} for {seconds} s, using no CPU time"
+        for ranks, (place, seconds) in by_value(places)
+    )
 
 
 def raised_words(name: str, text: str, path: Sequence[Place], most: int) -> str:
@@ -153,28 +160,9 @@ def _failure(report: RankReport) -> str:
 def _busy(report: RankReport) -> str:
     if report.workers:
         return f"waits for a batch of its DataLoader ({report.doing})"
-    if report.children:
-        those = ", ".join(f"{c.pid} ({c.state})" for c in report.children)
-        return f"waits for the processes that it started, {those}: {report.doing}"
-    if report.blocked is not None:
-        return f"waits for {_LACKING[report.blocked.lacks]}: {report.doing}"
-    if left_alone(report):
-        return f"waits for ever ({report.doing}): {thread_words(report.in_threads[0])}"
+    if stands_still(report):
+        return f"has been in {report.doing} for {report.still_s:.0f} s, using no CPU time"
     return f"busy: {report.doing}" if report.doing else "busy"
-
-
-_LACKING = {
-    Lacks.LOCK: "a lock that none of its threads can release",
-    Lacks.PROCESS_LOCK: "a lock of multiprocessing's, and no process that it started is left",
-    Lacks.FILE_LOCK: "the lock on a file",
-    Lacks.FIFO: "another process that opens a FIFO",
-    Lacks.PIPE: "a process that waits for it at a pipe",
-    Lacks.EVENT: "an event that none of its tasks will bring",
-    Lacks.REMOTE_CALL: "a call of another rank (RPC)",
-    Lacks.SHUTDOWN: "the other workers in rpc.shutdown()",
-    Lacks.ANSWER: "the answer to its remote call (RPC)",
-    Lacks.OWN_CALLS: "other workers (RPC), while a call that it runs for one waits itself",
-}
 
 
 def doing(report: RankReport) -> str:

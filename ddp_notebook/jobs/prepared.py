@@ -19,7 +19,6 @@ from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
 from ddp_notebook.jobs import outside, records
 from ddp_notebook.jobs.records import CRASHES, DAMAGED, ORPHANED, Job, Process
 from ddp_notebook.jobs.verdict import AT_REST, Verdict, for_others, own_errors
-from ddp_notebook.launch.process_groups import waits_for_gil
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -105,17 +104,13 @@ def case_of(job: Job) -> Case:
         else _report(rank, job.processes.get(rank), answers.get(rank), alive)
         for rank in range(job.world_size)
     )
-    case = Case(
+    return Case(
         _with_splits(job, reports if alive else _ended_by_others(reports)),
         dict(first.told or {}),
         None if first.agents_store else 0,
         collectives=collectives_of(job),
         sources=files.sources(Path(first.script), first.wall_s),
     )
-    # That a rank does not answer is known of now alone: it is taken to last as others wait.
-    waited_s = max(_waited_s(case).values(), default=0.0)
-    ranks = (replace(e, gil_s=max(e.gil_s, waited_s)) if e.gil_s else e for e in case.ranks)
-    return replace(case, ranks=tuple(ranks))
 
 
 def _with_splits(job: Job, reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
@@ -170,11 +165,7 @@ def _report(
             why_not = f" as user {user}, and answers no other user"
         if (state := _state(pid)) == _STOPPED:
             return _stopped(rank, pid)
-        # A thread of the rank answers, and it needs the GIL as any other: a rank that runs and does
-        # not answer may have a main thread that blocks in C++ without releasing the GIL.
-        gil_s = ASK_TIMEOUT_S if answer is None and waits_for_gil(pid) else 0.0
-        doing = f"process {pid} runs{why_not}"
-        return RankReport(rank, doing=doing, process=state, pid=pid, gil_s=gil_s)
+        return RankReport(rank, doing=f"process {pid} runs{why_not}", process=state, pid=pid)
     return process.last_report(rank, others_run)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -130,10 +130,7 @@ class Process:
         return RankReport(rank, Activity.DEAD, path=path or last.path, exit_code=code)
 
     def _failed(self, last: RankReport, error: Mapping[str, Any]) -> RankReport:
-        failed = replace(last, activity=Activity.FAILED, **_raised(error, self.about.wall_s))
-        # By Ctrl-C, where it was blocked for ever: that may be why.
-        same = _lines(failed.error_at) == _lines(last.path)
-        return failed if same else replace(failed, blocked=None)
+        return replace(last, activity=Activity.FAILED, **_raised(error, self.about.wall_s))
 
     @property
     def _orphan(self) -> bool:
@@ -204,10 +201,6 @@ def _frames_of_main(text: str) -> tuple[Frame, ...] | None:
         elif frame := _FRAME.fullmatch(line):
             frames.get(thread, []).append(Frame(cut(frame[1], 1000), int(frame[2]), frame[3]))
     return tuple(frames.get(main, ())) if len(frames) > 1 or any(frames.values()) else None
-
-
-def _lines(path: Iterable[Place]) -> list[tuple[str, int]]:
-    return [(place.file, place.line) for place in path]
 
 
 def _raised(error: Mapping[str, Any], before_s: float) -> dict[str, Any]:

@@ -77,9 +77,9 @@ def _without_magics(finding: Finding) -> Finding:
     if not finding.commands:
         return finding
     # Rules are written for sessions, and their remedies name magics. None of these can act on a
-    # job of others: what remains is to correct the cause and to start the job again. Two remedies
-    # hold as they are: a stopped rank is resumed by a signal, and native code is to be changed.
-    kept = finding.category in (Category.STRAGGLER, Category.GIL_DEADLOCK)
+    # job of others: what remains is to correct the cause and to start the job again. But a
+    # stopped rank is resumed by a signal.
+    kept = finding.category is Category.STRAGGLER
     own = finding.remedy.partition(". ")[0] + "." if kept else _AGAIN
     return replace(finding, remedy=_AGAIN if "%ddp" in own else own, commands=())
 

@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 GRACE_S = 0.5
 """How long a process may take to end by itself before it is killed."""
@@ -31,55 +30,6 @@ def is_stopped(pid: int) -> bool:
         return stat_fields(Path("/proc", str(pid), "stat"))[0] == "T"
     except (OSError, IndexError):
         return False
-
-
-_GIL_WINDOW_S, _FEWEST_WAKES = 0.2, 10
-
-
-def waits_for_gil(pid: int) -> bool:
-    """Return True if threads of a Python process wait for the GIL, and no thread runs; Linux only.
-
-    Who waits for the GIL wakes up every few milliseconds, or as `sys.setswitchinterval` says. Who
-    holds it and runs uses CPU time, or would: then it is runnable.
-    """
-    before = _threads(pid)
-    time.sleep(_GIL_WINDOW_S)
-    after = _threads(pid)
-    if not before or before.keys() != after.keys():
-        return False
-    pairs = [(before[tid], after[tid]) for tid in after]
-    asleep = [then == now and now.state == "S" for then, now in pairs]
-    asking = [then.asks_until(now) for then, now in pairs]
-    most = max(now.sleeps - then.sleeps for then, now in pairs)
-    return any(asleep) and all(map(max, asleep, asking)) and most >= _FEWEST_WAKES
-
-
-class _Thread(NamedTuple):
-    state: str
-    sleeps: int
-    """How often it went to sleep by itself."""
-    ran_ns: int
-
-    def asks_until(self, now: _Thread) -> bool:
-        """Return True if it woke up meanwhile, and never for long."""
-        wakes = now.sleeps - self.sleeps
-        # Who asks for the GIL sleeps again at once; who gets it runs for a switch interval.
-        return 0 <= now.ran_ns - self.ran_ns < 250_000 * wakes
-
-
-def _threads(pid: int) -> dict[int, _Thread]:
-    """Return the threads of a process, by number; empty where it is gone or cannot be read."""
-    found = {}
-    try:
-        for path in Path("/proc", str(pid), "task").iterdir():
-            lines = (path / "status").read_text().splitlines()
-            fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-            ran_ns = int((path / "schedstat").read_text().split()[0])
-            sleeps = int(fields["voluntary_ctxt_switches"])
-            found[int(path.name)] = _Thread(fields["State"][:1], sleeps, ran_ns)
-    except (OSError, KeyError, ValueError, IndexError):
-        return {}
-    return found
 
 
 def parent(pid: int) -> int:

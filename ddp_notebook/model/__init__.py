@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _FILES = {
     "board": "Board BoardRow Role StackLocation",
     "case": (
-        "Activity Blocked Case Child GroupMade Lacks PipelinePart Probe RankReport ShardedUnit "
+        "Activity Case GroupMade PipelinePart Probe RankReport ShardedUnit "
         "StoreFile ThreadError Worker"
     ),
     "collectives": (

@@ -86,60 +86,6 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
-    """A process that the user's code started and that the main thread joins.
-
-    `state` is the system's, as text; `still_s` is for how many seconds no thread of it has been
-    seen to run.
-    """
-
-    pid: int
-    state: str = ""
-    still_s: float = 0.0
-
-
-class Lacks(StrEnum):
-    """What a rank waits for without torch, and without a limit."""
-
-    LOCK = "lock"
-    """A lock or a queue of this process; all threads of the user's wait for one."""
-    PROCESS_LOCK = "process-lock"
-    """A lock of multiprocessing's, while no process is left that this one has started."""
-    FILE_LOCK = "file-lock"
-    """A lock on a file, held by a process that the same parent started."""
-    FIFO = "fifo"
-    """Another process that opens a FIFO."""
-    PIPE = "pipe"
-    """The end of a process that waits for this one at a pipe."""
-    EVENT = "event"
-    """An event of asyncio: its event loop has no timer, no file and nothing left to run."""
-    REMOTE_CALL = "remote-call"
-    """A lock or an event that only a call of another rank can end (torch's RPC); none runs."""
-    SHUTDOWN = "shutdown"
-    """That the other workers call ``rpc.shutdown()``; no call of theirs runs here."""
-    ANSWER = "answer"
-    """The answer to a remote call (torch's RPC), while no call of another rank runs here."""
-    OWN_CALLS = "own-calls"
-    """The same or ``rpc.shutdown()``, while all calls of other ranks that run here wait without a
-    limit for a lock or an event: `threads` say where."""
-
-
-@dataclass(frozen=True, slots=True)
-class Blocked:
-    """What the main thread waits for outside of torch, where the rank cannot bring it itself.
-
-    `what` is the path, or the call, such as ``Queue.get()``; `holder` is the pid of the process
-    that has the lock, or is waited for; `threads` say where the rank's other threads, or the tasks
-    of its event loop, wait.
-    """
-
-    lacks: Lacks
-    what: str = ""
-    holder: int = 0
-    threads: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class ThreadError:
     """What ended a thread of a rank other than the main one; `path` are the user's lines."""
 
@@ -242,20 +188,16 @@ class RankReport:
     """A file that its own code waits for in a loop, and that does not exist."""
     workers: tuple[Worker, ...] = ()
     """Those of the DataLoader in which its main thread waits for a batch."""
-    children: tuple[Child, ...] = ()
-    """Processes that it started, and for whose end its main thread waits."""
+    joins: bool = False
+    """Its main thread waits for the end of processes that it started."""
+    still_s: float = 0.0
+    """For how many seconds it was seen at one place, where it used no CPU time."""
     in_threads: tuple[ThreadError, ...] = ()
     """What ended threads of it in this run."""
     handles: ThreadError | None = None
     """What its main thread has raised and not done with: it is in an `except` or a `finally`."""
-    blocked: Blocked | None = None
-    """What it waits for in its own code, if no thread of its own can bring it."""
     pid: int = 0
     """Its process, on its own host; 0 if unknown."""
-    at_rest: bool = False
-    """Besides the main thread no thread of the user's can go on."""
-    locked: bool = False
-    """Its main thread waits forever for a lock, and none of its threads runs the user's code."""
     probe: Probe = Probe()
     file: StoreFile = StoreFile()
     host: str = ""
@@ -275,9 +217,6 @@ class RankReport:
     """CPU time of its main thread so far."""
     process: str = ""
     """Of a rank that does not answer, the system's state: sleeping, stopped, …"""
-    gil_s: float = field(default=0.0, metadata=OMIT_DEFAULT)
-    """How long it has not answered, where that is since its threads wait for the GIL, and none
-    runs that could release it."""
     cannot_answer: str = field(default="", metadata=OMIT_DEFAULT)
     """The error that its report failed with."""
     exit_code: int | None = None
@@ -306,8 +245,6 @@ class RankReport:
     """The number of the collective in which its main thread waits, where it is known which."""
     key: str = ""
     """The key of a store that it waits for, and that no rank has set."""
-    key_test: str = ""
-    """What its own loop checks of that key, such as its value. Empty if any value suffices."""
     keys_set: tuple[str, ...] = ()
     """The keys that it has set itself in this run, the last ones."""
     run: int = 0

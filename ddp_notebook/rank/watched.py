@@ -17,11 +17,11 @@ from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.inspect.data_workers import DataWorkers
 from ddp_notebook.rank.inspect.frames import UserCode
-from ddp_notebook.rank.inspect.reachability import Resolver
 from ddp_notebook.rank.inspect.store_keys import StoreKeys
 from ddp_notebook.rank.main_thread import MainThread
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.own_stores import OwnStores
+from ddp_notebook.rank.setup.reachability import Resolver
 from ddp_notebook.rank.setup.rendezvous import InitCalls
 from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.setup.subgroups import Subgroups

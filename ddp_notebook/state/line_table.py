@@ -42,12 +42,8 @@ class StoppedFile:
 def line_table(
     stops: Mapping[int, LineStopped],
     others: StepTable,
-    partings: Mapping[tuple[str, int], str],
 ) -> StepTable:
-    """The table of `stops`, and of the ranks of `others` without one.
-
-    `partings` says by file and line why its ranks are not where most ranks are.
-    """
+    """The table of `stops`, and of the ranks of `others` without one."""
     issued = {rank: row.passed for row in others.rows for rank in row.ranks}
     rows = []
     names = names_of(stop.file for stop in stops.values())
@@ -60,7 +56,7 @@ def line_table(
         left = tuple(rank for rank in row.ranks if rank not in stops)
         if left:
             rows.append(replace(row, ranks=left, text=f"{row.text}{_limit(row)}"))
-    title = f"Paused: {_title(stops, partings, names)}."
+    title = f"Paused: {_title(stops, names)}."
     return StepTable(title, tuple(rows), next_call=_NEXT, details=_source(stops))
 
 
@@ -129,7 +125,6 @@ def _is_cell(file: str) -> bool:
 
 def _title(
     stops: Mapping[int, LineStopped],
-    partings: Mapping[tuple[str, int], str],
     names: Mapping[str, str],
 ) -> str:
     parts, before = [], ""
@@ -138,8 +133,7 @@ def _title(
         if file == before:
             where = f"line {line}" if _is_cell(file) else f":{line}"
         before = file
-        why = partings.get((file, line), "")
-        parts.append(f"{name_ranks(ranks)} at {where}{f' ({why})' if why else ''}")
+        parts.append(f"{name_ranks(ranks)} at {where}")
     return "; ".join(parts)
 
 

@@ -323,48 +323,6 @@ KINDS: dict[str, tuple[str, tuple[int, ...] | None, str]] = {
         dist.barrier()
         """,
     ),
-    "a queue that no thread fills any more": (
-        "local-deadlock",
-        (1,),
-        """
-        import queue, threading
-        batches, over = queue.Queue(), threading.Event()
-        if rank == 1:
-            threading.Thread(target=over.wait, name="loader", daemon=True).start()
-            batches.get()
-        dist.barrier()
-        """,
-    ),
-    "a lock on a file whose holder waits in a barrier": (
-        "filesystem",
-        (2,),
-        """
-        import fcntl, os, tempfile
-        path = [tempfile.mkstemp()[1]]
-        dist.broadcast_object_list(path, src=2)
-        with open(path[0]) as held:
-            if rank == 2:
-                fcntl.flock(held, fcntl.LOCK_EX)
-            dist.barrier()
-            if rank == 2:
-                os.unlink(path[0])
-            else:
-                fcntl.flock(held, fcntl.LOCK_EX)
-            dist.barrier()
-        """,
-    ),
-    "a process that waits for what its rank must read": (
-        "local-deadlock",
-        (0,),
-        """
-        import subprocess
-        if rank == 0:
-            writes = subprocess.Popen(["head", "-c", "1000000", "/dev/zero"], stdout=-1)
-            with writes.stdout:
-                writes.wait()
-        dist.barrier()
-        """,
-    ),
     "two threads that use one group at once": (
         "mismatched-order",
         (0, 1, 2),

@@ -46,14 +46,6 @@ STUCK = {
         DATA.format(item="with lock: pass", before="lock.acquire()", options=""),
         (0, 1),
     ),
-    "a lock that processes share": (
-        DATA.format(
-            item="with shared: pass",
-            before="shared = torch.multiprocessing.Lock()\nif rank == 1: shared.acquire()",
-            options="",
-        ),
-        (1,),
-    ),
     "a pool of threads that did not come along": (
         DATA.format(
             item="pool.submit(time.time).result() if rank == 0 else None", before="", options=""

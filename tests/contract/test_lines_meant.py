@@ -24,21 +24,6 @@ def nothing_set(ranks2: Session) -> Iterator[None]:
         ranks2.abort()
 
 
-def test_a_rank_that_was_stepped_further_is_ahead_and_no_test_has_parted_it(
-    ranks2: Session,
-) -> None:
-    ranks2.run_cell("go = True\nif go:\n    breakpoint()\nx = 1\ny = 2\n")
-    title = ranks2.step((0,)).title
-    assert "rank 1" in title and "(" not in title.replace("(ahead)", "").replace("(behind)", "")
-    assert ("ahead" in title) != ("behind" in title)
-    assert "(" not in ranks2.step((1,)).title
-    ranks2.step(to="end")
-    ranks2.run_cell("breakpoint()\nif rank == 1:\n    x = 1\nelse:\n    x = 2\ny = 2\n")
-    ranks2.step()
-    assert "other branch: `" in ranks2.step().title
-    ranks2.step(to="end")
-
-
 def test_a_line_that_ranks_end_without_is_said_not_to_be_reached(ranks2: Session) -> None:
     ranks2.run_cell("breakpoint()\nif rank == 0:\n    x = 1\ny = 2\n")
     assert ranks2.step(to="4").title.endswith("Rank 1 did not reach line 4.")

@@ -350,96 +350,6 @@ def test_a_handler_of_ended_children_does_not_end_what_shows_an_error(
     assert "Bad: the users own words" in shown and "a worker was killed" not in shown
 
 
-AWAITS = """
-import asyncio, os, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-
-async def collect(rank):
-    done = asyncio.get_running_loop().create_future()
-    if rank == 0:
-        done.set_result(1)
-    return await done
-
-asyncio.run(collect(int(os.environ["RANK"])))
-dist.barrier()
-"""
-
-
-def test_a_rank_whose_event_loop_has_nothing_left_to_run_is_not_taken_for_busy(
-    ranks2: Session, tmp_path: Path
-) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(AWAITS)
-    stuck = ranks2.run_script(str(path)).error
-    assert isinstance(stuck, Stuck)
-    (finding,) = stuck.diagnosis.findings
-    assert (finding.category, finding.ranks) == (Category.LOCAL_DEADLOCK, (1,))
-    assert any("'Task-1' waits at train.py:9" in line for line in finding.evidence), finding
-
-
-SERVES = """
-import os, threading
-import torch.distributed.rpc as rpc
-
-told = threading.Event()
-def add(a, b): return a + b
-
-rank = int(os.environ["RANK"])
-os.environ["MASTER_PORT"] = os.environ["RPC_PORT"]
-rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
-if rank == 0:
-    assert rpc.rpc_sync("worker1", add, (1, 2)) == 3
-else:
-    told.wait()
-rpc.shutdown()
-"""
-
-
-def test_a_worker_that_waits_for_a_remote_call_while_the_other_shuts_down_is_told(
-    ranks2: Session, tmp_path: Path
-) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(SERVES.replace('os.environ["RPC_PORT"]', repr(str(free_port("127.0.0.1")))))
-    stuck = ranks2.run_script(str(path), store="rank0").error
-    assert isinstance(stuck, Stuck)
-    (finding,) = stuck.diagnosis.findings
-    assert (finding.category, finding.ranks) == (Category.LOCAL_DEADLOCK, (1,))
-    assert "rank 0 is in rpc.shutdown()" in finding.cause
-
-
-SERVES_A_CALL_THAT_WAITS = """
-import os, threading
-import torch.distributed.rpc as rpc
-
-fresh = threading.Event()
-def pull():
-    fresh.wait()
-    return 3
-
-def push(): fresh.set()
-
-rank = int(os.environ["RANK"])
-os.environ["MASTER_PORT"] = os.environ["RPC_PORT"]
-rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
-if rank == 0:
-    value = rpc.rpc_sync("worker1", pull)
-    rpc.rpc_sync("worker1", push)
-rpc.shutdown()
-"""
-
-
-def test_a_remote_call_that_waits_for_a_later_one_is_told(ranks2: Session, tmp_path: Path) -> None:
-    path = tmp_path / "train.py"
-    text = SERVES_A_CALL_THAT_WAITS
-    port = repr(str(free_port("127.0.0.1")))
-    path.write_text(text.replace('os.environ["RPC_PORT"]', port))
-    stuck = ranks2.run_script(str(path), store="rank0").error
-    assert isinstance(stuck, Stuck)
-    (finding,) = stuck.diagnosis.findings
-    assert (finding.category, finding.ranks) == (Category.LOCAL_DEADLOCK, (1,))
-    assert "(a call waits at train.py:7)" in finding.cause
-
-
 HOLDS_A_LOCK_AND_ENDS = """
 import multiprocessing as mp, os, time
 import torch, torch.distributed as dist
@@ -459,18 +369,6 @@ if dist.get_rank() == 1:
     with lock: print("never")
 dist.all_reduce(torch.ones(1))
 """
-
-
-def test_a_lock_of_a_process_that_ended_with_it_is_waited_for_for_ever(
-    ranks2: Session, tmp_path: Path
-) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(HOLDS_A_LOCK_AND_ENDS.replace("{lives}", "False"))
-    stuck = ranks2.run_script(str(path), store="rank0").error
-    assert isinstance(stuck, Stuck)
-    (finding,) = stuck.diagnosis.findings
-    assert (finding.category, finding.ranks) == (Category.LOCAL_DEADLOCK, (1,))
-    assert "a lock of multiprocessing's that no process can release" in finding.cause
 
 
 def test_a_lock_of_a_process_that_lives_is_no_deadlock(ranks2: Session, tmp_path: Path) -> None:

@@ -137,14 +137,6 @@ def test_of_a_rank_that_dies_after_a_hang_was_freed_its_death_is_told_first(rank
     assert [f.ranks for f in ranks.why().findings] == [(0,)]
 
 
-IN_A_THREAD = """\
-import queue, threading
-ready = queue.Queue()
-def load():
-    ready.put([2.0, 1.0]['rank 1' if rank == 1 else 0])
-thread = threading.Thread(target=load, name='loader'); thread.start()
-x = torch.tensor(ready.get())
-dist.all_reduce(x)"""
 BESIDE = """\
 import threading
 def report():
@@ -160,14 +152,7 @@ if rank == 1:
 dist.barrier()"""
 
 
-def test_a_thread_that_raises_on_one_rank_is_named_where_its_main_thread_waits_for_it(
-    ranks: Any,
-) -> None:
-    (finding,) = stuck(ranks, IN_A_THREAD).findings
-    assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1,))
-    assert "'loader' raised TypeError: list indices must be integers" in finding.cause
-    assert "cell 7:5 in load" in finding.cause and finding.waiting == (0, 2)
-    ranks.abort()
+def test_a_thread_that_raises_and_that_nobody_waits_for_is_no_mistake(ranks: Any) -> None:
     assert ranks.run_cell(BESIDE).error is None
     assert not ranks.why().findings, "nobody waits for that thread"
 
@@ -196,8 +181,9 @@ store = dist.distributed_c10d._get_default_store()
 store.set(f'done/{rank + (rank == 2)}', '1')
 store.wait([f'done/{r}' for r in range(3)])"""
     (finding,) = stuck(ranks, source).findings
-    assert (finding.category, finding.ranks) == (Category.UNSET_KEY, (2,))
+    assert (finding.category, finding.ranks) == (Category.UNSET_KEY, (0, 1, 2))
     assert "'done/2', which no rank has set" in finding.cause
+    assert "rank 2 has set 'done/3'" in finding.evidence
     ranks.abort()
     late = """\
 import time
@@ -211,18 +197,31 @@ while not store.check(['there']):
     assert not ranks.why().findings
 
 
-def test_of_processes_that_a_rank_started_and_waits_for_it_is_told_what_they_do(
+def test_of_a_rank_that_waits_for_a_process_of_its_own_it_is_told_where_it_stands(
     ranks: Any,
 ) -> None:
     ranks.run_cell(STARTED, detach=True)
 
     def waits() -> Any:
-        """What is found of rank 1, once its process has started and is looked at."""
+        """What is found of rank 1, once it has stood there for some seconds."""
         told = [f for f in ranks.why().findings if f.ranks == (1,)]
-        return next((f for f in told if "which it started and which is" in str(f.evidence)), None)
+        return next(
+            (f for f in told if "it has been in ForkProcess.join (cell " in str(f.evidence)), None
+        )
 
     told = eventually(waits, 20, "it waits")
     assert told.passing
+    ranks.abort()
+
+
+def test_where_ranks_stand_that_wait_for_nothing_of_others_is_told_while_they_run(
+    ranks: Any,
+) -> None:
+    ranks.run_cell("import queue\nqueue.Queue().get()", detach=True)
+    run = ranks.runs[-1].run
+    eventually(lambda: "ranks 0-2 have been in Queue.get (cell " in run.waits_for, 30)
+    assert not ranks.why().findings and not run.done, "something of theirs may still come"
+    assert "has been in Queue.get" in (ranks.why().doing or {})[1]
     ranks.abort()
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from collective_cases import DDP, SKIP, Program, found, lost, refuse, refused, same, the_one
 from traces import (
-    BUSY,
     DESTROYED,
     all_reduce,
     backward,
@@ -23,7 +22,7 @@ from traces import (
 )
 
 from ddp_notebook.diagnosis import diagnose_run
-from ddp_notebook.model import Activity, Case, Category, Collective, GroupMade, RankReport
+from ddp_notebook.model import Case, Category, GroupMade
 
 EPOCHS = """
 for epoch in range(9):
@@ -81,21 +80,6 @@ def test_a_rank_that_comes_again_as_the_others_do_has_done_nothing_wrong() -> No
     # and what goes wrong later is told as ever
     case = play(same(3, [usual, all_reduce(12)], r1=[refused(odd), usual]))
     assert found(case, {"train.py": "\n" * 20}) == [("early-exit", (1,))]
-
-
-def test_a_rank_that_goes_on_after_a_refusal_is_told_of_what_it_brought_there() -> None:
-    step, odd = all_reduce(9, shape=(8,)), all_reduce(9, shape=(5,))
-    code = "import torch\n" * 6 + "for x in data:\n    try:\n        dist.all_reduce(x)\n"
-    code += "    except RuntimeError:\n        continue\n"
-    # What it issued next met the others': it is one short only at the end.
-    case = play(same(3, [step] * 4, r1=[step, refused(odd), step, step]))
-    finding = the_one(case, {"train.py": code})
-    assert (finding.category, finding.ranks) == (Category.SHAPE_MISMATCH, (1,))
-    assert finding.waiting == (0, 2)
-    assert "rank 1 was refused all_reduce at train.py:9 and continued without it" in finding.cause
-    # What it brought next was refused too: the first is what is told.
-    case = play(same(3, [step, barrier(12)], r1=[refused(odd), refused(barrier(12))]))
-    assert found(refuse(case, 1, "not sent")) == [("shape-mismatch", (1,))]
 
 
 def test_a_rank_that_comes_again_where_another_was_refused_for_its_sake() -> None:
@@ -224,25 +208,6 @@ def test_a_tag_that_differs() -> None:
     assert "tags differ" in finding.cause
 
 
-@pytest.mark.parametrize(("operation", "culprit"), [("send", 2), ("recv", 3)])
-def test_of_tags_that_differ_the_one_that_no_other_rank_has_in_that_turn_is_wrong(
-    operation: str, culprit: int
-) -> None:
-    def hops(rank: int) -> list[Collective]:
-        right, left = (rank + 1) % 4, (rank - 1) % 4
-        tags = [(hop, hop) for hop in range(3)]
-        if rank == culprit:
-            tags[1] = (9, 1) if operation == "send" else (1, 9)
-        turns = (
-            (message("send", right, 5, tag=sent), message("recv", left, 6, tag=got))
-            for sent, got in tags
-        )
-        return [each for turn in turns for each in turn[:: -1 if rank % 2 else 1]]
-
-    (first, *_) = found(play({rank: hops(rank) for rank in range(4)}))
-    assert first == ("p2p-mismatch", (culprit,))
-
-
 def test_a_message_of_another_size() -> None:
     case = play({0: [message("send", 1, 5, shape=(8,))], 1: [message("recv", 0, 6, shape=(4,))]})
     finding = the_one(case)
@@ -331,27 +296,6 @@ def test_a_majority_that_an_unseen_rank_could_undo_names_no_minority() -> None:
     assert all_seen.ranks == (1,)
 
 
-def test_new_group_that_not_all_ranks_call() -> None:
-    case = play({0: [], 1: [], 2: [all_reduce(9)]})
-    making = RankReport(
-        0, Activity.WAITING, "process-group", entered=1, left=1, initialized=True, path=places(7)
-    )
-    inside = tuple(replace(making, rank=rank) for rank in (0, 1))
-    case = replace(case, ranks=(*inside, case.ranks[2]))
-    finding = the_one(case)
-    assert (finding.category, finding.ranks) == (Category.SUBGROUP_MISUSE, (2,))
-    assert finding.sentence.startswith(
-        "Rank 2 is not in new_group at train.py:7, in which ranks 0-1 wait for it; it is in all_"
-    )
-    in_a_cell = tuple(replace(each, entered=0, left=0) for each in inside)
-    again = the_one(replace(case, ranks=(*in_a_cell, case.ranks[2])))
-    assert again.cause == finding.cause, "the group may be of an earlier cell"
-    everyone = replace(case, ranks=(*inside, replace(making, rank=2)))
-    assert found(everyone) == []
-    coming = replace(case, ranks=(*inside, replace(BUSY, rank=2)))
-    assert found(coming) == []
-
-
 # -- DDP -----------------------------------------------------------------------------------
 
 
@@ -408,34 +352,7 @@ def test_join_may_pair_other_lines() -> None:
     assert found(case) == []
 
 
-def test_a_message_more_than_its_sender_has_sent_is_counted() -> None:
-    end = barrier(9)
-    sends, receives = [message("send", 1, 4)] * 3, [message("recv", 0, 6)] * 4
-    finding = the_one(play({0: [*sends, end], 1: [*receives, end]}))
-    assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (0, 1))
-    assert finding.cause.startswith("rank 1 waits for message 4 of rank 0, which has sent 3:")
-
-
 # -- refusals that the code catches ----------------------------------------------------------
-
-CAUGHT = """
-for x in loader:
-    try:
-        net(x).backward()
-    except Exception:
-        continue
-dist.barrier()
-"""
-
-
-def test_a_refused_backward_that_all_catch_is_told_though_the_run_ends_well() -> None:
-    step, end = backward(4), barrier(7)
-    program = [*DDP, step, step, refused(step), end]
-    case = play(same(3, program, r2=[*DDP, step, step, end]))
-    finding = the_one(case, {"train.py": CAUGHT})
-    assert finding.ranks == (2,) and finding.waiting == ()
-    assert finding.category in (Category.UNEVEN_INPUTS, Category.DIVERGENT_CONTROL_FLOW)
-    assert any("was caught" in line for line in finding.evidence)
 
 
 def test_a_refused_collective_that_is_called_again_in_its_place_is_no_mistake() -> None:

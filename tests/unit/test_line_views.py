@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from ddp_notebook.diagnosis.partings import Passed, partings
 from ddp_notebook.model import (
     Frame,
     LineStopped,
@@ -52,7 +51,7 @@ def test_what_gives_up_although_others_are_paused_says_when() -> None:
 
     def told(limit_s: float, since_s: float) -> str:
         row = StepRow((1,), "0 issued", "waiting", "barrier", (0,), since_s, limit_s)
-        return line_table({0: stop}, StepTable("", (row,)), {}).rows[-1].text
+        return line_table({0: stop}, StepTable("", (row,))).rows[-1].text
 
     assert told(0.0, 3.0) == "barrier"
     assert told(5.0, 3.0) == "barrier; its group's timeout (5 s) ends it in 2 s"
@@ -91,31 +90,6 @@ def test_a_line_of_a_cell_is_found_in_its_new_version(
     after: str, line: int, now: int | None
 ) -> None:
     assert moved(CELL, line, after) == now
-
-
-def stops(**lines: int) -> dict[int, LineStopped]:
-    return {
-        int(rank[1:]): LineStopped(
-            rank=int(rank[1:]), cell=1, stop=1, file="cell 1", line=line, function="f"
-        )
-        for rank, line in lines.items()
-    }
-
-
-def test_who_has_passed_where_most_are_is_ahead_and_is_not_in_another_branch() -> None:
-    source = "def f():\n    if go:\n        a = 1\n    else:\n        a = 2\n    return a\n"
-    passed, place = Passed(), ("cell 1", 6)
-    for at in (stops(r0=2, r1=2, r2=2), stops(r0=3, r1=3, r2=3), stops(r0=3, r1=3, r2=6)):
-        passed.add(at)
-    assert partings(at, passed, lambda _: source) == {place: "ahead"}
-    behind = stops(r0=6, r1=3, r2=6)
-    passed.add(behind)
-    assert partings(behind, passed, lambda _: source) == {("cell 1", 3): "behind"}
-    passed.add(stops(r0=2, r1=2, r2=2))
-    parted = stops(r0=3, r1=3, r2=5)
-    passed.add(parted)
-    (why,) = partings(parted, passed, lambda _: source).values()
-    assert why.startswith("other branch: `")
 
 
 def test_files_of_one_name_are_shown_with_their_folders() -> None:

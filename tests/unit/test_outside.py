@@ -109,15 +109,6 @@ def hangs(script: str) -> dict[int, Any]:
     return {0: waits(script, BARRIER, "barrier"), 1: backward(script), 2: backward(script)}
 
 
-def test_a_conditional_collective_is_told_from_stacks_that_stand_still(script: str) -> None:
-    verdict = seen(hangs(script)).verdict()
-    (finding,) = verdict.diagnosis.findings
-    assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
-    assert "if rank == 0" in finding.cause and "train.py:8" in finding.cause
-    assert "by py-spy" in verdict.basis and verdict.outcome is Outcome.FINDING
-    assert "collective 0" not in str(finding), "stacks do not tell which number it has"
-
-
 @pytest.mark.parametrize(
     "later",
     [
@@ -180,26 +171,6 @@ def test_a_rank_that_waits_for_its_gpu_in_backward_is_not_said_to_wait_for_other
 ) -> None:
     on_gpu = Used("S", 100, {}, cuda=True)
     assert not found(seen(hangs(script), used=(on_gpu, on_gpu)))
-
-
-def test_two_ranks_that_both_send_first_are_told_and_a_pair_that_fits_is_not(script: str) -> None:
-    sends = {r: waits(script, SEND, "send", dst=str(1 - r)) for r in (0, 1)}
-    assert found(seen(sends)) == [(Category.P2P_MISMATCH, (0, 1))]
-    assert not found(seen({**sends, 1: waits(script, RECV, "recv", src="0")}))
-
-
-def test_a_rank_that_ended_well_is_known_from_the_launcher_alone(script: str) -> None:
-    left = {0: waits(script, ALL_REDUCE, "all_reduce"), 2: waits(script, ALL_REDUCE, "all_reduce")}
-    later = SCRIPT.replace("    if rank == 0:\n        dist.barrier()\n", "\n\n")
-    Path(script).write_text(later.partition("if rank == 1")[0])
-    assert found(seen(left, size=3)) == [(Category.MISSING_DESTROY, (1,))]
-    # A function with a collective that only rank 0 calls may have met another one before.
-    late = later.replace("rank = dist.get_rank()", "def save():\n  dist.barrier()")
-    shifted = late.replace("    loss.backward()", "if rank == 0: save()")
-    Path(script).write_text(shifted.partition("if rank == 1")[0])
-    assert not seen(left, size=3).verdict().diagnosis.findings
-    # torchrun ends its ranks, since one failed: how that one ended is not known.
-    assert not seen(left, size=3, launcher=ENDS).verdict().diagnosis.findings
 
 
 def set_up(script: str, where: str, file: str, **given: str) -> tuple[Thread, ...]:

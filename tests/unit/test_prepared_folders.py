@@ -27,12 +27,9 @@ from ddp_notebook.jobs.records import Process
 from ddp_notebook.jobs.verdict import Outcome
 from ddp_notebook.model import (
     Activity,
-    Blocked,
     Case,
-    Category,
     Collective,
     Collectives,
-    Lacks,
     Phase,
     Place,
     RankReport,
@@ -412,28 +409,6 @@ def test_a_rank_that_was_killed_while_it_was_busy_is_not_said_to_be_busy() -> No
     verdict = prepared.why(job)
     assert verdict.outcome is Outcome.UNDECIDED
     assert "rank 1 ended by a signal, a crash or os._exit()" in verdict.diagnosis.unsure
-
-
-@pytest.mark.parametrize(("line", "blames"), [(9, True), (12, False)])
-def test_a_rank_that_ctrl_c_ended_where_it_was_blocked_for_ever_is_named(
-    line: int, blames: bool
-) -> None:
-    """The hang is there before the interrupt; one that had gone on since then was not blocked."""
-    for rank in (0, 1):
-        folder = job_folder.make(about(rank, pid=2**22 + rank))
-        assert folder is not None
-        blocked = Blocked(Lacks.LOCK) if rank else None
-        report = RankReport(rank, path=(Place("train.py", 9),), initialized=True, blocked=blocked)
-        job_folder.write(folder / "report.json", {"counts": [0], "report": codec.encode(report)})
-        error = {"type": "KeyboardInterrupt", "text": "", "frames": [("/train.py", line, "", "")]}
-        job_folder.write(folder / "end.json", {"error": error})
-    (job,) = records.jobs()
-
-    findings = prepared.why(job).diagnosis.findings
-
-    assert [(each.category, each.ranks) for each in findings] == (
-        [(Category.LOCAL_DEADLOCK, (1,))] if blames else []
-    )
 
 
 LOST = "[…/pair.cc:553] Connection closed by peer [127.0.0.1]:31377."

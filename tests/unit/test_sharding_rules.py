@@ -66,13 +66,6 @@ def test_tensors_that_one_rank_places_in_another_way_are_told() -> None:
     assert (finding.category, finding.ranks) == ("sharding-mismatch", (0, 1))
 
 
-def test_gradients_that_one_rank_reduces_and_another_gathers_on_are_told() -> None:
-    off = units("", "blocks.0", "blocks.1", syncs=False)
-    finding = first_of(sharded(stuck(), WHOLE, WHOLE, off))
-    assert (finding.category, finding.ranks) == ("no-sync-misuse", (2,))
-    assert "(ranks 0-1: on; rank 2: off)" in finding.cause
-
-
 def test_ranks_that_are_further_stages_of_a_pipeline_or_well_are_left_alone() -> None:
     step = [gather(8), scatter(4)]
     off = units("", "blocks.0", "blocks.1", syncs=False)

@@ -20,6 +20,7 @@ from ddp_notebook.model import (
 from ddp_notebook.session.runs.stall_detector import (
     LOOK_AFTER_S,
     LOOK_EVERY_S,
+    NONE_COMES_AFTER_S,
     RESTLESS_FOR_S,
     UNDECIDED_AFTER_S,
     StallDetector,
@@ -222,6 +223,19 @@ def test_any_change_begins_the_stillness_anew(moved: RankReport) -> None:
 def test_while_a_rank_works_or_is_held_a_stillness_is_nothing(activity: Activity) -> None:
     watch = Watch(waiting(0), RankReport(1, activity, doing="x"), waiting(2))
     assert watch.pass_s(5 * UNDECIDED_AFTER_S) is None
+
+
+def test_where_none_of_those_that_others_wait_for_can_come_it_is_shown_within_seconds() -> None:
+    """Ranks 0 and 1 make a group that rank 2, which has finished, does not make."""
+    done = replace(idle(2), entered=1, left=1, initialized=True)
+    making = replace(done, activity=Activity.WAITING, inside="process-group")
+    inside = (replace(making, rank=0), replace(making, rank=1))
+    watch = Watch(*inside, done)
+    assert said(watch.pass_s(NONE_COMES_AFTER_S + 2)) == (Category.UNDECIDED, ())
+    for may_come in (busy(2), replace(done, activity=Activity.SILENT)):
+        assert Watch(*inside, may_come).pass_s(NONE_COMES_AFTER_S + 2) is None
+    runs = replace(making, rank=1, runnable=True)
+    assert Watch(inside[0], runs, done).pass_s(NONE_COMES_AFTER_S + 2) is None
 
 
 def test_a_rank_that_answers_nothing_and_uses_no_cpu_is_named() -> None:

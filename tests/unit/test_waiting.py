@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import inspect
-import os
-import signal
-import subprocess
+import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
-from types import FrameType, FunctionType
+from types import FunctionType
 
-import filelock
 import pytest
 import torch
 import torch.distributed as dist
 from support import eventually
 
 from ddp_notebook.rank.collectives import observer
-from ddp_notebook.rank.inspect import blocked, frames, store_keys, waiting
+from ddp_notebook.rank.inspect import frames, process, store_keys, waiting
 
 
 @contextmanager
@@ -42,19 +38,6 @@ def waits_for(thread: threading.Thread) -> threading.Thread | None:
     current = sys._current_frames()
     stack = frames.frames_of(current.get(thread.ident or 0))
     return waiting._waits_for_thread(stack, current)
-
-
-def test_a_thread_that_waits_for_a_lock_of_the_users_does_not_wait_in_torch() -> None:
-    lock = threading.Lock()
-    lock.acquire()
-    with running(lock.acquire) as thread:
-        eventually(lambda: blocked.in_torch(thread.native_id or 0) is False, 10, "it waits")
-        lock.release()
-
-
-def test_of_a_thread_that_runs_or_is_gone_it_is_not_known_where_it_waits() -> None:
-    assert blocked.in_torch(os.getpid()) is None
-    assert blocked.in_torch(2**22 + 1) is None
 
 
 def test_who_joins_a_thread_is_held_up_by_it() -> None:
@@ -199,137 +182,54 @@ def test_who_waits_for_a_thread_of_autograds_waits_for_its_collective() -> None:
 def test_who_waits_for_a_computation_of_autograds_does_not() -> None:
     ended = threading.Event()
     with running(partial(in_backward, ended.wait, deep=70)) as thread:
-        eventually(lambda: blocked.in_torch(thread.native_id or 0), 10, "it waits")
+        eventually(lambda: frames_in(thread, "_engine_run_backward"), 10, "it waits")
         with running(partial(OBSERVED["observed"], ended.wait)) as other:
             eventually(lambda: frames_in(other, "observed"), 10, "a thread of the user's waits")
             assert record_of_engine(thread) is None
             ended.set()
 
 
-# -- what a rank waits for in its own code --------------------------------------------------
+# -- where a rank stands ---------------------------------------------------------------------
 
 
-def test_the_file_for_whose_lock_a_thread_waits_and_who_holds_it(tmp_path: Path) -> None:
-    path = tmp_path / "cache.lock"
-    with path.open("w") as held, path.open("w") as wanted:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with running(lambda: fcntl.flock(wanted, fcntl.LOCK_EX)) as thread:
-            native_id = thread.native_id or 0
-            told = eventually(lambda: blocked.file_lock(native_id), 10, "it waits")
-            assert told and Path(told).readlink() == path
-            path.unlink()
-            assert blocked.holder(told) == os.getpid(), "also of a file that was deleted"
-            fcntl.flock(held, fcntl.LOCK_UN)
-    assert blocked.file_lock(os.getpid()) == ""
-    path.touch()
-    assert blocked.holder(str(path)) == blocked.holder(str(tmp_path / "none")) == 0
+def test_a_wait_without_a_limit_is_told_from_one_that_ends_by_itself() -> None:
+    def without_limit(thread: threading.Thread) -> bool:
+        return waiting._waits_without_limit(
+            frames.frames_of(sys._current_frames().get(thread.ident or 0))
+        )
+
+    box: queue.Queue[int] = queue.Queue()
+    with running(box.get) as for_ever, running(lambda: box.get(timeout=60)) as a_while:
+        eventually(lambda: without_limit(for_ever), 10, "it waits")
+        eventually(lambda: frames_in(a_while, "wait"), 10, "the other waits, too")
+        assert not without_limit(a_while)
+        box.put(1)
+        box.put(2)
 
 
-def test_a_lock_that_is_asked_for_again_and_again_is_waited_for_unless_for_a_time(
-    tmp_path: Path,
-) -> None:
-    path = str(tmp_path / "hub.lock")
-
-    def asks(thread: threading.Thread) -> str:
-        current = sys._current_frames().get(thread.ident or 0)
-        return waiting._polled_lock(frames.frames_of(current))
-
-    def ask(timeout_s: float) -> None:
-        with contextlib.suppress(filelock.Timeout):
-            filelock.FileLock(path).acquire(timeout_s).lock.release()
-
-    with filelock.FileLock(path) as held:
-        assert blocked.holder(path) == os.getpid()
-        with running(partial(ask, -1)) as ever, running(partial(ask, 60)) as a_while:
-            eventually(lambda: asks(ever) == path, 10, "it waits")
-            eventually(lambda: frames_in(a_while, "acquire"), 10, "the other asks too")
-            assert asks(a_while) == ""
-            held.release()
+def test_who_is_blocked_stands_still_until_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, main_s, all_s = 10.0, 3.0, 5.0
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(waiting.time, "process_time", lambda: all_s)
+    monkeypatch.setattr(waiting, "main_cpu_s", lambda: main_s)
+    stillness = waiting.Stillness()
+    here = waiting.Awaited(threading.main_thread(), sys._getframe(), 7)
+    assert stillness.look(here) == 0.0
+    now_s = 14.0
+    assert stillness.look(here) == 4.0
+    assert stillness.look(replace(here, instruction=9)) == 0.0
+    now_s, all_s = 18.0, 5.2
+    assert stillness.look(replace(here, instruction=9)) == 4.0, "others answered questions"
+    main_s = 3.000001
+    assert stillness.look(replace(here, instruction=9)) == 0.0
+    now_s, all_s = 19.0, 5.5
+    assert stillness.look(replace(here, instruction=9)) == 0.0, "another thread works"
 
 
-def test_who_opens_a_fifo_waits_for_another_process_at_it(tmp_path: Path) -> None:
-    path = tmp_path / "orders"
-    os.mkfifo(path)
-    with running(lambda: path.open().close()) as thread:
-        eventually(lambda: blocked.fifo(thread.native_id or 0) == str(path), 10, "it opens it")
-        path.open("w").close()
-
-
-@pytest.mark.parametrize("limit_s", [None, 60])
-def test_threads_are_at_rest_where_each_waits_for_a_lock_without_a_limit(
-    limit_s: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended = threading.Event()
-    everyone = sys._current_frames
-
-    def of_python() -> dict[int, FrameType]:
-        """Without threads that Python did not start: a worker of xdist has one."""
-        known = {each.ident for each in threading.enumerate()}
-        return {ident: frame for ident, frame in everyone().items() if ident in known}
-
-    monkeypatch.setattr(sys, "_current_frames", of_python)
-    with running(lambda: ended.wait(limit_s)) as thread:
-        others = {each for each in threading.enumerate() if each is not thread}
-        monkeypatch.setattr(waiting, "_beside", lambda each, current: each in others)
-        if limit_s is None:
-            assert eventually(waiting._at_rest, 10, "it waits") == [thread]
-        else:
-            eventually(lambda: frames_in(thread, "wait"), 10, "it waits")
-            assert waiting._at_rest() is None, "it goes on in a minute"
-        ended.set()
-
-
-@pytest.mark.parametrize(
-    ("waits_in", "users", "expected"),
-    [
-        ("__main__", True, True),
-        ("__main__", False, False),
-        ("ddp_notebook.rank.events", True, False),
-    ],
-)
-def test_a_wait_counts_in_code_of_the_users_and_not_in_ours_that_it_calls(
-    waits_in: str, users: bool, expected: bool
-) -> None:
-    ended, module = threading.Event(), {"__name__": waits_in}
-    exec("def flush(ended): ended.wait()", module)
-    with running(lambda: module["flush"](ended)) as thread:  # type: ignore[operator]
-        eventually(lambda: frames_in(thread, "wait"), 10, "it waits")
-        stack = frames.frames_of(sys._current_frames()[thread.ident or 0])
-        of_users = lambda name: users and name == __file__  # noqa: E731
-        assert waiting._is_users_wait(stack, of_users) is expected
-        ended.set()
-
-
-def test_a_process_that_waits_at_a_pipe_of_ours_is_told_from_one_that_works() -> None:
-    ours = (blocked.READ, blocked.WRITE)
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reads:
-        eventually(lambda: blocked.at_pipe_of_ours(reads.pid, ours), 10, "it reads")
-        assert not blocked.at_pipe_of_ours(reads.pid, (blocked.WRITE,))
-        assert reads.stdin is not None
-        reads.stdin.close()
-    command = ["head", "-c", "1000000", "/dev/zero"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as writes:
-        eventually(lambda: blocked.at_pipe_of_ours(writes.pid, ours), 10, "it writes")
-        assert writes.stdout is not None
-        assert len(writes.stdout.read()) == 1_000_000
-    with subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE) as sleeps:
-        assert not blocked.at_pipe_of_ours(sleeps.pid, ours), "it is in no pipe"
-        sleeps.kill()
-
-
-def test_where_a_signal_runs_code_of_the_users_a_rank_that_waits_may_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(signal, "valid_signals", lambda: {signal.SIGUSR2, signal.SIGTERM})
-    assert not waiting._may_be_called()
-    set_handler = torch.utils.data._utils.signal_handling._set_SIGCHLD_handler
-    monkeypatch.setattr(signal, "valid_signals", lambda: {signal.SIGCHLD, signal.SIGUSR2})
-    child = signal.getsignal(signal.SIGCHLD)
-    set_handler()
-    assert not waiting._may_be_called(), "a DataLoader has set it"
-    signal.signal(signal.SIGCHLD, child)
-    before = signal.signal(signal.SIGUSR2, lambda *_: None)
-    try:
-        assert waiting._may_be_called()
-    finally:
-        signal.signal(signal.SIGUSR2, before)
+def test_the_cpu_time_of_the_main_thread_grows_only_as_it_runs() -> None:
+    before, seen = process.main_cpu_s(), []
+    with running(lambda: seen.extend((process.main_cpu_s(), process.main_cpu_s()))):
+        end = time.process_time() + 0.02
+        while time.process_time() < end:
+            pass
+    assert len(seen) == 2 and process.main_cpu_s() >= before + 0.01

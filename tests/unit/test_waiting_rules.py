@@ -22,15 +22,12 @@ from traces import (
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.diagnosis.collectives.wait_graph import pairs, wait_graph
 from ddp_notebook.diagnosis.deaths import deaths
-from ddp_notebook.diagnosis.progress import doing
+from ddp_notebook.diagnosis.progress import doing, standing
 from ddp_notebook.model import (
     Activity,
-    Blocked,
     Case,
-    Child,
     Collective,
     Collectives,
-    Lacks,
     Phase,
     Place,
     RankReport,
@@ -39,188 +36,34 @@ from ddp_notebook.model import (
 
 FOR_KEY = RankReport(0, Activity.WAITING, "key", initialized=True, key="ready")
 
-# -- a thread that raised ------------------------------------------------------------------
-
-LOADER = ThreadError("loader", "KeyError", "'shard 3'", (Place("train.py", 6, "load", "x[i]"),))
+# -- a rank at one place: a lock, a queue, a process, a sleep, a file ------------------------
 
 
-def waits_for_thread(*, locked: bool) -> Case:
-    alone = replace(BUSY, locked=locked, in_threads=(LOADER,), doing="train.py:9")
-    return play({0: [all_reduce(10)], 1: [], 2: [all_reduce(10)]}, {1: alone})
-
-
-def test_a_thread_that_raised_while_its_rank_waits_for_it_for_ever_is_named() -> None:
-    finding = the_one(waits_for_thread(locked=True))
-    assert (finding.category, finding.ranks) == ("exception-on-one-rank", (1,))
-    assert finding.waiting == (0, 2)
-    assert finding.cause.startswith(
-        "its thread 'loader' raised KeyError: 'shard 3' at train.py:6 in load; the main thread"
-    )
-    alone = replace(BUSY, locked=True, in_threads=(LOADER,))
-    every = Case(tuple(replace(alone, rank=rank) for rank in (0, 1)))
-    assert found(every) == [("exception", (0, 1))], "before any collective, too"
-
-
-def test_a_thread_that_raised_is_no_mistake_where_its_rank_goes_on() -> None:
-    (late,) = diagnose_run(waits_for_thread(locked=False)).findings
-    assert late.passing and any("'loader' raised KeyError" in line for line in late.evidence)
-    assert found(play({0: [], 1: []}, {1: replace(DONE, in_threads=(LOADER,))})) == []
-
-
-def test_a_thread_that_raised_instead_of_a_collective_that_the_others_are_in() -> None:
-    step = all_reduce((5, "load"))
-    ended = {1: replace(DONE, in_threads=(LOADER,))}
-    case = play({0: [step, all_reduce(9)], 1: [all_reduce(9)], 2: [step, all_reduce(9)]}, ended)
-    assert found(case) == [("exception-on-one-rank", (1,))]
-    elsewhere = replace(LOADER, path=(Place("train.py", 2, "telemetry"),))
-    case = replace(
-        case,
-        ranks=tuple(replace(e, in_threads=(elsewhere,)) if e.in_threads else e for e in case.ranks),
-    )
-    assert found(case) == [("conditional-collective", (1,))], "it has nothing to do with it"
-
-
-FED = """
-def load(out):
-    if rank == 1:
-        seen.append(1)
-        {raises}
-    out.append(tensor())
-box, seen = [], []
-t = Thread(target=load, args=(box,))
-t.start()
-t.join()
-rows = box
-{test}
-    all_reduce(rows)
-barrier()
-"""
-
-
-def fed(test: str, size: int = 2) -> tuple[Case, dict[str, str]]:
-    """A thread of rank 1 raised, and rank 1 is in the barrier: the others are behind `test`."""
-    raised = replace(LOADER, path=(Place("train.py", 5, "load", "x[i]"),))
-    case = play({r: [barrier(14)] if r == 1 else [all_reduce(13)] for r in range(size)})
-    ranks = tuple(replace(e, in_threads=(raised,) if e.rank == 1 else ()) for e in case.ranks)
-    return replace(case, ranks=ranks), {"train.py": FED.format(raises="x[i]", test=test)}
-
-
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize(
-    "test", ["if rows:", "while rows:", "for x in box:", "if not t.x and box:"]
-)
-def test_what_hangs_on_what_a_thread_writes_is_left_out_where_the_thread_raised(
-    test: str, size: int
-) -> None:
-    finding = the_one(*fed(test, size))
-    assert (finding.category, finding.ranks) == ("exception-on-one-rank", (1,))
-    assert finding.waiting == tuple(r for r in range(size) if r != 1)
-    assert "raised KeyError: 'shard 3' at train.py:5 in load" in finding.cause
-    assert "all_reduce at train.py:13" in finding.cause
-
-
-def test_a_test_that_has_nothing_to_do_with_the_thread_leaves_it_open_who_is_wrong() -> None:
-    case, code = fed("if loss < 1:")
-    open_ = the_one(case, code)
-    assert (open_.category, open_.ranks) == ("undecided", ())
-    assert "'loader' raised KeyError" in open_.cause and "if loss < 1:" in open_.cause
-    assert open_.waiting == (0, 1)
-    module = {"train.py": code["train.py"].replace("loss < 1", "torch.isnan(loss)")}
-    module["train.py"] = module["train.py"].replace("seen.append(1)", "torch.save(1)")
-    assert the_one(case, module).category == "undecided", "both use a module of another cell"
-    victim = replace(LOADER, text="Connection closed by peer", path=LOADER.path)
-    every = replace(case, ranks=tuple(replace(e, in_threads=(LOADER,)) for e in case.ranks))
-    told = replace(case, ranks=tuple(replace(e, in_threads=(victim,)) for e in case.ranks))
-    for other in (every, told):
-        assert found(other, code) == [("conditional-collective", (0,))]
-
-
-def test_a_test_of_the_rank_is_a_better_reason_than_a_thread_that_raised() -> None:
-    by_rank = the_one(*fed("if rank == 0 and box:"))
-    assert (by_rank.category, by_rank.ranks) == ("conditional-collective", (0,))
-    assert any("'loader' raised KeyError" in line for line in by_rank.evidence)
-
-
-def test_a_rank_that_waits_for_processes_that_it_started_is_late_and_they_are_told() -> None:
-    child = Child(4711, "sleeping", 12.0)
-    parent = replace(BUSY, doing="cell 7, line 3", children=(child,))
-    case = play({0: [barrier(5)], 1: []}, {1: parent})
+def test_a_rank_that_stands_at_one_place_is_waited_for_and_its_place_is_told() -> None:
+    in_get = replace(BUSY, doing="Queue.get (train.py:40)", still_s=12.0)
+    case = play({0: [all_reduce(10)], 1: [], 2: [all_reduce(10)]}, {1: in_get})
     (late,) = diagnose_run(case).findings
-    assert late.passing and late.ranks == (1,)
-    assert "with the processes that it started" in late.cause
-    assert any(
-        "4711" in line and "sleeping and has not run for 12 s" in line for line in late.evidence
+    assert late.passing and (late.category, late.ranks) == ("straggler", (1,))
+    assert "uses no CPU time: it has been in Queue.get (train.py:40)" in late.cause
+    assert "it has been in Queue.get (train.py:40) for 12 s" in late.evidence
+    assert doing(in_get) == "has been in Queue.get (train.py:40) for 12 s, using no CPU time"
+    asleep = replace(in_get, doing="train.py:40")
+    assert doing(asleep) == "has been in train.py:40 for 12 s, using no CPU time"
+    assert doing(replace(in_get, still_s=1.0)) == "busy: Queue.get (train.py:40)"
+    assert standing((in_get, replace(in_get, rank=1), replace(BUSY, rank=2))) == (
+        "ranks 0-1 have been in Queue.get (train.py:40) for 12 s, using no CPU time"
     )
-    assert "4711" in doing(parent)
+    in_setup = replace(FOR_KEY, rank=0, key="", inside="store", entered=1)
+    (late,) = diagnose_run(Case((in_setup, replace(in_get, rank=1)))).findings
+    assert late.passing and "it has been in Queue.get (train.py:40)" in late.cause
 
 
-# -- a lock, a file or a process of its own --------------------------------------------------
-
-QUEUE = Blocked(Lacks.LOCK, "Queue.get()", threads=("its thread 'loader' waits at train.py:6",))
-IN_GET = replace(BUSY, doing="train.py:9", path=(Place("train.py", 9, "", "q.get()"),), pid=71)
-
-
-def stuck_at(blocked: Blocked, *others: RankReport) -> Case:
-    """Rank 1 of three is blocked; the others wait in all_reduce."""
-    ends = {1: replace(IN_GET, blocked=blocked), **dict(enumerate(others, 2))}
-    case = play({0: [all_reduce(10)], 1: [], 2: [] if others else [all_reduce(10)]}, ends)
-    ranks = tuple(replace(e, pid=70 + e.rank, at_rest=True) for e in case.ranks)
-    return replace(case, ranks=ranks)
-
-
-def test_a_rank_none_of_whose_threads_can_fill_its_queue_is_named() -> None:
-    finding = the_one(stuck_at(QUEUE))
-    assert (finding.category, finding.ranks, finding.waiting) == ("local-deadlock", (1,), (0, 2))
-    assert finding.cause.startswith("rank 1 waits for ever at train.py:9: Queue.get() needs")
-    assert "rank 1: its thread 'loader' waits at train.py:6" in finding.evidence
-    alone = replace(IN_GET, blocked=QUEUE)
-    every = Case(tuple(replace(alone, rank=rank) for rank in (0, 1)))
-    assert found(every) == [("local-deadlock", (0, 1))], "before any collective, too"
-    over = Case(tuple(replace(e, activity=Activity.IDLE) for e in every.ranks))
-    assert found(over) == [], "their run has ended"
-    pipe = the_one(stuck_at(Blocked(Lacks.PIPE, holder=4711)))
-    assert (
-        pipe.category == "local-deadlock" and "rank 1: it waits for process 4711" in pipe.evidence
-    )
-
-
-def test_a_rank_whose_event_loop_has_nothing_left_to_run_is_named() -> None:
-    line = "its task 'Task-1' waits at train.py:7 in collect"
-    finding = the_one(stuck_at(Blocked(Lacks.EVENT, threads=(line,))))
-    assert (finding.category, finding.ranks, finding.waiting) == ("local-deadlock", (1,), (0, 2))
-    assert "waits for ever at train.py:9: its event loop has no timer" in finding.cause
-    assert f"rank 1: {line}" in finding.evidence and "wait_for" in finding.remedy
-
-
-@pytest.mark.parametrize("holder", [70, 71])
-def test_who_holds_the_lock_on_a_file_and_waits_in_a_collective_is_named(holder: int) -> None:
-    finding = the_one(stuck_at(Blocked(Lacks.FILE_LOCK, "/data/a.lock", holder)))
-    assert (finding.category, finding.ranks) == ("filesystem", (holder - 70,))
-    assert "the lock on /data/a.lock" in finding.cause and "at train.py:9" in finding.cause
-    assert "holds it itself" in finding.cause if holder == 71 else finding.waiting == (1, 2)
-
-
-def test_a_lock_on_a_file_that_a_rank_at_work_or_no_rank_holds_is_waited_for() -> None:
-    at_work = stuck_at(Blocked(Lacks.FILE_LOCK, "/data/a.lock", 72), BUSY)
-    assert {f.passing for f in diagnose_run(at_work).findings} == {True}
-    for_others = stuck_at(Blocked(Lacks.FILE_LOCK, "/data/a.lock", 4711))
-    assert found(for_others) == [], "who has it goes on"
-    saves = stuck_at(Blocked(Lacks.FILE_LOCK, "/data/a.lock", 70))
-    saves = replace(saves, ranks=(replace(saves.ranks[0], at_rest=False), *saves.ranks[1:]))
-    assert found(saves) == [], "a thread of the holder may release it"
-
-
-def test_a_fifo_is_waited_for_in_vain_where_all_other_ranks_wait() -> None:
-    fifo = Blocked(Lacks.FIFO, "/data/orders")
-    finding = the_one(stuck_at(fifo))
-    assert (finding.category, finding.ranks, finding.waiting) == ("filesystem", (1,), (0, 2))
-    assert "the FIFO /data/orders" in finding.cause
-    assert {f.passing for f in diagnose_run(stuck_at(fifo, BUSY)).findings} == {True}
-
-
-@pytest.mark.parametrize("lacks", Lacks)
-def test_of_a_rank_that_waits_by_itself_it_is_said_for_what(lacks: Lacks) -> None:
-    assert doing(replace(IN_GET, blocked=Blocked(lacks))).startswith("waits for ")
+def test_what_a_thread_of_a_late_rank_raised_is_told_beside_it() -> None:
+    loader = ThreadError("loader", "KeyError", "'shard 3'", (Place("train.py", 6, "load"),))
+    waits = replace(BUSY, in_threads=(loader,), doing="train.py:9")
+    (late,) = diagnose_run(play({0: [all_reduce(10)], 1: []}, {1: waits})).findings
+    assert late.passing and any("'loader' raised KeyError" in line for line in late.evidence)
+    assert found(play({0: [], 1: []}, {1: replace(DONE, in_threads=(loader,))})) == []
 
 
 def test_ranks_that_wait_on_one_line_for_files_of_other_names_are_one_finding() -> None:
@@ -257,61 +100,18 @@ def test_where_most_ranks_wait_for_the_key_it_is_the_other_who_had_to_set_it() -
     assert "rank 0 has finished" in finding.cause
 
 
-def test_a_loop_that_asks_for_another_value_of_a_key_is_quoted() -> None:
-    asks = replace(FOR_KEY, key_test="store.get('ready') != b'2'")
-    finding = the_one(play({0: [barrier(5)], 1: [], 2: [barrier(5)]}, {1: asks}))
-    assert finding.category == "unset-key"
-    assert "another value of the store's key 'ready' (store.get('ready') != b'2')" in finding.cause
-    assert "which no rank has set" not in finding.cause
+def test_a_key_that_some_rank_has_set_lacks_another_value() -> None:
+    counts = replace(FOR_KEY, keys_set=("ready",))
+    finding = the_one(play({0: [barrier(5)], 1: [], 2: [barrier(5)]}, {1: counts}))
+    assert (finding.category, finding.ranks) == ("unset-key", (1,))
+    assert "another value of the store's key 'ready', which no rank will set" in finding.cause
+    assert "rank 1 has set 'ready'" in finding.evidence
 
 
-@pytest.mark.parametrize(
-    ("key", "keys_set", "ranks"),
-    [
-        ("done/0/0, done/0/1, done/0/2", ("done/0/0", "done/0/1", "done/1/2"), (2,)),
-        ("step/7", ("", "step/5 step/6", ""), (1,)),
-        ("step/7", ("step/5", "step/6", ""), (0, 1, 2)),  # any of two may go on counting
-        ("ready", ("there", "done/1", ""), (0, 1, 2)),
-    ],
-)
-def test_who_had_to_set_a_key_is_known_by_what_the_others_set(
-    key: str, keys_set: tuple[str, ...], ranks: tuple[int, ...]
-) -> None:
-    waits = (
-        replace(FOR_KEY, rank=rank, key=key, keys_set=tuple(each.split()))
-        for rank, each in enumerate(keys_set)
-    )
-    case = Case(tuple(waits))
-    assert found(case) == [("unset-key", ranks)]
-    assert ("is rank 2's to set" in the_one(case).cause) == (ranks == (2,))
-
-
-@pytest.mark.parametrize(
-    ("key", "source", "ranks"),
-    [
-        ("ready", "", (0, 1)),
-        ("ready", "store.wait(['ready'])", (0, 1)),
-        ("rank_0/ready", "", (0,)),
-        ("rank_1/ready", "", (0, 1)),
-        ("epoch/0", "", (0, 1)),
-        ("ready", "store.wait(['ready'])\nif rank == 0 and ok:\n    store.set('ready', '1')", (0,)),
-        ("ready", "store.wait(['ready'])\nif rank == 1:\n    store.set('ready', '1')", (0, 1)),
-        ("ready", "store.wait(['ready'])\nif ok:\n    store.set('ready', '1')", (0, 1)),
-        ("ready", "if rank == 1: store.wait(['ready'])", (0,)),
-        ("ready", "if missing: store.wait(['ready'])", (0, 1)),
-    ],
-)
-def test_whose_key_it_is_of_two_ranks_is_told_by_its_name_or_the_code_or_not_at_all(
-    key: str, source: str, ranks: tuple[int, ...]
-) -> None:
-    waits = replace(FOR_KEY, rank=1, key=key, path=(Place("train.py", 1),))
-    case = play({0: [barrier(5)], 1: [barrier(5)]}, {1: waits})
-    (finding,) = diagnose_run(case, {"train.py": source}).findings
-    assert (finding.category, finding.ranks) == ("unset-key", ranks)
-    words = "whose it is to set cannot be told"
-    if len(ranks) == 1:
-        words = f"it is rank {ranks[0]}'s to set, as its name or the code tells"
-    assert words in finding.cause
+def test_of_two_ranks_it_is_not_known_which_had_to_set_the_key() -> None:
+    finding = the_one(play({0: [barrier(5)], 1: [barrier(5)]}, {1: FOR_KEY}))
+    assert (finding.category, finding.ranks) == ("unset-key", (0, 1))
+    assert "which rank had to set it is not known" in finding.cause
 
 
 def test_before_any_collective_the_key_is_named_too() -> None:
@@ -472,7 +272,7 @@ def test_a_message_with_another_tag_is_not_the_one_that_is_waited_for() -> None:
     assert finding.ranks == (0, 1) and finding.cause.startswith("the tags differ")
 
 
-def test_neighbours_that_receive_under_their_own_tags_are_all_told() -> None:
+def test_neighbours_that_receive_under_their_own_tags_are_told() -> None:
     waits = RankReport(0, Activity.WAITING, "collective", initialized=True)
     up, down = 1, 2
     of = {
@@ -484,7 +284,7 @@ def test_neighbours_that_receive_under_their_own_tags_are_all_told() -> None:
         2: [message("send", 1, 8, tag=up), message("recv", 1, 8, tag=up)],
     }
     finding = the_one(case_of(of, waits, replace(waits, rank=1), replace(waits, rank=2)))
-    assert finding.ranks == (0, 1, 2) and finding.cause.startswith("the tags differ")
+    assert finding.ranks == (0, 1) and finding.cause.startswith("the tags differ")
 
 
 def test_of_two_works_that_are_not_done_the_rank_waits_for_the_one_that_lacks_a_rank() -> None:
@@ -510,6 +310,23 @@ def in_thread(thread: int, slot: int, issued_ns: int, done_ns: int, line: int) -
     )
 
 
+@pytest.mark.parametrize(("issued_ns", "at_once"), [(11, True), (31, False)])
+def test_two_threads_that_use_one_group_at_the_same_time_are_told_with_the_mistake(
+    issued_ns: int, at_once: bool
+) -> None:
+    waits = [replace(RankReport(r), activity=Activity.WAITING, inside="collective") for r in (0, 1)]
+    first = in_thread(1, 0, 10, 0 if at_once else 20, 5)
+    other = in_thread(2, 1, issued_ns, 0, 6)
+    odd = replace(other, shape=(9,), numel=9)
+    finding = the_one(case_of({0: [first, other], 1: [first, odd]}, *waits))
+    assert finding.category == "shape-mismatch"
+    threads = "ranks 0-1 call collectives of this group in more than one thread"
+    assert (threads in finding.cause) == at_once
+    assert ("Give each thread a group of its own" in finding.remedy) == at_once
+    began = "rank 1: all_reduce of collective 1 began while all_reduce of collective 0 was"
+    assert any(began in line for line in finding.evidence) == at_once
+
+
 def test_two_threads_in_one_group_at_once_are_named_where_nothing_moves_any_more() -> None:
     waits = [replace(RankReport(r), activity=Activity.WAITING, inside="collective") for r in (0, 1)]
     of = {
@@ -521,15 +338,6 @@ def test_two_threads_in_one_group_at_once_are_named_where_nothing_moves_any_more
     assert "two threads of ranks 0-1 each use one group at the same time" in finding.cause
     moving = [replace(e, runnable=True) for e in waits]
     assert not found(case_of(of, *moving))
-
-
-@pytest.mark.parametrize(("issued_ns", "twice"), [(11, True), (31, False)])
-def test_a_thread_that_was_refused_beside_another_in_one_group(issued_ns: int, twice: bool) -> None:
-    waits = [replace(RankReport(r), activity=Activity.WAITING, inside="collective") for r in (0, 1)]
-    first = in_thread(1, 0, 10, 0 if twice else 20, 5)
-    other = replace(in_thread(2, 1, issued_ns, issued_ns, 6), phase=Phase.REFUSED, waited=False)
-    told = found(case_of({0: [first, other], 1: [first]}, *waits))
-    assert (("mismatched-order", (0,)) in told) == twice
 
 
 def test_threads_that_take_turns_are_no_finding() -> None:

@@ -7,16 +7,13 @@ from dataclasses import replace
 import pytest
 from collective_cases import found, lost, same, the_one
 from msgspec import structs
-from traces import BUSY, DONE, all_reduce, barrier, message, op, places, play, raised
+from traces import BUSY, DONE, all_reduce, barrier, message, op, play, raised
 
 from ddp_notebook.diagnosis import diagnose_run, failures
-from ddp_notebook.diagnosis.collectives import rings
-from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.source_code.singled_out import singled_out
 from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.model import (
     DEFAULT_GROUP,
-    Activity,
     Case,
     Category,
     CellFinished,
@@ -118,72 +115,6 @@ def test_two_names_that_the_code_spells_are_two_things_and_not_two_shapes() -> N
 # -- messages ------------------------------------------------------------------------------
 
 
-def test_in_a_ring_who_has_a_peer_that_it_never_had_is_wrong() -> None:
-    """Rank 0 has sent to rank 1 before; rank 2 receives from rank 0, to whom rank 1 sends."""
-    case = play(
-        {
-            0: [message("send", 1, 19), message("send", 1, 19)],
-            1: [message("recv", 0, 16), message("send", 2, 19), message("recv", 0, 16)],
-            2: [message("recv", 0, 16)],
-        }
-    )
-    finding = the_one(case)
-    assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (2,))
-    assert "rank 2 receives from rank 0, as never before, and rank 1 sends to rank 2" in (
-        finding.cause
-    )
-
-
-def ring(ranks: range, turned: int = -1, line: int = 5) -> dict[int, list[Collective]]:
-    """Each sends to the next and receives from the one before; `turned` does not."""
-    size, first = len(ranks), ranks[0]
-    return {
-        rank: [
-            message("send", first + (rank - first + way) % size, 5),
-            message("recv", first + (rank - first - way) % size, line),
-        ]
-        for rank in ranks
-        for way in (-1 if rank == turned else 1,)
-    }
-
-
-@pytest.mark.parametrize(
-    ("of", "against"),
-    [
-        (ring(range(6), turned=4), (4,)),
-        (ring(range(6), turned=4, line=6), (4,)),
-        ({**ring(range(6), turned=4), 0: ring(range(6), line=6)[0]}, ()),  # no ring of all
-        (ring(range(6)), ()),
-        ({**ring(range(5)), **ring(range(5, 10))}, ()),
-        ({**ring(range(5), turned=2), **ring(range(5, 10))}, ()),  # which ring is whose?
-        ({**ring(range(5)), 5: []}, ()),
-    ],
-)
-def test_who_runs_against_a_ring_is_not_who_closes_one(
-    of: dict[int, list[Collective]], against: tuple[int, ...]
-) -> None:
-    case = replace(play({rank: [] for rank in of}), collectives=Collectives(of))
-    mistake = rings._against_the_ring(Context(case), {0: of[0][0]})
-    assert (mistake[2] if mistake is not None else ()) == against
-
-
-def test_who_left_a_ring_early_is_told_also_where_messages_are_asynchronous() -> None:
-    code = (
-        "for hop in range(4):\n  if done():\n    break\n  dist.batch_isend_irecv(ops)\nbarrier()\n"
-    )
-    turns = {}
-    for rank in range(4):
-        to, by = (
-            message(what, (rank + way) % 4, 4, api="batch_isend_irecv")
-            for what, way in (("send", 1), ("recv", -1))
-        )
-        turn = [to, by][:: -1 if rank % 2 else 1]
-        turns[rank] = [*turn * (1 if rank == 1 else 3), barrier(5)]
-    finding = the_one(play(turns), {"train.py": code})
-    assert (finding.category, finding.ranks) == ("p2p-mismatch", (1,))
-    assert "rank 1 is past the loop in which ranks 0,2 wait for it" in finding.cause
-
-
 def test_a_rank_before_a_loop_has_not_left_it() -> None:
     code = "for _ in range(warm):\n  forward()\nfor _ in range(rest):\n  forward()\n  backward()\n"
     case = play(
@@ -207,71 +138,6 @@ def test_in_a_ring_in_which_two_peers_are_new_either_may_be_wrong() -> None:
         }
     )
     assert found(case) == [("p2p-mismatch", (0, 1, 2))]
-
-
-def test_who_goes_on_without_its_usual_answer_is_wrong() -> None:
-    """A worker gets a task and answers; of one task rank 1 leaves the answer out."""
-    task, answer = message("recv", 0, 16), message("send", 0, 19)
-    ask = [message("send", 1, 7), message("send", 2, 7)]
-    get = [message("recv", 1, 10), message("recv", 2, 10)]
-    case = play(
-        {
-            0: [*ask, *get] * 4,
-            1: [task, answer, task, answer, task, task, answer],
-            2: [task, answer] * 4,
-        }
-    )
-    finding = the_one(case)
-    assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (1,))
-    assert "went on without the send to rank 0" in finding.cause
-
-
-SERVER = """
-for _ in range(rounds):
-    dist.broadcast(w, 0)
-    for worker in range(1, world):
-        dist.recv(g, src=worker)
-    dist.broadcast(w, 0)
-    if mine:
-        dist.send(g, dst=0)
-"""
-
-
-def served(size: int, *missing: int, before: int = 0, twice: bool = False) -> Case:
-    """Rank 0 receives from all in turn, after a broadcast; `missing` ranks do not send.
-
-    Before, all did, `before` times. With `twice` rank 0 receives twice in the last turn.
-    """
-    told, send = op("broadcast", 3, root=0), message("send", 0, 8)
-    own = replace(told, path=places(6))
-    turn = [told, *(message("recv", rank, 5) for rank in range(1, size))]
-    of = {
-        rank: [*[own, send] * before, own, *([] if rank in missing else [send]), own]
-        for rank in range(1, size)
-    }
-    last = turn[1:] if twice else [told]
-    return play({0: [*turn * before, *turn, *last], **of})
-
-
-@pytest.mark.parametrize(
-    ("size", "who", "before"),
-    [(3, 1, 1), (3, 1, 4), (3, 2, 0), (3, 2, 2), (5, 1, 0), (5, 1, 3), (5, 3, 0), (5, 4, 2)],
-)
-def test_who_did_not_send_what_all_others_sent_is_wrong(size: int, who: int, before: int) -> None:
-    finding = the_one(served(size, who, before=before), {"train.py": SERVER})
-    assert (finding.category, finding.ranks) == ("p2p-mismatch", (who,))
-    assert f"rank {who} went on (if mine:) without the send to rank 0" in finding.cause
-    assert "send an empty result" in finding.remedy
-
-
-def test_where_all_sent_as_much_or_several_did_not_no_sender_is_named() -> None:
-    assert found(served(4), {"train.py": SERVER}) == []
-    assert found(served(3, before=2)) == []
-    for turns in (0, 2):
-        again = the_one(served(4, before=turns, twice=True))
-        assert "rank 1 went on" not in again.cause, "rank 0 receives once more itself"
-    # Of two one alone sends to the rank that waits, which never received from it.
-    assert "went on" not in the_one(served(3, 1)).cause
 
 
 def test_a_new_phase_is_no_break_of_a_habit() -> None:
@@ -314,32 +180,6 @@ def test_a_store_that_left_with_the_only_rank_that_finished_is_that_ranks() -> N
     assert (wrote.category, wrote.ranks) == (Category.STORE_GONE, (0,))
     (own,) = failures.raised([end(0, "ok"), end(1, error="ValueError")], (0, 1))
     assert (own.category, own.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1,))
-
-
-@pytest.mark.parametrize(
-    ("ways", "culprits"),
-    [
-        ({0: (1, 3), 1: (2, 0), 2: (0, 1), 3: (1, 2)}, (2, 3)),  # sends to (rank + 1) % 3
-        ({0: (1, 2), 1: (2, 0), 2: (3, 1), 3: (0, 1)}, (0, 3)),  # receives from (rank - 1) % 3
-        ({0: (1, 2), 1: (2, 3), 2: (3, 0), 3: (0, 1)}, ()),  # all of them: either may be wrong
-    ],
-)
-def test_several_with_wrong_peers_are_told_by_who_waits_for_them(
-    ways: dict[int, tuple[int, int]], culprits: tuple[int, ...]
-) -> None:
-    """Every rank starts a send and a recv, waits for both, and goes on to a barrier."""
-    records, reports = {}, []
-    for rank, (to, of) in ways.items():
-        both = message("send", to, 19, api="isend"), message("recv", of, 19, api="irecv")
-        met = [ways[to][1] == rank, ways[of][0] == rank]
-        waits_for = met.index(False) if False in met else 2
-        program = (*both, barrier(20))[: max(2, waits_for + 1)]
-        records[rank] = tuple(replace(e, rank=rank, number=n) for n, e in enumerate(program))
-        waiting = RankReport(rank, Activity.WAITING, "collective", waits_for=waits_for)
-        reports.append(replace(waiting, entered=1, left=1, initialized=True))
-    members = {DEFAULT_GROUP: tuple(ways)}
-    finding = the_one(Case(tuple(reports), collectives=Collectives(records, members)))
-    assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, culprits or tuple(ways))
 
 
 AUC = """

@@ -89,7 +89,7 @@ def test_three_ranks_that_are_late_in_one_line_are_one_box() -> None:
 # -- sends and receives --------------------------------------------------------------------
 
 
-def test_pairs_of_ranks_with_one_mistake_name_the_rank_that_is_wrong() -> None:
+def test_a_ring_names_its_ranks_each_with_its_line() -> None:
     # Rank 1 receives from rank 3, which is in the barrier; rank 0 sends to rank 1.
     case = play(
         {
@@ -100,9 +100,10 @@ def test_pairs_of_ranks_with_one_mistake_name_the_rank_that_is_wrong() -> None:
         }
     )
     finding = the_one(case)
-    assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (1,))
-    assert finding.sentence.startswith("Rank 1 receives from rank 3, and rank 0 sends to rank 1: ")
-    assert finding.waiting == (0, 2, 3)
+    assert (finding.category, finding.ranks) == (Category.P2P_MISMATCH, (0, 1, 3))
+    assert finding.cause.startswith("they wait for each other: rank 0 is in send to rank 1 at")
+    assert "rank 3 is in barrier at train.py:9" in finding.cause
+    assert finding.waiting == (2,)
 
 
 def test_two_pairs_with_one_mistake_are_one_box() -> None:

@@ -10,9 +10,6 @@ explain.py        The finding of each kind of divergence: what happened, why, wh
 hang.py           The rule for ranks that wait for gradients which another rank does not reduce.
 out_of_step.py    Rules: mismatched collectives, ranks that diverge, refusals, late ranks.
 p2p.py            Rules about sends and receives: unmatched, in rings, of unequal sizes.
-rings.py          Rings of messages: why ranks wait for each other, and which one is wrong.
 stopped_short.py  Rules about ranks that finished too early, or run nothing, while others wait.
-threads.py        Rules about a rank's threads: two that use one group concurrently, one that
-raised.
 wait_graph.py     The wait-for graph of the ranks, and which of them are stuck.
 """

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from ddp_notebook.diagnosis.collectives import threads
 from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.buckets import MissingBuckets
 from ddp_notebook.diagnosis.collectives.compare import Difference, difference
@@ -27,6 +26,7 @@ from ddp_notebook.model import (
     Collective,
     Finding,
     Part,
+    Phase,
     RankReport,
     Ranks,
     agree,
@@ -61,7 +61,63 @@ def explain(context: Context, classified: Classified) -> Finding:
         context, classified
     )
     finding = _placed(classified, finding) or _astray(context, classified, finding) or finding
-    return threads.or_raised(context, classified, finding)
+    return _with_threads(context, classified, finding)
+
+
+def _with_threads(context: Context, classified: Classified, finding: Finding) -> Finding:
+    """Add that several threads of a rank call collectives of the group, so their order is chance.
+
+    Of any mistake but the order only where two were under way at the same time.
+    """
+    several, facts = threads_of(context, classified.record.group)
+    if not (facts or (several and classified.kind is Kind.ANOTHER_ORDER)):
+        return finding
+    return replace(
+        finding,
+        cause=f"{finding.cause}; {verb(several, 'calls', 'call')} collectives of this group in "
+        "more than one thread, and threads run in any order",
+        remedy=GROUP_OF_EACH_THREAD,
+        evidence=(*finding.evidence, *facts),
+    )
+
+
+GROUP_OF_EACH_THREAD = (
+    "Give each thread a group of its own (dist.new_group, called on every rank in one order), or "
+    "call all collectives in one thread."
+)
+
+
+def threads_of(context: Context, group: str) -> tuple[Ranks, tuple[str, ...]]:
+    """Return the ranks several threads of which call collectives of a group, and facts.
+
+    There is a fact for each rank on which two collectives were under way at the same time: one
+    thread cannot do that, for it waits for the end of the first.
+    """
+    several, facts = [], []
+    for rank, records in sorted(context.collectives.of.items()):
+        own = [r for r in records if r.group == group and not r.is_point_to_point]
+        if len({record.thread for record in own}) > 1:
+            several.append(rank)
+            if (pair := _at_once(own)) is not None:
+                sooner, later = pair
+                facts.append(
+                    f"rank {rank}: {called(later)} of collective {later.slot} began while "
+                    f"{called(sooner)} of collective {sooner.slot} was under way"
+                )
+    return tuple(several), tuple(facts)
+
+
+def _at_once(records: Iterable[Collective]) -> tuple[Collective, Collective] | None:
+    """Return the first two collectives of a rank that two of its threads ran at the same time."""
+    last: Collective | None = None
+    waited = (r for r in records if r.waited or r.phase is Phase.REFUSED)
+    for record in sorted(waited, key=lambda r: r.issued_ns):
+        threads_differ = last is not None and last.thread != record.thread
+        if last and threads_differ and (not last.over or record.issued_ns < last.done_ns):
+            return last, record
+        if record.phase is not Phase.REFUSED:  # what is refused is over at once
+            last = record
+    return None
 
 
 def _placed(classified: Classified, finding: Finding) -> Finding | None:
@@ -210,12 +266,6 @@ def _another_order(context: Context, classified: Classified) -> Finding:
     if one is not None and other is not None and context.sources.are_tasks(one, other):
         cause = f"{cause}; they are tasks of an event loop, which runs them in any order"
         remedy = "Await one after the other, or give each task a group of its own: new_group()."
-    group = classified.full.here.group if classified.full.here is not None else ""
-    in_threads = threads.several(context, group)
-    if in_threads:
-        those = f"{verb(in_threads, 'calls', 'call')} them in more than one thread"
-        cause = f"{cause}; {those}, and threads run in any order"
-        remedy = threads.REMEDY
     return _finding(context, classified, Category.MISMATCHED_ORDER, cause, remedy)
 
 

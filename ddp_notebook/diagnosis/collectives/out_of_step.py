@@ -7,35 +7,36 @@ diverged from which, and where. Ranks that are merely at different lines prove n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives import wait_graph
-from ddp_notebook.diagnosis.collectives.alignment import RankSequence, call_site
-from ddp_notebook.diagnosis.collectives.compare import Difference, difference
-from ddp_notebook.diagnosis.collectives.describe import called, fact, named, side
+from ddp_notebook.diagnosis.collectives.alignment import call_site
+from ddp_notebook.diagnosis.collectives.compare import Difference
+from ddp_notebook.diagnosis.collectives.describe import named
 from ddp_notebook.diagnosis.collectives.divergence import (
     Branch,
     Classified,
     Divergence,
     classify,
 )
-from ddp_notebook.diagnosis.collectives.explain import MISMATCHES, explain, value_of
+from ddp_notebook.diagnosis.collectives.explain import (
+    GROUP_OF_EACH_THREAD,
+    explain,
+    threads_of,
+)
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.progress import GIL_LONG_S, evidence_of, of_each, where_busy, works
+from ddp_notebook.diagnosis.progress import evidence_of, of_each, stands_still, where_busy, works
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     Activity,
-    Case,
     Category,
     Collective,
     Finding,
-    Phase,
     RankReport,
     Ranks,
     Side,
     agree,
-    counted,
     format_ranks,
     name_ranks,
     them,
@@ -47,8 +48,28 @@ MOST_FINDINGS = 5
 
 
 def conflicts(context: Context) -> Iterator[Finding]:
-    """Mismatched collectives, the earliest first."""
-    yield from _explained(context, [d for d in context.divergences if d.proven])
+    """Find mismatched collectives, the earliest first.
+
+    Without any, two threads that use one group at the same time, where nothing moves any more: the
+    order in which they write down what they call need not be that in which torch is called.
+    """
+    explained = _explained(context, [d for d in context.divergences if d.proven])
+    yield from explained
+    moves = any(report.runnable or works(report) for report in context.case.ranks)
+    if explained or moves or not context.case.where(Activity.WAITING):
+        return
+    for group in sorted({record.group for record in context.graph.at.values()}):
+        ranks, facts = threads_of(context, group)
+        if facts:
+            yield Finding(
+                Category.MISMATCHED_ORDER,
+                ranks,
+                f"two threads of {verb(ranks, 'use', 'each use')} one group at the same time, so "
+                "it is left to chance which collectives meet",
+                GROUP_OF_EACH_THREAD,
+                context.victims,
+                facts,
+            )
 
 
 def out_of_step(context: Context) -> Iterator[Finding]:
@@ -154,96 +175,6 @@ def ended_by_conflicts(context: Context) -> Ranks:
 # -- refused collectives -----------------------------------------------------------------
 
 
-def passed_over(context: Context) -> Iterator[Finding]:
-    """Ranks that were refused a collective, continued without it, and lack one now."""
-    known: set[int] = set()
-    for waiter in context.graph.stuck:
-        record = context.graph.at.get(waiter)
-        alignment = context.alignments.get(record.group) if record is not None else None
-        full = alignment.sequences.get(waiter) if alignment is not None else None
-        if alignment is None or full is None:
-            continue
-        for rank in context.graph.waits[waiter]:
-            short = alignment.sequences.get(rank)
-            finding = _lacks_refused(context, short, full) if short is not None else None
-            if finding is not None and rank not in known:
-                known.add(rank)
-                yield finding
-
-
-def caught(context: Context) -> Iterator[Finding]:
-    """Mismatched collectives of a run that ended well: the ranks caught the error, and went on.
-
-    Without this package torch would have sent them. What ranks called until then shows the mistake,
-    as it does where the error ends them.
-    """
-    case = context.case
-    if case.where(Activity.WAITING, Activity.FAILED, Activity.DEAD, Activity.HELD):
-        return
-    first = {
-        rank: next((i for i, _ in enumerate(records) if _is_left(records[i:])), None)
-        for rank, records in case.collectives.of.items()
-    }
-    ranks = tuple(sorted(rank for rank, index in first.items() if index is not None))
-    if not ranks:
-        return
-    of = {
-        rank: records if (index := first[rank]) is None else records[: index + 1]
-        for rank, records in case.collectives.of.items()
-    }
-    then = replace(case, collectives=replace(case.collectives, of=of))
-    for finding in conflicts(Context(then, context.sources)):
-        fact = (
-            f"{name_ranks(ranks)}: the error of a collective that was not sent was caught, and the "
-            "run ended; torch alone would have sent it, and hung, or aborted, or added up wrong "
-            "numbers"
-        )
-        yield replace(finding, waiting=(), evidence=(*finding.evidence, fact))
-        return
-
-
-def _is_left(records: Sequence[Collective]) -> bool:
-    """True where the first of these was refused, and not called again in its place."""
-    refused = records[0]
-    after = (r for r in records[1:] if (r.group, r.slot) == (refused.group, refused.slot))
-    return refused.phase is Phase.REFUSED and all(
-        call_site(record) != call_site(refused) for record in after
-    )
-
-
-def _lacks_refused(context: Context, short: RankSequence, full: RankSequence) -> Finding | None:
-    """The refused collective, if only it is missing for the rank to be level with the other."""
-    issued = {record.number for record in short.records}
-    for record in context.collectives.of[short.rank]:
-        there = full.at(record.slot)
-        if record.phase is not Phase.REFUSED or record.number in issued or there is None:
-            continue
-        what = difference(record, there)
-        times, others_times = (
-            sum(call_site(other) == call_site(record) for other in sequence.records)
-            for sequence in (short, full)
-        )
-        if record.group == there.group and what is not None and times < others_times:
-            category, remedy = MISMATCHES[what]
-            return Finding(
-                category,
-                (short.rank,),
-                f"rank {short.rank} was refused {called(record)} at {record.place} and continued "
-                f"without it: there it had {value_of(record, there, what)}, rank {full.rank} had "
-                f"{value_of(there, record, what)}",
-                remedy,
-                context.victims,
-                (
-                    fact((short.rank,), record),
-                    fact((full.rank,), there),
-                    f"rank {short.rank} was {counted(times, 'time')} there, rank {full.rank} "
-                    f"{counted(others_times, 'time')}",
-                ),
-                sides=(side((short.rank,), record), side((full.rank,), there)),
-            )
-    return None
-
-
 # -- late ranks --------------------------------------------------------------------------
 
 
@@ -335,36 +266,6 @@ def stragglers(context: Context) -> Iterator[Finding]:
         yield _late(context, reports, what, paused=paused)
 
 
-def holds_gil(context: Context) -> Iterator[Finding]:
-    """Ranks in which nothing runs, as native code waits for something and keeps the GIL."""
-    locked = [report for report in context.case.ranks if report.gil_s >= GIL_LONG_S]
-    if locked and context.case.waiting:
-        yield _holds_gil(context.case, locked)
-
-
-def _holds_gil(case: Case, locked: list[RankReport]) -> Finding:
-    ranks = tuple(report.rank for report in locked)
-    heard = f"; {locked[0].doing}" if locked[0].doing else ""
-    restart = "" if case.script else f"%ddp_restart --ranks {format_ranks(ranks)}"
-    return Finding(
-        Category.GIL_DEADLOCK,
-        ranks,
-        f"{verb(ranks, 'does', 'do')} not answer, and no thread there runs: one waits in native "
-        "code and keeps the GIL meanwhile, for which all others wait, so that no Python code goes "
-        f"on{heard}",
-        "Have that call release the GIL (ctypes.CDLL does, ctypes.PyDLL does not; in C: "
-        "Py_BEGIN_ALLOW_THREADS). Which one it is: py-spy dump --native --pid "
-        f"{locked[0].pid}{'. A new process: ' * bool(restart)}{restart}",
-        case.waiting,
-        tuple(
-            f"rank {report.rank}: process {report.pid} has not answered for {report.gil_s:.0f} s; "
-            "threads of it wake up again and again to ask for the GIL, the others are asleep"
-            for report in locked
-        ),
-        commands=(restart,) if restart else (),
-    )
-
-
 def _lacking(record: Collective) -> str:
     """What the rank of `record` waits for."""
     if not record.is_point_to_point:
@@ -395,5 +296,6 @@ def _late(context: Context, reports: list[RankReport], what: str, *, paused: boo
 def _doing(report: RankReport, *, paused: bool) -> str:
     if paused:
         return "paused"
-    at = f" at {report.path[-1]}" if report.path and not report.children else where_busy(report)
+    still = stands_still(report) or not report.path
+    at = where_busy(report) if still else f" at {report.path[-1]}"
     return f"busy{at}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import permutations
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.describe import named
 from ddp_notebook.diagnosis.collectives.exits import unwinding
-from ddp_notebook.diagnosis.collectives.rings import misdirected, mistake, unsent
 from ddp_notebook.diagnosis.collectives.stopped_short import LEAVE_TOGETHER
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.model import (
@@ -15,32 +15,36 @@ from ddp_notebook.model import (
     Collective,
     Finding,
     Ranks,
+    by_value,
     name_ranks,
     verb,
 )
 
+_ASYNC = ("isend", "irecv", "batch_isend_irecv")
+_OR_BATCH = ", or use dist.batch_isend_irecv (isend and irecv)."
+
 
 def unmatched_messages(context: Context) -> Iterator[Finding]:
-    """A send without its recv, a recv without its send, and rings of them."""
+    """Find sends without their recv, recvs without their send, and rings of ranks in them."""
     at, graph = context.graph.at, context.graph
+    rings: dict[tuple[str, str, frozenset[str]], set[int]] = {}
     in_rings: set[int] = set()
-    wrong: dict[tuple[str, str, frozenset[str]], Ranks] = {}
-    stuck: dict[tuple[str, str, frozenset[str]], Ranks] = {}
     raised = {rank for finding in unwinding(context) for rank in finding.ranks}
-    astray = misdirected(context) if graph.cycles else None
     for ring in graph.cycles:
-        if not raised.isdisjoint(ring):
-            continue  # while an error unwinds them, they match no rank
-        if any(rank in at and at[rank].is_point_to_point for rank in ring):
-            in_rings.update(ring)
-            cause, remedy, culprits = mistake(context, ring, astray)
-            lines = frozenset(str(at[rank].place) for rank in ring if rank in at)
-            key = cause, remedy, lines
-            known = stuck.get(key)
-            stuck[key] = ring if known is None else tuple(sorted({*known, *ring}))
-            wrong[key] = tuple(sorted({*wrong.get(key, ()), *culprits}))
-    for key, ranks in stuck.items():
-        yield _ring(context, ranks, wrong[key], key[0], key[1])
+        records = [at[rank] for rank in ring if rank in at]
+        # While an error unwinds a rank, it matches no other.
+        if not raised.isdisjoint(ring) or not any(e.is_point_to_point for e in records):
+            continue
+        in_rings.update(ring)
+        from_any = next((e for e in records if e.operation == "recv" and e.peer is None), None)
+        if from_any is not None and not _tags_differ(records):
+            yield _unsent(context, from_any)
+            continue
+        # Pairs that wait at the same lines for the same reason are one mistake.
+        lines = frozenset(str(record.place) for record in records)
+        rings.setdefault((*_why(records), lines), set()).update(ring)
+    for (cause, remedy, _), ranks in rings.items():
+        yield _ring(context, tuple(sorted(ranks)), cause, remedy)
     for rank, record in sorted(at.items()):
         if not record.is_point_to_point or rank in in_rings or rank not in graph.stuck:
             continue
@@ -50,15 +54,42 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
             yield _peer_gone(context, rank, record, gone)
 
 
-def _ring(context: Context, ring: Ranks, culprits: Ranks, cause: str, remedy: str) -> Finding:
-    records = {rank: at for rank, at in context.graph.at.items() if rank in ring}
+def _why(records: Collection[Collective]) -> tuple[str, str]:
+    """Return what the ranks of a ring do, and the remedy; which of them is wrong is not judged."""
+    operations = {record.operation for record in records}
+    if _tags_differ(records):
+        return "the tags differ", "Use one tag= on both sides."
+    if any(record.api in _ASYNC for record in records):
+        return "no send meets a recv", "Pair every isend with an irecv on its peer."
+    if operations == {"send"}:
+        cause = "each sends first and waits for the other's recv"
+        return cause, f"Let one side receive first{_OR_BATCH}"
+    if operations == {"recv"}:
+        cause = "each receives first and waits for the other's send"
+        return cause, f"Let one side send first{_OR_BATCH}"
+    return "they wait for each other", "Pair every send with a recv before both continue."
+
+
+def _ring(context: Context, ring: Ranks, cause: str, remedy: str) -> Finding:
+    records = {rank: at for rank, at in sorted(context.graph.at.items()) if rank in ring}
     return Finding(
         Category.P2P_MISMATCH,
-        culprits,
+        ring,
         f"{cause}: {context.standing(ring)}",
         remedy,
         context.victims,
-        tuple(f"rank {rank}, {_message(record)}" for rank, record in sorted(records.items())),
+        tuple(f"rank {rank}, {_message(record)}" for rank, record in records.items()),
+    )
+
+
+def _tags_differ(records: Collection[Collective]) -> bool:
+    """Return whether two of these ranks address each other, under different tags."""
+    return any(
+        mine.peer in (theirs.rank, None)
+        and theirs.peer in (mine.rank, None)
+        and mine.tag != theirs.tag
+        for mine, theirs in permutations(records, 2)
+        if mine.is_point_to_point and theirs.is_point_to_point
     )
 
 
@@ -84,15 +115,36 @@ def _peer_gone(context: Context, rank: int, record: Collective, gone: Ranks) -> 
             (f"rank {rank}, {_message(record)}", f"{those}: no process group any more"),
         )
     if record.peer is None:
-        cause, remedy, culprits = unsent(context, record)
-        message = f"rank {rank}, {_message(record)}"
-        return Finding(Category.P2P_MISMATCH, culprits, cause, remedy, context.victims, (message,))
+        return _unsent(context, record)
     return Finding(
         Category.P2P_MISMATCH,
         gone,
         f"{verb(gone, 'has', 'have')} finished without the {lacks} that "
         f"rank {rank} waits for in {named(record)}",
         f"Pair every {record.operation} with a {lacks} of the same tag on its peer.",
+        context.victims,
+        (f"rank {rank}, {_message(record)}",),
+    )
+
+
+def _unsent(context: Context, record: Collective) -> Finding:
+    """Name who has sent less to a recv from any rank than others have.
+
+    Where all have sent as many messages, the receiver waits for one too many itself.
+    """
+    rank = record.rank
+    sent = {
+        other: len(wait_graph.between(context.collectives, other, "send", rank, record))
+        for other in wait_graph.members(context.case, record.group)
+        if other != rank
+    }
+    few = tuple(other for other, count in sent.items() if count < max(sent.values()))
+    counts = ", ".join(f"{name_ranks(who)} {count}" for who, count in by_value(sent))
+    return Finding(
+        Category.P2P_MISMATCH,
+        few or (rank,),
+        f"rank {rank} waits for one message more from any rank; no rank sends it (sent: {counts})",
+        "Have each rank send as many messages as are received, or tell the receiver how many.",
         context.victims,
         (f"rank {rank}, {_message(record)}",),
     )

@@ -11,16 +11,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ddp_notebook.diagnosis.progress import GIL_LONG_S, in_setup, opens_store, works
+from ddp_notebook.diagnosis.progress import in_setup, opens_store, works
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     DEFAULT_GROUP,
     Activity,
-    Blocked,
     Case,
     Collective,
     Collectives,
-    Lacks,
     Phase,
     RankReport,
     Ranks,
@@ -95,9 +93,6 @@ def wait_graph(case: Case) -> WaitGraph:
     at: dict[int, Collective] = {}
     any_will_do: set[int] = set()
     for e in case.ranks:
-        if _lacks(e, Lacks.FILE_LOCK):
-            waits[e.rank] = _holders(case, e.blocked)
-            continue
         if in_setup(e):
             if in_new_group(e):
                 waits[e.rank] = arrivals.not_in_new_group(e.rank)
@@ -113,15 +108,6 @@ def wait_graph(case: Case) -> WaitGraph:
             if record.is_point_to_point and record.peer is None:
                 any_will_do.add(e.rank)
     return WaitGraph(waits, at, _may_come(case, waits, any_will_do))
-
-
-def _holders(case: Case, blocked: Blocked | None) -> Ranks:
-    """The rank that holds the lock for which one is blocked.
-
-    None if a thread of it may release the lock while the main thread waits.
-    """
-    pid = blocked.holder if blocked is not None else 0
-    return tuple(e.rank for e in case.ranks if e.at_rest and e.pid == pid != 0)
 
 
 def in_new_group(evidence: RankReport) -> bool:
@@ -191,14 +177,12 @@ def _may_come(
     coming = {
         e.rank
         for e in case.ranks
-        if (works(e) or e.activity in _MAY_COME) and e.process != "stopped" and e.gil_s < GIL_LONG_S
+        if (works(e) or e.activity in _MAY_COME) and e.process != "stopped"
     }
-    if coming:  # one of them may write the file that others wait for in a loop, or open it
-        coming |= {e.rank for e in case.ranks if e.polls_for or _lacks(e, Lacks.FIFO)}
+    if coming:  # one of them may write the file that others wait for in a loop
+        coming |= {e.rank for e in case.ranks if e.polls_for}
     coming.update(rank for rank in case.waiting if rank not in waits)  # set-up, or unknown
-    lockers = {e.rank for e in case.ranks if _lacks(e, Lacks.FILE_LOCK)}
-    coming.update(rank for rank in lockers if not waits[rank])  # no rank has the lock
-    waiting = (set(case.waiting) | lockers) & waits.keys()
+    waiting = set(case.waiting) & waits.keys()
     while True:
         freed = {
             rank
@@ -210,10 +194,6 @@ def _may_come(
             return frozenset(coming)
         coming |= freed
         waiting -= freed
-
-
-def _lacks(evidence: RankReport, what: Lacks) -> bool:
-    return evidence.blocked is not None and evidence.blocked.lacks is what
 
 
 class _Arrivals:

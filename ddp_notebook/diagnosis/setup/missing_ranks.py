@@ -26,7 +26,6 @@ from ddp_notebook.model import (
     Category,
     Collective,
     Finding,
-    Lacks,
     Place,
     RankReport,
     Ranks,
@@ -206,15 +205,14 @@ def _too_late(context: Context, late: Ranks, limit_s: float) -> Finding:
 
 
 def polling_ranks(context: Context) -> Iterator[Finding]:
-    """A rank that waits for a file, or a FIFO, that no rank that still runs will write."""
+    """Find ranks that wait in a loop for a file that no rank that still runs will write."""
     case = context.case
-    pollers = [e for e in case.ranks if e.activity is Activity.BUSY and _waits_for_file(e)]
+    pollers = [e for e in case.ranks if e.activity is Activity.BUSY and e.polls_for]
     working = case.where(Activity.BUSY, Activity.SILENT)  # who does not answer may write it, too
     if not pollers or len(working) > len(pollers):
         return
-    yield from (_at_fifo(case, e) for e in pollers if not e.polls_for)
     same: dict[str, list[RankReport]] = {}
-    for e in filter(lambda e: e.polls_for, pollers):
+    for e in pollers:
         same.setdefault(e.doing, []).append(e)
     for reports in same.values():
         yield _left_unwritten(context, reports) or _for_a_file(case, reports)
@@ -283,22 +281,6 @@ def _for_a_file(case: Case, pollers: list[RankReport]) -> Finding:
             ),
             *((f"{paths[0]} does not exist",) if one else ()),
         ),
-    )
-
-
-def _waits_for_file(e: RankReport) -> bool:
-    return bool(e.polls_for) or (e.blocked is not None and e.blocked.lacks is Lacks.FIFO)
-
-
-def _at_fifo(case: Case, e: RankReport) -> Finding:
-    assert e.blocked is not None
-    return Finding(
-        Category.FILESYSTEM,
-        (e.rank,),
-        f"waits until another process opens the FIFO {e.blocked.what}, and no rank does",
-        "Start the process at its other end first, or open it with os.O_NONBLOCK.",
-        case.waiting,
-        (f"rank {e.rank}: at {e.doing}",),
     )
 
 

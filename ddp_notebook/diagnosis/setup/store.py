@@ -12,17 +12,13 @@ from ddp_notebook.diagnosis.majority import by_ranks
 from ddp_notebook.diagnosis.progress import evidence_of, in_setup, opens_store, where_busy, works
 from ddp_notebook.diagnosis.setup.reach import network_of, on_two_hosts
 from ddp_notebook.diagnosis.setup.torch_errors import first_line
-from ddp_notebook.diagnosis.source_code.names import Varies
-from ddp_notebook.diagnosis.source_code.singled_out import who_sets
 from ddp_notebook.model import (
     OWN_STORE,
     Activity,
     Case,
     Category,
-    Collective,
     Finding,
     RankReport,
-    Ranks,
     name_ranks,
     verb,
 )
@@ -145,42 +141,60 @@ def unreachable_store(context: Context) -> Iterator[Finding]:
 
 
 def unset_keys(context: Context) -> Iterator[Finding]:
-    """Keys for which ranks wait: that no rank can set any more, or that one is late to set."""
-    ranks_of: dict[str, list[RankReport]] = {}
-    for e in context.case.ranks:
-        if wait_graph.waits_for_key(e):
-            ranks_of.setdefault(_unset_of(context.case, e.key), []).append(e)
-    for key, waiters in ranks_of.items():
-        working = [e for e in context.case.ranks if works(e)]
+    """Find keys for which ranks wait, or waited until their timeout, and that no rank has set.
+
+    A rank that is busy may be late to set it; else it comes no more.
+    """
+    working = [e for e in context.case.ranks if works(e)]
+    for key, waiters in _by_key(e for e in context.case.ranks if wait_graph.waits_for_key(e)):
+        unset = _unset_of(context.case, key) or key
         if working:
-            yield from (_late_to_set(context, key, waiters, e) for e in working)
+            yield from (_late_to_set(context, unset, waiters, e) for e in working)
         elif all(e.rank in context.graph.stuck for e in waiters):
-            yield from _never_set(context, key, waiters)
+            yield from _never_set(context, unset, waiters)
+    for key, waiters in _by_key(filter(None, map(_gave_up, context.case.ranks))):
+        if not (unset := _unset_of(context.case, key)):
+            yield from _set_too_late(context, key, waiters)
+        elif len(working) == 1:
+            yield replace(_late_to_set(context, unset, waiters, working[0]), passing=False)
+        elif not working:
+            yield from _never_set(context, unset, waiters)
 
 
-def given_up_keys(context: Context) -> Iterator[Finding]:
-    """Keys for which ranks waited until their timeout: set too late, not set yet, or by no rank."""
+def _by_key(waiters: Iterable[RankReport]) -> Iterable[tuple[str, list[RankReport]]]:
     same: dict[str, list[RankReport]] = {}
-    for e in context.case.ranks:
-        asked = _GIVEN_UP.search(e.error_text) if e.activity is Activity.FAILED else None
-        if asked and e.error_at and _ASKS.search(e.error_at[-1].text):
-            key = ", ".join(_OF_TORCH.sub("", each) for each in asked[1].split(", "))
-            same.setdefault(key, []).append(replace(e, key=key, path=e.error_at))
-    for keys, waiters in same.items():
-        unset = [key for key in keys.split(", ") if not _set_by(context.case, key)]
-        if unset:
-            yield from _not_set_in_time(context, ", ".join(unset), waiters)
-        else:
-            yield from _set_too_late(context, keys, waiters)
+    for e in waiters:
+        same.setdefault(e.key, []).append(e)
+    return same.items()
+
+
+def _gave_up(e: RankReport) -> RankReport | None:
+    """Return a report with the key whose wait has timed out in a call of the user's own."""
+    asked = _GIVEN_UP.search(e.error_text) if e.activity is Activity.FAILED else None
+    if not asked or not e.error_at or not _ASKS.search(e.error_at[-1].text):
+        return None
+    key = ", ".join(_OF_TORCH.sub("", each) for each in asked[1].split(", "))
+    return replace(e, key=key, path=e.error_at)
+
+
+_GIVEN_UP = re.compile(r"wait timeout after \d+ ?ms, keys: (.+)")
+_ASKS = re.compile(r"\.(?:wait|get|multi_get)\(")
+_OF_TORCH = re.compile(r"^/?(?:default_pg/\d+/+)?")
+"""What torch puts before the names of keys in the default group's store."""
+
+
+def _unset_of(case: Case, keys: str) -> str:
+    """Return those of several keys that no rank is known to have set."""
+    return ", ".join(key for key in keys.split(", ") if not _set_by(case, key))
 
 
 def _set_by(case: Case, key: str) -> set[int]:
-    """The ranks that have set a key, to whose name their stores have added a prefix."""
+    """Return the ranks that have set a key, to whose name their stores have added a prefix."""
     return {e.rank for e in case.ranks for own in e.keys_set if f"/{key}".endswith(f"/{own}")}
 
 
 def _set_too_late(context: Context, keys: str, waiters: list[RankReport]) -> Iterator[Finding]:
-    """Who set a key after others gave it up; of several keys only if one rank can be meant."""
+    """Name who set a key after others gave it up; of several keys only if one rank can be meant."""
     waiting = tuple(e.rank for e in waiters)
     late = set().union(*(_set_by(context.case, key) for key in keys.split(", ")))
     ranks = tuple(sorted(late.difference(waiting)))
@@ -192,27 +206,8 @@ def _set_too_late(context: Context, keys: str, waiters: list[RankReport]) -> Ite
             f"{name_ranks(waiting)} gave it up{_place(waiters)}: the timeout was over",
             "Give the wait a timeout longer than the slowest rank needs.",
             context.victims,
-            _texts_of(waiters),
+            by_ranks({e.rank: first_line(e) for e in waiters}),
         )
-
-
-def _not_set_in_time(context: Context, key: str, waiters: list[RankReport]) -> Iterator[Finding]:
-    """A key that no rank has set: one that is busy may be late, else it is never set."""
-    working = [e for e in context.case.ranks if works(e)]
-    if not working:
-        yield from _never_set(context, key, waiters)
-    elif len(working) == 1:
-        yield replace(_late_to_set(context, key, waiters, working[0]), passing=False)
-
-
-def _texts_of(reports: Iterable[RankReport]) -> tuple[str, ...]:
-    return by_ranks({e.rank: first_line(e) for e in reports})
-
-
-_GIVEN_UP = re.compile(r"wait timeout after \d+ ?ms, keys: (.+)")
-_ASKS = re.compile(r"\.(?:wait|get|multi_get)\(")
-_OF_TORCH = re.compile(r"^/?(?:default_pg/\d+/+)?")
-"""What torch puts before the names of keys in the default group's store."""
 
 
 def _late_to_set(
@@ -231,126 +226,39 @@ def _late_to_set(
 
 
 def _never_set(context: Context, key: str, waiters: list[RankReport]) -> Iterator[Finding]:
+    """Name the ranks without which a key stays unset: the side with fewer ranks, or all."""
     waiting = tuple(e.rank for e in waiters)
     others = tuple(e.rank for e in context.case.ranks if e.rank not in waiting)
     if any(context.gone(rank) and not context.finished(rank) for rank in others):
         return  # one of them failed or died before it came to that
-    wait, place = verb(waiting, "waits", "wait"), _place(waiters)
+    wait = verb(waiting, "waits", "wait")
     if waiters[0].activity is Activity.FAILED:
         wait = verb(waiting, "waited", "waited")
     where = f": {context.standing(others)}" if others else ""
-    lacks, remedy = _what_lacks(key, next((e.key_test for e in waiters if e.key_test), ""))
-    owners = tuple(sorted(set().union(*(_owners(context.case, k) for k in key.split(", ")))))
-    known = owners or _told_to_set(context, key, waiters, others)
-    ranks = known or _likely(waiting, others)
-    if not known and len(waiting) == len(others):
-        where += "; whose it is to set cannot be told"
+    ranks = others if 0 < len(others) < len(waiting) else waiting
+    if len(waiting) == len(others):
+        ranks = tuple(sorted((*waiting, *others)))
+        where += "; which rank had to set it is not known"
+    lacks = f"the store's key {key!r}, which no rank has set"
+    if _set_by(context.case, key):  # a loop of the user's asks for its value
+        lacks = f"another value of the store's key {key!r}, which no rank will set"
     yield Finding(
         Category.UNSET_KEY,
         ranks,
-        f"{wait}{place} for {lacks}{_whose(known, bool(owners))}{where}",
-        f"{remedy} Compare the names of the keys, and that both sides use the same store.",
+        f"{wait}{_place(waiters)} for {lacks}{where}",
+        f"Set it before any rank waits for it: store.set({key!r}, ...). Compare the names of the "
+        "keys, and that both sides use the same store.",
         context.victims,
-        (
-            f"{wait} for the key {key!r}",
-            *((context.standing(others),) if others else ()),
-            *(_keys_of_each(context.case) if owners else ()),
+        tuple(
+            f"rank {e.rank} has set {', '.join(map(repr, e.keys_set[-4:]))}"
+            for e in context.case.ranks
+            if e.keys_set
         ),
     )
 
 
-def _likely(waiting: Ranks, others: Ranks) -> Ranks:
-    """Where most ranks wait for a key, it is the others who had to set it; else the odd ones."""
-    if len(waiting) == len(others):
-        return tuple(sorted((*waiting, *others)))
-    return others if others and len(others) < len(waiting) else waiting
-
-
-def _told_to_set(context: Context, key: str, waiters: list[RankReport], others: Ranks) -> Ranks:
-    """Those of the others that had to set a key, as its name or the code tells; else none."""
-    named = {int(number) for number in _RANK_IN_KEY.findall(key)} & set(others)
-    if named or not others:
-        return tuple(sorted(named))
-    waiting = tuple(e.rank for e in waiters)
-    setting = who_sets(context.sources, key, tuple(sorted((*waiting, *others))))
-    if setting and set(setting).isdisjoint(waiting):
-        return setting
-    is_tie = len(waiting) == len(others)
-    return others if is_tie and _wait_by_rank(context, waiters, others) else ()
-
-
-def _wait_by_rank(context: Context, waiters: list[RankReport], others: Ranks) -> bool:
-    """True where a test lets just these ranks come to where they wait: the others are to set it."""
-    waiting = tuple(e.rank for e in waiters)
-    waits = [Collective(0, 0, e.key, path=e.path) for e in waiters]
-    tests = [context.sources.condition(e, reached=waiting, others=others) for e in waits]
-    return all(test is not None and test.decides is Varies.JUST_SO for test in tests)
-
-
-def _keys_of_each(case: Case) -> Iterator[str]:
-    for e in case.ranks:
-        if e.keys_set:
-            keys = ", ".join(map(repr, e.keys_set[-_MOST_SHOWN:]))
-            yield f"rank {e.rank} has set {keys}"
-
-
 def _place(waiters: Iterable[RankReport]) -> str:
     return next((f" at {e.path[-1]}" for e in waiters if e.path), "")
-
-
-def _what_lacks(key: str, test: str) -> tuple[str, str]:
-    """What is waited for, and the remedy; `test` is what a loop asks about the key."""
-    if test:
-        return (
-            f"another value of the store's key {key!r} ({test}), which no rank will set",
-            "Set it to what the loop asks for before any rank asks.",
-        )
-    return (
-        f"the store's key {key!r}, which no rank has set",
-        f"Set it before any rank waits for it: store.set({key!r}, ...).",
-    )
-
-
-def _unset_of(case: Case, keys: str) -> str:
-    """Those of several keys that no rank is known to have set; all if each was."""
-    known = {each for e in case.ranks for each in e.keys_set}
-    return ", ".join(each for each in keys.split(", ") if each not in known) or keys
-
-
-def _owners(case: Case, key: str) -> set[int]:
-    """Who had to set a key, as the ranks' other keys show: ``done/3/1`` was set by rank 1.
-
-    A key with the rank's number, or that goes on counting where one rank alone has counted.
-    """
-    words = _NUMBERS.split(key)
-    of: dict[int, list[tuple[str, str]]] = {}
-    for e in case.ranks:
-        for own in map(_NUMBERS.split, e.keys_set):
-            if len(words) > 1 and own[::2] == words[::2]:
-                pairs = zip(own[1::2], words[1::2], strict=True)
-                of.setdefault(e.rank, []).extend(_only_other(pairs))
-    by_number = {int(to) for rank, pairs in of.items() for was, to in pairs if was == str(rank)}
-    owners = by_number & {e.rank for e in case.ranks}
-    return owners if owners or len(of) > 1 else set(of)
-
-
-def _only_other(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The pair of numbers that are not the same, if there is one alone."""
-    found = [(a, b) for a, b in pairs if a != b]
-    return found if len(found) == 1 else []
-
-
-_NUMBERS = re.compile(r"(\d+)")
-_RANK_IN_KEY = re.compile(r"(?:rank|worker|replica)[-_/:. ]?(\d+)", re.ASCII | re.IGNORECASE)
-_MOST_SHOWN = 4
-
-
-def _whose(ranks: Ranks, by_other_keys: bool) -> str:
-    """Words for the ranks that had to set a key, and for what tells that."""
-    if not ranks:
-        return ""
-    shown = "the names of the other keys show" if by_other_keys else "its name or the code tells"
-    return f": it is {name_ranks(ranks)}'s to set, as {shown}"
 
 
 def _unresolved(case: Case) -> tuple[RankReport, ...]:

@@ -6,13 +6,10 @@ import ast
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 
 from ddp_notebook.diagnosis.majority import outvoted
-from ddp_notebook.diagnosis.source_code.conditions import Test, last_name, tests_around
+from ddp_notebook.diagnosis.source_code.conditions import Test, last_name
 from ddp_notebook.diagnosis.source_code.names import Names
 from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.model import Ranks
-
-_SETTING = ("set", "add", "append", "compare_set")
-"""Methods of a store that set a key."""
 
 
 def singled_out(sources: Sources, words: Container[str], ranks: Ranks) -> Ranks:
@@ -38,33 +35,6 @@ def strayed(sources: Sources, values: Mapping[int, Hashable], words: Container[s
     ranks = outvoted(values)
     two = len(ranks) == len(values) == 2
     return (singled_out(sources, words, ranks) if two else ()) or ranks
-
-
-def who_sets(sources: Sources, key: str, ranks: Ranks) -> Ranks:
-    """Those of `ranks` that the tests let come to where the code sets this key of a store."""
-    return tuple(
-        sorted(
-            {
-                rank
-                for tree in sources.known()
-                for node in ast.walk(tree)
-                if isinstance(node, ast.Call) and _is_set(node, key)
-                for rank in _come_to(tree, node, ranks)
-            }
-        )
-    )
-
-
-def _is_set(call: ast.Call, key: str) -> bool:
-    first = call.args[0] if call.args else None
-    named = isinstance(first, ast.Constant) and first.value == key
-    return named and last_name(call.func) in _SETTING
-
-
-def _come_to(tree: ast.Module, call: ast.Call, ranks: Ranks) -> Iterator[int]:
-    names, size = Names(tree), max(ranks) + 1
-    tests = list(tests_around(tree, call.lineno, last_name(call.func)))
-    yield from (rank for rank in ranks if all(names.lets(test, rank, size) for test in tests))
 
 
 def _let_by(names: Names, test: ast.expr, ranks: Ranks) -> Ranks:

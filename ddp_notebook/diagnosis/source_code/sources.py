@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
@@ -20,18 +20,15 @@ from ddp_notebook.diagnosis.source_code.conditions import (
 )
 from ddp_notebook.diagnosis.source_code.coroutines import run_beside
 from ddp_notebook.diagnosis.source_code.names import Names, Varies
-from ddp_notebook.diagnosis.source_code.shared_names import SharedNames
 from ddp_notebook.diagnosis.source_code.statements import (
     LOOPS,
     SCOPES,
     called_after,
     called_on,
     enclosing,
-    functions_around,
     hold,
     imported_in,
     targets_of,
-    tried_before,
     ways_around,
     ways_out,
 )
@@ -249,16 +246,6 @@ class Sources:
                 return self._as_condition(place, test.test, test.line, test.shown)
         return None
 
-    def hangs_on(self, record: Collective, path: Sequence[Place]) -> bool:
-        """True when what lets a rank come to `record` hangs on what the code at `path` writes.
-
-        The tests on the way to it count, and the loops around it with the ways around it in them.
-        """
-        names = SharedNames(self.known())
-        code = (node for at in path for node in functions_around(self.tree(at), at.line))
-        written = names.written(code)
-        return bool(written) and not written.isdisjoint(names.read(self._deciding(record)))
-
     def known(self, files: Collection[str] | None = None) -> list[ast.Module]:
         """The code of these files, by default of all, as far as it parses."""
         trees = (self.tree(Place(file, 0)) for file in (self._texts if files is None else files))
@@ -282,21 +269,6 @@ class Sources:
         """
         own = next(iter(self._texts), "")
         return self.known(self.imported_by({own, *files}))
-
-    def _deciding(self, record: Collective) -> Iterator[ast.AST]:
-        """The code that decides whether, and how often, `record` is reached."""
-        lines: dict[str, set[int]] = {}
-        for place, condition in self._tests(record):
-            yield condition.test
-            lines.setdefault(place.file, set()).add(condition.line)
-        for place in record.path:
-            for loop in self._loops(place):
-                yield loop.test if isinstance(loop, ast.While) else loop.iter
-                for test, line, _ in (*ways_around(loop, place.line), *ways_out(loop)):
-                    yield test
-                    lines.setdefault(place.file, set()).add(line)
-        for file, those in lines.items():
-            yield from tried_before(self.tree(Place(file, 0)), those)
 
     def tries_again(self, record: Collective) -> Condition | None:
         """The `except` after which `record` is called again, if that alone can set ranks apart.

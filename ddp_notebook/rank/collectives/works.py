@@ -11,6 +11,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -34,6 +35,14 @@ completed: Callable[[Any], bool] = dist.Work.is_completed
 wait_for: Callable[[Any], bool] = dist.Work.wait
 """torch's own methods: asking a handle by them does not count as the user's asking."""
 _future_of: Callable[[Any], Any] = dist.Work.get_future
+
+
+_asking: set[CodeType] = set()
+
+
+def is_asked(frame: FrameType) -> bool:
+    """Return whether a handle is asked something in this frame, such as to wait."""
+    return frame.f_code in _asking
 
 
 def error_of(work: Any) -> Exception | None:
@@ -146,6 +155,7 @@ class AsyncWorks:
                     handle.look()
             return original(self, *args, **named)
 
+        _asking.add(ask.__code__)  # type: ignore[attr-defined]  # of the function inside
         return ask
 
     # -- what happens ----------------------------------------------------------------------

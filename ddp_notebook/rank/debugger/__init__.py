@@ -5,6 +5,7 @@ at_lines.py     All of it for one process, and what it answers.
 breakpoints.py  Where and when a rank stops, with hit counts.
 collective_calls.py  Whether an expression may issue a collective.
 debugger.py     The component: which thread is stopped where, and how it is resumed.
+elsewhere.py    Code that this process does not run as Python: compiled, or run by data workers.
 expressions.py  Evaluates and assigns in the frames of a paused rank.
 lines.py        How far a step goes, and what each back end does.
 monitoring.py   The back end for Python 3.12 and later: sys.monitoring.

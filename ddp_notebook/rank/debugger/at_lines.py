@@ -8,9 +8,9 @@ from typing import Any
 from ddp_notebook.rank import calls, torch_private
 from ddp_notebook.rank.calls import Question
 from ddp_notebook.rank.debugger.debugger import Debugger
+from ddp_notebook.rank.debugger.elsewhere import Compiled
 from ddp_notebook.rank.debugger.expressions import Expressions
 from ddp_notebook.rank.debugger.not_finite import NotFinite
-from ddp_notebook.rank.inspect.elsewhere import Compiled
 from ddp_notebook.rank.rank_process import Events
 from ddp_notebook.rank.variables.scopes import Variables
 from ddp_notebook.rank.watched import Watched

@@ -6,9 +6,9 @@ from ddp_notebook.rank import calls
 from ddp_notebook.rank.control import Handlers
 from ddp_notebook.rank.inspect import facts
 from ddp_notebook.rank.inspect.case import Reporter
-from ddp_notebook.rank.inspect.reachability import Reachability
 from ddp_notebook.rank.inspect.stacks import Stacks
 from ddp_notebook.rank.inspect.waiting import Waiting
+from ddp_notebook.rank.setup.reachability import Reachability
 from ddp_notebook.rank.variables.scopes import Variables
 from ddp_notebook.rank.watched import Watched
 

@@ -19,7 +19,6 @@ import torch.distributed as dist
 
 from ddp_notebook.model import (
     Category,
-    InitArguments,
     Place,
     Probe,
     RankReport,
@@ -30,10 +29,15 @@ from ddp_notebook.rank.cells.raised import place_of
 from ddp_notebook.rank.inspect import process as own
 from ddp_notebook.rank.inspect.polling import polled_file
 from ddp_notebook.rank.inspect.process import is_runnable, main_cpu_s, versions
-from ddp_notebook.rank.inspect.reachability import Reachability
-from ddp_notebook.rank.inspect.waiting import Waiting, is_at_rest, is_ddp_constructor
+from ddp_notebook.rank.inspect.waiting import (
+    Stillness,
+    Waiting,
+    is_ddp_constructor,
+    joins_processes,
+)
 from ddp_notebook.rank.main_thread import Failure
 from ddp_notebook.rank.setup import listening
+from ddp_notebook.rank.setup.reachability import Reachability
 from ddp_notebook.rank.setup.rendezvous import Calls
 from ddp_notebook.rank.training import ddp
 from ddp_notebook.rank.training.parallel import fsdp_private
@@ -41,6 +45,8 @@ from ddp_notebook.rank.watched import Watched
 
 _KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")
 _JOINED_AFTER_S = 4.0
+_STILL_S = 2.0
+"""Seconds at one place after which the library function that it called there is named."""
 _DEFAULT_GROUP = re.compile(rb"default_pg/\d+//[a-z]+//")
 """The keys of the default group; those of other groups have their number here."""
 
@@ -54,26 +60,31 @@ class Reporter:
         self._main_thread = watched.main_thread
         self._user_code = watched.user_code
         self._waiting = waiting
+        self._stillness = Stillness()
         self._reachability = reachability
 
     def report(self) -> RankReport:
-        """This rank, as it is now."""
+        """Return this rank, as it is now."""
         self._observer.settle()
-        runnable = is_runnable()  # before anything here wakes the store's thread
+        # Before anything here wakes the store's thread, which is one of torch's.
+        runnable = is_runnable()
         awaited = self._waiting.awaited()
         frame, stack = awaited.frame, awaited.stack
         wait = self._waiting.wait(awaited, runnable)
         inside = wait.inside
+        still_s = 0.0 if inside else self._stillness.look(awaited)
         watched, error = self._watched, self._main_thread.error
         calls = watched.init_calls.calls
         arguments, exchanges = calls.arguments, self._observer.exchanges
-        at_rest = is_at_rest()
-        probe, addresses = self._store_and_name(arguments, calls.entered > 0 or inside == "store")
+        store = arguments.master_addr, arguments.master_port
+        asks_store = calls.entered > 0 or inside == "store"
+        listens = watched.sockets.listening() if inside == "process-group" else ()
         return RankReport(
             rank=watched.process.rank,
             activity=self._waiting.activity(inside),
             inside=inside,
-            doing=self._main_thread.doing or self._user_code.describe(frame),
+            doing=self._main_thread.doing
+            or self._user_code.describe(frame, any_call=still_s >= _STILL_S),
             entered=calls.entered,
             left=calls.returned,
             called_ns=calls.called_ns,
@@ -87,21 +98,20 @@ class Reporter:
             error_misses=_there_by_now(error),
             holder=_holder(error, arguments.master_port),
             polls_for="" if inside else polled_file(frame, self._user_code),
-            workers=() if inside else watched.data_workers.owing(stack, at_rest=at_rest),
-            children=() if inside else watched.data_workers.started(stack),
+            workers=() if inside else watched.data_workers.owing(stack),
+            joins=not inside and joins_processes(stack),
+            still_s=round(still_s, 1),
             in_threads=watched.thread_errors.of_run,
             handles=error.during if error else watched.thread_errors.in_main(),
-            blocked=None if inside else self._waiting.blocked(awaited),
             pid=os.getpid(),
-            at_rest=at_rest,
-            locked=not inside and self._waiting.locked(awaited),
-            probe=probe,
+            probe=self._reachability.store(*store) if asks_store else Probe(),
             file=_store_file(arguments.path, dist.is_initialized(), _has_joined(inside, calls)),
             host=calls.host or own.host(),
             network=calls.network or own.network(),
             versions=versions(),
-            addresses=addresses,
-            listens=self._listens(inside, arguments),
+            addresses=watched.resolver.resolved(arguments.master_addr),
+            # Without the store, if this rank hosts it.
+            listens=tuple(each for each in listens if not each.endswith(f":{store[1]}")),
             runnable=runnable and not wait.polls,
             main_cpu_s=main_cpu_s(),
             groups_made=tuple(self._observer.subgroups.made),
@@ -113,31 +123,15 @@ class Reporter:
             path=tuple(Place(*line) for line in watched.call_sites.users_path(frame)),
             waits_for=wait.record,
             key=wait.key,
-            key_test=wait.test,
             keys_set=watched.store_keys.set_by_me(),
             run=self._observer.run,
             unrecorded=self._observer.unrecorded or self._observer.broken,
             replicas=watched.summary.counts(),
         )
 
-    def _store_and_name(
-        self, arguments: InitArguments, entered: bool
-    ) -> tuple[Probe, dict[str, tuple[str, ...]]]:
-        """Whether the store answers this rank, and what its name resolves to here."""
-        address = arguments.master_addr, arguments.master_port
-        probe = self._reachability.store(*address) if entered else Probe()
-        return probe, self._watched.resolver.resolved(arguments.master_addr)
-
-    def _listens(self, inside: str, arguments: InitArguments) -> tuple[str, ...]:
-        """Where the group under construction listens, without a store that this rank hosts."""
-        if inside != "process-group":
-            return ()
-        store = f":{arguments.master_port}"
-        return tuple(each for each in self._watched.sockets.listening() if not each.endswith(store))
-
 
 def _wrapped_model(stack: Sequence[FrameType]) -> Fingerprint | None:
-    """What the model is made of whose DDP is being constructed on these frames."""
+    """Return what the model is made of whose DDP is being constructed on these frames."""
     for frame in stack:
         if is_ddp_constructor(frame):
             model = frame.f_locals.get("module")
@@ -147,7 +141,7 @@ def _wrapped_model(stack: Sequence[FrameType]) -> Fingerprint | None:
 
 
 def _there_by_now(error: Failure | None) -> str:
-    """The file that the user's code did not find, if there is one of that name by now."""
+    """Return the file that the user's code did not find, if there is one of that name by now."""
     if error is None or error.type != "FileNotFoundError":
         return ""
     path = error.text.partition(": ")[2].strip().strip("'")
@@ -155,7 +149,7 @@ def _there_by_now(error: Failure | None) -> str:
 
 
 def _holder(error: Failure | None, port: int | None) -> str:
-    """Who holds the port that this rank could not have."""
+    """Return who holds the port that this rank could not have."""
     if error is None or not port:
         return ""
     ours = error.category == Category.PORT_IN_USE
@@ -164,7 +158,7 @@ def _holder(error: Failure | None, port: int | None) -> str:
 
 
 def _has_joined(inside: str, calls: Calls) -> str:
-    """This rank's number in the group under construction, once its address must be in the store.
+    """Return this rank's number in the group under construction, if its address must be in there.
 
     gloo writes it as soon as it listens: a rank that has waited for so long has done so. Empty
     before, and for other backends.
@@ -178,7 +172,7 @@ def _has_joined(inside: str, calls: Calls) -> str:
 
 
 def _store_file(path: str, initialized: bool, joined: str) -> StoreFile:
-    """What is in the file of a ``file://`` rendezvous: an address per rank, or more.
+    """Return what is in the file of a ``file://`` rendezvous: an address per rank, or more.
 
     `joined` is the rank whose address must be in it.
     """

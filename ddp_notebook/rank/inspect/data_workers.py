@@ -1,6 +1,8 @@
 """The workers of the DataLoader in which the main thread waits for a batch: do they make progress?
 
-Reading /proc costs a worker nothing. Only a worker whose threads all wait without a limit is sent a
+Reading /proc costs a worker nothing. A worker that sleeps or reads from a slow disk has no CPU time
+either, and delivers all the same; so one counts as stuck only if all its threads are in the system
+call that waits for a lock of their own process, without a time limit. Only such a worker is sent a
 signal, to which Python's faulthandler responds with its stack.
 """
 
@@ -9,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import linecache
-import multiprocessing
 import os
 import platform
 import re
@@ -24,16 +25,20 @@ from ddp_notebook.launch.process_groups import stat_fields
 from ddp_notebook.model import Place
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.component import Component
-from ddp_notebook.rank.inspect.blocked import FUTEX, has_children, waits_for_ever
 from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.torch_private import Loading
 
+_FUTEX_OF = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
+_FUTEX = _FUTEX_OF.get(platform.machine(), -1)
+"""The number of the system call in which a thread waits for a lock; -1 if not known."""
+_PRIVATE = 128
+"""The flag of a lock that only threads of the same process can release."""
 _ACCEPT_OF = {"x86_64": (43, 288), "aarch64": (202, 242), "riscv64": (202, 242)}
 _ACCEPT = _ACCEPT_OF.get(platform.machine(), ())
 """The numbers of the system calls in which a thread waits for incoming connections."""
 _STACK_AFTER_S = 1.0
-_WRITTEN_WITHIN_S, _LOOK_EVERY_S = 0.2, 0.005
+_WRITTEN_WITHIN_S = 0.2
 _LINE = re.compile(r'^ +File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 7
 
@@ -53,85 +58,68 @@ class DataWorkers(Component):
 
     def attach(self) -> None:
         """Let processes forked from this one write their stack on a signal."""
-        if not FUTEX > 0 or not hasattr(faulthandler, "register"):
+        if not _FUTEX > 0 or not hasattr(faulthandler, "register"):
             return
+        # Workers inherit the handler and the file by fork. The file loses its name at once, so that
+        # nothing is left of it when the rank is killed.
         path = self._folder / f"stacks-{os.getpid()}"
         self._stacks = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         path.unlink()
         faulthandler.register(_SIGNAL, file=self._stacks, all_threads=True, chain=False)
 
-    def owing(
-        self, frames: Iterable[FrameType], *, at_rest: bool = False
-    ) -> tuple[model.Worker, ...]:
-        """The workers that must deliver the batch for which these frames wait.
-
-        `at_rest` is true where none of the user's threads besides the main one can go on.
-        """
+    def owing(self, frames: Iterable[FrameType]) -> tuple[model.Worker, ...]:
+        """Return the workers that must deliver the batch for which these frames wait."""
         loading = torch_private.loading(frames, awaited=True)
         if loading is None or not loading.due:
             return ()
+        # A worker that has delivered is at work on a later batch: the clock begins anew.
         if loading.batch != self._batch:
             self._batch = loading.batch
             self._ran.clear()
             self._places.clear()
-        shared = at_rest and _nobody_else_releases(loading)
-        return tuple(self._worker(loading, pid, shared=shared) for pid in loading.owing)
+        return tuple(self._worker(loading, pid) for pid in loading.owing)
 
-    def started(self, frames: Iterable[FrameType]) -> tuple[model.Child, ...]:
-        """The processes started by the user for whose end these frames of the main thread wait."""
-        return tuple(
-            model.Child(pid, _STATES.get(_state(pid), "gone"), round(self._still_s(pid), 1))
-            for pid in _joined(frames)
-        )
-
-    def _worker(self, loading: Loading, pid: int, *, shared: bool) -> model.Worker:
-        still_s = self._still_s(pid)
-        locked = still_s > 0 and _waits_for_ever(pid, shared=shared)
+    def _worker(self, loading: Loading, pid: int) -> model.Worker:
+        ran, now_s = _ran_ns(pid), time.monotonic()
+        before, since_s = self._ran.get(pid, (-1, now_s))
+        if ran != before or ran < 0:
+            since_s = now_s
+        self._ran[pid] = ran, since_s
+        still_s = now_s - since_s
+        locked = still_s > 0 and _waits_for_ever(pid)
         forked = self._stacks >= 0 and _catches_signal(pid)
         if locked and forked and pid not in self._places and still_s > _STACK_AFTER_S:
             self._places[pid] = self._place_of(pid)
-            self._ran[pid] = _ran_ns(pid), self._ran[pid][1]  # it ran to answer
+            # It ran to answer, and would seem to have gone on.
+            self._ran[pid] = _ran_ns(pid), since_s
         return model.Worker(
             pid,
             due=pid == loading.due,
             forked=forked,
             still_s=round(still_s, 1),
             locked=locked,
-            stopped=_state(pid) in ("T", "t"),
+            stopped=next(iter(_stat(pid)), "") in ("T", "t"),
             place=self._places.get(pid),
         )
 
-    def _still_s(self, pid: int) -> float:
-        ran, now_s = _ran_ns(pid), time.monotonic()
-        before, since_s = self._ran.get(pid, (-1, now_s))
-        if ran != before or ran < 0:
-            since_s = now_s
-        self._ran[pid] = ran, since_s
-        return now_s - since_s
-
     def _place_of(self, pid: int) -> Place | None:
-        """Where a forked worker is: the user's innermost line, else the innermost of any."""
+        """Return where a forked worker is: the user's innermost line, else the innermost of any."""
         os.ftruncate(self._stacks, 0)
-        with contextlib.suppress(OSError):
+        try:
             os.kill(pid, _SIGNAL)
-            text = self._written_stacks()
-            for thread in re.split(r"^(?:Current t|T)hread .*$", text, flags=re.MULTILINE):
-                if "_worker_loop" in thread:
-                    return self._innermost(thread)
-        return None
-
-    def _written_stacks(self) -> str:
-        """The stack that a worker has written, once it is complete."""
-        deadline, text = time.monotonic() + _WRITTEN_WITHIN_S, b""
-        while time.monotonic() < deadline:
-            time.sleep(_LOOK_EVERY_S)
-            before, text = text, os.pread(self._stacks, 1 << 16, 0)
-            if text and text == before:
+        except OSError:
+            return None
+        deadline_s, data = time.monotonic() + _WRITTEN_WITHIN_S, b""
+        while time.monotonic() < deadline_s:
+            time.sleep(0.005)
+            before, data = data, os.pread(self._stacks, 1 << 16, 0)
+            if data and data == before:  # it is complete
                 break
-        return text.decode("utf-8", "replace")
-
-    def _innermost(self, thread: str) -> Place | None:
-        lines = _LINE.findall(thread)
+        threads = re.split(
+            r"^(?:Current t|T)hread .*$", data.decode("utf-8", "replace"), flags=re.MULTILINE
+        )
+        loop = next((thread for thread in threads if "_worker_loop" in thread), "")
+        lines = _LINE.findall(loop)
         users = (line for line in lines if self._is_users(line[0]))
         shown = next(users, next(iter(lines), None))
         if shown is None:
@@ -144,14 +132,14 @@ class DataWorkers(Component):
 
 
 def end(frames: Iterable[FrameType]) -> int:
-    """End the workers of the DataLoader that these frames are in; returns their number.
+    """End the workers of the DataLoader that these frames are in; return their number.
 
     An aborted rank would otherwise wait several seconds for each worker without progress.
     """
     loading = torch_private.loading(frames)
     ended = 0
     for pid in loading.everyone if loading is not None else ():
-        if _parent(pid) == os.getpid():
+        if _stat(pid)[1:2] == [str(os.getpid())]:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGTERM)
                 os.kill(pid, signal.SIGCONT)  # one that is stopped ends only then
@@ -159,36 +147,11 @@ def end(frames: Iterable[FrameType]) -> int:
     return ended
 
 
-def _joined(frames: Iterable[FrameType]) -> tuple[int, ...]:
-    """The pids of the processes whose end these frames wait for."""
-    for frame in frames:
-        where = frame.f_globals.get("__name__"), frame.f_code.co_name
-        names = frame.f_locals if where in _JOINS else {}
-        if "self" in names:
-            of = getattr(names["self"], "processes", None) or (names["self"],)
-            pids = (getattr(process, "pid", None) for process in of)
-            return tuple(pid for pid in pids if isinstance(pid, int))
-    return ()
-
-
-_JOINS = (
-    *(("torch.multiprocessing.spawn", "join"), ("multiprocessing.process", "join")),
-    *(("subprocess", "wait"), ("subprocess", "communicate")),
-)
-_STATES = {
-    "R": "running",
-    "S": "sleeping",
-    "D": "waiting for a disk",
-    "T": "stopped",
-    "t": "stopped",
-    "Z": "ended",
-}
-
 # -- /proc ----------------------------------------------------------------------------
 
 
 def _ran_ns(pid: int) -> int:
-    """The CPU time of all threads of a process; -1 if not known."""
+    """Return the CPU time of all threads of a process; -1 if not known."""
     total = 0
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -198,29 +161,21 @@ def _ran_ns(pid: int) -> int:
     return total
 
 
-def _nobody_else_releases(loading: Loading) -> bool:
-    """True where a lock that processes share could only be released by one that waits for one.
-
-    All workers that owe a batch do; this rank is at rest. A rank that multiprocessing started may
-    share locks with other ranks.
-    """
-    if multiprocessing.parent_process() is not None or has_children(*loading.everyone):
-        return False
-    return all(_waits_for_ever(pid, shared=True) for pid in loading.owing)
-
-
-def _waits_for_ever(pid: int, *, shared: bool = False) -> bool:
-    """True if the threads of a process wait, without a limit, for locks that only they can release.
+def _waits_for_ever(pid: int) -> bool:
+    """Return whether all threads of a process wait for locks that only they can release.
 
     Threads that wait for connections are ignored: multiprocessing has one, to share files.
-    With `shared` also for locks that other processes can release.
     """
     locked = 0
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
-            if int((task / "syscall").read_text().split()[0]) in _ACCEPT:
+            number, *arguments = (task / "syscall").read_text().split()
+            if int(number) in _ACCEPT:
                 continue
-            if not waits_for_ever(task, shared=shared):
+            # futex(address, operation, value, timeout): a lock of multiprocessing's is shared, and
+            # another process may release it; with a timeout the wait ends by itself.
+            of_process = int(number) == _FUTEX and int(arguments[1], 16) & _PRIVATE
+            if not of_process or int(arguments[3], 16):  # a time limit
                 return False
             locked += 1
     except (OSError, ValueError, IndexError):  # it ended, runs just now, or may not be read
@@ -229,22 +184,14 @@ def _waits_for_ever(pid: int, *, shared: bool = False) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
+    """Return the state of a process, its parent, and more; nothing of one that is gone."""
     with contextlib.suppress(OSError):
         return stat_fields(Path(f"/proc/{pid}/stat"))
     return []
 
 
-def _state(pid: int) -> str:
-    return next(iter(_stat(pid)), "")
-
-
-def _parent(pid: int) -> int:
-    fields = _stat(pid)
-    return int(fields[1]) if len(fields) > 1 else 0
-
-
 def _catches_signal(pid: int) -> bool:
-    """True if a process will write its stack: the signal would end any other process."""
+    """Return whether a process will write its stack: the signal would end any other process."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):

@@ -165,7 +165,7 @@ class UserCode:
         return not filename.startswith("<") and not any(part in filename for part in _LIBRARY)
 
     def has_called(self, frame: FrameType) -> bool:
-        """Whether the user's code runs `frame`: not a thread of Jupyter's, or code of ours."""
+        """Return whether the user's code runs `frame`: no thread of Jupyter's, no code of ours."""
         outermost = frame
         for outermost in chain(frame):
             code = outermost.f_code
@@ -187,11 +187,19 @@ class UserCode:
                 text = f"await ({_line_of(frame.f_code.co_filename, frame.f_lineno)})"
         return text
 
-    def describe(self, frame: FrameType | None) -> str:
-        """The innermost user frame, and the torch call it is in."""
-        user, operation = self.innermost(frames_of(frame))
+    def describe(self, frame: FrameType | None, *, any_call: bool = False) -> str:
+        """Return the innermost user frame, and the torch call it is in.
+
+        With `any_call` also one of another library: ``Queue.get (train.py:40)``.
+        """
+        stack = frames_of(frame)
+        user, operation = self.innermost(stack)
         if user is None:
             return ""
+        if any_call and not operation and stack[0] is not user:
+            inner = stack[stack.index(user) - 1]
+            of = f"{type(inner.f_locals['self']).__name__}." if "self" in inner.f_locals else ""
+            operation = f"{of}{inner.f_code.co_name}"
         line = _line_of(user.f_code.co_filename, user.f_lineno)
         return f"{operation} ({line})" if operation else line
 

@@ -1,13 +1,13 @@
-"""What the user's code waits for in a loop: a file, a key of a store, a collective, an event.
+"""What a loop of the user's asks others for, again and again: a file, a key, a collective.
 
-``while not done.exists(): sleep(1)``, ``while not work.is_completed(): pass``. From the source of
-the loop; none of the user's code is called. Of an event loop of asyncio, by what is left in it.
+``while not done.exists(): sleep(1)``, ``while not work.is_completed(): pass``. Such a rank runs,
+and yet only others can end its loop. Nothing but the loop itself tells that from one that computes,
+or that ends by itself; so its source is read, and none of the user's code is called.
 """
 
 from __future__ import annotations
 
 import ast
-import asyncio
 import functools
 import linecache
 import re
@@ -21,6 +21,13 @@ import torch.distributed as dist
 from ddp_notebook.rank.inspect.frames import UserCode
 
 _MAGIC = re.compile(r"^[ \t]*[%!].*$", re.MULTILINE)
+_PASTIME = ("sleep", "print", "flush", "debug", "info", "warning", "write")
+"""Functions that a loop may call between two questions."""
+_AROUND = ("all", "any", "len", "int", "bool", "str", "decode")
+_OF_STORES = ("check", "get", "add", "num_keys")
+_OF_FILES = ("exists", "isfile", "is_file")
+_JOINS = ("join", "Path", "joinpath")
+"""``os.path.join(a, b)``, ``Path(a, b)``."""
 
 
 class Polled(NamedTuple):
@@ -28,52 +35,54 @@ class Polled(NamedTuple):
 
     key: str = ""
     """The key of a store."""
-    test: str = ""
-    """What is asked about it, as in the source; empty if only whether it exists."""
     collective: bool = False
 
 
 def polled(frame: FrameType | None, user_code: UserCode) -> Polled:
-    """What the user's innermost loop waits for, if it has no other end and does nothing else."""
-    frame = _users(frame, user_code)
-    loop = _loop(frame) if frame is not None else None
+    """Return what the user's innermost loop waits for, if it does nothing else and has no end."""
+    frame, loop = _users_loop(frame, user_code)
     if frame is None or loop is None:
         return Polled()
-    tests = list(_tests(loop))
-    asked = [call for test in tests for call in _calls(test)]
-    if not tests or not asked or not all(_is_poll(call, frame) for call in asked):
+    asked = [call for test in _tests(loop) for call in _calls(test)]
+    # All of them: `while not (store.check(...) or user_function())` may end by what the rank does.
+    if not asked or not all(_is_poll(call, frame) for call in asked):
         return Polled()
     call = asked[0]
-    if call.func.attr == "is_completed":
+    if _name(call.func) == "is_completed":
         return Polled(collective=True)
-    there = call.func.attr == "check" and _is_wanted(loop, tests[0], call)
-    return Polled(_key(call, frame), "" if there else ast.unparse(tests[0]))
+    first = call.args[0] if call.args else call
+    keys = first.elts if isinstance(first, ast.List | ast.Tuple) else [first]
+    return Polled(", ".join(_value(key, frame) or ast.unparse(key) for key in keys))
 
 
 def polled_file(frame: FrameType | None, user_code: UserCode) -> str:
-    """The missing file that the user's innermost loop tests for; "" for none."""
-    frame = _users(frame, user_code)
-    loop = _loop(frame) if frame is not None else None
-    if frame is not None and loop is not None:
-        for path in _tested_paths(loop.test, frame):
+    """Return the missing file that the user's innermost loop tests for; "" for none."""
+    frame, loop = _users_loop(frame, user_code)
+    if frame is None or loop is None:
+        return ""
+    for node in ast.walk(loop.test):
+        if isinstance(node, ast.Call) and _name(node.func) in _OF_FILES:
+            of = node.func.value if isinstance(node.func, ast.Attribute) else None
+            path = _value(node.args[0] if node.args else of, frame)
             if path and not Path(path).exists():
                 return path
     return ""
 
 
-def _users(frame: FrameType | None, user_code: UserCode) -> FrameType | None:
+def _users_loop(
+    frame: FrameType | None, user_code: UserCode
+) -> tuple[FrameType | None, ast.While | None]:
+    """Return the innermost frame of the user's, and the innermost `while` around its line."""
     while frame is not None and not user_code.is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    return frame
-
-
-def _loop(frame: FrameType) -> ast.While | None:
-    """The innermost `while` around the line of a frame."""
+    if frame is None:
+        return None, None
+    # Without the magics of a cell, which are no Python; lines keep their numbers.
     source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
-    source = _MAGIC.sub("", source)
     line = frame.f_lineno or 0
-    around = [loop for loop in _loops(source) if loop.lineno <= line <= (loop.end_lineno or 0)]
-    return max(around, key=lambda loop: loop.lineno, default=None)
+    loops = _loops(_MAGIC.sub("", source))
+    around = [loop for loop in loops if loop.lineno <= line <= (loop.end_lineno or 0)]
+    return frame, max(around, key=lambda loop: loop.lineno, default=None)
 
 
 @functools.lru_cache(maxsize=8)
@@ -85,22 +94,8 @@ def _loops(source: str) -> tuple[ast.While, ...]:
     return tuple(node for node in ast.walk(tree) if isinstance(node, ast.While))
 
 
-# -- loops that only ask -----------------------------------------------------------------
-
-_PASTIME = ("sleep", "print", "flush", "debug", "info", "warning", "write")
-"""Functions that a loop may call between two questions."""
-_AROUND = ("all", "any", "len", "int", "bool", "str", "decode")
-_OF_STORES = ("check", "get", "add", "num_keys")
-
-
-class _Poll(ast.Call):
-    """A call of a method."""
-
-    func: ast.Attribute
-
-
-def _tests(loop: ast.While) -> Iterator[ast.expr]:
-    """The condition that ends the loop; nothing if the loop does more, or ends by itself."""
+def _tests(loop: ast.While) -> Sequence[ast.expr]:
+    """Return the conditions that end a loop; none if it does more, or may end by itself."""
     ends: list[ast.expr] = []
     if not (isinstance(loop.test, ast.Constant) and loop.test.value):
         ends.append(loop.test)
@@ -108,29 +103,26 @@ def _tests(loop: ast.While) -> Iterator[ast.expr]:
         match statement:
             case ast.If(test=test, body=[ast.Break() | ast.Return()], orelse=[]):
                 ends.append(test)
-            case _ if not _passes_time(statement):
-                return
+            case ast.Expr(value=ast.Call(func=func)) if _name(func) in _PASTIME:
+                pass
+            case ast.AugAssign() | ast.Assign() if not any(_calls(statement.value)):
+                pass
+            case ast.Pass() | ast.Continue():
+                pass
+            case _:
+                return ()
     for end in ends:
         parts = end.values if isinstance(end, ast.BoolOp) else [end]
         if not all(any(_calls(part)) for part in parts):
-            return  # a number of turns, or a flag that something else may set
-    yield from ends
+            return ()  # a number of turns, or a flag that something else may set
+    return ends
 
 
-def _passes_time(statement: ast.stmt) -> bool:
-    match statement:
-        case ast.Expr(value=ast.Call(func=func)):
-            return _name(func) in _PASTIME
-        case ast.AugAssign() | ast.Assign():
-            return not any(_calls(statement.value))
-    return isinstance(statement, ast.Pass | ast.Continue)
-
-
-def _calls(test: ast.AST) -> Iterator[_Poll]:
-    """The calls in a condition whose answer depends on others."""
+def _calls(test: ast.AST) -> Iterator[ast.Call]:
+    """Yield the calls in a condition whose answer depends on others."""
     for node in ast.walk(test):
         if isinstance(node, ast.Call) and _name(node.func) not in _AROUND:
-            yield node  # type: ignore[misc]
+            yield node
 
 
 def _name(func: ast.expr) -> str:
@@ -146,38 +138,8 @@ def _is_poll(call: ast.Call, frame: FrameType) -> bool:
     return asks and isinstance(_object(call.func.value, frame), dist.Store)
 
 
-def _is_wanted(loop: ast.While, test: ast.expr, call: ast.Call) -> bool:
-    """True if the loop ends when `call` returns true, not when it returns false."""
-    if test is loop.test:
-        return isinstance(test, ast.UnaryOp) and test.operand is call
-    return test is call
-
-
-def _key(call: _Poll, frame: FrameType) -> str:
-    """The keys that are asked for; as in the source if their values are not known."""
-    if not call.args:
-        return ast.unparse(call)
-    first = call.args[0]
-    keys = first.elts if isinstance(first, ast.List | ast.Tuple) else [first]
-    return ", ".join(_text(key, frame) for key in keys)
-
-
-def _text(node: ast.expr, frame: FrameType) -> str:
-    match node:
-        case ast.Constant(value=value):
-            return str(value)
-        case ast.JoinedStr(values=parts):
-            return "".join(_text(part, frame) for part in parts)
-        case ast.FormattedValue(value=value, conversion=-1, format_spec=None):
-            return _text(value, frame)
-    value = _object(node, frame)
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value[:4]))
-    return str(value) if isinstance(value, str | int) else ast.unparse(node)
-
-
 def _object(node: ast.expr, frame: FrameType) -> Any:
-    """The value of a name, or of an attribute of one, in `frame`; None for other expressions."""
+    """Return the value of a name, or of an attribute of one; None for other expressions."""
     if isinstance(node, ast.Name):
         return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
     if isinstance(node, ast.Attribute):
@@ -185,99 +147,23 @@ def _object(node: ast.expr, frame: FrameType) -> Any:
     return None
 
 
-# -- files -------------------------------------------------------------------------------
-
-
-def _tested_paths(test: ast.expr, frame: FrameType) -> list[str]:
-    """The values of ``x`` in each ``exists(x)`` and ``x.exists()`` of a loop's condition."""
-    paths = []
-    for node in ast.walk(test):
-        if isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)):
-            if _name(node.func) not in ("exists", "isfile", "is_file"):
-                continue
-            tested: ast.expr | None = node.args[0] if node.args else None
-            if tested is None and isinstance(node.func, ast.Attribute):
-                tested = node.func.value
-            paths.append(_value(tested, frame))
-    return paths
-
-
 def _value(node: ast.expr | None, frame: FrameType) -> str:
-    """A path as the source makes it of names and literal texts; none of the user's is called."""
+    """Return a text or path that the source makes of names and literals; "" if it needs a call."""
     match node:
         case ast.JoinedStr(values=parts):
-            return "".join(_part(part, frame) for part in parts)
-        case ast.BinOp(left=left, op=ast.Div() | ast.Add(), right=right):
-            return _joined("/" if isinstance(node.op, ast.Div) else "", (left, right), frame)
+            return "".join(_value(part, frame) for part in parts)
+        case ast.FormattedValue(value=value, conversion=-1, format_spec=None):
+            number = _object(value, frame)
+            return str(number) if type(number) is int else _value(value, frame)
+        case ast.BinOp(left=left, op=ast.Div() | ast.Add() as op, right=right):
+            values = [_value(left, frame), _value(right, frame)]
+            return ("/" if isinstance(op, ast.Div) else "").join(values) if all(values) else ""
         case ast.Call(func=func, args=[_, *_] as parts, keywords=[]) if _name(func) in _JOINS:
-            return _joined("/", parts, frame)
+            values = [_value(part, frame) for part in parts]
+            return "/".join(values) if all(values) else ""
         case ast.Constant(value=str(text)):
             return text
         case ast.Name() | ast.Attribute():
             value = _object(node, frame)
             return str(value) if isinstance(value, (str, Path)) else ""
     return ""
-
-
-def _joined(by: str, parts: Sequence[ast.expr], frame: FrameType) -> str:
-    """The parts of a path, joined by a slash or by nothing; empty if one is not known."""
-    values = [_value(part, frame) for part in parts]
-    return by.join(values) if all(values) else ""
-
-
-_JOINS = ("join", "Path", "joinpath")
-"""``os.path.join(a, b)``, ``Path(a, b)``."""
-
-
-def _part(node: ast.expr, frame: FrameType) -> str:
-    """A part of an f-string, if it is a text, a path or a plain number."""
-    if isinstance(node, ast.FormattedValue) and node.conversion == -1 and not node.format_spec:
-        value = _object(node.value, frame)
-        return str(value) if type(value) is int else _value(node.value, frame)
-    return _value(node, frame)
-
-
-# -- event loops ---------------------------------------------------------------------------
-
-
-def event_loop_at_end(stack: Sequence[FrameType]) -> asyncio.AbstractEventLoop | None:
-    """The event loop that these frames run, if it waits and holds nothing that can wake it.
-
-    It has no timer, nothing that is ready, no handler of a signal, and watches no file but its own:
-    then only another thread can. asyncio has no public way to ask that.
-    """
-    for frame in stack[:_MOST_ABOVE]:
-        where = frame.f_globals.get("__name__"), frame.f_code.co_name
-        if where == ("asyncio.base_events", "_run_once"):
-            loop, limit = frame.f_locals.get("self"), frame.f_locals.get("timeout")
-            empty = isinstance(loop, asyncio.BaseEventLoop) and _holds_nothing(loop)
-            return loop if empty and limit is None else None
-    return None
-
-
-_MOST_ABOVE = 3
-"""The frames of a selector, and of this package's, above the one that runs a loop."""
-
-
-def _holds_nothing(loop: Any) -> bool:
-    try:
-        watched = set(loop._selector.get_map())
-        return watched == {loop._ssock.fileno()} and not (
-            loop._ready or loop._scheduled or loop._signal_handlers
-        )
-    except (AttributeError, TypeError):  # another kind of loop, or a later Python's
-        return False
-
-
-def lines_of_tasks(loop: asyncio.AbstractEventLoop, user_code: UserCode) -> Iterator[str]:
-    """Where the unfinished tasks of an event loop wait."""
-    for task in sorted(asyncio.all_tasks(loop), key=lambda each: each.get_name()):
-        innermost: FrameType | None = None
-        awaitable: object = task.get_coro()
-        while awaitable is not None:
-            frame = getattr(awaitable, "cr_frame", None)
-            if frame is not None and user_code.is_users(frame.f_code.co_filename):
-                innermost = frame
-            awaitable = getattr(awaitable, "cr_await", None)
-        if innermost is not None:
-            yield f"its task {task.get_name()!r} waits at {user_code.describe(innermost)}"

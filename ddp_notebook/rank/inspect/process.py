@@ -50,6 +50,8 @@ def is_runnable() -> bool:
     """
     main = threading.main_thread().native_id
     ours = {str(thread.native_id) for thread in threading.enumerate()} - {str(main)}
+    # One look proves nothing: a thread that wakes up for a moment is runnable in it, too. A thread
+    # that computes is in state R at each look, with or without a core.
     wanting: set[str] | None = None
     for look in range(_LOOKS):
         if look:
@@ -71,8 +73,5 @@ def _threads_that_run() -> set[str]:
 
 
 def main_cpu_s() -> float:
-    """CPU time of the main thread; if not known, of the process."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        user, system = stat_fields(Path(f"/proc/self/task/{os.getpid()}/stat"))[11:13]
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-    return time.process_time()
+    """Return the CPU time of the main thread: the same as before while it is blocked."""
+    return time.clock_gettime(time.pthread_getcpuclockid(threading.main_thread().ident or 0))

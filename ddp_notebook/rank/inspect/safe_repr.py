@@ -63,7 +63,7 @@ def of(value: Any, depth: int = 0) -> str:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether the text of a value says all of it: equal texts are equal values."""
+    """Return whether the text of a value says all of it: equal texts are equal values."""
     kind = type(value)
     written = kind in _WRITTEN_OUT or kind in _TORCHS_OWN or kind in _PATHS
     return written or kind in _BY_NAME or (kind is datetime and _is_plain_time(value))
@@ -75,7 +75,7 @@ def class_name(value: Any) -> str:
 
 
 def inherits(value: Any, base: type) -> bool:
-    """Whether its class is `base` or a subclass, without calling the class or metaclass."""
+    """Return whether its class is `base` or a subclass, without calling the class or metaclass."""
     return base in MRO_OF(type(value))
 
 
@@ -123,7 +123,7 @@ def _by_class(value: Any, kind: type) -> str:
 
 
 def _is_plain_time(value: datetime) -> bool:
-    """Whether its time zone, if any, is Python's own: another one has code of its own."""
+    """Return whether its time zone, if any, is Python's own: another one has code of its own."""
     return type(value.tzinfo) in (type(None), timezone)
 
 

@@ -32,6 +32,8 @@ class StoreKeys(Component):
 
     def attach(self) -> None:
         """Call torch's methods through a Python function, which has a frame. Done once."""
+        # The store's client waits in C++ for as long as its timeout, often half an hour, and tells
+        # nobody for what. A frame on the stack has the arguments, at no cost while nobody looks.
         for names, around in ((_METHODS, _with_a_frame), (_SETTING, self._noting)):
             for name in names:
                 method = getattr(dist.Store, name, None)
@@ -43,7 +45,7 @@ class StoreKeys(Component):
         self._set.clear()
 
     def set_by_me(self) -> tuple[str, ...]:
-        """The keys that were set last in this run, each once."""
+        """Return the keys that were set last in this run, each once."""
         return tuple(dict.fromkeys(key for keys in list(self._set) for key in _texts(keys)))
 
     def _noting(self, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,6 +53,7 @@ class StoreKeys(Component):
 
         def sets_key(self: Any, *args: Any, **named: Any) -> Any:
             result = method(self, *args, **named)
+            # After the call: a set that blocks, or fails, has set nothing.
             note(args[0] if args else next(iter(named.values()), ""))
             return result
 
@@ -69,30 +72,23 @@ _codes: set[object] = set()
 
 
 def awaited(frames: Iterable[FrameType]) -> str:
-    """The keys that the innermost of these frames waits for; empty for none.
+    """Return the keys that the innermost of these frames waits for; empty for none.
 
     Calls that time out soon are ignored.
     """
-    for frame in frames:
-        if frame.f_code not in _codes:
-            return ""
-        names = frame.f_locals
-        args, named = names.get("args", ()), names.get("named", {})
-        keys = args[0] if args else next((named[n] for n in ("key", "keys") if n in named), "")
-        limit = args[1] if len(args) > 1 else named.get("timeout", _limit_of(names.get("self")))
-        if isinstance(limit, timedelta) and limit < _GIVES_UP_WITHIN:
-            return ""
-        return ", ".join(_texts(keys))
-    return ""
+    frame = next(iter(frames), None)
+    if frame is None or frame.f_code not in _codes:
+        return ""
+    names = frame.f_locals
+    args, named = names.get("args", ()), names.get("named", {})
+    keys = args[0] if args else next((named[n] for n in ("key", "keys") if n in named), "")
+    own = getattr(names.get("self"), "timeout", None)
+    limit = args[1] if len(args) > 1 else named.get("timeout", own)
+    if isinstance(limit, timedelta) and limit < _GIVES_UP_WITHIN:
+        return ""
+    return ", ".join(_texts(keys))
 
 
 def _texts(keys: Any) -> Iterable[str]:
-    return map(_text, (keys,) if isinstance(keys, str | bytes) else keys)
-
-
-def _limit_of(store: Any) -> Any:
-    return getattr(store, "timeout", None)
-
-
-def _text(key: Any) -> str:
-    return key.decode(errors="replace") if isinstance(key, bytes) else str(key)
+    for key in (keys,) if isinstance(keys, str | bytes) else keys:
+        yield key.decode(errors="replace") if isinstance(key, bytes) else str(key)

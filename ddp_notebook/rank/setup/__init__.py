@@ -4,6 +4,7 @@ connecting.py     Opening the store and waiting for its keys.
 errors.py         What a stage of set-up raises when it cannot be passed.
 listening.py      A socket that listens for a store; why it cannot, and who does instead.
 own_stores.py     Stores that the user's own code opens.
+reachability.py   Which ranks this rank can reach, and what names resolve to.
 rendezvous.py     Records each call of `init_process_group` on this rank.
 rescue.py         Unblocks the main thread.
 settings.py       The variables that torch reads on this rank.

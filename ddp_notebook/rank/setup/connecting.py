@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from ddp_notebook.model import Category, InitArguments, name_ranks
 from ddp_notebook.rank.calls import SetUpPlan
-from ddp_notebook.rank.inspect.reachability import Resolver
 from ddp_notebook.rank.main_thread import MainThread
 from ddp_notebook.rank.setup.errors import StageError
 from ddp_notebook.rank.setup.listening import explain, listen
+from ddp_notebook.rank.setup.reachability import Resolver
 
 _POLL_S = 0.1
 _CONNECT_TIMEOUT_S = 1.0

@@ -27,8 +27,8 @@ from torch.distributed import distributed_c10d
 from ddp_notebook.model import PRIVATE_STORE, InitArguments, cut
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.inspect import process
-from ddp_notebook.rank.inspect.reachability import Resolver
 from ddp_notebook.rank.main_thread import Aborted, MainThread
+from ddp_notebook.rank.setup.reachability import Resolver
 from ddp_notebook.rank.setup.sockets import TorchSockets
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

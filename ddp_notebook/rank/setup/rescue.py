@@ -23,9 +23,9 @@ from ddp_notebook.model import OWN_STORE
 from ddp_notebook.rank.calls import Freed
 from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.inspect import data_workers, frames
-from ddp_notebook.rank.inspect.reachability import Resolver
 from ddp_notebook.rank.main_thread import MainThread
 from ddp_notebook.rank.setup.listening import listen
+from ddp_notebook.rank.setup.reachability import Resolver
 from ddp_notebook.rank.setup.rendezvous import Calls, InitCalls
 from ddp_notebook.rank.setup.sockets import TorchSockets
 

@@ -171,7 +171,7 @@ def _absent(job: Job, of_script: Case) -> RankReport:
     waits = bool(
         of_script.ranks
     ) and all(  # the script's process, for the end of others, or for others as a rank itself
-        report.children or (report.activity is Activity.WAITING and report.pid in ranks)
+        report.joins or (report.activity is Activity.WAITING and report.pid in ranks)
         for report in of_script.ranks
     )
     if waits and not any(_coming(job, report.pid) for report in of_script.ranks):

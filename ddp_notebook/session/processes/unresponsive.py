@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from ddp_notebook.launch.process_groups import is_stopped, waits_for_gil
+from ddp_notebook.launch.process_groups import is_stopped
 from ddp_notebook.model import (
     Activity,
     RankReport,
@@ -26,9 +26,6 @@ from ddp_notebook.state.descriptions import describe, exit_text
 def silent(state: RankState) -> RankReport:
     """Return the report of a rank whose process exists but does not answer."""
     process, cpu_s = process_of(state.pid)
-    silent_s = (time.monotonic_ns() - state.heard_ns) / 1e9 if state.heard_ns else 0.0
-    # A rank sends a sign of life four times a second, so that 3 s are long.
-    locked = process == "sleeping" and silent_s > 3.0 and waits_for_gil(state.pid)
     return RankReport(
         state.rank,
         Activity.SILENT,
@@ -36,7 +33,6 @@ def silent(state: RankState) -> RankReport:
         process=process,
         pid=state.pid or 0,
         main_cpu_s=cpu_s,
-        gil_s=silent_s if locked else 0.0,
     )
 
 

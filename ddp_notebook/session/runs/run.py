@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis import deaths, diagnose_run, failures
-from ddp_notebook.diagnosis.partings import Passed
 from ddp_notebook.errors import CellFailed, DDPError, SessionLost
 from ddp_notebook.model import (
     Case,
@@ -196,8 +195,6 @@ class CellRun:
         self._shown: dict[int, tuple[int, int]] = {}
         """By rank, how many pieces of output `news` has given, and how long the last one was."""
         self._lines = LineStops()
-        self.passed = Passed()
-        """Where its ranks were paused since all were at one line."""
         self.started_ranks: StartedRanks | None = None
         """The ranks that its processes start themselves, if it is a script; else None."""
 
@@ -256,10 +253,11 @@ class CellRun:
 
     @property
     def waits_for(self) -> str:
-        """A text naming the rank that the others wait for; empty for none."""
+        """A text naming the rank that the others wait for, or that stands still; empty for none."""
         detector = self.detector  # once: another thread may take it away
-        late = detector.latest if detector is not None else None
-        return late.headline if late is not None and late.findings else ""
+        if detector is None:
+            return ""
+        return detector.latest.headline if detector.latest.findings else detector.standing
 
     @property
     def left_ns(self) -> Mapping[int, int]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ddp_notebook.diagnosis import diagnose_run, progress
+from ddp_notebook.diagnosis.collectives.wait_graph import wait_graph
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -43,6 +44,8 @@ UNDECIDED_AFTER_S = 30.0
 """After this long without any change, a stall that no rule explains is shown as it is."""
 BROKEN_AFTER_S = 3.0
 """The same where a rank hears questions and its code has replaced what answers need."""
+NONE_COMES_AFTER_S = 5.0
+"""The same where each rank that waits does so for ranks that are gone, or that wait themselves."""
 
 
 class StallDetector:
@@ -75,6 +78,8 @@ class StallDetector:
         """The last diagnosis, including ranks that are only late."""
         self.seen_late: Diagnosis | None = None
         """The last diagnosis in which ranks waited for one that was only late."""
+        self.standing = ""
+        """Where ranks stood at the last check that have used no CPU time for long, in words."""
 
     def turn(self) -> Diagnosis | None:
         """Check if it is time to; return the diagnosis once no rank makes progress any more."""
@@ -89,6 +94,7 @@ class StallDetector:
         self._pause_s = LOOK_EVERY_S if waits else min(2 * self._pause_s, LOOK_RARELY_S)
         self._next_s = now_s + self._pause_s
         self.latest = diagnose_run(case)
+        self.standing = progress.standing(case.ranks)
         if self.latest.findings and not self.latest.wrong:
             self.seen_late = self.latest
         is_stuck = stuck(case, self.latest)
@@ -137,12 +143,25 @@ class StallDetector:
         if picture != self._picture or case.where(Activity.BUSY, Activity.HELD):
             self._picture, self._still_since_s = picture, now_s
             return None
-        limit_s = BROKEN_AFTER_S if _broken(case) else UNDECIDED_AFTER_S
+        still_s = now_s - self._still_since_s
         waits = case.waiting or case.where(Activity.SILENT)
-        if not waits or now_s - self._still_since_s < limit_s:
+        if not waits or still_s < _limit_s(case, still_s):
             return None
         facts = tuple(f"rank {rank} {text}" for rank, text in (self.latest.doing or {}).items())
-        return replace(self.latest, findings=(*self.latest.findings, _unexplained(case, facts)))
+        finding = _unexplained(case, facts, still_s)
+        return replace(self.latest, findings=(*self.latest.findings, finding))
+
+
+def _limit_s(case: Case, still_s: float) -> float:
+    """Return after how long a stall that no rule explains ends the run."""
+    if _broken(case):
+        return BROKEN_AFTER_S
+    # The graph is made only once it may matter: of many ranks it takes a while.
+    may_move = case.where(Activity.SILENT) or any(e.runnable for e in case.ranks)
+    if still_s < NONE_COMES_AFTER_S or may_move or not case.waiting:
+        return UNDECIDED_AFTER_S
+    proven = set(wait_graph(case).stuck) >= set(case.waiting)
+    return NONE_COMES_AFTER_S if proven else UNDECIDED_AFTER_S
 
 
 def _broken(case: Case) -> tuple[RankReport, ...]:
@@ -151,7 +170,7 @@ def _broken(case: Case) -> tuple[RankReport, ...]:
     return tuple(e for e in case.ranks if e.rank in silent and e.cannot_answer)
 
 
-def _unexplained(case: Case, facts: tuple[str, ...]) -> Finding:
+def _unexplained(case: Case, facts: tuple[str, ...], still_s: float) -> Finding:
     """Describe a stall that no rule explains; `facts` are what each rank does."""
     ranks = case.where(Activity.SILENT)
     command, way = "%ddp_abort", "free them with %ddp_abort, or keep waiting"
@@ -171,7 +190,7 @@ def _unexplained(case: Case, facts: tuple[str, ...]) -> Finding:
             f"{agree(ranks, 'its', 'their')} code has replaced what answers need"
         )
     else:
-        why = f"nothing has moved for {UNDECIDED_AFTER_S:.0f} s, and no rule says why"
+        why = f"nothing has moved for {still_s:.0f} s, and no rule says why"
     return Finding(
         Category.UNDECIDED,
         ranks,

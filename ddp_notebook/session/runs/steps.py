@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_notebook import files
-from ddp_notebook.diagnosis.partings import partings
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.model import (
     Activity,
@@ -98,10 +96,7 @@ def table(run: CellRun) -> StepTable:
         what=run.script or "The cell",
         failures=failures(run),
     )
-    if not stops:
-        return made
-    run.passed.add(stops)
-    return line_table(stops, made, partings(stops, run.passed, partial(source_of, run)))
+    return line_table(stops, made) if stops else made
 
 
 def source_of(run: CellRun, file: str) -> str:
