@@ -10,7 +10,7 @@ ddp.py             DDP's construction as values: its stages, fingerprints of mod
 diagnosis.py       Findings: what is wrong with a job, the culprits, and the remedy.
 doctor.py          What `%ddp_doctor` found: one line per check, each with a verdict and remedy.
 events.py          Events: facts, each sent once by the rank that it is about; and messages of them.
-parallel/          Models split over ranks, as values: parameters, placements, meshes.
+layout.py          What each rank holds of each parameter, and where each rank is in the mesh.
 ranks.py           Rank sets, and how rank sets, sizes and long texts are displayed.
 stacks.py          The ranks' stacks as one tree, and their variables as one table.
 stages.py          The stages of set-up, and the table that a step of the debugger gives.
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from ddp_notebook.model.ddp import *  # noqa: F403
     from ddp_notebook.model.diagnosis import *  # noqa: F403
     from ddp_notebook.model.events import *  # noqa: F403
-    from ddp_notebook.model.parallel.digests import *  # noqa: F403
-    from ddp_notebook.model.parallel.layout import *  # noqa: F403
-    from ddp_notebook.model.parallel.split import *  # noqa: F403
+    from ddp_notebook.model.layout import *  # noqa: F403
     from ddp_notebook.model.ranks import *  # noqa: F403
     from ddp_notebook.model.stacks import *  # noqa: F403
     from ddp_notebook.model.stages import *  # noqa: F403
@@ -57,9 +55,7 @@ _FILES = {
         "OutputKind Progress Pulse RankExited RankSpawned StageFailed StageFinished StagePaused "
         "StageStarted StoreFailed StoreOpened decode_events encode_events"
     ),
-    "parallel.digests": "TensorDigest",
-    "parallel.layout": "HeldParameter HeldParameters",
-    "parallel.split": ("CheckpointCall Claim Copy Forwards Input PartialSum ShardSum SplitFacts"),
+    "layout": "HeldParameter HeldParameters",
     "ranks": (
         "DASHES Ranks agree are by_value counted cut format_bytes format_ranks name_ranks "
         "parse_ranks said_by them verb without_ports"
@@ -71,9 +67,9 @@ _FILES = {
     "stages": "OWN_STORE PRIVATE_STORE InitArguments Stage StepRow StepTable",
     "state": "Loading Moment OutputGroup OutputItem RankState Snapshot Status",
     "training": (
-        "CopyFacts EvaluationFacts FunctionalFacts GradientSample LoaderFacts LossFacts "
-        "OptimizerFacts ParallelFacts ReplicaFacts RunFacts SamplerFacts SaveFacts Shards "
-        "StepPart StepStart StepTimes TimedStep WorkFacts"
+        "Claim Copy EvaluationFacts Forwards FunctionalFacts Input LoaderFacts OptimizerFacts "
+        "ReplicaCounts ReplicaFacts RunFacts SamplerFacts SplitFacts StepPart StepStart StepTimes "
+        "TensorDigest TimedStep WorkFacts"
     ),
 }
 _FILE_OF = {name: file for file, names in _FILES.items() for name in names.split()}

@@ -29,7 +29,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.model.against.trail import TrailOrder
 from ddp_notebook.model.ddp import BucketPlan, Fingerprint, RankFailure, Reduction, Synced
-from ddp_notebook.model.parallel.layout import HeldParameters
+from ddp_notebook.model.layout import HeldParameters
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")

@@ -6,27 +6,22 @@ from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import CallSite, align_programs, call_site
-from ddp_notebook.diagnosis.collectives.describe import again, called, named, numbered
+from ddp_notebook.diagnosis.collectives.describe import called, named, numbered
 from ddp_notebook.diagnosis.collectives.divergence import Divergence, classify, divergences
 from ddp_notebook.diagnosis.collectives.explain import explain
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
 from ddp_notebook.diagnosis.source_code.sources import Condition
 from ddp_notebook.model import (
-    DEFAULT_GROUP,
     Category,
     Collective,
     Finding,
     GroupMade,
-    Part,
     RankReport,
     Ranks,
-    agree,
-    at_place,
     by_value,
     format_ranks,
     name_ranks,
-    them,
     verb,
 )
 
@@ -113,43 +108,6 @@ def _under_a_condition(context: Context, there: Mapping[int, GroupMade]) -> Rank
     return tuple(found) if len(found) < len(there) else ()
 
 
-def new_group_not_by_all(context: Context) -> Iterator[Finding]:
-    """Ranks that wait in `new_group` for ranks that will not call it."""
-    inside = tuple(e.rank for e in context.case.ranks if wait_graph.in_new_group(e))
-    stuck = tuple(rank for rank in inside if rank in context.graph.stuck)
-    if not stuck or _explained(context):
-        return
-    absent = context.graph.waits[stuck[0]]
-    elsewhere = tuple(r for r in absent if r in context.graph.stuck or context.finished(r))
-    if not elsewhere:
-        return
-    place = next((e.path[-1] for e in context.case.ranks if e.rank in stuck and e.path), None)
-    where = at_place(place)
-    # Where more ranks left it out than call it, the call is what only some do.
-    culprits = elsewhere if len(elsewhere) <= len(inside) else inside
-    standing = context.standing(elsewhere)
-    cause = f"{verb(inside, 'waits', 'wait')} in new_group{where} for the others: {standing}"
-    if culprits == elsewhere:
-        cause = (
-            f"{verb(elsewhere, 'is', 'are')} not in new_group{where}, in which "
-            f"{verb(inside, 'waits', 'wait')} for {them(elsewhere)}; {again(standing, elsewhere)}"
-        )
-    yield Finding(
-        Category.SUBGROUP_MISUSE,
-        culprits,
-        cause,
-        _SAME_LISTS,
-        context.victims,
-        (f"{name_ranks(elsewhere)}: not in new_group",),
-    )
-
-
-def _explained(context: Context) -> bool:
-    """True if the store's file is gone, or ranks gave different lists: no rank omitted a call."""
-    lost = any(e.file.lost for e in context.case.ranks)
-    return lost or next(other_groups(context), None) is not None
-
-
 def parted_over_groups(context: Context) -> Iterator[Finding]:
     """Ranks that went another way than most through all groups, where one group alone hides it.
 
@@ -203,40 +161,6 @@ def _unbalanced(context: Context) -> set[CallSite]:
             for sequence in alignment.sequences.values():
                 found.update(sequence.call_sites)
     return found
-
-
-def wrapped_by_members(context: Context) -> Iterator[Finding]:
-    """DDP is constructed in the group of all by the members of a smaller one, and no other rank."""
-    if len(context.graph.stuck) < context.case.world_size:
-        return  # one may still come to it
-    at = context.graph.at.values()
-    inside = [e for e in at if e.part is Part.CONSTRUCTOR and e.group == DEFAULT_GROUP]
-    for site, record in {call_site(record): record for record in inside}.items():
-        ranks = _that_called(context, site)
-        made = (group for report in context.case.ranks for group in report.groups_made)
-        own = next((group for group in made if group.members == ranks), None)
-        if own is not None:
-            yield _wrapped_in_all(context, ranks, record, own)
-
-
-def _wrapped_in_all(context: Context, ranks: Ranks, record: Collective, own: GroupMade) -> Finding:
-    others = tuple(rank for rank in context.graph.stuck if rank not in ranks)
-    are = agree(ranks, "is", "are")
-    return Finding(
-        Category.SUBGROUP_MISUSE,
-        ranks,
-        f"{verb(ranks, 'is', 'are')} in {named(record)}, in the group of all ranks, and {are} just "
-        f"the members of the group made{at_place(own.path[-1] if own.path else None)}; "
-        f"{context.standing(others)}",
-        "Give it their group: DistributedDataParallel(model, process_group=...).",
-        context.victims,
-        tuple(f"rank {rank}: in {named(at)}" for rank, at in sorted(context.graph.at.items())),
-    )
-
-
-def _that_called(context: Context, site: CallSite) -> Ranks:
-    of = context.collectives.of
-    return tuple(rank for rank in sorted(of) if site in map(call_site, of[rank]))
 
 
 def opposite_groups(context: Context) -> Iterator[Finding]:

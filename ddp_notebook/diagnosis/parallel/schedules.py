@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from itertools import combinations, groupby
-from typing import NamedTuple
 
-from ddp_notebook.diagnosis.collectives.describe import named
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, outvoted
 from ddp_notebook.model import (
     Category,
     Finding,
-    Phase,
     PipelinePart,
     Ranks,
     by_value,
-    counted,
     name_ranks,
     verb,
 )
@@ -148,102 +143,3 @@ def _evidence(pipeline: _Pipeline) -> tuple[str, ...]:
             for rank, part in pipeline.items()
         }
     )
-
-
-def uneven_rounds(context: Context) -> Iterator[Finding]:
-    """Two stages of a pipeline written by hand, of which one passes on more than the other takes.
-
-    In the rounds before they agreed: so it is the number that is wrong, and not the order.
-    """
-    at = context.graph.at
-    for one, other in combinations(sorted(at.keys() & set(context.graph.stuck)), 2):
-        if at[one].peer != other or at[other].peer != one:
-            continue
-        rounds = _rounds(context, one, other)
-        if not rounds.differ_in_the_last:
-            continue
-        numbers = {one: rounds.mine[rounds.equal], other: rounds.theirs[rounds.equal]}
-        backed = {rank for rank in numbers if _is_backed(context, rank, numbers)}
-        culprits = tuple(sorted(numbers.keys() - backed if len(backed) == 1 else numbers))
-        sends, receives = (one, other) if numbers[one].there else (other, one)
-        said = (
-            f"rank {sends} sends {numbers[sends].messages} and rank {receives} receives "
-            f"{numbers[receives].messages}"
-        )
-        yield Finding(
-            Category.SCHEDULE_MISMATCH,
-            culprits,
-            f"in this round {said}: they do not agree in the number of micro-batches",
-            "Give every stage the same number of micro-batches in each step: count the last one, "
-            "which may be smaller, on all of them (a floor division leaves it out), or drop it "
-            "on all.",
-            context.victims,
-            (
-                f"in the {counted(rounds.equal // 2, 'round')} before, they sent each other as "
-                f"many as the other received, such as {rounds.mine[0].messages}",
-                *(f"rank {rank}: in {named(at[rank])}" for rank in (one, other)),
-            ),
-        )
-        return
-
-
-class _Run(NamedTuple):
-    """Messages between two ranks in one direction, with none in the other between them."""
-
-    there: bool
-    """From the rank on whose side it is looked at."""
-    messages: int
-
-
-class _Rounds(NamedTuple):
-    mine: tuple[_Run, ...]
-    theirs: tuple[_Run, ...]
-    """The same messages on the peer."""
-    equal: int
-    """How many of the first runs are the same on both."""
-
-    @property
-    def differ_in_the_last(self) -> bool:
-        """True when they differ first in the run in which both, or one of them, still are.
-
-        Both have sent several at a time before: a round trip of single messages tells nothing.
-        """
-        before = self.mine[: self.equal]
-        lengths = (len(self.mine), len(self.theirs))
-        if len(before) < 2 or max(run.messages for run in before) < 2:
-            return False
-        if not self.equal < min(lengths) or max(lengths) > self.equal + 2:
-            return False
-        return self.mine[self.equal].there == self.theirs[self.equal].there
-
-
-def _rounds(context: Context, rank: int, peer: int) -> _Rounds:
-    mine, theirs = _runs(context, rank, peer), _runs(context, peer, rank, mirrored=True)
-    if any(context.collectives.first.get(each) for each in (rank, peer)):
-        mine = theirs = ()
-    pairs = enumerate(zip(mine, theirs, strict=False))
-    equal = next((i for i, (a, b) in pairs if a != b), min(len(mine), len(theirs)))
-    return _Rounds(mine, theirs, equal)
-
-
-def _runs(context: Context, rank: int, peer: int, mirrored: bool = False) -> tuple[_Run, ...]:
-    directions = (
-        (record.operation == "send") != mirrored
-        for record in context.collectives.of.get(rank, ())
-        if record.is_point_to_point and record.peer == peer and record.phase in _SENT
-    )
-    return tuple(_Run(there, len(list(run))) for there, run in groupby(directions))
-
-
-_SENT = (Phase.ISSUED, Phase.DONE)
-
-
-def _is_backed(context: Context, rank: int, numbers: Mapping[int, _Run]) -> bool:
-    """Whether its number is also that of another rank, with which it has just passed on as many."""
-    peers = {record.peer for record in context.collectives.of[rank] if record.is_point_to_point}
-    for peer in peers - numbers.keys():
-        rounds = _rounds(context, rank, peer) if peer is not None else _Rounds((), (), 0)
-        last = rounds.mine[rounds.equal - 1] if rounds.equal else None
-        if last is not None and last.messages == numbers[rank].messages:
-            return True
-    return False

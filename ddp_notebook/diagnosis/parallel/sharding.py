@@ -60,38 +60,6 @@ _DIFFERENCES = (
 )
 
 
-def other_sync(context: Context) -> Iterator[Finding]:
-    """Ranks that reduce gradients in a backward in which others of the same units do not.
-
-    Only where ranks are at one line, in collectives that cannot be one: a rank that is further
-    may well have another setting.
-    """
-    if not any(_in_one_backward(context)):
-        return
-    for of_rank in _models(context):
-        values = {
-            rank: tuple(_name(unit) for unit in units.values() if unit.syncs)
-            for rank, units in of_rank.items()
-        }
-        if len(set(values.values())) < 2:
-            continue
-        culprits = outvoted(values)
-        on = {rank: "on" if value else "off" for rank, value in values.items()}
-        said = "; ".join(f"{name_ranks(ranks)}: {state}" for ranks, state in by_value(on))
-        if len(set(on.values())) < 2:
-            said = "for other units"
-        yield Finding(
-            Category.NO_SYNC_MISUSE,
-            culprits,
-            f"set_requires_gradient_sync differs between ranks in one backward ({said})",
-            "Decide in the same way on every rank in which backward gradients are reduced: by the "
-            "number of the micro-batch, not by what a rank has.",
-            context.victims,
-            by_ranks({rank: f"reduces {_some(value)}" for rank, value in values.items()}),
-        )
-        return
-
-
 def other_frozen(context: Context) -> Iterator[Finding]:
     """Ranks that train other parameters of one model: who trains none of a unit reduces nothing.
 
@@ -136,15 +104,6 @@ def _reduces(context: Context) -> Iterator[bool]:
     for divergence in context.divergences:
         for here in (divergence.own.here, divergence.other.here):
             yield here is not None and "reduce_scatter" in here.operation
-
-
-def _in_one_backward(context: Context) -> Iterator[bool]:
-    """For each divergence, whether one side gathers where the other reduces, at one line."""
-    for divergence in context.divergences:
-        own, other = divergence.own.here, divergence.other.here
-        if own is None or other is None or own.path != other.path:
-            continue
-        yield any("reduce_scatter" in record.operation for record in (own, other))
 
 
 def _models(context: Context) -> Iterator[dict[int, _Model]]:

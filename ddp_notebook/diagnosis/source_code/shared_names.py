@@ -8,11 +8,10 @@ that they may well belong together; that they have none shows that they do not.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from ddp_notebook.diagnosis.source_code.conditions import last_name
 
-_OF_WORLD = frozenset({"get_world_size", "world_size", "WORLD_SIZE"})
 _CHANGES = (ast.Store, ast.Del)
 
 
@@ -24,7 +23,6 @@ class SharedNames:
         self._imported = {"self", "cls"}
         self._functions: dict[str, list[ast.AST]] = {}
         self._given: dict[str, list[ast.AST]] = {}
-        self._attributes: dict[str, list[ast.AST]] = {}
         for node in self._nodes:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 self._imported.update((a.asname or a.name).split(".")[0] for a in node.names)
@@ -32,9 +30,6 @@ class SharedNames:
                 self._functions.setdefault(node.name, []).append(node)
             for name, value in given_in(node):
                 self._given.setdefault(name, []).append(value)
-            match node:
-                case ast.Assign(targets=[ast.Attribute(attr=name)], value=value):
-                    self._attributes.setdefault(name, []).append(value)
 
     def written(self, code: Iterable[ast.AST]) -> set[str]:
         """What functions change that others may see, and the functions that they call.
@@ -63,31 +58,6 @@ class SharedNames:
             for node in (*self._given.get(name, ()), *self._functions.get(name, ())):
                 ahead.extend(names_in(node))
         return found
-
-    def is_world_size(self, node: ast.AST) -> bool:
-        """True of the number of ranks, or a name that was given it."""
-        names = set(names_in(node))
-        if names & _OF_WORLD or not isinstance(node, (ast.Name, ast.Attribute)):
-            return bool(names & _OF_WORLD)
-        given = self._given.get(last_name(node), ())
-        return any(not _OF_WORLD.isdisjoint(names_in(value)) for value in given)
-
-    def called_in(self, code: Iterable[ast.AST]) -> list[ast.AST]:
-        """The user's functions that are called directly in these pieces of code."""
-        calls = (n for node in code for n in ast.walk(node) if isinstance(n, ast.Call))
-        return [function for n in calls for function in self._functions.get(last_name(n.func), ())]
-
-    def behind(self, names: Iterable[str]) -> list[ast.AST]:
-        """The user's functions and properties of these names, and what attributes were given."""
-        found: list[ast.AST] = []
-        for name in names:
-            found += self._functions.get(name, ())
-            found += self._attributes.get(name, ())
-        return found
-
-    def are_imported(self, names: Collection[str]) -> set[str]:
-        """Those of these names that an import gives."""
-        return self._imported & set(names)
 
     def reached_from(self, code: Iterable[ast.AST]) -> list[ast.AST]:
         """These pieces of code, and those of the user's functions that they call."""

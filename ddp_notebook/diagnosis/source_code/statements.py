@@ -17,15 +17,6 @@ def hold(statements: list[ast.stmt], line: int) -> bool:
     return any(holds(statement, line) for statement in statements)
 
 
-def blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
-    """All lists of statements that follow one another, from the outermost on."""
-    for node in ast.walk(tree):
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(node, name, None)
-            if isinstance(block, list):
-                yield block
-
-
 def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
     """The lists of statements directly in a compound statement."""
     for name in ("body", "orelse", "finalbody"):
@@ -58,16 +49,6 @@ def functions_around(tree: ast.AST | None, line: int) -> Iterator[ast.AST]:
     named = [node for node in around if not isinstance(node, ast.Lambda)]
     if named:
         yield max(named, key=lambda node: node.lineno)
-
-
-def call_at(tree: ast.Module | None, line: int, called: str) -> ast.Call | None:
-    """The one call of a function or method of that name in a line; None for none or several."""
-    calls = [
-        node
-        for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, ast.Call) and holds(node, line) and last_name(node.func) == called
-    ]
-    return calls[0] if len(calls) == 1 else None
 
 
 def tried_before(tree: ast.AST | None, lines: Collection[int]) -> Iterator[ast.AST]:

@@ -84,7 +84,6 @@ class Reporter:
             error_at=tuple(map(place_of, error.frames)) if error else (),
             error_category=error.category if error else "",
             error_remedy=error.remedy if error else "",
-            error_misses=_there_by_now(error),
             holder=_holder(error, arguments.master_port),
             polls_for="" if inside else polled_file(frame, self._user_code),
             workers=() if inside else watched.data_workers.owing(stack, at_rest=at_rest),
@@ -144,14 +143,6 @@ def _wrapped_model(stack: Sequence[FrameType]) -> Fingerprint | None:
             if isinstance(model, torch.nn.Module):
                 return ddp.contents(model)
     return None
-
-
-def _there_by_now(error: Failure | None) -> str:
-    """The file that the user's code did not find, if there is one of that name by now."""
-    if error is None or error.type != "FileNotFoundError":
-        return ""
-    path = error.text.partition(": ")[2].strip().strip("'")
-    return path if path and Path(path).exists() else ""
 
 
 def _holder(error: Failure | None, port: int | None) -> str:

@@ -10,7 +10,7 @@ from ddp_notebook.bench.fit import LEAST_SIZES, NoFit, fit
 from ddp_notebook.bench.steps import predict, stats
 from ddp_notebook.bench.steps.plan import Memory, StepPlan
 from ddp_notebook.bench.steps.results import Prediction, StepBenchResult
-from ddp_notebook.diagnosis.training import models as params
+from ddp_notebook.diagnosis.training import construction
 from ddp_notebook.errors import CellInterrupted, DDPError, UsageMistake
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import (
@@ -231,7 +231,7 @@ def _about(first: Mapping[str, Any], ranks: int) -> StepBenchResult:
 def _usable(prepared: Mapping[int, Mapping[str, Any]], plan: StepPlan) -> list[int]:
     """The batches that can be measured. Raises UsageMistake, DDPError when there are none."""
     models = {rank: each["contents"] for rank, each in prepared.items()}
-    findings = params.compare(models, plan.model)
+    findings = construction.compare(models, plan.model)
     if findings:
         raise UsageMistake(
             f"{plan.model} is not the same on all ranks, and DDP would hang or be wrong: "

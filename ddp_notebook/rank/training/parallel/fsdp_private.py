@@ -33,7 +33,6 @@ class Unit(NamedTuple):
     name: str
     parameters: int
     reshards: bool
-    syncs: bool
     mesh: tuple[int, ...]
     trained: int
 
@@ -79,7 +78,6 @@ def units(context: Any) -> tuple[Unit, ...]:
                 str(group._module_fqn or ""),
                 sum(int(param._orig_size.numel()) for param in group.fsdp_params),
                 group.post_forward_mesh_info is not None,
-                bool(group.reduce_grads),
                 tuple(int(rank) for rank in group.mesh_info.mesh.mesh.flatten().tolist()),
                 sum(param.sharded_param.requires_grad for param in group.fsdp_params),
             )
