@@ -19,7 +19,7 @@ from ddp_notebook.rank.editor.editor import Editor
 from ddp_notebook.rank.inspect.answers import Answers
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.rescue import Rescue
-from ddp_notebook.rank.training.parallel.held import Held
+from ddp_notebook.rank.training.held import Held
 from ddp_notebook.rank.training.step_times import StepTimer
 from ddp_notebook.rank.variables.global_names import GlobalNames
 from ddp_notebook.rank.watched import Watched, shown_by_python
@@ -48,7 +48,7 @@ class RankCore:
         self.gate = gate = watched.gate
         self.sockets, self.subgroups = watched.sockets, watched.subgroups
         self.resolver, self.init_calls = watched.resolver, watched.init_calls
-        self.tracker, self.data_parallel = watched.tracker, watched.data_parallel
+        self.tracker = watched.tracker
         self.observer, self.hooks = watched.observer, watched.hooks
 
         self.answers = Answers(watched)

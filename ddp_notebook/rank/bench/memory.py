@@ -12,7 +12,7 @@ from ddp_notebook.bench.steps.plan import Memory
 from ddp_notebook.launch.out_of_memory import container_memory
 from ddp_notebook.rank.bench.steps_data import Feed
 from ddp_notebook.rank.bench.steps_models import Subject
-from ddp_notebook.rank.training.samplers import tensors_in
+from ddp_notebook.rank.training.inputs import tensors_in
 
 _SHARE = 0.8
 """The share of free memory that training steps may use; the rest is for other programs."""

@@ -35,8 +35,7 @@ from ddp_notebook.rank.inspect.waiting import Waiting, is_at_rest, is_ddp_constr
 from ddp_notebook.rank.main_thread import Failure
 from ddp_notebook.rank.setup import listening
 from ddp_notebook.rank.setup.rendezvous import Calls
-from ddp_notebook.rank.training import ddp
-from ddp_notebook.rank.training.parallel import fsdp_private
+from ddp_notebook.rank.training import ddp, fsdp_private
 from ddp_notebook.rank.watched import Watched
 
 _KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")
@@ -104,8 +103,8 @@ class Reporter:
             runnable=runnable and not wait.polls,
             main_cpu_s=main_cpu_s(),
             groups_made=tuple(self._observer.subgroups.made),
-            sharded=self._observer.sharded.units(),
-            pipelines=self._observer.pipelines.parts(stack),
+            sharded=watched.sharded.units(),
+            pipelines=watched.pipelines.parts(stack),
             purpose=fsdp_private.purpose(stack) if inside == "collective" else "",
             splits=exchanges.latest if exchanges is not None else None,
             model=_wrapped_model(stack),

@@ -31,8 +31,7 @@ from ddp_notebook.rank.collectives.call_sites import CallSites, Line, place_of
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.training.against.batches import Batches
 from ddp_notebook.rank.training.against.sketching import Sketcher
-from ddp_notebook.rank.training.evaluations import drops_out
-from ddp_notebook.rank.training.samplers import tensors_in
+from ddp_notebook.rank.training.inputs import drops_out, tensors_in
 
 _MOST_NUMBERS = 2**21
 """In one trail; they take 16 MiB."""
