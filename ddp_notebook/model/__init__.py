@@ -6,11 +6,10 @@ case.py            What a diagnosis needs: a report of each rank, and the user's
 codec.py           The one codec: values as JSON and back, by the types of their fields.
 collective_log.py  The files in which a rank logs its collectives: layout, and how they are read.
 collectives.py     The ranks' collectives: one record each, written by every rank's observer.
-ddp.py             DDP's construction as values: its stages, fingerprints of models, buckets.
+ddp.py             DDP's construction as values; what each rank holds of each parameter.
 diagnosis.py       Findings: what is wrong with a job, the culprits, and the remedy.
 doctor.py          What `%ddp_doctor` found: one line per check, each with a verdict and remedy.
 events.py          Events: facts, each sent once by the rank that it is about; and messages of them.
-layout.py          What each rank holds of each parameter, and where each rank is in the mesh.
 ranks.py           Rank sets, and how rank sets, sizes and long texts are displayed.
 stacks.py          The ranks' stacks as one tree, and their variables as one table.
 stages.py          The stages of set-up, and the table that a step of the debugger gives.
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from ddp_notebook.model.ddp import *  # noqa: F403
     from ddp_notebook.model.diagnosis import *  # noqa: F403
     from ddp_notebook.model.events import *  # noqa: F403
-    from ddp_notebook.model.layout import *  # noqa: F403
     from ddp_notebook.model.ranks import *  # noqa: F403
     from ddp_notebook.model.stacks import *  # noqa: F403
     from ddp_notebook.model.stages import *  # noqa: F403
@@ -48,14 +46,13 @@ _FILES = {
     "collectives": (
         "DEFAULT_GROUP PLACING Collective Collectives Part Phase Place Splits at_place in_brackets"
     ),
-    "ddp": "Bucket BucketPlan Fingerprint Reduction TensorInfo",
+    "ddp": "Bucket BucketPlan Fingerprint HeldParameter HeldParameters Reduction TensorInfo",
     "diagnosis": "HAS_FAILED Category Diagnosis Finding JudgedRun Remark Side Traceback",
     "events": (
         "SESSION CellFinished CellStarted Event EventsLost Limited LineLeft LineStopped Output "
         "OutputKind Progress Pulse RankExited RankSpawned StageFailed StageFinished StagePaused "
         "StageStarted StoreFailed StoreOpened decode_events encode_events"
     ),
-    "layout": "HeldParameter HeldParameters",
     "ranks": (
         "DASHES Ranks agree are by_value counted cut format_bytes format_ranks name_ranks "
         "parse_ranks said_by them verb without_ports"

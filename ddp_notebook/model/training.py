@@ -179,17 +179,17 @@ class OptimizerFacts:
     type: str = ""
     steps: int = 0
     lrs: tuple[float | None, ...] = ()
+    replicas: tuple[str, ...] = ()
+    unwrapped: tuple[TensorDigest, ...] = ()
+    state: tuple[TensorDigest, ...] = ()
+    place: Place | None = None
+    """Where its last step was made."""
     options: tuple[str, ...] = ()
     """What else its groups were given, in the first step: ``weight_decay=0.1``."""
     metrics: tuple[float, ...] = ()
     """What its ReduceLROnPlateau was given, the first ones."""
-    place: Place | None = None
-    """Where its last step was made."""
-    replicas: tuple[str, ...] = ()
-    unwrapped: tuple[TensorDigest, ...] = ()
     begins: tuple[TensorDigest, ...] = ()
     """Of parameters without DDP, before its first step in this process."""
-    state: tuple[TensorDigest, ...] = ()
     loads: int = 0
     """How often its load_state_dict was called."""
     load_place: Place | None = None
@@ -254,10 +254,10 @@ class LoaderFacts:
     """Samples of the data set; 0 where unknown."""
     sampler: str = ""
     """Class of its sampler; "" of a stream."""
-    stream: str = ""
-    """Class of its data set, where that is an IterableDataset."""
     inputs: tuple[str, ...] = ()
     place: Place | None = None
+    stream: str = ""
+    """Class of its data set, where that is an IterableDataset."""
 
 
 @dataclass(frozen=True, slots=True)

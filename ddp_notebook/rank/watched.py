@@ -30,7 +30,7 @@ from ddp_notebook.rank.training.fsdp_private import Sharded
 from ddp_notebook.rank.training.hooks import TrainingHooks
 from ddp_notebook.rank.training.inputs import Samplers
 from ddp_notebook.rank.training.pipelines import Pipelines
-from ddp_notebook.rank.training.step_times import StepMarks
+from ddp_notebook.rank.training.step_marks import StepMarks
 from ddp_notebook.rank.training.tracker import Tracker
 from ddp_notebook.rank.variables.global_names import GlobalNames
 

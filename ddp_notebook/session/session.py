@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ddp_notebook.diagnosis.parallel.meshes import Mesh
     from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable, VariableTable
     from ddp_notebook.model.against.trail import TrailOrder
-    from ddp_notebook.model.layout import MeshLayout
+    from ddp_notebook.model.ddp import MeshLayout
     from ddp_notebook.rank.calls import Completions, Inspection, Named
     from ddp_notebook.session.options import InitOptions, Settings
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs

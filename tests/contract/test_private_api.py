@@ -476,7 +476,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.tensor import DTensor
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.training.parallel import fsdp_private, pipelining_private, split
+from ddp_notebook.rank.training import fsdp_private, pipelining_private, split
 
 store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
 dist.init_process_group("gloo", store=store, rank=0, world_size=1)

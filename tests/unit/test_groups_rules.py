@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 from collective_cases import found, the_one
-from traces import all_reduce, backward, barrier, constructor, message, op, places, play, raised
+from traces import all_reduce, backward, barrier, op, places, play, raised
 
 from ddp_notebook.diagnosis import diagnose_run
-from ddp_notebook.model import Case, Collective, GroupMade
+from ddp_notebook.model import Case, Collective
 
 Program = list[Collective]
 
@@ -137,19 +137,6 @@ def test_rows_and_columns_in_opposite_order_are_counted_by_what_comes_first(
         column = all_reduce((9, "<module>"), (7, "over_column"), group=f"c{rank % 3}")
         programs[rank] = [column, row] if rank in turned else [row, column]
     assert found(play(programs, groups=groups)) == [("mismatched-order", tuple(culprits))]
-
-
-@pytest.mark.parametrize(("members", "told"), [((0, 1), "subgroup-misuse"), ((1, 2), "")])
-def test_a_model_that_the_members_of_a_group_wrap_in_the_group_of_all(
-    members: tuple[int, ...], told: str
-) -> None:
-    learner = [*constructor(9), message("send", 2, 12)]
-    programs = {0: learner, 1: learner, 2: [message("recv", 0, 30)]}
-    case = play(programs)
-    made = (GroupMade(0, members, path=places(3)),)
-    case = replace(case, ranks=tuple(replace(e, groups_made=made) for e in case.ranks))
-    findings = diagnose_run(case).findings
-    assert ((findings[0].category, findings[0].ranks) == (told, (0, 1))) == bool(told)
 
 
 METRICS = """\

@@ -10,7 +10,7 @@ from collective_cases import the_one
 from traces import message, play
 
 from ddp_notebook.diagnosis import diagnose_run
-from ddp_notebook.model import Case, Collective, Finding, PipelinePart
+from ddp_notebook.model import Case, Finding, PipelinePart
 
 
 def part(
@@ -101,36 +101,6 @@ def test_who_left_out_a_send_that_it_made_in_each_round_before_is_the_one() -> N
     assert "rank 1 went on without the send to rank 0 at train.py:9" in finding.cause
     first = the_one(play({0: [there, back] * 2, 1: [taken, taken, reply]}))
     assert first.ranks == (0, 1), "no round before tells who is wrong"
-
-
-def stages_by_hand(*rounds: tuple[int, int, int]) -> dict[int, list[Collective]]:
-    """Three stages, by rank: all forwards, then all backwards; each with its own numbers."""
-    programs: dict[int, list[Collective]] = {0: [], 1: [], 2: []}
-    for first, middle, last in rounds:
-        programs[0] += [message("send", 1, 10)] * first + [message("recv", 1, 12)] * first
-        for _ in range(middle):
-            programs[1] += [message("recv", 0, 20), message("send", 2, 21)]
-        for _ in range(middle):
-            programs[1] += [message("recv", 2, 22), message("send", 0, 23)]
-        programs[2] += [message("recv", 1, 30)] * last + [message("send", 1, 31)] * last
-    return programs
-
-
-@pytest.mark.parametrize(
-    ("last_round", "culprits", "said"),
-    [
-        ((3, 3, 2), (2,), "rank 1 sends 3 and rank 2 receives 2"),
-        ((2, 2, 3), (2,), "rank 1 sends 2 and rank 2 receives 3"),
-        ((2, 3, 3), (0, 1), "rank 0 sends 2 and rank 1 receives 3"),
-    ],
-)
-def test_a_stage_by_hand_that_takes_another_number_of_micro_batches_than_it_is_sent(
-    last_round: tuple[int, int, int], culprits: tuple[int, ...], said: str
-) -> None:
-    finding = the_one(play(stages_by_hand((4, 4, 4), (4, 4, 4), last_round)))
-    assert (finding.category, finding.ranks) == ("schedule-mismatch", culprits)
-    assert said in finding.cause
-    assert "in the 2 rounds before" in finding.evidence[0]
 
 
 def test_two_that_both_send_first_after_rounds_that_met_disagree_about_the_order() -> None:

@@ -26,11 +26,11 @@ from ddp_notebook.rank.collectives.call_sites import CallSites
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.setup.subgroups import Subgroups
-from ddp_notebook.rank.training import ddp, step_times
+from ddp_notebook.rank.training import ddp, step_marks
 from ddp_notebook.rank.training.facts import RunSummary
 from ddp_notebook.rank.training.inputs import Samplers
 from ddp_notebook.rank.training.patching import ModuleHook, Patches
-from ddp_notebook.rank.training.step_times import StepMarks
+from ddp_notebook.rank.training.step_marks import StepMarks
 from ddp_notebook.rank.training.tracker import Replica, Tracker
 
 _IN_A_CHILD = "a forked child"
@@ -177,14 +177,14 @@ class TrainingHooks(Component):
         replica.enter(wrapped.require_backward_grad_sync)
         replica.moments.trains(inputs, samplers.iterations)
         samplers.forward(inputs)
-        self._marks.mark(step_times.FORWARD)
+        self._marks.mark(step_marks.FORWARD)
         return replica
 
     def _forward_ends(self, _done: bool, replica: Replica | None, _wrapped: Any) -> None:
         if replica is not None:
             replica.inside -= 1
             if torch.is_grad_enabled():
-                self._marks.mark(step_times.FORWARDED)
+                self._marks.mark(step_marks.FORWARDED)
 
     def _look_at_bypass(self, module: torch.nn.Module, inputs: Any) -> None:
         """A forward of a module begins that a DDP object contains, or of a copy of one."""
@@ -194,7 +194,7 @@ class TrainingHooks(Component):
             return
         if torch.is_grad_enabled():
             tracker.bypass(replica)
-            self._marks.mark(step_times.INNER)
+            self._marks.mark(step_marks.INNER)
         elif not replica.inside:
             current = self._samplers.current
             replica.moments.evaluates(module, inputs, tracker.backwards, current)
@@ -206,7 +206,7 @@ class TrainingHooks(Component):
         self._observer.backwards = tracker.backwards
         # The frames of `told` and `patched`, and the one in which the user's call of it is.
         outer = self._call_sites.backward_begins(sys._getframe(3))
-        self._marks.mark(step_times.BACKWARD, tracker.backwards)
+        self._marks.mark(step_marks.BACKWARD, tracker.backwards)
         return (outer,)
 
     def _backward_ends(self, done: bool, outer: Any, _tensors: Any) -> None:
@@ -223,7 +223,7 @@ class TrainingHooks(Component):
 
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _named: Any) -> None:
         if not self._off():
-            self._marks.mark(step_times.STEP)
+            self._marks.mark(step_marks.STEP)
             self._tracker.step_begins(optimizer)
             self._observer.works.step(
                 parameter for group in optimizer.param_groups for parameter in group["params"]
@@ -234,7 +234,7 @@ class TrainingHooks(Component):
             self._tracker.stepped(optimizer)
             for replica in self._tracker.replicas.values():
                 replica.moments.stepped(self._samplers.iterations)
-            self._marks.mark(step_times.STEPPED)
+            self._marks.mark(step_marks.STEPPED)
 
     def _plateau_steps(self, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         metric: Any = args[1] if len(args) > 1 else named.get("metrics")
@@ -242,10 +242,10 @@ class TrainingHooks(Component):
             self._tracker.metric(args[0].optimizer, float(metric))  # as torch does itself
 
     def _loading(self, _args: Any, _named: Any) -> None:
-        self._marks.mark(step_times.LOADING)
+        self._marks.mark(step_marks.LOADING)
 
     def _loaded(self, _done: bool, _token: Any, _iterator: Any) -> None:
-        self._marks.mark(step_times.LOADED)
+        self._marks.mark(step_marks.LOADED)
 
     # -- DDP objects that go ---------------------------------------------------------------
 

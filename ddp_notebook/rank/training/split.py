@@ -15,17 +15,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ddp_notebook import model
-from ddp_notebook.model import Ranks, TensorDigest
+from ddp_notebook.model import Ranks
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line, place_of
 from ddp_notebook.rank.training import digests, fsdp_private, held
 from ddp_notebook.rank.training.inputs import drops_out, hash_of, random_state
 from ddp_notebook.rank.training.patching import ModuleHook
+
+if TYPE_CHECKING:
+    from ddp_notebook.model import TensorDigest
 
 _MODULE, _TENSOR = torch.nn.Module.__module__, "torch.distributed.tensor"
 _SHARDED = "torch.distributed.fsdp"

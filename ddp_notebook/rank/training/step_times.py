@@ -1,9 +1,5 @@
 """What this rank's newest training steps were made of: its own parts, and where it waited.
 
-Marks are made as the parts of a step begin: a kind, the clock and, of some, for how long the thread
-has been ready to run without a core. A mark takes some microseconds, so of short steps only some
-are marked. What the steps were made of is found out when somebody asks.
-
 A step ends where the rank has reduced its gradients with the others: at the end of a backward
 that handed over buckets or, where no backward does, at an optimizer's step after a collective.
 """
@@ -12,167 +8,40 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
-import threading
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ddp_notebook.model import Place, StepPart, StepTimes, TimedStep
+from ddp_notebook.model import StepPart, StepTimes, TimedStep
 from ddp_notebook.model.collective_log import Waited
-from ddp_notebook.rank.bench.host_load import RunQueue
-from ddp_notebook.rank.collectives.call_sites import CallSites, place_of
+from ddp_notebook.rank.training import step_marks
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.collectives.observer import Observer
+    from ddp_notebook.rank.training.step_marks import StepMarks
     from ddp_notebook.rank.training.tracker import Tracker
-
-(
-    LOADING,
-    LOADED,
-    FORWARD,
-    INNER,
-    FORWARDED,
-    BACKWARD,
-    BUCKET,
-    REDUCED,
-    STEP,
-    STEPPED,
-) = range(10)
-"""A DataLoader is asked for a batch and has given it; the forward of a DDP object begins, the one
-of its module begins, and it is over; a backward begins, hands over a bucket, and is over; an
-optimizer begins its step and has made it."""
-
-UNKNOWN = -1
-"""Stands for a time without a core that was not read."""
-
-_QUEUE_READ = frozenset({FORWARD, BACKWARD, BUCKET, REDUCED, STEPPED})
-_MARK = struct.Struct("<qqq")
-_MOST = 6000
-_BYTES = _MOST * _MARK.size
-_FIRST_BUCKETS, _EVERY_BUCKET = 4, 16
-"""Of the buckets of a backward, those at which the time without a core is read."""
-_LINES_EVERY, _LINES_OF = 512, 12
-"""Of so many marks the first have the user's line looked up: it may be another loop by now."""
-_SHORT_NS, _OF_SHORT, _JUDGED = 5_000_000, 4, 64
-"""Of steps that are shorter, one of so many is marked; that is judged every so many steps."""
-_now_ns, _this_thread = time.monotonic_ns, threading.get_ident
-
-
-class StepMarks:
-    """The newest marks of the thread that trains, of one run at a time."""
-
-    def __init__(self, call_sites: CallSites) -> None:
-        self._users_line = call_sites.users_line
-        self._ring = bytearray()
-        self._queue: RunQueue | None = None
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget the last run."""
-        self.places: dict[int, Place | None] = {}
-        """The line of each kind of mark, as it was last looked up."""
-        self.written = 0
-        """How many marks the run has made, including overwritten ones."""
-        self._thread = 0
-        self._on, self._ended = True, False
-        self._one_of = 1
-        self._backwards = self._judged_ns = 0
-        self._buckets = self._bucket_ns = 0
-        self._bucket_queued_ns = UNKNOWN
-
-    def end(self) -> None:
-        """Mark nothing more in this run: in a pipeline times tell nothing, see `StepTimer`."""
-        self._on, self._ended = False, True
-
-    def mark(self, kind: int, number: int = 0) -> None:
-        """Mark that a part begins now. Only the first thread that marks is recorded."""
-        if self._on and (_this_thread() == self._thread or self._adopt()):
-            self._write(kind, number, _now_ns(), self._queued_ns(kind))
-            if self.written % _LINES_EVERY < _LINES_OF or kind not in self.places:
-                line = self._users_line()
-                self.places[kind] = place_of(line)
-
-    def bucket(self) -> None:
-        """A bucket is handed over. Only the last of a backward becomes a mark, once it is over."""
-        if self._on and _this_thread() == self._thread:
-            self._buckets = seen = self._buckets + 1
-            looked_at = seen <= _FIRST_BUCKETS or not seen % _EVERY_BUCKET
-            self._bucket_queued_ns = self._queued_ns(BUCKET) if looked_at else UNKNOWN
-            self._bucket_ns = _now_ns()
-
-    def reduced(self) -> None:
-        """A backward is over."""
-        if self._ended or _this_thread() != self._thread:
-            return
-        if self._buckets:
-            self._write(BUCKET, 0, self._bucket_ns, self._bucket_queued_ns)
-            self._buckets = 0
-        self._backwards = count = self._backwards + 1
-        now_ns = _now_ns()
-        if not count % _JUDGED:
-            short = now_ns - self._judged_ns < _JUDGED * _SHORT_NS
-            self._judged_ns, self._one_of = now_ns, _OF_SHORT if short else 1
-        ends, self._on = self._on, (count + 1) % self._one_of == 0
-        if ends or self._on:
-            self._write(REDUCED, 0, now_ns, self._queued_ns(REDUCED))
-
-    def _write(self, kind: int, number: int, at_ns: int, queued_ns: int) -> None:
-        written = self.written
-        at = written % _MOST * _MARK.size
-        _MARK.pack_into(self._ring, at, number << 8 | kind, at_ns, queued_ns)
-        self.written = written + 1
-
-    def _queued_ns(self, kind: int) -> int:
-        queue = self._queue
-        return queue.waited_ns() if queue is not None and kind in _QUEUE_READ else UNKNOWN
-
-    def marks(self) -> list[tuple[int, int, int, int]]:
-        """The newest marks, the oldest first: kind, number, ns on the clock, ns without a core."""
-        ring, written = bytes(self._ring), self.written
-        first = max(0, written - _MOST + 1)  # the oldest may be half overwritten
-        found = []
-        for number in range(first, written):
-            what, at_ns, waited_ns = _MARK.unpack_from(ring, number % _MOST * _MARK.size)
-            found.append((what & 0xFF, what >> 8, at_ns, waited_ns))
-        return found
-
-    def _adopt(self) -> bool:
-        if self._thread:
-            return False
-        self._thread, self._judged_ns = _this_thread(), _now_ns()
-        if not self._ring:
-            self._ring = bytearray(_BYTES)
-        if self._queue is not None:
-            self._queue.close()
-        self._queue = RunQueue()
-        return True
-
-
-# -- steps made of marks ---------------------------------------------------------------
 
 Mark = tuple[int, int, int, int]
 _MOST_ROWS = 300
 _OWN = {
-    LOADING: StepPart.DATA,
-    LOADED: StepPart.LOOP,
-    FORWARD: StepPart.FORWARD,
-    INNER: StepPart.FORWARD,
-    FORWARDED: StepPart.LOSS,
-    BACKWARD: StepPart.BACKWARD,
-    BUCKET: StepPart.BACKWARD,
-    REDUCED: StepPart.AFTER,
-    STEP: StepPart.OPTIMIZER,
-    STEPPED: StepPart.LOOP,
+    step_marks.LOADING: StepPart.DATA,
+    step_marks.LOADED: StepPart.LOOP,
+    step_marks.FORWARD: StepPart.FORWARD,
+    step_marks.INNER: StepPart.FORWARD,
+    step_marks.FORWARDED: StepPart.LOSS,
+    step_marks.BACKWARD: StepPart.BACKWARD,
+    step_marks.BUCKET: StepPart.BACKWARD,
+    step_marks.REDUCED: StepPart.AFTER,
+    step_marks.STEP: StepPart.OPTIMIZER,
+    step_marks.STEPPED: StepPart.LOOP,
 }
 """The part of the step that a mark of each kind begins."""
 _WAITS = {
-    (BUCKET, REDUCED),
-    (FORWARD, INNER),
+    (step_marks.BUCKET, step_marks.REDUCED),
+    (step_marks.FORWARD, step_marks.INNER),
 }
 """Between two such marks DDP waits for the others: for gradients, or for rank 0's buffers."""
-_LEFT_OUT = (REDUCED, REDUCED)
+_LEFT_OUT = (step_marks.REDUCED, step_marks.REDUCED)
 """Between two such marks are steps that were not marked."""
 
 
@@ -196,7 +65,7 @@ class StepTimer:
         places = {
             _OWN[kind]: place
             for kind, place in list(self._marks.places.items())
-            if place is not None and kind not in (LOADED, STEPPED)
+            if place is not None and kind not in (step_marks.LOADED, step_marks.STEPPED)
         }
         return StepTimes(
             self._rank,
@@ -234,8 +103,8 @@ def steps(marks: Sequence[Mark], spans: Sequence[tuple[int, int]]) -> list[Timed
     The first is left out: it may have begun before.
     """
     marks = _with_queue(marks)
-    by_bucket = any(kind == BUCKET for kind, *_ in marks)
-    at_its_end = REDUCED if by_bucket else STEP
+    by_bucket = any(kind == step_marks.BUCKET for kind, *_ in marks)
+    at_its_end = step_marks.REDUCED if by_bucket else step_marks.STEP
     rows: list[TimedStep] = []
     step, within = _Step(), _Spans(spans)
     for one, other in pairwise(marks):
@@ -245,9 +114,9 @@ def steps(marks: Sequence[Mark], spans: Sequence[tuple[int, int]]) -> list[Timed
         if (kind, following) == _LEFT_OUT:
             step = _Step()
             continue
-        if kind == BACKWARD:
+        if kind == step_marks.BACKWARD:
             step.number = number
-        step.reduced |= kind == BUCKET if by_bucket else waited_ns > 0
+        step.reduced |= kind == step_marks.BUCKET if by_bucket else waited_ns > 0
         if (kind, following) in _WAITS:
             waited_ns = end_ns - begin_ns
         step.add(_OWN[kind], end_ns - begin_ns, waited_ns, queued_then_ns - queued_ns)
@@ -277,7 +146,7 @@ class _Spans:
 
 def _with_queue(marks: Sequence[Mark]) -> list[Mark]:
     """The marks with their time without a core, interpolated between two that were read."""
-    known = [at for at, mark in enumerate(marks) if mark[3] != UNKNOWN]
+    known = [at for at, mark in enumerate(marks) if mark[3] != step_marks.UNKNOWN]
     filled = list(marks)
     for begin, end in pairwise(known):
         (*_, begin_ns, from_ns), (*_, end_ns, to_ns) = marks[begin], marks[end]

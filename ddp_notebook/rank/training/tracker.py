@@ -13,18 +13,21 @@ import weakref
 import zlib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import islice, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.model import Ranks, TensorDigest
+from ddp_notebook.model import Ranks
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.training import ddp, digests, fsdp_private
 from ddp_notebook.rank.training.inputs import Moments
 from ddp_notebook.rank.training.split import Split
 from ddp_notebook.rank.variables.objects import objects_of
+
+if TYPE_CHECKING:
+    from ddp_notebook.model import TensorDigest
 
 NONE, BYPASSED, LOCAL, REDUCED = range(4)
 """What happens to a backward's gradients; of several forwards the greatest counts."""

@@ -1,0 +1,137 @@
+"""Marks of when the parts of each training step begin on this rank, made as they begin.
+
+A mark is a kind, the clock and, of some, for how long the thread has been ready to run without a
+core. It takes some microseconds, so of short steps only some are marked. What the steps were made
+of is found out when somebody asks.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+
+from ddp_notebook.model import Place
+from ddp_notebook.rank.bench.host_load import RunQueue
+from ddp_notebook.rank.collectives.call_sites import CallSites, place_of
+
+(
+    LOADING,
+    LOADED,
+    FORWARD,
+    INNER,
+    FORWARDED,
+    BACKWARD,
+    BUCKET,
+    REDUCED,
+    STEP,
+    STEPPED,
+) = range(10)
+"""A DataLoader is asked for a batch and has given it; the forward of a DDP object begins, the one
+of its module begins, and it is over; a backward begins, hands over a bucket, and is over; an
+optimizer begins its step and has made it."""
+
+UNKNOWN = -1
+"""Stands for a time without a core that was not read."""
+
+_QUEUE_READ = frozenset({FORWARD, BACKWARD, BUCKET, REDUCED, STEPPED})
+_MARK = struct.Struct("<qqq")
+_MOST = 6000
+_BYTES = _MOST * _MARK.size
+_FIRST_BUCKETS, _EVERY_BUCKET = 4, 16
+"""Of the buckets of a backward, those at which the time without a core is read."""
+_LINES_EVERY, _LINES_OF = 512, 12
+"""Of so many marks the first have the user's line looked up: it may be another loop by now."""
+_SHORT_NS, _OF_SHORT, _JUDGED = 5_000_000, 4, 64
+"""Of steps that are shorter, one of so many is marked; that is judged every so many steps."""
+_now_ns, _this_thread = time.monotonic_ns, threading.get_ident
+
+
+class StepMarks:
+    """The newest marks of the thread that trains, of one run at a time."""
+
+    def __init__(self, call_sites: CallSites) -> None:
+        self._users_line = call_sites.users_line
+        self._ring = bytearray()
+        self._queue: RunQueue | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last run."""
+        self.places: dict[int, Place | None] = {}
+        """The line of each kind of mark, as it was last looked up."""
+        self.written = 0
+        """How many marks the run has made, including overwritten ones."""
+        self._thread = 0
+        self._on, self._ended = True, False
+        self._one_of = 1
+        self._backwards = self._judged_ns = 0
+        self._buckets = self._bucket_ns = 0
+        self._bucket_queued_ns = UNKNOWN
+
+    def end(self) -> None:
+        """Mark nothing more in this run: in a pipeline times tell nothing, see `StepTimer`."""
+        self._on, self._ended = False, True
+
+    def mark(self, kind: int, number: int = 0) -> None:
+        """Mark that a part begins now. Only the first thread that marks is recorded."""
+        if self._on and (_this_thread() == self._thread or self._adopt()):
+            self._write(kind, number, _now_ns(), self._queued_ns(kind))
+            if self.written % _LINES_EVERY < _LINES_OF or kind not in self.places:
+                line = self._users_line()
+                self.places[kind] = place_of(line)
+
+    def bucket(self) -> None:
+        """A bucket is handed over. Only the last of a backward becomes a mark, once it is over."""
+        if self._on and _this_thread() == self._thread:
+            self._buckets = seen = self._buckets + 1
+            looked_at = seen <= _FIRST_BUCKETS or not seen % _EVERY_BUCKET
+            self._bucket_queued_ns = self._queued_ns(BUCKET) if looked_at else UNKNOWN
+            self._bucket_ns = _now_ns()
+
+    def reduced(self) -> None:
+        """A backward is over."""
+        if self._ended or _this_thread() != self._thread:
+            return
+        if self._buckets:
+            self._write(BUCKET, 0, self._bucket_ns, self._bucket_queued_ns)
+            self._buckets = 0
+        self._backwards = count = self._backwards + 1
+        now_ns = _now_ns()
+        if not count % _JUDGED:
+            short = now_ns - self._judged_ns < _JUDGED * _SHORT_NS
+            self._judged_ns, self._one_of = now_ns, _OF_SHORT if short else 1
+        ends, self._on = self._on, (count + 1) % self._one_of == 0
+        if ends or self._on:
+            self._write(REDUCED, 0, now_ns, self._queued_ns(REDUCED))
+
+    def _write(self, kind: int, number: int, at_ns: int, queued_ns: int) -> None:
+        written = self.written
+        at = written % _MOST * _MARK.size
+        _MARK.pack_into(self._ring, at, number << 8 | kind, at_ns, queued_ns)
+        self.written = written + 1
+
+    def _queued_ns(self, kind: int) -> int:
+        queue = self._queue
+        return queue.waited_ns() if queue is not None and kind in _QUEUE_READ else UNKNOWN
+
+    def marks(self) -> list[tuple[int, int, int, int]]:
+        """The newest marks, the oldest first: kind, number, ns on the clock, ns without a core."""
+        ring, written = bytes(self._ring), self.written
+        first = max(0, written - _MOST + 1)  # the oldest may be half overwritten
+        found = []
+        for number in range(first, written):
+            what, at_ns, waited_ns = _MARK.unpack_from(ring, number % _MOST * _MARK.size)
+            found.append((what & 0xFF, what >> 8, at_ns, waited_ns))
+        return found
+
+    def _adopt(self) -> bool:
+        if self._thread:
+            return False
+        self._thread, self._judged_ns = _this_thread(), _now_ns()
+        if not self._ring:
+            self._ring = bytearray(_BYTES)
+        if self._queue is not None:
+            self._queue.close()
+        self._queue = RunQueue()
+        return True
