@@ -1,4 +1,4 @@
-"""DDP's construction as values: its stages, fingerprints of models, buckets; and what ranks hold."""
+"""DDP's construction as values: stages, fingerprints of models, buckets; and what ranks hold."""
 
 from __future__ import annotations
 

@@ -164,11 +164,13 @@ class TrainingHooks(Component):
         if module is not None and not _is_hooked(module):
             replica.handle = module.register_forward_pre_hook(ModuleHook(self._bypassed))
 
-    def _forward_begins(self, args: tuple[Any, ...], named: dict[str, Any]) -> Replica:
+    def _forward_begins(
+        self, args: tuple[Any, ...], named: dict[str, Any], compiler: Any
+    ) -> Replica:
         wrapped, tracker, samplers = args[0], self._tracker, self._samplers
         inputs = args[1:], named
         replica = tracker.replica(wrapped)
-        if torch_private.compilers_callback() is not None:
+        if compiler is not None:
             replica.take_out()
         if not torch.is_grad_enabled():
             replica.inside += 1
@@ -199,7 +201,7 @@ class TrainingHooks(Component):
             current = self._samplers.current
             replica.moments.evaluates(module, inputs, tracker.backwards, current)
 
-    def _backward_begins(self, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _backward_begins(self, args: tuple[Any, ...], named: dict[str, Any], _: Any) -> Any:
         tracker = self._tracker
         self._samplers.backward()  # before the tracker: what is trained on is no evaluation's
         tracker.backward(args[0] if args else named.get("tensors"))
@@ -236,12 +238,12 @@ class TrainingHooks(Component):
                 replica.moments.stepped(self._samplers.iterations)
             self._marks.mark(step_marks.STEPPED)
 
-    def _plateau_steps(self, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _plateau_steps(self, args: tuple[Any, ...], named: dict[str, Any], _: Any) -> None:
         metric: Any = args[1] if len(args) > 1 else named.get("metrics")
         with contextlib.suppress(TypeError, ValueError):
             self._tracker.metric(args[0].optimizer, float(metric))  # as torch does itself
 
-    def _loading(self, _args: Any, _named: Any) -> None:
+    def _loading(self, *_call: Any) -> None:
         self._marks.mark(step_marks.LOADING)
 
     def _loaded(self, _done: bool, _token: Any, _iterator: Any) -> None:
@@ -274,7 +276,7 @@ class TrainingHooks(Component):
 
 def _of_first(tell: Callable[[Any], None]) -> Callable[..., None]:
     """Return what tells of a method that its object was called."""
-    return lambda args, _named: tell(args[0])
+    return lambda args, _named, _compiler: tell(args[0])
 
 
 def _is_hooked(module: torch.nn.Module) -> bool:

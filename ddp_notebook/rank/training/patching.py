@@ -46,11 +46,13 @@ class Patches:
     ) -> None:
         """Have `before` and `after` called around a function or method of `owner`.
 
-        `before` gets the arguments by position and the ones by name as a dict, and what it returns
-        is the second argument of `after`; the first is whether the function ended without an error,
-        the third its first argument. Whoever is to be told is bound now: this runs in every step.
+        `before` gets the arguments by position, the ones by name as a dict, and the callback of
+        torch's compiler, None where nothing is compiled; what it returns is the second argument of
+        `after`. The first is whether the function ended without an error, the third its own first
+        argument. Whoever is to be told is bound now: this runs in every step.
         """
         original, off = getattr(owner, name), self._off
+        compilers_callback = torch_private.compilers_callback
         begin = self.contained(before) if before is not None else None
         end = self.contained(after) if after is not None else None
 
@@ -59,7 +61,8 @@ class Patches:
             __tracebackhide__ = True  # IPython leaves the frame out of the user's traceback
             if off():
                 return original(*args, **named)
-            token = begin(args, named) if begin is not None else None
+            # Read here: what the compiler leaves alone with all that it calls, sees none.
+            token = begin(args, named, compilers_callback()) if begin is not None else None
             if end is None:
                 return original(*args, **named)
             done = False
