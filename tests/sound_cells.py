@@ -2,39 +2,7 @@
 
 from __future__ import annotations
 
-from silent_cells import BATCHES, LOCAL_STEPS
-
 RIGHT = {
-    "a head of each rank's own, and a list of modules without an optimizer": """
-        class Own(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.trunk, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
-                self.teacher = [nn.Linear(4, 2)]
-            def forward(self, x):
-                return self.head(torch.relu(self.trunk(x))) - self.teacher[0](x).detach()
-        torch.manual_seed(0)
-        own = Own()
-        opt = torch.optim.SGD(own.parameters(), lr=0.1)
-        torch.manual_seed(50 + rank)
-        for _ in range(6):
-            opt.zero_grad()
-            own(batch()).pow(2).mean().backward()
-            for each in own.trunk.parameters():
-                dist.all_reduce(each.grad)
-                each.grad /= 2
-            opt.step()
-        """,
-    "parameters averaged after some steps each, where each rank keeps its norm layers": LOCAL_STEPS
-    + """
-train([*own[0].parameters(), *own[3].parameters()])
-""",
-    "parameters averaged after some steps each, and the statistics of batches with them": (
-        LOCAL_STEPS
-        + """
-train(tensor for tensor in own.state_dict().values() if tensor.is_floating_point())
-"""
-    ),
     "two models, where each loss clears what the other left; and heads before shared layers": """
         make, judge = net, DDP(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)))
         opt_judge = torch.optim.SGD(judge.parameters(), lr=0.1)
@@ -58,15 +26,6 @@ train(tensor for tensor in own.state_dict().values() if tensor.is_floating_point
             opt.step()
         del make, judge, opt_judge, heads, head, opts, own, each
         """,
-    "a sampler of batches that is given each epoch, and one that does not shuffle": BATCHES
-    + """
-for shuffle in (True, False):
-    loader = loader_of(shuffle)
-    for epoch in range(3):
-        if shuffle:
-            loader.batch_sampler.set_epoch(epoch)
-        train_on(loader)
-""",
     "a model that is unfrozen after some steps, and wrapped again": """
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         model[0].requires_grad_(False)
@@ -89,16 +48,6 @@ for shuffle in (True, False):
         dist.all_reduce(macro)
         macro /= dist.get_world_size()
         """,
-    "a rank that evaluates with gradients, and trains in training mode again": """
-        net = DDP(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)))
-        opt = torch.optim.SGD(net.parameters(), lr=0.1)
-        for i in range(12):
-            step(net, opt)
-            if i % 3 == 2 and rank == 0:
-                net.eval()
-                net.module(batch())
-                net.train()
-    """,
     "gradients of micro-batches that all ranks halve, and clip once they are averaged": """
         for i in range(24):
             last = i % 3 == 2
@@ -111,18 +60,6 @@ for shuffle in (True, False):
                 opt.step()
                 opt.zero_grad()
     """,
-    "a copy of the model with noise of each rank's own, and an average of the same model": """
-        import copy
-        shadow = copy.deepcopy(net.module).requires_grad_(False)
-        noisy = copy.deepcopy(net.module).requires_grad_(False)
-        for i in range(16):
-            step()
-            with torch.no_grad():
-                for s, n, p in zip(shadow.parameters(), noisy.parameters(), net.parameters()):
-                    s.lerp_(p, 0.05)
-                    n.copy_(p + 0.1 * torch.randn_like(p))
-                if i % 4 == 3: shadow(batch()), noisy(batch())
-    """,
     "a stream whose workers share its parts, and whose batches go forward twice": """
         class Lines(torch.utils.data.IterableDataset):
             def __iter__(self):
@@ -134,71 +71,6 @@ for shuffle in (True, False):
                 opt.zero_grad()
                 net(x).pow(2).mean().backward()
                 opt.step()
-    """,
-    "a stream whose parts ranks exchange in the next epoch": """
-        from torch.utils.data import DataLoader, IterableDataset
-        class Rows(IterableDataset):
-            epoch = 0
-            def __iter__(self):
-                rows = torch.randn(16, 4, generator=torch.Generator().manual_seed(3))
-                mine = (rank + self.epoch) % 2
-                yield from rows[mine * 8 : mine * 8 + 8]
-        rows = Rows()
-        loader = DataLoader(rows, batch_size=2)
-        for rows.epoch in range(3):
-            for x in loader:
-                opt.zero_grad()
-                net(x).pow(2).mean().backward()
-                opt.step()
-    """,
-    "an F1 score of all ranks' counts, and the mean of their shares of equal parts": """
-        counts = torch.zeros(3)
-        hits, seen, smooth, eps = 0, 0, 0.9, 0.1
-        step()
-        with torch.no_grad():
-            for x in torch.randn(20, 4).split(4):
-                said, true = net(x)[:, 0] > 0, x[:, 0] > 0
-                counts += torch.stack([e.sum() for e in (said & true, said & ~true, ~said & true)])
-                hits += (said == true).sum().item()
-                seen += len(x)
-        dist.all_reduce(counts)
-        tp, fp, fn = counts
-        print(2 * tp / (2 * tp + fp + fn).clamp(min=1))
-        share = torch.tensor(hits / (seen + eps))
-        dist.all_reduce(share)
-        print(share / dist.get_world_size())
-    """,
-    "means of unequal batches times their counts, averaged with the counts, and their ratio": """
-        def evaluate(part):
-            total, seen = 0.0, 0.0
-            with torch.no_grad():
-                for x in part.split(4):
-                    total += net(x).pow(2).mean().item() * len(x)
-                    seen += len(x)
-            both = torch.tensor([total, seen])
-            dist.all_reduce(both)
-            both /= dist.get_world_size()
-            return both[0] / both[1]
-        step()
-        print(evaluate(torch.randn(6 if rank else 20, 4)))
-    """,
-    "means over the ranks of two sums of unequal parts, and then their ratio": """
-        def mean(value):
-            dist.all_reduce(value)
-            return value / dist.get_world_size()
-        def evaluate(part):
-            total, seen = torch.zeros(1), torch.zeros(1)
-            with torch.no_grad():
-                for x in part.split(4):
-                    total += net(x).pow(2).sum()
-                    seen += len(x)
-            return total, seen, len(part) / 4
-        step()
-        total, seen, batches = evaluate(torch.randn(4 if rank else 20, 4))
-        print((mean(total) / mean(seen)).item(), batches)
-        both = torch.cat(evaluate(torch.randn(4 if rank else 20, 4))[:2])
-        both = mean(both)
-        print(both[0] / both[1])
     """,
     "a bucket whose method waits and copies its parts, and fills them while none is at work": """
         class Bucket:
@@ -246,62 +118,6 @@ for shuffle in (True, False):
         result = torch.zeros(1)
         dist.all_reduce(result)
     """,
-    "a running loss whose mean over the ranks is taken in place": """
-        running, steps = torch.zeros(1), 0
-        for i in range(6):
-            step()
-            running += torch.rand(1)
-            dist.all_reduce(running)
-            running /= dist.get_world_size()
-    """,
-    "a running loss that is summed at the end of each epoch, and begins anew": """
-        def epoch():
-            total = torch.zeros(1)
-            for i in range(3):
-                step()
-                total += torch.rand(1)
-                if i == 2:
-                    dist.all_reduce(total)
-            return total
-        print([epoch() for _ in range(3)])
-    """,
-    "a count of which a copy is summed, and one that every other rank sets to zero": """
-        seen, kept = torch.zeros(1), torch.zeros(1)
-        for i in range(4):
-            step()
-            seen += 3
-            of_all = seen.clone()
-            dist.all_reduce(of_all)
-            kept += 3
-            if rank: kept.zero_()
-            dist.all_reduce(kept)
-    """,
-    "a meter that is made for each epoch, and one that is reset": """
-        class Meter:
-            def __init__(self): self.total = torch.zeros(1)
-            def update(self, x): self.total += x
-            def value(self):
-                dist.all_reduce(self.total)
-                return self.total.item()
-        class Other:
-            def __init__(self): self.reset()
-            def reset(self): self.seen = torch.zeros(1)
-            def update(self, x): self.seen += x
-            def value(self):
-                dist.all_reduce(self.seen)
-                found = self.seen.item()
-                self.reset()
-                return found
-        other = Other()
-        def epoch():
-            meter = Meter()
-            for _ in range(2):
-                step()
-                meter.update(1.0)
-                other.update(1.0)
-            print(meter.value(), other.value())
-        for _ in range(3): epoch()
-    """,
     "micro-batches, each divided by their number": """
         def train(steps):
             opt.zero_grad()
@@ -309,18 +125,6 @@ for shuffle in (True, False):
                 last = (i + 1) % steps == 0
                 with contextlib.nullcontext() if last else net.no_sync():
                     (net(batch()).pow(2).mean() / steps).backward()
-                if last:
-                    opt.step()
-                    opt.zero_grad()
-        train(steps=3)
-    """,
-    "micro-batches whose gradients are added up, by a rate that may be meant for it": """
-        def train(steps):
-            opt.zero_grad()
-            for i in range(4 * steps):
-                last = (i + 1) % steps == 0
-                with contextlib.nullcontext() if last else net.no_sync():
-                    net(batch()).pow(2).mean().backward()
                 if last:
                     opt.step()
                     opt.zero_grad()
@@ -334,118 +138,12 @@ for shuffle in (True, False):
             scaler.step(opt)
             scaler.update(1024.0 if i == 5 else None)
     """,
-    "gradients unscaled before they are clipped": """
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        for _ in range(8):
-            opt.zero_grad()
-            scaler.scale(net(batch()).pow(2).mean()).backward()
-            scaler.unscale_(opt)
-            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
-            scaler.step(opt)
-            scaler.update()
-    """,
-    "scaled gradients, weighted by tokens, in a cell that clips others": """
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        for i in range(8):
-            opt.zero_grad()
-            scaler.scale(net(batch()).pow(2).mean()).backward()
-            for each in net.parameters(): each.grad *= (2.0, 0.5, 1.0, 0.7)[i % 4]
-            scaler.step(opt)
-            scaler.update()
-        if rank > 5: torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
-    """,
-    "a model without DDP that one rank loads and sends to the others, and all evaluate": """
-        del net, opt
-        model = nn.Linear(4, 2)
-        if rank == 0: model.load_state_dict(nn.Linear(4, 2).state_dict())
-        for each in model.parameters(): dist.broadcast(each.data, 0)
-        model.eval()
-        with torch.no_grad(): right = (model(torch.randn(8, 4))[:, 0] > 0).sum()
-        dist.all_reduce(right)
-    """,
-    "models of each rank's own, each loaded, whose results are summed up": """
-        del net, opt
-        model = nn.Linear(4, 2)
-        model.load_state_dict(nn.Linear(4, 2).state_dict())
-        model.eval()
-        with torch.no_grad(): right = (model(torch.randn(8, 4))[:, 0] > 0).sum()
-        dist.all_reduce(right)
-    """,
-    "statistics of batches that are averaged by hand, as gradients are": """
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        torch.manual_seed(rank)
-        for _ in range(2):
-            model.train()
-            for _ in range(4):
-                sgd.zero_grad()
-                model(torch.randn(6, 4) + rank).pow(2).mean().backward()
-                for each in model.parameters():
-                    dist.all_reduce(each.grad)
-                    each.grad /= 2
-                sgd.step()
-            for each in model.buffers():
-                if each.is_floating_point():
-                    dist.all_reduce(each)
-                    each /= 2
-            model.eval()
-            with torch.no_grad(): model(torch.ones(2, 4))
-    """,
-    "models of each rank's own, with statistics of batches, whose answers are averaged": """
-        torch.manual_seed(rank)
-        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(6):
-            sgd.zero_grad()
-            model(torch.randn(6, 4)).pow(2).mean().backward()
-            sgd.step()
-        model.eval()
-        with torch.no_grad(): answer = model(torch.ones(2, 4))
-        dist.all_reduce(answer)
-    """,
-    "an average, copied before the model was wrapped, that both update": """
-        import copy
-        model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
-        for each in model.parameters(): dist.broadcast(each.data, 0)
-        average = copy.deepcopy(model).requires_grad_(False)
-        wrapped = DDP(model)
-        sgd = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-        for _ in range(4):
-            step(wrapped, sgd)
-            for mine, new in zip(average.parameters(), model.parameters()):
-                mine.lerp_(new.detach(), 0.5)
-        average(batch())
-    """,
-    "a step that is skipped, and its gradients cleared": """
-        for i in range(12):
-            loss = net(batch() * (50 if i % 4 == 2 else 1)).pow(2).mean()
-            loss.backward()
-            large = torch.tensor(float(loss > 4))
-            dist.all_reduce(large)
-            if large.item() > 0:
-                opt.zero_grad()
-                continue
-            opt.step()
-            opt.zero_grad()
-    """,
     "a communication hook that divides and sums": """
         def mean(state, bucket):
             work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
             return work.get_future().then(lambda done: done.value()[0])
         net.register_comm_hook(None, mean)
         for _ in range(4): step()
-    """,
-    "an average of the weights on one rank, sent to the other before it is used": """
-        import copy
-        average = copy.deepcopy(net.module).requires_grad_(False)
-        for _ in range(4):
-            step()
-            for mine, new in zip(average.parameters(), net.parameters()):
-                if rank == 0: mine.lerp_(new.detach(), 0.5)
-        for mine in average.parameters(): dist.broadcast(mine, 0)
-        error = average(batch()).pow(2).mean()
-        dist.all_reduce(error)
     """,
     "accumulated gradients, cleared after each step": """
         for i in range(10):
@@ -479,18 +177,6 @@ for shuffle in (True, False):
             both.zero_grad()
             (0.5 * head(net(batch())).pow(2).mean()).backward()
             both.step()
-    """,
-    "gradients added up by hand, of losses that were divided": """
-        own = nn.Linear(4, 1)
-        for each in own.parameters():
-            dist.broadcast(each.data, 0)
-        mine = torch.optim.SGD(own.parameters(), lr=0.01)
-        for _ in range(5):
-            mine.zero_grad()
-            (own(batch()).pow(2).mean() / dist.get_world_size()).backward()
-            for each in own.parameters():
-                dist.all_reduce(each.grad)
-            mine.step()
     """,
     "handles waited for in every way": """
         flat = torch.ones(100)
@@ -591,35 +277,6 @@ for shuffle in (True, False):
                 opt.step()
                 opt.zero_grad()
         """,
-    "samples of the padding that are gathered and left out": """
-        from torch.utils.data import DataLoader, DistributedSampler
-        data = torch.randn(15, 4)
-        loader = DataLoader(data, 4, sampler=DistributedSampler(data, shuffle=False))
-        def everyone(t):
-            parts = [torch.zeros_like(t) for _ in range(2)]
-            dist.all_gather(parts, t)
-            return torch.stack(parts, 1).flatten()
-        for _ in range(2):
-            step()
-            with torch.no_grad():
-                right = torch.cat([net(x).argmax(1) == 0 for x in loader]).float()
-            right = everyone(right)[:15]
-            print(right.mean())
-        """,
-    "a parameter that fully_shard leaves out, and the user averages": """
-        from torch.distributed.fsdp import fully_shard
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        fully_shard(model, ignored_params={model[2].bias})
-        opt = torch.optim.SGD(model.parameters(), lr=0.1)
-        torch.manual_seed(rank)
-        for _ in range(4):
-            model(batch()).pow(2).mean().backward()
-            dist.all_reduce(model[2].bias.grad)
-            model[2].bias.grad /= 2
-            opt.step()
-            opt.zero_grad()
-        """,
     "one order of samples, drawn on every rank, and dropout": """
         net = DDP(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 2)))
         opt = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -630,25 +287,6 @@ for shuffle in (True, False):
             net(data[torch.randperm(40)[:6][rank::2]]).pow(2).mean().backward()
             opt.step()
         """,
-    "nothing but an evaluation: sums and counts, after a forward on one rank alone": """
-if rank == 0:
-    with torch.no_grad(): net.module(torch.ones(9, 4))
-mine = torch.ones(4 if rank else 20, 4)
-net.eval()
-right = 0
-with torch.no_grad():
-    for x in mine.split(2): right += (net(x)[:, 0] > 0).sum().item()
-both = torch.tensor([right, len(mine)])
-dist.all_reduce(both)
-print(both[0] / both[1])
-""",
-    "nothing but evaluations, of equal parts, and without a division by their number": """
-net.eval()
-for mine in (torch.ones(6, 4), torch.ones(6, 4) + rank):
-    with torch.no_grad(): share = (net(mine)[:, 0] > 0).float().mean()
-    dist.all_reduce(share)
-    print(share / dist.get_world_size())
-""",
     "evaluations: of all, joined, told by each rank, and a teacher's": """
         for e in range(3):
             net.train()
@@ -663,30 +301,6 @@ for mine in (torch.ones(6, 4), torch.ones(6, 4) + rank):
                 dist.all_reduce(value)
             if rank == 0 or e == 2:
                 print(value.item())
-        """,
-    "DataParallel where it does no harm": """
-        with torch.no_grad():
-            nn.DataParallel(nn.Linear(4, 2))(batch())
-        nn.DataParallel(nn.Linear(4, 2))(batch()).sum().backward()
-        step()
-        """,
-    "DataParallel within DistributedDataParallel": """
-        net = DDP(nn.DataParallel(nn.Linear(4, 2)))
-        opt = torch.optim.SGD(net.parameters(), lr=0.1)
-        for _ in range(2):
-            step(net, opt)
-        """,
-    "DataParallel, and gradients that are averaged by hand": """
-        torch.manual_seed(0)
-        model = nn.DataParallel(nn.Linear(4, 2))
-        opt = torch.optim.SGD(model.parameters(), lr=0.1)
-        torch.manual_seed(rank)
-        for _ in range(2):
-            opt.zero_grad()
-            model(batch()).pow(2).mean().backward()
-            for each in model.parameters():
-                dist.all_reduce(each.grad)
-            opt.step()
         """,
     "a plain loop": "for _ in range(3): step()",
     "parameters that may be unused": """
@@ -980,34 +594,6 @@ for mine in (torch.ones(6, 4), torch.ones(6, 4) + rank):
         if rank == 0:
             os.remove(path)
         """,
-    "samples of the padding that are left out, and counted in the throughput alone": """
-        from torch.utils.data import DataLoader, DistributedSampler
-        for size in (15, 16):
-            data = torch.randn(size, 4)
-            step()
-            count, seen = torch.zeros(2), 0
-            with torch.no_grad():
-                for x in DataLoader(data, 4, sampler=DistributedSampler(data, shuffle=False)):
-                    keep = (torch.arange(seen, seen + len(x)) * 2 + rank) < size
-                    count += torch.tensor([(net(x).argmax(1) == 0)[keep].sum(), keep.sum()])
-                    seen += len(x)
-            dist.all_reduce(count)
-            accuracy = count[0] / count[1]
-            processed = torch.tensor(float(seen))
-            dist.all_reduce(processed)
-            rate = processed / 0.5
-        """,
-    "a sum divided by the targets of all ranks, times the world size": """
-        from torch.nn.functional import cross_entropy
-        for i in range(6):
-            targets = torch.ones(3 + i + 2 * rank, dtype=torch.long)
-            count = torch.tensor(float(len(targets)))
-            dist.all_reduce(count)
-            opt.zero_grad()
-            logits = net(torch.randn(len(targets), 4))
-            (cross_entropy(logits, targets, reduction="sum") * 2 / count).backward()
-            opt.step()
-        """,
     "data made at random and split by one seed; then drawn by weights, otherwise on each rank": """
         from torch.utils.data import (
             DataLoader, DistributedSampler, TensorDataset, WeightedRandomSampler, random_split
@@ -1026,24 +612,6 @@ for mine in (torch.ones(6, 4), torch.ones(6, 4) + rank):
                 net(x).pow(2).mean().backward()
                 opt.step()
         """,
-    "tensors that a model keeps: of its rank, of the last batch, and the same everywhere": """
-        class Keeps(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.noise = torch.randn(3, 4)
-                self.scale = torch.rand(2, generator=torch.Generator().manual_seed(1))
-                self.place = torch.tensor([float(rank), 2.0])
-                self.to_look_at = torch.randn(8, 4)
-                with torch.inference_mode():
-                    self.seen = torch.rand(2)
-                self.last = nn.Linear(4, 2)
-            def forward(self, x):
-                self.noise = torch.randn_like(x)
-                return self.last(x + self.noise) * self.scale
-        keeps = DDP(Keeps())
-        keeps_opt = torch.optim.SGD(keeps.parameters(), lr=0.1)
-        for _ in range(4): step(keeps, keeps_opt)
-        """,
     "parameters that are sent and waited for before the next step": """
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         for p in model.parameters(): dist.broadcast(p.data, 0)
@@ -1058,115 +626,6 @@ for mine in (torch.ones(6, 4), torch.ones(6, 4) + rank):
             own.step()
             works = [dist.broadcast(p.data, owner[p], async_op=True) for p in owner]
             for work in works: work.wait()
-        """,
-    "an embedding that is the head too, on two ranks whose gradients of it are summed": """
-        class Words(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)
-                self.head.weight = self.embed.weight
-            def forward(self, x):
-                return self.embed(x) if self.head is None else self.head(x)
-        torch.manual_seed(3)
-        stage = Words()
-        if rank == 0:
-            stage.head = None
-        else:
-            stage.embed = None
-        own = torch.optim.SGD(stage.parameters(), lr=0.1)
-        for i in range(6):
-            own.zero_grad()
-            words, grad = torch.arange(i, i + 4) % 9, torch.empty(4, 4)
-            if rank == 0:
-                out = stage(words)
-                dist.send(out.detach(), 1)
-                dist.recv(grad, 1)
-                out.backward(grad)
-            else:
-                dist.recv(grad, 0)
-                inner = grad.clone().requires_grad_()
-                nn.functional.cross_entropy(stage(inner), words).backward()
-                dist.send(inner.grad, 0)
-            (shared,) = stage.parameters()
-            dist.all_reduce(shared.grad)
-            own.step()
-        """,
-    "hooks on gradients that clip or average them, of parts that are each rank's own": """
-        torch.manual_seed(1)
-        def clip(grad):
-            return grad.clamp(-1, 1)
-        def average(grad):
-            grad = clip(grad)
-            dist.all_reduce(grad)
-            return grad / 2
-        for own_first, one_hook in ((False, False), (False, True), (True, True)):
-            embedding, trunk, head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
-            parts = (embedding, trunk, head)
-            of_its_own = {id(p) for p in (embedding if own_first else head).parameters()}
-            def both(param):
-                if id(param) in of_its_own:
-                    return
-                dist.all_reduce(param.grad)
-                param.grad /= 2
-            everything = [p for part in parts for p in part.parameters()]
-            for p in everything:
-                if one_hook:
-                    p.register_post_accumulate_grad_hook(both)
-                else:
-                    p.register_hook(clip if id(p) in of_its_own else average)
-            own = torch.optim.SGD(everything, lr=0.01)
-            for _ in range(8):
-                own.zero_grad()
-                x = torch.randn(4, 4, generator=torch.Generator().manual_seed(10 + rank))
-                head(trunk(embedding(x))).pow(2).mean().backward()
-                own.step()
-        """,
-    "a root of sums over all ranks, which is averaged once more": """
-        def rmse(model, rows):
-            errors, count = torch.zeros(()), torch.zeros(())
-            with torch.no_grad():
-                for x in rows.split(4):
-                    errors += model(x).pow(2).sum()
-                    count += x.size(0)
-            dist.all_reduce(errors)
-            dist.all_reduce(count)
-            own = (errors / count).sqrt()
-            dist.all_reduce(own)
-            return own / dist.get_world_size()
-        for _ in range(3): step()
-        rmse(net, torch.randn(16, 4, generator=torch.Generator().manual_seed(rank)))
-        """,
-    "the mean of each rank's root of a mean over one and the same validation set": """
-        def rmse(model, rows):
-            errors, count = torch.zeros(()), torch.zeros(())
-            with torch.no_grad():
-                for x in rows.split(4):
-                    errors += model(x).pow(2).sum()
-                    count += x.size(0)
-            own = (errors / count).sqrt()
-            dist.all_reduce(own)
-            return own / dist.get_world_size()
-        for _ in range(3): step()
-        rmse(net, torch.ones(16, 4))
-        """,
-    "the mean of the roots of means of models that each have a fold": """
-        def rmse(model, rows):
-            errors, count = torch.zeros(()), torch.zeros(())
-            with torch.no_grad():
-                for x in rows.split(4):
-                    errors += model(x).pow(2).sum()
-                    count += x.size(0)
-            own = (errors / count).sqrt()
-            dist.all_reduce(own)
-            return own / dist.get_world_size()
-        mine = torch.randn(16, 4, generator=torch.Generator().manual_seed(rank))
-        fold = nn.Linear(4, 2)
-        fold_opt = torch.optim.SGD(fold.parameters(), lr=0.1)
-        for _ in range(5):
-            fold_opt.zero_grad()
-            fold(mine).pow(2).mean().backward()
-            fold_opt.step()
-        rmse(fold, mine)
         """,
     "a layer in parts, and an average of the gradients of what both ranks have": """
         class SumOut(torch.autograd.Function):
@@ -1280,144 +739,5 @@ for mine in (torch.ones(6, 4), torch.ones(6, 4) + rank):
                     tagger.zero_grad(set_to_none=True)
                     loss.backward()
                     for each in every: each.step()
-        """,
-    "a loop that sends full buckets of gradients, and then the last": """
-        torch.manual_seed(1)
-        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
-        own = torch.optim.SGD(model.parameters(), lr=0.01)
-        torch.manual_seed(10 + rank)
-        def send(bucket):
-            flat = torch.cat([p.grad.reshape(-1) for p in bucket])
-            dist.all_reduce(flat)
-            for p, part in zip(bucket, flat.div_(2).split([p.numel() for p in bucket])):
-                p.grad.copy_(part.view_as(p))
-        def average():
-            bucket, filled = [], 0
-            for p in reversed(list(model.parameters())):
-                bucket.append(p)
-                filled += p.numel()
-                if filled >= 70:
-                    send(bucket)
-                    bucket, filled = [], 0
-            if bucket:
-                send(bucket)
-        for _ in range(6):
-            own.zero_grad()
-            (30 * model(batch()) + 50).pow(2).mean().backward()
-            average()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            own.step()
-        """,
-    "an embedding of each rank's own before what is sent in one piece": """
-        torch.manual_seed(1)
-        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
-        own = torch.optim.SGD(model.parameters(), lr=0.01)
-        torch.manual_seed(10 + rank)
-        for _ in range(6):
-            own.zero_grad()
-            model(batch()).pow(2).mean().backward()
-            shared = list(model.parameters())[2:]
-            flat = torch.cat([p.grad.reshape(-1) for p in shared])
-            dist.all_reduce(flat)
-            for p, part in zip(shared, flat.div_(2).split([p.numel() for p in shared])):
-                p.grad.copy_(part.view_as(p))
-            own.step()
-        """,
-    "an embedding of two unlike stages, with one gradient": """
-        class First(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.words, self.inner = nn.Embedding(9, 4), nn.Linear(4, 4)
-            def forward(self, x):
-                return self.inner(self.words(x))
-        class Last(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.outer, self.words = nn.Linear(4, 4), nn.Embedding(9, 4)
-            def forward(self, x):
-                return self.outer(x) @ self.words.weight.t()
-        torch.manual_seed(3 + rank)
-        stage = First() if rank == 0 else Last()
-        dist.broadcast(stage.words.weight.data, 0)
-        own = torch.optim.SGD(stage.parameters(), lr=0.1)
-        for i in range(6):
-            own.zero_grad()
-            words, grad = torch.arange(i, i + 4) % 9, torch.empty(4, 4)
-            if rank == 0:
-                out = stage(words)
-                dist.send(out.detach(), 1)
-                dist.recv(grad, 1)
-                out.backward(grad)
-            else:
-                dist.recv(grad, 0)
-                inner = grad.clone().requires_grad_()
-                nn.functional.cross_entropy(stage(inner), words).backward()
-                dist.send(inner.grad, 0)
-            dist.all_reduce(stage.words.weight.grad)
-            own.step()
-        """,
-    "parts of a layer, and beside them the whole one, which each rank trains for comparison": """
-        class SumOut(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x):
-                x = x.clone()
-                dist.all_reduce(x)
-                return x
-            @staticmethod
-            def backward(ctx, grad):
-                return grad
-        torch.manual_seed(1)
-        whole = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2, bias=False))
-        class Split(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.up, self.down = nn.Linear(4, 3), nn.Linear(3, 2, bias=False)
-                with torch.no_grad():
-                    self.up.weight.copy_(whole[0].weight.chunk(2)[rank])
-                    self.up.bias.copy_(whole[0].bias.chunk(2)[rank])
-                    self.down.weight.copy_(whole[2].weight.chunk(2, 1)[rank])
-            def forward(self, x):
-                return SumOut.apply(self.down(torch.relu(self.up(x))))
-        split = Split()
-        opts = [torch.optim.SGD(of.parameters(), lr=0.05) for of in (split, whole)]
-        data = torch.Generator().manual_seed(4)
-        for _ in range(6):
-            x = torch.randn(8, 4, generator=data)
-            for own, y in zip(opts, (split(x), whole(x))):
-                own.zero_grad()
-                y.pow(2).mean().backward()
-                own.step()
-        assert torch.allclose(split.up.weight, whole[0].weight.chunk(2)[rank], atol=1e-5)
-    """,
-    "stages that begin with the same values of a layer, by one seed": """
-        class First(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.words, self.inner = nn.Embedding(9, 4), nn.Linear(4, 4)
-            def forward(self, x):
-                return self.inner(self.words(x))
-        class Last(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.words, self.outer = nn.Embedding(9, 4), nn.Linear(4, 4)
-            def forward(self, x):
-                return self.outer(x) @ self.words.weight.t()
-        torch.manual_seed(3)
-        stage = First() if rank == 0 else Last()
-        own = torch.optim.SGD(stage.parameters(), lr=0.1)
-        for i in range(6):
-            own.zero_grad()
-            words, grad = torch.arange(i, i + 4) % 9, torch.empty(4, 4)
-            if rank == 0:
-                out = stage(words)
-                dist.send(out.detach(), 1)
-                dist.recv(grad, 1)
-                out.backward(grad)
-            else:
-                dist.recv(grad, 0)
-                inner = grad.clone().requires_grad_()
-                nn.functional.cross_entropy(stage(inner), words).backward()
-                dist.send(inner.grad, 0)
-            own.step()
         """,
 }

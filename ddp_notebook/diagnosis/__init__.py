@@ -5,7 +5,6 @@ deaths.py     Ranks whose process ended: how, the known cause, and how to replac
 diagnose.py   The table of all rules, in order: what is wrong with a set-up, a run, or its training.
 failures.py   Errors of ranks, and what ranks wait in, if no other rule explains them.
 files.py      Rules about files: paths that ranks change under each other, a store's file.
-least_squares.py  Rows of numbers: the factors by which some add up to another, their distance.
 majority.py   Majority votes: which of several values is right, and which ranks differ.
 pages.py      A page of help for each category: what torch prints, what it means, how to fix it.
 progress.py   What a rank is doing: its current call, and whether it makes progress by itself.
@@ -13,7 +12,6 @@ setup/        Rules for set-up.
 collectives/  Rules for collectives: who diverged from the others, and how.
 parallel/     Rules for programs that split a model or its data over ranks.
 training/     Rules for training that ends without an error and is wrong.
-data/         Rules for what ranks read, and for what they report of it.
 source_code/  What the user's code says: what decides whether a line is reached, and its values.
 steps/        Compares the ranks' training steps: which rank is slow.
 
@@ -52,11 +50,6 @@ def diagnose_training(
     """Diagnose the training of a run that ended without an error."""
     found: Diagnosis = _rules().diagnose_training(facts, collectives, sources)
     return found
-
-
-def asks_for_records(sources: Mapping[str, str]) -> bool:
-    """True where only the records of collectives prove a mistake that the code may make."""
-    return bool(_rules().asks_for_records(sources))
 
 
 def _rules() -> ModuleType:

@@ -10,7 +10,7 @@ job passes through on its way gives at most a finding that is `passing`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, Flag, auto
 from pathlib import Path
@@ -20,25 +20,14 @@ from ddp_notebook.diagnosis import failures, files
 from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, stopped_short
 from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.data import evaluations, loaders, samplers, totals
 from ddp_notebook.diagnosis.deaths import deaths
-from ddp_notebook.diagnosis.parallel import groups, parts, saved, schedules, sharding, split, splits
+from ddp_notebook.diagnosis.parallel import groups, schedules, sharding, splits
 from ddp_notebook.diagnosis.parallel.meshes import mesh_of
 from ddp_notebook.diagnosis.parallel.purposes import with_purposes
 from ddp_notebook.diagnosis.progress import doing
 from ddp_notebook.diagnosis.setup import arguments, data_workers, missing_ranks, reach, store
-from ddp_notebook.diagnosis.source_code.running_totals import sums_again
 from ddp_notebook.diagnosis.source_code.sources import Sources
-from ddp_notebook.diagnosis.training import (
-    by_hand,
-    checkpoints,
-    devices,
-    gradients,
-    randomness,
-    rules,
-    settings,
-    works,
-)
+from ddp_notebook.diagnosis.training import coverage, equal, steps
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -67,10 +56,8 @@ class When(Flag):
     """Such a run in which a rank waits or has failed."""
     RUN_STUCK = auto()
     """A blocked run that the user did not interrupt: what ranks wait for proves something."""
-    TRAINED = auto()
-    """A run in which ranks trained, and that ended well on all of them."""
-    EVALUATED = auto()
-    """A run that ended as well, and in which ranks evaluated models and trained none."""
+    ENDED = auto()
+    """A run that ended well on all ranks."""
 
 
 class Explains(Enum):
@@ -129,8 +116,6 @@ RULES: tuple[Rule, ...] = (
     Rule(out_of_step.conflicts, When.RUN),
     Rule(p2p.unequal_messages, When.RUN, unless=Explains.MESSAGES),
     Rule(files.raced_paths, When.RUN_BLOCKED),
-    Rule(files.read_too_early, When.RUN_BLOCKED),
-    Rule(files.other_paths, When.RUN_BLOCKED),
     Rule(exits.ended, When.RUN),
     Rule(data_workers.stuck_data_workers, When.SETUP | When.RUN),
     # Only that ranks are stuck proves that these are mistakes.
@@ -151,80 +136,32 @@ RULES: tuple[Rule, ...] = (
     Rule(arguments.other_versions, When.RUN_STUCK),
     Rule(missing_ranks.late_ranks, When.SETUP | When.RUN),
     # Runs that ended well and computed something else than was meant.
-    Rule(devices.shared_gpus, When.TRAINED, Explains.NOTHING),
-    Rule(devices.backends, When.TRAINED, Explains.NOTHING),
-    Rule(works.unwaited, When.TRAINED | When.EVALUATED, Explains.DRIFT),
-    Rule(rules.detached_optimizers, When.TRAINED, Explains.NOTHING),
-    Rule(rules.unheld_parameters, When.TRAINED, Explains.NOTHING),
-    Rule(rules.unused_parameters, When.TRAINED, Explains.DRIFT),
-    Rule(rules.module_bypass, When.TRAINED, Explains.DRIFT),
-    Rule(rules.no_sync, When.TRAINED, Explains.DRIFT),
-    Rule(devices.data_parallel, When.TRAINED, Explains.DRIFT),
-    Rule(rules.unwrapped_parameters, When.TRAINED, Explains.DRIFT),
-    Rule(gradients.skipped_by_scaler, When.TRAINED, Explains.DRIFT),
-    Rule(rules.first_nan, When.TRAINED, Explains.DRIFT),
-    Rule(rules.learning_rates, When.TRAINED, Explains.DRIFT),
-    Rule(rules.parted_groups, When.TRAINED, Explains.DRIFT),
-    Rule(split.summed_shards, When.TRAINED, Explains.DRIFT),
-    Rule(parts.averaged_parts, When.TRAINED, Explains.DRIFT),
-    Rule(parts.equal_parts, When.TRAINED, Explains.NOTHING),
-    Rule(split.other_inputs, When.TRAINED, Explains.DRIFT),
-    Rule(gradients.kept_back, When.TRAINED, Explains.DRIFT),
-    Rule(gradients.local_factors, When.TRAINED, Explains.DRIFT),
-    Rule(by_hand.other_beginnings, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
-    Rule(by_hand.scaled_apart, When.TRAINED, Explains.DRIFT),
-    Rule(by_hand.skipped_steps, When.TRAINED, Explains.DRIFT),
-    Rule(by_hand.never_fetched, When.TRAINED, Explains.DRIFT),
-    Rule(by_hand.unregistered, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
-    Rule(by_hand.averaged_in_part, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
-    Rule(by_hand.left_with_experts, When.TRAINED, Explains.DRIFT),
-    Rule(by_hand.reduced_to_one, When.TRAINED, Explains.DRIFT),
-    Rule(by_hand.scaled_before_averaged, When.TRAINED, Explains.NOTHING),
-    Rule(by_hand.unused_averages, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
-    Rule(by_hand.unsummed_parts, When.TRAINED, Explains.DRIFT),
-    Rule(by_hand.beside_ddp, When.TRAINED, Explains.NOTHING),
-    Rule(split.parted_losses, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
-    Rule(split.other_draws, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
-    Rule(split.beside_shards, When.TRAINED, Explains.DRIFT),
-    Rule(split.unlike_copies, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
-    Rule(gradients.clipped_apart, When.TRAINED, Explains.NOTHING),
-    Rule(gradients.clipped_scaled, When.TRAINED, Explains.NOTHING),
-    Rule(gradients.averaged_twice, When.TRAINED, Explains.NOTHING),
-    Rule(gradients.summed_by_hooks, When.TRAINED, Explains.NOTHING),
-    Rule(gradients.divided_losses, When.TRAINED, Explains.NOTHING),
-    Rule(gradients.divided_by_all, When.TRAINED, Explains.NOTHING),
-    Rule(gradients.unequal_means, When.TRAINED, Explains.NOTHING),
-    Rule(by_hand.summed_gradients, When.TRAINED, Explains.NOTHING),
-    Rule(by_hand.divided_twice, When.TRAINED, Explains.NOTHING),
-    Rule(gradients.left_by_skipped, When.TRAINED, Explains.NOTHING),
-    Rule(gradients.leftovers, When.TRAINED, Explains.NOTHING),
-    Rule(gradients.left_by_others, When.TRAINED, Explains.NOTHING),
-    Rule(settings.other_precision, When.TRAINED, Explains.NOTHING),
-    Rule(settings.other_mode, When.TRAINED, Explains.NOTHING),
-    Rule(rules.buffers, When.TRAINED, Explains.NOTHING),
-    Rule(samplers.sampler_misuse, When.TRAINED, Explains.NOTHING),
-    Rule(loaders.same_batches, When.TRAINED, Explains.NOTHING),
-    Rule(loaders.shared_batches, When.TRAINED, Explains.NOTHING),
-    Rule(loaders.same_of_each_worker, When.TRAINED, Explains.NOTHING),
-    Rule(loaders.same_every_epoch, When.TRAINED, Explains.NOTHING),
-    Rule(randomness.same_draws, When.TRAINED, Explains.NOTHING),
-    Rule(randomness.other_constants, When.TRAINED, Explains.NOTHING),
-    Rule(evaluations.other_statistics, When.TRAINED, Explains.NOTHING),
-    Rule(evaluations.lone_copies, When.TRAINED, Explains.NOTHING),
-    Rule(evaluations.unjoined_results, When.TRAINED, Explains.NOTHING),
-    Rule(evaluations.unweighted_means, When.TRAINED | When.EVALUATED, Explains.NOTHING),
-    Rule(evaluations.means_of_scores, When.TRAINED | When.EVALUATED, Explains.NOTHING),
-    Rule(evaluations.padded_counts, When.TRAINED | When.EVALUATED, Explains.NOTHING),
-    Rule(evaluations.means_of_curved, When.TRAINED | When.EVALUATED, Explains.NOTHING),
-    Rule(totals.summed_again, When.TRAINED | When.EVALUATED, Explains.NOTHING),
-    Rule(checkpoints.loaded_for_evaluation, When.EVALUATED, Explains.NOTHING),
-    Rule(checkpoints.untied, When.TRAINED, Explains.NOTHING),
-    Rule(checkpoints.untied_over_ranks, When.TRAINED, Explains.NOTHING),
-    Rule(saved.lost_shards, When.TRAINED, Explains.NOTHING),
-    Rule(saved.apart_checkpoints, When.TRAINED, Explains.NOTHING),
-    Rule(files.saved_by_several, When.TRAINED, Explains.NOTHING),
-    Rule(checkpoints.loaded_on_some, When.TRAINED, Explains.DRIFT, unless=Explains.DRIFT),
-    Rule(rules.diverged_replicas, When.TRAINED, Explains.NOTHING, unless=Explains.DRIFT),
+    Rule(steps.shared_gpus, When.ENDED, Explains.NOTHING),
+    Rule(steps.backends, When.ENDED, Explains.NOTHING),
+    Rule(steps.unwaited, When.ENDED, Explains.DRIFT),
+    Rule(coverage.detached_optimizers, When.ENDED, Explains.NOTHING),
+    Rule(coverage.unheld_parameters, When.ENDED, Explains.NOTHING),
+    Rule(coverage.unused_parameters, When.ENDED, Explains.DRIFT),
+    Rule(coverage.module_bypass, When.ENDED, Explains.DRIFT),
+    Rule(coverage.no_sync, When.ENDED, Explains.DRIFT),
+    Rule(coverage.unwrapped_parameters, When.ENDED, Explains.DRIFT),
+    Rule(steps.first_nan, When.ENDED, Explains.DRIFT),
+    Rule(equal.learning_rates, When.ENDED, Explains.DRIFT),
+    Rule(equal.other_inputs, When.ENDED, Explains.DRIFT),
+    Rule(coverage.kept_back, When.ENDED, Explains.DRIFT),
+    Rule(steps.local_factors, When.ENDED, Explains.DRIFT),
+    Rule(equal.other_draws, When.ENDED, Explains.DRIFT, unless=Explains.DRIFT),
+    Rule(steps.clipped_apart, When.ENDED, Explains.NOTHING),
+    Rule(equal.other_precision, When.ENDED, Explains.NOTHING),
+    Rule(equal.buffers, When.ENDED, Explains.NOTHING),
+    Rule(equal.sampler_misuse, When.ENDED, Explains.NOTHING),
+    Rule(equal.same_batches, When.ENDED, Explains.NOTHING),
+    Rule(equal.same_draws, When.ENDED, Explains.NOTHING),
+    Rule(equal.other_statistics, When.ENDED, Explains.NOTHING),
+    Rule(steps.unjoined_results, When.ENDED, Explains.NOTHING),
+    Rule(coverage.untied, When.ENDED, Explains.NOTHING),
+    Rule(steps.loaded_on_some, When.ENDED, Explains.DRIFT, unless=Explains.DRIFT),
+    Rule(steps.diverged_replicas, When.ENDED, Explains.NOTHING, unless=Explains.DRIFT),
 )
 """In the order in which mistakes should be corrected."""
 
@@ -290,9 +227,10 @@ def diagnose_training(
     if len(facts) < 2:
         return Diagnosis()
     case = Case((), collectives=collectives)
-    seen = {*case.files_seen, *rules.where(facts)}
+    optimizers = (optimizer for of in facts.values() for optimizer in of.optimizers)
+    seen = {*case.files_seen, *(each.place.file for each in optimizers if each.place)}
     context = Context(case, Sources(sources, seen), facts)
-    findings, notes = _findings(context, _of_ended(facts.values()))
+    findings, notes = _findings(context, When.ENDED)
     if any((of.broken or of.unrecorded) and not of.collectives for of in facts.values()):
         findings = []  # that ranks exchanged nothing may only seem so
     if broken := {rank: cut(of.broken, _LONGEST_ERROR) for rank, of in facts.items() if of.broken}:
@@ -301,20 +239,7 @@ def diagnose_training(
             f"ranks restart ({said_by(broken)}): please report this."
         )
     notes += _unrecorded({rank: of.unrecorded for rank, of in facts.items()})
-    remarks = () if findings else tuple(gradients.undivided_losses(context))
-    shown = tuple(folded(findings))
-    return Diagnosis(shown, None, len(facts), notes=tuple(notes), remarks=remarks)
-
-
-def asks_for_records(sources: Mapping[str, str]) -> bool:
-    """True where only the records of collectives prove a mistake that the code may make."""
-    return sums_again(Sources(sources))
-
-
-def _of_ended(facts: Collection[RunFacts]) -> When:
-    """The situation of a run that ended well."""
-    trains = any(of.optimizers or of.skipped or of.works for of in facts)
-    return When.EVALUATED if not trains and any(of.evaluated for of in facts) else When.TRAINED
+    return Diagnosis(tuple(folded(findings)), None, len(facts), notes=tuple(notes))
 
 
 def _of_run(context: Context) -> When:

@@ -197,12 +197,9 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.MESH_MISMATCH: Page(
         "Nothing: a hang while the mesh is made or used, or sums over the wrong ranks.",
-        "Ranks make a DeviceMesh of other ranks, of another shape or in another order; or "
-        "gradients are reduced along the dimension over which parameters are sharded.",
-        "A mesh makes groups: their lists are compared call by call. The tensors that all_reduce "
-        "got before the first step are compared with the gradients of sharded parameters.",
-        "Give init_device_mesh or DeviceMesh the same arguments on every rank. Reduce gradients "
-        "over the dimension whose ranks have the same part: mesh.get_group('dp').",
+        "Ranks make a DeviceMesh of other ranks, of another shape or in another order.",
+        "A mesh makes groups: their lists are compared call by call.",
+        "Give init_device_mesh or DeviceMesh the same arguments on every rank.",
     ),
     Category.REPLICA_INPUT_MISMATCH: Page(
         _SILENT,
@@ -236,9 +233,9 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.ASYNC_MISUSE: Page(
         _SILENT,
-        "A tensor is read or written while a collective on it still runs, or its work is never "
-        "waited for.",
-        "Works that nobody waited for, and what became of their tensors.",
+        "A tensor is changed, or used as a gradient, while a collective on it still runs.",
+        "Works that nobody waited for in time, and tensors that were changed, or used by an "
+        "optimizer's step, before that. What was only read leaves no trace.",
         "Call work.wait() (or wait_tensor) before the tensor is used.",
     ),
     Category.BARRIER_MISUSE: Page(
@@ -291,8 +288,7 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.BUFFER_SYNC: Page(
         _SILENT,
-        "Buffers, such as running statistics, differ between the replicas. Without "
-        "DistributedDataParallel nothing sends them.",
+        "Buffers, such as running statistics, differ between the replicas.",
         "Digests of the buffers by name, and of running statistics when an evaluation begins.",
         "broadcast_buffers=True, SyncBatchNorm, or a broadcast before evaluation.",
     ),
@@ -304,31 +300,9 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.NAN_ON_ONE_RANK: Page(
         "Nothing, or loss=nan on all ranks a step later.",
-        "One rank's loss or gradients were NaN or infinite first; the all_reduce spread it. Under "
-        "a GradScaler no step is made then, on any rank: parameters stay finite and nothing is "
-        "trained.",
-        "The first parameter and step with NaN, per rank, before the reduction; or how many steps "
-        "GradScaler.step has skipped up to the end, and whose losses were NaN meanwhile.",
+        "One rank's loss or gradients were NaN or infinite first; the all_reduce spread it.",
+        "The first parameter and step with NaN, per rank, before the reduction.",
         "Look at that rank's batch of that step.",
-    ),
-    Category.STALE_GRADIENTS: Page(
-        _SILENT,
-        "Gradients of a step stay and go into the next one: nothing clears them, or not where a "
-        "test skips a step.",
-        "Values of a few gradients after a step, and when the next backward begins; how many "
-        "backwards came before each step, and the code from one to the next.",
-        "optimizer.zero_grad() once for each step, before its first backward, skipped or not.",
-    ),
-    Category.LOSS_SCALING: Page(
-        _SILENT,
-        "Loss or gradients are divided by the world size although DDP has averaged them; gradients "
-        "are added up by hand and not divided, or divided twice; they are clipped "
-        "before they are unscaled; or ranks' means over fewer samples (tokens) than others' count "
-        "as much.",
-        "By what a few gradients were multiplied between backward and step, whether they are the "
-        "sum of those of all ranks, and by what the graph of the first losses divides.",
-        "Divide once: DDP does over ranks; by hand, after all_reduce; by what all ranks have "
-        "counted. Call scaler.unscale_(optimizer) before clipping.",
     ),
     Category.LOCAL_STATISTIC: Page(
         _SILENT,
@@ -340,11 +314,8 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.METRIC_MISAGGREGATION: Page(
         _SILENT,
-        "Each rank evaluates its own part, and one reports its figure as that of the whole; or "
-        "figures of unequal parts are averaged as if they were equal; or what is no mean, such as "
-        "a perplexity, is averaged; or a sum over the ranks is summed again.",
-        "Other inputs on each rank, no collective afterwards, and only one rank that prints; or "
-        "other numbers of samples, and code that divides by them before it averages.",
+        "Each rank evaluates its own part, and one reports its figure as that of the whole.",
+        "Other inputs on each rank, no collective afterwards, and only one rank that prints.",
         "all_reduce the counts, and divide afterwards.",
     ),
     Category.WEIGHT_TYING_LOST: Page(
@@ -353,39 +324,29 @@ PAGES: Mapping[Category, Page] = {
         "Parameters that were equal when the model was wrapped, and the line that ties them.",
         "Tie them again after load_state_dict(assign=True) and the like, before wrapping.",
     ),
-    Category.EVAL_PADDING: Page(
-        _SILENT,
-        "DistributedSampler gives some samples twice, so that all ranks have as many, and a metric "
-        "counts them twice.",
-        "What an evaluation's all_reduce sums: the count that the sampler gave, padding included; "
-        "and that the code divides by what comes of it.",
-        "Leave out what comes twice before counting, or split without padding.",
-    ),
     Category.RNG_MISMATCH: Page(
         _SILENT,
         "Ranks were given one seed, so noise and the like is the same for their different samples; "
-        "or ranks of one tensor-parallel group, which need the same, were given one each; or their "
-        "parts of a layer were drawn by one seed, so that all are the same part.",
+        "or ranks of one tensor-parallel group, which need the same, were given one each.",
         "The state of torch's generator before each training forward, and the code that draws, or "
-        "the dropout in the model; the first values of parameters, and the gradients.",
+        "the dropout in the model.",
         "torch.manual_seed(seed + dist.get_rank()) once the model is made; within a "
         "tensor-parallel group the same seed on all.",
     ),
     Category.NUMERICS_MISMATCH: Page(
         _SILENT,
-        "Ranks compute with another precision (autocast, TF32 or the default dtype differ), or a "
-        "rank trains in evaluation mode, without dropout.",
-        "The settings of every rank after a run in which it trained; its first training forwards.",
+        "Ranks compute with another precision: autocast, TF32 or the default dtype differ.",
+        "The settings of every rank after a run in which it trained.",
         "The same setting on every rank.",
     ),
     Category.SAMPLER_MISUSE: Page(
         _SILENT,
         "Ranks train on the same samples, or on all in one order: no DistributedSampler, one "
         "without set_epoch, with another seed or with overlapping shards; an IterableDataset "
-        "that does not divide its data among ranks, or among the workers of a rank's DataLoader.",
+        "that does not divide its data among ranks.",
         "The samplers' state on every rank; hashes of the first batches that models got.",
         "sampler.set_epoch(epoch) in each epoch; the same seed; num_replicas and rank of the job. "
-        "In an IterableDataset: dist.get_rank() and torch.utils.data.get_worker_info().",
+        "In an IterableDataset: every world-size-th sample, from dist.get_rank() on.",
     ),
     Category.DATALOADER_DEADLOCK: Page(
         _HANGS,
@@ -396,13 +357,10 @@ PAGES: Mapping[Category, Page] = {
     Category.CHECKPOINT_MISUSE: Page(
         _SILENT,
         "A state was loaded on some ranks only, after the model was wrapped, or into an optimizer, "
-        "whose state DDP does not send. Or a sharded model was saved such that parts of it are in "
-        "no file: on one rank, over each other, or each rank's into another folder.",
+        "whose state DDP does not send.",
         "How often load_state_dict was called on each rank, and that replicas, or the states of "
-        "optimizers, differ at the end. Which parts of DTensors torch.save got on each rank, and "
-        "the paths.",
-        "Load the state on every rank, with map_location. Save a sharded model with "
-        "get_model_state_dict(full_state_dict=True) or torch.distributed.checkpoint, on all ranks.",
+        "optimizers, differ at the end.",
+        "Load the state on every rank, with map_location.",
     ),
     Category.OPTIMIZER_DETACHED: Page(
         _SILENT,
@@ -459,9 +417,9 @@ PAGES: Mapping[Category, Page] = {
         "Raise the limit, or use less: fewer workers, persistent_workers=True.",
     ),
     Category.FILESYSTEM: Page(
-        "FileNotFoundError or the like on some ranks; or nothing, and a file that is damaged.",
-        "Ranks race on a path or write one file, or have made up another path each.",
-        "The ranks' errors and their paths; what each wrote with torch.save, and when.",
+        "FileExistsError, FileNotFoundError or the like on some ranks.",
+        "Ranks make, move or delete one path at the same time.",
+        "The ranks' errors and their paths.",
         "Let one rank make it, then a barrier, then the others use it.",
     ),
     Category.GPU_MAPPING: Page(

@@ -5,11 +5,10 @@ case.py            What a diagnosis needs: a report of each rank, and the user's
 codec.py           The one codec: values as JSON and back, by the types of their fields.
 collective_log.py  The files in which a rank logs its collectives: layout, and how they are read.
 collectives.py     The ranks' collectives: one record each, written by every rank's observer.
-ddp.py             DDP's construction as values: its stages, fingerprints of models, buckets.
+ddp.py             DDP's construction as values; what each rank holds of each parameter.
 diagnosis.py       Findings: what is wrong with a job, the culprits, and the remedy.
 doctor.py          What `%ddp_doctor` found: one line per check, each with a verdict and remedy.
 events.py          Events: facts, each sent once by the rank that it is about; and messages of them.
-parallel/          Models split over ranks, as values: parameters, placements, meshes.
 ranks.py           Rank sets, and how rank sets, sizes and long texts are displayed.
 stacks.py          The ranks' stacks as one tree, and their variables as one table.
 stages.py          The stages of set-up, and the table that a step of the debugger gives.
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from ddp_notebook.model.ddp import *  # noqa: F403
     from ddp_notebook.model.diagnosis import *  # noqa: F403
     from ddp_notebook.model.events import *  # noqa: F403
-    from ddp_notebook.model.parallel.digests import *  # noqa: F403
-    from ddp_notebook.model.parallel.layout import *  # noqa: F403
-    from ddp_notebook.model.parallel.split import *  # noqa: F403
     from ddp_notebook.model.ranks import *  # noqa: F403
     from ddp_notebook.model.stacks import *  # noqa: F403
     from ddp_notebook.model.stages import *  # noqa: F403
@@ -49,16 +45,13 @@ _FILES = {
     "collectives": (
         "DEFAULT_GROUP PLACING Collective Collectives Part Phase Place Splits at_place in_brackets"
     ),
-    "ddp": "Bucket BucketPlan Fingerprint Reduction TensorInfo",
+    "ddp": "Bucket BucketPlan Fingerprint HeldParameter HeldParameters Reduction TensorInfo",
     "diagnosis": "HAS_FAILED Category Diagnosis Finding JudgedRun Remark Side Traceback",
     "events": (
         "SESSION AnyEvent CellFinished CellStarted Event EventsLost Limited LineLeft LineStopped "
         "Output OutputKind Progress Pulse RankExited RankSpawned StageFailed StageFinished "
         "StagePaused StageStarted StoreFailed StoreOpened decode_events encode_events"
     ),
-    "parallel.digests": "TensorDigest",
-    "parallel.layout": "HeldParameter HeldParameters",
-    "parallel.split": ("CheckpointCall Claim Copy Forwards Input PartialSum ShardSum SplitFacts"),
     "ranks": (
         "DASHES Ranks agree are by_value counted cut format_bytes format_ranks name_ranks "
         "parse_ranks said_by them verb without_ports"
@@ -70,9 +63,9 @@ _FILES = {
     "stages": "OWN_STORE PRIVATE_STORE InitArguments Stage StepRow StepTable",
     "state": "Loading Moment OutputGroup OutputItem RankState Snapshot Status",
     "training": (
-        "CopyFacts EvaluationFacts FunctionalFacts GradientSample LoaderFacts LossFacts "
-        "OptimizerFacts ParallelFacts ReplicaFacts RunFacts SamplerFacts SaveFacts Shards "
-        "StepPart StepStart StepTimes TimedStep WorkFacts"
+        "Claim Copy EvaluationFacts Forwards FunctionalFacts Input LoaderFacts OptimizerFacts "
+        "ReplicaCounts ReplicaFacts RunFacts SamplerFacts SplitFacts StepPart StepStart StepTimes "
+        "TensorDigest TimedStep WorkFacts"
     ),
 }
 _FILE_OF = {name: file for file, names in _FILES.items() for name in names.split()}

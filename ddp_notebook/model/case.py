@@ -12,7 +12,7 @@ from ddp_notebook.model.ddp import Fingerprint
 from ddp_notebook.model.diagnosis import Remark
 from ddp_notebook.model.ranks import Ranks
 from ddp_notebook.model.stages import InitArguments
-from ddp_notebook.model.training import ReplicaFacts
+from ddp_notebook.model.training import ReplicaCounts
 
 
 class Activity(StrEnum):
@@ -124,8 +124,6 @@ class ShardedUnit:
     parameters: int
     reshards: bool
     """It is freed after forward, and gathered again in backward."""
-    syncs: bool
-    """Gradients are reduced in the next backward."""
     mesh: Ranks
     trained: int | None = None
     """How many of its parameters require a gradient; None where not known."""
@@ -180,8 +178,6 @@ class RankReport:
     error_category: str = ""
     """A category the rank itself is sure of."""
     error_remedy: str = ""
-    error_misses: str = ""
-    """The file that it did not find when it failed, and that is there by now."""
     holder: str = ""
     """If a port was in use: by which process."""
     polls_for: str = ""
@@ -251,7 +247,7 @@ class RankReport:
     """The session's number of its current or last cell or script."""
     unrecorded: str = ""
     """Why its collectives are not recorded; empty where they are."""
-    replicas: tuple[ReplicaFacts, ...] = ()
+    replicas: tuple[ReplicaCounts, ...] = ()
     """Its DistributedDataParallel objects: what was counted in this run, without tensors."""
 
 

@@ -10,18 +10,31 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ddp_notebook.model.collectives import Place
-from ddp_notebook.model.parallel.digests import TensorDigest
-from ddp_notebook.model.parallel.split import SplitFacts
 from ddp_notebook.model.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
-class WorkFacts:
-    """A user line that started collectives and did not wait for all of them.
+class TensorDigest:
+    """A digest of a tensor. `hash` is of its bytes in order, "" if it was not computed.
 
-    Of `issued`, `unwaited` were never waited for, and `met` only by a barrier that came later; the
-    tensors of `written` were changed, and those of `stepped` were gradients that an optimizer used,
-    before they were waited for.
+    `norm` is its 2-norm and `sample` a few of its values, evenly spread. None in them means values
+    that are not finite; `finite` is then False.
+    """
+
+    name: str
+    numel: int
+    hash: str = ""
+    norm: float | None = None
+    sample: tuple[float | None, ...] = ()
+    finite: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFacts:
+    """A user line that started collectives and did not wait for all of them in time.
+
+    Of `issued`, `unwaited` were never waited for; the tensors of `written` were changed, and those
+    of `stepped` were gradients that an optimizer used, before they were waited for.
     """
 
     operation: str
@@ -30,7 +43,6 @@ class WorkFacts:
     written: int = 0
     stepped: int = 0
     place: Place | None = None
-    met: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,35 +62,6 @@ class FunctionalFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Shards:
-    """Parts of tensors (DTensors) that a file has: of `name` and others, sharded over `ranks`.
-
-    `part` is which of `parts` different ones; ranks with the same have copies.
-    """
-
-    name: str
-    count: int
-    ranks: Ranks
-    part: int
-    parts: int
-
-
-@dataclass(frozen=True, slots=True)
-class SaveFacts:
-    """A file that torch.save has written in this run.
-
-    `moments` has for each of the first times how many collectives the rank had called, and one.
-    """
-
-    path: str
-    moments: tuple[int, ...] = ()
-    place: Place | None = None
-    """Where it was written first."""
-    shards: Shards | None = None
-    """The parts of tensors in it; None where all are whole."""
-
-
-@dataclass(frozen=True, slots=True)
 class EvaluationFacts:
     """Forwards of a model without gradients, one after another, with no backward in between.
 
@@ -87,7 +70,6 @@ class EvaluationFacts:
 
     backwards: int
     """How many backwards the rank had begun."""
-    forwards: int = 0
     training: bool = False
     """The module was in training mode."""
     loader: bool = False
@@ -98,51 +80,6 @@ class EvaluationFacts:
     wrote: bool | None = None
     """Something was printed between its begin and the next backward; None where unknown."""
     place: Place | None = None
-    padded: tuple[int, int] | None = None
-    """A DistributedSampler gave samples twice, and an all_reduce afterwards has counted them: the
-    samples of the data set, and those that this rank got."""
-    counted: tuple[Place, ...] = ()
-    """The user's lines that led to that all_reduce, the outermost first."""
-    samples: int = 0
-    """How many samples the rank evaluated, by the first dimension of what the model got."""
-    summed: tuple[tuple[Place, ...], ...] = ()
-    """The same of the first all_reduces of a few values after it."""
-    gathered: tuple[Place, ...] = ()
-    """The same of all_gathers of a row for each sample, where a sampler gave some twice."""
-    weights: str = ""
-    """Where there are `statistics`, a hash of some values of the parameters."""
-
-
-@dataclass(frozen=True, slots=True)
-class GradientSample:
-    """Some values of a few gradients in one training step, and of their parameters before it.
-
-    A row for each of these parameters: `own` has what the last backward left, `used` what the
-    optimizer's step used.
-    """
-
-    own: tuple[tuple[float, ...], ...]
-    used: tuple[tuple[float, ...], ...]
-    weights: tuple[tuple[float, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LossFacts:
-    """How the value was computed that a backward began with; only what its graph says.
-
-    It is `factor` times a mean over `count` samples, or over the targets that a cross entropy does
-    not ignore; 0 where unknown. `mean` is False where it is not known to be one. Of a cross entropy
-    that is a sum, `count` are those targets too.
-    """
-
-    factor: float = 1.0
-    mean: bool = False
-    count: float = 0.0
-    place: Place | None = None
-    divisor: float = 0.0
-    """What a sum was divided by; 0 where it is no sum, or not divided."""
-    ignores: bool = False
-    """A cross entropy ignored some targets, such as padding: `count` are tokens of the rank's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +96,8 @@ class StepStart:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaFacts:
-    """One DistributedDataParallel object. Counts are of this run; equal `key`s are one model.
+class ReplicaCounts:
+    """What one DistributedDataParallel object did in this run; equal `key`s are one model.
 
     A step counts for it when an optimizer has updated parameters of it: `local_steps` with
     gradients of backwards that no_sync covered, `bypassed_steps` of forwards around the
@@ -172,19 +109,6 @@ class ReplicaFacts:
     """Class of the module inside."""
     name: str = ""
     """The user's variable, "" when there is none."""
-    device: str = ""
-    backend: str = ""
-    group_size: int = 0
-    group: Ranks = ()
-    """The ranks among which it reduces gradients; none where that is not known any more."""
-    begins: tuple[float, ...] = ()
-    """Some values of its parameters when it was wrapped; without DDP, at its first forward."""
-    find_unused: bool = False
-    hook: str = ""
-    """A communication hook that may leave replicas apart for a while; "" for none."""
-    hooked: tuple[GradientSample, ...] = ()
-    """What a hook of the user's was given, and what it left, in the first backwards."""
-    broadcast_buffers: bool = True
     forwards: int = 0
     """Through the wrapper, with gradients."""
     no_sync_forwards: int = 0
@@ -195,8 +119,6 @@ class ReplicaFacts:
     local_place: Place | None = None
     """The first forward under no_sync."""
     backwards: int = 0
-    evaluating: int = 0
-    """Of `backwards`, those of forwards in evaluation mode."""
     steps: int = 0
     local_steps: int = 0
     bypassed_steps: int = 0
@@ -204,54 +126,45 @@ class ReplicaFacts:
     bad_place: Place | None = None
     """The first step of those that used gradients of this rank alone."""
     unready: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFacts(ReplicaCounts):
+    """One DistributedDataParallel object: what it did, what it holds, and how it was used."""
+
+    device: str = ""
+    backend: str = ""
+    group_size: int = 0
+    group: Ranks = ()
+    """The ranks among which it reduces gradients; none where that is not known any more."""
+    hook: str = ""
+    """A communication hook that may leave replicas apart for a while; "" for none."""
+    broadcast_buffers: bool = True
     outside: tuple[str, ...] = ()
     """Parameters that are trained, and that its reducer does not know."""
+    unheld: tuple[str, ...] = ()
+    """Parameters that get gradients, that no optimizer holds, and that have not changed: a few,
+    behind others that an optimizer holds."""
+    twins: tuple[tuple[str, str], ...] = ()
+    """Parameters of one shape in unlike places that had the same values when it was wrapped."""
+    parameters: tuple[TensorDigest, ...] = ()
+    gradients: tuple[TensorDigest, ...] = ()
+    buffers: tuple[TensorDigest, ...] = ()
     buffer_order: tuple[str, ...] = ()
     """In the order in which they are sent."""
     batch_buffers: tuple[str, ...] = ()
     """Statistics of batches: ranks may have others."""
-    parameters: tuple[TensorDigest, ...] = ()
-    buffers: tuple[TensorDigest, ...] = ()
-    constants: tuple[TensorDigest, ...] = ()
-    """Tensors that modules hold and that are neither, unchanged since it was wrapped."""
-    gradients: tuple[TensorDigest, ...] = ()
+    loads: int = 0
+    """How often load_state_dict was called of it, or of the module inside, once it was wrapped."""
+    load_place: Place | None = None
     evaluations: tuple[EvaluationFacts, ...] = ()
     """The first ones."""
     starts: tuple[StepStart, ...] = ()
     """Of its first training forwards."""
-    loads: int = 0
-    """How often load_state_dict was called of it, or of the module inside, once it was wrapped."""
-    load_place: Place | None = None
     autocast: str = ""
     """What torch.autocast was in the first of them: ``bfloat16``; "" for off."""
     start_place: Place | None = None
     """Where the first of them was called."""
-    matrices: tuple[tuple[TensorDigest, TensorDigest], ...] = ()
-    """Without DDP: its parameters of several dimensions before its first step, and some steps
-    later."""
-    twins: tuple[tuple[str, str], ...] = ()
-    """Parameters of one shape in unlike places that had the same values when it was wrapped."""
-    unheld: tuple[str, ...] = ()
-    """Parameters that get gradients, that no optimizer holds, and that have not changed: a few,
-    behind others that an optimizer holds."""
-    unregistered: tuple[str, ...] = ()
-    """Without DDP: modules in its dicts and lists, which are no parts of it, and are trained."""
-    varies: bool = False
-    """It has layers that do something else in training mode: dropout, statistics of batches."""
-
-
-@dataclass(frozen=True, slots=True)
-class CopyFacts:
-    """A copy of a DDP object's module that ran forwards, and is not trained: an average, a teacher.
-
-    `values` has some values of its parameters at a few of its uses, with how many backwards the
-    rank had begun before. One that was loaded is not told.
-    """
-
-    type: str = ""
-    values: tuple[tuple[int, tuple[float, ...]], ...] = ()
-    place: Place | None = None
-    """Where it was used first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,17 +184,15 @@ class OptimizerFacts:
     state: tuple[TensorDigest, ...] = ()
     place: Place | None = None
     """Where its last step was made."""
-    mesh: Ranks = ()
-    """Ranks of the default group among which its parameters are sharded; none where they are
-    not."""
-    factors: tuple[float | None, ...] = ()
-    """By what all gradients were multiplied between the backward and the step, of the first steps;
-    None where it was no one factor, or not seen."""
-    before_scaler: tuple[float | None, ...] = ()
-    """The part of it before `GradScaler.step`, which divides by the scale what was not unscaled."""
-    pending_steps: int = 0
-    """Steps made while a sharded model (FSDP2) still had unreduced gradients."""
-    pending_place: Place | None = None
+    options: tuple[str, ...] = ()
+    """What else its groups were given, in the first step: ``weight_decay=0.1``."""
+    metrics: tuple[float, ...] = ()
+    """What its ReduceLROnPlateau was given, the first ones."""
+    begins: tuple[TensorDigest, ...] = ()
+    """Of parameters without DDP, before its first step in this process."""
+    loads: int = 0
+    """How often its load_state_dict was called."""
+    load_place: Place | None = None
     idle_steps: int = 0
     """Of `steps`, those in which none of its parameters had a gradient."""
     numels: tuple[int, ...] = ()
@@ -290,45 +201,18 @@ class OptimizerFacts:
     """Parameters of its models that get gradients, and that no optimizer holds: of as many
     dimensions as the `idle_tensors` that it holds, which are in no model and never get one."""
     idle_tensors: int = 0
-    first_gradients: tuple[float, ...] = ()
-    """Some values of gradients before its first step; of the parameters: `first_weights`."""
-    first_weights: tuple[float, ...] = ()
-    samples: tuple[GradientSample, ...] = ()
-    """Of its next steps, where no DDP object has its parameters."""
-    later: tuple[GradientSample, ...] = ()
-    """Of its 16th step, its 32nd, and so on."""
-    sampled: tuple[str, ...] = ()
-    """Names of the parameters in `samples`."""
-    one_hook: bool = False
-    """Whether all of them have one function of the user's as a hook on their gradients."""
-    last_weights: tuple[float, ...] = ()
-    """As `first_weights`, after `watched_steps` steps."""
-    span: tuple[int, int] = (0, 0)
-    """How many backwards the rank had begun before its first step of this run, and its last."""
-    moved_steps: int = 0
-    """Of `watched_steps`, those before which its parameters had changed since the last step."""
-    begins: tuple[TensorDigest, ...] = ()
-    """Of parameters without DDP, before its first step in this process."""
-    loads: int = 0
-    """How often its load_state_dict was called."""
-    load_place: Place | None = None
-    windows: tuple[tuple[int, int], ...] = ()
-    """How many steps came after so many backwards since the step before: ``(backwards, steps)``."""
-    watched_steps: int = 0
-    """Steps of which `leftover_steps` were looked for."""
+    mesh: Ranks = ()
+    """Ranks of the default group among which its parameters are sharded; none where they are
+    not."""
+    pending_steps: int = 0
+    """Steps made while a sharded model (FSDP2) still had unreduced gradients."""
+    pending_place: Place | None = None
+    factors: tuple[float | None, ...] = ()
+    """By what all gradients were multiplied between the backward and the step, of the first steps;
+    None where it was no one factor, or not seen."""
     between: tuple[float | None, ...] = ()
     """By what the gradients that a backward left were multiplied before the next one of the same
     step, in the first steps; None where it was no one factor."""
-    leftover_steps: int = 0
-    """Of those, made with gradients to which those of the step before were added: never
-    cleared, nor changed, in between."""
-    options: tuple[str, ...] = ()
-    """What else its groups were given, in the first step: ``weight_decay=0.1``."""
-    metrics: tuple[float, ...] = ()
-    """What its ReduceLROnPlateau was given, the first ones."""
-    mixed_steps: int = 0
-    """Of `watched_steps`, those with gradients that a backward for another optimizer's step had
-    left, through this one's model, and that were not cleared before its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,29 +258,72 @@ class LoaderFacts:
     place: Place | None = None
     stream: str = ""
     """Class of its data set, where that is an IterableDataset."""
-    workers: int = 0
-    batches: tuple[int, ...] = ()
-    """For each of `inputs`, how many batches loaders had given by then."""
-    by_epoch: str = ""
-    """Class of its sampler or stream, where that has a `set_epoch` for another order each epoch."""
-    firsts: tuple[str, ...] = ()
-    """With `by_epoch`: the first input of each iteration, of the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class ParallelFacts:
-    """A torch.nn.DataParallel object with which this run has trained, and no DDP object."""
+class Claim:
+    """A tensor that DTensor was told to be the same on all of `ranks`: Replicate, in from_local.
+
+    `backwards` is how many backwards this rank had begun.
+    """
+
+    backwards: int
+    ranks: Ranks
+    tensor: TensorDigest
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A trained parameter of a model with DTensors, which all of `ranks` have, none a part of it.
+
+    `declared`: as a DTensor it is Replicate there; otherwise nothing but the plan says so. `begin`
+    is what it was before the first step, `end` at the end, or after one of the first steps.
+    """
+
+    name: str
+    ranks: Ranks
+    declared: bool
+    begin: TensorDigest
+    end: TensorDigest
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A hash of what a model got in a training forward, after so many backwards; "" if unread.
+
+    `random` is a hash of torch's generator then; "" where unknown.
+    """
+
+    backwards: int
+    hash: str
+    random: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Forwards:
+    """The first training forwards of a model during which ranks communicate."""
 
     key: str
-    type: str = ""
-    """Class of the module inside."""
-    devices: int = 0
-    """How many GPUs it uses; 0 on CPUs."""
-    steps: int = 0
-    parameters: tuple[TensorDigest, ...] = ()
-    """None if the module no longer exists."""
+    inputs: tuple[Input, ...] = ()
     place: Place | None = None
-    """Where it was called first."""
+    drops: bool = False
+    """It has layers that drop values at random."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitFacts:
+    """What one rank knows of models that are split over ranks; `losses` are those of backwards."""
+
+    claims: tuple[Claim, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    forwards: tuple[Forwards, ...] = ()
+    sums: tuple[Ranks, ...] = ()
+    """The groups over which a function of the user's own (torch.autograd.Function) sums up partial
+    results: activations in its forward, or their gradients in its backward."""
+    losses: tuple[float, ...] = ()
+    data_ranks: Ranks = ()
+    """Ranks that FSDP2 shards its models over: each must train on samples of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,36 +338,16 @@ class RunFacts:
     """A unique id of its GPU, "" if it uses none."""
     gpus: int = 0
     """How many GPUs it sees."""
-    local_rank: int | None = None
-    """LOCAL_RANK, as its environment has it."""
     backwards: int = 0
     nan_backward: int | None = None
     nan_what: str = ""
     nan_place: Place | None = None
-    losses: tuple[LossFacts, ...] = ()
-    """Of the first backwards."""
-    nan_losses: int = 0
-    """How many of the last losses were not a number, one after the other."""
-    nan_gradients: int = 0
-    """In how many of the last backwards a gradient of its own was not a number."""
-    skipped: int = 0
-    """How often `GradScaler.step` was called since an optimizer made a step."""
-    skipped_place: Place | None = None
     replicas: tuple[ReplicaFacts, ...] = ()
-    evaluated: tuple[ReplicaFacts, ...] = ()
-    """The DDP objects that were used without gradients alone, and where nothing was trained,
-    models without DDP; only how they were used."""
     optimizers: tuple[OptimizerFacts, ...] = ()
-    copies: tuple[CopyFacts, ...] = ()
-    """In the order of their first use."""
-    plain: tuple[ReplicaFacts, ...] = ()
-    """Models that an optimizer trains and no DDP object contains; only how they were used."""
     samplers: tuple[SamplerFacts, ...] = ()
     loaders: tuple[LoaderFacts, ...] = ()
-    parallels: tuple[ParallelFacts, ...] = ()
     works: tuple[WorkFacts, ...] = ()
     functional: FunctionalFacts = FunctionalFacts()
-    saves: tuple[SaveFacts, ...] = ()
     collectives: int = 0
     """The number of collectives that it has called, plus one; 0 if unknown."""
     precision: tuple[str, ...] = ()

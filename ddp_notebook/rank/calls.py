@@ -28,8 +28,14 @@ from ddp_notebook.model import (
     Stage,
     StepTimes,
 )
-from ddp_notebook.model.ddp import BucketPlan, Fingerprint, RankFailure, Reduction, Synced
-from ddp_notebook.model.parallel.layout import HeldParameters
+from ddp_notebook.model.ddp import (
+    BucketPlan,
+    Fingerprint,
+    HeldParameters,
+    RankFailure,
+    Reduction,
+    Synced,
+)
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")

@@ -395,12 +395,6 @@ def uses_cuda() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def gradient_hooks(parameter: torch.Tensor) -> list[Any]:
-    """The hooks on the gradient of a parameter; none also where torch does not tell."""
-    names = ("_post_accumulate_grad_hooks", "_backward_hooks")
-    return [hook for name in names for hook in (getattr(parameter, name, None) or {}).values()]
-
-
 def in_backward() -> bool:
     """True on a thread that runs a backward; False also where torch does not tell."""
     task = getattr(torch._C, "_current_graph_task_id", None)
@@ -504,13 +498,6 @@ def hook_names(wrapped: Any) -> list[str]:
     return [_name(hook) for hook, _ in getattr(wrapped, "_comm_hooks", ())]
 
 
-def is_users_hook(hook: Any) -> bool:
-    """True of a communication hook that is a function, and none of torch's own."""
-    module = str(getattr(hook, "__module__", ""))
-    named = hasattr(hook, "__name__") and hasattr(hook, "__qualname__")
-    return callable(hook) and named and module.partition(".")[0] != "torch"
-
-
 def hooks_that_may_part(wrapped: Any) -> list[str]:
     """Of these, the ones of which it is not known that all ranks get the same gradients."""
     hooks = getattr(wrapped, "_comm_hooks", ())
@@ -529,90 +516,6 @@ def _reduces(hook: Any, state: Any, size: int) -> bool:
         return False
     group = getattr(state, "process_group", state)
     return group is None or (isinstance(group, dist.ProcessGroup) and group.size() == size)
-
-
-_MEAN, _SUM = 1, 2
-"""What a loss function's `reduction="mean"` and `"sum"` are in the graph."""
-
-
-def multiplied_by(node: Any) -> float | None:
-    """By which number a step of autograd's graph multiplies; None for any other step.
-
-    That it changes the sign does not count.
-    """
-    name = node.name() if node is not None else ""
-    if name == "NegBackward0":
-        return 1.0
-    if name not in ("DivBackward0", "MulBackward0") or node.next_functions[1][0] is not None:
-        return None
-    value = _number(node, "other")
-    if name == "MulBackward0" or not value:
-        return value
-    return 1 / value
-
-
-def averaged_over(node: Any) -> float | None:
-    """Over how many samples a step of the graph takes a mean, 0 where unknown; None if it does not.
-
-    A cross entropy counts the targets that it does not ignore, anything else its first dimension.
-    """
-    name = node.name() if node is not None else ""
-    if name == "MeanBackward0":
-        return _first(tuple(node._saved_self_sym_sizes))
-    if getattr(node, "_saved_reduction", None) != _MEAN:
-        return None
-    if name != "NllLossBackward0":
-        values = _saved(node, "self")
-        return _first(values.shape) if values is not None else 0.0
-    return (_number(node, "total_weight") or 0.0) if node._saved_weight is None else 0.0
-
-
-def ignores_targets(node: Any) -> bool:
-    """True of a cross entropy that ignored some of its targets."""
-    if node is None or node.name() != "NllLossBackward0" or node._saved_weight is not None:
-        return False
-    target = _saved(node, "target")
-    return target is not None and 0 < (_number(node, "total_weight") or 0.0) < target.numel()
-
-
-def added_by(node: Any) -> tuple[Any, ...]:
-    """The steps of autograd's graph whose results this one adds up; none of any other step."""
-    name = node.name() if node is not None else ""
-    ahead = tuple(e for e, _ in node.next_functions) if name in _ADDITIONS else ()
-    return ahead if len(ahead) == 2 and None not in ahead else ()
-
-
-_ADDITIONS = ("AddBackward0", "SubBackward0")
-
-
-def is_sum(node: Any) -> bool:
-    """True of a step of autograd's graph that adds all values up."""
-    name = node.name() if node is not None else ""
-    return name == "SumBackward0" or getattr(node, "_saved_reduction", None) == _SUM
-
-
-def summed_targets(node: Any) -> float:
-    """Of how many targets a cross entropy adds up the losses; 0 where unknown, or of a mean."""
-    if not is_sum(node) or node.name() != "NllLossBackward0" or node._saved_weight is not None:
-        return 0.0
-    return _number(node, "total_weight") or 0.0
-
-
-def _first(shape: Sequence[int]) -> float:
-    return float(shape[0]) if shape else 0.0
-
-
-def _number(node: Any, name: str) -> float | None:
-    saved = _saved(node, name)
-    return float(saved) if saved is not None and saved.numel() == 1 and saved.is_cpu else None
-
-
-def _saved(node: Any, name: str) -> torch.Tensor | None:
-    """What a step of the graph has kept, unless it was packed: to unpack it may compute again."""
-    raw = getattr(node, f"_raw_saved_{name}", None)
-    if raw is None or getattr(raw, "unpack_hook", True) is not None:
-        return None
-    return raw.data if isinstance(raw.data, torch.Tensor) else None
 
 
 # -- the protocol of TCPStore --------------------------------------------------------------

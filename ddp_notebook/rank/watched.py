@@ -25,13 +25,13 @@ from ddp_notebook.rank.setup.reachability import Resolver
 from ddp_notebook.rank.setup.rendezvous import InitCalls
 from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.setup.subgroups import Subgroups
-from ddp_notebook.rank.training.data_parallel import DataParallelTracking
 from ddp_notebook.rank.training.facts import RunSummary
+from ddp_notebook.rank.training.fsdp_private import Sharded
 from ddp_notebook.rank.training.hooks import TrainingHooks
-from ddp_notebook.rank.training.replicas import Tracker
-from ddp_notebook.rank.training.samplers import Samplers
-from ddp_notebook.rank.training.saves import Saves
+from ddp_notebook.rank.training.inputs import Samplers
+from ddp_notebook.rank.training.pipelines import Pipelines
 from ddp_notebook.rank.training.step_marks import StepMarks
+from ddp_notebook.rank.training.tracker import Tracker
 from ddp_notebook.rank.variables.global_names import GlobalNames
 
 
@@ -73,13 +73,14 @@ class Watched:
 
         self.tracker = tracker = Tracker(call_sites)
         self.samplers = samplers = Samplers(call_sites)
-        self.data_parallel = parallel = DataParallelTracking(tracker, call_sites)
-        self.observer = observer = Observer(process, call_sites, gate, tracker, sockets, subgroups)
-        saves = Saves(call_sites, observer.issued)
-        self.summary = RunSummary(process, observer, tracker, samplers, parallel, saves, names)
+        self.observer = observer = Observer(process, call_sites, gate, sockets, subgroups)
+        self.sharded, self.pipelines = Sharded(), Pipelines()
+        observer.on_new_kind += [self.sharded.see, self.pipelines.see, tracker.split.see]
+        self.summary = RunSummary(process, observer, tracker, samplers, self.sharded, names)
         self.marks = marks = StepMarks(call_sites)
+        self.pipelines.found = marks.end
         self.hooks = TrainingHooks(
-            observer, call_sites, tracker, samplers, parallel, saves, self.summary, subgroups, marks
+            observer, call_sites, tracker, samplers, self.summary, subgroups, marks
         )
         self.thread_errors = ThreadErrors(show, user_code)
         self.data_workers = DataWorkers(process, user_code)
@@ -103,6 +104,8 @@ class Watched:
             self.init_calls,
             self.own_stores,
             self.observer,
+            self.sharded,
+            self.pipelines,
             self.hooks,
             self.data_workers,
             self.store_keys,

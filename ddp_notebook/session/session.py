@@ -26,7 +26,7 @@ from ddp_notebook.session.tools.why import Why
 if TYPE_CHECKING:
     from ddp_notebook.diagnosis.parallel.meshes import Mesh
     from ddp_notebook.model import Board, Ranks, StepTable
-    from ddp_notebook.model.parallel.layout import MeshLayout
+    from ddp_notebook.model.ddp import MeshLayout
     from ddp_notebook.session.options import InitOptions
 
 

@@ -8,7 +8,7 @@ from html import escape
 from itertools import groupby
 
 from ddp_notebook.model import counted, format_bytes, format_ranks, name_ranks
-from ddp_notebook.model.parallel.layout import MeshLayout, ModelLayout, Placed
+from ddp_notebook.model.ddp import MeshLayout, ModelLayout, Placed
 from ddp_notebook.views import markup
 from ddp_notebook.views.paragraphs import WIDTH, indented, view
 from ddp_notebook.views.table import Cell, Column, Row, Table

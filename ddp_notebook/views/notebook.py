@@ -21,8 +21,8 @@ from ddp_notebook.model import (
     format_bytes,
     name_ranks,
 )
+from ddp_notebook.model.ddp import MeshLayout
 from ddp_notebook.model.doctor import DoctorReport
-from ddp_notebook.model.parallel.layout import MeshLayout
 from ddp_notebook.state.output import bars_apart
 from ddp_notebook.views import (
     bench,

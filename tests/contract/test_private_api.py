@@ -337,9 +337,6 @@ def look(gradient):
     seen.append(torch_private.in_backward())
 weight = net.module.a.weight
 weight.register_hook(look)
-weight.register_post_accumulate_grad_hook(print)
-assert torch_private.gradient_hooks(weight) == [print, look]
-assert torch_private.gradient_hooks(torch.ones(1)) == []
 net(torch.ones(1, 2)).sum().backward()
 assert ddp.unready(net) == [2, 3], "b.weight and b.bias"
 assert seen == [True] and not torch_private.in_backward()
@@ -468,7 +465,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.tensor import DTensor
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.training.parallel import fsdp_private, pipelining_private, split
+from ddp_notebook.rank.training import fsdp_private, pipelines, split
 
 store = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
 dist.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -481,7 +478,7 @@ model(torch.ones(1, 4)).sum().backward()
 units = {unit.name: unit for unit in fsdp_private.units(model._get_fsdp_state()._state_ctx)}
 assert {name: unit.parameters for name, unit in units.items()} == {"0": 10, "": 6}, units
 ranks, sharded = fsdp_private.sharded_in(model.parameters(), {})
-assert units["0"].syncs and units["0"].mesh == ranks == (0,) and len(sharded) == 4
+assert units["0"].mesh == ranks == (0,) and len(sharded) == 4
 module = importlib.import_module(fsdp_private.PARAM_GROUP_MODULE)
 (group,) = model[0]._get_fsdp_state()._fsdp_param_groups
 assert type(group) is module.FSDPParamGroup and "0 (FSDP2" in fsdp_private._of_unit(group)
@@ -494,18 +491,16 @@ assert {"current_spec", "target_spec"} <= named(redistribute.redistribute_local_
 flat = FSDP(torch.nn.Linear(2, 2), device_id=torch.device("cpu"))
 assert list(fsdp_private.flat([flat]).values()) == [(0,)], fsdp_private.flat([flat])
 assert fsdp_private.sharded_in(flat.parameters(), fsdp_private.flat([flat]))[0] == (0,)
-saver = importlib.import_module(split._SAVER)
-assert "checkpoint_id" in inspect.signature(saver.save).parameters
 given = list(inspect.signature(DTensor.from_local).parameters)[:3]
 assert given == ["local_tensor", "device_mesh", "placements"] and split._TENSOR in sys.modules
 assert getattr(torch.nn.Module, torch_private.CALL_OF_MODULE).__module__ == split._MODULE
 assert hasattr(torch.nn.Module, "_compiled_call_impl")
 
 schedule = ScheduleGPipe(PipelineStage(torch.nn.Linear(2, 2), 0, 1, torch.device("cpu")), 3)
-part = pipelining_private._part(schedule)
+part = pipelines._part(schedule)
 assert (part.schedule, part.stages, part.num_stages) == ("GPipe", (0,), 1), part
 assert (part.micro_batches, part.meant, part.members) == (3, (0,), (0,)), part
-assert schedules.__name__ == pipelining_private.SCHEDULES_MODULE
+assert schedules.__name__ == pipelines.SCHEDULES_MODULE
 assert {"i", "bwd_sends_to_wait"} <= named(ScheduleGPipe._step_microbatches)
 assert {"fwd_mb_index", "bwd_mb_index"} <= named(Schedule1F1B._step_microbatches)
 listed = schedules._PipelineScheduleRuntime._step_microbatches.__code__.co_consts

@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from ddp_notebook.rank.collectives.call_sites import CallSites
 from ddp_notebook.rank.inspect.frames import UserCode
-from ddp_notebook.rank.training.samplers import Samplers, order_of
+from ddp_notebook.rank.training.inputs import Samplers, order_of
 
 
 class Files(Dataset[Any]):

@@ -63,7 +63,7 @@ def in_a_mesh(case: Case) -> Case:
     named = [("tp", row) for row in rows] + [("dp", column) for column in columns]
     made = tuple(GroupMade(n, ranks, name, of_mesh=True) for n, (name, ranks) in enumerate(named))
     units = [
-        tuple(ShardedUnit(0, f"layers.{n}", 1000, True, True, column, 2) for n in range(12))
+        tuple(ShardedUnit(0, f"layers.{n}", 1000, True, column, 2) for n in range(12))
         for column in columns
     ]
     ranks = (replace(e, groups_made=made, sharded=units[e.rank % tp]) for e in case.ranks)

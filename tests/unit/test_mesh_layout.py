@@ -8,7 +8,7 @@ from dataclasses import replace
 from ddp_notebook.diagnosis.parallel.layout import arranged
 from ddp_notebook.diagnosis.parallel.meshes import Mesh, mesh_of
 from ddp_notebook.model import Activity, Case, GroupMade, RankReport
-from ddp_notebook.model.parallel.layout import HeldParameter, HeldParameters, MeshLayout
+from ddp_notebook.model.ddp import HeldParameter, HeldParameters, MeshLayout
 from ddp_notebook.views import mesh as view
 from ddp_notebook.views.notebook import mime_bundle
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_notebook.diagnosis.majority import vote
-from ddp_notebook.diagnosis.training.models import compare, diverged, failures, other_buckets
+from ddp_notebook.diagnosis.training.construction import compare, diverged, failures, other_buckets
 from ddp_notebook.model import Category, Finding
 from ddp_notebook.model.ddp import (
     Bucket,

@@ -29,6 +29,7 @@ from ddp_notebook.model import (
     Phase,
     Place,
     RankReport,
+    ReplicaCounts,
     ReplicaFacts,
     RunFacts,
     SamplerFacts,
@@ -282,7 +283,7 @@ def test_the_same_batches_on_every_rank_are_found() -> None:
 def test_two_ranks_on_one_gpu_while_another_is_free() -> None:
     def of(rank: int, gpu: str, gpus: int, backend: str = "nccl") -> RunFacts:
         mine = replica(device="cuda:0", backend=backend)
-        return facts(rank, mine, gpu=gpu, gpus=gpus, local_rank=rank)
+        return facts(rank, mine, gpu=gpu, gpus=gpus)
 
     assert only(both(of(0, "A", 2), of(1, "A", 2))) == (Category.GPU_MAPPING, (1,))
     assert not both(of(0, "A", 1), of(1, "A", 1)), "there is but one"
@@ -333,7 +334,6 @@ _REPLICAS = st.builds(
 _FACTS = st.builds(
     RunFacts,
     rank=st.integers(0, 3),
-    local_rank=st.none() | st.integers(0, 3),
     nan_backward=st.none() | st.integers(0, 3),
     nan_place=_PLACES,
     replicas=st.lists(_REPLICAS, max_size=2).map(tuple),
@@ -447,7 +447,8 @@ def test_a_rank_that_has_not_come_to_that_backward_is_not_blamed_for_a_look_at_i
 
 
 def test_evidence_carries_what_was_counted() -> None:
-    evidence = RankReport(1, replicas=(replica(bypass_place=HERE),))
+    counts = ReplicaCounts("Net 1", "Net", "net", forwards=3, bypass_place=HERE)
+    evidence = RankReport(1, replicas=(counts,))
     assert codec.decode(RankReport, json.loads(json.dumps(codec.encode(evidence)))) == evidence
 
 

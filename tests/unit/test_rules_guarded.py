@@ -30,7 +30,7 @@ def breaks(context: Context) -> Iterable[Finding]:
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first rule fails in whatever situation."""
-    every = When.SETUP | When.RUN | When.TRAINED
+    every = When.SETUP | When.RUN | When.ENDED
     monkeypatch.setattr(diagnose, "RULES", (Rule(breaks, every, Explains.NOTHING), *RULES))
 
 

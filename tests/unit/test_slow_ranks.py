@@ -28,9 +28,8 @@ from ddp_notebook.model import (
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.collectives.call_sites import CallSites
 from ddp_notebook.rank.inspect.frames import UserCode
-from ddp_notebook.rank.training import step_marks
-from ddp_notebook.rank.training.parallel import pipelining_private
-from ddp_notebook.rank.training.parallel.pipelines import Pipelines
+from ddp_notebook.rank.training import pipelines, step_marks
+from ddp_notebook.rank.training.pipelines import Pipelines
 from ddp_notebook.rank.training.step_marks import StepMarks
 from ddp_notebook.rank.training.step_times import steps
 from ddp_notebook.session.runs.post_run import remarks
@@ -283,10 +282,10 @@ def test_what_waits_in_a_collective_is_no_work_and_unmarked_steps_are_left_out()
 def test_in_a_pipeline_no_step_is_marked_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its messages tell times nothing: marking each micro-batch would cost, and be for nothing."""
     part = PipelinePart("1F1B", (0,), 2, 4, (0,), (0, 1))
-    monkeypatch.setattr(pipelining_private, "part_of", lambda _: part)
-    monkeypatch.setitem(sys.modules, pipelining_private.SCHEDULES_MODULE, sys)
-    marks, pipelines = StepMarks(CallSites(UserCode())), Pipelines()
-    pipelines.found = marks.end
+    monkeypatch.setattr(pipelines, "part_of", lambda _: part)
+    monkeypatch.setitem(sys.modules, pipelines.SCHEDULES_MODULE, sys)
+    marks, found = StepMarks(CallSites(UserCode())), Pipelines()
+    found.found = marks.end
 
     def train() -> int:
         before = marks.written
@@ -296,7 +295,7 @@ def test_in_a_pipeline_no_step_is_marked_any_more(monkeypatch: pytest.MonkeyPatc
         return marks.written - before
 
     assert train()
-    pipelines.see(sys._getframe())
+    found.see(sys._getframe())
     assert not train()
     marks.begin()  # the next run
     assert train()

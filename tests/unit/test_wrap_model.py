@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from IPython.core.error import UsageError
 
-from ddp_notebook.diagnosis.training.ddp_construction import (
+from ddp_notebook.diagnosis.training.construction import (
     bucket_lines,
     plan_lines,
     reduction_lines,

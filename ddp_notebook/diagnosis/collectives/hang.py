@@ -18,7 +18,7 @@ from ddp_notebook.model import (
     Place,
     RankReport,
     Ranks,
-    ReplicaFacts,
+    ReplicaCounts,
     in_brackets,
     name_ranks,
     verb,
@@ -117,7 +117,7 @@ _Reason: TypeAlias = tuple[Category, str, str, Place | None]
 """Category, cause, remedy, and the line of code."""
 
 
-def _difference(mine: ReplicaFacts, theirs: ReplicaFacts) -> _Reason | None:
+def _difference(mine: ReplicaCounts, theirs: ReplicaCounts) -> _Reason | None:
     title = mine.name or f"the DistributedDataParallel of {mine.type}"
     if mine.unready_steps and not theirs.unready_steps:
         names = some(mine.unready or ("some parameters",))

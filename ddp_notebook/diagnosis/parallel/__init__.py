@@ -3,11 +3,8 @@
 groups.py     Groups of some ranks: with different members, or used in a different order.
 layout.py    What the ranks hold, arranged: the mesh, each parameter's placement and bytes.
 meshes.py     Where each rank is in the mesh: its coordinate in every dimension.
-parts.py      Parts of a layer that ranks have by hand: gradients mixed, or all the same.
 purposes.py   What a collective is for: the unit of FSDP2, the micro-batch of a pipeline.
-saved.py      Checkpoints of sharded models: parts of tensors that are in no file.
 schedules.py  Pipelines whose stages, micro-batches or schedules do not fit together.
 sharding.py   Models that FSDP2 shards: wrapped differently, or reduced differently.
-split.py      What must be the same on ranks with parts of one model: samples, parameters, losses.
 splits.py     Ranks that send other amounts in an all_to_all than their peers expect.
 """

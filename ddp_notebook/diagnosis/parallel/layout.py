@@ -7,7 +7,7 @@ from itertools import product
 
 from ddp_notebook.diagnosis.parallel.meshes import Mesh
 from ddp_notebook.model import Ranks, name_ranks
-from ddp_notebook.model.parallel.layout import (
+from ddp_notebook.model.ddp import (
     HeldParameter,
     HeldParameters,
     MeshLayout,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, vote
 from ddp_notebook.diagnosis.setup import torch_errors
-from ddp_notebook.diagnosis.training.models import compare
+from ddp_notebook.diagnosis.training.construction import compare
 from ddp_notebook.model import (
     PRIVATE_STORE,
     Activity,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
@@ -77,10 +77,6 @@ class Sources:
             used = self.imported_by({*cells, *list(self._texts)[:1], *seen})
             self._texts = {name: text for name, text in self._texts.items() if name in used}
 
-    def with_words(self, *words: str) -> tuple[str, ...]:
-        """The names of those that have one of these words."""
-        return tuple(f for f, text in self._texts.items() if any(word in text for word in words))
-
     def knows(self, record: Collective) -> bool:
         """True when the code of every line that leads to `record` can be read."""
         return bool(record.path) and all(self.tree(place) for place in record.path)
@@ -100,16 +96,6 @@ class Sources:
         """Where the code makes two parameters one tensor: ``a.weight = b.weight``."""
         names = {_last_two(one), _last_two(other)}
         return self._first_that(lambda n: isinstance(n, ast.Assign) and _last_twos(n) == names)
-
-    def broadcasts(self, name: str) -> Place | None:
-        """Where the code sends one parameter alone to other ranks."""
-        return self._first_that(
-            lambda node: (
-                isinstance(node, ast.Call)
-                and last_name(node.func) == "broadcast"
-                and any(_is_of(each, name) for each in node.args[:1])
-            )
-        )
 
     def _first_that(self, is_so: Callable[[ast.AST], bool]) -> Place | None:
         """The line of the first statement or expression of which something is so."""
@@ -261,14 +247,6 @@ class Sources:
             found |= new
             waiting += new
         return found
-
-    def in_use(self, files: Iterable[str]) -> list[ast.Module]:
-        """The code of the run's own script or cell, and of these files, with what they import.
-
-        A folder may have scripts that have nothing to do with each other.
-        """
-        own = next(iter(self._texts), "")
-        return self.known(self.imported_by({own, *files}))
 
     def tries_again(self, record: Collective) -> Condition | None:
         """The `except` after which `record` is called again, if that alone can set ranks apart.
@@ -582,9 +560,3 @@ def _last_twos(node: ast.Assign) -> set[str]:
 
 def _last_two(name: str) -> str:
     return ".".join(name.split(".")[-2:])
-
-
-def _is_of(expression: ast.expr, name: str) -> bool:
-    """True of a parameter of that name, whatever it is of: ``stage.embed.weight.data``."""
-    end = rf"(^|\.){re.escape(_last_two(name))}(\.data|\.detach\(\))?$"
-    return re.search(end, ast.unparse(expression)) is not None

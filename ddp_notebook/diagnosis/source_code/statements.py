@@ -17,15 +17,6 @@ def hold(statements: list[ast.stmt], line: int) -> bool:
     return any(holds(statement, line) for statement in statements)
 
 
-def blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
-    """All lists of statements that follow one another, from the outermost on."""
-    for node in ast.walk(tree):
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(node, name, None)
-            if isinstance(block, list):
-                yield block
-
-
 def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
     """The lists of statements directly in a compound statement."""
     for name in ("body", "orelse", "finalbody"):
@@ -48,33 +39,6 @@ def enclosing(statements: list[ast.stmt], line: int) -> Iterator[ast.stmt]:
                 for body in bodies:
                     yield from enclosing(body, line)
             return
-
-
-def functions_around(tree: ast.AST | None, line: int) -> Iterator[ast.AST]:
-    """The innermost function around a line, and the lambdas in it."""
-    nodes = [n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS)] if tree else []
-    around = [n for n in nodes if holds(n, line)]
-    yield from (node for node in around if isinstance(node, ast.Lambda))
-    named = [node for node in around if not isinstance(node, ast.Lambda)]
-    if named:
-        yield max(named, key=lambda node: node.lineno)
-
-
-def call_at(tree: ast.Module | None, line: int, called: str) -> ast.Call | None:
-    """The one call of a function or method of that name in a line; None for none or several."""
-    calls = [
-        node
-        for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, ast.Call) and holds(node, line) and last_name(node.func) == called
-    ]
-    return calls[0] if len(calls) == 1 else None
-
-
-def tried_before(tree: ast.AST | None, lines: Collection[int]) -> Iterator[ast.AST]:
-    """What is tried before the handlers at these lines."""
-    for node in ast.walk(tree) if tree else ():
-        if isinstance(node, ast.Try) and any(handler.lineno in lines for handler in node.handlers):
-            yield from node.body
 
 
 def targets_of(loop: ast.stmt) -> set[str]:

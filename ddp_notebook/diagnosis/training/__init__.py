@@ -1,14 +1,9 @@
-"""Rules for training that ends without an error and is wrong.
+"""Rules for runs that end without an error and are wrong, and DDP's construction.
 
-by_hand.py           Rules about gradients and parameters that ranks average without DDP.
-checkpoints.py       The rule for a state that is loaded on some ranks only.
-ddp_construction.py  The steps of DDP's constructor for showing: rows, broadcast, buckets.
-devices.py           Rules about devices: GPUs shared, another backend's; DataParallel for DDP.
-gradients.py         Rules about gradients between the backward and the optimizer's step.
-models.py            Models compared across ranks, and what failed while DDP was constructed.
-randomness.py        The rule for random numbers that are the same on all ranks.
-replicas.py          One model on all ranks: its replicas, and the tensors in which they differ.
-rules.py             Rules about gradients, values and buffers of a run that ended without an error.
-settings.py          Rules for settings that change what a rank computes, and differ.
-works.py             Rules about collectives that were started and not waited for.
+construction.py  DDP's construction on all ranks: models compared, what failed, its steps shown.
+coverage.py      What covers each trained parameter: a reducer, an optimizer, a gradient of all.
+equal.py         Values that must be the same on all ranks of one training, or on none.
+replicas.py      One model on all ranks: its replicas, and the tensors in which they differ.
+steps.py         What happened on the way through steps: values, factors, handles, results.
+table.py         The engine of the tables: how a value is read, judged and explained.
 """

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
+from ddp_notebook.diagnosis.majority import by_ranks
 from ddp_notebook.model import (
     Collective,
     Collectives,
+    EvaluationFacts,
     OptimizerFacts,
+    Place,
+    Ranks,
     ReplicaFacts,
     RunFacts,
     TensorDigest,
+    in_brackets,
+    name_ranks,
 )
 
 _ROUNDING = 2e-6
@@ -25,6 +32,16 @@ AVERAGING = frozenset(
         *("all_to_all", "all_to_all_single"),
     }
 )
+
+
+class Keyed(Protocol):
+    """Anything of which each rank has one of its own, under the same key."""
+
+    @property
+    def key(self) -> str: ...
+
+
+_Keyed = TypeVar("_Keyed", bound=Keyed)
 
 
 @dataclass(frozen=True)
@@ -41,8 +58,6 @@ class Model:
     @property
     def title(self) -> str:
         """The name for a reader: the variable, or the class."""
-        if not self.first.parameters and not self.first.device and not self.first.name:
-            return f"the model {self.first.type}"  # nothing wraps it
         return self.first.name or f"the DistributedDataParallel of {self.first.type}"
 
     @property
@@ -58,6 +73,20 @@ class Model:
         return differing({rank: replica.parameters for rank, replica in self.of.items()})
 
     @property
+    def apart(self) -> tuple[str, ...]:
+        """That the replicas differ, as a line of evidence; none when they do not."""
+        names = self.diverged
+        return (f"not the same on {name_ranks(self.of)}: {some(names)}",) if names else ()
+
+    def place_of(self, ranks: Ranks, which: Callable[[ReplicaFacts], Place | None]) -> str:
+        """Return the first known place of these ranks, in brackets."""
+        return in_brackets(next((p for r in ranks if (p := which(self.of[r])) is not None), None))
+
+    def counts(self, ranks: Iterable[int], text: Callable[[ReplicaFacts], str]) -> tuple[str, ...]:
+        """Return what a replica of each of these ranks has counted, as lines of evidence."""
+        return by_ranks({rank: text(self.of[rank]) for rank in ranks})
+
+    @property
     def broken(self) -> tuple[str, ...]:
         """Parameters with values that are not finite, on any rank."""
         found = [d.name for replica in self.of.values() for d in replica.parameters if not d.finite]
@@ -65,22 +94,24 @@ class Model:
 
 
 def models(facts: Mapping[int, RunFacts]) -> dict[str, Model]:
-    """The models of a run that were trained, by key."""
-    return _by_key({rank: facts[rank].replicas for rank in sorted(facts)})
+    """Return the models of a run that were trained, by key."""
+    return {key: Model(of) for key, of in by_key(facts, lambda run: run.replicas).items()}
 
 
-def evaluated_models(facts: Mapping[int, RunFacts]) -> list[Model]:
-    """The models that a run evaluated alone, on all ranks from one line on."""
-    found = _by_key({rank: facts[rank].evaluated for rank in sorted(facts)}).values()
-    return [e for e in found if len({r.evaluations[0].place for r in e.of.values()}) == 1]
+def optimizers(facts: Mapping[int, RunFacts]) -> dict[str, dict[int, OptimizerFacts]]:
+    """Return the optimizers of a run, by key, then by rank."""
+    return by_key(facts, lambda run: run.optimizers)
 
 
-def _by_key(replicas: Mapping[int, Iterable[ReplicaFacts]]) -> dict[str, Model]:
-    found: dict[str, dict[int, ReplicaFacts]] = {}
-    for rank, own in replicas.items():
-        for replica in own:
-            found.setdefault(replica.key, {})[rank] = replica
-    return {key: Model(of) for key, of in found.items()}
+def by_key(
+    facts: Mapping[int, RunFacts], which: Callable[[RunFacts], Iterable[_Keyed]]
+) -> dict[str, dict[int, _Keyed]]:
+    """Return what ranks have under one key, by rank: equal keys are one thing on all of them."""
+    found: dict[str, dict[int, _Keyed]] = {}
+    for rank in sorted(facts):
+        for each in which(facts[rank]):
+            found.setdefault(each.key, {})[rank] = each
+    return found
 
 
 def differing(tensors: Mapping[int, Iterable[TensorDigest]]) -> tuple[str, ...]:
@@ -123,11 +154,6 @@ def by_hand(model: Model, collectives: Collectives) -> bool:
         for records in collectives.of.values()
         for record in records
     )
-
-
-def exchanged(collectives: Collectives, of: Mapping[int, OptimizerFacts]) -> bool:
-    """All these ranks exchange what has the size of the tensors that their optimizers hold."""
-    return [set(part) for part in exchanging(collectives, of)] == [set(of)]
 
 
 def exchanging(
@@ -188,3 +214,15 @@ def some(names: Iterable[str], most: int = 3) -> str:
     if len(found) <= most + 1:
         return " and ".join([", ".join(found[:-1]), found[-1]]) if len(found) > 1 else found[0]
     return f"{', '.join(found[:most])} and {len(found) - most} more"
+
+
+def evaluated_together(model: Model) -> list[dict[int, EvaluationFacts]]:
+    """Return the evaluations that all ranks made after as many backwards.
+
+    None unless all made as many evaluations.
+    """
+    of = {rank: replica.evaluations for rank, replica in model.of.items()}
+    if len(of) < 2 or len({len(each) for each in of.values()}) != 1:
+        return []
+    rows = [dict(zip(of, row, strict=True)) for row in zip(*of.values(), strict=True)]
+    return [row for row in rows if len({each.backwards for each in row.values()}) == 1]

@@ -7,7 +7,7 @@ import argparse
 from ddp_notebook.magics import options
 from ddp_notebook.magics.ui import CallerUi, chosen_ranks, value_or_json
 from ddp_notebook.magics.verb import Verb
-from ddp_notebook.model.parallel.layout import MeshLayout
+from ddp_notebook.model.ddp import MeshLayout
 
 
 def _mesh(ui: CallerUi, args: argparse.Namespace) -> MeshLayout | None:

@@ -45,7 +45,7 @@ from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.training import ddp
 from ddp_notebook.rank.training.hooks import TrainingHooks
-from ddp_notebook.rank.training.samplers import tensors_in
+from ddp_notebook.rank.training.inputs import tensors_in
 
 _STOPPED = -1
 

@@ -87,7 +87,6 @@ class Ending:
         failure = Failure(
             type(own).__name__,
             raised.message_of(own),
-            *core.data_parallel.cause_of(error),
             frames=raised.frames_of(error, core.user_code),
             during=raised.in_thread("main", before, core.user_code)
             if isinstance(before, Exception) and own is error

@@ -38,10 +38,6 @@ from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.setup.subgroups import Subgroups, group_name
-from ddp_notebook.rank.training.evaluations import JOINS
-from ddp_notebook.rank.training.parallel.pipelines import Pipelines
-from ddp_notebook.rank.training.parallel.sharded import Sharded
-from ddp_notebook.rank.training.replicas import Tracker
 
 _PARTS = {part: number for number, part in enumerate(PARTS)}
 _PHASES = {phase: number for number, phase in enumerate(PHASES)}
@@ -51,6 +47,9 @@ _BACKWARD = Part.BACKWARD
 _now_ns = time.monotonic_ns
 _getframe = sys._getframe
 
+NewKind = Callable[[FrameType | None, str, Sequence[Any], Ranks, Part | None], None]
+"""Gets the frames of the call, torch's method and its arguments, the members of the group, and the
+part of DDP that issues it, if one does."""
 _Prepared = tuple[bytes, int, bool, Facts, CallSite | None]
 """What records of equal calls have in common, packed; its hash for the guard, whether the call
 waits for its end, the facts for an explanation, and the call site where the caller got a
@@ -65,14 +64,12 @@ class Observer(Component):
         process: RankProcess,
         call_sites: CallSites,
         gate: PauseGate,
-        tracker: Tracker,
         sockets: TorchSockets,
         subgroups: Subgroups,
     ) -> None:
         self.process = process
         self.call_sites = call_sites
         self.gate = gate
-        self.tracker = tracker
         self.sockets = sockets
         self.subgroups = subgroups
         self.works = AsyncWorks()
@@ -88,10 +85,10 @@ class Observer(Component):
         """The session's number of the cell or script that runs, or ran last."""
         self.on_bucket: Callable[[Sequence[Any]], None] = lambda args: None
         """Called with what DDP's reducer hands over before each bucket. Raises nothing."""
-        self.sharded = Sharded()
-        """The models that FSDP2 shards, known by their collectives."""
-        self.pipelines = Pipelines()
-        """The pipelines that this rank has stages of, known by their messages."""
+        self.on_new_kind: list[NewKind] = []
+        """Told of each call of a new kind: its frames show which model or schedule it is of."""
+        self.backwards = 0
+        """How many backwards have begun in this run, as who counts them says: records have it."""
         self.exchanges: Exchanges | NotedExchanges | None = None
         """The all_to_alls of the group in which this rank called one last."""
         self.outlived: list[Any] = []
@@ -133,8 +130,6 @@ class Observer(Component):
         """Forget the records of the last run."""
         self.run, self.exchanges = run.number, None
         self.call_sites.run_begins()
-        self.sharded.run_begins(run)
-        self.pipelines.run_begins(run)
         self.pending.clear()
         self.works.begin()
         if self._file is not None:
@@ -171,20 +166,6 @@ class Observer(Component):
             yield
         finally:
             self.log = None if self.broken else log
-
-    def see(
-        self,
-        frame: FrameType | None,
-        method: str,
-        args: Sequence[Any],
-        members: Ranks,
-        site: CallSite,
-    ) -> None:
-        """A collective of a new kind is called on these frames: find the model that it is of."""
-        self.sharded.see(frame)
-        self.pipelines.see(frame)
-        if site.part is None:
-            self.tracker.split.see(frame, method, args, members)
 
     def settle(self, *, in_call: bool = False) -> None:
         """Mark completed collectives. Thread-safe; a concurrent call returns at once.
@@ -457,7 +438,7 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
     record = _recorder(observer, operation)
     gate, pending = observer.gate, observer.pending
     from_anybody, is_barrier = name == operations.FROM_ANYBODY, operation.is_barrier
-    works, tracker, joins = observer.works, observer.tracker, JOINS.get(name)
+    works = observer.works
     to_peer = operation.to_peer
 
     def observed(self: ObservedGroup, *args: Any, **named: Any) -> Any:
@@ -467,8 +448,6 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
         if log is None:
             return call(*args, **named)
         try:
-            if joins is not None and args and tracker.evaluation is not None:
-                joins(tracker.evaluation, args)
             number, waited, started_at = record(group, log, args, named)
         except guard.Mismatch:
             raise
@@ -522,7 +501,7 @@ def _recorder(
     """
     name, key_of, has_metric = operation.method, operation.key, operation.has_metric
     kind, exchanges = 1 if operation.to_peer else 0, operation.exchanges
-    call_sites, tracker = observer.call_sites, observer.tracker
+    call_sites, subscribers = observer.call_sites, observer.on_new_kind
 
     def record(
         group: _Group, log: LogWriter, args: Sequence[Any], named: dict[str, Any]
@@ -542,14 +521,15 @@ def _recorder(
             ready = log.prepared[key]  # a subscript is quicker than a call of `get`
         except KeyError:
             ready = _prepare(group, log, operation, operation.facts(args, named), key)
-            observer.see(frame, name, args, group.members, site)
+            for subscriber in subscribers:
+                subscriber(frame, name, args, group.members, site.part)
         rest, fingerprint, waited, facts, started_at = ready
         if site.part is _BACKWARD:
             observer.on_bucket(args)
         seq_ids = group.seq_ids
         seq_id = seq_ids[kind]
         seq_ids[kind] = seq_id + 1
-        number = log.write(seq_id, _now_ns(), rest, tracker.backwards)
+        number = log.write(seq_id, _now_ns(), rest, observer.backwards)
         check = group.checks[kind]
         if check is not None:
             try:

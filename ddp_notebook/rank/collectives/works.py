@@ -69,7 +69,6 @@ class _Line:
     unwaited: int = 0
     written: int = 0
     stepped: int = 0
-    met: int = 0
 
 
 class _Open:
@@ -138,9 +137,8 @@ class AsyncWorks:
 
     @property
     def suspicious(self) -> bool:
-        """True when a handle was not waited for, or a tensor changed before."""
-        lines = self._lines.values()
-        seen = any(e.written or e.met or e.unwaited for e in lines)
+        """True when a tensor was changed, or used, before its handle was waited for, or may be."""
+        seen = any(line.written or line.stepped for line in self._lines.values())
         return seen or bool(self._open or self._left)
 
     def _asked(self, original: Any) -> Any:
@@ -200,7 +198,6 @@ class AsyncWorks:
         """A barrier is over: gloo's waits for all that was issued before."""
         for handle in list(self._open.values()):
             handle.look()
-            handle.line.met += 1
         self._open.clear()
 
     def step(self, parameters: Iterable[Any]) -> None:
@@ -217,15 +214,22 @@ class AsyncWorks:
     # -- reports ------------------------------------------------------------------------------
 
     def facts(self) -> tuple[model.WorkFacts, ...]:
-        """The lines that did not wait, or not in time."""
+        """The lines whose tensors were changed, or used, before their handles were waited for."""
         left: dict[int, int] = {}
         for handle in list(self._open.values()):
             handle.look()
             left[id(handle.line)] = left.get(id(handle.line), 0) + 1
         return tuple(
-            model.WorkFacts(e.operation, e.issued, unwaited, e.written, e.stepped, e.place, e.met)
+            model.WorkFacts(
+                e.operation,
+                e.issued,
+                e.unwaited + left.get(id(e), 0),
+                e.written,
+                e.stepped,
+                e.place,
+            )
             for e in list(self._lines.values())
-            if (unwaited := e.unwaited + left.get(id(e), 0)) or e.written or e.stepped or e.met
+            if e.written or e.stepped
         )
 
     def functional(self) -> model.FunctionalFacts:

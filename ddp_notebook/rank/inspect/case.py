@@ -39,8 +39,7 @@ from ddp_notebook.rank.main_thread import Failure
 from ddp_notebook.rank.setup import listening
 from ddp_notebook.rank.setup.reachability import Reachability
 from ddp_notebook.rank.setup.rendezvous import Calls
-from ddp_notebook.rank.training import ddp
-from ddp_notebook.rank.training.parallel import fsdp_private
+from ddp_notebook.rank.training import ddp, fsdp_private
 from ddp_notebook.rank.watched import Watched
 
 _KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")
@@ -95,7 +94,6 @@ class Reporter:
             error_at=tuple(map(place_of, error.frames)) if error else (),
             error_category=error.category if error else "",
             error_remedy=error.remedy if error else "",
-            error_misses=_there_by_now(error),
             holder=_holder(error, arguments.master_port),
             polls_for="" if inside else polled_file(frame, self._user_code),
             workers=() if inside else watched.data_workers.owing(stack),
@@ -115,8 +113,8 @@ class Reporter:
             runnable=runnable and not wait.polls,
             main_cpu_s=main_cpu_s(),
             groups_made=tuple(self._observer.subgroups.made),
-            sharded=self._observer.sharded.units(),
-            pipelines=self._observer.pipelines.parts(stack),
+            sharded=watched.sharded.units(),
+            pipelines=watched.pipelines.parts(stack),
             purpose=fsdp_private.purpose(stack) if inside == "collective" else "",
             splits=exchanges.latest if exchanges is not None else None,
             model=_wrapped_model(stack),
@@ -138,14 +136,6 @@ def _wrapped_model(stack: Sequence[FrameType]) -> Fingerprint | None:
             if isinstance(model, torch.nn.Module):
                 return ddp.contents(model)
     return None
-
-
-def _there_by_now(error: Failure | None) -> str:
-    """Return the file that the user's code did not find, if there is one of that name by now."""
-    if error is None or error.type != "FileNotFoundError":
-        return ""
-    path = error.text.partition(": ")[2].strip().strip("'")
-    return path if path and Path(path).exists() else ""
 
 
 def _holder(error: Failure | None, port: int | None) -> str:

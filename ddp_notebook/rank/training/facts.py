@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import sys
 from collections import Counter
@@ -20,14 +19,10 @@ from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import place_of
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.rank_process import RankProcess
-from ddp_notebook.rank.training.data_parallel import DataParallelTracking
 from ddp_notebook.rank.training.digests import Digester
-from ddp_notebook.rank.training.gradients import Gradients
-from ddp_notebook.rank.training.parallel.plain import PlainModel
-from ddp_notebook.rank.training.replicas import Tracker
-from ddp_notebook.rank.training.samplers import Samplers
-from ddp_notebook.rank.training.saves import Saves
-from ddp_notebook.rank.training.tracked import Copy, Replica, TrackedOptimizer
+from ddp_notebook.rank.training.fsdp_private import Sharded
+from ddp_notebook.rank.training.inputs import Samplers
+from ddp_notebook.rank.training.tracker import Replica, TrackedOptimizer, Tracker
 from ddp_notebook.rank.variables.global_names import GlobalNames
 
 _DYING_SECONDS, _DYING_TENSORS = 0.1, 400
@@ -43,16 +38,14 @@ class RunSummary:
         observer: Observer,
         tracker: Tracker,
         samplers: Samplers,
-        data_parallel: DataParallelTracking,
-        saves: Saves,
+        sharded: Sharded,
         names: GlobalNames,
     ) -> None:
         self._process = process
         self._observer = observer
         self._tracker = tracker
         self._samplers = samplers
-        self._data_parallel = data_parallel
-        self._saves = saves
+        self._sharded = sharded
         self._names = names
 
     def facts(self) -> model.RunFacts:
@@ -66,27 +59,16 @@ class RunSummary:
             host=socket.gethostname(),
             gpu=_gpu(),
             gpus=torch.cuda.device_count() if torch_private.uses_cuda() else 0,
-            local_rank=_local_rank(),
             backwards=tracker.backwards,
             nan_backward=tracker.nan_backward,
             nan_what=tracker.nan_what,
             nan_place=place_of(tracker.nan_place),
-            losses=tuple(tracker.losses),
-            nan_losses=tracker.nan_losses,
-            nan_gradients=tracker.nan_gradients,
-            skipped=tracker.skipped,
-            skipped_place=place_of(tracker.skipped_place),
             replicas=tuple(facts for _, facts in replicas),
-            evaluated=(*self._evaluated(), *_judged(self._tracker.plain.judged)),
             optimizers=tuple(self._optimizers(keys, digester)),
-            copies=tuple(_copies(tracker.copies.values())),
-            plain=tuple(_plain(tracker.plain.of)),
             samplers=self._samplers.sampler_facts(),
             loaders=self._samplers.loader_facts(),
-            parallels=self._data_parallel.facts(digester),
             works=self._observer.works.facts(),
             functional=self._observer.works.functional(),
-            saves=self._saves.facts(),
             collectives=self._observer.issued(),
             precision=_precision(),
             sharded_without_optimizer=self._without_optimizer(),
@@ -105,15 +87,18 @@ class RunSummary:
             for group in optimizer.param_groups
         ]
         held = {id(parameter) for group in groups for parameter in group["params"]}
-        return self._observer.sharded.without(held)[:_MOST_NUMELS]
+        return self._sharded.without(held)[:_MOST_NUMELS]
 
     def _data_ranks(self) -> Ranks:
-        meshes = {unit.mesh for unit in self._observer.sharded.units()}
+        meshes = {unit.mesh for unit in self._sharded.units()}
         return tuple(sorted(meshes.pop())) if len(meshes) == 1 else ()
 
-    def counts(self) -> tuple[model.ReplicaFacts, ...]:
+    def counts(self) -> tuple[model.ReplicaCounts, ...]:
         """The counts of each DDP object, which may be read during a run: no tensor is."""
-        return tuple(facts for _, facts in self._replicas(None))
+        return tuple(
+            model.ReplicaCounts(key, **_counts(replica, self._variable(replica.ref())))
+            for replica, key in self._used()
+        )
 
     def of_dying(self, wrapped: DistributedDataParallel) -> model.ReplicaFacts | None:
         """The facts of a DDP object that is being deleted; also of its optimizers' tensors."""
@@ -127,39 +112,25 @@ class RunSummary:
                 optimizer.last_digests = _tensors_of(optimizer, digester)
         return facts
 
-    def _replicas(self, digester: Digester | None) -> list[tuple[Replica, model.ReplicaFacts]]:
-        """The replicas of this run, each with a key that the same model has on other ranks."""
+    def _used(self) -> Iterator[tuple[Replica, str]]:
+        """The replicas that this run trained, each with a key that is the model's on all ranks."""
         everyone = (*self._tracker.gone, *list(self._tracker.replicas.values()))
         counted: Counter[str] = Counter()
-        used = []
         for replica in sorted(everyone, key=lambda each: each.number):
-            if not replica.used:
-                continue
-            counted[replica.made_of] += 1
-            key = f"{replica.made_of} {counted[replica.made_of]}"
+            if replica.used:
+                counted[replica.made_of] += 1
+                yield replica, f"{replica.made_of} {counted[replica.made_of]}"
+
+    def _replicas(self, digester: Digester) -> list[tuple[Replica, model.ReplicaFacts]]:
+        found = []
+        for replica, key in self._used():
             wrapped = replica.ref()
-            if digester is None:
-                facts = _counts(replica, self._variable(wrapped))
-            elif wrapped is None:
-                facts = replica.last_facts
-            else:
+            facts = replica.last_facts
+            if wrapped is not None:
                 facts = self._facts(replica, wrapped, digester)
             if facts is not None:
-                used.append((replica, replace(facts, key=key)))
-        return used
-
-    def _evaluated(self) -> Iterator[model.ReplicaFacts]:
-        """The DDP objects that this run used without gradients alone."""
-        everyone = (*self._tracker.gone, *list(self._tracker.replicas.values()))
-        counted: Counter[str] = Counter()
-        for replica in sorted(everyone, key=lambda each: each.number):
-            if replica.evaluated:
-                counted[replica.made_of] += 1
-                yield replace(
-                    _counts(replica, self._variable(replica.ref())),
-                    key=f"{replica.made_of} {counted[replica.made_of]}",
-                    group_size=len(replica.group),
-                )
+                found.append((replica, replace(facts, key=key)))
+        return found
 
     def _variable(self, wrapped: Any) -> str:
         """The name of the user's variable for an object; empty if there is none."""
@@ -172,15 +143,14 @@ class RunSummary:
         buffers = [(n, b) for n, b in module.named_buffers() if n not in ignored]
         group = wrapped.process_group
         first = next((p for _, p in named), None)
-        return replace(
-            _counts(replica, self._variable(wrapped)),
+        moments = replica.moments
+        return model.ReplicaFacts(
+            "",
+            **_counts(replica, self._variable(wrapped)),
             device=str(first.device) if first is not None else "",
             backend=torch_private.group_backend(group),
             group_size=group.size(),
             group=replica.group,
-            begins=replica.begins,
-            hooked=tuple(replica.hooked.samples) if replica.hooked is not None else (),
-            find_unused=bool(wrapped.find_unused_parameters),
             hook=next(iter(torch_private.hooks_that_may_part(wrapped)), ""),
             broadcast_buffers=bool(wrapped.broadcast_buffers),
             outside=self._unmanaged(replica, named)[:_MOST_NAMES],
@@ -188,8 +158,15 @@ class RunSummary:
             batch_buffers=tuple(_batch_buffers(module))[:200],
             parameters=digester.all("parameters", named),
             buffers=digester.all("buffers", buffers),
-            constants=digester.all("tensors that are neither", replica.constants()),
             gradients=digester.all("gradients", ((n, p.grad) for n, p in named)),
+            unheld=replica.unheld[:_MOST_NAMES],
+            twins=replica.twins,
+            loads=replica.loads.count,
+            load_place=place_of(replica.loads.place),
+            evaluations=moments.evaluation_facts(),
+            starts=tuple(moments.starts),
+            autocast=moments.autocast,
+            start_place=place_of(moments.start_line),
         )
 
     def _unmanaged(self, replica: Replica, named: Iterable[tuple[str, Any]]) -> tuple[str, ...]:
@@ -235,7 +212,6 @@ class RunSummary:
                 mesh=gradients.mesh if gradients else (),
                 factors=tuple(gradients.factors) if gradients else (),
                 between=tuple(gradients.between) if gradients else (),
-                before_scaler=tuple(gradients.before_scaler) if gradients else (),
                 pending_steps=gradients.pending_steps if gradients else 0,
                 pending_place=place_of(optimizer.pending_place),
                 idle_steps=optimizer.idle_steps,
@@ -246,96 +222,27 @@ class RunSummary:
                 load_place=place_of(optimizer.loads.place),
                 unheld=optimizer.unheld[:_MOST_NAMES],
                 idle_tensors=len(optimizer.idle) if optimizer.unheld else 0,
-                first_gradients=gradients.first[0] if gradients else (),
-                first_weights=gradients.first[1] if gradients else (),
                 begins=optimizer.begins,
-                **_sampled(optimizer, gradients),
-                span=optimizer.span,
-                windows=tuple(sorted(optimizer.windows.items())),
-                watched_steps=gradients.watched_steps if gradients else 0,
-                leftover_steps=gradients.leftover_steps if gradients else 0,
-                mixed_steps=gradients.mixed_steps if gradients else 0,
             )
 
 
-def _sampled(optimizer: TrackedOptimizer, gradients: Gradients | None) -> dict[str, Any]:
-    """Samples of an optimizer's gradients that no DDP object reduces."""
-    if gradients is None or optimizer.replicas or gradients.mesh:
-        return {}
+def _counts(replica: Replica, name: str) -> dict[str, Any]:
     return {
-        "samples": tuple(gradients.samples),
-        "later": tuple(gradients.later),
-        "sampled": gradients.sampled,
-        "one_hook": gradients.one_hook,
-        "last_weights": tuple(value for row in gradients.last_weights for value in row),
-        "moved_steps": gradients.moved_steps,
+        "type": replica.type,
+        "name": name,
+        "forwards": replica.forwards,
+        "no_sync_forwards": replica.no_sync_forwards,
+        "bypasses": replica.bypasses,
+        "bypass_place": place_of(replica.bypass_place),
+        "local_place": place_of(replica.local_place),
+        "backwards": replica.backwards,
+        "steps": replica.steps,
+        "local_steps": replica.local_steps,
+        "bypassed_steps": replica.bypassed_steps,
+        "unready_steps": replica.unready_steps,
+        "bad_place": place_of(replica.bad_place),
+        "unready": replica.unready[:_MOST_NAMES],
     }
-
-
-def _plain(models: Iterable[PlainModel]) -> Iterator[model.ReplicaFacts]:
-    for each in models:
-        yield model.ReplicaFacts(
-            each.key,
-            each.type,
-            steps=each.steps,
-            broadcast_buffers=False,
-            evaluations=each.moments.evaluation_facts(),
-            starts=tuple(each.moments.starts),
-            start_place=place_of(each.moments.start_line),
-            matrices=each.matrices,
-            unregistered=each.unregistered,
-        )
-
-
-def _judged(models: Iterable[PlainModel]) -> Iterator[model.ReplicaFacts]:
-    """The models without DDP that this run evaluated, where it trained nothing."""
-    for each in models:
-        if each.moments.evaluations:
-            yield model.ReplicaFacts(
-                each.key,
-                each.type,
-                group_size=each.group_size,
-                begins=each.values,
-                evaluations=each.moments.evaluation_facts(),
-                loads=each.loads.count,
-                load_place=place_of(each.loads.place),
-            )
-
-
-def _copies(copies: Iterable[Copy]) -> Iterator[model.CopyFacts]:
-    for copy in copies:
-        if copy.values and not copy.loads:
-            yield model.CopyFacts(copy.type, tuple(copy.values), place_of(copy.line))
-
-
-def _counts(replica: Replica, name: str) -> model.ReplicaFacts:
-    return model.ReplicaFacts(
-        key="",
-        type=replica.type,
-        name=name,
-        forwards=replica.forwards,
-        no_sync_forwards=replica.no_sync_forwards,
-        bypasses=replica.bypasses,
-        bypass_place=place_of(replica.bypass_place),
-        local_place=place_of(replica.local_place),
-        backwards=replica.backwards,
-        evaluating=replica.evaluating,
-        steps=replica.steps,
-        local_steps=replica.local_steps,
-        bypassed_steps=replica.bypassed_steps,
-        unready_steps=replica.unready_steps,
-        bad_place=place_of(replica.bad_place),
-        unready=replica.unready[:_MOST_NAMES],
-        evaluations=replica.moments.evaluation_facts(),
-        starts=tuple(replica.moments.starts),
-        loads=replica.loads.count,
-        load_place=place_of(replica.loads.place),
-        autocast=replica.moments.autocast,
-        start_place=place_of(replica.moments.start_line),
-        twins=replica.twins,
-        unheld=replica.unheld[:_MOST_NAMES],
-        varies=replica.varies,
-    )
 
 
 def _batch_buffers(module: torch.nn.Module) -> Iterator[str]:
@@ -397,8 +304,3 @@ def _gpu() -> str:
         return ""
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return str(getattr(properties, "uuid", "") or torch.cuda.current_device())
-
-
-def _local_rank() -> int | None:
-    text = os.environ.get("LOCAL_RANK", "")
-    return int(text) if text.isdecimal() else None

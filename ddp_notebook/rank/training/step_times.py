@@ -18,8 +18,8 @@ from ddp_notebook.rank.training import step_marks
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.collectives.observer import Observer
-    from ddp_notebook.rank.training.replicas import Tracker
     from ddp_notebook.rank.training.step_marks import StepMarks
+    from ddp_notebook.rank.training.tracker import Tracker
 
 Mark = tuple[int, int, int, int]
 _MOST_ROWS = 300

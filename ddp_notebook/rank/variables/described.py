@@ -18,7 +18,7 @@ import torch
 from ddp_notebook.model import Variable
 from ddp_notebook.rank.inspect import safe_repr
 from ddp_notebook.rank.inspect.safe_repr import TENSORS
-from ddp_notebook.rank.training.parallel.fsdp_private import placed_part
+from ddp_notebook.rank.training.fsdp_private import placed_part
 from ddp_notebook.rank.variables.digests import Digester
 from ddp_notebook.rank.variables.tensors import TensorReader, sample
 

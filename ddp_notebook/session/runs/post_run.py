@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_notebook.diagnosis import asks_for_records, diagnose_training
+from ddp_notebook.diagnosis import diagnose_training
 from ddp_notebook.diagnosis.steps.slow import slow_ranks
 from ddp_notebook.model import Collectives, Diagnosis, Remark, RunFacts
 from ddp_notebook.rank import calls
@@ -31,7 +31,7 @@ def examine(run: CellRun) -> Diagnosis | None:
         return None  # of some ranks alone little can be compared
     diagnosis = diagnose_training(facts, Collectives(), run.sources)
     # What ranks averaged by hand is no mistake. Not always: records are read slowly.
-    if diagnosis.findings or asks_for_records(run.sources):
+    if diagnosis.findings:
         collectives = run.logs.read(run.ranks, run.cell)
         diagnosis = diagnose_training(facts, collectives, run.sources)
     return diagnosis if diagnosis.findings or diagnosis.notes else None
@@ -44,13 +44,9 @@ def _facts(run: CellRun) -> dict[int, RunFacts]:
 
 
 def remarks(run: CellRun) -> tuple[Remark, ...]:
-    """Return remarks on a run without a problem: a slow rank, what its training may lack."""
+    """Return remarks on a run without a problem: whether a rank is slow."""
     answers = run.cluster.ask(run.ranks, calls.STEP_TIMES, calls.Nothing(), _ASK_TIMEOUT_S)
     times = {rank: times for rank, times in answered(answers).items() if times.run == run.cell}
     # A pause at a line is the user's time, and stands in the rank's own.
     known = set(times) == set(run.ranks) and not run.pauses
-    slow = slow_ranks(times) if known else ()
-    facts = _facts(run) if times else {}
-    if set(facts) != set(run.ranks):
-        return slow
-    return *slow, *diagnose_training(facts, Collectives(), run.sources).remarks
+    return slow_ranks(times) if known else ()

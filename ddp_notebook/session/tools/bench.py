@@ -14,7 +14,7 @@ from ddp_notebook.bench.plan import Plan
 from ddp_notebook.bench.result import BenchRun
 from ddp_notebook.bench.stats import Setting, others_cpu, summarise
 from ddp_notebook.bench.steps import Memory, StepBenchResult, StepPlan
-from ddp_notebook.diagnosis.training import models
+from ddp_notebook.diagnosis.training import construction
 from ddp_notebook.errors import CellInterrupted, DDPError, UsageMistake
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import (
@@ -414,7 +414,7 @@ def _check_memory(plan: Plan, facts: Mapping[int, Mapping[str, Any]], device: st
 def _usable(prepared: Mapping[int, Mapping[str, Any]], plan: StepPlan) -> list[int]:
     """The batches that can be measured. Raises UsageMistake, DDPError when there are none."""
     contents = {rank: each["contents"] for rank, each in prepared.items()}
-    findings = models.compare(contents, plan.model)
+    findings = construction.compare(contents, plan.model)
     if findings:
         raise UsageMistake(
             f"{plan.model} is not the same on all ranks, and DDP would hang or be wrong: "

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_notebook.diagnosis.training import ddp_construction
-from ddp_notebook.diagnosis.training import models as params
+from ddp_notebook.diagnosis.training import construction
 from ddp_notebook.errors import CellInterrupted, UsageMistake
 from ddp_notebook.model import (
     Diagnosis,
@@ -159,7 +158,7 @@ class Wrap:
             self._show_reduction()
             return False
         why_not = {
-            rank: ddp_construction.why_not(
+            rank: construction.why_not(
                 description.kind, description.type, description.problem, self.name
             )
             for rank, description in kinds.items()
@@ -227,7 +226,7 @@ class Wrap:
         for finding in stop.findings:
             self._details += [*finding.evidence, f"What to do: {finding.remedy}"]
         self.table = StepTable(
-            title=f"{self.name}: {ddp_construction.place(stage)}, was not passed",
+            title=f"{self.name}: {construction.place(stage)}, was not passed",
             rows=stop.rows,
             about=stage.about,
             link=stage.link,
@@ -237,11 +236,11 @@ class Wrap:
         return self.table
 
     def _show(self, stage: WrapStage, rows: tuple[StepRow, ...]) -> StepTable:
-        title = f"{self.name}: before {ddp_construction.place(stage)}"
+        title = f"{self.name}: before {construction.place(stage)}"
         if self.done:
             title = f"{self.target} is a DistributedDataParallel on {name_ranks(self.ranks)}"
         elif self.stage is not stage:
-            title = f"{self.name}: passed {ddp_construction.place(stage)}"
+            title = f"{self.name}: passed {construction.place(stage)}"
         self.table = StepTable(
             title=title,
             rows=rows,
@@ -254,12 +253,10 @@ class Wrap:
 
     def _rows_of(self, texts: Mapping[int, str]) -> tuple[StepRow, ...]:
         passed = (
-            ""
-            if self.stage is WrapStage.PARAMETERS_VERIFIED
-            else ddp_construction.before(self.stage)
+            "" if self.stage is WrapStage.PARAMETERS_VERIFIED else construction.before(self.stage)
         )
         state = "done" if self.done else "paused"
-        return ddp_construction.rows(
+        return construction.rows(
             {rank: (passed, state, texts.get(rank, "")) for rank in self.ranks}
         )
 
@@ -273,7 +270,7 @@ class Wrap:
             WrapStage.BUCKETS: self._make_buckets,
             WrapStage.REDUCER: self._construct,
         }[stage]
-        self._details.append(f"── {ddp_construction.place(stage)} ──")
+        self._details.append(f"── {construction.place(stage)} ──")
         if self.options.step and stage is not WrapStage.PARAMETERS_VERIFIED:
             self._check_alike(stage)  # cells may have run since the last step
         return work()
@@ -281,7 +278,7 @@ class Wrap:
     def _verify(self) -> dict[int, str]:
         self._check_alike(WrapStage.PARAMETERS_VERIFIED)
         checked = self._ask(calls.VERIFY, self._request, WrapStage.PARAMETERS_VERIFIED)
-        count = ddp_construction.size(self._model)
+        count = construction.size(self._model)
         self._details.append(f"{count}, alike on {name_ranks(self.ranks)}")
         self._note_missing(
             [verified.lacks for verified in checked.values()],
@@ -296,30 +293,30 @@ class Wrap:
         answers = self._ask(calls.COMPARE, request, stage)
         models = {rank: comparison.contents for rank, comparison in answers.items()}
         hashes = {rank: comparison.hashes for rank, comparison in answers.items()}
-        findings = params.compare(models, self.name) or params.diverged(hashes, self.name)
+        findings = construction.compare(models, self.name) or construction.diverged(
+            hashes, self.name
+        )
         if findings:
-            rows = ddp_construction.blamed_rows(
-                findings, stage, self.ranks, "no collective was issued"
-            )
+            rows = construction.blamed_rows(findings, stage, self.ranks, "no collective was issued")
             raise _Stopped(findings, rows)
         self._model = models[self.ranks[0]]
 
     def _broadcast(self) -> dict[int, str]:
         answers = self._ask(calls.BROADCAST, self._request, WrapStage.BROADCAST)
         synced = {rank: answer.synced for rank, answer in answers.items()}
-        texts = ddp_construction.what_changed(synced, self._model)
+        texts = construction.what_changed(synced, self._model)
         first = synced[self.ranks[0]]
         self._details.append(
             f"{counted(len(first.after), 'tensor')}, {format_bytes(first.size_bytes)}, "
-            f"from rank 0: {ddp_construction.size(self._model)}"
+            f"from rank 0: {construction.size(self._model)}"
         )
         self._details += [f"{name_ranks(r)} {text}" for r, text in by_value(texts)]
         self._note_missing(
             [answer.lacks for answer in answers.values()], "each tensor was broadcast by itself"
         )
-        findings = params.diverged({r: each.after for r, each in synced.items()}, self.name)
+        findings = construction.diverged({r: each.after for r, each in synced.items()}, self.name)
         if findings:
-            rows = ddp_construction.blamed_rows(
+            rows = construction.blamed_rows(
                 findings, WrapStage.BROADCAST, self.ranks, "values of rank 0"
             )
             raise _Stopped(findings, rows)
@@ -329,16 +326,14 @@ class Wrap:
 
     def _make_buckets(self) -> dict[int, str]:
         plans = self._ask(calls.PLAN_BUCKETS, self._ddp_options, WrapStage.BUCKETS)
-        findings = params.other_buckets(plans, self.name)
+        findings = construction.other_buckets(plans, self.name)
         if findings:
             raise _Stopped(
                 findings,
-                ddp_construction.blamed_rows(
-                    findings, WrapStage.BUCKETS, self.ranks, "as expected"
-                ),
+                construction.blamed_rows(findings, WrapStage.BUCKETS, self.ranks, "as expected"),
             )
         plan = plans[self.ranks[0]]
-        self._details += ddp_construction.plan_lines(plan)
+        self._details += construction.plan_lines(plan)
         text = f"{counted(len(plan.first or ()), 'bucket')} in the first step"
         text += f", {len(plan.later)} expected after it" if plan.later is not None else ""
         return dict.fromkeys(self.ranks, text if plan.first is not None else "")
@@ -384,7 +379,7 @@ class Wrap:
         known = self._ask(calls.REDUCTION, self._request)
         step = known[self.ranks[0]].steps
         text = f"as DDP noted it in step {step}" if step else "no step yet"
-        self._details = list(ddp_construction.reduction_lines(known, self.name))
+        self._details = list(construction.reduction_lines(known, self.name))
         self._show(WrapStage.BUCKETS, self._rows_of(dict.fromkeys(self.ranks, text)))
 
     # -- asking the ranks --------------------------------------------------------------
@@ -409,8 +404,10 @@ class Wrap:
                 (failure.text for failure in answers.failed.values()), "a rank does not answer"
             )
             raise UsageMistake(f"{self.name} cannot be looked at: {text}")
-        findings = params.failures(stage, answers.failed, answers.dead, answers.pending, self.name)
-        rows = ddp_construction.stopped_rows(
+        findings = construction.failures(
+            stage, answers.failed, answers.dead, answers.pending, self.name
+        )
+        rows = construction.stopped_rows(
             stage, self.ranks, answers.failed, tuple(answers.dead), answers.pending
         )
         raise _Stopped(findings, rows)

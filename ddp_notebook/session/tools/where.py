@@ -33,7 +33,7 @@ from ddp_notebook.state.descriptions import describe
 
 if TYPE_CHECKING:
     from ddp_notebook.diagnosis.parallel.meshes import Mesh
-    from ddp_notebook.model.parallel.layout import MeshLayout
+    from ddp_notebook.model.ddp import MeshLayout
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry

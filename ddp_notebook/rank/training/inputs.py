@@ -1,9 +1,14 @@
-"""What the batches of this rank come from: DistributedSamplers, and loaders without one."""
+"""What models of this rank get: from which samplers and loaders, by hash, in which state.
+
+Of the first training forwards, and of the first evaluations: sequences of forwards without
+gradients, between two backwards. Equal inputs have equal hashes on all ranks.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import weakref
 import zlib
 from array import array
@@ -50,12 +55,6 @@ class Source:
         self.trained = False
         """A backward has run since it was last iterated."""
         self.inputs: list[str] = []
-        self.batches: list[int] = []
-        """For each input, how many batches loaders had given by then."""
-        self.begins = False
-        """It is iterated anew, and its first input is to be kept: its source has a set_epoch."""
-        self.firsts: list[str] = []
-        """The first input of each such iteration."""
 
 
 class Samplers:
@@ -69,8 +68,6 @@ class Samplers:
         """The loader or sampler that is being iterated."""
         self.iterations = 0
         """How often any loader, or any sampler, was iterated."""
-        self._batches = 0
-        """How many batches loaders have given."""
 
     def begin(self) -> None:
         """Forget what the last run iterated."""
@@ -132,37 +129,20 @@ class Samplers:
         if source is None:
             return
         if isinstance(loader.dataset, IterableDataset):
-            stream, workers = type(loader.dataset).__name__, loader.num_workers
-            source.seen = {"length": 0, "sampler": "", "stream": stream, "workers": workers}
+            source.seen = {"sampler": "", "stream": type(loader.dataset).__name__}
             source.complete = source.complete or bool(source.inputs)
         else:
             length = _length(loader.dataset)
-            source.seen = {"length": length, "sampler": type(sampler).__name__, "stream": ""}
-        source.seen["by_epoch"] = _by_epoch(loader.dataset if source.seen["stream"] else sampler)
-        source.begins = bool(source.seen["by_epoch"])
+            source.seen = {"length": length, "sampler": type(sampler).__name__}
         source.trained = False
         self.current = source
 
-    def given(self) -> None:
-        """A loader has given a batch."""
-        self._batches += 1
-
     def forward(self, inputs: Any) -> None:
-        """A DDP object gets `inputs`; the first ones from a loader are kept as hashes."""
+        """A model gets `inputs`; the first ones from a loader are kept as hashes."""
         source = self.current
-        if source is None or "sampler" not in source.seen:
-            return
-        begins, source.begins = source.begins and len(source.firsts) < _INPUTS, False
-        if source.complete and not begins:
-            return
-        hashed = hash_of(inputs)
-        if begins:
-            source.firsts.append(hashed)
-        if source.complete:
-            return
-        source.inputs.append(hashed)
-        source.batches.append(self._batches)
-        source.complete = len(source.inputs) >= _INPUTS
+        if source is not None and "sampler" in source.seen and not source.complete:
+            source.inputs.append(hash_of(inputs))
+            source.complete = len(source.inputs) >= _INPUTS
 
     def backward(self) -> None:
         """A backward begins: the loader that is being iterated is trained on."""
@@ -195,18 +175,10 @@ class Samplers:
                 key=str(number),
                 **source.seen,
                 inputs=tuple(source.inputs),
-                batches=tuple(source.batches),
-                firsts=tuple(source.firsts),
                 place=place_of(source.line),
             )
             for number, source in enumerate(used)
         )
-
-
-def _by_epoch(source: Any) -> str:
-    """The class of a sampler or a stream whose `set_epoch` gives each epoch another order."""
-    shuffles = getattr(source, "shuffle", True) is not False
-    return type(source).__name__ if shuffles and hasattr(source, "set_epoch") else ""
 
 
 def _length(dataset: Any) -> int:
@@ -306,19 +278,6 @@ def hash_of(inputs: Any) -> str:
     return f"{hashed:08x}"
 
 
-def samples_in(inputs: Any) -> int:
-    """The first dimension of the first tensor in a model's inputs; 0 without one."""
-    first = next(tensors_in(inputs), None)
-    return first.shape[0] if first is not None and first.dim() else 0
-
-
-def is_made(inputs: Any) -> bool:
-    """True where a model's inputs are what another one has made: they carry gradients."""
-    return any(
-        tensor.requires_grad for tensor in itertools.islice(tensors_in(inputs), _MOST_TENSORS)
-    )
-
-
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """The tensors of a value, in its dicts, tuples and lists too, in order."""
     if isinstance(value, torch.Tensor):
@@ -329,3 +288,148 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, tuple | list):
         for part in value:
             yield from tensors_in(part)
+
+
+# -- evaluations, and the random numbers before training forwards --------------------------
+
+_EVALUATIONS, _EVALUATED, _STARTS = 8, 2, 8
+DROPOUTS = (
+    *(torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d),
+    *(torch.nn.AlphaDropout, torch.nn.FeatureAlphaDropout),
+)
+_STATISTICS, _STATISTICS_BYTES = 64, 2**20
+
+
+class Evaluation:
+    """One sequence of forwards without gradients."""
+
+    def __init__(self, backwards: int, module: torch.nn.Module, line: Line | None) -> None:
+        self.backwards = backwards
+        self.training = module.training
+        self.line = line
+        self.statistics = _statistics(module)
+        self.source: Source | None = None
+        self.inputs: list[str] = []
+        self.written = _printed() or 0
+        self.wrote: bool | None = None
+
+    def facts(self) -> model.EvaluationFacts:
+        """As facts for a report."""
+        return model.EvaluationFacts(
+            self.backwards,
+            self.training,
+            self.source is not None,
+            tuple(self.inputs),
+            self.statistics,
+            self.wrote,
+            place_of(self.line),
+        )
+
+
+class Moments:
+    """What is recorded of one replica: its evaluations, and the random numbers of its forwards."""
+
+    def __init__(self, call_sites: CallSites) -> None:
+        self._users_line = call_sites.users_line
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last run."""
+        self.evaluations: list[Evaluation] = []
+        self.starts: list[model.StepStart] = []
+        self.start_line: Line | None = None
+        self.autocast = ""
+        self._evaluation: Evaluation | None = None
+        self._random = ""
+        self._loads = 0
+
+    def evaluates(
+        self, module: torch.nn.Module, inputs: Any, backwards: int, source: Source | None
+    ) -> None:
+        """A forward without gradients begins; its batches may come from `source`."""
+        current = self._evaluation
+        if current is None:
+            if len(self.evaluations) >= _EVALUATIONS:
+                return
+            current = self._evaluation = Evaluation(backwards, module, self._users_line())
+            self.evaluations.append(current)
+        current.source = source
+        if len(current.inputs) < _EVALUATED:
+            current.inputs.append(hash_of(inputs))
+
+    def trains(self, inputs: Any, loads: int) -> None:
+        """A forward with gradients begins; `loads` counts the loaders iterated so far."""
+        if len(self.starts) >= _STARTS:
+            return
+        if self.start_line is None:
+            self.start_line = self._users_line()
+            self.autocast = _autocast()
+        random = random_state()
+        drew = bool(self._random) and random != self._random and loads == self._loads
+        self.starts.append(model.StepStart(random, drew, hash_of(inputs)))
+        self._random = ""
+
+    def stepped(self, loads: int) -> None:
+        """A training step is over."""
+        if len(self.starts) < _STARTS:
+            self._random, self._loads = random_state(), loads
+
+    def backward(self) -> None:
+        """A backward begins, or the run is over: this ends an evaluation.
+
+        Its batches may be those that are trained on.
+        """
+        ended, self._evaluation = self._evaluation, None
+        if ended is not None:
+            written = _printed()
+            ended.wrote = None if written is None else written > ended.written
+            if ended.source is not None and ended.source.trained:
+                ended.source = None
+
+    def evaluation_facts(self) -> tuple[model.EvaluationFacts, ...]:
+        """The first evaluations, the last one in its present state."""
+        return tuple(evaluation.facts() for evaluation in list(self.evaluations))
+
+
+def _printed() -> int | None:
+    """How many characters were printed so far; None if unknown."""
+    count = getattr(sys.stdout, "printed", None)
+    return count() if callable(count) else None
+
+
+def _autocast() -> str:
+    """The dtype of torch.autocast, on a CPU or a GPU; "" where it is off."""
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+    return ""
+
+
+def drops_out(layer: torch.nn.Module) -> bool:
+    """True of a layer that drops values at random in training mode."""
+    if isinstance(layer, DROPOUTS):
+        return layer.p > 0
+    if isinstance(layer, torch.nn.RNNBase):
+        return layer.num_layers > 1 and layer.dropout > 0
+    return isinstance(layer, torch.nn.MultiheadAttention) and layer.dropout > 0
+
+
+def random_state() -> str:
+    """A hash of the state of torch's generator."""
+    return f"{zlib.crc32(torch.get_rng_state().numpy().data):08x}"
+
+
+def _statistics(module: torch.nn.Module) -> str:
+    """A hash of the running statistics of batch norms; "" if there are none, or too many."""
+    hashed, seen, size = 0, 0, 0
+    for part in module.modules():
+        for name in ("running_mean", "running_var"):
+            tensor = getattr(part, name, None)
+            if not isinstance(tensor, torch.Tensor) or not tensor.is_cpu:
+                continue
+            seen += 1
+            size += tensor.numel() * tensor.element_size()
+            if seen > _STATISTICS or size > _STATISTICS_BYTES:
+                return ""
+            hashed = zlib.crc32(tensor.detach().contiguous().numpy().data, hashed)
+    return f"{hashed:08x}" if seen else ""

@@ -1,34 +1,44 @@
-"""One DDP object, one optimizer: what each does, counted as it does it."""
+"""What this rank's DDP objects and optimizers do, counted as they do it.
+
+A forward is through the wrapper or around it, under no_sync or not; the backward that follows
+is then reduced or is not; and a training step uses what the last backward gave. Counting costs
+some microseconds a training step, waits for no device, and keeps nothing of the user's alive.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 import zlib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import islice, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.model import Ranks, TensorDigest
+from ddp_notebook.model import Ranks
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
-from ddp_notebook.rank.training import ddp, digests
-from ddp_notebook.rank.training.evaluations import Moments
-from ddp_notebook.rank.training.gradients import Gradients, Hooked, named
+from ddp_notebook.rank.training import ddp, digests, fsdp_private
+from ddp_notebook.rank.training.inputs import Moments
+from ddp_notebook.rank.training.split import Split
 from ddp_notebook.rank.variables.objects import objects_of
+
+if TYPE_CHECKING:
+    from ddp_notebook.model import TensorDigest
 
 NONE, BYPASSED, LOCAL, REDUCED = range(4)
 """What happens to a backward's gradients; of several forwards the greatest counts."""
-_DROPOUTS = (torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)
 _STEPS_TO_BE_IDLE = 3
 """A tensor without a gradient in so many steps counts as unused by any forward."""
 _FEW_UNMANAGED = 7
 _MOST_COMPARED, _COMPARED, _MOST_TWINS = 2000, 16, 8
-_MOST_CONSTANTS = 32
-_MOST_BEGINS, _BEGIN_VALUES, _MOST_GROUPS, _MOST_WINDOWS = 100, 2**14, 8, 8
+_MOST_BEGINS, _BEGIN_VALUES, _MOST_GROUPS = 100, 2**14, 8
+
+
+# -- one DDP object --------------------------------------------------------------------
 
 
 def _twins(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
@@ -45,20 +55,6 @@ def _twins(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
         if one.split(".")[-2:] != other.split(".")[-2:] and torch.equal(a, b)
     )
     return tuple(islice(found, _MOST_TWINS))
-
-
-def _constants(module: torch.nn.Module) -> Iterator[tuple[str, weakref.ref[torch.Tensor], int]]:
-    """Tensors of numbers that modules hold, and that are no parameters and no buffers."""
-    for prefix, child in module.named_modules():
-        for name, value in vars(child).items():
-            plain = type(value) is torch.Tensor and not value.is_inference()  # without a version
-            if (
-                plain
-                and value.is_floating_point()
-                and value.numel() > 1
-                and not value.requires_grad
-            ):
-                yield f"{prefix}.{name}".lstrip("."), weakref.ref(value), value._version
 
 
 def _members(group: Any) -> Ranks:
@@ -89,13 +85,6 @@ def _is_plain(parameter: torch.Tensor) -> bool:
     return readable and parameter.is_contiguous()
 
 
-def _varies(layer: torch.nn.Module) -> bool:
-    """True of a layer that training mode changes: dropout, batch norm."""
-    dropout = layer.p if isinstance(layer, _DROPOUTS) else getattr(layer, "dropout", 0)
-    dropped = isinstance(dropout, int | float) and dropout > 0
-    return dropped or hasattr(layer, "running_mean")
-
-
 def _some_values(parameter: torch.Tensor | None) -> tuple[float, ...]:
     """A few evenly spread values; empty if they cannot be read."""
     if parameter is None:
@@ -104,33 +93,6 @@ def _some_values(parameter: torch.Tensor | None) -> tuple[float, ...]:
         return ()
     flat = parameter.detach().view(-1)
     return tuple(flat[:: max(1, flat.numel() // _COMPARED)][:_COMPARED].tolist())
-
-
-def few_values(module: torch.nn.Module) -> tuple[float, ...]:
-    """Some values of a model's first and last parameters."""
-    parameters = list(module.parameters())
-    few = (*parameters[:2], *parameters[2:][-2:])
-    return tuple(float(f"{value:.6g}") for parameter in few for value in _some_values(parameter))
-
-
-class Copy:
-    """A copy of a DDP object's module, such as an average of its weights, and what it was used as.
-
-    Its values are recorded at its first use, its second, its fourth, and so on.
-    """
-
-    def __init__(self, module: torch.nn.Module, line: Line | None) -> None:
-        self.ref = weakref.ref(module)
-        self.type = type(module).__name__
-        self.line = line
-        self.uses = self.loads = 0
-        self.values: list[tuple[int, tuple[float, ...]]] = []
-
-    def used(self, module: torch.nn.Module, backwards: int) -> None:
-        """A forward of it begins, after so many backwards."""
-        self.uses += 1
-        if not self.uses & (self.uses - 1):
-            self.values.append((backwards, few_values(module)))
 
 
 class Loads:
@@ -170,17 +132,10 @@ class Replica:
         self.ends = tuple(
             weakref.ref(parameter) for parameter in (parameters[:1] + parameters[-1:])
         )
-        self.begins = few_values(module)
         self.moments = Moments(call_sites)
         self.twins = _twins(module)
-        self._constants = tuple(islice(_constants(module), _MOST_CONSTANTS))
-        self.varies = any(map(_varies, module.modules()))
-        self.hooked: Hooked | None = None
-        """What a communication hook of the user's makes of its gradients."""
         self.inside = 0
         """Its forward is running."""
-        self.fed = False
-        """Its last training forward got what another model made, with gradients."""
         self.handle: Any = None
         """Of the hook by which a forward past the object is seen; None where there is none."""
         self.last_facts: Any = None
@@ -192,10 +147,6 @@ class Replica:
         self.moments.begin()
         self.pending = self.last = NONE
         self.forwards = self.no_sync_forwards = self.bypasses = self.backwards = 0
-        self.evaluating = 0
-        """Of `backwards`, those of forwards in evaluation mode."""
-        self._is_training = True
-        """Its mode in the last forward through the wrapper."""
         self.steps = self.local_steps = self.bypassed_steps = self.unready_steps = 0
         self.bypass_place: Line | None = None
         self.bad_place: Line | None = None
@@ -215,18 +166,6 @@ class Replica:
         """True if this run used it to train."""
         return bool(self.forwards or self.bypasses or self.steps)
 
-    @property
-    def evaluated(self) -> bool:
-        """True if this run used it without gradients alone."""
-        return bool(self.moments.evaluations) and not self.used
-
-    def constants(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Tensors that are no parameters and no buffers, if they are as they were at first."""
-        for name, ref, version in self._constants:
-            tensor = ref()
-            if tensor is not None and tensor._version == version:
-                yield name, tensor
-
     def trains(self) -> bool:
         """False while its parameters are frozen."""
         ends = [ref() for ref in self.ends]
@@ -237,10 +176,9 @@ class Replica:
         ref = self.known.get(id(parameter))
         return ref is not None and ref() is parameter
 
-    def enter(self, reduces: bool, is_training: bool) -> None:
-        """A forward through the wrapper begins; `is_training`: in training mode."""
+    def enter(self, reduces: bool) -> None:
+        """A forward through the wrapper begins, whose backward reduces gradients or does not."""
         self.inside += 1
-        self._is_training = is_training
         self.forwards += 1
         if reduces:
             self.pending = REDUCED
@@ -264,7 +202,6 @@ class Replica:
         """A backward begins."""
         self.moments.backward()
         if self.pending:
-            self.evaluating += self.pending != BYPASSED and not self._is_training
             self.last, self.pending = self.pending, NONE
             self.backwards += 1
 
@@ -315,6 +252,110 @@ class Replica:
             self.bad_place = self._users_line()
 
 
+# -- one optimizer ---------------------------------------------------------------------
+
+_WATCHED_STEPS, _MOST_BETWEEN = 8, 32
+_PARAMETERS, _VALUES = 6, 8
+_ALIKE = 1e-4
+"""Factors of two values with a smaller relative difference count as equal."""
+_FEWEST = 4
+"""How many values must agree on a factor."""
+
+
+class Gradients:
+    """By which factors an optimizer's gradients are multiplied, in the first steps of a run.
+
+    A few values of a few gradients are read after the backward, before the next one of the same
+    step, and before the step. Each such value costs a copy, so that later steps are not looked at.
+    """
+
+    def __init__(self, groups: Iterable[Any], flat: Mapping[int, Ranks]) -> None:
+        parameters = [tensor for _, tensor in named(groups)]
+        self.mesh, sharded = fsdp_private.sharded_in(parameters, flat)
+        self._some = [weakref.ref(each) for each in _spread(sharded or parameters)]
+        self._pending = (
+            fsdp_private.Pending({id(tensor) for tensor in parameters}) if self.mesh else None
+        )
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last run."""
+        self.factors: list[float | None] = []
+        self.between: list[float | None] = []
+        """By what a backward's gradients were multiplied before the next one of the same step."""
+        self.pending_steps = 0
+        self._after_backward: list[list[float]] = []
+
+    @property
+    def watched(self) -> bool:
+        """True while this run has few steps."""
+        return len(self.factors) < _WATCHED_STEPS
+
+    def backward_begins(self) -> None:
+        """Record by what the gradients were multiplied that the last backward left, if any."""
+        if self._after_backward and len(self.between) < _MOST_BETWEEN:
+            self.between.append(_factor(self._after_backward, self._values()))
+
+    def backward_ends(self) -> None:
+        """Sample the gradients that the backward has computed and reduced."""
+        self._after_backward = self._values()
+
+    def step_begins(self) -> bool:
+        """Record their factor since the backward; True if other gradients are not reduced yet."""
+        if self.watched:
+            self.factors.append(_factor(self._after_backward, self._values()))
+            self._after_backward = []
+        pending = bool(self._pending)
+        self.pending_steps += pending
+        return pending
+
+    def _values(self) -> list[list[float]]:
+        return [
+            _few_values(parameter.grad) if (parameter := ref()) is not None else []
+            for ref in self._some
+        ]
+
+
+def _spread(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+    # By an odd number: every second one may be a bias.
+    return parameters[:: max(1, len(parameters) // _PARAMETERS) | 1][:_PARAMETERS]
+
+
+def _few_values(gradient: Any) -> list[float]:
+    """Some values, evenly spread; empty if they cannot be read without waiting."""
+    local = fsdp_private.local_part(gradient) if gradient is not None else None
+    if local is None or local.layout is not torch.strided or not local.is_contiguous():
+        return []
+    flat = local.view(-1)
+    values: list[float] = flat[:: max(1, flat.numel() // _VALUES)][:_VALUES].tolist()
+    return values
+
+
+def _factor(before: list[list[float]], after: list[list[float]]) -> float | None:
+    """The factor by which all values were multiplied; None if it is not the same for all."""
+    ratios = [
+        b / a
+        for one, other in zip(before, after, strict=False)
+        if len(one) == len(other)
+        for a, b in zip(one, other, strict=True)
+        if a
+    ]
+    if len(ratios) < _FEWEST:
+        return None
+    low, high = min(ratios), max(ratios)
+    alike = high - low <= _ALIKE * max(abs(low), abs(high))  # False for what is not a number
+    return float(f"{sum(ratios) / len(ratios):.6g}") if alike else None
+
+
+def named(groups: Iterable[Any]) -> list[tuple[str, torch.Tensor]]:
+    """An optimizer's parameters, named by their places in its groups."""
+    return [
+        (f"param_groups[{g}]['params'][{i}]", parameter)
+        for g, group in enumerate(groups)
+        for i, parameter in enumerate(group["params"])
+    ]
+
+
 class TrackedOptimizer:
     """One optimizer, from its first step on."""
 
@@ -355,9 +396,6 @@ class TrackedOptimizer:
     def begin(self) -> None:
         """Forget the last run."""
         self.steps = self.idle_steps = 0
-        self.span = 0, 0
-        self.windows: dict[int, int] = {}
-        """How many steps came after so many backwards since the step before."""
         self.lrs: tuple[Any, ...] = ()
         self.metrics: list[float] = []
         """What ReduceLROnPlateau was given first."""
@@ -375,12 +413,8 @@ class TrackedOptimizer:
         optimizer: torch.optim.Optimizer,
         flat: Callable[[], Mapping[int, Ranks]],
         replicas: Mapping[int, Replica],
-        backwards: int,
     ) -> None:
         """The optimizer is about to make a step; `flat`: what FSDP1 shards, over which ranks."""
-        if self.steps:
-            self._count(backwards - self.span[1])
-        self.span = self.span[0] if self.steps else backwards, backwards
         groups = optimizer.param_groups
         self.idle_steps += all(p.grad is None for group in groups for p in group["params"])
         if self.gradients is None:
@@ -398,8 +432,6 @@ class TrackedOptimizer:
         others: Mapping[int, TrackedOptimizer],
     ) -> None:
         """The optimizer has made a step; `made` counts the DDP objects so far."""
-        if self.gradients is not None:
-            self.gradients.step_ends()
         groups = optimizer.param_groups
         shape = (made, len(groups), sum([len(group["params"]) for group in groups]))
         if shape != self.shape:
@@ -419,16 +451,6 @@ class TrackedOptimizer:
         if self.replicas and not torch_private.in_backward():
             for replica in self.replicas:
                 replica.step()
-
-    def other_steps(self) -> None:
-        """Another optimizer has made a step. What came through this one's model may be left."""
-        gradients = self.gradients
-        if gradients is not None and gradients.watched and any(r.fed for r in self.replicas):
-            gradients.other_steps()
-
-    def _count(self, window: int) -> None:
-        if window in self.windows or len(self.windows) < _MOST_WINDOWS:
-            self.windows[window] = self.windows.get(window, 0) + 1
 
     def _look_for_idle(self, others: Mapping[int, TrackedOptimizer]) -> None:
         """Which tensors no forward uses; after a few steps, which parameters no optimizer has."""
@@ -530,3 +552,170 @@ def _options(groups: Any) -> tuple[str, ...]:
         for name, value in sorted(group.items())
         if isinstance(value, int | float) and "lr" not in name
     )
+
+
+# -- all of them -----------------------------------------------------------------------
+
+_SMALL_BUCKET = 4096
+"""In elements."""
+_FIRST_BUCKETS, _EVERY_BUCKET = 4, 16
+"""Of the small buckets of a backward, the first are looked at, and some of the others."""
+_MOST = 32
+"""DDP objects, and optimizers, that are kept track of at a time."""
+_MOST_METRICS = 32
+
+
+class Tracker:
+    """What this process has counted of its DDP objects and optimizers."""
+
+    def __init__(self, call_sites: CallSites) -> None:
+        self._call_sites = call_sites
+        self.broken = ""
+        """Why it disabled itself; empty while it works."""
+        self.made = 0
+        self.replicas: dict[int, Replica] = {}
+        self.modules: dict[int, Replica] = {}
+        self.gone: list[Replica] = []
+        """Objects of this run that were deleted, as they were then."""
+        self.optimizers: dict[int, TrackedOptimizer] = {}
+        self.backwards = 0
+        self.split = Split(call_sites)
+        """Models that are split over ranks."""
+        self._small_buckets = 0
+        """Of the backward that is under way."""
+        self.nan_backward: int | None = None
+        self.nan_what = ""
+        self.nan_place: Line | None = None
+
+    def begin(self) -> None:
+        """A cell or a script begins: forget deleted objects, and count the others anew."""
+        self.replicas = {k: r for k, r in self.replicas.items() if r.ref() is not None}
+        self.modules = {id(r.module()): r for r in self.replicas.values()}
+        self.optimizers = {k: o for k, o in self.optimizers.items() if o.ref() is not None}
+        self.gone.clear()
+        for replica in self.replicas.values():
+            replica.begin()
+        for stepped in self.optimizers.values():
+            stepped.begin()
+        self.backwards, self.nan_backward, self.nan_what = 0, None, ""
+        self.nan_place = None
+        self.split.begin()
+
+    def disable(self, error: BaseException) -> None:
+        """Stop counting in this process."""
+        self.broken = f"{type(error).__name__}: {error}"
+
+    def replica(self, wrapped: DistributedDataParallel) -> Replica:
+        """The record of a DDP object."""
+        found = self.replicas.get(id(wrapped))
+        if found is not None and found.ref() is wrapped:
+            return found
+        if found is not None:
+            self._archive(found)
+        self.made += 1
+        if len(self.replicas) >= _MOST:
+            self.replicas.pop(next(iter(self.replicas)))
+        found = self.replicas[id(wrapped)] = Replica(wrapped, self.made, self._call_sites)
+        self.modules[id(found.module())] = found
+        return found
+
+    def _archive(self, replica: Replica) -> None:
+        self.replicas = {k: r for k, r in self.replicas.items() if r is not replica}
+        if replica.used and replica.last_facts is not None and len(self.gone) < _MOST:
+            self.gone.append(replica)
+
+    def died(self, wrapped: DistributedDataParallel, facts: Any) -> None:
+        """A DDP object is about to be deleted; `facts` are kept in its place."""
+        replica = self.replicas.get(id(wrapped))
+        if replica is not None:
+            replica.last_facts = facts
+            self._archive(replica)
+
+    def inside_of(self, module: torch.nn.Module) -> Replica | None:
+        """Return the DDP object that has `module` inside, not a copy of it; None for none."""
+        replica = self.modules.get(id(module))
+        return replica if replica is not None and replica.module() is module else None
+
+    def bypass(self, replica: Replica) -> None:
+        """A forward of the module inside begins; it may come through the wrapper."""
+        if not replica.inside and replica.ref() is not None:
+            replica.bypass()
+
+    def backward(self, loss: Any) -> None:
+        """A backward of `loss` begins."""
+        number = self.backwards
+        self.backwards = number + 1
+        self._small_buckets = 0
+        for gradients in self._watched_gradients():
+            gradients.backward_begins()
+        for replica in self.replicas.values():
+            replica.backward()
+        # To read a value from a device would wait for it.
+        known = isinstance(loss, torch.Tensor) and loss.is_cpu and loss.numel() == 1
+        value = float(loss.item()) if known else None
+        self.split.backward(number, value)
+        if value is not None and self.nan_backward is None and not math.isfinite(value):
+            self._is_bad(number, "the loss")
+
+    def backward_over(self) -> None:
+        """A backward has ended well."""
+        for gradients in self._watched_gradients():
+            gradients.backward_ends()
+
+    def _watched_gradients(self) -> list[Gradients]:
+        optimizers = self.optimizers.values()
+        return [g for each in optimizers if (g := each.gradients) is not None and g.watched]
+
+    def bucket(self, gradients: torch.Tensor) -> None:
+        """A bucket of this rank's own gradients is about to be reduced."""
+        size = gradients.numel()
+        if size <= _SMALL_BUCKET:
+            # To look at such a bucket would take as long as to send it.
+            self._small_buckets = seen = self._small_buckets + 1
+            if seen > _FIRST_BUCKETS and seen % _EVERY_BUCKET:
+                return
+        if self.nan_backward is not None or not gradients.is_cpu:
+            return
+        probe = gradients if size <= _SMALL_BUCKET else gradients.view(-1)[:: size // 256]
+        if not math.isfinite(probe.sum().item()) and not probe.isfinite().all():
+            self._is_bad(max(0, self.backwards - 1), "a gradient")
+
+    def _is_bad(self, number: int, what: str) -> None:
+        self.nan_backward, self.nan_what = number, what
+        self.nan_place = self._call_sites.users_line()
+
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to make a step."""
+        self._optimizer(optimizer).step_begins(optimizer, self.split.flat, self.replicas)
+        self.split.step_begins(optimizer)
+
+    def module_loads(self, module: torch.nn.Module) -> None:
+        """`load_state_dict` of a module is called: it may be a part of a DDP object."""
+        for replica in self.replicas.values():
+            wrapped = replica.ref()
+            if wrapped is not None and any(part is module for part in wrapped.modules()):
+                replica.loads.add()
+
+    def optimizer_loads(self, optimizer: torch.optim.Optimizer) -> None:
+        """`load_state_dict` of an optimizer is called."""
+        self._optimizer(optimizer).loads.add()
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has made a step."""
+        self._optimizer(optimizer).step(optimizer, self.replicas, self.made, self.optimizers)
+        self.split.stepped(optimizer)
+
+    def metric(self, optimizer: torch.optim.Optimizer, value: float) -> None:
+        """ReduceLROnPlateau judges by this value whether the learning rate is to be lower."""
+        metrics = self._optimizer(optimizer).metrics
+        if len(metrics) < _MOST_METRICS:
+            metrics.append(value)
+
+    def _optimizer(self, optimizer: torch.optim.Optimizer) -> TrackedOptimizer:
+        found = self.optimizers.get(id(optimizer))
+        if found is None or found.ref() is not optimizer:
+            if len(self.optimizers) >= _MOST:
+                self.optimizers.pop(next(iter(self.optimizers)))
+            found = TrackedOptimizer(optimizer, len(self.optimizers), self._call_sites)
+            self.optimizers[id(optimizer)] = found
+        return found

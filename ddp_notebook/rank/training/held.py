@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook import model
-from ddp_notebook.rank.training.parallel import fsdp_private
+from ddp_notebook.rank.training import fsdp_private
 from ddp_notebook.rank.variables.global_names import GlobalNames
 from ddp_notebook.rank.variables.objects import objects_of
 

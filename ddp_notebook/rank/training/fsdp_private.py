@@ -1,4 +1,4 @@
-"""The one place for the private API of FSDP2 (`fully_shard`) and DTensor: modules, gradients.
+"""The one place for the private API of FSDP2 (`fully_shard`) and DTensor: modules, meshes.
 
 Everything is looked up by name, none of it imports FSDP, and nothing here communicates. Where a
 release changes it, nothing is known of sharded modules.
@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from ddp_notebook import model
 from ddp_notebook.model import Ranks
+from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.inspect.safe_repr import TENSORS
 
 PARAM_GROUP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
@@ -24,6 +26,7 @@ _STATE_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _ALL_STATES_MODULE = "torch.distributed._composable_state"
 _REDISTRIBUTE_MODULE = "torch.distributed.tensor._redistribute"
 _MOST_FRAMES = 24
+_MOST_MODELS, _MOST_UNITS = 8, 512
 _CHANGED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError)
 
 
@@ -33,7 +36,6 @@ class Unit(NamedTuple):
     name: str
     parameters: int
     reshards: bool
-    syncs: bool
     mesh: tuple[int, ...]
     trained: int
 
@@ -79,7 +81,6 @@ def units(context: Any) -> tuple[Unit, ...]:
                 str(group._module_fqn or ""),
                 sum(int(param._orig_size.numel()) for param in group.fsdp_params),
                 group.post_forward_mesh_info is not None,
-                bool(group.reduce_grads),
                 tuple(int(rank) for rank in group.mesh_info.mesh.mesh.flatten().tolist()),
                 sum(param.sharded_param.requires_grad for param in group.fsdp_params),
             )
@@ -307,3 +308,81 @@ def _is_pending(group: Any) -> bool:
         if whole is not None and whole.grad is not None:
             return True
     return False
+
+
+# -- meshes ----------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """The ranks of a mesh that differ from this one in one dimension alone, and its name."""
+
+    ranks: Ranks
+    dimension: str
+    sharded: bool
+    """True if these ranks have other parts of the tensor."""
+
+
+def along(mesh: Any, free: Sequence[bool]) -> Ranks:
+    """The ranks that differ from this one in no dimension but those that are `free`."""
+    place = mesh.get_coordinate()
+    if place is None:
+        return ()
+    index = tuple(slice(None) if any_at else at for any_at, at in zip(free, place, strict=True))
+    return tuple(sorted(mesh.mesh[index].flatten().tolist()))
+
+
+def is_placed(tensor: Any) -> bool:
+    """True of a DTensor."""
+    return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
+
+
+def replicated_over(mesh: Any, placements: Iterable[Any]) -> Ranks:
+    """The ranks with the same part of a tensor as this one."""
+    return along(mesh, [placement.is_replicate() for placement in placements])
+
+
+def rows(tensor: Any) -> Iterator[Row]:
+    """The rows of a DTensor's mesh that this rank is in, of two ranks or more."""
+    mesh = tensor.device_mesh
+    names = mesh.mesh_dim_names or ("",) * mesh.ndim
+    for at, placement in enumerate(tensor.placements):
+        ranks = along(mesh, [at == other for other in range(mesh.ndim)])
+        if len(ranks) > 1:
+            yield Row(ranks, str(names[at]), not placement.is_replicate())
+
+
+# -- the models of a run ---------------------------------------------------------------
+
+
+class Sharded(Component):
+    """The sharded models that issued collectives in this run, in the order in which they did."""
+
+    def __init__(self) -> None:
+        self._roots: list[weakref.ref[Any]] = []
+
+    def run_begins(self, run: Run) -> None:
+        """Forget the last run."""
+        self._roots.clear()
+
+    def see(self, frame: FrameType | None, *_about: object) -> None:
+        """Remember the model whose FSDP code issues a collective of a new kind on these frames."""
+        if PARAM_GROUP_MODULE not in sys.modules or len(self._roots) >= _MOST_MODELS:
+            return
+        with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
+            root = root_of(frame)
+            if root is not None and all(known() is not root for known in self._roots):
+                self._roots.append(weakref.ref(root))
+
+    def without(self, held: set[int]) -> tuple[int, ...]:
+        """The sizes of the parameters of these models; none where one has an id of `held`."""
+        roots = [root for known in self._roots if (root := known()) is not None]
+        return without(held, roots)
+
+    def units(self) -> tuple[model.ShardedUnit, ...]:
+        """The units of all models, as they are now."""
+        found = [
+            model.ShardedUnit(number, *unit)
+            for number, known in enumerate(self._roots)
+            for unit in units(known())
+        ]
+        return tuple(found[:_MOST_UNITS])

@@ -2,7 +2,8 @@
 
 A model whose own forward communicates is known by its frames at a collective of a new kind; from
 then on a hook sees a few of its inputs, and DTensor.from_local says what is to be the same on all
-ranks of a mesh. Afterwards both are taken out again.
+ranks of a mesh. Afterwards both are taken out again. Of the parameters of its optimizers that
+all of these ranks have, digests are made before the first step and after a few of the next ones.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import contextlib
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,19 +23,20 @@ from ddp_notebook import model
 from ddp_notebook.model import Ranks
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line, place_of
-from ddp_notebook.rank.training import digests
-from ddp_notebook.rank.training.evaluations import drops_out, random_state
-from ddp_notebook.rank.training.parallel import fsdp_private, held, meshes
-from ddp_notebook.rank.training.parallel.copies import Copies, Reduced
-from ddp_notebook.rank.training.parallel.module_hook import ModuleHook
-from ddp_notebook.rank.training.samplers import hash_of
+from ddp_notebook.rank.training import digests, fsdp_private, held
+from ddp_notebook.rank.training.inputs import drops_out, hash_of, random_state
+from ddp_notebook.rank.training.patching import ModuleHook
+
+if TYPE_CHECKING:
+    from ddp_notebook.model import TensorDigest
 
 _MODULE, _TENSOR = torch.nn.Module.__module__, "torch.distributed.tensor"
-_SAVER = "torch.distributed.checkpoint.state_dict_saver"
 _SHARDED = "torch.distributed.fsdp"
 _MOST_FRAMES, _MOST_SEEN = 200, 2000
 _MOST_ROOTS, _MOST_INPUTS, _MOST_CLAIMS, _MOST_LOSSES = 4, 8, 64, 8
-_MOST_SUMS, _MOST_REDUCED, _MOST_SAVES = 16, 512, 16
+_MOST_SUMS, _MOST_COPIES, _COPIED_VALUES = 16, 24, 2**14
+_LOOKED_AT = (1, 2, 4, 8)
+"""Copies are digested after these steps."""
 _MOST_OPTIMIZERS = 8
 _VALUES = 2**16
 _CHANGED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError)
@@ -75,9 +78,7 @@ class Split:
         self.take_out()
         self._roots = []
         self._claims: list[model.Claim] = []
-        self._sums: dict[tuple[Ranks, bool], Line | None] = {}
-        self._reduced: list[Reduced] = []
-        self._saves: list[model.CheckpointCall] = []
+        self._sums: dict[Ranks, None] = {}
         self._optimizers: dict[int, Copies] = {}
         self.losses: list[float] = []
         self.backwards = self._seen = 0
@@ -94,10 +95,17 @@ class Split:
 
     # -- what is seen of collectives -------------------------------------------------------
 
-    def see(self, frame: FrameType | None, method: str, args: Sequence[Any], ranks: Ranks) -> None:
-        """A collective of a new kind is called, on these frames."""
-        self._seen += 1
-        if self._seen > _MOST_SEEN:
+    def see(
+        self,
+        frame: FrameType | None,
+        method: str,
+        args: Sequence[Any],
+        ranks: Ranks,
+        part: model.Part | None,
+    ) -> None:
+        """A collective of a new kind is called on these frames, by a `part` of DDP or others."""
+        self._seen += part is None
+        if part is not None or self._seen > _MOST_SEEN:
             return  # no kind of these calls is known: they come here each time
         with contextlib.suppress(*_CHANGED):
             self._see(list(_frames(frame)), method, args, ranks)
@@ -105,9 +113,6 @@ class Split:
     def _see(self, stack: list[FrameType], method: str, args: Sequence[Any], ranks: Ranks) -> None:
         modules = [str(frame.f_globals.get("__name__", "")) for frame in stack]
         placed = any(module.startswith(_TENSOR) for module in modules)
-        saver = _outermost(stack, modules, _SAVER, "save")
-        if saver is not None:
-            self._saving(saver, ranks)
         if method == "allreduce" and not any(e.startswith((_TENSOR, _SHARDED)) for e in modules):
             self._summed(stack, args[0], ranks)
         call = _outermost(stack, modules, _MODULE, torch_private.CALL_OF_MODULE)
@@ -115,23 +120,9 @@ class Split:
             self._root(call.f_locals["self"], placed, call.f_back)
 
     def _summed(self, stack: list[FrameType], tensors: Sequence[Any], ranks: Ranks) -> None:
-        function = next((frame for frame in stack if _is_of_function(frame)), None)
-        if function is not None:
-            key = ranks, function.f_code.co_name == "backward"
-            if tensors[0].dim() > 1 and len(self._sums) < _MOST_SUMS:
-                self._sums.setdefault(key, self._call_sites.users_line())
-        elif len(self._reduced) < _MOST_REDUCED:
-            line = self._call_sites.users_line()
-            self._reduced += [
-                Reduced(self.backwards, tensor.data_ptr(), ranks, line) for tensor in tensors
-            ]
-
-    def _saving(self, call: FrameType, ranks: Ranks) -> None:
-        path = call.f_locals.get("checkpoint_id")
-        known = any(save.path == str(path) for save in self._saves)
-        if path is not None and not known and len(self._saves) < _MOST_SAVES:
-            line = self._call_sites.users_line()
-            self._saves.append(model.CheckpointCall(str(path), ranks, place_of(line)))
+        in_function = any(map(_is_of_function, stack))
+        if in_function and tensors[0].dim() > 1 and len(self._sums) < _MOST_SUMS:
+            self._sums[ranks] = None
 
     def _root(self, module: torch.nn.Module, placed: bool, caller: FrameType | None = None) -> None:
         if any(torch_private.is_compiled(part) for part in module.modules()):
@@ -187,7 +178,7 @@ class Split:
     def _claimed(self, tensor: Any, mesh: Any, placements: Any) -> None:
         if mesh is None or placements is None or not torch.is_grad_enabled():
             return
-        ranks = meshes.replicated_over(mesh, placements)
+        ranks = fsdp_private.replicated_over(mesh, placements)
         local = fsdp_private.local_part(tensor)
         if len(ranks) < 2 or local is None or isinstance(tensor, torch.nn.Parameter):
             return
@@ -216,11 +207,7 @@ class Split:
             with contextlib.suppress(*_CHANGED):
                 if self._sums and not self._roots:
                     self._find_roots(optimizer)
-                names = self._names()
-                copies = Copies(optimizer, names)
-                now = [reduced for reduced in self._reduced if reduced.backwards == self.backwards]
-                copies.compare(now, names)
-                self._optimizers[id(optimizer)] = copies
+                self._optimizers[id(optimizer)] = Copies(optimizer, self._names())
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer has made the step."""
@@ -261,12 +248,7 @@ class Split:
                 model.Forwards(root.key, tuple(root.inputs), place_of(root.line), root.drops)
                 for root in self._roots
             ),
-            tuple(
-                model.PartialSum(ranks, backward, place_of(line))
-                for (ranks, backward), line in self._sums.items()
-            ),
-            tuple(found for optimizer in optimizers for found in optimizer.shard_sums),
-            tuple(self._saves),
+            tuple(self._sums),
             tuple(self.losses) if self._sums else (),
         )
 
@@ -300,3 +282,100 @@ def _is_of_function(frame: FrameType) -> bool:
         return False
     first = frame.f_locals.get(code.co_varnames[0])
     return isinstance(first, torch.autograd.function.FunctionCtx)
+
+
+# -- what all of these ranks have ------------------------------------------------------
+
+
+@dataclass
+class _Copy:
+    name: str
+    tensor: weakref.ref[Any]
+    row: fsdp_private.Row
+    declared: bool
+    begin: TensorDigest
+    end: TensorDigest
+
+
+class Copies:
+    """The replicated parameters of one optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
+        self.ref = weakref.ref(optimizer)
+        self._steps = 0
+        named = list(_named(optimizer, names))
+        self.split = any(fsdp_private.is_placed(tensor) for _, tensor in named)
+        """Some of its parameters are DTensors."""
+        self._copies = list(_copies(named))[:_MOST_COPIES] if self.split else []
+
+    def stepped(self) -> None:
+        """Make digests after a step, if it is one of `_LOOKED_AT`."""
+        self._steps += 1
+        if self._copies and self._steps in _LOOKED_AT:
+            self._look()
+
+    def facts(self) -> tuple[model.Copy, ...]:
+        """The digests, current or the last ones."""
+        self._look()
+        return tuple(
+            model.Copy(e.name, e.row.ranks, e.declared, e.begin, e.end)
+            for e in self._copies
+            if self._steps
+        )
+
+    def _look(self) -> None:
+        for copy in self._copies:
+            copy.end = _digest_of(copy.name, copy.tensor()) or copy.end
+
+
+def _named(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str]
+) -> Iterable[tuple[str, torch.Tensor]]:
+    for g, group in enumerate(optimizer.param_groups):
+        for i, parameter in enumerate(group["params"]):
+            yield names.get(id(parameter), f"param_groups[{g}]['params'][{i}]"), parameter
+
+
+def _copies(named: list[tuple[str, torch.Tensor]]) -> Iterable[_Copy]:
+    placed = {
+        id(tensor): list(fsdp_private.rows(tensor))
+        for _, tensor in named
+        if fsdp_private.is_placed(tensor)
+    }
+    split, data = _split_rows(placed)
+    for name, tensor in named:
+        digest = _digest_of(name, tensor) if tensor.grad is not None else None
+        if digest is not None:
+            own = placed.get(id(tensor), [])
+            for row in own:
+                if not row.sharded:
+                    yield _Copy(name, weakref.ref(tensor), row, True, digest, digest)
+            for row in _without(own, split) if id(tensor) in placed else [*split, *data]:
+                yield _Copy(name, weakref.ref(tensor), row, False, digest, digest)
+
+
+def _without(own: list[fsdp_private.Row], split: list[fsdp_private.Row]) -> list[fsdp_private.Row]:
+    """The rows that none of a tensor's own has."""
+    return [r for r in split if not any(set(r.ranks) <= set(other.ranks) for other in own)]
+
+
+def _split_rows(
+    placed: Mapping[int, list[fsdp_private.Row]],
+) -> tuple[list[fsdp_private.Row], list[fsdp_private.Row]]:
+    """The rows along which these parameters are in parts: by a plan, and by FSDP2."""
+    managed = {id(e.tensor): e.group for e in fsdp_private.held_by_units().values()}
+    planned: dict[Ranks, fsdp_private.Row] = {}
+    by_fsdp: dict[Ranks, fsdp_private.Row] = {}
+    for number, rows in placed.items():
+        for row in rows:
+            if row.sharded:
+                (by_fsdp if row.ranks == managed.get(number) else planned)[row.ranks] = row
+    return list(planned.values()), list(by_fsdp.values())
+
+
+def _digest_of(name: str, tensor: Any) -> TensorDigest | None:
+    """Of the first values of what this rank has; None for what cannot be read without waiting."""
+    local = fsdp_private.local_part(tensor) if tensor is not None else None
+    if local is None or not local.is_contiguous():
+        return None
+    return digests.digest(name, local.view(-1)[:_COPIED_VALUES])

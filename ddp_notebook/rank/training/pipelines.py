@@ -7,16 +7,19 @@ Where a release changes it, nothing is known of pipelines.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
 
 from ddp_notebook import model
+from ddp_notebook.rank.component import Component, Run
 
 SCHEDULES_MODULE = "torch.distributed.pipelining.schedules"
-_MOST_FRAMES = 24
+_MOST_FRAMES, _MOST_PARTS = 24, 8
 _CHANGED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError)
 
 
@@ -71,3 +74,36 @@ def _micro_batches(function: str, values: dict[str, Any]) -> tuple[int | None, i
         return values["fwd_mb_index"], values["bwd_mb_index"]
     index = values.get("i")
     return (None, index) if "bwd_sends_to_wait" in values else (index, None)
+
+
+class Pipelines(Component):
+    """The parts of this rank in the pipelines of this run, in the order in which they began."""
+
+    def __init__(self) -> None:
+        self._parts: list[model.PipelinePart] = []
+        self.found: Callable[[], None] = lambda: None
+        """Called when this run is seen to have a pipeline."""
+
+    def run_begins(self, run: Run) -> None:
+        """Forget the last run."""
+        self._parts.clear()
+
+    def see(self, frame: FrameType | None, *_about: object) -> None:
+        """Remember the pipeline whose schedule issues a message of a new kind on these frames."""
+        if SCHEDULES_MODULE not in sys.modules:
+            return
+        if len(self._parts) < _MOST_PARTS:
+            part = part_of(frame)
+            if part is not None and part not in self._parts:
+                self._parts.append(part)
+                self.found()
+
+    def parts(self, stack: Iterable[FrameType]) -> tuple[model.PipelinePart, ...]:
+        """All parts; the one in which `stack` is has its current micro-batches."""
+        frames = list(stack)
+        now = next((p for p in map(part_of, frames[:1]) if p is not None), None)
+        forward, backward = micro_batches(frames)
+        return tuple(
+            replace(part, forward=forward, backward=backward) if part == now else part
+            for part in self._parts
+        )

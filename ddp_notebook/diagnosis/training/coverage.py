@@ -1,0 +1,493 @@
+"""What covers each trained parameter: a reducer, an optimizer, and a gradient of all ranks.
+
+Most rows count the steps, or name the parameters, of which a rank knows that something is missing.
+That ranks average by hand what DDP does not is no mistake: then they are equal afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.majority import by_ranks
+from ddp_notebook.diagnosis.training.replicas import (
+    Model,
+    by_hand,
+    differing,
+    may_have_joined,
+    optimizers,
+    some,
+)
+from ddp_notebook.diagnosis.training.table import (
+    Compared,
+    Row,
+    any_has,
+    everyone,
+    rule,
+    those_that_have,
+)
+from ddp_notebook.model import (
+    Category,
+    Finding,
+    OptimizerFacts,
+    Part,
+    ReplicaFacts,
+    TensorDigest,
+    agree,
+    counted,
+    in_brackets,
+    name_ranks,
+)
+
+_FEWEST_IDLE = 2
+"""The fewest steps without any gradient that count: a single one may serve a scheduler."""
+
+_Replicas = Compared[ReplicaFacts]
+_Optimizers = Mapping[int, OptimizerFacts]
+
+
+# -- a gradient of all ranks -------------------------------------------------------------
+
+
+def _all_models(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
+    yield from (model.of for model in context.models.values())
+
+
+def _not_by_hand(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
+    for model in context.models.values():
+        if not by_hand(model, context.collectives):
+            yield model.of
+
+
+def _apart_and_not_by_hand(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
+    yield from (of for of in _not_by_hand(context) if Model(of).diverged)
+
+
+def _counts(of: _Replicas, text: Callable[[ReplicaFacts], str]) -> Iterator[str]:
+    """Yield what the culprits counted, and that the replicas differ by now."""
+    model = Model(of.of)
+    yield from model.counts(of.ranks, text)
+    yield from model.apart
+
+
+def _trained_outside(of: Mapping[int, ReplicaFacts], each: ReplicaFacts) -> tuple[str, ...]:
+    """Return the parameters that a reducer does not know, and that its rank trains."""
+    trained = {digest.name for digest in each.gradients} | set(Model(of).diverged)
+    return tuple(name for name in each.outside if name in trained)
+
+
+def _without_replaced(of: _Replicas) -> tuple[int, ...]:
+    """Return the ranks with unready steps, unless the reducer does not know what came in place."""
+    return tuple(
+        rank
+        for rank, each in of.of.items()
+        if each.unready_steps
+        and not (each.unready and set(each.unready) <= set(_trained_outside(of.of, each)))
+    )
+
+
+unused_parameters = rule(
+    "unused_parameters",
+    _all_models,
+    Row(
+        lambda replica: replica.unready_steps,
+        Category.UNUSED_PARAMS,
+        lambda of: (
+            f"{some(of.each.unready or ('some parameters',))} of {Model(of.of).title} got no "
+            "gradient: a bucket was never reduced, and the step used gradients of one rank"
+            f"{Model(of.of).place_of(of.ranks, lambda e: e.bad_place)}"
+        ),
+        "Use the parameters in forward, leave them out of the model, or give "
+        "DistributedDataParallel find_unused_parameters=True.",
+        lambda of: _counts(
+            of,
+            lambda e: (
+                f"{e.unready_steps} of {e.steps} steps came before all of "
+                f"{some(e.unready or ('its parameters',))} had a gradient"
+            ),
+        ),
+        wrong=lambda of: bool(_without_replaced(of)),
+        culprits=_without_replaced,
+    ),
+)
+
+
+def _was_reduced(context: Context, ranks: Iterable[int]) -> bool:
+    of = context.collectives.of
+    return any(record.part is Part.BACKWARD for rank in ranks for record in of.get(rank, ()))
+
+
+def _bypassed(of: _Replicas) -> bool:
+    ranks = those_that_have(of)
+    never = not any(of.of[rank].forwards for rank in ranks)
+    alone = never and not _was_reduced(of.context, ranks)
+    return bool(ranks) and (alone or bool(Model(of.of).diverged))
+
+
+def _never_forwarded(of: _Replicas) -> bool:
+    """True where a method of the module was called, and not the module, by all that is known.
+
+    That replicas differ proves that nothing else reduced their gradients.
+    """
+    went_through = any(replica.forwards or replica.bypasses for replica in of.of.values())
+    reduced = _was_reduced(of.context, of.context.collectives.of)
+    return not went_through and bool(Model(of.of).diverged) and not reduced
+
+
+def _of_no_forward(of: _Replicas) -> str:
+    key, held = of.each.key, optimizers(of.context.facts).values()
+    trains = (
+        each
+        for each in held
+        if all(key in o.replicas and o.steps > o.idle_steps for o in each.values())
+    )
+    optimizer = next(iter(next(trains, {}).values()), None)
+    return (
+        f"no forward that was trained on came through {Model(of.of).title}, so no gradient is "
+        "reduced: the optimizer steps with gradients of one rank"
+        f"{in_brackets(optimizer.place if optimizer is not None else None)}"
+    )
+
+
+module_bypass = rule(
+    "module_bypass",
+    _not_by_hand,
+    Row(
+        lambda replica: replica.bypassed_steps,
+        Category.DDP_BYPASS,
+        lambda of: (
+            f"the forward calls the module inside {Model(of.of).title} and not the wrapper: no "
+            f"gradient is reduced{Model(of.of).place_of(of.ranks, lambda e: e.bypass_place)}"
+        ),
+        lambda of: (
+            "Call the DistributedDataParallel object itself in training: "
+            f"{_name(of)}(x), not {_name(of)}.module(x)."
+        ),
+        lambda of: _counts(
+            of,
+            lambda e: (
+                f"{e.bypassed_steps} of {e.steps} steps after forwards around the wrapper; "
+                f"{e.forwards} forwards through it"
+            ),
+        ),
+        wrong=_bypassed,
+        culprits=those_that_have,
+    ),
+    Row(
+        lambda replica: replica.forwards,
+        Category.DDP_BYPASS,
+        _of_no_forward,
+        lambda of: (
+            "Compute the loss from a call of the DistributedDataParallel object itself, "
+            f"{_name(of)}(...), not of {_name(of)}.module, its layers or its methods: have the "
+            "module's forward do what they do."
+        ),
+        lambda of: _counts(of, lambda e: f"{e.steps} steps, no forward through it"),
+        wrong=_never_forwarded,
+        culprits=everyone,
+    ),
+    most=1,
+)
+
+
+def _name(of: _Replicas) -> str:
+    return Model(of.of).first.name or "model"
+
+
+no_sync = rule(
+    "no_sync",
+    _apart_and_not_by_hand,
+    Row(
+        lambda replica: replica.local_steps,
+        Category.NO_SYNC_MISUSE,
+        lambda of: (
+            "no_sync covers the last backward before the optimizer's step: "
+            f"{Model(of.of).title} steps with gradients of one rank"
+            f"{Model(of.of).place_of(of.ranks, lambda e: e.bad_place)}"
+        ),
+        "Leave no_sync for the last micro-batch before optimizer.step().",
+        lambda of: _counts(
+            of,
+            lambda e: (
+                f"{e.local_steps} of {e.steps} steps used gradients that were not reduced; "
+                f"{e.no_sync_forwards} of {e.forwards} forwards under no_sync"
+            ),
+        ),
+        wrong=any_has,
+        culprits=those_that_have,
+    ),
+)
+
+
+def _all_optimizers(context: Context) -> Iterator[_Optimizers]:
+    yield from optimizers(context.facts).values()
+
+
+kept_back = rule(
+    "kept_back",
+    _all_optimizers,
+    Row(
+        lambda optimizer: optimizer.pending_steps,
+        Category.NO_SYNC_MISUSE,
+        lambda of: (
+            f"{of.each.type} steps while the last backward's gradients are not reduced: gradient "
+            f"sync is off for it, and they go into a later step{in_brackets(of.each.pending_place)}"
+        ),
+        "Have set_requires_gradient_sync(True) (and set_requires_all_reduce) for the last "
+        "micro-batch before optimizer.step().",
+        lambda of: by_ranks(
+            {r: f"{of.of[r].pending_steps} of {of.of[r].steps} steps" for r in of.ranks}
+        ),
+        wrong=any_has,
+        culprits=those_that_have,
+    ),
+)
+
+
+# -- in a reducer ------------------------------------------------------------------------
+
+_HARDLY = 0.1
+
+
+def _of_outside(of: _Replicas) -> str:
+    names = _trained_outside(of.of, of.each)
+    return (
+        f"{some(names)} of {Model(of.of).title} {agree(names, 'was', 'were')} added or unfrozen "
+        f"after wrapping: {agree(names, 'its', 'their')} gradients are not reduced"
+    )
+
+
+def unwrapped_parameters(context: Context) -> Iterator[Finding]:
+    """Find parameters that an optimizer updates and no reducer knows."""
+    for key, model in context.models.items():
+        if not by_hand(model, context.collectives):
+            finding = _OUTSIDE.finding(context, model.of)
+            yield from [finding] if finding is not None else []
+            yield from _of_no_model(key, model, context)
+
+
+_OUTSIDE: Row[ReplicaFacts] = Row(
+    lambda replica: replica.outside,
+    Category.PARAMS_OUTSIDE_DDP,
+    _of_outside,
+    "Add and unfreeze parameters before DistributedDataParallel(model), or wrap the "
+    "model again after it.",
+    lambda of: _counts(of, lambda e: f"trains {some(_trained_outside(of.of, e))}, without a hook"),
+    wrong=lambda of: any(_trained_outside(of.of, each) for each in of.of.values()),
+    culprits=lambda of: tuple(r for r, each in of.of.items() if _trained_outside(of.of, each)),
+)
+
+
+def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:
+    for of in optimizers(context.facts).values():
+        if set(of) != set(model.of) or not model.whole:
+            continue
+        if not all(key in optimizer.replicas[:1] for optimizer in of.values()):
+            continue
+        names = _apart_by_now(of)
+        numels = [digest.numel for digest in next(iter(of.values())).unwrapped]
+        if names and not may_have_joined(context.collectives, of, numels):
+            yield Finding(
+                Category.PARAMS_OUTSIDE_DDP,
+                tuple(of),
+                f"the optimizer also trains {some(names)}, in no DistributedDataParallel: every "
+                "rank has its own values by now",
+                "Put every trained parameter into the module that DistributedDataParallel wraps.",
+                evidence=(f"not the same on {name_ranks(of)}: {some(names)}",),
+            )
+
+
+def _apart_by_now(of: _Optimizers) -> tuple[str, ...]:
+    """Return the parameters without DDP that differ between the ranks, and did not at first.
+
+    What began with other values on each rank is meant to be its own: experts, clients.
+    """
+    own = differing({rank: optimizer.begins for rank, optimizer in of.items()})
+    unlike = differing({rank: optimizer.unwrapped for rank, optimizer in of.items()})
+    return tuple(n for n in unlike if n not in own and not _hardly_apart(of, n))
+
+
+def _hardly_apart(of: _Optimizers, name: str) -> bool:
+    """The ranks' values differ by far less than training has changed them.
+
+    Rounding and statistics of batches do that, where all train on the same samples.
+    """
+    begins = [_values(optimizer.begins, name) for optimizer in of.values()]
+    ends = [_values(optimizer.unwrapped, name) for optimizer in of.values()]
+    if len({len(row) for row in (*begins, *ends)}) > 1 or not ends[0]:
+        return False
+    moved = min(map(math.dist, begins, ends))
+    return max(math.dist(ends[0], row) for row in ends) < _HARDLY * moved
+
+
+def _values(digests: Iterable[TensorDigest], name: str) -> list[float]:
+    return [v for digest in digests if digest.name == name for v in digest.sample if v is not None]
+
+
+# -- in an optimizer ---------------------------------------------------------------------
+
+
+def detached_optimizers(context: Context) -> Iterator[Finding]:
+    """Find optimizers whose tensors never get a gradient, while a model of such sizes has none."""
+    all_of = optimizers(context.facts).values()
+    held = {key for of in all_of for optimizer in of.values() for key in optimizer.replicas}
+    for of in all_of:
+        if all(
+            _FEWEST_IDLE <= optimizer.steps == optimizer.idle_steps for optimizer in of.values()
+        ):
+            models = [model for key, model in context.models.items() if key not in held]
+            yield from (_detached(model, of) for model in models if _as_large(model, of))
+            if all(e.numels == context.facts[r].sharded_without_optimizer for r, e in of.items()):
+                yield _of_before_sharding(context, of)
+        elif all(optimizer.unheld for optimizer in of.values()):
+            yield _detached_in_part(of)
+
+
+def _as_large(model: Model, of: _Optimizers) -> bool:
+    """True of a model that is trained, with parameters most of which have an optimizer's sizes.
+
+    Not all: a part may have been replaced since, such as the head for a new task.
+    """
+    numels = [digest.numel for digest in model.first.parameters]
+    trained = all(replica.backwards >= _FEWEST_IDLE for replica in model.of.values())
+    return trained and set(of) == set(model.of) and all(_alike(e, numels) for e in of.values())
+
+
+def _alike(each: OptimizerFacts, numels: Sequence[int]) -> bool:
+    shared = Counter(each.numels) & Counter(numels)
+    return shared.total() * 2 > max(len(each.numels), len(numels))
+
+
+def _detached(model: Model, of: _Optimizers) -> Finding:
+    each = next(iter(of.values()))
+    return Finding(
+        Category.OPTIMIZER_DETACHED,
+        tuple(of),
+        f"{each.type} was made of other tensors than the parameters of {model.title}: none of "
+        f"them ever gets a gradient, and its steps change nothing{in_brackets(each.place)}",
+        "Make the optimizer of the parameters of the model that is trained, after the model was "
+        "copied, moved or loaded: it keeps the tensors that it was given.",
+        evidence=by_ranks(
+            {
+                rank: f"{_no_gradients(e)}, and no optimizer that steps holds parameters of "
+                f"{model.title}, which had {counted(model.of[rank].backwards, 'backward')}"
+                for rank, e in of.items()
+            }
+        ),
+    )
+
+
+def _no_gradients(each: OptimizerFacts) -> str:
+    return (
+        f"none of its {len(each.numels)} tensors had a gradient in {each.idle_steps} of "
+        f"{counted(each.steps, 'step')}"
+    )
+
+
+def _of_before_sharding(context: Context, of: _Optimizers) -> Finding:
+    each = next(iter(of.values()))
+    return Finding(
+        Category.OPTIMIZER_DETACHED,
+        tuple(of),
+        f"{each.type} was made before fully_shard: it holds the tensors that the parameters were, "
+        f"none of them ever gets a gradient, and its steps change nothing{in_brackets(each.place)}",
+        "Make the optimizer after fully_shard(model): it keeps the tensors that it was given.",
+        evidence=by_ranks(
+            {
+                rank: f"{_no_gradients(e)}; sharded parameters of the same sizes are in no "
+                f"optimizer, in {counted(context.facts[rank].backwards, 'backward')}"
+                for rank, e in of.items()
+            }
+        ),
+    )
+
+
+def _detached_in_part(of: _Optimizers) -> Finding:
+    each = next(iter(of.values()))
+    get, they = ("gets", "it is") if len(each.unheld) == 1 else ("get", "they are")
+    return Finding(
+        Category.OPTIMIZER_DETACHED,
+        tuple(of),
+        f"no optimizer holds {some(each.unheld)}, which {get} gradients: {they} never updated; "
+        f"{each.type} holds as many tensors that are in no model any more{in_brackets(each.place)}",
+        "Make the optimizer after the last change of the model (a new head, a copy, a load): it "
+        "keeps the tensors that it was given. Or give it the new ones: opt.add_param_group(...).",
+        evidence=by_ranks(
+            {
+                rank: f"{e.idle_tensors} tensors of {e.type} got no gradient from any backward; "
+                f"{some(e.unheld)} did, and no optimizer holds them"
+                for rank, e in of.items()
+            }
+        ),
+    )
+
+
+def _of_unheld(of: _Replicas) -> str:
+    get, they = ("gets", "it is") if len(of.each.unheld) == 1 else ("get", "they are")
+    return (
+        f"no optimizer holds {some(of.each.unheld)} of {Model(of.of).title}, which {get} "
+        f"gradients: {they} never updated, though what is before and after is"
+    )
+
+
+def _are_forgotten(of: _Replicas) -> bool:
+    names, runs = of.of[min(of.of)].unheld, of.context.facts.values()
+    told = {name for run in runs for each in run.optimizers for name in each.unheld}
+    same = all(unheld == names for unheld in of.values.values())
+    return bool(names) and same and not told.issuperset(names)
+
+
+unheld_parameters = rule(
+    "unheld_parameters",
+    _all_models,
+    Row(
+        lambda replica: replica.unheld,
+        Category.OPTIMIZER_DETACHED,
+        _of_unheld,
+        "Give the optimizer all parameters that are to be trained; call requires_grad_(False) "
+        "on those that are not, before DistributedDataParallel(model).",
+        lambda of: [
+            f"on {name_ranks(of.of)}: a gradient in each step, in no optimizer, the same values "
+            f"after {of.each.steps} steps: {some(of.each.unheld)}"
+        ],
+        wrong=_are_forgotten,
+        culprits=everyone,
+    ),
+)
+
+
+# -- one tensor under two names ----------------------------------------------------------
+
+
+def untied(context: Context) -> Iterator[Finding]:
+    """Find weights that the code makes one tensor, began with equal values, and are two by now."""
+    for model in context.models.values():
+        for pair in model.first.twins:
+            line = context.sources.ties(*pair)
+            if line is None or not all(_apart(replica, pair) for replica in model.of.values()):
+                continue
+            one, other = pair
+            yield Finding(
+                Category.WEIGHT_TYING_LOST,
+                tuple(model.of),
+                f"{one} and {other} of {model.title} are two parameters, which had the same values "
+                f"and are trained apart, though the code makes them one tensor ({line})",
+                "Tie them again after what replaces parameters (load_state_dict(assign=True), "
+                "deepcopy of a part, new layers), and before DistributedDataParallel(model).",
+                evidence=(
+                    f"equal when the model was wrapped, not equal after {model.first.steps} steps: "
+                    f"{one}, {other}",
+                    f"{line}: {line.text}",
+                ),
+            )
+
+
+def _apart(each: ReplicaFacts, pair: tuple[str, str]) -> bool:
+    """True when both are parameters of the replica, with other values."""
+    digests = {digest.name: digest for digest in each.parameters}
+    one, other = (digests.get(name) for name in pair)
+    if pair not in each.twins or one is None or other is None or not each.steps:
+        return False
+    return (one.norm, one.sample) != (other.norm, other.sample)

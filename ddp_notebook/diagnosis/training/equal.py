@@ -1,0 +1,818 @@
+"""Values that must be the same on all ranks of one training, or on none: the table EQUAL.
+
+The scope of a row holds its premise, such as that optimizers made as many steps of one training.
+Ranks that exchange nothing may differ in anything, so that no row compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.majority import each_with, outvoted
+from ddp_notebook.diagnosis.source_code.draws import draw_around
+from ddp_notebook.diagnosis.source_code.singled_out import strayed
+from ddp_notebook.diagnosis.training.replicas import (
+    Model,
+    by_hand,
+    by_key,
+    differ,
+    differing,
+    evaluated_together,
+    exchanging,
+    optimizers,
+    some,
+)
+from ddp_notebook.diagnosis.training.table import Compared, Row, differs, everyone, rule
+from ddp_notebook.model import (
+    Category,
+    Collective,
+    Copy,
+    EvaluationFacts,
+    Input,
+    LoaderFacts,
+    OptimizerFacts,
+    Part,
+    Place,
+    Ranks,
+    ReplicaFacts,
+    RunFacts,
+    SamplerFacts,
+    StepStart,
+    counted,
+    in_brackets,
+    name_ranks,
+)
+
+# -- optimizers --------------------------------------------------------------------------
+
+_RATE = ("lr", "learning_rate")
+_SHOWN_METRICS = 4
+
+
+def _stepping_together(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
+    """Yield the optimizers of one training that made as many steps on all of their ranks.
+
+    Ranks that exchange nothing may try one value each.
+    """
+    for of in _of_one_group(context):
+        together = all(optimizer.replicas or optimizer.mesh for optimizer in of.values())
+        for part in [of] if together else exchanging(context.collectives, of):
+            if len(part) > 1 and len({optimizer.steps for optimizer in part.values()}) == 1:
+                yield part
+
+
+def _of_one_group(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
+    """Yield the optimizers of a run, those of models in groups of their own for each group."""
+    for of in optimizers(context.facts).values():
+        apart: dict[Ranks, dict[int, OptimizerFacts]] = {}
+        for rank, optimizer in of.items():
+            own = [
+                m.of for k, m in context.models.items() if k in optimizer.replicas and rank in m.of
+            ]
+            groups = [of[rank].group for of in own]
+            apart.setdefault(max(groups, key=len, default=()), {})[rank] = optimizer
+        keys = {key for optimizer in of.values() for key in optimizer.replicas}
+        models = [model for key, model in context.models.items() if key in keys]
+        joined = any(by_hand(model, context.collectives) for model in models)
+        yield from [of] if joined else apart.values()
+
+
+def _read_other_metrics(of: Mapping[int, OptimizerFacts]) -> bool:
+    metrics = [optimizer.metrics for optimizer in of.values()]
+    return () not in metrics and len(set(metrics)) > 1
+
+
+def _whose_rate(of: Compared[OptimizerFacts]) -> Ranks:
+    if _read_other_metrics(of.of):
+        return outvoted({rank: optimizer.metrics for rank, optimizer in of.of.items()})
+    return strayed(of.context.sources, of.values, _RATE)
+
+
+def _of_rates(of: Compared[OptimizerFacts]) -> str:
+    rates = {rank: _rates(optimizer) for rank, optimizer in of.of.items()}
+    right = next((rates[rank] for rank in sorted(rates) if rank not in of.ranks), "")
+    which = f"{rates[of.ranks[0]]}, others with {right}"
+    if _read_other_metrics(of.of):
+        which = f"{each_with(rates)}, as ReduceLROnPlateau reads a metric of each rank's own"
+    elif not right:
+        which = f"{each_with(rates)}, which of them is meant cannot be told"
+    at = in_brackets(of.each.place)
+    return f"{of.each.type} steps with learning rate {which}: replicas drift apart{at}"
+
+
+def _rates(optimizer: OptimizerFacts) -> str:
+    return ", ".join("?" if lr is None else f"{lr:g}" for lr in optimizer.lrs)
+
+
+def _rates_shown(of: Compared[OptimizerFacts]) -> Iterator[str]:
+    yield from of.lines(lambda optimizer: f"learning rate {_rates(optimizer)}")
+    for rank, optimizer in of.of.items() if _read_other_metrics(of.of) else ():
+        first = ", ".join(f"{value:.6g}" for value in optimizer.metrics[:_SHOWN_METRICS])
+        more = " ..." if len(optimizer.metrics) > _SHOWN_METRICS else ""
+        yield f"rank {rank}: its metric was {first}{more}"
+
+
+def _own_options(of: Compared[OptimizerFacts]) -> dict[int, tuple[str, ...]]:
+    """Return each rank's options that not all have; all of them where these are the same."""
+    common = set.intersection(*map(set, of.values.values()))
+    return {
+        r: tuple(e for e in dict.fromkeys(options) if e not in common) or options
+        for r, options in of.values.items()
+    }
+
+
+def _whose_options(of: Compared[OptimizerFacts]) -> Ranks:
+    names = {each.partition("=")[0] for own in _own_options(of).values() for each in own}
+    return strayed(of.context.sources, of.values, names)
+
+
+def _of_options(of: Compared[OptimizerFacts]) -> str:
+    texts = {rank: some(own) for rank, own in _own_options(of).items()}
+    has = f"{texts[of.ranks[0]]}, and something else on the other ranks"
+    if of.undecided:
+        has = f"{each_with(texts)}, which of them is meant cannot be told"
+    return f"{of.each.type} has {has}: replicas drift apart{in_brackets(of.each.place)}"
+
+
+learning_rates = rule(
+    "learning_rates",
+    _stepping_together,
+    Row(
+        lambda optimizer: optimizer.lrs,
+        Category.REPLICA_DIVERGENCE,
+        _of_rates,
+        "Give the optimizer and its scheduler the same values on every rank; a scheduler "
+        "that reads a metric needs the same metric (all_reduce it).",
+        _rates_shown,
+        culprits=_whose_rate,
+    ),
+    Row(
+        lambda optimizer: optimizer.options,
+        Category.REPLICA_DIVERGENCE,
+        _of_options,
+        "Give the optimizer the same options on every rank.",
+        lambda of: of.lines(lambda optimizer: ", ".join(optimizer.options[:8])),
+        wrong=lambda of: differs(of) and len({len(own) for own in of.values.values()}) == 1,
+        culprits=_whose_options,
+    ),
+)
+
+
+# -- settings that change what is computed -----------------------------------------------
+
+
+def _first_other_setting(context: Context) -> Iterator[dict[int, str]]:
+    """Yield the first setting (``name=value``) in which ranks that train one model differ."""
+    for model in context.models.values():
+        settings = {
+            rank: (*context.facts[rank].precision, f"torch.autocast={replica.autocast or 'off'}")
+            for rank, replica in model.of.items()
+            if replica.forwards
+        }
+        if len(settings) < 2 or len({len(setting) for setting in settings.values()}) != 1:
+            continue
+        for values in zip(*settings.values(), strict=True):
+            if len(set(values)) > 1:
+                yield dict(zip(settings, values, strict=True))
+                return
+
+
+def _whose_setting(of: Compared[str]) -> Ranks:
+    last = _setting(of).rpartition(".")[2].removesuffix("()")
+    what = last.removeprefix("get_").removeprefix("are_").removesuffix("_enabled")
+    return strayed(of.context.sources, of.values, (last, f"set_{what}", f"use_{what}"))
+
+
+def _setting(of: Compared[str]) -> str:
+    return of.of[min(of.of)].partition("=")[0]
+
+
+def _of_setting(of: Compared[str]) -> str:
+    values = {rank: text.partition("=")[2] for rank, text in of.of.items()}
+    what = f"is {values[of.ranks[0]]}, and something else on other ranks"
+    if of.undecided:
+        what = f"is {each_with(values)}, which of them is meant cannot be told"
+    return f"{_setting(of)} {what}: they compute with other precision"
+
+
+other_precision = rule(
+    "other_precision",
+    _first_other_setting,
+    Row(
+        lambda setting: setting,
+        Category.NUMERICS_MISMATCH,
+        _of_setting,
+        lambda of: f"Make the same setting on every rank: {_setting(of)}.",
+        lambda of: of.lines(lambda setting: setting),
+        culprits=_whose_setting,
+    ),
+)
+
+
+# -- buffers and statistics --------------------------------------------------------------
+
+
+def _with_ddp(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
+    for model in context.models.values():
+        yield model.of
+
+
+def _drifted(of: Mapping[int, ReplicaFacts]) -> tuple[str, ...]:
+    """Return the buffers that nobody sends and that differ; ranks may have other statistics."""
+    model = Model(of)
+    sent = not model.whole or any(replica.broadcast_buffers for replica in of.values())
+    if sent or len(of) < 2 or not all(replica.steps for replica in of.values()):
+        return ()
+    found = differing({rank: replica.buffers for rank, replica in of.items()})
+    return tuple(name for name in found if name not in model.first.batch_buffers)
+
+
+def _of_order(of: Compared[ReplicaFacts]) -> str:
+    same = len({tuple(sorted(order)) for order in of.values.values()}) == 1
+    what = "in another order" if same else "of other names"
+    return (
+        f"the buffers of {Model(of.of).title} are {what} than on the other ranks: DDP sends them "
+        "by place, so they get each other's values"
+    )
+
+
+buffers = rule(
+    "buffers",
+    _with_ddp,
+    Row(
+        lambda replica: replica.buffer_order,
+        Category.BUFFER_SYNC,
+        _of_order,
+        "Register the same buffers in the same order on every rank.",
+        lambda of: of.lines(lambda replica: some(replica.buffer_order or ("none",))),
+    ),
+    Row(
+        lambda replica: replica.buffers,
+        Category.BUFFER_SYNC,
+        lambda of: (
+            f"with broadcast_buffers=False the buffer {some(_drifted(of.of))} of "
+            f"{Model(of.of).title} is another on every rank by now"
+        ),
+        "Leave broadcast_buffers=True, or all_reduce the buffer where it changes.",
+        lambda of: [f"not the same on {name_ranks(of.of)}: {some(_drifted(of.of))}"],
+        wrong=lambda of: bool(_drifted(of.of)),
+        culprits=everyone,
+    ),
+    most=1,
+)
+
+
+def _first_own_statistics(context: Context) -> Iterator[dict[int, _Evaluated]]:
+    """Yield the first evaluation of each model in which ranks have statistics of their own."""
+    for model in context.models.values():
+        if not model.whole or any(replica.broadcast_buffers for replica in model.of.values()):
+            continue
+        apart = [of for of in evaluated_together(model) if _have_own_statistics(of)]
+        if apart:
+            yield {rank: _Evaluated(model, each, len(apart)) for rank, each in apart[0].items()}
+
+
+@dataclass(frozen=True)
+class _Evaluated:
+    model: Model
+    evaluation: EvaluationFacts
+    times: int
+
+
+def _have_own_statistics(of: Mapping[int, EvaluationFacts]) -> bool:
+    hashes = {evaluation.statistics for evaluation in of.values()}
+    trained = all(evaluation.backwards and not evaluation.training for evaluation in of.values())
+    return trained and "" not in hashes and len(hashes) > 1
+
+
+other_statistics = rule(
+    "other_statistics",
+    _first_own_statistics,
+    Row(
+        lambda each: each.evaluation.statistics,
+        Category.BUFFER_SYNC,
+        lambda of: (
+            f"with broadcast_buffers=False the running statistics of {of.each.model.title} are "
+            "those of each rank's own batches: every rank evaluates another model"
+            f"{in_brackets(of.each.evaluation.place)}"
+        ),
+        "Use SyncBatchNorm, leave broadcast_buffers=True, or all_reduce running_mean and "
+        "running_var before each evaluation.",
+        lambda of: [
+            f"running statistics differ between {name_ranks(of.of)} at the begin of "
+            f"{counted(of.each.times, 'evaluation')}"
+        ],
+        culprits=everyone,
+    ),
+)
+
+
+# -- what ranks read ---------------------------------------------------------------------
+
+_FEWEST_INPUTS = 2
+_PLAIN = ("SequentialSampler", "RandomSampler")
+
+
+def _divided_among(context: Context) -> int:
+    """Return the number of ranks among which the data are to be divided; 0 if unknown."""
+    facts = context.facts
+    sizes = {
+        replica.group_size for model in context.models.values() for replica in model.of.values()
+    }
+    sizes = sizes or {len(one.split.data_ranks) for one in facts.values()}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _samplers(context: Context) -> Iterator[dict[int, SamplerFacts]]:
+    yield from by_key(context.facts, lambda run: run.samplers).values()
+
+
+def _is_divided_among_all(of: Compared[SamplerFacts]) -> bool:
+    return _divided_among(of.context) == len(of.of) > 0
+
+
+def _wrongly_divided(of: Compared[SamplerFacts]) -> Ranks:
+    size = _divided_among(of.context)
+    return tuple(rank for rank, number in of.values.items() if number != size)
+
+
+def _other_ranks_shards(of: Compared[SamplerFacts]) -> Ranks:
+    own = {rank: place for place, rank in enumerate(sorted(of.of))}
+    return tuple(rank for rank, shard in of.values.items() if shard != own[rank])
+
+
+def _is_of_other_order(of: Compared[SamplerFacts]) -> bool:
+    """The data sets have the same data in another order, or are another part of the same data."""
+    size, orders = _divided_among(of.context), list(of.values.values())
+    data = {sampler.data for sampler in of.of.values()}
+    divided = {sampler.num_replicas for sampler in of.of.values()} == {size}
+    if not divided or size != max(2, len(of.of)) or len(data) > 1 or "" in {*data, *orders}:
+        return False
+    return any(_is_other_order(orders[0], order) for order in orders)
+
+
+def _is_other_order(one: str, other: str) -> bool:
+    """True where all lists of a data set are in another order, or another part is taken of them.
+
+    A list of which that alone is so may be drawn at random on purpose, beside the data.
+    """
+    (mine, *part), (theirs, *other_part) = one.split("|"), other.split("|")
+    lists = list(zip(mine.split(), theirs.split(), strict=False))
+    return part != other_part or all(a != b for a, b in lists)
+
+
+def _whose_seed(of: Compared[SamplerFacts]) -> Ranks:
+    counts_up = len({seed - rank for rank, seed in of.values.items()}) == 1
+    return everyone(of) if counts_up else strayed(of.context.sources, of.values, ("seed",))
+
+
+def _shuffled(of: Compared[SamplerFacts]) -> dict[int, SamplerFacts]:
+    return {r: each for r, each in of.of.items() if each.shuffle and len(each.epochs) > 1}
+
+
+def _same_each_time(of: Compared[SamplerFacts]) -> Ranks:
+    shuffled = _shuffled(of)
+    return tuple(rank for rank, sampler in shuffled.items() if len(set(sampler.epochs)) == 1)
+
+
+def _of_same_epoch(of: Compared[SamplerFacts]) -> str:
+    never = not any(of.of[rank].epochs_set for rank in of.ranks)
+    why = "set_epoch is never called" if never else f"every epoch is epoch {of.each.epochs[0]}"
+    return (
+        f"DistributedSampler was iterated {len(of.each.epochs)} times in the same order: {why}"
+        f"{in_brackets(of.each.place)}"
+    )
+
+
+def _are_other_epochs(of: Compared[SamplerFacts]) -> bool:
+    epochs = [sampler.epochs for sampler in _shuffled(of).values()]
+    return len({len(own) for own in epochs}) == 1 and len(set(epochs)) > 1
+
+
+def _epochs(of: Compared[SamplerFacts]) -> Iterator[str]:
+    for rank, sampler in _shuffled(of).items():
+        yield f"rank {rank}: epochs {', '.join(map(str, sampler.epochs[:8]))}"
+
+
+sampler_misuse = rule(
+    "sampler_misuse",
+    _samplers,
+    Row(
+        lambda sampler: sampler.num_replicas,
+        Category.SAMPLER_MISUSE,
+        lambda of: (
+            f"its DistributedSampler divides the data by num_replicas={of.each.num_replicas}, "
+            f"and {len(of.of)} ranks train{in_brackets(of.each.place)}"
+        ),
+        lambda of: f"Leave num_replicas and rank out, or give num_replicas={len(of.of)}.",
+        lambda of: of.lines(lambda e: f"num_replicas={e.num_replicas}, rank={e.rank}"),
+        wrong=lambda of: _is_divided_among_all(of) and bool(_wrongly_divided(of)),
+        culprits=_wrongly_divided,
+    ),
+    Row(
+        lambda sampler: sampler.rank,
+        Category.SAMPLER_MISUSE,
+        lambda of: (
+            "its DistributedSampler takes the shard of another rank: both train on the same "
+            f"samples, and others are never seen{in_brackets(of.each.place)}"
+        ),
+        "Leave rank= out of DistributedSampler, or give dist.get_rank().",
+        lambda of: of.lines(lambda e: f"shard {e.rank} of {e.num_replicas}"),
+        wrong=lambda of: _is_divided_among_all(of) and len(set(of.values.values())) < len(of.of),
+        culprits=_other_ranks_shards,
+    ),
+    Row(
+        lambda sampler: sampler.order,
+        Category.SAMPLER_MISUSE,
+        lambda of: (
+            "its data set has the same data as the others' in another order, or another part of "
+            "them: DistributedSampler takes each rank's samples from another list, so ranks train "
+            f"on the same samples, and others are never seen{in_brackets(of.each.place)}"
+        ),
+        "Shuffle and split on every rank with the same seed: random_split(..., "
+        "generator=torch.Generator().manual_seed(seed)), a random.Random(seed) of its own, "
+        "sorted() of a list of files.",
+        lambda of: of.lines(lambda e: f"order {e.order} of {e.length} samples"),
+        wrong=_is_of_other_order,
+    ),
+    Row(
+        lambda sampler: sampler.seed,
+        Category.SAMPLER_MISUSE,
+        lambda of: (
+            "its DistributedSampler has another seed than the others': the ranks' shards are of "
+            f"other orders, and overlap{in_brackets(of.each.place)}"
+        ),
+        "Give DistributedSampler the same seed= on every rank.",
+        lambda of: of.lines(lambda e: f"seed={e.seed}"),
+        wrong=lambda of: differs(of) and all(sampler.shuffle for sampler in of.of.values()),
+        culprits=_whose_seed,
+    ),
+    Row(
+        lambda sampler: sampler.epochs,
+        Category.SAMPLER_MISUSE,
+        _of_same_epoch,
+        "Call sampler.set_epoch(epoch) before each epoch's loop.",
+        _epochs,
+        wrong=lambda of: bool(_same_each_time(of)),
+        culprits=_same_each_time,
+    ),
+    Row(
+        lambda sampler: sampler.epochs,
+        Category.SAMPLER_MISUSE,
+        lambda of: (
+            "set_epoch is given other numbers than on the other ranks: their shards are of other "
+            f"orders, and overlap{in_brackets(of.each.place)}"
+        ),
+        "Call sampler.set_epoch(epoch) with the same epoch on every rank.",
+        _epochs,
+        wrong=_are_other_epochs,
+        culprits=lambda of: outvoted({r: each.epochs for r, each in _shuffled(of).items()}),
+    ),
+    most=1,
+)
+
+
+def _loaders(context: Context) -> Iterator[dict[int, LoaderFacts]]:
+    """Yield the loaders that all ranks have whose data are to be divided, all inputs known."""
+    size = _divided_among(context)
+    for of in by_key(context.facts, lambda run: run.loaders).values():
+        if len(of) == size > 1 and not any("" in loader.inputs for loader in of.values()):
+            yield of
+
+
+def _of_same_batches(of: Compared[LoaderFacts]) -> str:
+    each = of.each
+    why = f"the DataLoader has a {each.sampler} and no DistributedSampler"
+    if each.stream:
+        why = f"{each.stream}, an IterableDataset, is not divided among the ranks"
+    elif each.sampler not in _PLAIN:
+        why = f"the DataLoader's {each.sampler} draws the same samples on each of them"
+    return f"every rank trains on the same batches: {why}{in_brackets(each.place)}"
+
+
+def _division(of: Compared[LoaderFacts]) -> str:
+    each = of.each
+    if each.stream:
+        return (
+            f"Have {each.stream}.__iter__ yield a part for each rank: every world-size-th sample, "
+            "from dist.get_rank() on (and of these a part for each worker)."
+        )
+    if each.sampler not in _PLAIN:
+        return (
+            "Have it draw others on each rank: seed its generator with seed + rank, or let it take "
+            "every world-size-th of its samples, from dist.get_rank() on."
+        )
+    return "Give the DataLoader sampler=DistributedSampler(dataset), and no shuffle=."
+
+
+def _same_inputs_shown(of: Compared[LoaderFacts]) -> Iterator[str]:
+    yield (
+        f"the first {len(of.each.inputs)} inputs are the same, byte for byte, on "
+        f"{name_ranks(of.of)}"
+    )
+    if of.each.length:
+        yield f"the data set has {of.each.length} samples"
+
+
+same_batches = rule(
+    "same_batches",
+    _loaders,
+    Row(
+        lambda loader: loader.inputs,
+        Category.SAMPLER_MISUSE,
+        _of_same_batches,
+        _division,
+        _same_inputs_shown,
+        # One batch alone may be meant to be the same on all ranks.
+        wrong=lambda of: not differs(of) and len(set(of.of[min(of.of)].inputs)) >= _FEWEST_INPUTS,
+        culprits=everyone,
+    ),
+)
+
+
+# -- random numbers ----------------------------------------------------------------------
+
+_FEWEST_DRAWS = 3
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """Where a rank draws random numbers for its own samples, and what it began each step with."""
+
+    model: Model
+    draw: str
+    steps: int
+    starts: tuple[StepStart, ...]
+
+
+def _drawing_for_their_own(context: Context) -> Iterator[dict[int, _Drawing]]:
+    """Yield the replicas of models whose code draws numbers for samples that no other rank has.
+
+    That the numbers are the same proves nothing: ranks may draw one order of all samples, and take
+    their own parts of it. So the code must say that they are drawn for the rank's own batch.
+    """
+    for model in context.models.values():
+        place, starts = model.first.start_place, [each.starts for each in model.of.values()]
+        rows = list(zip(*starts, strict=False)) if len(starts) > 1 and model.whole else []
+        own = sum(map(_are_drawn_for_own_inputs, rows))
+        draw = draw_around(context.sources, place) if own >= _FEWEST_DRAWS and place else ""
+        if draw:
+            yield {r: _Drawing(model, draw, own, each.starts) for r, each in model.of.items()}
+
+
+def _are_drawn_for_own_inputs(row: tuple[StepStart, ...]) -> bool:
+    inputs = {start.input for start in row}
+    return all(start.drew and start.input for start in row) and len(inputs) == len(row)
+
+
+def _draw_the_same(of: Compared[_Drawing]) -> bool:
+    return all(len(set(row)) == 1 for row in zip(*of.values.values(), strict=False))
+
+
+same_draws = rule(
+    "same_draws",
+    _drawing_for_their_own,
+    Row(
+        lambda drawing: tuple(start.random for start in drawing.starts),
+        Category.RNG_MISMATCH,
+        lambda of: (
+            "the random numbers drawn for each sample are the same on every rank: all were given "
+            f"the same seed ({of.each.draw})"
+        ),
+        "After the model is made, seed each rank on its own: "
+        "torch.manual_seed(seed + dist.get_rank()).",
+        lambda of: [
+            f"before {of.each.steps} of the first {len(of.each.starts)} training forwards torch's "
+            f"generator had drawn numbers, and was the same on {name_ranks(of.of)}",
+            "the model got other samples on each of them",
+        ],
+        wrong=_draw_the_same,
+        culprits=everyone,
+    ),
+)
+
+
+# -- ranks that hold parts of one model --------------------------------------------------
+#
+# They compute with each other's parts. So they must get the same samples, and draw the same random
+# numbers for what all of them have.
+
+_FEWEST_LOSSES = 3
+_APART = 1e-5
+"""Losses that differ by less, of their size, are the same: rounding makes some millionths."""
+_ELSEWISE = frozenset(
+    {
+        *("all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"),
+        *("all_to_all", "all_to_all_single", "send", "recv"),
+    }
+)
+"""With these ranks share a batch, a sequence or experts: each may have a loss of its own."""
+_EXCHANGES = ("all_to_all", "scatter")
+"""What experts need; gloo scatters in place of an all-to-all with gradients."""
+_SUMS = ("all_reduce", "all_reduce_coalesced", "reduce")
+
+
+@dataclass(frozen=True)
+class _Fed:
+    """What a rank with a part of a model got in the training steps that can be compared."""
+
+    inputs: tuple[Hashable, ...]
+    why: str
+    place: Place | None
+
+
+def _inputs_of(facts: RunFacts) -> tuple[Input, ...]:
+    return facts.split.forwards[0].inputs if facts.split.forwards else ()
+
+
+def _holding_parts(context: Context) -> Iterator[dict[int, _Fed]]:
+    """Yield what ranks got that are known to compute together, in the steps in which it differs.
+
+    DTensor was told that a tensor is the same there, and it is not; or they add up their parts of
+    layers, and come to other losses.
+    """
+    facts = context.facts
+    claimed = {claim.ranks for run in facts.values() for claim in run.split.claims}
+    for ranks in sorted(ranks for ranks in claimed if set(ranks) <= set(facts)):
+        of = {rank: facts[rank] for rank in ranks}
+        if any(_is_untrue(of, ranks, e.backwards) for run in of.values() for e in run.split.claims):
+            yield _fed(of, "DTensor was told that a tensor is the same there")
+    for ranks in summed(context):
+        of = {rank: facts[rank] for rank in ranks}
+        if _come_to_other_losses(of):
+            yield _fed(of, "they add up their parts of layers")
+
+
+def _fed(of: Mapping[int, RunFacts], why: str) -> dict[int, _Fed]:
+    steps = list(_steps_with_other_inputs(of))
+    places = (e.place for run in of.values() for e in run.split.forwards if e.place)
+    place = next(places, None)
+    return {rank: _Fed(tuple(step[rank] for step in steps), why, place) for rank in of}
+
+
+def _steps_with_other_inputs(of: Mapping[int, RunFacts]) -> Iterator[dict[int, tuple[str, ...]]]:
+    """Yield the steps in which not all got the same; with as many inputs on each, all read."""
+    for step in sorted({e.backwards for e in _inputs_of(next(iter(of.values())))}):
+        got = {
+            rank: tuple(e.hash for e in _inputs_of(run) if e.backwards == step)
+            for rank, run in of.items()
+        }
+        counts = {len(each) for each in got.values()}
+        known = all("" not in each for each in got.values())
+        if len(counts) == 1 and known and len(set(got.values())) > 1:
+            yield got
+
+
+def _is_untrue(of: Mapping[int, RunFacts], ranks: Ranks, step: int) -> bool:
+    """True when a tensor that was said to be the same on these ranks is not."""
+    rows = [
+        [e for e in run.split.claims if e.backwards == step and e.ranks == ranks]
+        for run in of.values()
+    ]
+    if len({len(row) for row in rows}) != 1:
+        return False
+    return any(
+        len({e.place for e in claims}) == 1
+        and any(differ(claims[0].tensor, e.tensor) for e in claims[1:])
+        for claims in zip(*rows, strict=True)
+    )
+
+
+def _come_to_other_losses(of: Mapping[int, RunFacts]) -> bool:
+    rows = [run.split.losses for run in of.values()]
+    if len({len(row) for row in rows}) != 1 or len(rows[0]) < _FEWEST_LOSSES:
+        return False
+    return any(
+        max(losses) - min(losses) > _APART * max(map(abs, losses))
+        for losses in zip(*rows, strict=True)
+    )
+
+
+def summed(context: Context) -> list[Ranks]:
+    """Return the groups over which a function of the user's sums partial results, and no more."""
+    facts = context.facts
+    found = {ranks for one in facts.values() for ranks in one.split.sums}
+    return sorted(
+        ranks
+        for ranks in found
+        if len(ranks) > 1
+        and set(ranks) <= set(facts)
+        and all(ranks in facts[rank].split.sums for rank in ranks)
+        and not _shares_batches(context, ranks)
+    )
+
+
+def _shares_batches(context: Context, ranks: Ranks) -> bool:
+    """True where these ranks also average gradients, or have parts of a batch or a sequence."""
+    collectives = context.collectives
+    held = [optimizer.numels for rank in ranks for optimizer in context.facts[rank].optimizers]
+    sizes = {numel for numels in held for numel in (*numels, sum(numels))}
+
+    def is_of_batch(record: Collective) -> bool:
+        if record.part is not None:
+            return record.part is Part.BACKWARD
+        averages = record.operation in _SUMS and (record.numel in sizes or record.tensors > 1)
+        in_function = bool(record.path) and record.path[-1].function in ("forward", "backward")
+        sums = averages and record.numel > 1 and not in_function
+        return record.operation in _ELSEWISE or sums
+
+    return any(
+        collectives.groups.get(record.group, ranks) == ranks and is_of_batch(record)
+        for rank in ranks
+        for record in collectives.of.get(rank, ())
+    )
+
+
+other_inputs = rule(
+    "other_inputs",
+    _holding_parts,
+    Row(
+        lambda fed: fed.inputs,
+        Category.REPLICA_INPUT_MISMATCH,
+        lambda of: (
+            "ranks that hold parts of one model get other samples each: what they compute together "
+            f"belongs to no sample{in_brackets(of.each.place)}"
+        ),
+        "Feed every rank of a tensor-parallel group the same samples: "
+        "DistributedSampler(data, num_replicas=<size of dp>, rank=<the rank's place in dp>), and "
+        "the same seed, in place of those of the global rank.",
+        lambda of: [
+            f"{name_ranks(of.of)}: {of.each.why}, and the model's inputs differ in "
+            f"{len(of.each.inputs)} of the first training steps"
+        ],
+        wrong=lambda of: differs(of) and len(of.of[min(of.of)].inputs) >= _FEWEST_INPUTS,
+    ),
+)
+
+
+def _dropping_apart(context: Context) -> Iterator[dict[int, RunFacts]]:
+    """Yield ranks with parts of one model, the same samples, dropout, and copies that drift apart.
+
+    What is split may be dropped otherwise on each rank: then nothing drifts.
+    """
+    copies: dict[tuple[Ranks, str], dict[int, Copy]] = {}
+    for rank, run in sorted(context.facts.items()):
+        for copy in run.split.copies:
+            copies.setdefault((copy.ranks, copy.name), {})[rank] = copy
+    apart: dict[Ranks, list[dict[int, Copy]]] = {}
+    for (ranks, _), of in copies.items():
+        shares_data = ranks in {context.facts[rank].split.data_ranks for rank in of}
+        ends = [copy.end for copy in of.values()]
+        drifted = any(differ(ends[0], end) for end in ends[1:])
+        if set(of) == set(ranks) and drifted and not shares_data and _may_be_alike(context, of):
+            apart.setdefault(ranks, []).append(of)
+    for ranks, those in apart.items():
+        runs = {rank: context.facts[rank] for rank in ranks}
+        begins = [[copy.begin for copy in of.values()] for of in those]
+        began = not any(differ(row[0], begin) for row in begins for begin in row[1:])
+        drops = all(run.split.forwards and run.split.forwards[0].drops for run in runs.values())
+        if began and drops and _got_the_same(runs):
+            yield runs
+
+
+def _may_be_alike(context: Context, of: Mapping[int, Copy]) -> bool:
+    """False where only the plan says so, and ranks may have experts of their own."""
+    declared = all(copy.declared for copy in of.values())
+    return declared or not any(
+        record.operation.startswith(_EXCHANGES)
+        for records in context.collectives.of.values()
+        for record in records
+    )
+
+
+def _got_the_same(of: Mapping[int, RunFacts]) -> bool:
+    got = {tuple((e.backwards, e.hash) for e in _inputs_of(run)) for run in of.values()}
+    inputs = next(iter(got))
+    return len(got) == 1 and len(inputs) >= _FEWEST_INPUTS and all(hash for _, hash in inputs)
+
+
+def _draw_otherwise(of: Compared[RunFacts]) -> bool:
+    """True where random numbers are known, and not the same before any of the forwards."""
+    rows = zip(*of.values.values(), strict=True)
+    return all("" not in row and len(set(row)) > 1 for row in rows)
+
+
+other_draws = rule(
+    "other_draws",
+    _dropping_apart,
+    Row(
+        lambda run: tuple(each.random for each in _inputs_of(run)),
+        Category.RNG_MISMATCH,
+        lambda of: (
+            "ranks that hold parts of one model get the same samples, and their dropout draws "
+            f"other random numbers on each{in_brackets(of.each.split.forwards[0].place)}: what "
+            "they compute together is of no one model, and what all of them have drifts apart"
+        ),
+        "Give ranks of one tensor-parallel group one seed where a layer works on what all of "
+        "them have: torch.manual_seed(seed + <the rank's place in dp>), the same within tp.",
+        lambda of: [
+            f"torch's generator was not the same on {name_ranks(of.of)} before the first "
+            f"{len(_inputs_of(of.each))} training forwards",
+            "the model's inputs were the same there, and it has dropout",
+        ],
+        wrong=_draw_otherwise,
+        culprits=everyone,
+    ),
+)

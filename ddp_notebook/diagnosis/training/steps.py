@@ -1,0 +1,448 @@
+"""What happened on the way through training steps: values, factors, handles, devices, results.
+
+The last rule finds that replicas differ although nothing else explains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.majority import by_ranks, minority, outvoted
+from ddp_notebook.diagnosis.source_code.reported import is_reported
+from ddp_notebook.diagnosis.training.equal import summed
+from ddp_notebook.diagnosis.training.replicas import (
+    Model,
+    differing,
+    evaluated_together,
+    optimizers,
+    some,
+)
+from ddp_notebook.model import (
+    Category,
+    EvaluationFacts,
+    Finding,
+    FunctionalFacts,
+    OptimizerFacts,
+    Place,
+    ReplicaFacts,
+    RunFacts,
+    WorkFacts,
+    counted,
+    in_brackets,
+    name_ranks,
+    verb,
+)
+
+_Of = Mapping[int, OptimizerFacts]
+
+
+# -- handles of collectives --------------------------------------------------------------
+
+
+def unwaited(context: Context) -> Iterator[Finding]:
+    """Find tensors that were changed, and gradients used, while a collective was at work on them.
+
+    What was only read meanwhile leaves no trace, and is not told.
+    """
+    lines: dict[tuple[str, str], dict[int, WorkFacts]] = {}
+    for rank, facts in sorted(context.facts.items()):
+        for work in facts.works:
+            if work.written or work.stepped:
+                lines.setdefault((str(work.place), work.operation), {})[rank] = work
+    yield from map(_misused, lines.values())
+    yield from _functional({rank: facts.functional for rank, facts in context.facts.items()})
+
+
+def _misused(of: Mapping[int, WorkFacts]) -> Finding:
+    each = next(iter(of.values()))
+    what = "the tensor is changed that it works on"
+    if each.operation in ("isend", "send"):
+        what = "the tensor that it sends is changed"
+    elif any(one.stepped for one in of.values()):
+        what = "the optimizer uses the gradients that it reduces"
+    return Finding(
+        Category.ASYNC_MISUSE,
+        tuple(of),
+        f"{what} before {each.operation} was waited for{in_brackets(each.place)}: the result "
+        "depends on which is first",
+        "Keep every handle, and call its wait() before the tensor is used.",
+        evidence=by_ranks({rank: _handles(one) for rank, one in of.items()}),
+    )
+
+
+def _handles(each: WorkFacts) -> str:
+    words = [f"{each.issued} started, {each.unwaited} never waited for"]
+    if each.written:
+        words.append(f"{each.written} tensors changed before")
+    if each.stepped:
+        words.append(f"{each.stepped} gradients used before")
+    return "; ".join(words)
+
+
+def _functional(of: Mapping[int, FunctionalFacts]) -> Iterator[Finding]:
+    """More results are left than torch itself may have left: a line of the user's left them."""
+    ranks = {rank: model for rank, model in sorted(of.items()) if model.left > model.others}
+    if ranks:
+        place = in_brackets(next(iter(ranks.values())).place)
+        yield Finding(
+            Category.ASYNC_MISUSE,
+            tuple(ranks),
+            f"results of torch.ops._c10d_functional were never given to wait_tensor{place}: they "
+            "were there to be read before the collective had written them",
+            "Read torch.ops._c10d_functional.wait_tensor(result), not the result itself; or call "
+            "torch.distributed._functional_collectives, whose results wait by themselves.",
+            evidence=by_ranks(
+                {
+                    r: f"{e.left} of {e.direct + e.others} results not waited for"
+                    for r, e in ranks.items()
+                }
+            ),
+        )
+
+
+# -- gradients between the backward and the step -----------------------------------------
+
+_SAME = 1e-3
+"""Factors that differ by less, of their size, are the same."""
+_FEWEST_STEPS, _FEWEST_CLIPPED, _MOST_SHOWN = 2, 3, 3
+
+
+def local_factors(context: Context) -> Iterator[Finding]:
+    """Find gradients of one model in parts that each rank multiplies by another factor."""
+    by_hand = summed(context)
+    for of in optimizers(context.facts).values():
+        meshes = {optimizer.mesh for optimizer in of.values() if optimizer.mesh}
+        for mesh in sorted(meshes.union(by_hand)):
+            group = {rank: e for rank, e in of.items() if rank in mesh}
+            own = {optimizer.mesh for optimizer in group.values()}
+            if len(group) == len(mesh) > 1 and own == {mesh if mesh in meshes else ()}:
+                yield from _multiplied_apart(group)
+
+
+def _multiplied_apart(of: _Of) -> Iterator[Finding]:
+    rows = _rows({rank: optimizer.factors for rank, optimizer in of.items()})
+    apart = [(step, row) for step, row in rows if _differ(row)]
+    if len(apart) < _FEWEST_STEPS:
+        return
+    each, (step, factors) = next(iter(of.values())), apart[0]
+    yield Finding(
+        Category.LOCAL_STATISTIC,
+        tuple(of),
+        f"the gradients of one sharded model are multiplied by another factor on each rank before "
+        f"{each.type} steps{in_brackets(each.place)}: a norm was taken of the rank's own shard",
+        "Take the norm over all shards: torch.nn.utils.clip_grad_norm_ does; by hand, all_reduce "
+        "the sum of squares before the root.",
+        evidence=(
+            *(f"rank {r}: times {f:g} in step {step + 1}" for r, f in factors.items()),
+            f"another factor on each rank in {len(apart)} of the first {len(rows)} steps in which "
+            "it was one factor",
+        ),
+    )
+
+
+def clipped_apart(context: Context) -> Iterator[Finding]:
+    """Find gradients of micro-batches, not averaged yet, that each rank multiplies by its own."""
+    for of in optimizers(context.facts).values():
+        each = next(iter(of.values()))
+        between = _rows({rank: optimizer.between for rank, optimizer in of.items()})
+        apart = [row for _, row in between if _differ(row)] if each.replicas else []
+        if len(apart) < _FEWEST_CLIPPED:
+            continue
+        yield Finding(
+            Category.LOCAL_STATISTIC,
+            tuple(of),
+            "between the micro-batches of a step each rank multiplies its gradients, which are not "
+            "averaged yet, by another factor, as clipping by the rank's own norm does"
+            f"{in_brackets(each.place)}",
+            "Clip once, after the backward of the last micro-batch, when the gradients are those "
+            "of all ranks: clip_grad_norm_ directly before optimizer.step().",
+            evidence=by_ranks(
+                {
+                    rank: f"times {', '.join(f'{row[rank]:.3g}' for row in apart[:_MOST_SHOWN])} "
+                    "before the next backward of the same step"
+                    for rank in of
+                }
+            ),
+        )
+
+
+def _rows(of: Mapping[int, tuple[float | None, ...]]) -> list[tuple[int, dict[int, float]]]:
+    """Return the numbers of the steps in which all ranks have one factor, with each rank's."""
+    rows = [dict(zip(of, row, strict=True)) for row in zip(*of.values(), strict=False)]
+    return [
+        (i, {r: f or 0.0 for r, f in row.items()})
+        for i, row in enumerate(rows)
+        if all(row.values())
+    ]
+
+
+def _differ(factors: Mapping[int, float]) -> bool:
+    low, high = min(factors.values()), max(factors.values())
+    return high - low > _SAME * max(abs(low), abs(high))
+
+
+# -- values ------------------------------------------------------------------------------
+
+
+def first_nan(context: Context) -> Iterator[Finding]:
+    """Find the ranks whose values were bad before the others', where parameters are by now."""
+    facts = context.facts
+    broken = {name for model in context.models.values() for name in model.broken}
+    first = {r: f.nan_backward for r, f in facts.items() if f.nan_backward is not None}
+    if not broken or not first:
+        return
+    begin = min(first.values())
+    ranks = tuple(sorted(rank for rank, number in first.items() if number == begin))
+    if len(ranks) == len(facts):
+        return  # the training itself diverges, on all ranks
+    each = facts[ranks[0]]
+    yield Finding(
+        Category.NAN_ON_ONE_RANK,
+        ranks,
+        f"{each.nan_what} of backward {begin} is not finite there first, and comes to every rank "
+        f"with the gradients{in_brackets(each.nan_place)}",
+        "Look at that rank's batch and loss; skip a bad step on all ranks together (all_reduce a "
+        "flag first).",
+        evidence=(
+            *(
+                f"rank {r}: not finite first in {facts[r].nan_what} of backward {number}"
+                for r, number in sorted(first.items())
+            ),
+            f"not finite at the end: {some(sorted(broken))}",
+        ),
+    )
+
+
+# -- devices -----------------------------------------------------------------------------
+
+
+def shared_gpus(context: Context) -> Iterator[Finding]:
+    """Find ranks on one GPU while another is free."""
+    hosts: dict[str, dict[int, RunFacts]] = {}
+    for rank, run in sorted(context.facts.items()):
+        if run.gpu and any(replica.device.startswith("cuda") for replica in run.replicas):
+            hosts.setdefault(run.host, {})[rank] = run
+    for of in hosts.values():
+        used = {run.gpu for run in of.values()}
+        if len(used) < len(of) and max(run.gpus for run in of.values()) > len(used):
+            yield _shared(of)
+
+
+def _shared(of: dict[int, RunFacts]) -> Finding:
+    first: dict[str, int] = {}
+    for rank, run in of.items():
+        first.setdefault(run.gpu, rank)
+    late = tuple(rank for rank, run in of.items() if first[run.gpu] != rank)
+    return Finding(
+        Category.GPU_MAPPING,
+        late,
+        f"trains on the GPU of {name_ranks(sorted({first[of[r].gpu] for r in late}))}, while "
+        "other GPUs are free",
+        'Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything on a GPU.',
+        evidence=tuple(f"rank {r}: {e.replicas[0].device}, {e.gpu}" for r, e in of.items()),
+    )
+
+
+def backends(context: Context) -> Iterator[Finding]:
+    """Find parameters on a device that the group's backend is not for."""
+    gpus = [run.gpu for run in context.facts.values() if run.gpu]
+    for model in context.models.values():
+        ranks = tuple(
+            rank
+            for rank, replica in model.of.items()
+            if (replica.device.startswith("cuda") and replica.backend == "gloo")
+            or (replica.device == "cpu" and replica.backend == "nccl")
+        )
+        # NCCL wants a GPU of its own for each rank: without that gloo is the right choice.
+        if ranks and (model.first.device == "cpu" or len(set(gpus)) == len(context.facts)):
+            each = model.of[ranks[0]]
+            right = "nccl" if each.device.startswith("cuda") else "gloo"
+            yield Finding(
+                Category.BACKEND_DEVICE_MISMATCH,
+                ranks,
+                f"{model.title} is on {each.device}, and its gradients go through {each.backend}",
+                f'Give init_process_group backend="{right}".',
+                evidence=tuple(
+                    f"rank {r}: {model.of[r].device}, {model.of[r].backend}" for r in ranks
+                ),
+            )
+
+
+# -- results -----------------------------------------------------------------------------
+
+_SILENT = ("barrier", "monitored_barrier")
+
+
+def unjoined_results(context: Context) -> Iterator[Finding]:
+    """Find evaluations on parts after which ranks exchange nothing, and one alone reports."""
+    for model in context.models.values():
+        if not model.whole or not all(replica.steps for replica in model.of.values()):
+            continue
+        evaluations = evaluated_together(model)
+        wrong = [of for of in evaluations if _are_of_parts(of) and _is_reported(context, of)]
+        if not wrong or _exchanged(context, model, evaluations[0]):
+            continue
+        (rank,) = _who_wrote(wrong[0])
+        yield Finding(
+            Category.METRIC_MISAGGREGATION,
+            tuple(model.of),
+            f"every rank evaluates {model.title} on other samples, no result is exchanged, and "
+            f"rank {rank} alone reports: its own part is taken for the whole"
+            f"{in_brackets(_place_of(wrong[0]))}",
+            "all_reduce what each rank has counted (right, and how many), and divide afterwards.",
+            evidence=(
+                f"the inputs of {counted(len(wrong), 'evaluation')} differ between "
+                f"{name_ranks(model.of)}",
+                f"only rank {rank} printed after them",
+                "no collective of the user's after the first of them",
+            ),
+        )
+
+
+def _are_of_parts(of: Mapping[int, EvaluationFacts]) -> bool:
+    """Each rank evaluated on data of its own, and one alone printed something afterwards."""
+    meant = all(evaluation.loader or not evaluation.training for evaluation in of.values())
+    inputs = [evaluation.inputs for evaluation in of.values()]
+    known = all(each and "" not in each for each in inputs)
+    return meant and known and len(set(inputs)) == len(inputs) and len(_who_wrote(of)) == 1
+
+
+def _who_wrote(of: Mapping[int, EvaluationFacts]) -> list[int]:
+    """Return the ranks that printed something; none unless that is known of all."""
+    if any(evaluation.wrote is None for evaluation in of.values()):
+        return []
+    return [rank for rank, evaluation in of.items() if evaluation.wrote]
+
+
+def _place_of(of: Mapping[int, EvaluationFacts]) -> Place | None:
+    return next((each.place for each in of.values() if each.place is not None), None)
+
+
+def _is_reported(context: Context, of: Mapping[int, EvaluationFacts]) -> bool:
+    """True when the code prints a number that this evaluation came to."""
+    place = _place_of(of)
+    tree = context.sources.tree(place) if place is not None else None
+    return tree is not None and place is not None and is_reported(tree, place.line)
+
+
+def _exchanged(context: Context, model: Model, first: Mapping[int, EvaluationFacts]) -> bool:
+    """True when results may have been joined: by anything but DDP and barriers, or unknown."""
+    since = min(evaluation.backwards for evaluation in first.values())
+    collectives = context.collectives
+    return any(
+        collectives.first.get(rank, 0)
+        or any(
+            record.part is None and record.operation not in _SILENT and record.backwards >= since
+            for record in collectives.of.get(rank, ())
+        )
+        for rank in model.of
+    )
+
+
+# -- replicas that differ ----------------------------------------------------------------
+
+
+def loaded_on_some(context: Context) -> Iterator[Finding]:
+    """Find replicas or optimizers that differ, and whose state only some ranks have loaded.
+
+    Before a model is wrapped, that is as it should be: DDP sends what rank 0 has.
+    """
+    for key, model in context.models.items():
+        if not model.whole or not all(map(_steps_together, model.of.values())):
+            continue
+        if model.diverged:
+            loads = {rank: (each.loads, each.load_place) for rank, each in model.of.items()}
+            yield from _loaded(model, f"{model.title} or a part of it", loads, model.diverged)
+        for of in optimizers(context.facts).values():
+            if set(of) != set(model.of) or not all(key in each.replicas for each in of.values()):
+                continue
+            names = model.diverged or differing({rank: each.state for rank, each in of.items()})
+            title = f"the optimizer ({next(iter(of.values())).type}) of {model.title}"
+            loads = {rank: (each.loads, each.load_place) for rank, each in of.items()}
+            yield from _loaded(model, title, loads, names) if names else ()
+
+
+def _steps_together(each: ReplicaFacts) -> bool:
+    """True of a replica all of whose steps used the gradients of all ranks."""
+    apart = each.local_steps or each.bypassed_steps or each.hook
+    return bool(each.steps and not apart)
+
+
+def _loaded(
+    model: Model, title: str, loads: Mapping[int, tuple[int, Place | None]], names: tuple[str, ...]
+) -> Iterator[Finding]:
+    """What loads have to do with it: nothing, where all ranks loaded or none did."""
+    loaded = tuple(rank for rank, (count, _) in loads.items() if count)
+    others = tuple(rank for rank in loads if rank not in loaded)
+    if not loaded or not others:
+        return
+    at = in_brackets(loads[loaded[0]][1])
+    # What rank 0 loads is meant for all; any other may have loaded by mistake. Of two, either.
+    ranks = outvoted({rank: rank in loaded for rank in loads})
+    how = (
+        f"load_state_dict of {title} was called on {name_ranks(loaded)} and never on "
+        f"{name_ranks(others)}{at}: nothing sends that state to the other ranks, and they differ"
+    )
+    if 0 in loaded and len(loads) > 2:
+        ranks = others
+        how = (
+            f"{verb(others, 'lacks', 'lack')} a state of {title} that {name_ranks(loaded)} loaded"
+            f"{at}: load_state_dict was called there alone, and nothing sends the state to the "
+            "other ranks"
+        )
+    calls = {rank: f"{counted(n, 'call')} of load_state_dict" for rank, (n, _) in loads.items()}
+    yield Finding(
+        Category.CHECKPOINT_MISUSE,
+        ranks,
+        how,
+        "Load the state on every rank (torch.load(path, map_location=...)); only what a model has "
+        "before DistributedDataParallel(model) is sent from rank 0 to all.",
+        evidence=(
+            *by_ranks(calls),
+            f"not the same on {name_ranks(model.of)}: {some(names)}",
+        ),
+    )
+
+
+def diverged_replicas(context: Context) -> Iterator[Finding]:
+    """Find replicas that differ, where no other rule explains it."""
+    for model in context.models.values():
+        names = model.diverged
+        if not names or not any(replica.steps for replica in model.of.values()):
+            continue
+        if any(replica.local_steps or replica.bypassed_steps for replica in model.of.values()):
+            continue  # steps of one rank alone, averaged by hand: that is meant so
+        if any(replica.hook for replica in model.of.values()):
+            continue  # what the hook does with gradients is its own affair: PostLocalSGD, gossip
+        states = {rank: _state(replica, names) for rank, replica in model.of.items()}
+        steps = {rank: replica.steps for rank, replica in model.of.items()}
+        ranks = minority(steps) or outvoted(states)
+        whose = "between the ranks" if len(ranks) == len(states) else "from the other ranks'"
+        reduced = all(replica.forwards for replica in model.of.values())
+        though = ", though every gradient was reduced" if reduced else ""
+        yield Finding(
+            Category.REPLICA_DIVERGENCE,
+            ranks,
+            f"{some(names)} of {model.title} differ {whose}{though}",
+            "Look for what changes parameters or optimizer on some ranks only: a checkpoint, an "
+            "initialisation after wrapping, a skipped step, clipping by a value of one rank.",
+            evidence=(
+                *model.counts(model.of, lambda e: f"{e.steps} steps"),
+                *model.apart,
+                *_other_states(context.facts),
+            ),
+        )
+
+
+def _state(each: ReplicaFacts, names: Iterable[str]) -> tuple[object, ...]:
+    wanted = set(names)
+    return tuple((d.hash, d.norm, d.sample) for d in each.parameters if d.name in wanted)
+
+
+def _other_states(facts: Mapping[int, RunFacts]) -> Iterator[str]:
+    for of in optimizers(facts).values():
+        states = {rank: optimizer.state for rank, optimizer in of.items()}
+        names = differing(states) if len(of) > 1 else ()
+        if names:
+            yield f"the optimizer's state differs too: {some(names)}"
