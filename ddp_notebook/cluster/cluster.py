@@ -1,4 +1,11 @@
-"""The ranks as engines of one ipyparallel cluster: its controller, its client, an engine a rank."""
+"""The ranks as engines of one ipyparallel cluster: its controller, its client, an engine a rank.
+
+ipyparallel's connection is the first of three channels to a rank. It carries what may wait for the
+main thread, and whose values only pickle can write: calls, and variables that are pushed. The other
+two are the control socket (`questions.py`) and the events (`channels.py`); their heads say why.
+Controller and engines are children of the fork server, which has torch loaded, so they are started
+here and not by ipyparallel's launchers, which would each start a Python anew.
+"""
 
 from __future__ import annotations
 
@@ -66,13 +73,9 @@ _CLUSTER = "ddp"
 _ENGINE = "ddp_notebook.cluster.engine:engine"
 _CONNECTED_S = 60.0
 _POLL_S = 0.002
-_REPLY_GRACE_S = 0.2
 _ENDS_WITHIN_S = 10.0
 _FORGOTTEN_WITHIN_S = 2.0
 _ASK_AGAIN_S = 10.0
-_LOOK_AT_LOAD_S = 1.0
-_LAST_WORDS = 200
-_NEWS_WITHIN_S = 2.0
 
 _WAKE: tuple[str, dict[str, Any]] = ("ddp_notebook.rank.runtime:wake", {})
 
@@ -195,7 +198,7 @@ class IPyParallelCluster:
         # On a thread of its own: it cannot be ended, and the controller may end meanwhile.
         threading.Thread(target=connect, name="ddp-connecting", daemon=True).start()
         began_s = time.monotonic()
-        while not wait([client, self._ended], _LOOK_AT_LOAD_S, FIRST_COMPLETED).done:
+        while not wait([client, self._ended], 1.0, FIRST_COMPLETED).done:
             waited_s = time.monotonic() - began_s
             if waited_s > scaled_for_load(_CONNECTED_S):
                 raise SessionLost(
@@ -207,7 +210,7 @@ class IPyParallelCluster:
                 return client.result()
             except (OSError, RuntimeError):
                 # ipyparallel can notice the controller's exit before we do.
-                if not wait([self._ended], _NEWS_WITHIN_S).done:
+                if not wait([self._ended], 2.0).done:
                     raise
         raise self._lost()
 
@@ -248,7 +251,9 @@ class IPyParallelCluster:
             if time.monotonic() > ask_again_s:
                 # The hub announces an engine only once, which can be missed on a busy machine; a
                 # client that connects is told of all of them.
-                self._reconnect()
+                before, self._client = self._client, self._connected()
+                self._views.clear()
+                before.close(linger=0)  # nothing is called before all ranks are there
                 ask_again_s = time.monotonic() + _ASK_AGAIN_S
             time.sleep(_POLL_S)
         return ()
@@ -264,12 +269,6 @@ class IPyParallelCluster:
     def _engine(self, rank: int) -> str | None:
         """ipyparallel's name for the engine of `rank`; None if the client does not know it."""
         return engine_name(self._client, rank)
-
-    def _reconnect(self) -> None:
-        """Connect a new client; the previous one must not have pending calls."""
-        before, self._client = self._client, self._connected()
-        self._views.clear()
-        before.close(linger=0)
 
     def call(
         self, ranks: Ranks, call: Call[Request, Answer], request: Callable[[int], Request]
@@ -373,7 +372,7 @@ class IPyParallelCluster:
         if rank in self._last_reply:
             # A rank reports the end of its cell before it replies; ipyparallel would print a
             # warning about a reply from an engine that was unregistered.
-            self._last_reply.pop(rank).wait(_REPLY_GRACE_S)
+            self._last_reply.pop(rank).wait(0.2)
         ended = self._ends.get(rank)
         if ended is not None and not ended.is_set():
             self._fork_server.signal(self._pids[rank], signal.SIGKILL)
@@ -413,7 +412,7 @@ class IPyParallelCluster:
             lines = self.log_file(CONTROLLER).read_text("utf-8", "replace").split("\n")
             for line in reversed(lines):
                 if line.strip():
-                    return f" Its last words: {line.strip()[:_LAST_WORDS]}"
+                    return f" Its last words: {line.strip()[:200]}"
         return ""
 
     def _forget(self, rank: int, pid: int) -> None:

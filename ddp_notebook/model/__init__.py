@@ -1,4 +1,4 @@
-"""The data types of all rooms. Standard library only; each can be written as JSON and read.
+"""The data types of all rooms. Standard library and msgspec only; each can be written as JSON.
 
 against/           A run compared with the same run on one rank: what both sides record.
 board.py           What `%ddp_status` returns: the session as rows of ranks in the same state.
