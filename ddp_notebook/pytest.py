@@ -23,8 +23,8 @@ import pytest
 
 # Before the variable is set: this process itself is no rank, and is not to be looked at.
 from ddp_notebook import autoload as _autoload  # noqa: F401
-from ddp_notebook.jobs import prepared
-from ddp_notebook.jobs.prepared import Job
+from ddp_notebook.jobs import prepared, records
+from ddp_notebook.jobs.records import Job
 from ddp_notebook.jobs.verdict import Verdict
 from ddp_notebook.launch.session_folder import remove
 from ddp_notebook.rank.prepared import job_folder
@@ -58,7 +58,7 @@ class Watch:
 
     def _look(self) -> None:
         while not self._stopped.wait(_LOOK_EVERY_S):
-            for job in prepared.jobs():
+            for job in records.jobs():
                 if job.alive:
                     self._judge(job)
 
@@ -133,7 +133,7 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = item.repr_failure(failed)
     elif report.failed:
-        found = (prepared.why(job).diagnosis for job in prepared.jobs())
+        found = (prepared.why(job).diagnosis for job in records.jobs())
         texts = [findings.text(diagnosis) for diagnosis in found if diagnosis.wrong]
         report.sections += [(_OF_RANKS, text) for text in texts]
     return report

@@ -9,7 +9,7 @@ from pathlib import Path
 from traces import constructor
 
 from ddp_notebook.diagnosis import diagnose_run, diagnose_training
-from ddp_notebook.jobs import dead
+from ddp_notebook.jobs.target import Left
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -58,7 +58,7 @@ def found_in_training(
 def diagnosed_log(folder: Path, text: str) -> Diagnosis:
     """What is found in the log of an ended job."""
     (folder / "job.log").write_text(text)
-    return dead.why([folder / "job.log"]).diagnosis
+    return Left([folder / "job.log"]).why().diagnosis
 
 
 def same(size: int, program: Program, **other: Program) -> dict[int, Program]:

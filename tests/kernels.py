@@ -154,14 +154,14 @@ class Kernel:
             assert message["msg_type"] != "error", "\n".join(message["content"]["traceback"])
         raise AssertionError(f"{wanted!r} did not appear within {timeout_s:g} s")
 
-    def amounts_drawn(self, message_id: str, mark: str) -> list[int]:
-        """How often `mark` is in each drawing of a benchmark that runs, until it was three
+    def amounts_shown(self, message_id: str, mark: str) -> list[int]:
+        """How often `mark` is in what is shown of a benchmark that runs, until it was three
         different numbers."""
         amounts: list[int] = []
         for message in self.listen(message_id, 60):
             seen = seen_in(message)
             if "<progress" in seen:
-                amounts.append(seen.count(mark) if "<svg" in seen else 0)
+                amounts.append(seen.count(mark))
             if len(set(amounts)) >= 3:
                 break
         return amounts

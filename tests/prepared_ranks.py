@@ -14,8 +14,8 @@ import pytest
 from support import eventually, with_entry_point
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import prepared
-from ddp_notebook.jobs.prepared import Job
+from ddp_notebook.jobs import find, prepared
+from ddp_notebook.jobs.records import Job
 from ddp_notebook.jobs.verdict import Outcome, Verdict
 from ddp_notebook.launch.addresses import free_port
 
@@ -91,7 +91,7 @@ def job_of(pid: int, deadline_s: float) -> Job | None:
     """The job of a process, once it is there."""
     while time.monotonic() < deadline_s:
         try:
-            return prepared.job_of(pid)
+            return find.job_of(pid)
         except UsageMistake:
             time.sleep(0.1)
     return None
@@ -119,7 +119,7 @@ def said(shell: Any, capsys: pytest.CaptureFixture[str], source: str) -> str:
 def in_its_loop(pid: int) -> Job | None:
     """The job of a process whose ranks do steps; None before."""
     try:
-        job = prepared.job_of(pid)
+        job = find.job_of(pid)
     except UsageMistake:
         return None
     logs = [process.log(rank, 1).records for rank, process in job.processes.items()]

@@ -50,7 +50,6 @@ DOINGS = {
     "more ranks": "%ddp_init --world-size 3 --replace",
     "detach": "%ddp_run --detach {script}",
     "wait": "%ddp_wait",
-    "against": "%ddp_run --against 1 {script}",
     "fault": "%ddp_fault wrong-port",
     "repair": "%ddp_fault --repair",
     "pause": f"%%ddp\n{PAUSE}",
@@ -65,8 +64,6 @@ DOINGS = {
     "close to editors": "%ddp_attach_editor --off",
 }
 """What a user may be doing, by name."""
-LONGEST_S = {"against": 15.0}
-"""What takes longer than an answer may, undisturbed."""
 PAUSED = f"%%ddp\n{PAUSE}"
 EDITOR = "%ddp_attach_editor --ranks 1"
 BEFORE = {
@@ -184,8 +181,7 @@ class Kills(random_rounds.Rounds):
         took_s = reply.ended_at - max(began_s, blow.struck_s if blow is not None else 0.0)
         self.took.append((took_s, os.getloadavg()[0] / (os.cpu_count() or 1), what))
         text = f"{what} ended after {took_s:.1f} s, {reply.ename}: {reply.evalue}\n{reply.text}"
-        within_s = ANSWERS_WITHIN_S + LONGEST_S.get(what.rpartition(" ")[2], 0.0)
-        assert took_s < scaled_for_load(within_s), f"late: {text}"
+        assert took_s < scaled_for_load(ANSWERS_WITHIN_S), f"late: {text}"
         raw = reply.ename not in OURS or "Exception in thread" in reply.text
         assert not raw, f"raw: {text}"
         assert "another program removed" not in text, f"untrue: {text}"

@@ -7,17 +7,14 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from ddp_notebook.bench.steps import stats
-from ddp_notebook.bench.steps.plan import Block, StepPlan, reduce_sizes, reduces_at_once
-from ddp_notebook.bench.steps.results import StepBenchResult
+from ddp_notebook.bench import steps
+from ddp_notebook.bench.steps import Block, StepBenchResult, StepPlan
 
 MS = 1_000_000
 FORWARD, BACKWARD, OPTIMIZER, EXPOSED = 2 * MS, 5 * MS, 1 * MS, 4 * MS
 GRADIENTS = 8 * 2**20
-SIZES = [5 * 2**20, 3 * 2**20]
 STEPS = 10
-US_PER_BYTE = 1e-3
-LATENCY_US = 300.0
+OVERLAPPED = 2 * MS
 
 ABOUT = StepBenchResult(
     model="net",
@@ -30,49 +27,26 @@ ABOUT = StepBenchResult(
     cores=8,
     threads=1,
 )
-summarise = functools.partial(stats.summarise, rounds=3)
+summarise = functools.partial(steps.summarise, rounds=3)
 
 
-def ranks(
-    plan: StepPlan,
-    world_size: int = 2,
-    *,
-    late: int | None = None,
-    late_ns: int = 2 * MS,
-    seed: int = 0,
-) -> list[list[dict[str, Any]]]:
-    """What each rank would tell of `plan`; rank `late` comes `late_ns` later to each bucket."""
-    sizes = reduce_sizes(GRADIENTS) if world_size > 1 else ()
-    blocks = plan.schedule(plan.batches, sizes, world_size)
+def ranks(plan: StepPlan, world_size: int = 2, *, seed: int = 0) -> list[list[dict[str, Any]]]:
+    """What each rank would tell of `plan`; each waits longer for the others than the one before."""
+    blocks = plan.schedule(world_size)
     draws = [random.Random(seed + rank) for rank in range(world_size)]
-    return [
-        [_block(block, rank, late_ns * (rank == late), draws[rank]) for block in blocks]
-        for rank in range(world_size)
-    ]
+    return [[_block(block, rank, draws[rank]) for block in blocks] for rank in range(world_size)]
 
 
-def _block(block: Block, rank: int, late_ns: int, draw: random.Random) -> dict[str, Any]:
+def _block(block: Block, rank: int, draw: random.Random) -> dict[str, Any]:
     told: dict[str, Any] = {"block": block.number, "kind": block.kind, "round": block.round}
-    if block.kind == "reduce":
-        at_once = reduces_at_once(block.size_bytes, GRADIENTS)
-        each_ns = (LATENCY_US + block.size_bytes * US_PER_BYTE) * 1e3
-        times = [int(each_ns * at_once)] * STEPS
-        return {
-            **told,
-            "size_bytes": block.size_bytes,
-            "at_once": at_once,
-            "reduce": times,
-            "busy": 0.5,
-        }
-    told["batch"] = block.batch
+    told |= {"batch": block.batch, "bucket": block.bucket}
     local = [_parts(block.batch, 0, draw) for _ in range(STEPS)]
     if block.kind == "alone":
         return {**told, "alone": [] if rank else local}
-    told["bucket"] = block.bucket
     if block.kind == "plain":
         sync = [_parts(block.batch, EXPOSED, draw) for _ in range(STEPS)]
         return {**told, "sync": sync, "local": local}
-    return {**told, **_stamped(block.batch, late_ns, draw)}
+    return {**told, "overlapped": [OVERLAPPED + rank * MS] * STEPS}
 
 
 def _parts(batch: int, exposed_ns: int, draw: random.Random) -> list[int]:
@@ -80,26 +54,6 @@ def _parts(batch: int, exposed_ns: int, draw: random.Random) -> list[int]:
     grown = batch / 8
     parts = [FORWARD * grown, BACKWARD * grown + exposed_ns, OPTIMIZER]
     return [int(each * draw.uniform(0.99, 1.01)) for each in parts]
-
-
-def _stamped(batch: int, late_ns: int, draw: random.Random) -> dict[str, Any]:
-    times, began, buckets = [], [], []
-    for step in range(STEPS):
-        start = step * 1000 * MS
-        ready = [start + int(BACKWARD * part * draw.uniform(0.99, 1.01)) for part in (0.5, 1.0)]
-        ready = [each + late_ns * (number + 1) for number, each in enumerate(ready)]
-        times.append(_parts(batch, EXPOSED, draw))
-        began.append(start)
-        buckets.append([[at, at + 10_000, at + 3 * MS, 0] for at in ready])
-    return {
-        "hooked": times,
-        "backward_began": began,
-        "forward_waited": [0] * STEPS,
-        "buckets": buckets,
-        "sizes": SIZES,
-        "logged": [[6 * MS, 3 * MS]] * (STEPS - 1),
-        "on_host": True,
-    }
 
 
 def plan(batches: Sequence[int] = (8, 32), buckets: Sequence[str] = ("default",)) -> StepPlan:

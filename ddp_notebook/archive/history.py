@@ -21,8 +21,6 @@ MOST_OUTPUTS = 2_000
 OUTPUT_CHARACTERS = 1_000
 """Of one piece of output, as much is kept."""
 _CHAPTER = 500
-_SAME_WITHIN_NS = 1_500_000_000
-"""Signs of life further apart are a silence, and kept as two."""
 _PLAIN = "text/plain"
 
 
@@ -96,7 +94,7 @@ class History:
                 self._add(_Entry(at_ns, event))
 
     def kept(self) -> Kept:
-        """All that is left, oldest first."""
+        """Return all that is left, oldest first."""
         entries = [entry for chapter in self._chapters for entry in chapter.entries]
         return Kept(
             self._chapters[0].before,
@@ -110,7 +108,8 @@ class History:
         last = self._signs.get(pulse.rank)
         if last is not None and isinstance(last.what, Pulse):
             same = (last.what.doing, last.what.cell) == (pulse.doing, pulse.cell)
-            if same and at_ns - max(last.at_ns, last.until_ns) < _SAME_WITHIN_NS:
+            # Signs of life further apart are a silence, and kept as two.
+            if same and at_ns - max(last.at_ns, last.until_ns) < 1_500_000_000:
                 last.until_ns = at_ns
                 return
         entry = _Entry(at_ns, pulse)
@@ -134,7 +133,7 @@ class History:
 
 
 def _shortened(output: Output, at_ns: int) -> Output:
-    """The output with its text cut, and of figures and the like no more than their text."""
+    """Return the output with its text cut, and of figures and the like no more than their text."""
     if len(output.text) <= OUTPUT_CHARACTERS and not output.data and output.heard_ns:
         return output
     plain = output.data.get(_PLAIN) if output.data else None

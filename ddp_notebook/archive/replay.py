@@ -46,29 +46,29 @@ class Replay:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Replay:
-        """The run in the file at `path`. Raises UsageMistake when there is none in it."""
+        """Return the run in the file at `path`. Raises UsageMistake when there is none in it."""
         file = named_file(path)
         return cls(_decoded(file, _text_of(file)), file.name)
 
     @classmethod
     def of_text(cls, text: bytes, name: str) -> Replay:
-        """The run in what `ddp-notebook save JOB -` wrote. Raises UsageMistake as `read`."""
+        """Return the run in what `ddp-notebook save JOB -` wrote. Raises UsageMistake as `read`."""
         return cls(_decoded(Path(name), text), name)
 
     # -- the verbs ---------------------------------------------------------------------
 
     def status(self) -> Board:
-        """The board as it was when the run was saved."""
+        """Return the board as it was when the run was saved."""
         return board_of(self.facts())
 
     def facts(self, diagnosis: Diagnosis | None = None) -> BoardFacts:
-        """What a board shows of the moment when the run was saved."""
+        """Return what a board shows of the moment when the run was saved."""
         saved, running = self.saved, self.saved.snapshot.with_status(Status.RUNNING)
         members = (*running, *saved.left_ns)
         return BoardFacts(saved.snapshot, saved.collectives, running, diagnosis, members=members)
 
     def at(self, seconds: float) -> Board:
-        """The board as it was `seconds` after the first thing that was kept.
+        """Return the board as it was `seconds` after the first thing that was kept.
 
         Less than 0 counts back from the end. What is beyond either is that end.
         """
@@ -83,7 +83,7 @@ class Replay:
         return board(state_at(self.saved.start, self.saved.moments, at_ns))
 
     def why(self) -> Diagnosis:
-        """What was wrong, found anew from what was known of the ranks when it was saved.
+        """Return what was wrong, found anew from what was known of the ranks when it was saved.
 
         `saved.diagnosis` is what was found then; of a job that no notebook started it is the
         answer. Raises UsageMistake when nothing was known.
@@ -98,7 +98,7 @@ class Replay:
         return replace(diagnosis, findings=(*own, *diagnosis.findings))
 
     def where(self) -> Mapping[int, tuple[Place, ...]]:
-        """Where each rank was in the user's code, its outermost line first.
+        """Return where each rank was in the user's code, its outermost line first.
 
         Ranks that ran none of it are left out. Raises UsageMistake when none is known to have.
         """
@@ -109,7 +109,7 @@ class Replay:
         return paths
 
     def output(self, rank: int) -> str:
-        """What `rank` wrote, as far as it was kept. Raises UsageMistake when none was."""
+        """Return what `rank` wrote, as far as it was kept. Raises UsageMistake when none was."""
         log = OutputLog()
         for output in self.saved.outputs:
             if output.rank == rank:
@@ -162,7 +162,7 @@ class Replay:
 
 
 def is_saved_run(file: Path) -> bool:
-    """True of a file that begins as those do that `%ddp_save` writes."""
+    """Return True of a file that begins as those do that `%ddp_save` writes."""
     try:
         with files.opened(file) as stream:
             return stream.read(len(_BEGINS)) == _BEGINS
@@ -174,7 +174,7 @@ _BEGINS = b'{"traceEvents"'
 
 
 def what_is_missing(saved: SavedRun) -> list[str]:
-    """What was too much to keep, or is not known any more, a line each."""
+    """Return what was too much to keep, or is not known any more, a line each."""
     dropped = saved.dropped
     lines = []
     if dropped.events:
@@ -194,7 +194,7 @@ def what_is_missing(saved: SavedRun) -> list[str]:
 
 
 def _decoded(file: Path, text: bytes) -> SavedRun:
-    """The run in the text of a file. Raises UsageMistake."""
+    """Return the run in the text of a file. Raises UsageMistake."""
     wire = _run_in(file, text)
     version = wire.get("version")
     if type(version) is not int or version < 1:
@@ -211,7 +211,7 @@ def _decoded(file: Path, text: bytes) -> SavedRun:
 
 
 def _text_of(file: Path) -> bytes:
-    """What is in a file. Raises UsageMistake where it cannot be a run."""
+    """Return what is in a file. Raises UsageMistake where it cannot be a run."""
     try:
         with files.opened(file) as stream:
             size_bytes = os.fstat(stream.fileno()).st_size
@@ -228,7 +228,7 @@ def _text_of(file: Path) -> bytes:
 
 
 def _run_in(file: Path, text: bytes) -> dict[str, Any]:
-    """The run in the text of a file, not yet checked. Raises UsageMistake."""
+    """Return the run in the text of a file, not yet checked. Raises UsageMistake."""
     try:
         whole = codec.loads(text, of_others=True)
     except ValueError:

@@ -34,7 +34,7 @@ def saved_run(
     run: int = 0,
     output: bool = False,
 ) -> SavedRun:
-    """All that is known of a run, to be written; what the ranks wrote only with `output`.
+    """Return all that is known of a run, to be written; what the ranks wrote only with `output`.
 
     `case` is None if no rank is left to ask. `found` is what `%ddp_why` says: what post-run checks
     found of a run that is over is not in `case`. `script` and `run` say what ran last.
@@ -151,7 +151,7 @@ def _exists(target: Path, verb: str = "%ddp_save") -> UsageMistake:
 
 
 def line(saved: SavedRun) -> str:
-    """A run as one line of JSON that a reader of files takes too; as a trace it is empty."""
+    """Return a run as one line of JSON that a reader of files takes too; as a trace it is empty."""
     return codec.dumps({"traceEvents": [], KEY: encode_run(saved)})
 
 

@@ -39,16 +39,9 @@ from ddp_notebook.model import (
 from ddp_notebook.state.descriptions import exit_text
 from ddp_notebook.state.line_stops import LinePause, LineStops
 
-_LATE_NS = 5_000_000_000
-"""An event that would have been on its way longer has a clock that cannot be trusted."""
-_THREADS = 1000
-"""Threads of one rank, at most; viewers want the numbers of all threads to differ."""
-_MOST_LANES = 64
-"""Collectives of one rank that are drawn beside each other."""
-
 
 def trace(saved: SavedRun) -> dict[str, Any]:
-    """The run as a trace: a JSON object with ``traceEvents``."""
+    """Return the run as a trace: a JSON object with ``traceEvents``."""
     axis = _Axis(saved)
     events: list[dict[str, Any]] = []
     arrows = _Arrows()
@@ -76,10 +69,11 @@ class _Axis:
     def of(self, event: Event, heard_ns: int) -> int:
         """When an event happened, on the monotonic clock."""
         sent_ns = event.time_ns - self._offset_ns
-        return sent_ns if event.time_ns and 0 <= heard_ns - sent_ns < _LATE_NS else heard_ns
+        # One that would have been on its way for longer has a clock that cannot be trusted.
+        return sent_ns if event.time_ns and 0 <= heard_ns - sent_ns < 5_000_000_000 else heard_ns
 
     def us(self, time_ns: int) -> float:
-        """A time as a trace has it."""
+        """Return a time as a trace has it."""
         return max(0, time_ns - self.start_ns) / 1000
 
 
@@ -101,7 +95,8 @@ def _rank(
     saved: SavedRun, state: RankState, pid: int, axis: _Axis, arrows: _Arrows
 ) -> Iterator[dict[str, Any]]:
     rank = state.rank
-    main = (rank + 1) * _THREADS
+    # Viewers want the numbers of all threads to differ.
+    main = (rank + 1) * 1000
     where = " · ".join(filter(None, (state.device, state.host)))
     yield _meta("process_name", pid, main, name=f"rank {rank}")
     yield _meta("process_labels", pid, main, labels=where)
@@ -138,13 +133,14 @@ def _rank(
 
 
 def _lane(lanes: list[int], span: _Slice, before: _Slice | None) -> int:
-    """The first thread on which nothing is at that time; `lanes` has the end of each."""
+    """Return the first thread on which nothing is at that time; `lanes` has the end of each."""
     begin_ns = (before or span).begin_ns
     for number, end_ns in enumerate(lanes):
         if end_ns <= begin_ns:
             lanes[number] = span.end_ns
             return number
-    if len(lanes) < _MOST_LANES:
+    # More collectives of one rank are not drawn beside each other.
+    if len(lanes) < 64:
         lanes.append(span.end_ns)
     return len(lanes) - 1
 
@@ -168,7 +164,7 @@ def _pause(pause: LinePause, axis: _Axis) -> _Slice:
 
 
 def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
-    """A collective from its issue to its end. What is unknown of it is left out."""
+    """Return a collective from its issue to its end. What is unknown of it is left out."""
     place = collective.place
     args = {
         "phase": collective.phase.value,

@@ -1,44 +1,44 @@
-"""From measured times to a latency and a bandwidth, with intervals.
+"""From measured times to a latency and a bandwidth.
 
 The model is Hockney's, ``time = latency + size / bandwidth`` (R. W. Hockney, "The communication
 challenge for MPP: Intel Paragon and Meiko CS-2", Parallel Computing 20, 1994), whose half-bandwidth
-size is his n1/2. Errors are relative: sizes span eight powers of ten, and in ordinary least
-squares the largest size alone would decide. Where a library changes its algorithm with the size,
-one line does not fit; a second line is added if it is worth its three parameters by the corrected
-information criterion of Akaike.
+size is his n1/2. Where a library changes its algorithm with the size, one line does not fit; a
+second line is added if it is worth its three parameters.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
-from ddp_notebook.bench.results import Fit, Interval, Regime
+import numpy as np
+from numpy.typing import NDArray
+
+from ddp_notebook.bench.result import Fit, Regime
 
 MOST_ERROR = 0.25
 """A model whose typical relative error is larger explains nothing."""
 LEAST_SIZES = 4
 """Through fewer points any line fits."""
-_RESAMPLES = 500
+_LEAST_IN_REGIME = 3
+
+Floats: TypeAlias = NDArray[np.float64]
 
 
 class NoFit(ValueError):
     """No latency and bandwidth explain the times; `str()` says why, for the user."""
 
 
-def fit(sizes_bytes: Sequence[int], times_s: Sequence[float], *, seed: int = 0) -> Fit:
+def fit(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> Fit:
     """The latency and bandwidth that give `times_s` at `sizes_bytes`, by relative least squares.
 
     Sizes are different from each other and more than 0, in any order; times are in seconds and
     more than 0, one for each size (for example, the median of its iterations). Leave out sizes to
     which the model does not apply, such as fewer elements than ranks.
 
-    Intervals are 95 % by bootstrap: the relative errors are resampled `_RESAMPLES` times and
-    everything is fitted again each time; `seed` is that of the random numbers. Raises NoFit if
-    there are too few sizes, if the error of the model (root mean square) is above `MOST_ERROR`, or
-    if the times hardly grow with the size, so that no bandwidth can be known.
+    Raises NoFit if there are too few sizes, if the error of the model (root mean square) is above
+    `MOST_ERROR`, or if the times hardly grow with the size, so that no bandwidth can be known.
     """
     if len(sizes_bytes) != len(times_s) or len(set(sizes_bytes)) != len(sizes_bytes):
         raise ValueError("fit needs one time for each of its sizes, and each size once")
@@ -47,79 +47,79 @@ def fit(sizes_bytes: Sequence[int], times_s: Sequence[float], *, seed: int = 0) 
         raise NoFit(f"a fit needs at least {LEAST_SIZES} sizes, and there are {len(points)}")
     if points[0][0] <= 0 or min(times_s) <= 0:
         raise NoFit("a fit needs sizes and times of more than 0")
-    sizes, times = [p[0] for p in points], [p[1] for p in points]
-    regimes = _best(sizes, [times])[0]
-    errors = _relative_errors(regimes, sizes, times)
-    typical = math.sqrt(statistics.fmean(e * e for e in errors))
+    sizes, times = (np.array(column, float) for column in zip(*points, strict=True))
+    regimes, errors = _best(sizes, times)
+    typical = math.sqrt(float(np.mean(errors**2)))
     if typical > MOST_ERROR:
         raise NoFit(f"the times do not follow them, the best fit is off by {typical:.0%}")
-    latency, bandwidth, half = _intervals(regimes, sizes, errors, seed)
-    if not regimes[-1].s_per_byte or math.isinf(bandwidth[1]):
+    # By an F-test at about 5 %: do the bytes explain more of the last line's sizes than a latency
+    # alone would? Of a perfect fit nothing is left to explain, so a little is assumed.
+    last = sizes >= regimes[-1].from_bytes
+    inverse, left = 1 / times[last], max(float(errors[last] @ errors[last]), 1e-12)
+    without_bytes = len(inverse) - float(inverse.sum() ** 2 / (inverse @ inverse))
+    explained = without_bytes - left > 4 * left / max(len(inverse) - 2, 1)
+    if not regimes[-1].s_per_byte or not explained:
         raise NoFit("the times hardly grow with the size")
     return Fit(
         regimes=regimes,
         latency_s=regimes[0].latency_s,
-        latency_interval_s=latency,
         bandwidth_bytes_per_s=1 / regimes[-1].s_per_byte,
-        bandwidth_interval_bytes_per_s=bandwidth,
         half_bandwidth_bytes=_half_bandwidth(regimes),
-        half_bandwidth_interval_bytes=half,
-        from_bytes=sizes[0],
-        to_bytes=sizes[-1],
-        median_error=statistics.median(abs(e) for e in errors),
-        max_error=max(abs(e) for e in errors),
+        from_bytes=points[0][0],
+        to_bytes=points[-1][0],
+        median_error=float(np.median(np.abs(errors))),
     )
 
 
-def _best(sizes: Sequence[int], draws: Any) -> list[tuple[Regime, ...]]:
-    """For each resample of the times one line, or two if the second is worth its parameters."""
-    from ddp_notebook.bench.least_squares import best_lines  # numpy: only where there are times
-
-    return [
-        (Regime(sizes[0], *first), Regime(sizes[cut], *last))[: 2 if cut else 1]
-        for cut, first, last in zip(*(a.tolist() for a in best_lines(sizes, draws)), strict=True)
-    ]
-
-
-def _predict(regimes: Sequence[Regime], size_bytes: float) -> float:
-    line = max((r for r in regimes if r.from_bytes <= size_bytes), key=lambda r: r.from_bytes)
-    return line.latency_s + size_bytes * line.s_per_byte
-
-
-def _relative_errors(
-    regimes: Sequence[Regime], sizes: Sequence[int], times: Sequence[float]
-) -> list[float]:
-    """The relative error of the model at each size."""
-    return [1 - _predict(regimes, x) / t for x, t in zip(sizes, times, strict=True)]
+def _best(sizes: Floats, times: Floats) -> tuple[tuple[Regime, ...], Floats]:
+    """One line, or two if the second is worth its parameters; the relative error at each size."""
+    count = len(sizes)
+    cuts = range(_LEAST_IN_REGIME, count - _LEAST_IN_REGIME + 1)
+    candidates = []
+    for starts in [(0,), *((0, cut) for cut in cuts)]:
+        regimes, errors = [], []
+        for start, end in zip(starts, (*starts[1:], count), strict=True):
+            latency, per_byte = _line(sizes[start:end], times[start:end])
+            regimes.append(Regime(int(sizes[start]), latency, per_byte))
+            errors.append(1 - (latency + per_byte * sizes[start:end]) / times[start:end])
+        error = np.concatenate(errors)
+        candidates.append((_criterion(error, len(regimes)), tuple(regimes), error))
+    _, best, error = min(candidates, key=lambda candidate: candidate[0])
+    return best, error
 
 
-def _intervals(
-    regimes: tuple[Regime, ...], sizes: Sequence[int], errors: Sequence[float], seed: int
-) -> tuple[Interval, Interval, Interval]:
-    """Latency, bandwidth and half-bandwidth size: the ranges of 95 % of the fits to resamples.
+def _line(sizes: Floats, times: Floats) -> tuple[float, float]:
+    """Return the latency and the time per byte of the least relative error; neither is negative."""
+    # Errors are relative: sizes span eight powers of ten, and in ordinary least squares the largest
+    # size alone would decide. Divided by its time, a point is (1/t, x/t), and what is fitted,
+    # latency/t + per_byte*x/t, should be 1. Both columns are scaled to a length of 1, since they
+    # differ by so many powers of ten that lstsq would take one of them for zero.
+    columns = np.stack([1 / times, sizes / times], axis=1)
+    scales = np.linalg.norm(columns, axis=0)
+    unit = columns / scales
+    both = np.linalg.lstsq(unit, np.ones(len(times)), rcond=None)[0]
+    if (both < 0).any():
+        # The best line lies on an edge: the one of the two numbers that explains more alone.
+        alone = unit.sum(axis=0)
+        both = np.where(np.arange(2) == alone.argmax(), alone, 0.0)
+    latency, per_byte = both / scales
+    return float(latency), float(per_byte)
 
-    Errors are resampled and the sizes kept, since few of the sizes are large: a resample of whole
-    points would often contain none of these. The residuals of a fit are smaller than the errors of
-    the data, by the number of its parameters: they are scaled up.
+
+def _criterion(errors: Floats, lines: int) -> float:
+    """Akaike's information criterion, corrected for few points; less is better.
+
+    A line has two parameters, each further one also the size where it begins, and all share the
+    noise. A second line must be better by 6 more: the best cut is searched for, and even in pure
+    noise some cut is better than none.
     """
-    from ddp_notebook.bench.least_squares import drawn
-
-    free = max(len(sizes) - 2 * len(regimes), 1)
-    scale = math.sqrt(len(sizes) / free)
-    model = [_predict(regimes, x) for x in sizes]
-    fits = []
-    for again in _best(sizes, drawn(model, [scale * e for e in errors], _RESAMPLES, seed)):
-        per_byte = again[-1].s_per_byte
-        bandwidth = 1 / per_byte if per_byte else math.inf
-        fits.append((again[0].latency_s, bandwidth, _half_bandwidth(again)))
-    latencies, bandwidths, halves = (sorted(values) for values in zip(*fits, strict=True))
-    return _middle(latencies), _middle(bandwidths), _middle(halves)
-
-
-def _middle(ordered: Sequence[float]) -> Interval:
-    """The middle 95 % of sorted values."""
-    tail = len(ordered) // 40
-    return ordered[tail], ordered[-1 - tail]
+    count, parameters = len(errors), 3 * lines
+    free = count - parameters - 1
+    if free <= 0 and lines > 1:
+        return math.inf
+    noise = max(float(np.mean(errors**2)), 1e-12)  # of a perfect fit the logarithm stays finite
+    correction = 2 * parameters * (parameters + 1) / max(free, 1)
+    return count * math.log(noise) + 2 * parameters + correction + 6 * (lines - 1)
 
 
 def _half_bandwidth(regimes: Sequence[Regime]) -> float:
@@ -129,7 +129,6 @@ def _half_bandwidth(regimes: Sequence[Regime]) -> float:
         end = regimes[number + 1].from_bytes if number + 1 < len(regimes) else math.inf
         if wanted > line.s_per_byte:
             size = line.latency_s / (wanted - line.s_per_byte)
-            start = line.from_bytes if number else 0
             if size < end:
-                return max(size, start)
+                return max(size, line.from_bytes if number else 0)
     return math.inf

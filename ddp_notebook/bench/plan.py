@@ -1,15 +1,25 @@
-"""What a benchmark will run: operations, sizes, and how long it may take."""
+"""What a benchmark of collectives runs: the operations, their sizes, and in which order.
+
+A plan is a list of curves, one for each combination of operation, dtype, mode and world size. Each
+curve has a point for each size. Rank 0 asks the `Schedule` what to measure next, by the times so
+far and the time that is left.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import math
+import random
 import re
-from dataclasses import dataclass
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from fractions import Fraction
+from typing import NamedTuple
 
-from ddp_notebook.bench.ops import OP_NAMES, Op, op_named
+from ddp_notebook.bench.intervals import median_interval
 from ddp_notebook.model import format_bytes
 
 DTYPE_BYTES = {
@@ -23,34 +33,120 @@ DTYPE_BYTES = {
     "int64": 8,
 }
 """Bytes of one element, by torch's name."""
-
 MODES = ("blocking", "pipelined")
 IN_FLIGHT = 4
 """Collectives in flight at a time in pipelined mode, each on a tensor of its own."""
 
-_BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMG])(?:iB)?|B)?", re.IGNORECASE)
-_FACTORS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+# -- the operations ----------------------------------------------------------------------
+
+
+class Side(Enum):
+    """The share of a size's elements that one side of an operation has on a rank."""
+
+    NOTHING = "nothing"
+    SHARE = "one part of as many equal ones as there are ranks"
+    WHOLE = "whole"
+
+    def elements(self, count: int, world_size: int) -> int:
+        """Return the number of elements of this side's tensor, for a size of `count` elements."""
+        return {Side.NOTHING: 0, Side.SHARE: count // world_size, Side.WHOLE: count}[self]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation. As in nccl-tests, a size is that of the larger side.
+
+    To add one: a line in `OPS`, and its expected result in `rank.bench.operations`.
+    """
+
+    name: str
+    method: str
+    """Of torch.distributed."""
+    bus_factor: Callable[[int], float]
+    """The ratio of bus bandwidth to algorithm bandwidth, by world size: what each rank must at
+    least send, in units of the size. From nccl-tests, doc/PERFORMANCE.md ("Bandwidth"). 0 if
+    nothing is sent."""
+    sends: Side = Side.WHOLE
+    receives: Side = Side.NOTHING
+    """NOTHING: the operation works in place."""
+    shared: bool = False
+    """Every rank has an equal share: the number of elements is a multiple of the world size."""
+    root: int | None = None
+    """The rank that has the tensor, if only one does."""
+    reduces: bool = False
+    nccl_name: str = ""
+    """The name in nccl-tests, if it differs."""
+
+    @property
+    def sized(self) -> bool:
+        """False if there is no tensor: then the only size is 0."""
+        return self.sends is not Side.NOTHING
+
+    @property
+    def in_place(self) -> bool:
+        """True if there is no separate tensor for the result."""
+        return self.receives is Side.NOTHING
+
+
+def _to_others(world_size: int) -> float:
+    return (world_size - 1) / world_size
+
+
+OPS = (
+    Op("all_reduce", "all_reduce", lambda n: 2 * _to_others(n), reduces=True),
+    Op("broadcast", "broadcast", lambda n: float(n > 1), root=0),
+    Op("all_gather", "all_gather_into_tensor", _to_others, Side.SHARE, Side.WHOLE, shared=True),
+    Op(
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        _to_others,
+        receives=Side.SHARE,
+        shared=True,
+        reduces=True,
+    ),
+    Op(
+        "all_to_all",
+        "all_to_all_single",
+        _to_others,
+        receives=Side.WHOLE,
+        shared=True,
+        nccl_name="alltoall",
+    ),
+    Op("barrier", "barrier", lambda _: 0.0, sends=Side.NOTHING),
+)
+OP_NAMES = tuple(op.name for op in OPS)
+
+
+def op_named(name: str) -> Op:
+    """Return the operation of this name; for one that only another version knows, just the name."""
+    return next((op for op in OPS if op.name == name), Op(name, name, lambda _: 0.0))
+
+
+# -- how options are written -------------------------------------------------------------
 
 
 def parse_bytes(text: str | int) -> int:
-    """The number of bytes in `text`: ``4096``, ``64K``, ``1.5M``, ``64 MiB``.
+    """Return the number of bytes in `text`: ``4096``, ``64K``, ``1.5M``, ``64 MiB``.
 
     K, M and G are powers of 1024. ``64MB`` is refused, since it may mean powers of 1000. Raises
     ValueError, with a message for the user, for anything that is not a whole number of bytes.
     """
-    match = _BYTES.fullmatch(str(text).strip())
+    form = r"([0-9]+(?:\.[0-9]+)?)\s*(?:([KMG])(?:iB)?|B)?"
+    match = re.fullmatch(form, str(text).strip(), re.IGNORECASE)
     if match is None:
         raise ValueError(
             f"{text!r} is not a number of bytes: write 4096, 64K, 16M or 1G (1K is 1024 bytes)."
         )
-    count = Fraction(match[1]) * _FACTORS[(match[2] or "").upper()]
+    unit = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[(match[2] or "").upper()]
+    count = Fraction(match[1]) * unit
     if count.denominator != 1:
         raise ValueError(f"{text!r} is not a whole number of bytes: write {round(count)}.")
     return count.numerator
 
 
 def parse_seconds(text: str | float) -> float:
-    """The number of seconds in `text`: ``30``, ``30s``, ``2m``. Raises ValueError."""
+    """Return the number of seconds in `text`: ``30``, ``30s``, ``2m``. Raises ValueError."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([sm]?)", str(text).strip())
     if match is None:
         raise ValueError(f"{text!r} is not a time: write 30s or 2m.")
@@ -58,13 +154,16 @@ def parse_seconds(text: str | float) -> float:
 
 
 def parse_names(text: str, allowed: tuple[str, ...], what: str) -> tuple[str, ...]:
-    """The names in a list ``a,b``, each once. Raises ValueError if one is not `allowed`."""
+    """Return the names in a list ``a,b``, each once. Raises ValueError if one is not `allowed`."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     wrong = [name for name in names if name not in allowed]
     if wrong or not names:
         which = f"{wrong[0]!r} is no {what}" if wrong else f"no {what} is named"
         raise ValueError(f"{which}: there are {', '.join(allowed)}.")
     return names
+
+
+# -- the plan ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +174,6 @@ class CurvePlan:
     dtype: str
     mode: str
     world_size: int
-    tuned: bool = False
 
     @property
     def operation(self) -> Op:
@@ -83,7 +181,7 @@ class CurvePlan:
         return op_named(self.op)
 
     def sizes(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """The sizes in bytes that this operation can have, smallest first; 0 for no tensor.
+        """Return the sizes in bytes that this operation can have, smallest first; 0 for no tensor.
 
         If every rank has an equal share of the tensor, sizes are rounded down to a multiple of
         that, and sizes below it are left out.
@@ -94,9 +192,9 @@ class CurvePlan:
         return tuple(dict.fromkeys(size // least * least for size in wanted if size >= least))
 
     def memory_bytes(self, size_bytes: int) -> int:
-        """The memory one rank needs for `size_bytes`: its tensors and the backend's copy."""
-        in_flight = IN_FLIGHT if self.mode == "pipelined" else 1
-        return size_bytes * (self.operation.buffers * in_flight + 1)
+        """Return the memory one rank needs for `size_bytes`: its tensors and the backend's copy."""
+        tensors = 1 if self.operation.in_place else 2
+        return size_bytes * (tensors * (IN_FLIGHT if self.mode == "pipelined" else 1) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +209,6 @@ class Plan:
     dtypes: tuple[str, ...] = ("float32",)
     modes: tuple[str, ...] = ("blocking",)
     world_sizes: tuple[int, ...] = ()
-    tune: bool = False
-    """Measure everything twice: with gloo's loop thread as it is, and as a batch job."""
     min_bytes: int = 4
     """Smallest size."""
     max_bytes: int = 64 * 2**20
@@ -143,22 +239,24 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Raises ValueError, with a message for the user, when this cannot be run."""
-        for name, least in _LEAST.items():
-            if not getattr(self, name) >= least:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {least}.")
-        for name, low in _NOT_BELOW.items():
-            if getattr(self, name) < getattr(self, low):
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}, less than {low}, {getattr(self, low)}."
-                )
+        least = {"min_bytes": 1, "factor": 2, "budget_s": 0, "rounds": 1}
+        for name, low in (least | {"warmup": 2, "settled": 1, "min_iterations": 1}).items():
+            if not getattr(self, name) >= low:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {low}.")
+        for name, lower in (
+            ("max_bytes", "min_bytes"),
+            ("max_rounds", "rounds"),
+            ("max_warmup", "warmup"),
+            ("max_iterations", "min_iterations"),
+        ):
+            most, low = getattr(self, name), getattr(self, lower)
+            if most < low:
+                raise ValueError(f"{name} is {most}, less than {lower}, {low}.")
         if not math.isfinite(self.budget_s):
             raise ValueError("budget_s must be a number of seconds, such as 30.")
-        for names, allowed, what in (
-            (self.ops, OP_NAMES, "operation"),
-            (self.dtypes, tuple(DTYPE_BYTES), "dtype"),
-            (self.modes, MODES, "mode"),
-        ):
-            parse_names(",".join(names), allowed, what)
+        parse_names(",".join(self.ops), OP_NAMES, "operation")
+        parse_names(",".join(self.dtypes), tuple(DTYPE_BYTES), "dtype")
+        parse_names(",".join(self.modes), MODES, "mode")
         for dtype in self.dtypes:
             if self.min_bytes % DTYPE_BYTES[dtype]:
                 raise ValueError(
@@ -167,11 +265,10 @@ class Plan:
                 )
 
     def curves(self, world_size: int) -> tuple[CurvePlan, ...]:
-        """The curves of `world_size` ranks; the barrier once, whatever the dtypes."""
+        """Return the curves of `world_size` ranks; the barrier once, whatever the dtypes."""
         plans = []
-        tunings = (False, True) if self.tune else (False,)
         sizes = self.world_sizes or (world_size,)
-        for parts in itertools.product(self.ops, self.dtypes, self.modes, sizes, tunings):
+        for parts in itertools.product(self.ops, self.dtypes, self.modes, sizes):
             curve = CurvePlan(*parts)
             if not curve.operation.sized:
                 curve = dataclasses.replace(curve, dtype=self.dtypes[0], mode="blocking")
@@ -179,7 +276,7 @@ class Plan:
         return tuple(dict.fromkeys(plans))
 
     def sizes(self) -> tuple[int, ...]:
-        """The sizes in bytes, smallest first."""
+        """Return the sizes in bytes, smallest first."""
         sizes = [self.min_bytes]
         while sizes[-1] * self.factor <= self.max_bytes:
             sizes.append(sizes[-1] * self.factor)
@@ -192,28 +289,95 @@ class Plan:
 
     def largest_that_fits(self, world_size: int, memory_bytes: int) -> int:
         """The largest power of two that needs at most `memory_bytes` on a rank; 0 if none does."""
-        per_byte = self.memory_bytes(world_size, 1)
-        fits = memory_bytes // per_byte
+        fits = memory_bytes // self.memory_bytes(world_size, 1)
         return 1 << (fits.bit_length() - 1) if fits else 0
 
     def has_settled(self, times_ns: list[int]) -> bool:
-        """True when the last `warmup` of `times_ns` agree, or there were enough of them."""
+        """Return True when the last `warmup` of `times_ns` agree, or there were enough of them."""
         last = times_ns[-self.warmup :]
         return len(times_ns) >= self.max_warmup or max(last) <= self.settled * min(last)
 
 
-_LEAST = {
-    "min_bytes": 1,
-    "factor": 2,
-    "budget_s": 0,
-    "rounds": 1,
-    "warmup": 2,
-    "settled": 1,
-    "min_iterations": 1,
-}
-_NOT_BELOW = {
-    "max_bytes": "min_bytes",
-    "max_rounds": "rounds",
-    "max_warmup": "warmup",
-    "max_iterations": "min_iterations",
-}
+# -- what is next ------------------------------------------------------------------------
+
+
+class Item(NamedTuple):
+    """One size of one curve, by their indices."""
+
+    curve: int
+    size_bytes: int
+
+
+@dataclass
+class Schedule:
+    """The visits of one run. `items` are all there is to measure; times are in nanoseconds.
+
+    Every size is visited once in each round, in a new random order, so that a short disturbance
+    does not always hit the same size. A size is done when its interval is narrow enough.
+    """
+
+    plan: Plan
+    items: Sequence[Item]
+    _slowest: dict[Item, list[list[int]]] = field(default_factory=dict)
+    _round: list[Item] = field(default_factory=list)
+    _rounds_begun: int = 0
+
+    def __post_init__(self) -> None:
+        self._order = random.Random(self.plan.seed)  # noqa: S311 - shuffles, keeps no secret
+        self._slowest = {item: [] for item in self.items}
+
+    def next(self, spent_s: float) -> Item | None:
+        """Return what to measure now, `spent_s` after the start; None when all is done."""
+        out_of_time = spent_s >= self.plan.budget_s
+        while True:
+            over = out_of_time and self._rounds_begun > 0
+            if not self._round and (over or not self._begin_round()):
+                return None
+            item = self._round.pop(0)
+            if not (out_of_time and self._slowest[item]):
+                return item
+
+    def iterations(self, item: Item, warm_ns: list[int]) -> int:
+        """Return how many iterations of `item` to time now; `warm_ns` are the times of its warm-up.
+
+        Estimated by the mean: of times with a long tail the median is too low. A round should take
+        a tenth of the budget: many short rounds sample more moments than few long ones.
+        """
+        before = [t for times in self._slowest[item] for t in times]
+        each_ns = statistics.fmean(before) if before else max(warm_ns)
+        affordable = int(self.plan.budget_s * 1e8 / len(self.items) / max(each_ns, 1.0))
+        return max(self.plan.min_iterations, min(affordable, self.plan.max_iterations))
+
+    def rounds_of(self, item: Item) -> int:
+        """Return how often `item` was measured."""
+        return len(self._slowest[item])
+
+    def took(self, item: Item, slowest_ns: list[int]) -> None:
+        """Record the times of the slowest rank in one visit."""
+        self._slowest[item].append(slowest_ns)
+
+    def progress(self, spent_s: float) -> float:
+        """The share of the run that is done, 0 to 1: by time, or by what is precise already."""
+        first = sum(1 for rounds in self._slowest.values() if rounds) / len(self.items)
+        by_time = min(spent_s / self.plan.budget_s, 1.0) if self.plan.budget_s else 1.0
+        done = sum(self._is_done(item) for item in self.items) / len(self.items)
+        return min(first, max(by_time, done))
+
+    def _begin_round(self) -> bool:
+        left = [item for item in self.items if not self._is_done(item)]
+        if not left or self._rounds_begun >= self.plan.max_rounds:
+            return False
+        self._round = self._order.sample(left, k=len(left))
+        if not self._rounds_begun:  # something should be seen at once
+            smallest = min(left, key=lambda item: item.size_bytes)
+            self._round.remove(smallest)
+            self._round.insert(0, smallest)
+        self._rounds_begun += 1
+        return True
+
+    def _is_done(self, item: Item) -> bool:
+        rounds = self._slowest[item]
+        if len(rounds) < self.plan.rounds:
+            return False
+        low, median, high = median_interval(rounds)
+        return (high - low) / 2 <= self.plan.precision * median

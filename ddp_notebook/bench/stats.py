@@ -1,84 +1,97 @@
-"""From every rank's times to points and curves: medians, intervals, stragglers."""
+"""From what every rank measured to a benchmark's result: points, curves, conditions.
+
+A rank tells of each visit to a size: see `rank.bench.collectives.measure`.
+"""
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ddp_notebook.bench.fit import NoFit, fit
+from ddp_notebook.bench import trust
+from ddp_notebook.bench.intervals import median_interval, quantile
 from ddp_notebook.bench.plan import DTYPE_BYTES, CurvePlan, Plan
-from ddp_notebook.bench.results import BenchPoint, Curve, Fit, Samples
-
-_LATE_FACTOR = 5.0
-"""A rank is late at a size if it takes this many times as long as any other to issue its part,"""
-_LATE_LEAST_US = 50.0
-"""and this much longer (smaller differences come from a busy core),"""
-_LATE_SHARE = 0.75
-"""at this share of the sizes."""
-
-_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
-"""Student's t for 95 %, by degrees of freedom from 1."""
-_NORMAL = 1.96
-_MOST_HALF = math.log(3)
-"""Two rounds that differ much would give an interval too wide to be useful."""
-_AGAIN = math.sqrt(2)
-"""The error of the difference of two runs, relative to the error of one of them."""
+from ddp_notebook.bench.result import BenchPoint, BenchRun, Conditions, Curve, Fit, Samples
+from ddp_notebook.model import codec
 
 Visits = Sequence[Mapping[str, Any]]
-"""A rank's measurements, a mapping for each visit to a size: see `loop.measure`."""
 
 
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value that `share` (0 to 1) of the sorted values lie below, linearly interpolated."""
-    position = share * (len(ordered) - 1)
-    low, high = ordered[math.floor(position)], ordered[math.ceil(position)]
-    return low + (high - low) * (position - math.floor(position))
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where a plan was run."""
+
+    plan: Plan
+    ranks: tuple[int, ...]
+    backend: str
+    device: str
+    cores: int
+    """CPU cores the ranks of one host may use; 0 when that is not known."""
+    started: str
+    versions: Mapping[str, str]
 
 
-def median_interval(rounds: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """The median of all values, between the ends of its 95 % interval: low, median, high.
+def summarise(
+    setting: Setting,
+    visits: Mapping[int, Visits],
+    answers: Mapping[int, Mapping[str, Any]],
+    ended: str = "",
+) -> BenchRun:
+    """Return what all ranks measured together.
 
-    It is a prediction interval: the median of a second run lies in it 95 times of 100. Since that
-    run has an error of its own, it is wider than the usual confidence interval of the median by
-    the square root of two: only 83 % of the usual 95 % intervals contain the next run's median
-    (G. Cumming and R. Maillardet, "Confidence Intervals and Replication", Psychological Methods
-    11, 2006).
-
-    It is the wider of two. The first is distribution-free: from the order of the values alone. The
-    second is by Student's t on the logarithms of the medians of the rounds: values of one round
-    were measured at about the same time, and a machine is not the same a second later.
+    `visits` are those received, by rank; `answers` are the answers to `calls.BENCH` of the ranks
+    that finished. `ended` says why the run was cut short.
     """
-    ordered = sorted(value for values in rounds for value in values)
-    count = len(ordered)
-    median = statistics.median(ordered)
-    reach = _AGAIN * _NORMAL * math.sqrt(count) / 2
-    low = ordered[max(0, math.floor(count / 2 - reach))]
-    high = ordered[min(count - 1, math.ceil(count / 2 + reach) - 1)]
-    medians = [statistics.median(values) for values in rounds if values]
-    if len(medians) > 1 and min(medians) > 0:
-        logs = [math.log(m) for m in medians]
-        half = _AGAIN * student(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-        half = min(half, _MOST_HALF)
-        low, high = min(low, median * math.exp(-half)), max(high, median * math.exp(half))
-    return min(low, median), median, max(high, median)
+    curves = []
+    for number, plan in enumerate(setting.plan.curves(len(setting.ranks))):
+        ranks = setting.ranks[: plan.world_size]
+        measured_by = [[v for v in visits.get(r, ()) if v["curve"] == number] for r in ranks]
+        curves.append(curve_of(plan, ranks, measured_by, setting.plan))
+    measured = tuple(curve for curve in curves if curve.points)
+    hosts = [answer["host"] for answer in answers.values()]
+    conditions = Conditions(
+        cores=setting.cores,
+        ranks_per_host=max(map(hosts.count, hosts), default=len(setting.ranks)),
+        others_cpu=others_cpu(answers.values()),
+        seconds=max((answer["seconds"] for answer in answers.values()), default=0.0),
+    )
+    badge, reasons = trust.judge(measured, conditions)
+    return BenchRun(
+        backend=setting.backend,
+        device=setting.device,
+        world_size=len(setting.ranks),
+        curves=measured,
+        trust=badge,
+        reasons=reasons,
+        notes=trust.notes(measured),
+        conditions=conditions,
+        ended=ended,
+        started=setting.started,
+        plan=codec.encode(setting.plan),
+        versions=dict(setting.versions),
+    )
 
 
-def student(freedom: int) -> float:
-    """Student's t for a 95 % interval."""
-    return _T[freedom - 1] if freedom <= len(_T) else _NORMAL + 2.4 / freedom
+def others_cpu(answers: Iterable[Mapping[str, Any]]) -> float | None:
+    """Cores that other processes kept busy, on the host with most of that; None if not known.
+
+    Each rank tells its own CPU time and that of its host during the run, as `machine.Meter` does.
+    """
+    hosts: dict[str, list[Mapping[str, Any]]] = {}
+    for answer in answers:
+        hosts.setdefault(answer["host"], []).append(answer)
+    busy = [
+        max(0.0, (here[0]["host_cpu_s"] - sum(rank["cpu_s"] for rank in here)) / here[0]["seconds"])
+        for here in hosts.values()
+        if here[0]["host_cpu_s"] is not None and here[0]["seconds"]
+    ]
+    return max(busy, default=None)
 
 
-def curve_of(
-    curve: CurvePlan,
-    ranks: Sequence[int],
-    visits: Sequence[Visits],
-    plan: Plan,
-    *,
-    fitted: bool = True,
-) -> Curve:
-    """One curve, from what each of `ranks` measured of it; `visits` are in their order.
+def curve_of(curve: CurvePlan, ranks: Sequence[int], visits: Sequence[Visits], plan: Plan) -> Curve:
+    """Return a curve, from what each of `ranks` measured of it; `visits` are in their order.
 
     The time of an iteration is that of its slowest rank. Only visits that all ranks reported are
     used: a rank may have died, or a message may be lost. Raises ValueError if the ranks measured
@@ -93,16 +106,15 @@ def curve_of(
             raise ValueError(f"the ranks did not measure the same: {sorted(shapes)}")
         by_size.setdefault(visit[0]["size_bytes"], []).append(visit)
     points = tuple(_point(curve, size, by_size[size], plan) for size in sorted(by_size))
-    fitted_to, no_fit = _fit(curve, points) if fitted else (None, "")
+    fitted, no_fit = _fit(curve, points)
     late = _straggler(points)
     return Curve(
         op=curve.op,
         dtype=curve.dtype,
         mode=curve.mode,
         ranks=tuple(ranks),
-        tuned=curve.tuned,
         points=points,
-        fit=fitted_to,
+        fit=fitted,
         no_fit=no_fit,
         straggler=ranks[late[0]] if late else None,
         straggler_late_us=late[1] if late else 0.0,
@@ -112,9 +124,10 @@ def curve_of(
 def _point(
     curve: CurvePlan, size: int, visits: Sequence[tuple[Mapping[str, Any], ...]], plan: Plan
 ) -> BenchPoint:
-    """One size, from visits that all ranks made."""
+    """Return the point of one size, from visits that all ranks made."""
     ranks = range(curve.world_size)
     times = tuple(tuple(t for visit in visits for t in visit[r]["times_ns"]) for r in ranks)
+    issued = [sorted(t for visit in visits for t in visit[r]["issue_ns"]) for r in ranks]
     slowest = [
         [max(column) for column in zip(*(measured["times_ns"] for measured in visit), strict=True)]
         for visit in visits
@@ -139,10 +152,7 @@ def _point(
         busbw_gb_per_s=algbw * curve.operation.bus_factor(curve.world_size),
         wrong=sum(measured["wrong"] for visit in visits for measured in visit),
         rank_us=tuple(statistics.median(times[r]) / 1e3 for r in ranks),
-        issue_us=tuple(
-            quantile(sorted(t for visit in visits for t in visit[r]["issue_ns"]), 0.25) / 1e3
-            for r in ranks
-        ),
+        issue_us=tuple(quantile(each, 0.25) / 1e3 for each in issued),
         skew_us=statistics.median(skews) / 1e3,
         precise=len(visits) >= plan.rounds and (high - low) / 2 <= plan.precision * median,
         samples=Samples(times, tuple(len(values) for values in slowest)),
@@ -150,11 +160,13 @@ def _point(
 
 
 def _fit(curve: CurvePlan, points: Sequence[BenchPoint]) -> tuple[Fit | None, str]:
-    """The fit, or why there is none.
+    """Return the fit, or why there is none.
 
     Gloo's ring cuts a tensor into two pieces for each rank. Tensors with fewer elements take fewer
     steps, so the model does not apply to them, and they are left out.
     """
+    from ddp_notebook.bench.fit import NoFit, fit  # numpy: only where something was measured
+
     if not curve.operation.sized or not points:
         return None, ""
     if curve.world_size == 1:
@@ -167,7 +179,11 @@ def _fit(curve: CurvePlan, points: Sequence[BenchPoint]) -> tuple[Fit | None, st
 
 
 def _straggler(points: Sequence[BenchPoint]) -> tuple[int, float] | None:
-    """The index of the rank that is late at most sizes, and how late it is in microseconds."""
+    """Return the index of the rank that is late at most sizes, and how late it is in microseconds.
+
+    It takes five times as long as any other to issue its part, and 50 us longer, since smaller
+    differences come from a busy core: at three quarters of the sizes.
+    """
     if not points or len(points[0].issue_us) < 2:
         return None
     for rank in range(len(points[0].issue_us)):
@@ -175,8 +191,8 @@ def _straggler(points: Sequence[BenchPoint]) -> tuple[int, float] | None:
         for point in points:
             others = max(t for r, t in enumerate(point.issue_us) if r != rank)
             own = point.issue_us[rank]
-            if own > _LATE_FACTOR * others and own > others + _LATE_LEAST_US:
+            if own > 5 * others and own > others + 50:
                 late.append(own - others)
-        if len(late) >= _LATE_SHARE * len(points):
+        if len(late) >= 0.75 * len(points):
             return rank, statistics.median(late)
     return None

@@ -1,47 +1,38 @@
-"""How far a benchmark's numbers can be trusted, and why not further."""
+"""How far a benchmark's numbers can be trusted, and what they mean in sentences."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
 
-from ddp_notebook.bench.results import BenchPoint, Conditions, Curve, Trust
+from ddp_notebook.bench.result import (
+    BenchPoint,
+    Conditions,
+    Curve,
+    Fit,
+    Trust,
+    duration,
+)
 from ddp_notebook.model import counted, format_bytes
 
-TAILED = 2.0
-"""A size has a long tail when its mean is more than this times its median."""
-_TAILED_SHARE = 0.25
-"""Of the sizes; fewer are only noted."""
-_OTHERS_FAIR = 0.10
-_OTHERS_NOISY = 0.25
-"""Of the cores, kept busy by processes that are not ranks."""
 _CORES_PER_RANK = 2
-_IMPRECISE_SHARE = 0.5
-_SPREAD_NOISY = 0.25
-"""Half of an interval, as a share of the median: with more nothing can be told apart."""
-_SIZES_NAMED = 3
-
-_ORDER = (Trust.GOOD, Trust.FAIR, Trust.NOISY)
+_TAILED = 2.0
+"""A size has a long tail when its mean is more than this times its median."""
 
 
 def judge(curves: Sequence[Curve], conditions: Conditions) -> tuple[Trust, tuple[str, ...]]:
-    """The badge, and every reason why it is not a better one, worst first."""
+    """Return the badge, and every reason why it is not a better one, worst first."""
     points = [p for curve in curves for p in curve.points]
     load = from_load(conditions.ranks_per_host, conditions.cores, conditions.others_cpu)
     return worst_first([*load, *_from_points(points)])
 
 
 def worst_first(judged: Sequence[tuple[Trust, str]]) -> tuple[Trust, tuple[str, ...]]:
-    """The worst badge of all that was `judged`, and the reasons, its own first."""
-    ordered = sorted(judged, key=lambda item: -_ORDER.index(item[0]))
+    """Return the worst badge of all that was `judged`, and the reasons, its own first."""
+    order = (Trust.GOOD, Trust.FAIR, Trust.NOISY)
+    ordered = sorted(judged, key=lambda item: -order.index(item[0]))
     worst = ordered[0][0] if ordered else Trust.GOOD
     return worst, tuple(reason for _, reason in ordered)
-
-
-def disturbed(conditions: Conditions) -> bool:
-    """True when other processes took so much of the cores that the times are theirs as well."""
-    taken, cores = conditions.others_cpu, conditions.cores
-    return bool(cores) and taken is not None and taken / cores >= _OTHERS_NOISY
 
 
 def from_load(
@@ -55,13 +46,11 @@ def from_load(
             "per rank the ranks wait for each other's turn on a core, and small sizes say more "
             "about the machine's scheduler than about communication",
         )
-    if cores and others_cpu is not None:
-        share = others_cpu / cores
-        if share >= _OTHERS_FAIR:
-            yield (
-                Trust.NOISY if share >= _OTHERS_NOISY else Trust.FAIR,
-                f"other processes kept {others_cpu:.1f} of {counted(cores, 'core')} busy meanwhile",
-            )
+    if cores and others_cpu is not None and others_cpu >= 0.1 * cores:
+        yield (
+            Trust.NOISY if others_cpu >= 0.25 * cores else Trust.FAIR,
+            f"other processes used {others_cpu:.1f} of {counted(cores, 'core')} during the run",
+        )
 
 
 def _from_points(points: Sequence[BenchPoint]) -> Iterable[tuple[Trust, str]]:
@@ -71,34 +60,92 @@ def _from_points(points: Sequence[BenchPoint]) -> Iterable[tuple[Trust, str]]:
     if wrong:
         yield (
             Trust.NOISY,
-            f"results were wrong at {sizes(wrong)}: times of a wrong answer mean nothing",
+            f"results were wrong at {_sizes(wrong)}: times of a wrong answer mean nothing",
         )
-    tailed = [p for p in points if p.mean_us > TAILED * p.latency_us]
-    if len(tailed) >= _TAILED_SHARE * len(points):
+    tailed = [p for p in points if p.mean_us > _TAILED * p.latency_us]
+    if len(tailed) >= 0.25 * len(points):  # fewer are no reason for doubt
         yield (
             Trust.FAIR,
-            f"at {sizes(tailed)} the mean is more than {TAILED:g} times the median: a few "
+            f"at {_sizes(tailed)} the mean is more than {_TAILED:g} times the median: a few "
             "iterations took far longer than the rest. Compare medians, not means",
         )
     spread = statistics.median(p.spread for p in points)
     vague = [p for p in points if not p.precise]
-    if spread > _SPREAD_NOISY:
-        yield (
-            Trust.NOISY,
-            f"half of the medians are known no better than to ±{spread:.0%}",
-        )
-    elif len(vague) > _IMPRECISE_SHARE * len(points):
+    if spread > 0.25:  # then hardly two sizes can be told apart
+        yield Trust.NOISY, f"half of the medians have an error of ±{spread:.0%} or more"
+    elif len(vague) > 0.5 * len(points):
         yield (
             Trust.FAIR,
-            f"at {sizes(vague)} the median was not known as well as was asked for when the "
-            "budget ended. A larger --budget helps",
+            f"at {_sizes(vague)} the time budget ran out before the medians were precise enough. "
+            "Try a larger --budget",
         )
 
 
-def sizes(points: Sequence[BenchPoint]) -> str:
+def _sizes(points: Sequence[BenchPoint]) -> str:
     """``4 B``, ``4 B, 16 B and 1 KiB``, ``7 sizes from 4 B to 1 MiB``."""
     named = list(dict.fromkeys(format_bytes(p.size_bytes) for p in points))
     *most, last = named
-    if len(most) >= _SIZES_NAMED:
+    if len(most) >= 3:
         return f"{len(named)} sizes from {most[0]} to {last}"
     return f"{', '.join(most)} and {last}" if most else last
+
+
+# -- in sentences ------------------------------------------------------------------------
+
+
+def notes(curves: Sequence[Curve]) -> tuple[str, ...]:
+    """Return what the reader should know, in one or two sentences each; wrong results first."""
+    sentences: list[str] = []
+    for curve in curves:
+        where = f"{curve.name}: " if len(curves) > 1 else ""
+        sentences += [where + text for text in _of_curve(curve)]
+    if len(curves) == 1 and curves[0].world_size == 1:
+        sentences.append("One rank sends nothing: these are the times of the call alone.")
+    return tuple(sentences)
+
+
+def _of_curve(curve: Curve) -> Iterable[str]:
+    wrong = [p for p in curve.points if p.wrong]
+    if wrong:
+        first = wrong[0]
+        yield (
+            f"{curve.op} gave wrong results: {first.wrong:,} elements at "
+            f"{format_bytes(first.size_bytes)}"
+            + (f", and more at {_sizes(wrong[1:])}." if len(wrong) > 1 else ".")
+        )
+    if curve.straggler is not None:
+        yield (
+            f"Rank {curve.straggler} joins {duration(curve.straggler_late_us / 1e6)} after the "
+            "others, at most sizes: they wait for it, and what is measured is its delay."
+        )
+    if curve.fit is not None:
+        yield _explained(curve.fit)
+    elif curve.no_fit and curve.world_size > 1:
+        yield f"No latency and bandwidth are given: {curve.no_fit}."
+    if not curve.operation.sized and curve.points:
+        yield f"A barrier takes {duration(curve.points[0].latency_us / 1e6)}."
+
+
+def _explained(fit: Fit) -> str:
+    latency, bandwidth = duration(fit.latency_s), fit.bandwidth_bytes_per_s / 1e9
+    # Below an eighth of the half-bandwidth size the bytes add at most an eighth to the latency.
+    flat = fit.half_bandwidth_bytes / 8
+    if flat > 2 * fit.from_bytes:
+        power = 1 << (int(flat).bit_length() - 1)
+        words = f"Below {format_bytes(power)} you pay {latency} however little you send. "
+    else:
+        words = f"Even the least costs {latency}. "
+    per_mib = duration(2**20 / fit.bandwidth_bytes_per_s)
+    words += f"Large tensors move at {bandwidth:.3g} GB/s: each MiB more costs {per_mib}. "
+    if fit.half_bandwidth_bytes <= fit.to_bytes:
+        half = format_bytes(round_bytes(fit.half_bandwidth_bytes))
+        words += f"Half of that bandwidth is reached at {half}. "
+    return words + f"(Median fit error: {fit.median_error:.0%}.)"
+
+
+def round_bytes(size: float) -> int:
+    """Return a computed size, to about two digits of its unit."""
+    unit = 1
+    while size / unit >= 1024 and unit < 2**30:
+        unit *= 1024
+    return max(1, round(size / unit)) * unit

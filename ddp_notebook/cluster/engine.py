@@ -68,7 +68,7 @@ def let_libraries_warn() -> None:
 
 
 def _by_a_callback_of_the_user(stop: SystemExit) -> bool:
-    """True for an error of an event loop callback, which is printed and ends nothing."""
+    """Return True for an error of an event loop callback, which is printed and ends nothing."""
     if not runtime.is_of_user(stop):
         return False
     traceback.print_exception(stop)

@@ -25,7 +25,7 @@ CALM_S = 1.0
 
 
 def has_private_api(client: Any) -> bool:
-    """True when this ipyparallel has what `engine_name` and `unregister` use."""
+    """Return True when this ipyparallel has what `engine_name` and `unregister` use."""
     needed = ("_query_stream", "_engines")
     return callable(getattr(client, "_send", None)) and all(hasattr(client, n) for n in needed)
 

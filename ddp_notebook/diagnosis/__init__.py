@@ -15,7 +15,6 @@ standing_still.py  Ranks that stand still, by their stacks alone.
 setup/        Rules for set-up.
 collectives/  Rules for collectives: who diverged from the others, and how.
 parallel/     Rules for programs that split a model or its data over ranks.
-against/      A run compared with the same run on one rank: where do they diverge?
 training/     Rules for training that ends without an error and is wrong.
 data/         Rules for what ranks read, and for what they report of it.
 source_code/  What the user's code says: what decides whether a line is reached, and its values.

@@ -24,11 +24,9 @@ def as_init_says(name: str, why: str, fine: str, verdict: Verdict = Verdict.FAIL
     return Check.ok(name, fine)
 
 
-def check_memory(world_size: int, left_bytes: int | None) -> Check:
-    """Memory for the ranks; `left_bytes` is None where that is not known."""
+def check_memory(world_size: int, left_bytes: int) -> Check:
+    """Memory for the ranks, of which `left_bytes` are left."""
     name = "memory"
-    if left_bytes is None:
-        return Check.ok(name, "how much is left is not known")
     found = f"{format_bytes(left_bytes)} available"
     why = why_too_little_memory(world_size, left_bytes)
     if why or left_bytes >= world_size * RANK_BYTES:
@@ -166,7 +164,7 @@ def check_devices(
 
 
 def _torch_trouble(facts: Mapping[str, Any]) -> str:
-    """Why this torch cannot use the GPUs; empty when it can, or when that is not known."""
+    """Return why this torch cannot use the GPUs; empty when it can, or when that is not known."""
     if not facts.get("torch"):
         return ""  # another check says so
     if not facts.get("cuda_build"):

@@ -74,7 +74,7 @@ def check_port(port: int, asked_by: str, refused: int, holders: Sequence[Holder]
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address only reaches this host itself."""
+    """Return whether an address only reaches this host itself."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
@@ -171,7 +171,8 @@ def _interface_trouble(variable: str, value: str, interfaces: Mapping[str, Inter
         return (
             f"{chosen[0]} {_unusable(interfaces[chosen[0]])}" if chosen else "no interface matches"
         )
-    # Not stripped: torch does not strip them either.
+    # gloo splits at commas, TensorPipe takes the whole text as one name. Not stripped: torch does
+    # not strip them either.
     for name in value.split(",") if variable.startswith("GLOO") else [value]:
         if name not in interfaces:
             form = "; only NCCL reads ^ and =" if name[:1] in ("^", "=") else ""
@@ -182,14 +183,14 @@ def _interface_trouble(variable: str, value: str, interfaces: Mapping[str, Inter
 
 
 def _unusable(interface: Interface) -> str:
-    """Why it cannot be used; empty when it can."""
+    """Return why it cannot be used; empty when it can."""
     if not interface.up:
         return "is down"
     return "" if interface.addresses else "has no address"
 
 
 def nccl_interfaces(value: str, names: Iterable[str]) -> tuple[str, ...]:
-    """The interfaces that NCCL_SOCKET_IFNAME chooses among `names`.
+    """Return the interfaces that NCCL_SOCKET_IFNAME chooses among `names`.
 
     ``eth`` means every name that starts so, ``=eth0`` exactly that name, ``^docker`` all names
     but those, ``^=docker0`` all but that one. Commas separate several; the sign stands once.

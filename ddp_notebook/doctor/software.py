@@ -98,7 +98,7 @@ def check_backend(facts: Facts, backend: str, on_gpus: bool) -> Check:
 
 
 def _number(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: ``2.6.0+cpu`` is 2, 6, 0."""
+    """Return the leading numbers of a version: ``2.6.0+cpu`` is 2, 6, 0."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
@@ -228,8 +228,6 @@ def _mistakes(environment: Mapping[str, str]) -> Iterator[str]:
 
 _OLD_NAME = "the old name of TORCH_{0}: torch warns of it and will stop reading it"
 _PINS = "every rank binds its threads to the same cores, and the other cores stay idle"
-_ONLY_WITH = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCHELASTIC_USE_AGENT_STORE": "TRUE"}
-_OFF = ("", "0", "false", "disabled", "none")
 _TROUBLES = {
     "TORCH_DISTRIBUTED_DEBUG": (
         "DDP on gloo crashes with it (segmentation fault), and small collectives take several "
@@ -260,12 +258,14 @@ def check_known_trouble(environment: Mapping[str, str]) -> tuple[Check, ...]:
     warnings = []
     for name, (effect, remedy) in _TROUBLES.items():
         value = environment.get(name, "").strip()
-        if name in _ONLY_WITH:
-            makes_trouble = value.upper() == _ONLY_WITH[name]
+        if name == "TORCH_DISTRIBUTED_DEBUG":
+            makes_trouble = value.upper() == "DETAIL"
+        elif name == "TORCHELASTIC_USE_AGENT_STORE":
+            makes_trouble = value == "True"  # torch compares with exactly this text
+        elif name.startswith("NCCL_"):
+            makes_trouble = name in environment
         else:
-            makes_trouble = name in environment and (
-                name.startswith("NCCL_") or value.lower() not in _OFF
-            )
+            makes_trouble = value.lower() not in ("", "0", "false", "disabled", "none")
         if makes_trouble:
             found = f"{environment[name]}: {effect.format(name)}"
             warnings.append(Check.warning(name, found, remedy.format(name)))

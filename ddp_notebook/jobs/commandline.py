@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 from ddp_notebook.archive.save import check_target, line, write
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import hosts, listing, targets
+from ddp_notebook.jobs import find, hosts
+from ddp_notebook.jobs.target import Target, ranks_of
 from ddp_notebook.jobs.verdict import Verdict, places_to_json
 from ddp_notebook.model import Place, name_ranks
 from ddp_notebook.views import findings as view
@@ -51,36 +52,12 @@ def add(commands: Any) -> None:
             add("--ranks", help="the stacks of these ranks only, as in 0,2-3")
         command.add_argument("--json", action="store_true", help="print it as JSON")
         command.set_defaults(run=run)
-    _add_save(commands)
-    _add_run(commands)
-    _add_mcp(commands)
-
-
-def _add_mcp(commands: Any) -> None:
-    about = "answer a program that speaks MCP, over stdin and stdout: jobs, why and where"
-    command = commands.add_parser("mcp", help=about, description=about, allow_abbrev=False)
-    command.set_defaults(run=_mcp)
-
-
-def _mcp(_args: argparse.Namespace) -> NoReturn:
-    """The server as a program of its own: only it needs the package, which is an extra."""
-    if find_spec("mcp") is None:
-        raise UsageMistake(
-            'The package mcp is not installed. Type: pip install "ddp-notebook[mcp]"'
-        )
-    os.execv(sys.executable, [sys.executable, "-m", "ddp_notebook.jobs.mcp_server"])  # noqa: S606
-
-
-def _add_save(commands: Any) -> None:
     about = "write what is known of a job to a file, for `why` and for a notebook"
     save = commands.add_parser("save", help=about, description=about, allow_abbrev=False)
     save.add_argument("target", help=_TARGET)
     save.add_argument("file", help="the file to write; - writes it to the output")
     save.add_argument("--force", action="store_true", help="replace a file that exists")
     save.set_defaults(run=_save)
-
-
-def _add_run(commands: Any) -> None:
     about = "run a script as a rank that can be asked, where DDP_NOTEBOOK=1 does nothing"
     # None of the arguments is an option of ours: all are the script's; the first may be -m.
     run = commands.add_parser(
@@ -88,10 +65,22 @@ def _add_run(commands: Any) -> None:
     )
     run.add_argument("words", nargs=argparse.REMAINDER, help="[-m] train.py [args]")
     run.set_defaults(run=_run)
+    about = "answer a program that speaks MCP, over stdin and stdout: jobs, why and where"
+    mcp = commands.add_parser("mcp", help=about, description=about, allow_abbrev=False)
+    mcp.set_defaults(run=_mcp)
+
+
+def _mcp(_args: argparse.Namespace) -> NoReturn:
+    """Execute the server as a program of its own: only it needs the package, an extra."""
+    if find_spec("mcp") is None:
+        raise UsageMistake(
+            'The package mcp is not installed. Type: pip install "ddp-notebook[mcp]"'
+        )
+    os.execv(sys.executable, [sys.executable, "-m", "ddp_notebook.jobs.mcp"])  # noqa: S606
 
 
 def _save(args: argparse.Namespace) -> int:
-    target = targets.named([args.target])
+    target = hosts.named([args.target])
     if args.file == "-":
         print(line(target.saved()))
         return 0
@@ -110,13 +99,13 @@ def _jobs(args: argparse.Namespace) -> int:
     if args.host is not None:
         print(hosts.listed(args.host, *(["--json"] if args.json else [])))
         return 0
-    jobs = listing.listed()
-    _print(listing.to_json(jobs) if args.json else listing.text(jobs))
+    jobs = find.listed()
+    _print(find.to_json(jobs) if args.json else find.text(jobs))
     return 0
 
 
 def _why(args: argparse.Namespace) -> int:
-    target = targets.named(args.target, args.slurm)
+    target = hosts.named(args.target, args.slurm)
     verdict = target.why()
     if args.json:
         _print(verdict.to_json(target.name))
@@ -125,8 +114,8 @@ def _why(args: argparse.Namespace) -> int:
     return verdict.outcome.value
 
 
-def _chosen(args: argparse.Namespace, target: targets.Target) -> str:
-    """Which job was looked at, where none is named."""
+def _chosen(args: argparse.Namespace, target: Target) -> str:
+    """Say which job was looked at, where none is named."""
     if args.target or args.slurm:
         return ""
     return (
@@ -136,9 +125,9 @@ def _chosen(args: argparse.Namespace, target: targets.Target) -> str:
 
 
 def _where(args: argparse.Namespace) -> int:
-    target = targets.named(args.target, args.slurm)
+    target = hosts.named(args.target, args.slurm)
     if args.stacks or args.locals or args.ranks is not None:
-        tree = target.where(targets.ranks_of(target, args.ranks), args.locals)
+        tree = target.where(ranks_of(target, args.ranks), args.locals)
         _print(
             places_to_json(target.places(), tree, target.name)
             if args.json

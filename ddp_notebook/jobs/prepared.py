@@ -1,4 +1,4 @@
-"""Finds, queries and diagnoses jobs whose ranks were prepared (DDP_NOTEBOOK=1), running or ended.
+"""Prepared jobs (DDP_NOTEBOOK=1), running or ended: asked for their state, and judged.
 
 Read-only: ranks are asked for their state, and their records are read. Nothing is sent that could
 change what they do.
@@ -6,26 +6,20 @@ change what they do.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ddp_notebook import files
 from ddp_notebook.cluster.questions import ask
 from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
-from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import unprepared
-from ddp_notebook.jobs.outside import system
-from ddp_notebook.jobs.records import CRASHES, DAMAGED, ORPHANED, Process
-from ddp_notebook.jobs.unprepared import elsewhere, how_to_see, stopped, untold, was_set
+from ddp_notebook.jobs import outside, records
+from ddp_notebook.jobs.records import CRASHES, DAMAGED, ORPHANED, Job, Process
 from ddp_notebook.jobs.verdict import AT_REST, Verdict, for_others, own_errors
 from ddp_notebook.launch.process_groups import waits_for_gil
-from ddp_notebook.launch.session_folder import is_private
 from ddp_notebook.model import (
     Activity,
     Case,
@@ -35,229 +29,47 @@ from ddp_notebook.model import (
     Diagnosis,
     Finding,
     Phase,
-    Place,
     RankReport,
-    Ranks,
-    codec,
     collective_log,
     name_ranks,
     verb,
 )
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer, answered
-from ddp_notebook.rank.prepared import job_folder, processes
-from ddp_notebook.rank.prepared.job_folder import About
-from ddp_notebook.rank.prepared.processes import has_torch
-from ddp_notebook.views.ansi import plain
+from ddp_notebook.rank.prepared import processes
 
-READ_LAST = 2000
-"""Records of each rank that a diagnosis looks at."""
-_ASK_TIMEOUT_S = 2.0
+ASK_TIMEOUT_S = 2.0
 _AGAIN_S = 0.4
 """Between two checks of a running job: a finding must hold in both."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """The prepared ranks of one job on this host, by rank."""
-
-    processes: Mapping[int, Process]
-
-    @property
-    def alive(self) -> tuple[int, ...]:
-        """The ranks whose processes run."""
-        return tuple(r for r, process in self.processes.items() if process.about.alive)
-
-    @property
-    def first(self) -> About:
-        """What the lowest rank says of itself."""
-        return self.processes[min(self.processes)].about
-
-    @property
-    def world_size(self) -> int:
-        """How many ranks there should be, as the ranks were told; at least those that are there."""
-        sizes = [process.about.world_size or 0 for process in self.processes.values()]
-        size = max(set(sizes), key=sizes.count)
-        return min(max(size, max(self.processes) + 1), _MOST_RANKS)
-
-    @property
-    def absent(self) -> Ranks:
-        """The ranks of which no process was prepared on this host."""
-        return tuple(rank for rank in range(self.world_size) if rank not in self.processes)
-
-    @property
-    def in_another_container(self) -> bool:
-        """Whether it runs where pids mean other processes: it cannot be asked from here."""
-        known = self.processes.values()
-        return any(job_folder.in_another_container(each.about, each.folder) for each in known)
-
-    @property
-    def title(self) -> str:
-        """Its script."""
-        return plain(Path(self.first.script).name) or "python"
-
-    @property
-    def ranks_words(self) -> str:
-        """``ranks 0-3 of 4``: those that are on this host, and how many there should be."""
-        return f"{name_ranks(self.processes)} of {self.world_size}"
-
-
-_MOST_RANKS = 4096
-
-
-def jobs(folder: Path | None = None) -> list[Job]:
-    """The prepared jobs in `folder`, by default this user's on this host; the newest first."""
-    known = job_folder.processes(folder)
-    folders = {(about.pid, about.began): folder for about, folder in known}
-    found = job_folder.by_job(About(**codec.readable(asdict(told))) for told, _ in known)
-    return [
-        Job({rank: Process(of[rank], folders[of[rank].pid, of[rank].began]) for rank in sorted(of)})
-        for of in reversed(found)
-    ]
-
-
-def pids(among: Sequence[Job] | None = None) -> frozenset[int]:
-    """The processes of these jobs (None: this user's prepared ones), those that ended as well."""
-    here = job_folder.namespace()
-    known_jobs = jobs() if among is None else among
-    abouts = (process.about for job in known_jobs for process in job.processes.values())
-    return frozenset(about.pid for about in abouts if about.pids == here)
-
-
-def others(among: Sequence[Job]) -> list[dict[int, unprepared.Seen]]:
-    """The jobs that run and are none of these: they were not prepared."""
-    found = unprepared.jobs(pids(among))
-    return [ranks for ranks in found if not any(known(r.pid, among) for r in ranks.values())]
-
-
-def job_of(pid: int) -> Job:
-    """The job of which a process is a rank, or the launcher. Raises UsageMistake."""
-    everything = jobs()
-    job = known(pid, everything)
-    if job is None:
-        job = next((job for job in everything if pid in _pids(job)), None)  # another container's
-    if job is None:
-        raise UsageMistake(_not_prepared(pid, everything))
-    return job
-
-
-def known(pid: int, among: Sequence[Job]) -> Job | None:
-    """The job of a process, which may run in another container; None where it has no record."""
-    names = [(pid, job_folder.namespace())]
-    with contextlib.suppress(OSError):
-        names.append(processes.in_its_container(pid))
-    found = (job for job in among for own, where in names if own in _pids(job, where))
-    return next(found, None)
-
-
-def _pids(job: Job, namespace: str | None = None) -> set[int]:
-    """Its ranks and its launcher, by their numbers in `namespace`, by default in their own."""
-    abouts = [process.about for process in job.processes.values()]
-    abouts = [about for about in abouts if namespace in (None, about.pids)]
-    return {about.pid for about in abouts} | {about.parent for about in abouts}
-
-
-def newest() -> Job:
-    """The job that runs, else the newest that ran. Raises UsageMistake where there is none."""
-    everything = jobs()
-    alive = [job for job in everything if job.alive]
-    if len(alive) > 1:
-        pids = ", ".join(f"{job.first.pid} ({job.title})" for job in alive)
-        raise UsageMistake(f"Several jobs run: name one by its pid: {pids}")
-    if not everything:
-        raise UsageMistake(
-            f"There is no prepared job of yours on this host ({looked_in()}). {HOW_TO_PREPARE}"
-        )
-    return (alive or everything)[0]
-
-
-HOW_TO_PREPARE = (
-    "Start one with DDP_NOTEBOOK=1 in its environment, as in: DDP_NOTEBOOK=1 torchrun …"
-)
-
-
-def looked_in() -> str:
-    """Where prepared jobs are looked for: one that was told another folder is not seen."""
-    folder = job_folder.root()
-    named = f", of {job_folder.FOLDER_VARIABLE}" if job_folder.FOLDER_VARIABLE in os.environ else ""
-    if os.path.lexists(folder) and not is_private(folder):
-        named += "; no rank is prepared there until it is a folder of yours of mode 0700: others"
-        named += " can enter it, or it is theirs"
-    return f"looked for in {plain(str(folder))}{named}"
-
-
-def _gone(pid: int, everything: Sequence[Job]) -> str:
-    known = ", ".join(str(job.first.pid) for job in everything if job.alive)
-    parent = job_folder.waited_for_by(pid)
-    ended = f"Process {pid} has ended, and process {parent} has not asked yet how."
-    gone = ended if parent else f"There is no process {pid} here."
-    return gone + (f" Prepared jobs: {known}." if known else "")
-
-
-def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
-    if not job_folder.began(pid):
-        return _gone(pid, everything)
-    if processes.other_user(pid) is not None:
-        return f"Process {pid} is another user's: only that user can ask it."
-    if told := _of_a_launcher(pid):
-        return told
-    if not was_set(pid) and not has_torch(pid):
-        return (
-            f"Process {pid} has not loaded torch, and is neither a rank nor the launcher of one. "
-            "Your jobs: ddp-notebook jobs"
-        )
-    how = (elsewhere(pid) or _WAS_SET) if was_set(pid) else HOW_TO_PREPARE
-    return (
-        f"Process {pid} is not prepared, and cannot be asked. {how} Its stacks, if it "
-        f"runs Python and py-spy is installed: {how_to_see(pid)}"
-    )
-
-
-def _of_a_launcher(pid: int) -> str:
-    """What a process that starts ranks waits for, or has started; empty of another one."""
-    if system.is_torchrun(pid) and processes.children(pid) == ():
-        return (
-            f"Process {pid} is torchrun, and has started no rank yet: it has just begun, or waits "
-            "for its other nodes (--nnodes, --rdzv-endpoint). Then start torchrun on each of them, "
-            "with the same address; and ask again."
-        )
-    if (started := untold(pid)) and not was_set(pid):
-        pids = ", ".join(map(str, started[:8]))
-        return (
-            f"Process {pid} started processes with torch ({pids}) and told them no RANK when they "
-            "began, as mp.spawn does: which rank each one is cannot be seen from outside. "
-            f"{HOW_TO_PREPARE} The stack of one now: {how_to_see(started[0])}"
-        )
-    return ""
-
-
-_WAS_SET = (
-    "It has DDP_NOTEBOOK=1 in its environment: perhaps it has not yet imported torch; then ask "
-    "again. Or torch did not call this package: it is older than 2.5, "
-    "TORCH_DEVICE_BACKEND_AUTOLOAD is 0, or its Python has no ddp_notebook installed. Then start "
-    "it so: torchrun … -m ddp_notebook.run train.py"
-)
-
-
-# -- asked and judged ------------------------------------------------------------------------
-
-
 def why(job: Job) -> Verdict:
-    """What is wrong with a job. Of one that runs, what is so in two looks at it."""
+    """Return what is wrong with a job."""
+    return judged(job)[1]
+
+
+def judged(job: Job) -> tuple[Case, Verdict]:
+    """Return what is known of a job, and what is wrong with it.
+
+    Of one that runs, what is so in two looks at it.
+    """
     alive = job.alive
     before = case = case_of(job)
     diagnosis = _diagnosed(job, case)
+    # Ranks run on while they are asked: rank 0 may report that it waits for rank 1, which has
+    # arrived by the time it is asked itself. A hang is still there a moment later, with the same
+    # ranks.
     if job.alive and diagnosis.findings:
         time.sleep(_AGAIN_S)
         case = case_of(job)
         diagnosis = _with_rest(in_both(diagnosis, _diagnosed(job, case)), before, case)
     if job.alive != alive:  # who ended meanwhile may have written how
-        return why(job)
-    return for_others(diagnosis, _basis(job, case), _elsewhere(job))
+        return judged(job)
+    return case, for_others(diagnosis, _basis(job, case), _elsewhere(job))
 
 
 def in_both(first: Diagnosis, second: Diagnosis) -> Diagnosis:
-    """The second of two looks, with those findings alone that the first one had as well."""
+    """Return the second of two looks, with those findings alone that the first one had as well."""
     same = {(finding.category, finding.ranks) for finding in first.findings}
     both = tuple(f for f in second.findings if (f.category, f.ranks) in same)
     changed = "" if both or not second.wrong else _CHANGES
@@ -265,9 +77,10 @@ def in_both(first: Diagnosis, second: Diagnosis) -> Diagnosis:
 
 
 def _with_rest(diagnosis: Diagnosis, before: Case, now: Case) -> Diagnosis:
-    """With which of the ranks that others wait for did nothing at all between two looks."""
+    """Add which of the ranks that others wait for did nothing at all between two looks."""
     pairs = zip(before.ranks, now.ranks, strict=True)
-    still = {b.rank for a, b in pairs if b.main_cpu_s and b.main_cpu_s - a.main_cpu_s < _A_TICK_S}
+    # The system counts CPU time in ticks of 10 ms: less than one is none.
+    still = {b.rank for a, b in pairs if b.main_cpu_s and b.main_cpu_s - a.main_cpu_s < 0.01}
     findings = []
     for finding in diagnosis.findings:
         ranks = tuple(rank for rank in finding.ranks if rank in still)
@@ -278,20 +91,12 @@ def _with_rest(diagnosis: Diagnosis, before: Case, now: Case) -> Diagnosis:
     return replace(diagnosis, findings=tuple(findings))
 
 
-_A_TICK_S = 0.01
-"""The system counts CPU time in ticks."""
 _CHANGES = "Two looks at it, shortly one after the other, found different things: ask again."
 
 
-def where(job: Job) -> dict[int, tuple[Place, ...]]:
-    """Where each rank is in the user's code, the outermost line first, or was last."""
-    paths = {report.rank: report.path or report.error_at for report in case_of(job).ranks}
-    return {rank: path for rank, path in paths.items() if path}
-
-
 def case_of(job: Job) -> Case:
-    """All that is known of a job now."""
-    answers = ask(sockets_of(job), calls.REPORT, calls.Nothing(), _ASK_TIMEOUT_S)
+    """Return all that is known of a job now."""
+    answers = ask(sockets_of(job), calls.REPORT, calls.Nothing(), ASK_TIMEOUT_S)
     first, alive = job.first, bool(job.alive)
     halted = stopped_early(job)
     reports = tuple(
@@ -307,18 +112,14 @@ def case_of(job: Job) -> Case:
         collectives=collectives_of(job),
         sources=files.sources(Path(first.script), first.wall_s),
     )
-    return _silent_while_others_wait(case)
-
-
-def _silent_while_others_wait(case: Case) -> Case:
-    """That a rank does not answer is known of now alone: it is taken to last as others wait."""
+    # That a rank does not answer is known of now alone: it is taken to last as others wait.
     waited_s = max(_waited_s(case).values(), default=0.0)
     ranks = (replace(e, gil_s=max(e.gil_s, waited_s)) if e.gil_s else e for e in case.ranks)
     return replace(case, ranks=tuple(ranks))
 
 
 def _with_splits(job: Job, reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
-    """`reports` with what each rank brought to the all_to_all to which the last one came.
+    """Add to reports what each rank brought to the all_to_all to which the last one came.
 
     gloo may end a process in an all_to_all which the others have left.
     """
@@ -337,12 +138,16 @@ def _with_splits(job: Job, reports: tuple[RankReport, ...]) -> tuple[RankReport,
 
 
 def stopped_early(job: Job) -> dict[int, int]:
-    """The processes of ranks of a running job that were stopped before they were prepared."""
-    return stopped(job.first.parent, job.absent, pids()) if job.alive and job.absent else {}
+    """Return the ranks of a running job that were stopped before they were prepared: processes."""
+    return (
+        outside.stopped(job.first.parent, job.absent, records.pids())
+        if job.alive and job.absent
+        else {}
+    )
 
 
 def sockets_of(job: Job) -> dict[int, Path]:
-    """Where ranks can be asked: those that run, without the ones that were stopped."""
+    """Return where ranks can be asked: those that run, without the ones that were stopped."""
     running = {rank: job.processes[rank] for rank in job.alive}
     return {r: p.folder / "ask" for r, p in running.items() if _state(p.about.pid) != _STOPPED}
 
@@ -353,26 +158,24 @@ def _report(
     answer: RankReport | CannotAnswer | None,
     others_run: bool,
 ) -> RankReport:
-    """A rank's answer; without one, what it wrote."""
+    """Return a rank's answer; without one, what it wrote."""
     if process is None:
         return RankReport(rank, doing="no process of it was prepared on this host")
     if isinstance(answer, RankReport):
         return replace(answer, rank=rank)
     if process.about.alive:
         pid = process.about.pid
-        why_not = f": {answer.why}" if isinstance(answer, CannotAnswer) else _of_another_user(pid)
+        why_not = f": {answer.why}" if isinstance(answer, CannotAnswer) else ""
+        if not why_not and (user := processes.other_user(pid)) is not None:
+            why_not = f" as user {user}, and answers no other user"
         if (state := _state(pid)) == _STOPPED:
             return _stopped(rank, pid)
-        gil_s = _ASK_TIMEOUT_S if answer is None and waits_for_gil(pid) else 0.0
+        # A thread of the rank answers, and it needs the GIL as any other: a rank that runs and does
+        # not answer may have a main thread that blocks in C++ without releasing the GIL.
+        gil_s = ASK_TIMEOUT_S if answer is None and waits_for_gil(pid) else 0.0
         doing = f"process {pid} runs{why_not}"
         return RankReport(rank, doing=doing, process=state, pid=pid, gil_s=gil_s)
     return process.last_report(rank, others_run)
-
-
-def _of_another_user(pid: int) -> str:
-    """That a process has become another user's, whom alone it answers; empty if it has not."""
-    user = processes.other_user(pid)
-    return "" if user is None else f" as user {user}, and answers no other user"
 
 
 def _stopped(rank: int, pid: int) -> RankReport:
@@ -383,13 +186,18 @@ _LOST = re.compile("Connection (closed|reset)|Broken pipe|Socket closed|remote p
 
 
 def _ended_by_others(reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
-    """Of a job that is over, processes that wrote no end as ended by others.
+    """Show processes of a job that is over, and that wrote no end, as ended by others.
 
     A launcher ends the rest when one has failed. Only where a connection was lost before, and no
     rank has left it by ending normally, the process may have been the first to end.
     """
+    # Which process ended first is what matters, and nothing that they left says when it was. That
+    # torchrun sent SIGTERM to the rest says nothing of these. SIGKILL and os._exit() leave no
+    # trace: such a process may be the cause (out of memory), or a scheduler may have ended it last.
+    # What decides is whether others lost their connection to it before anything ended them.
     lost = any(map(_lost_connection, reports))
-    first = lost and not any(report.activity is Activity.IDLE for report in reports)
+    may_be_first = lost and not any(report.activity is Activity.IDLE for report in reports)
+    by_itself = (*CRASHES, *((None, _ABORTED) if may_be_first else ()))
     return tuple(
         RankReport(
             report.rank,
@@ -397,15 +205,10 @@ def _ended_by_others(reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
             path=report.path,
             exit_code=report.exit_code,
         )
-        if report.activity is Activity.DEAD and not _ended_by_itself(report, first)
+        if report.activity is Activity.DEAD and report.exit_code not in by_itself
         else report
         for report in reports
     )
-
-
-def _ended_by_itself(report: RankReport, first: bool) -> bool:
-    """True of a process that crashed; and of the `first` to end, where that is not known."""
-    return report.exit_code in CRASHES or (first and report.exit_code in (None, _ABORTED))
 
 
 def _lost_connection(report: RankReport) -> bool:
@@ -428,7 +231,7 @@ _NO_RECORD = "a signal, a crash or os._exit()"
 
 
 def _state(pid: int) -> str:
-    """The state of a process, in the words of a report."""
+    """Return the state of a process, in the words of a report."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -441,12 +244,12 @@ _STOPPED = "stopped"
 
 
 def written(job: Job) -> tuple[tuple[int, int], ...]:
-    """How many collectives each process has recorded; cheap to read."""
+    """Return how many collectives each process has recorded; cheap to read."""
     return tuple((p.about.pid, p.written(rank)) for rank, p in job.processes.items())
 
 
 def ended(job: Job, *, failed: bool) -> Diagnosis:
-    """What was wrong with a job of which nothing runs any more.
+    """Return what was wrong with a job of which nothing runs any more.
 
     Where what started it has not `failed`, and no rank raised, that ranks were ended is no fault.
     """
@@ -459,14 +262,14 @@ def ended(job: Job, *, failed: bool) -> Diagnosis:
 
 
 def collectives_of(job: Job) -> Collectives:
-    """The last records of each rank."""
-    logs = {rank: process.log(rank, READ_LAST) for rank, process in job.processes.items()}
+    """Return the last records of each rank."""
+    logs = {rank: process.log(rank, 2000) for rank, process in job.processes.items()}
     known = {rank: log for rank, log in logs.items() if log.run}
     return collective_log.joined(known, tuple(range(job.world_size)))
 
 
 def _diagnosed(job: Job, case: Case) -> Diagnosis:
-    """Also by what was trained; without a finding, why that proves nothing."""
+    """Return the diagnosis, also of the training; without a finding, why that proves nothing."""
     diagnosis = by_rules(case, all_seen=not job.absent)
     if twice := tuple(_claimed_twice(job)) if job.absent else ():
         return replace(diagnosis, findings=twice, unsure="")
@@ -477,12 +280,15 @@ def _diagnosed(job: Job, case: Case) -> Diagnosis:
     return replace(diagnosis, unsure=_unsure(job, case, diagnosis.unsure))
 
 
+_PORT_HELD = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
+
+
 def _claimed_twice(job: Job) -> Iterator[Finding]:
-    """A rank of a job that lacks ranks, and a process that was started as the same rank of it.
+    """Return ranks of a job that lacks others, of which a second process was started.
 
     Both run; or one has ended because the other holds the address of the rendezvous.
     """
-    for other in jobs():
+    for other in records.jobs():
         first, theirs = job.first, other.first
         same = (first.meets, first.script, job.world_size)
         if same != (theirs.meets, theirs.script, other.world_size) or first.meets.endswith(":"):
@@ -491,7 +297,8 @@ def _claimed_twice(job: Job) -> Iterator[Finding]:
             pair = (job.processes[rank], other.processes[rank])
             pids = sorted({process.about.pid for process in pair})
             ended = [process for process in pair if not process.about.alive]
-            if len(pids) == 2 and len(ended) < 2 and all(map(_found_port_held, ended)):
+            errors = [str((process.error or {}).get("text", "")) for process in ended]
+            if len(pids) == 2 and len(ended) < 2 and all(map(_PORT_HELD.search, errors)):
                 yield Finding(
                     Category.DUPLICATE_RANK,
                     (rank,),
@@ -502,21 +309,16 @@ def _claimed_twice(job: Job) -> Iterator[Finding]:
                 )
 
 
-def _found_port_held(process: Process) -> bool:
-    return bool(_HELD.search(str((process.error or {}).get("text", ""))))
-
-
-_HELD = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
-
-
 def by_rules(case: Case, all_seen: bool = True) -> Diagnosis:
-    """By the rules; where they find nothing, what ranks raised, or who waits for long.
+    """Return what the rules find; without that, what ranks raised, or who waits for long.
 
     Unless all ranks are seen, the rest may be what these wait for.
     """
     diagnosis = diagnose_run(case)
     if diagnosis.wrong:
         return diagnosis
+    # A rank that left the loop early has no error itself. The others fail at once, when they lose
+    # their connection to it, and these errors would hide that they were waiting for it.
     before = diagnose_run(_before_ends(case))
     if before.wrong:
         return replace(before, doing=diagnosis.doing)
@@ -529,7 +331,7 @@ def by_rules(case: Case, all_seen: bool = True) -> Diagnosis:
 
 
 def _before_ends(case: Case) -> Case:
-    """With ranks in the collectives in which they lost connections to ranks that ended normally.
+    """Put ranks back in the collectives in which they lost connections to ranks that ended well.
 
     torch raises an error there as soon as a process of the group is gone; until then they waited.
     """
@@ -538,9 +340,9 @@ def _before_ends(case: Case) -> Case:
     of = dict(case.collectives.of)
     ranks = []
     for report in case.ranks:
-        records = of.get(report.rank, ())
-        if _lost_connection(report) and _raised_in_last(report, records):
-            of[report.rank] = (*records[:-1], replace(records[-1], phase=Phase.ISSUED))
+        issued = of.get(report.rank, ())
+        if _lost_connection(report) and _raised_in_last(report, issued):
+            of[report.rank] = (*issued[:-1], replace(issued[-1], phase=Phase.ISSUED))
             report = replace(
                 report,
                 activity=Activity.WAITING,
@@ -553,18 +355,18 @@ def _before_ends(case: Case) -> Case:
     return replace(case, ranks=tuple(ranks), collectives=replace(case.collectives, of=of))
 
 
-def _raised_in_last(report: RankReport, records: Sequence[Collective]) -> bool:
+def _raised_in_last(report: RankReport, issued: Sequence[Collective]) -> bool:
     """True where the line of the last collective raised the error; gloo's is done even then."""
-    last, line = (records[-1].place if records else None), report.error_at[-1:]
+    last, line = (issued[-1].place if issued else None), report.error_at[-1:]
     return last is not None and (last.file, last.line) in [(at.file, at.line) for at in line]
 
 
 def _trained(job: Job, case: Case, diagnosis: Diagnosis) -> Diagnosis:
-    """Post-run checks of a job that ended without an error on all ranks."""
+    """Add the post-run checks of a job that ended without an error on all ranks."""
     known = {rank: process.facts for rank, process in job.processes.items()}
     facts = {rank: fact for rank, fact in known.items() if fact is not None}
     left = {rank: at for rank, at in sockets_of(job).items() if rank not in facts}
-    answers = ask(left, calls.RUN_FACTS, calls.Nothing(), _ASK_TIMEOUT_S)
+    answers = ask(left, calls.RUN_FACTS, calls.Nothing(), ASK_TIMEOUT_S)
     facts |= answered(answers)
     if not any(fact.backwards for fact in facts.values()):
         return replace(diagnosis, unsure="")
@@ -578,7 +380,7 @@ _NOT_COMPARED = "All ranks ended without an error; what they trained could not b
 
 
 def _waited_s(case: Case) -> dict[int, float]:
-    """For how long each rank has been in its collective; of a job that has ended, long enough."""
+    """Return how long each rank has been in its collective; long enough in a job that has ended."""
     now_ns = time.monotonic_ns()
     waited = {}
     for report in case.ranks:
@@ -589,7 +391,7 @@ def _waited_s(case: Case) -> dict[int, float]:
 
 
 def _unsure(job: Job, case: Case, why: str) -> str:
-    """Why the absence of findings proves nothing; `why` is the rules' own reason."""
+    """Say why the absence of findings proves nothing; `why` is the rules' own reason."""
     silent = case.where(Activity.SILENT)
     if not job.alive:
         return _unsure_of_ended(job, case) or why
@@ -601,7 +403,7 @@ def _unsure(job: Job, case: Case, why: str) -> str:
 
 
 def _unsure_of_ended(job: Job, case: Case) -> str:
-    """The same of a job of which no rank runs; empty where all ended by themselves."""
+    """Say how the ranks of an ended job ended; empty where all ended by themselves."""
     failed, waited = case.where(Activity.FAILED), case.where(Activity.WAITING)
     parts = []
     by_end: dict[int | str, list[int]] = {}
@@ -623,12 +425,12 @@ def _unsure_of_ended(job: Job, case: Case) -> str:
 
 
 def _elsewhere(job: Job) -> Iterator[str]:
-    """That ranks of a job that runs may be on other hosts, and which hosts its store connects."""
+    """Say that ranks of a running job may be on other hosts, and which its store connects."""
     if not (job.alive and job.absent):
         return
     port = (job.first.told or {}).get("MASTER_PORT", "")
     pid = job.processes[job.alive[0]].about.pid
-    others = sorted(system.connected_hosts(pid, int(port))) if port.isdecimal() else []
+    others = sorted(outside.connected_hosts(pid, int(port))) if port.isdecimal() else []
     where = (
         f", perhaps {' or '.join(others[:8])}, which its store is connected with" if others else ""
     )
@@ -643,7 +445,7 @@ _NOTHING = "left nothing on this host"
 
 
 def _without_code(job: Job, rank: int) -> str:
-    """What is known of the end of a rank of which neither an exit code nor a signal is."""
+    """Say what is known of the end of a rank that left neither an exit code nor a signal."""
     process = job.processes.get(rank)
     if process is None:
         return _NOTHING
@@ -651,7 +453,7 @@ def _without_code(job: Job, rank: int) -> str:
 
 
 def _end_by(code: int | str, job: Job, ranks: Sequence[int]) -> str:
-    """How ranks ended, in words."""
+    """Say how ranks ended."""
     if isinstance(code, str):
         return code
     if code == _ABORTED:

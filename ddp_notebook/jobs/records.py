@@ -1,34 +1,42 @@
-"""Reads what a prepared process left in its folder: its end, its last state, its training."""
+"""Prepared jobs (DDP_NOTEBOOK=1), running or ended: found by the folders that their ranks write.
+
+A process leaves in its folder who it is, its records of collectives, what it did when it had long
+waited, how it ended, and what it trained. All of it is read as a file of others: bounded, and as
+far as it is sound.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from ddp_notebook import files
-from ddp_notebook.evidence.frames import Frame, Sources
+from ddp_notebook.jobs.frames import Frame, Sources
 from ddp_notebook.model import (
     Activity,
     Place,
     RankReport,
+    Ranks,
     RunFacts,
     Splits,
     codec,
     collective_log,
     cut,
+    name_ranks,
 )
 from ddp_notebook.model.codec import DecodeError
 from ddp_notebook.model.collective_log import LogTail
-from ddp_notebook.rank.prepared import job_folder
+from ddp_notebook.rank.prepared import job_folder, processes
 from ddp_notebook.rank.prepared.ending import STACKS
 from ddp_notebook.rank.prepared.job_folder import About
+from ddp_notebook.views.ansi import plain
 
 _MOST_BYTES = 1 << 20
-_MOST_FACTS_BYTES = 1 << 24
 _RUN = 1
 _MAIN = "main thread"
 _THREAD = re.compile(rf"({_MAIN}|Current thread|Thread) (0x[0-9a-f]+)")
@@ -74,7 +82,7 @@ class Process:
     @property
     def facts(self) -> RunFacts | None:
         """What it trained; None where it did not write that."""
-        wire = self._left("facts.json", _MOST_FACTS_BYTES)
+        wire = self._left("facts.json", 1 << 24)  # one number for each parameter, of a large model
         try:
             return codec.decode(RunFacts, wire.get("facts"))
         except DecodeError:
@@ -88,21 +96,24 @@ class Process:
         )
 
     def log(self, rank: int, last: int) -> LogTail:
-        """Its last records of collectives, as `rank`."""
+        """Return its last records of collectives, as `rank`."""
         data = self._bytes_of(f"ring-{rank}", collective_log.FILE_BYTES)
         return collective_log.read(data, rank, last)
 
     def written(self, rank: int) -> int:
-        """How many collectives it has recorded, as `rank`."""
+        """Return how many collectives it has recorded, as `rank`."""
         header = self._bytes_of(f"ring-{rank}", collective_log.HEADER.size)
         whole = len(header) == collective_log.HEADER.size
         return int(collective_log.HEADER.unpack(header)[2]) if whole else 0
 
     def last_report(self, rank: int, others_run: bool) -> RankReport:
-        """How it ended, and what it did last, as far as it could write that.
+        """Return how it ended, and what it did last, as far as it could write that.
 
         Of one that was ended from outside: that it waited may be why; that it was busy is not.
         """
+        # A process leaves one of six traces of its end: an error in end.json; no error there; that
+        # torch ended it because its parent was gone; stacks, which faulthandler writes on SIGTERM
+        # and on a crash; an end.json that was cut short; or nothing, by SIGKILL and os._exit().
         last, error = self._written(rank), self.error
         if error:
             return self._failed(last, error)
@@ -130,9 +141,11 @@ class Process:
         return self._left(_END, _MOST_BYTES).get("orphan") is True
 
     def _written(self, rank: int) -> RankReport:
-        """What it wrote when it had long waited, if it issued nothing after; else nothing."""
+        """Return what it wrote after a long wait, if it issued nothing after; else nothing."""
         wire = self._left("report.json", _MOST_BYTES)
         records = self.log(rank, 1).records
+        # It was written after a wait of some seconds. If more was issued since, that wait ended
+        # well, and the report tells nothing of the end.
         counts, issued = wire.get("counts"), records[-1].number + 1 if records else 0
         if not isinstance(counts, list) or counts[:1] != [issued]:
             return RankReport(rank)
@@ -163,7 +176,7 @@ class Process:
             return 0.0
 
     def _signal_and_path(self) -> tuple[int | None, tuple[Place, ...] | None]:
-        """Which signal ended it, negative, and where its main thread was, the outermost line first.
+        """Return which signal ended it, negative, and its main thread's lines, outermost first.
 
         Of one whose parent has not yet asked for it, the exit code. None where that is not known.
         """
@@ -177,7 +190,7 @@ class Process:
 
 
 def _frames_of_main(text: str) -> tuple[Frame, ...] | None:
-    """The frames of the main thread, which the first line names; the innermost first.
+    """Return the frames of the main thread, which the first line names; the innermost first.
 
     None where only that line was written.
     """
@@ -211,3 +224,87 @@ def _raised(error: Mapping[str, Any], before_s: float) -> dict[str, Any]:
         "error_at": tuple(places),
         "run": _RUN,
     }
+
+
+# -- jobs ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """The prepared ranks of one job on this host, by rank."""
+
+    processes: Mapping[int, Process]
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """The ranks whose processes run."""
+        return tuple(r for r, process in self.processes.items() if process.about.alive)
+
+    @property
+    def first(self) -> About:
+        """What the lowest rank says of itself."""
+        return self.processes[min(self.processes)].about
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there should be, as the ranks were told; at least those that are there."""
+        sizes = [process.about.world_size or 0 for process in self.processes.values()]
+        size = max(set(sizes), key=sizes.count)
+        return min(max(size, max(self.processes) + 1), 4096)
+
+    @property
+    def absent(self) -> Ranks:
+        """The ranks of which no process was prepared on this host."""
+        return tuple(rank for rank in range(self.world_size) if rank not in self.processes)
+
+    @property
+    def in_another_container(self) -> bool:
+        """True if it runs where pids mean other processes: it cannot be asked from here."""
+        known = self.processes.values()
+        return any(job_folder.in_another_container(each.about, each.folder) for each in known)
+
+    def pids(self, namespace: str | None = None) -> set[int]:
+        """Return its ranks and launcher, as numbered in `namespace`; None: as where they run."""
+        abouts = [process.about for process in self.processes.values()]
+        abouts = [about for about in abouts if namespace in (None, about.pids)]
+        return {about.pid for about in abouts} | {about.parent for about in abouts}
+
+    @property
+    def title(self) -> str:
+        """Its script."""
+        return plain(Path(self.first.script).name) or "python"
+
+    @property
+    def ranks_words(self) -> str:
+        """``ranks 0-3 of 4``: those that are on this host, and how many there should be."""
+        return f"{name_ranks(self.processes)} of {self.world_size}"
+
+
+def jobs(folder: Path | None = None) -> list[Job]:
+    """Return the jobs in `folder`, by default this user's on this host; the newest first."""
+    # Names of scripts and folders may be in any encoding: texts that are shown are made readable.
+    # The paths that are opened stay as they are.
+    known = job_folder.processes(folder)
+    folders = {(about.pid, about.began): folder for about, folder in known}
+    found = job_folder.by_job(About(**codec.readable(asdict(told))) for told, _ in known)
+    return [
+        Job({rank: Process(of[rank], folders[of[rank].pid, of[rank].began]) for rank in sorted(of)})
+        for of in reversed(found)
+    ]
+
+
+def pids(among: Sequence[Job] | None = None) -> frozenset[int]:
+    """Return the processes of these jobs (None: this user's), those that ended as well."""
+    here = job_folder.namespace()
+    known_jobs = jobs() if among is None else among
+    abouts = (process.about for job in known_jobs for process in job.processes.values())
+    return frozenset(about.pid for about in abouts if about.pids == here)
+
+
+def known(pid: int, among: Sequence[Job]) -> Job | None:
+    """Return the job of a process, also of another container's; None where it has no record."""
+    names = [(pid, job_folder.namespace())]
+    with contextlib.suppress(OSError):
+        names.append(processes.in_its_container(pid))
+    found = (job for job in among for own, where in names if own in job.pids(where))
+    return next(found, None)

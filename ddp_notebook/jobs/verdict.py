@@ -76,7 +76,9 @@ def _without_magics(finding: Finding) -> Finding:
         return replace(finding, remedy="Wait, or end the job.", commands=())
     if not finding.commands:
         return finding
-    # A stopped rank need not be started again; native code is to be changed first.
+    # Rules are written for sessions, and their remedies name magics. None of these can act on a
+    # job of others: what remains is to correct the cause and to start the job again. Two remedies
+    # hold as they are: a stopped rank is resumed by a signal, and native code is to be changed.
     kept = finding.category in (Category.STRAGGLER, Category.GIL_DEADLOCK)
     own = finding.remedy.partition(". ")[0] + "." if kept else _AGAIN
     return replace(finding, remedy=_AGAIN if "%ddp" in own else own, commands=())

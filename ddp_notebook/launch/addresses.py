@@ -8,9 +8,6 @@ import socket
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
-_TRIES = 3
-_LOWEST_PORT = 30_000
-"""Above the ports of services, and above torchrun's 29400 and 29500."""
 _PORTS_TRIED = 20
 _random = random.SystemRandom()
 """Not the `random` module's global generator: the user may have seeded it (a whole class with the
@@ -18,13 +15,13 @@ same seed), and its next numbers must not change."""
 
 
 def own_loopback() -> str:
-    """A loopback address that no other session uses; 127.0.0.1 where that is the only one.
+    """Return a loopback address that no other session uses; 127.0.0.1 where that is the only one.
 
     ipyparallel chooses free ports and binds them a moment later: when thirty sessions started at
     once on one address, one of them lost a port to another. On Linux all of 127.0.0.0/8 is
     loopback, and each address has ports of its own.
     """
-    for _ in range(_TRIES):
+    for _ in range(3):
         address = (
             f"127.{_random.randint(1, 254)}.{_random.randint(0, 255)}.{_random.randint(1, 254)}"
         )
@@ -34,7 +31,7 @@ def own_loopback() -> str:
 
 
 def _works(address: str) -> bool:
-    """True when two sockets of this host can connect over `address`."""
+    """Return True when two sockets of this host can connect over `address`."""
     try:
         with socket.create_server((address, 0)) as listener:
             socket.create_connection(listener.getsockname(), timeout=1).close()
@@ -55,7 +52,7 @@ def why_no_loopback() -> str:
 
 
 def free_port(host: str) -> int:
-    """A port of `host` that is free now. Raises OSError.
+    """Return a port of `host` that is free now. Raises OSError.
 
     If possible outside the ephemeral range: a second may pass until a rank listens, and on a busy
     machine a connection could take the port meanwhile.
@@ -67,7 +64,8 @@ def free_port(host: str) -> int:
             probe.bind((address[0], port, *address[2:]))
             return int(probe.getsockname()[1])
 
-    reserved = range(_LOWEST_PORT, _first_port_of_connections())
+    # Above the ports of services, and above torchrun's 29400 and 29500.
+    reserved = range(30_000, _first_port_of_connections())
     for port in _random.sample(reserved, _PORTS_TRIED) if len(reserved) >= _PORTS_TRIED else []:
         with contextlib.suppress(OSError):
             return bound(port)
@@ -75,7 +73,7 @@ def free_port(host: str) -> int:
 
 
 def _first_port_of_connections() -> int:
-    """The first ephemeral port (ip(7)); Linux's default elsewhere."""
+    """Return the first ephemeral port (ip(7)); Linux's default elsewhere."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     return 32768

@@ -26,15 +26,16 @@ from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
-_PR_SET_PDEATHSIG = 1
-
 
 def die_with_parent(parent_pid: int) -> None:
     """Ask Linux to kill this process when `parent_pid` dies. Elsewhere: no effect."""
     if not sys.platform.startswith("linux"):
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before the call: no signal will arrive
+    # PR_SET_PDEATHSIG is 1.
+    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
+    # The signal comes when the parent dies after this call. If it died before, this process has
+    # another parent already, and no signal will come.
+    if os.getppid() != parent_pid:
         os._exit(1)
 
 
@@ -124,7 +125,7 @@ def run(spec: Mapping[str, Any]) -> NoReturn:
 
 
 def exit_code(error: BaseException | None) -> int:
-    """The exit code of a process that ends with `error`."""
+    """Return the exit code of a process that ends with `error`."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     return int(error is not None)
@@ -136,6 +137,7 @@ def leave(code: int) -> NoReturn:
     Loaded modules are not torn down: their pages are shared, and each would be copied first.
     """
     try:
+        # Private, but there is no other way to run them and then not return to the caller.
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None and not stream.closed:

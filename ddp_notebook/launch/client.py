@@ -122,7 +122,7 @@ class ForkServerClient:
         return not self._lost
 
     def equals_a_new_one(self) -> bool:
-        """False when what it has loaded is not what a server started now would load.
+        """Return False when what it has loaded is not what a server started now would load.
 
         Something was installed or edited, or the module path, the environment or a limit was
         changed.
@@ -144,6 +144,8 @@ class ForkServerClient:
             raise OSError(
                 f"the fork server has not answered for {timeout_s:g} s: is the machine very busy?"
             ) from None
+        # The reader's thread may have been told of its exit before this thread was told its pid.
+        # Under the lock either it finds the handler, or this thread finds the code.
         with self._lock:
             code = self._exit_codes.pop(pid, None)
             if code is None:
@@ -151,7 +153,7 @@ class ForkServerClient:
                 if hasattr(os, "pidfd_open"):
                     with contextlib.suppress(OSError):  # it has just ended, or this kernel has none
                         self._pidfds[pid] = os.pidfd_open(pid)
-        if code is not None:  # it ended before the handler was registered
+        if code is not None:
             on_exit(code)
         return pid
 
@@ -224,6 +226,7 @@ class ForkServerClient:
         """End the fork server with all its children; return when they are gone."""
         with self._lock:
             self._lost_handlers.clear()
+        # A stopped process would not see that its input closes.
         self.wake()
         self._close_streams(self._process.stdin)
         try:
@@ -264,6 +267,7 @@ class ForkServerClient:
                 self._spawned.pop(event["tag"]).set_exception(OSError(event["text"]))
             case "exited":
                 with self._lock:
+                    # It has been reaped: from now on its pid may be another process's.
                     self._close_pidfd(event["pid"])
                     self.peak_bytes[event["pid"]] = event["peak_bytes"]
                     handler = self._exit_handlers.pop(event["pid"], None)

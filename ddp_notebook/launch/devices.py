@@ -45,8 +45,10 @@ class Gpu:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """All GPUs, whatever CUDA_VISIBLE_DEVICES says; none without NVIDIA's driver."""
-    return _ask_driver(_gpus, ())
+    """Return all GPUs, whatever CUDA_VISIBLE_DEVICES says; none without NVIDIA's driver."""
+    return _ask_driver(
+        lambda nvml: tuple(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())), ()
+    )
 
 
 def visible_gpus() -> tuple[str, ...]:
@@ -56,21 +58,14 @@ def visible_gpus() -> tuple[str, ...]:
     """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        if not _has_driver():
+        # NVIDIA's driver, even where NVML reports no GPU; AMD's; WSL's.
+        drivers = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")
+        if not any(map(os.path.exists, drivers)) and not gpus():
             return ()  # it was set for another machine
         return tuple(part.strip() for part in chosen.split(",") if part.strip() not in ("", "-1"))
     return tuple(gpu.index for gpu in gpus())
 
 
-def _has_driver() -> bool:
-    """Whether a GPU driver exists: NVIDIA's, even if NVML reports no GPU; AMD's; WSL's."""
-    devices = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")
-    return any(map(os.path.exists, devices)) or bool(gpus())
-
-
-def nvlink_gb_per_s(pci_address: str) -> float:
-    """The total bandwidth of a GPU's NVLinks, in GB/s per direction; 0 for none."""
-    return _ask_driver(lambda nvml: _nvlink_gb_per_s(nvml, pci_address), 0.0)
 
 
 def _ask_driver(question: Callable[[Any], Answer], without_driver: Answer) -> Answer:
@@ -87,10 +82,6 @@ def _ask_driver(question: Callable[[Any], Answer], without_driver: Answer) -> An
         return without_driver
 
 
-def _gpus(nvml: Any) -> tuple[Gpu, ...]:
-    return tuple(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
-
-
 def _gpu(nvml: Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     used_bytes = total_bytes = 0
@@ -99,18 +90,6 @@ def _gpu(nvml: Any, index: int) -> Gpu:
         used_bytes, total_bytes = memory.used, memory.total
     uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
     return Gpu(str(index), uuid, name, used_bytes, total_bytes)
-
-
-def _nvlink_gb_per_s(nvml: Any, pci_address: str) -> float:
-    gpu = nvml.nvmlDeviceGetHandleByPciBusId(pci_address)
-    (speed,) = nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON])
-    if speed.nvmlReturn != nvml.NVML_SUCCESS:
-        return 0.0
-    active = 0
-    with contextlib.suppress(nvml.NVMLError):  # this GPU has no link of that number
-        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-            active += nvml.nvmlDeviceGetNvLinkState(gpu, link) == nvml.NVML_FEATURE_ENABLED
-    return active * float(speed.value.uiVal) / 1e3
 
 
 def plan_devices(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 def torchrun_variables(
     rank: int, world_size: int, master: tuple[str, int] | None, *, agent_store: bool
 ) -> dict[str, str]:
-    """What torchrun sets for one rank of a run on this host; an empty value means unset.
+    """Return what torchrun sets for one rank of a run on this host; an empty value means unset.
 
     `master` is the address of the store, None where ranks meet at a file. `agent_store`: another
     process hosts the store, as torchrun's agent does, so rank 0 must not open a second one.
@@ -52,7 +52,7 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
 def rank_environment(
     rank: int, world_size: int, threads: int, extra: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables that torchrun would set for a rank, and those that a notebook needs."""
+    """Return the variables that torchrun would set for a rank, and those that a notebook needs."""
     environment = {
         **torchrun_variables(rank, world_size, None, agent_store=True),
         "OMP_NUM_THREADS": str(threads),
@@ -64,7 +64,7 @@ def rank_environment(
 
 
 def loopback_interface() -> str:
-    """Name of the loopback interface; empty if none has a usual name."""
+    """Return the name of the loopback interface; empty if none has a usual name."""
     names = (
         {name for _, name in socket.if_nameindex()} if hasattr(socket, "if_nameindex") else set()
     )

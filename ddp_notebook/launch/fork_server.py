@@ -47,10 +47,6 @@ from ddp_notebook.launch.preload import (
 from ddp_notebook.launch.process_groups import GRACE_S, end_sessions, kill_members, send_signal
 from ddp_notebook.launch.session_folder import Held, hold, remove_shared_memory
 
-_PARENT_CHECK_S = 2.0
-_IDLE_S = 1.0
-"""How long the server must be idle before it imports an optional module."""
-
 # numpy's BLAS starts a thread pool when it is loaded; a process that forks must have no threads.
 _SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -89,6 +85,9 @@ class ForkServer:
         self.wake_read, self.wake_write = os.pipe()
         for fd in (self.wake_read, self.wake_write):
             os.set_blocking(fd, False)
+        # A handler in Python runs between two bytecodes and so never while select() sleeps: that
+        # the signal's number is written to a pipe wakes select(), and no SIGCHLD is missed in the
+        # moment before it sleeps. A full pipe wakes it as well.
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -144,9 +143,9 @@ class ForkServer:
     def loop(self) -> None:
         """Serve until the session is gone."""
         while not self.closed:
-            # With children it would copy the pages that they share, more than it saves.
+            # With children an import would copy the pages that they share, more than it saves.
             to_import = self.idle_modules and not (self.children or self.orphaned)
-            wait_s = GRACE_S if self.orphaned else _IDLE_S if to_import else _PARENT_CHECK_S
+            wait_s = GRACE_S if self.orphaned else 1.0 if to_import else 2.0
             idle = not self.turn(wait_s)
             if idle and to_import and not self.children:
                 _import(self.idle_modules.pop(0))
@@ -194,10 +193,14 @@ class ForkServer:
                 self.send(event="reset")
 
     def spawn(self, spec: dict[str, Any]) -> int:
-        """Start a child; its pid."""
+        """Start a child; return its pid."""
         if self.mode == "process":
             return self.spawn_process(spec)
+        # What is not frozen yet would be scanned by the child's garbage collector, which writes to
+        # the header of each object: the pages would be shared no longer.
         _freeze()
+        # fork() copies the thread that calls it and no other. A lock that another thread holds at
+        # that moment would stay locked for ever in the child: hence no thread in this process.
         pid = os.fork()
         if pid == 0:
             self.run_forked(spec)
@@ -212,6 +215,8 @@ class ForkServer:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             for fd in (self.commands, self.events, self.wake_read, self.wake_write):
                 os.close(fd)
+            # A lock of flock(2) belongs to the open file and not to the process: held on in the
+            # child, it would keep a dead session's folder from being swept.
             for held in self.folders:
                 held.let_go()
             gc.enable()
@@ -241,6 +246,7 @@ class ForkServer:
         """Report every child that ended, and kill what it left running in its session."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake_read, 1 << 12)
+        # Signals do not queue: one SIGCHLD may stand for several children.
         while True:
             try:
                 pid, status, used = os.wait4(-1, os.WNOHANG)
@@ -254,6 +260,8 @@ class ForkServer:
                 process.stdin.close()
             code, peak = os.waitstatus_to_exitcode(status), used.ru_maxrss << 10
             self.send(event="exited", pid=pid, code=code, peak_bytes=peak)
+            # What it started is found by its session (setsid), whose number is the dead leader's
+            # pid. The kernel gives that pid to nobody else while a member of the session lives.
             kill_members(pid, spare_trackers=True)
             self.orphaned[pid] = time.monotonic() + GRACE_S
 
@@ -294,6 +302,8 @@ def main(mode: str, python_path: Sequence[str], events: int) -> None:
         server.preload([*ENGINE_MODULES, *TORCH_MODULES] if fork else [])
         server.loop()
     finally:
+        # Whatever raised in the loop: the session hears that the server has ended, and not first
+        # that its ranks did.
         server.broken = not server.closed
         server.end()
     # Without Python's shutdown, which takes a while with torch loaded.

@@ -38,7 +38,7 @@ def address(host: int) -> str:
 
 
 def why_not() -> str:
-    """Why this machine cannot have such hosts; empty when it can. Leaves nothing behind."""
+    """Return why this machine cannot have such hosts; empty when it can. Leaves nothing behind."""
     if not sys.platform.startswith("linux"):
         return "only Linux has network namespaces"
     if shutil.which("ip") is None:
@@ -120,7 +120,7 @@ def _open(names: Sequence[str], drops: str, port: int) -> list[dict[str, str]]:
 
 
 def configuration(host: int, drops: str, port: int) -> list[str]:
-    """The commands of `ip` that configure host 0 or 1."""
+    """Return the commands of `ip` that configure host 0 or 1."""
     return [
         "link set lo up",
         f"addr add {address(host)}/24 dev {INTERFACE}",
@@ -130,7 +130,7 @@ def configuration(host: int, drops: str, port: int) -> list[str]:
 
 
 def firewall(drops: str, port: int) -> list[str]:
-    """The commands that make a host drop TCP packets from the other one.
+    """Return the commands that make a host drop TCP packets from the other one.
 
     `drops` is ``store`` for those to the store's port, ``ranks`` for all others, empty for none.
     Routing rules need no extra program, and a blackhole route drops silently, as DROP does.

@@ -55,10 +55,6 @@ _OF_ENGINES = frozenset(
 _OF_DEBUGPY = ("debugpy", "pydev", "_pydev")
 _BUILTINS_OF_DEBUGPY = ("execfile", "runfile")
 
-_ABOUT_ALL = 2_450
-"""The expected number of module lookups until all is loaded; only for the progress bar."""
-_TELL_EVERY_S = 0.2
-
 
 def draw_together() -> None:
     """Have children copy fewer of the pages that they share; once all is loaded.
@@ -92,7 +88,7 @@ def hide_engine_modules() -> None:
 
 
 def _package(name: str) -> str:
-    """The package of a module; debugpy has several."""
+    """Return the package of a module; debugpy has several."""
     top = name.partition(".")[0]
     return "debugpy" if top.startswith(_OF_DEBUGPY) else top
 
@@ -149,6 +145,7 @@ class LoadProgress:
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Counts the lookup of a module; other finders resolve it."""
         self._count += 1
-        if time.monotonic() - self._told_s > _TELL_EVERY_S:
+        if time.monotonic() - self._told_s > 0.2:
             self._told_s = time.monotonic()
-            self._tell(min(0.99, self._count / _ABOUT_ALL))
+            # About as many lookups are made until all is loaded: only the progress bar needs it.
+            self._tell(min(0.99, self._count / 2_450))

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 GRACE_S = 0.5
 """How long a process may take to end by itself before it is killed."""
-_POLL_S = 0.02
 
 
 def is_running(pid: int) -> bool:
@@ -27,7 +26,7 @@ def is_running(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """True for a process that waits for SIGCONT; Linux only."""
+    """Return True for a process that waits for SIGCONT; Linux only."""
     try:
         return stat_fields(Path("/proc", str(pid), "stat"))[0] == "T"
     except (OSError, IndexError):
@@ -35,12 +34,10 @@ def is_stopped(pid: int) -> bool:
 
 
 _GIL_WINDOW_S, _FEWEST_WAKES = 0.2, 10
-_LONGEST_WAKE_NS = 250_000
-"""Who asks for the GIL goes back to sleep at once; who gets it runs for a switch interval."""
 
 
 def waits_for_gil(pid: int) -> bool:
-    """True if threads of a Python process wait for the GIL, and no thread runs; Linux only.
+    """Return True if threads of a Python process wait for the GIL, and no thread runs; Linux only.
 
     Who waits for the GIL wakes up every few milliseconds, or as `sys.setswitchinterval` says. Who
     holds it and runs uses CPU time, or would: then it is runnable.
@@ -64,13 +61,14 @@ class _Thread(NamedTuple):
     ran_ns: int
 
     def asks_until(self, now: _Thread) -> bool:
-        """True if it woke up meanwhile, and never for long."""
+        """Return True if it woke up meanwhile, and never for long."""
         wakes = now.sleeps - self.sleeps
-        return 0 <= now.ran_ns - self.ran_ns < _LONGEST_WAKE_NS * wakes
+        # Who asks for the GIL sleeps again at once; who gets it runs for a switch interval.
+        return 0 <= now.ran_ns - self.ran_ns < 250_000 * wakes
 
 
 def _threads(pid: int) -> dict[int, _Thread]:
-    """The threads of a process, by number; empty where it is gone or cannot be read."""
+    """Return the threads of a process, by number; empty where it is gone or cannot be read."""
     found = {}
     try:
         for path in Path("/proc", str(pid), "task").iterdir():
@@ -85,7 +83,7 @@ def _threads(pid: int) -> dict[int, _Thread]:
 
 
 def parent(pid: int) -> int:
-    """The process that started `pid`, or has adopted it; 0 where it has ended."""
+    """Return the process that started `pid`, or has adopted it; 0 where it has ended."""
     try:
         return int(stat_fields(Path("/proc", str(pid), "stat"))[1])
     except (OSError, IndexError):
@@ -93,7 +91,7 @@ def parent(pid: int) -> int:
 
 
 def session_members(leader: int) -> list[int]:
-    """Processes in the session (as in setsid) that `leader` leads or led; Linux only."""
+    """Return the processes in the session (as in setsid) that `leader` leads or led; Linux only."""
     members = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -106,7 +104,7 @@ def session_members(leader: int) -> list[int]:
 
 
 def stat_fields(path: Path) -> list[str]:
-    """The fields of a `stat` file of proc(5), from the state on. Raises OSError.
+    """Return the fields of a `stat` file of proc(5), from the state on. Raises OSError.
 
     The command before it may hold any bytes.
     """
@@ -125,12 +123,13 @@ def end_sessions(leaders: Iterable[int]) -> None:
     The resource trackers of multiprocessing remove shared memory and end by themselves once
     every process that shares it is gone, so they are killed only after `GRACE_S`.
     """
+    # Twice: a member may start another process between the reading of /proc and its own end.
     remaining = list(leaders)
     for leader in remaining:
         kill_members(leader, spare_trackers=True)
     deadline = time.monotonic() + GRACE_S
     while any(session_members(leader) for leader in remaining) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+        time.sleep(0.02)
     for leader in remaining:
         kill_members(leader)
 
@@ -143,7 +142,7 @@ def kill_members(leader: int, *, spare_trackers: bool = False) -> None:
 
 
 def is_resource_tracker(pid: int) -> bool:
-    """True of a process that multiprocessing has started to remove what others share."""
+    """Return True of a process that multiprocessing has started to remove what others share."""
     with contextlib.suppress(OSError):
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False

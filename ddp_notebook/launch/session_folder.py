@@ -36,7 +36,6 @@ _UMASK = (
     "the umask takes from this user the right to open its own new files: os.umask(0o022), and set "
     "it so where Jupyter is started"
 )
-_LONGEST_PARENT_BYTES = 60
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # where Linux has it; nothing is made there
 _HALF_MADE = re.compile(r"sem\.[A-Za-z0-9]{6}")
 _PAGE_OF_TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
@@ -107,6 +106,8 @@ def remove(folder: Path, made: os.stat_result) -> None:
         now = os.fstat(itself)
         if not os.path.samestat(now, made) or now.st_uid != made.st_uid:
             return
+        # By names relative to the open folder (dir_fd), not by paths: between the check above and
+        # the removal somebody may rename the folder and put a link to another one in its place.
         with os.scandir(itself) as entries:
             names = [entry.name for entry in entries]
         for name in names:
@@ -122,7 +123,7 @@ def remove(folder: Path, made: os.stat_result) -> None:
 
 
 def _opened(folder: Path) -> int:
-    """A descriptor of the folder itself; -1 for a link, or for none."""
+    """Return a descriptor of the folder itself; -1 for a link, or for none."""
     try:
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -155,13 +156,13 @@ def parents() -> tuple[Path, ...]:
     A socket's path is limited to about a hundred bytes, so the folder's path must be short.
     """
     usual, short = Path(tempfile.gettempdir()), Path("/tmp")  # noqa: S108  # mkdtemp's is private
-    if len(os.fsencode(usual)) > _LONGEST_PARENT_BYTES and short.is_dir():
+    if len(os.fsencode(usual)) > 60 and short.is_dir():
         return short, usual
     return (usual,)
 
 
 def files_left(folder: Path | str) -> int | None:
-    """How many more files it can hold; None where its file system does not count them."""
+    """Return how many more files it can hold; None where its file system does not count them."""
     if not hasattr(os, "statvfs"):
         return None
     state = os.statvfs(folder)
@@ -169,7 +170,7 @@ def files_left(folder: Path | str) -> int | None:
 
 
 def is_private(folder: Path) -> bool:
-    """True for a folder (not a link) that only this user can enter."""
+    """Return True for a folder (not a link) that only this user can enter."""
     try:
         status = folder.lstat()
     except OSError:
@@ -179,10 +180,11 @@ def is_private(folder: Path) -> bool:
 
 
 def _locked(path: Path, *, exclusive: bool) -> int:
-    """A descriptor that locks the file; -1 if it cannot be locked."""
+    """Return a descriptor that locks the file; -1 if it cannot be locked."""
     if sys.platform == "win32":
         return -1
     try:
+        # Others may have put a link or a FIFO there: neither is followed, and neither blocks.
         held = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return -1
@@ -221,7 +223,9 @@ def remove_shared_memory(
         for path, status in _own_files()
         if prefixes and path.name.startswith(prefixes)
     }
-    # While the C library makes a semaphore, it has a second name of six characters.
+    # While the C library makes a semaphore, it has a second name of six characters: it writes a
+    # file of that name, links the semaphore's own name to it, and unlinks the first. Who is killed
+    # in between leaves both.
     for path, status in _own_files():
         if status.st_ino in inodes:
             _unlink(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
-_MAX_FACTOR = 8.0
 GROUP_TIMEOUT = timedelta(hours=24)
 """Timeout of collectives: long, because when torch's timeout fires the group is dead, and a
 blocked cell can be interrupted instead."""
@@ -21,4 +20,4 @@ def scaled_for_load(seconds: float) -> float:
     if not hasattr(os, "getloadavg"):  # Windows
         return seconds
     load_per_core = os.getloadavg()[0] / (os.cpu_count() or 1)
-    return seconds * min(_MAX_FACTOR, max(1.0, load_per_core))
+    return seconds * min(8.0, max(1.0, load_per_core))

@@ -21,28 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _MAGIC_OF = {verb.name: verb.magic for verb in VERBS}
-_STOP = "%ddp_abort or %ddp_shutdown"
-_ELSEWHERE = {
-    "start": "%ddp_init",
-    "continue": "%ddp_step --to end",
-    "next": "%ddp_step",
-    "stop": _STOP,
-    "kill": _STOP,
-    "exit": "%ddp_shutdown",
-    "stack": "%ddp_where",
-    "log": "%ddp_output",
-    "logs": "%ddp_output",
-    "help": "%ddp_tour",
-}
-"""What debuggers and launchers call it, and what it is here."""
 _CALLS = re.compile(r"^\s*(?:[\w, ]+=\s*)?%%?([\w-]+)", re.MULTILINE)
 _EMPTY = re.compile(r"\s*%%ddp\b[^\n]*\s*")
 """A cell for the ranks without its code; IPython would suggest a line magic that runs nothing."""
 _BELOW = re.compile(r"\s*(?!\s|%%)[^\n]*\n(?:[^\n]*\n)*?\s*(%%ddp)\b")
 """A cell whose %%ddp has something above it that is no magic of cells."""
-_MARRED = re.compile(r"^\s*(?:[\w, ]+=\s*)?%%?(?:\s+(ddp\w*)|(ddp\w*)[^\w\s?-])", re.MULTILINE)
-"""A call with something between the % and the name, or right after it: %%ddp; or %ddp_why()."""
-_SIMILAR = 0.6
 _REPLACED = ("show_usage_error", "debugger")
 """The methods of a shell that are replaced while the extension is loaded."""
 _SHOW = "_ddp_notebook_show"
@@ -52,11 +35,9 @@ _SHOW = "_ddp_notebook_show"
 def meant(name: str) -> Sequence[str]:
     """The verbs that `name` may be a misspelling of, as they are typed; the likeliest first."""
     name = name.replace("-", "_").lower()
-    if elsewhere := _ELSEWHERE.get(name.removeprefix("ddp_")) if "ddp" in name else None:
-        return [elsewhere]
     prefix = "ddp_" if name.startswith("ddp_") else ""  # it would make all of them similar
     stems = [verb.removeprefix(prefix) for verb in _MAGIC_OF if verb.startswith(prefix)]
-    near = difflib.get_close_matches(name.removeprefix(prefix), stems, 2, _SIMILAR)
+    near = difflib.get_close_matches(name.removeprefix(prefix), stems, 2)
     return [_MAGIC_OF[prefix + stem] for stem in near]
 
 
@@ -72,8 +53,6 @@ def unknown_magic(cell: str, known: Callable[[str], bool]) -> str:
             return f"Did you mean {' or '.join(near)}?"
         if name.startswith("ddp_"):
             return f"There are {', '.join(_MAGIC_OF.values())}"
-    if (marred := _MARRED.search(cell)) and (magic := _MAGIC_OF.get(marred[1] or marred[2])):
-        return f"Did you mean {magic}? Only a space and options may follow its name, as in a shell."
     if _BELOW.match(cell):
         return "%%ddp belongs on the first line of its cell: not even a comment may be above it."
     return ""

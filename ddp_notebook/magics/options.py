@@ -36,14 +36,6 @@ RUN_OPTIONS = (
         "rank has finished",
         choices=("progress", "forever"),
     ),
-    Option(
-        "--against",
-        "run it on one rank too, with the batches of all ranks joined, and say in which training "
-        "step, parameter and line they part by more than rounding; it runs three times in all, in "
-        "new processes",
-        default=None,
-        choices=("1",),
-    ),
     Option("--detach", "return at once, with the notebook free; %ddp_wait waits for the end"),
 )
 """Of whatever runs on the ranks: how it is stepped through and waited for."""

@@ -6,18 +6,15 @@ import argparse
 import difflib
 import os
 import re
-import shlex
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 from IPython.utils.process import arg_split
 
-from ddp_notebook import files
 from ddp_notebook.model import DASHES, RankState
 
 
@@ -29,31 +26,14 @@ class Surroundings:
     ranks: Sequence[RankState] = ()
 
 
-_ELSEWHERE = dict.fromkeys(
-    ("ranks", "np", "nproc", "nprocs", "nproc-per-node", "num-processes", "num-ranks", "size"),
-    "world-size",
-)
-"""Options of torchrun, mpirun and others, with the names they have here."""
-_RANK_SET = re.compile(rf"all|[{DASHES}\d,]*\d")
-_RANK_LIST = re.compile(rf"(--ranks[ =])([\[({{]?\d[{DASHES}\d, ]*\d[\])}}]?)(?=\s|$)")
-"""Ranks with blanks between them, or in brackets as in Python."""
-_CELL_PLACE = re.compile(r"(?<!\S)cell[ :](\d+)[ :,]+(?:line )?(\d+)")
-_FILE_PLACE = re.compile(r"(\S+\.py)[ ,]+(?:line )?(\d+)")
-_SIMILAR = 0.6
 _WORD = re.compile(r"\s*(\S+)")
 _LIKE_AN_OPTION = re.compile(r"--[a-z][a-z-]+(=.*)?")
 """Python text that begins like this is a mistyped option."""
 
-_MOST_WORDS = 12
-"""Of the name of a file."""
-_BEFORE_UNIT = re.compile(r"(?<=\d)\s+(?=(?:s|ms|min|h|[KMG](?:i?B)?)(?:\s|$))", re.IGNORECASE)
-_LONG_DASH = re.compile(rf"(?<!\S)[{DASHES}]+(?=[a-z][a-z-])")
 _ABOUT_OPTION = re.compile(r"argument (\S+):")
-_WITH_UNIT = re.compile(
-    r"argument (--timeout): invalid float value: '(\d+(?:\.\d+)?) *(s|sec|seconds?|m|min|minutes?)'"
-)
 _STRAIGHT = str.maketrans(dict.fromkeys("“”„‟«»″", '"') | dict.fromkeys("‘’‚‛′", "'"))
-"""Quotes as they are pasted from pages and text processors."""
+_LONG_DASH = re.compile(rf"(?<!\S)[{DASHES}]+(?=[a-z][a-z-])")
+"""Quotes and dashes as they are pasted from pages and text processors."""
 
 Completer = Callable[[str, Surroundings], Sequence[str] | None]
 """The completions of the word typed so far. None leaves it to IPython, which completes files."""
@@ -66,8 +46,7 @@ class Option:
     flag, "script" for a positional argument. Without a `default` it is False for a flag, the first
     of `choices`, None with a `type`, or else an empty string. Values have the default's type.
     `completer` completes them on Tab; without one Tab offers the choices. `is_text`: the text after
-    the options, with its quotes, as it was typed. `is_path`: a file or a folder, whose name may
-    have spaces. `more` is for `argparse.add_argument`.
+    the options, with its quotes, as it was typed. `more` is for `argparse.add_argument`.
     """
 
     def __init__(
@@ -79,7 +58,6 @@ class Option:
         choices: Sequence[str] = (),
         completer: Completer | None = None,
         is_text: bool = False,
-        is_path: bool = False,
         **more: Any,
     ) -> None:
         words = typed.split()
@@ -98,7 +76,7 @@ class Option:
         if self.default not in (None, False, "", []) and "default" not in help:
             self.help += f" (default {str(self.default).removesuffix('.0')})"
         self.completer = completer
-        self.is_text, self.is_path = is_text, is_path
+        self.is_text = is_text
         self._more = more
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
@@ -164,13 +142,6 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
 
     def error(self, message: str) -> NoReturn:
         """Raises a UsageError that says what is wrong and what to type."""
-        if (number := _WITH_UNIT.fullmatch(message)) is not None:
-            name, digits, minutes = number[1], number[2], number[3].startswith("m")
-            seconds = float(digits) * (60 if minutes else 1)
-            raise UsageError(
-                f"{name} is in seconds, without a unit. Type: {name} {seconds:g}   "
-                f"({self._all_options})"
-            )
         raise UsageError(
             f"{message}. For example: {self._example(message)}   ({self._all_options})"
         )
@@ -196,26 +167,32 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
         if text is not None:
             setattr(arguments, text.attribute, source)
         if unknown:
-            meant = self._meant(line, unknown)
             message = f"unrecognized arguments: {' '.join(unknown)}"
-            if not meant and (below := self._below(unknown[0])):
-                raise UsageError(f"{message}. {below}   ({self._all_options})")
-            if not meant:
+            if meant := self._meant(line, unknown):
+                message = f"{message}. Did you mean: {self.prog} {meant}"
+            elif self.prog.startswith("%%") and unknown[0][:1] != "-":
+                message = f"{message}. Code and comments belong on the lines below {self.prog}"
+            else:
                 self.error(message)
-            raise UsageError(
-                f"{message}. Did you mean: {self.prog} {meant}   ({self._all_options})"
-            )
+            raise UsageError(f"{message}   ({self._all_options})")
         return arguments
 
-    def _below(self, word: str) -> str:
-        """Where code and comments belong, if `word` begins such; else empty."""
-        if self.prog.startswith("%%"):
-            return (
-                ""
-                if word[:1] == "-"
-                else f"Code and comments belong on the lines below {self.prog}"
-            )
-        return "A comment belongs on a line of its own." if word[:1] == "#" else ""
+    def _meant(self, line: str, unknown: Sequence[str]) -> str:
+        """Return what was meant; empty if that is not clear.
+
+        The line with quotes and dashes as on a keyboard, or the option most like an unknown one.
+        """
+        straight = _LONG_DASH.sub("--", line.translate(_STRAIGHT))
+        if straight != line and not self.parse_known_args(arg_split(straight, strict=False))[1]:
+            return straight.strip()
+        word, _, value = unknown[0].lstrip("-").partition("=")
+        options = {o.names[-1].lstrip("-"): o for o in self._options if not o.is_positional}
+        near = difflib.get_close_matches(word.replace("_", "-"), options, 1)
+        if not near or unknown[0][:1] != "-":
+            return ""
+        option = options[near[0]]
+        values = [value, *unknown[1:2], option.metavar] if not option.is_flag else []
+        return " ".join([option.names[-1], *list(filter(None, values))[:1]])
 
     def _parted(self, line: str) -> tuple[str, str]:
         """The options at the beginning of a line, and the text after them."""
@@ -233,91 +210,3 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
             if takes and not equals and (value := _WORD.match(line, at)):
                 at = value.end()
         return line[:at], line[at:].strip()
-
-    def _meant(self, line: str, unknown: Sequence[str]) -> str:
-        """What the unknown words may have meant; empty if that is not clear."""
-        straight = _LONG_DASH.sub("--", line.translate(_STRAIGHT))
-        listed = _RANK_LIST.sub(_as_rank_set, straight)  # --ranks (0, 1)
-        joined = _BEFORE_UNIT.sub("", straight)  # --budget 10 s
-        place = _CELL_PLACE.sub(r'"cell \1:\2"', _FILE_PLACE.sub(r"\1:\2", straight))
-        for likely in (straight, listed, joined, place, self._with_known_name(line)):
-            if likely not in (line, "") and self._is_read(likely):
-                return likely.strip()
-        first, equals, value = unknown[0].strip("(,)").partition("=")  # called as a function
-        option, values = self._named(first.strip(DASHES).replace("_", "-")), unknown[1:2]
-        if equals:
-            values = [value]
-        elif option is None:
-            option, values = self._taking(first), unknown[:1]
-        if option is None:
-            return self._with_new_name(line)
-        if type(option.default) is int:
-            values = list(filter(str.isdecimal, values))
-        needed = [] if option.is_flag else [*values, option.metavar][:1]
-        return " ".join([option.names[-1], *needed])
-
-    def _is_read(self, line: str) -> bool:
-        return not self.parse_known_args(arg_split(line, strict=False))[1]
-
-    def about_spaces(self, line: str) -> str:
-        """A sentence to end an error with: which name in `line` needs quotes; empty for none."""
-        quoted = self._with_known_name(line)
-        return f" A name with spaces needs quotes: {self.prog} {quoted}" if quoted else ""
-
-    def _with_known_name(self, line: str) -> str:
-        """The line with quotes around the longest file's name that has spaces; empty for none."""
-        if not any(option.is_path for option in self._options):
-            return ""
-        words = arg_split(line, posix=os.name == "posix", strict=False)
-        for count in range(min(len(words), _MOST_WORDS), 1, -1):
-            for at in range(len(words) - count + 1):
-                name = " ".join(words[at : at + count])
-                if files.exists(Path(os.path.expanduser(name))):  # noqa: PTH111  # never raises
-                    return _with_name(words, at, count)
-        return ""
-
-    def _with_new_name(self, line: str) -> str:
-        """The line with all words that are no options as one name, where it takes one alone."""
-        words = arg_split(line, posix=os.name == "posix", strict=False)
-        plain = [word for word in words if word[:1] != "-"]
-        positional = [option for option in self._options if option.is_positional]
-        if [option.is_path for option in positional] != [True] or any("#" in w for w in plain):
-            return ""
-        others = [word for word in words if word[:1] == "-"]
-        quoted = _with_name([*plain, *others], 0, len(plain)) if len(plain) > 1 else ""
-        return quoted if self._is_read(quoted) else ""
-
-    def _named(self, name: str) -> Option | None:
-        """The option that `name` is like, one of torchrun's among them."""
-        options = {o.names[-1].lstrip("-"): o for o in self._options if not o.is_positional}
-        name = name if name in options else _ELSEWHERE.get(name, name)
-        near = [o for o in options if len(name) == 1 and o.startswith(name)]
-        near = near or difflib.get_close_matches(name, options, 1, _SIMILAR)
-        return options[near[0]] if near else None
-
-    def _taking(self, word: str) -> Option | None:
-        """The option that has `word` as a value: ranks, how many there are, one of its choices."""
-        options = {option.names[-1]: option for option in self._options}
-        if _RANK_SET.fullmatch(word):
-            if any(option.is_positional for option in self._options):
-                return None  # train.py 42: a line, or an argument of a script
-            return options.get("--ranks") or (
-                options.get("--world-size") if word.isdecimal() else None
-            )
-        return next((option for option in self._options if word in option.choices), None)
-
-
-def _with_name(words: Sequence[str], at: int, count: int) -> str:
-    """The words of a line as it is typed, with `count` of them from `at` on as one name."""
-    name = " ".join(words[at : at + count])
-    quoted = shlex.quote(name) if '"' in name else f'"{name}"'
-    return " ".join([*map(_as_typed, words[:at]), quoted, *map(_as_typed, words[at + count :])])
-
-
-def _as_typed(word: str) -> str:
-    return word if _WORD.fullmatch(word) and not {"'", '"'} & {*word} else shlex.quote(word)
-
-
-def _as_rank_set(match: re.Match[str]) -> str:
-    """`--ranks 0,1` for what `_RANK_LIST` has found."""
-    return match[1] + ",".join(re.split(r"[,\s]+", match[2].strip("[](){} ")))

@@ -104,7 +104,7 @@ def _magic(ui: NotebookUi, verb: Verb) -> Any:
         except NoSession as mistake:
             raise UsageError(without_ranks(mistake, ui.attached)) from None
         except UsageMistake as mistake:
-            raise UsageError(f"{mistake}{verb.parser.about_spaces(line)}") from None
+            raise UsageError(str(mistake)) from None
         except FileNotFoundError:
             if files.current_folder_is_gone():
                 raise UsageError(_NO_FOLDER) from None

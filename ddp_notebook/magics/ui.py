@@ -31,7 +31,7 @@ class CallerUi(Protocol):
     session: Session
 
     @property
-    def attached(self) -> jobs.targets.Target | None:
+    def attached(self) -> jobs.target.Target | None:
         """The job of others that the verbs mean which look at ranks; None: the session's ranks."""
 
     def say(self, text: str) -> None:
@@ -57,7 +57,7 @@ class NotebookUi:
         self.displays = Displays(shell)
         self.runs = RunDisplay(session, self.output, Lines(shell, session, buttons))
         self.board = NotebookBoard(shell, session, buttons)
-        self.attached: jobs.targets.Target | None = None
+        self.attached: jobs.target.Target | None = None
         """The job of the last `%ddp_attach`, until `%ddp_detach`."""
 
     def say(self, text: str) -> None:

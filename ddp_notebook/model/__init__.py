@@ -1,6 +1,5 @@
 """The data types of all rooms. Standard library and msgspec only; each can be written as JSON.
 
-against/           A run compared with the same run on one rank: what both sides record.
 board.py           What `%ddp_status` returns: the session as rows of ranks in the same state.
 case.py            What a diagnosis needs: a report of each rank, and the user's code.
 codec.py           The one codec: values as JSON and back, by the types of their fields.

@@ -28,7 +28,6 @@ from ddp_notebook.model import (
     Stage,
     StepTimes,
 )
-from ddp_notebook.model.against.trail import TrailOrder
 from ddp_notebook.model.ddp import BucketPlan, Fingerprint, RankFailure, Reduction, Synced
 from ddp_notebook.model.parallel.layout import HeldParameters
 
@@ -166,8 +165,6 @@ class Script(Message, frozen=True):
     """Peers that need this rank after it has finished lose their connection instead of waiting."""
     package: str | None = None
     """Of a module that is run by its name, as `python -m` does; None for a script."""
-    trail: TrailOrder | None = None
-    """How it keeps its trail for a comparison; None: it keeps none."""
     world_size: int = 1
     """In how many processes it runs."""
 
@@ -610,7 +607,7 @@ class BenchRequest(Message, frozen=True):
 
 
 class StepsRequest(Message, frozen=True):
-    """A benchmark of training steps. `plan` is `bench.steps.plan.StepPlan` as JSON."""
+    """A benchmark of training steps. `plan` is `bench.steps.StepPlan` as JSON."""
 
     plan: Mapping[str, Any]
     device: str

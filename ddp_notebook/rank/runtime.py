@@ -14,8 +14,8 @@ from IPython.core.getipython import get_ipython
 from ddp_notebook.launch.child import end_by_sigterm
 from ddp_notebook.model import OutputKind
 from ddp_notebook.rank import boot, calls
-from ddp_notebook.rank.bench.collectives_task import CollectivesBench
-from ddp_notebook.rank.bench.steps_task import StepsBench
+from ddp_notebook.rank.bench.collectives import CollectivesBench
+from ddp_notebook.rank.bench.steps import StepsBench
 from ddp_notebook.rank.boot import EngineProcess
 from ddp_notebook.rank.cells import values
 from ddp_notebook.rank.cells.ending import Ending

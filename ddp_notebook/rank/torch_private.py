@@ -490,26 +490,6 @@ def set_group_timeout(timeout: timedelta, group: Any) -> bool:
     return bool(setters) and all(setters)
 
 
-def log_each_step(wrapped: Any) -> bool:
-    """Have a DDP object's logger look at every step, not at one of many; False if it cannot."""
-    sample = getattr(wrapped, "_set_ddp_runtime_logging_sample_rate", None)
-    if sample is None:
-        return False
-    sample(1)
-    return True
-
-
-def logged_step_ns(wrapped: Any) -> tuple[int, int] | None:
-    """What a DDP object's logger knows of a step: communication, and what ran beside backward.
-
-    Of the step before the last one: DDP writes a step down when the next begins. None when
-    this torch does not tell.
-    """
-    data: dict[str, Any] = getattr(wrapped, "_get_ddp_logging_data", dict)()
-    both = data.get("backward_comm_time"), data.get("backward_compute_comm_overlap_time")
-    return (int(both[0]), int(both[1])) if both[0] and both[1] is not None else None
-
-
 _HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
 _REDUCING = {
     "default_hooks": ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook"),

@@ -19,9 +19,7 @@ from ddp_notebook.session.runs.scripts import Scripts
 from ddp_notebook.session.runs.steps import Step
 from ddp_notebook.session.setup.set_up import SetUp
 from ddp_notebook.session.setup.stepping import Stepping
-from ddp_notebook.session.tools.against import AgainstOne
-from ddp_notebook.session.tools.bench import Bench
-from ddp_notebook.session.tools.bench_steps import StepBench
+from ddp_notebook.session.tools.bench import Benchmarks
 from ddp_notebook.session.tools.ddp_construction import DdpConstruction
 from ddp_notebook.session.tools.debugger.breakpoints import Breakpoints
 from ddp_notebook.session.tools.debugger.editors import Editors
@@ -29,7 +27,6 @@ from ddp_notebook.session.tools.debugger.evaluating import evaluate
 from ddp_notebook.session.tools.debugger.looking import Looking
 from ddp_notebook.session.tools.debugger.own_ranks import OwnRanks
 from ddp_notebook.session.tools.fault_lab import FaultLab
-from ddp_notebook.session.tools.measuring import Benchmarks
 from ddp_notebook.session.tools.save import Save
 from ddp_notebook.session.tools.values import Values
 from ddp_notebook.session.tools.where import Where
@@ -38,12 +35,11 @@ from ddp_notebook.session.tools.why import Why
 if TYPE_CHECKING:
     from ddp_notebook.archive.format import SavedRun
     from ddp_notebook.bench.plan import Plan
-    from ddp_notebook.bench.steps.plan import StepPlan
-    from ddp_notebook.bench.steps.results import StepBenchResult
+    from ddp_notebook.bench.result import BenchRun
+    from ddp_notebook.bench.steps import StepBenchResult, StepPlan
     from ddp_notebook.diagnosis.parallel.meshes import Mesh
     from ddp_notebook.launch.lab_hosts import Placed
     from ddp_notebook.model import Board, Diagnosis, Ranks, StackTree, StepTable, VariableTable
-    from ddp_notebook.model.against.trail import TrailOrder
     from ddp_notebook.model.parallel.layout import MeshLayout
     from ddp_notebook.rank.calls import Completions, Inspection, NameToInspect
     from ddp_notebook.session.options import InitOptions, Settings
@@ -52,11 +48,10 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.detached import Detached
     from ddp_notebook.session.runs.past import PastRun
     from ddp_notebook.session.runs.run import CellResult, CellRun
-    from ddp_notebook.session.tools import bench, bench_steps
+    from ddp_notebook.session.tools.bench import BenchOptions, Measuring, Watch
     from ddp_notebook.session.tools.bench_result import BenchResult
     from ddp_notebook.session.tools.ddp_construction import Wrap, WrapOptions
     from ddp_notebook.session.tools.fault_lab import FaultResult
-    from ddp_notebook.session.tools.measuring import Measuring
 
 
 class Session:
@@ -74,7 +69,6 @@ class Session:
         self._set_up = SetUp(self.record, self.pool, self._runs, self._findings)
         self._cells = Cells(self.pool, self._runs)
         self._scripts = Scripts(self.pool, self._runs)
-        self.against = AgainstOne(self.pool, self._findings)
         self._construction = DdpConstruction(self.record, self.pool, self._runs, self._findings)
         self._stepping = Stepping(self.record, self._runs, self._set_up, self._construction)
         own = OwnRanks(self.record, self.pool, self._runs)
@@ -88,10 +82,7 @@ class Session:
         self._where = Where(self.record, self.pool)
         self._why = Why(self._runs, self._set_up, self._findings, self.record)
         self._save = Save(self.record, self._runs, self._why)
-        self._benchmarks = Benchmarks(self.record)
-        measured = (self.record, self.pool, self._runs, self._set_up, self._benchmarks)
-        self._bench = Bench(*measured)
-        self._step_bench = StepBench(*measured)
+        self._benchmarks = Benchmarks(self.record, self.pool, self._runs, self._set_up)
         self._lab = FaultLab(
             self.record,
             self.pool,
@@ -218,7 +209,7 @@ class Session:
     @property
     def bench_device(self) -> str:
         """Where the tensors of a benchmark live: cpu, or cuda:0."""
-        return self._bench.device
+        return self._benchmarks.device
 
     def require(self, verb: str) -> None:
         """Raises NoSession or SessionLost when `verb` has no ranks to work on."""
@@ -292,7 +283,6 @@ class Session:
         placed: Placed | None = None,
         as_module: bool = False,
         as_python: bool = False,
-        trails: Mapping[int, TrailOrder] | None = None,
     ) -> CellResult:
         """Run a torchrun-style script, unchanged, and wait until it is over.
 
@@ -305,8 +295,7 @@ class Session:
         is no such script, or a rank is not free. `placed` puts its ranks on hosts of the fault lab.
         With `as_module`, `path` is the name of a module, as in `python -m`. With `as_python` it is
         one process without torchrun's variables; the ranks that it starts itself, as by
-        `mp.spawn`, are then those that are diagnosed. Ranks keep `trails` for a comparison
-        (`against`).
+        `mp.spawn`, are then those that are diagnosed.
         """
         return self._scripts.run(
             path,
@@ -318,7 +307,6 @@ class Session:
             placed=placed,
             as_module=as_module,
             as_python=as_python,
-            trails=trails,
         )
 
     def wait(
@@ -444,8 +432,8 @@ class Session:
     def bench(
         self,
         plan: Plan,
-        options: bench.BenchOptions | None = None,
-        watch: bench.Watch | None = None,
+        options: BenchOptions | None = None,
+        watch: Watch[BenchRun] | None = None,
     ) -> BenchResult:
         """Measure collectives against tensor size, on all ranks or those of `options`.
 
@@ -453,32 +441,27 @@ class Session:
         stamps every iteration, and an iteration took as long as on its slowest rank. Sizes are
         visited in at least three rounds, each in another order, until the 95 % interval of the
         median is within `plan.precision` or `plan.budget_s` ends. Results are compared exactly.
-        Bandwidths are nccl-tests', GB = 1e9 bytes. `ddp_notebook.rank.bench.loop` names the
-        sources.
+        Bandwidths are nccl-tests', GB = 1e9 bytes. `ddp_notebook.rank.bench.collectives` names
+        the sources.
 
         `watch` is called with the progress, from another thread. After an interrupt, when
         `measuring` is cancelled, or when a rank dies, the partial result is returned and `ended`
         says why. Raises UsageMistake when it cannot begin, DDPError when it ends before anything
         was measured.
         """
-        return self._bench.run(plan, options, watch)
+        return self._benchmarks.collectives(plan, options, watch)
 
     def bench_steps(
-        self,
-        plan: StepPlan,
-        *,
-        predict_for: int | None = None,
-        watch: bench_steps.Watch | None = None,
+        self, plan: StepPlan, *, watch: Watch[StepBenchResult] | None = None
     ) -> StepBenchResult:
         """Measure the steps of a model on all ranks; `watch` is called as it goes, by any thread.
 
-        With `predict_for` the steps at that many ranks are predicted too. The measurements are kept
-        when a rank fails or dies, the user interrupts, or `measuring` is cancelled: then the
-        result's `problem` says so. Raises UsageMistake before anything is measured when the model,
-        its loss or data cannot be used, differ between ranks or do not fit into memory;
-        CellInterrupted and DDPError when nothing was measured.
+        The measurements are kept when a rank fails or dies, the user interrupts, or `measuring` is
+        cancelled: then the result's `problem` says so. Raises UsageMistake before anything is
+        measured when the model, its loss or data cannot be used, differ between ranks or do not
+        fit into memory; CellInterrupted and DDPError when nothing was measured.
         """
-        return self._step_bench.run(plan, predict_for=predict_for, watch=watch)
+        return self._benchmarks.training_steps(plan, watch)
 
     def open_lab(self, names: tuple[str, ...], drops: str, port: int) -> Placed:
         """Put the ranks of the next script on two hosts. Raises UsageMistake."""

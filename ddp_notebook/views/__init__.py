@@ -1,19 +1,21 @@
 """Views only render: each turns values into text, HTML or a figure.
 
 ansi.py         Sanitizes ranks' text: removes cursor movements, or converts it to HTML.
-bench/          Benchmarks as tables, figures and files.
+bench.py        Benchmarks in sentences and tables, as text and as HTML; and while they run.
+bench_export.py A benchmark in the forms that other tools read: rows, CSV, nccl-tests.
+bench_figures.py Benchmarks as figures: against tensor size, and against batch size.
 board.py        The board, a row for ranks in the same state: as text and as HTML.
 doctor.py       The doctor's report as a table, the worst first: as text and as HTML.
 findings.py     A diagnosis, with findings and remedies, as text and as HTML.
 folded.py       Long output of ranks, folded: a click shows all of it.
 live_region.py  A region of a cell's output that is redrawn when something changes.
 markup.py       How every view's HTML looks: tones, chips, escaped text, a style sheet.
+mesh.py         The mesh and what ranks hold of each parameter: as text and as HTML.
 notebook.py     How IPython shows our values, and the output of ranks in a cell.
 output.py       The ranks' output and displays: as text, and as the HTML of a running cell.
 paragraphs.py   The elements of views besides tables: indented text, boxes to copy from.
 stacks.py       Where the ranks are, as a tree: plain text of at most 100 columns, and nested HTML.
 step_table.py   A step table (which ranks arrived where, and what they wait for) as text and HTML.
 table.py        The one table: columns and rows in, text of fixed width and HTML out.
-training/       Results about training besides findings.
 variables.py    The variables of ranks as a table: text, and HTML.
 """

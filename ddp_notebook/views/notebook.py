@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from ddp_notebook.bench.results import BenchRun, CurveChange
-from ddp_notebook.bench.steps.results import StepBenchResult
+from ddp_notebook.bench.result import BenchRun
+from ddp_notebook.bench.steps import StepBenchResult
 from ddp_notebook.model import (
     Board,
     Diagnosis,
@@ -24,15 +24,21 @@ from ddp_notebook.model import (
 from ddp_notebook.model.doctor import DoctorReport
 from ddp_notebook.model.parallel.layout import MeshLayout
 from ddp_notebook.state.output import bars_apart
+from ddp_notebook.views import (
+    bench,
+    bench_figures,
+    doctor,
+    findings,
+    folded,
+    markup,
+    mesh,
+    output,
+    stacks,
+    step_table,
+)
 from ddp_notebook.views import board as board_view
-from ddp_notebook.views import doctor, findings, folded, markup, output, stacks, step_table
 from ddp_notebook.views import variables as variables_view
 from ddp_notebook.views.ansi import ansi_to_html
-from ddp_notebook.views.bench import plots as bench_plots
-from ddp_notebook.views.bench import steps_plots
-from ddp_notebook.views.bench import table as bench
-from ddp_notebook.views.bench.style import figure_bundle
-from ddp_notebook.views.training import mesh
 
 _STREAM_OF = {OutputKind.STDOUT: "stdout", OutputKind.STDERR: "stderr"}
 
@@ -66,14 +72,16 @@ def mime_bundle(value: Shown) -> dict[str, str]:
     return {"text/plain": text, "text/html": html}
 
 
-def bench_bundles(
-    run: BenchRun, baseline: BenchRun | None = None, changes: Sequence[CurveChange] = ()
-) -> list[dict[str, Any]]:
+def bench_bundles(result: BenchRun | StepBenchResult) -> list[dict[str, str]]:
     """A benchmark as a figure and as a table."""
-    return [
-        figure_bundle(partial(bench_plots.figure, run, baseline=baseline), bench.title(run)),
-        {"text/plain": bench.table_text(run, changes), "text/html": bench.table_html(run, changes)},
-    ]
+    if isinstance(result, StepBenchResult):
+        caption, draw = bench.steps_title(result), partial(bench_figures.against_batch, result)
+        text, html = bench.steps_text(result), bench.steps_html(result)
+    else:
+        baseline: BenchRun | None = getattr(result, "baseline", None)
+        caption, draw = bench.title(result), partial(bench_figures.against_size, result, baseline)
+        text, html = bench.table_text(result, baseline), bench.table_html(result, baseline)
+    return [bench_figures.bundle(draw, caption), {"text/plain": text, "text/html": html}]
 
 
 def live_bundle(
@@ -167,7 +175,7 @@ class Displays:
         formatter = self._shell.display_formatter.ipython_display_formatter
         formatter.for_type(Board, self._show_board)
         formatter.for_type(BenchRun, self._show_bench)
-        formatter.for_type(StepBenchResult, self._show_steps)
+        formatter.for_type(StepBenchResult, self._show_bench)
         for shown in (Diagnosis, StepTable, StackTree, VariableTable, DoctorReport, MeshLayout):
             formatter.for_type(shown, self._show)
 
@@ -193,12 +201,6 @@ class Displays:
             return
         self._shell.display_pub.publish(data=mime_bundle(value), metadata={})
 
-    def _show_steps(self, result: StepBenchResult) -> None:
-        for bundle in steps_plots.bundles(result):
-            self._shell.display_pub.publish(data=bundle, metadata={})
-
-    def _show_bench(self, run: BenchRun) -> None:
-        baseline = getattr(run, "baseline", None)
-        changes = run.compared() if hasattr(run, "compared") else ()
-        for bundle in bench_bundles(run, baseline, changes):
+    def _show_bench(self, result: BenchRun | StepBenchResult) -> None:
+        for bundle in bench_bundles(result):
             self._shell.display_pub.publish(data=bundle, metadata={})

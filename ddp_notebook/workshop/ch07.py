@@ -6,7 +6,7 @@ import math
 import statistics
 from typing import Any
 
-from ddp_notebook.bench.results import BenchPoint, Curve
+from ddp_notebook.bench.result import BenchPoint, Curve
 from ddp_notebook.workshop.answers import AS_IT_IS, near, number, number_in, parts, shown
 from ddp_notebook.workshop.check import WrongAnswer, exercise
 

@@ -14,15 +14,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from observing import Ranks
 from rows import Measurement, Numbers, Row, seconds
 
 from ddp_notebook.bench.plan import Plan
-from ddp_notebook.bench.results import BenchPoint, BenchRun, Change, Trust
-from ddp_notebook.session import BenchOptions, Session
+from ddp_notebook.bench.result import BenchPoint, BenchRun, Trust
+from ddp_notebook.session import Session
 
 WORLD_SIZE = 2
 REPEATS = 5
@@ -34,23 +33,10 @@ AGAIN, PLAIN = "bare again", "bare in plain processes"
 LARGE_PLAN = Plan(min_bytes=LARGE, max_bytes=64 * 2**20, factor=4, budget_s=1.5)
 STARTS = 4
 TURNS_EACH = 5
-UNCHANGED = 20
 TURNS = 200
 TURN_SIZES = (4 * 2**20, 16 * 2**20)
 _BADGES = (Trust.GOOD, Trust.FAIR, Trust.NOISY)
 
-_SLOWER = """
-kept_all_reduce = dist.all_reduce
-def slower(*args, **named):
-    import time
-    began = time.perf_counter()
-    work = kept_all_reduce(*args, **named)
-    end = began + 1.2 * (time.perf_counter() - began)
-    while time.perf_counter() < end:
-        pass
-    return work
-dist.all_reduce = slower
-"""
 _LATE = """
 kept_all_reduce = dist.all_reduce
 def late(*args, **named):
@@ -62,7 +48,7 @@ dist.all_reduce = late
 _IN_TURNS = """
 import functools, statistics, time
 from ddp_notebook.rank.collectives import observer
-from ddp_notebook.rank.bench.timing import time_each
+from ddp_notebook.rank.bench.collectives import time_each
 group, cpu = observer.unobserved(dist.group.WORLD), torch.device("cpu")
 
 def bare(tensor, count):
@@ -104,7 +90,6 @@ class Communication(Measurement):
             with Loops(WORLD_SIZE) as loops:
                 numbers.update(_intervals(session, loops))
             numbers.update(_planted(session))
-            numbers.update(_unchanged(session))
         with Ranks(4) as session:
             numbers.update(_default(session))
         return numbers
@@ -130,8 +115,6 @@ class Communication(Measurement):
         rows += [
             _share("below 4 MiB: our interval holds the bare loop's", medians["held"], 0.9),
             _share("repeats lie inside each other's intervals", medians["repeated"], 0.9),
-            _share("a slowdown of 20 % is judged as such", medians["slowdown found"], 1.0),
-            _share(f"{UNCHANGED} unchanged runs are judged unchanged", medians["unchanged"], 1.0),
             _share("a rank that is 2 ms late is named", medians["late found"], 1.0),
             _share("load from others lowers the badge, or it is the lowest", medians["badge"], 1.0),
             _under("default on 4 ranks", medians["default_s"], 20.0),
@@ -327,11 +310,7 @@ def _three_rounds(loops: Loops) -> dict[int, list[float]]:
 
 
 def _planted(session: Session) -> Numbers:
-    """What is planted: a slowdown, a late rank, load."""
-    longer = replace(SHORT, budget_s=10.0)
-    before = session.bench(longer)
-    with _instead(session, _SLOWER, None):
-        slower = session.bench(longer, BenchOptions(baseline=before))
+    """What is planted: a late rank, load."""
     with _instead(session, _LATE, (1,)):
         late = session.bench(SHORT)
     quiet = session.bench(SHORT)
@@ -339,7 +318,6 @@ def _planted(session: Session) -> Numbers:
         loaded = session.bench(SHORT)
     lower = _BADGES.index(loaded.trust) > _BADGES.index(quiet.trust)
     return {
-        "slowdown found": float(slower.compared()[0].change is Change.SLOWER),
         "late found": float(late.curves[0].straggler == 1),
         "badge": float(lower or loaded.trust is _BADGES[-1]),
     }
@@ -367,17 +345,6 @@ def _load() -> Iterator[None]:
         for burner in burners:
             burner.kill()
             burner.wait()
-
-
-def _unchanged(session: Session) -> Numbers:
-    """Runs of the same thing, each against the one before."""
-    same = []
-    before = session.bench(SHORT)
-    for _ in range(UNCHANGED):
-        run = session.bench(SHORT, BenchOptions(baseline=before))
-        same.append(run.compared()[0].change not in (Change.SLOWER, Change.FASTER))
-        before = run
-    return {"unchanged": statistics.fmean(same)}
 
 
 def _default(session: Session) -> Numbers:

@@ -285,7 +285,7 @@ def test_a_rank_whose_word_that_it_began_is_late_is_freed_too(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receiver = processes_of(session).receiver
-    source = receiver._sources[0]
+    source = receiver._sources[receiver.source.encode()]
     receive = source.receive
     given_up = threading.Event()
 

@@ -9,15 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ddp_notebook.bench.baseline import compare
-from ddp_notebook.bench.ops import OP_NAMES
-from ddp_notebook.bench.plan import DTYPE_BYTES, Plan
-from ddp_notebook.bench.results import BenchRun, Change, Trust
+from ddp_notebook.bench.plan import DTYPE_BYTES, OP_NAMES, Plan
+from ddp_notebook.bench.result import BenchRun
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import codec
 from ddp_notebook.session import BenchOptions, BenchResult, InitOptions, Session
@@ -82,8 +79,6 @@ def test_the_ranks_agree_and_every_rank_stamps_every_iteration(ranks2: Session) 
         low, high = point.latency_interval_us
         assert low <= point.latency_us <= high
     assert run.conditions.seconds > 0
-    assert {floor.what for floor in run.floors} >= {"memory copy", "loopback TCP"}
-    assert all(floor.bandwidth_gb_per_s > 0 for floor in run.floors)
     assert run.versions["torch"]
 
 
@@ -113,28 +108,6 @@ def test_what_is_timed_is_torchs_own_group(ranks2: Session) -> None:
     assert "ObservedGroup" in values(ranks2, "type(dist.group.WORLD).__name__").values()
 
 
-@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux alone has this policy")
-def test_tuning_shows_before_and_after_and_leaves_the_thread_as_it_was(ranks2: Session) -> None:
-    body = (
-        "import os, pathlib\n"
-        "for task in pathlib.Path('/proc/self/task').iterdir():\n"
-        "    if (task / 'comm').read_text().strip() == 'gloo_tcp_loop':\n"
-        "        found = os.sched_getscheduler(int(task.name))\n"
-        "        globals().setdefault('policies', []).append(found)\n"
-        "return real(tensor, *args, **named)"
-    )
-    with planted(ranks2, body):
-        run = ranks2.bench(Plan(max_bytes=16, factor=4, budget_s=0, tune=True))
-    assert [curve.tuned for curve in run.curves] == [False, True]
-    assert any("SCHED_BATCH" in note for note in run.notes)
-    for policies in values(ranks2, "policies").values():
-        assert set(policies) == {os.SCHED_OTHER, os.SCHED_BATCH}
-    with planted(ranks2, body):
-        ranks2.run_cell("policies.clear()\ndist.all_reduce(torch.ones(1))").raise_for_error()
-    for policies in values(ranks2, "policies").values():
-        assert set(policies) == {os.SCHED_OTHER}
-
-
 # -- what is planted is found ------------------------------------------------------------
 
 
@@ -161,32 +134,6 @@ def test_a_rank_that_is_2_ms_late_is_found_and_named(ranks4: Session) -> None:
     assert curve.straggler == 2
     assert curve.straggler_late_us > 1500
     assert all(p.latency_us > 2000 for p in curve.points)
-
-
-def taking(milliseconds: float) -> str:
-    """An all_reduce that takes so long, as long as the real one is faster."""
-    return (
-        f"end = time.perf_counter() + {milliseconds / 1e3}\n"
-        "work = real(tensor, *args, **named)\n"
-        "time.sleep(max(0, end - time.perf_counter()))\n"
-        "return work"
-    )
-
-
-@pytest.mark.alone
-def test_a_slowdown_of_a_fifth_is_judged_against_a_baseline_and_no_change_is_not(
-    ranks2: Session,
-) -> None:
-    plan = Plan(max_bytes=2**12, factor=4, budget_s=4.0)
-    with planted(ranks2, taking(20)):
-        # Where the tests run may be busy, and then nothing is judged; what sleeps is not busy.
-        before, same = (replace(ranks2.bench(plan), trust=Trust.GOOD) for _ in range(2))
-    with planted(ranks2, taking(24)):
-        slower = replace(ranks2.bench(plan), trust=Trust.GOOD)
-    assert [change.change for change in compare(same, before)] == [Change.SAME]
-    (change,) = compare(slower, before)
-    assert change.change is Change.SLOWER
-    assert change.ratio == pytest.approx(1.2, rel=0.08)
 
 
 # -- bad input ---------------------------------------------------------------------------

@@ -17,8 +17,7 @@ from support import eventually, lacking, with_entry_point
 
 from ddp_notebook import __main__
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import targets
-from ddp_notebook.jobs.hosts import commands
+from ddp_notebook.jobs import hosts as other_hosts
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.rank.prepared import job_folder
 
@@ -32,7 +31,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
     folder = tmp_path / "ssh"
     folder.mkdir(mode=0o700)
     made = Hosts(folder)
-    monkeypatch.setenv(commands.SSH_VARIABLE, f"ssh -F {made.config}")
+    monkeypatch.setenv(other_hosts.SSH_VARIABLE, f"ssh -F {made.config}")
     return made
 
 
@@ -62,8 +61,6 @@ def test_a_job_on_another_host_is_looked_at_as_one_here(
     shown = said(shell, capsys, "%ddp_board")
     assert f"job {pid} (train.py) on gpu07: ranks 0-1 of 2; it runs" in shown
     assert shown.count("  waiting  ") == 2 and "/6" not in shown
-    result = shell.run_cell(f"%ddp_attach gpu07:{pid} --take-over")
-    assert "this is for jobs on this host only" in capsys.readouterr().err and not result.success
 
     saved = tmp_path / "saved.json"
     assert __main__.main(["save", f"gpu07:{pid}", str(saved)]) == 0
@@ -71,7 +68,7 @@ def test_a_job_on_another_host_is_looked_at_as_one_here(
     out = capsys.readouterr().out
     assert "train.py:17" in out and "(the answers of ranks 0-1" in out
     assert __main__.main(["where", "--json", "--locals", f"gpu07:{pid}"]) == 0
-    schema = Path(targets.__file__).with_name("schema_where.json").read_text()
+    schema = Path(other_hosts.__file__).with_name("schema_where.json").read_text()
     wire = json.loads(capsys.readouterr().out)
     jsonschema.validate(wire, json.loads(schema))
     assert [stack["rank"] for stack in wire["stacks"]] == [0, 1]
@@ -108,7 +105,7 @@ def test_a_job_on_two_hosts_is_judged_as_one(
 
     def found(*words: str) -> Any:
         try:
-            verdict = targets.named(words).why()
+            verdict = other_hosts.named(words).why()
         except UsageMistake:  # not yet
             return None
         return verdict if verdict.diagnosis.wrong else None
@@ -118,7 +115,7 @@ def test_a_job_on_two_hosts_is_judged_as_one(
     assert (finding.category.value, finding.ranks) == ("conditional-collective", (0,))
     records = ", and their records of collectives, on node"
     assert both.basis == f"the answers of rank 0{records}0; the answers of rank 1{records}1"
-    one = targets.named(["node0:1"]).why()
+    one = other_hosts.named(["node0:1"]).why()
     assert not one.diagnosis.wrong, "what the other host's rank does is not known there"
     assert any("rank 1 was not found on this host" in note for note in one.unread)
     capsys.readouterr()
@@ -137,9 +134,9 @@ def _child(pid: int) -> int | None:
 
 def _why_not(name: str, monkeypatch: pytest.MonkeyPatch, there: str = "") -> str:
     if there:
-        monkeypatch.setenv(commands.THERE_VARIABLE, there)
+        monkeypatch.setenv(other_hosts.THERE_VARIABLE, there)
     with pytest.raises(UsageMistake) as raised:
-        targets.named([name])
+        other_hosts.named([name])
     return str(raised.value)
 
 
@@ -176,13 +173,13 @@ def test_what_ssh_and_the_other_host_refuse_is_said_with_what_to_do(
         program.chmod(0o700)
         assert expected[name] in _why_not("gpu07:7", monkeypatch, there=str(program))
     program.write_text("#!/bin/sh\nexec sleep 600\n")
-    monkeypatch.setattr(commands, "_WITHIN_S", 1.0)
+    monkeypatch.setattr(other_hosts, "_WITHIN_S", 1.0)
     assert "gpu07 gave no answer within 1 s" in _why_not("gpu07:7", monkeypatch, str(program))
-    monkeypatch.setenv(commands.SSH_VARIABLE, "no-such-ssh")
+    monkeypatch.setenv(other_hosts.SSH_VARIABLE, "no-such-ssh")
     assert "there is no program no-such-ssh here" in _why_not("gpu07:7", monkeypatch)
 
 
 def _name_error(*words: str) -> str:
     with pytest.raises(UsageMistake) as raised:
-        targets.named(words)
+        other_hosts.named(words)
     return str(raised.value)

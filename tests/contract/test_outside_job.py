@@ -13,9 +13,8 @@ import pytest
 from support import eventually
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import targets
-from ddp_notebook.jobs.outside import pyspy, recorder
-from ddp_notebook.jobs.targets import Target
+from ddp_notebook.jobs import dumps, hosts, pyspy
+from ddp_notebook.jobs.target import Target
 from ddp_notebook.jobs.verdict import Outcome, Verdict
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.rank.prepared import job_folder
@@ -60,7 +59,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 def target_of(pid: int) -> Target | None:
     try:
-        target = targets.named([str(pid)])
+        target = hosts.named([str(pid)])
     except UsageMistake:  # its ranks are not there yet
         return None
     return target if set(target.places()) == {0, 1} else None
@@ -121,7 +120,7 @@ def test_the_flight_recorder_of_a_job_that_runs_is_shown_where_torch_serves_it(
         "DDP_NOTEBOOK": "",
     }
     for rank in range(2):
-        own = {"RANK": str(rank), recorder.SOCKET_VARIABLE: str(tmp_path / f"server-{rank}")}
+        own = {"RANK": str(rank), dumps.SOCKET_VARIABLE: str(tmp_path / f"server-{rank}")}
         command = [sys.executable, "serves.py"]
         started.append(subprocess.Popen(command, cwd=tmp_path, env=environment | own))
     pid = started[0].pid

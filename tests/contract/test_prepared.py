@@ -17,7 +17,7 @@ from support import eventually
 from ddp_notebook import __main__
 from ddp_notebook.cluster.questions import ask
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import prepared
+from ddp_notebook.jobs import find, prepared, records
 from ddp_notebook.jobs.verdict import Outcome
 from ddp_notebook.rank import calls
 
@@ -30,7 +30,7 @@ def test_a_launcher_that_waits_for_its_other_node_is_told(
     started.append(subprocess.Popen(torchrun, stderr=subprocess.DEVNULL))
 
     with pytest.raises(UsageMistake, match="is torchrun, and has started no rank yet"):
-        prepared.job_of(started[-1].pid)
+        find.job_of(started[-1].pid)
 
 
 def test_two_processes_that_are_the_same_rank_are_told(
@@ -61,7 +61,7 @@ def test_a_job_that_hangs_is_judged_while_it_runs_and_after(
     assert (finding.category.value, finding.ranks) == ("conditional-collective", (0,))
     assert "train.py:17" in finding.cause
     assert verdict.basis.startswith("the answers of ranks 0-1")
-    job = prepared.job_of(ranks[1].pid)
+    job = find.job_of(ranks[1].pid)
     for process in job.processes.values():
         assert process.folder.stat().st_mode & 0o777 == 0o700
         assert (process.folder / "ask").stat().st_mode & 0o777 == 0o600
@@ -114,7 +114,7 @@ def test_a_healthy_job_computes_the_same_and_has_no_finding(
 ) -> None:
     plain = launch(tmp_path, started, variable="0")
     without = [rank.communicate(timeout=120) for rank in plain]
-    assert prepared.jobs() == [], "without the variable nothing is written"
+    assert records.jobs() == [], "without the variable nothing is written"
     # What answers is loaded though nobody asks, and the main thread never pauses.
     # It calls init_process_group through init_device_mesh.
     ranks = launch(tmp_path, started, "busy", "mesh")
@@ -124,7 +124,7 @@ def test_a_healthy_job_computes_the_same_and_has_no_finding(
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
     assert [out for out, _ in outputs] == [out for out, _ in without]
     assert [error for _, error in outputs] == [error for _, error in without]
-    (job,) = prepared.jobs()
+    (job,) = records.jobs()
     verdict = prepared.why(job)
     assert verdict.outcome is Outcome.NO_PROBLEM, verdict
 
@@ -143,14 +143,14 @@ def test_a_script_can_be_run_prepared_whether_or_not_torch_calls_entry_points(
     verdict = found_in(ranks[0].pid)
 
     assert [f.category.value for f in verdict.diagnosis.findings] == ["conditional-collective"]
-    job = prepared.job_of(ranks[0].pid)
+    job = find.job_of(ranks[0].pid)
     assert job.first.script == str(tmp_path / "train.py")
     for process in job.processes.values():
         eventually((process.folder / "report.json").exists, 30)
     for rank in ranks:
         rank.kill()
         rank.wait()
-    verdict = prepared.why(prepared.jobs()[0])
+    verdict = prepared.why(records.jobs()[0])
     assert verdict.diagnosis.findings[0].category.value == "conditional-collective"
     assert verdict.basis.startswith("what ranks 0-1 left")
 

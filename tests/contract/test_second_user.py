@@ -20,7 +20,7 @@ from support import eventually
 from ddp_notebook.archive.format import SavedRun
 from ddp_notebook.archive.save import write
 from ddp_notebook.cluster.channels import EventReceiver
-from ddp_notebook.jobs import unprepared
+from ddp_notebook.jobs import outside
 from ddp_notebook.launch.session_folder import FOLDER_PREFIX, make_folder, sweep_stale_folders
 from ddp_notebook.model import CellStarted, Event, Snapshot
 from ddp_notebook.rank.collectives import mapped_file
@@ -204,7 +204,7 @@ def test_a_prepared_job_and_a_saved_run_are_closed_to_another_user(public: Path)
 def test_root_is_told_that_a_job_of_another_user_answers_that_user_alone() -> None:
     theirs = subprocess.Popen(["cat"], stdin=subprocess.PIPE, user=NOBODY)
     try:
-        assert unprepared.elsewhere(theirs.pid) == (
+        assert outside.elsewhere(theirs.pid) == (
             f"It is a process of user {NOBODY}, whom alone it answers."
         )
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support import shared_shell
 
-from ddp_notebook.jobs import prepared, unprepared
+from ddp_notebook.jobs import find, outside
 from ddp_notebook.model import StackTree
 from ddp_notebook.rank.prepared import job_folder
 
@@ -21,7 +21,7 @@ Capture = pytest.CaptureFixture[str]
 def no_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of others on this machine are not seen."""
     monkeypatch.setenv(job_folder.FOLDER_VARIABLE, str(tmp_path / "jobs"))
-    monkeypatch.setattr(unprepared, "jobs", lambda prepared: [])
+    monkeypatch.setattr(outside, "jobs", lambda prepared: [])
 
 
 def run(shell: Any, capsys: Capture, source: str) -> tuple[Any, str]:
@@ -133,8 +133,8 @@ def test_wrong_input_is_told_what_to_type(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DDP_NOTEBOOK_SSH", "no-ssh")
     # Which other tests ran here decides whether torch is loaded, and what was started.
-    monkeypatch.setattr(prepared, "untold", lambda pid: ())
-    monkeypatch.setattr(prepared, "has_torch", lambda pid: True)
+    monkeypatch.setattr(find, "untold", lambda pid: ())
+    monkeypatch.setattr(find, "has_torch", lambda pid: True)
     (tmp_path / "trace_rank_0").write_bytes(b"\x80\x02}half")
     saved = b'{"traceEvents": [], "ddp_notebook": {"format": "ddp_notebook run", "ver'
     (tmp_path / "run.json").write_bytes(saved)

@@ -8,9 +8,8 @@ import pytest
 from kernels import Kernel
 from results import said
 
-from ddp_notebook.bench.steps.results import StepBenchResult
-from ddp_notebook.magics.verbs.bench import BENCH
-from ddp_notebook.magics.verbs.bench_steps import wants_steps
+from ddp_notebook.bench.steps import StepBenchResult
+from ddp_notebook.magics.verbs.bench import BENCH, wants_steps
 
 
 @pytest.mark.parametrize(
@@ -21,7 +20,6 @@ from ddp_notebook.magics.verbs.bench_steps import wants_steps
         ("--model net", True),
         ("--batch 8,16", True),
         ("--bucket-mb 1,default", True),
-        ("--predict", True),
     ],
 )
 def test_options_about_a_model_ask_for_training_steps(line: str, steps: bool) -> None:
@@ -43,14 +41,10 @@ def test_training_steps_are_measured_shown_and_returned(
         ("%ddp_bench --batch 8,x", "UsageError: '8,x' is not a list of batch sizes"),
         ("%ddp_bench --bucket-mb 0", "UsageError: '0' is not a list of bucket sizes"),
         ("%ddp_bench --model no-name", "UsageError: 'no-name' is not the name of a variable."),
-        (
-            "%ddp_bench --model net --world-size 8",
-            "UsageError: --world-size is the number of ranks that --predict",
-        ),
         ("%ddp_bench --model net", "UsageError: net cannot be measured (ranks 0-1: there is no"),
         (
-            "%ddp_bench --predict --world-size 0",
-            "UsageError: --world-size 0 is not a number of ranks",
+            "%ddp_bench --model net --op broadcast",
+            "UsageError: --op is for collectives, and this call measures training steps",
         ),
     ):
         assert said(shell, capsys, call).startswith(expected), call
@@ -66,11 +60,11 @@ def test_training_steps_are_measured_shown_and_returned(
     assert result.result.batches == (4,)
 
 
-def test_the_steps_grow_bar_by_bar_while_they_are_measured() -> None:
+def test_the_steps_so_far_are_shown_while_they_are_measured() -> None:
     with Kernel() as kernel:
         kernel.init(2)
         sent = kernel.send("steps = %ddp_bench --model mlp --batch 2,4,8 --budget 300s")
-        bars = kernel.amounts_drawn(sent, 'font-size="11">')
+        bars = kernel.amounts_shown(sent, "ms a step")
         assert bars == sorted(bars)
         kernel.manager.interrupt_kernel()
         reply = kernel.finish(sent)

@@ -111,25 +111,6 @@ def test_a_current_folder_that_is_gone_is_said_by_every_verb() -> None:
         register._magic(ui, verb)("")
 
 
-def test_a_path_with_spaces_is_shown_in_quotes_by_every_verb_that_takes_one(
-    shell2: Any,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my train.py").write_text("print('trained')")
-    (tmp_path / "my logs").mkdir()
-    for call, right in (
-        ("save my run.json", '%ddp_save "my run.json"'),
-        ("replay my train.py", '%ddp_replay "my train.py"'),
-        ("attach my logs", '%ddp_attach "my logs"'),
-        ("run my train.py --epochs 2", '%ddp_run "my train.py" --epochs 2'),
-    ):
-        assert right in said(shell2, capsys, f"%ddp_{call}")
-    assert "trained" in said(shell2, capsys, right, ok=True)
-
-
 def test_a_launcher_before_the_script_and_an_option_behind_it_are_told_where_they_belong(
     shell2: Any,
     capsys: pytest.CaptureFixture[str],

@@ -7,17 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.bench.plan import Plan
-from ddp_notebook.bench.results import BenchRun
-from ddp_notebook.bench.summary import Setting, summarise
+from ddp_notebook.bench.result import BenchRun
+from ddp_notebook.bench.stats import Setting, summarise
 
 QUIET = {"host": "a", "seconds": 10.0, "cpu_s": 5.0, "host_cpu_s": 5.0}
 """What a rank says at the end of a run in which it was alone; two of them."""
-SOCKET = {
-    "what": "loopback TCP",
-    "latency_us": 20.0,
-    "bandwidth_gb_per_s": 2.4,
-    "source": "a plain socket",
-}
 
 
 def visits(
@@ -33,7 +27,6 @@ def visits(
     iterations: int = 20,
     late: Mapping[int, float] | None = None,
     wrong: Mapping[int, int] | None = None,
-    loop_cpu: float | None = None,
     seed: int = 0,
 ) -> dict[int, list[dict[str, Any]]]:
     """What each rank measured: times by a latency and a bandwidth, with noise.
@@ -62,7 +55,6 @@ def visits(
                             "times_ns": [t - rank * 100 for t in times],
                             "issue_ns": [30_000 + round((late or {}).get(rank, 0.0) * 1e9)] * 3,
                             "wrong": (wrong or {}).get(size, 0) if rank == 0 else 0,
-                            "loop_cpu": loop_cpu,
                         }
                     )
     return found
@@ -74,17 +66,12 @@ def bench_run(
     *,
     cores: int = 8,
     answers: Sequence[Mapping[str, Any]] = (QUIET, QUIET),
-    floors: Sequence[Mapping[str, Any]] = (),
     ended: str = "",
-    buckets_bytes: tuple[int, ...] = (),
     **told: Any,
 ) -> BenchRun:
     """A run of `plan`, as `visits` makes it of what is `told`."""
     plan = plan or Plan(factor=4)
-    said = {
-        rank: {**answer, "floors": list(floors) if rank == 0 else []}
-        for rank, answer in enumerate(answers)
-    }
+    said = dict(enumerate(answers))
     setting = Setting(
         plan=plan,
         ranks=tuple(range(world_size)),
@@ -93,6 +80,5 @@ def bench_run(
         cores=cores,
         started="2026-01-01T00:00:00+00:00",
         versions={"torch": "2.13.0"},
-        buckets_bytes=buckets_bytes,
     )
     return summarise(setting, visits(plan, world_size, **told), said, ended)

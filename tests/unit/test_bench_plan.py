@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_notebook.bench.ops import OP_NAMES
 from ddp_notebook.bench.plan import (
     DTYPE_BYTES,
+    OP_NAMES,
     CurvePlan,
     Plan,
     parse_bytes,
@@ -129,7 +129,6 @@ def test_every_combination_is_a_curve_and_the_barrier_is_one() -> None:
     assert len(curves) == 8 + 2
     assert [c.world_size for c in curves if c.op == "barrier"] == [2, 4]
     assert [c.world_size for c in Plan().curves(3)] == [3]
-    assert [c.tuned for c in Plan(tune=True).curves(2)] == [False, True]
 
 
 @given(

@@ -6,14 +6,14 @@ import csv
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_runs import SOCKET, bench_run
+from bench_runs import bench_run
 
 from ddp_notebook.bench.plan import Plan
-from ddp_notebook.bench.results import Change
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.session import BenchResult
 from ddp_notebook.session.tools.bench_result import check_export
@@ -21,11 +21,11 @@ from ddp_notebook.session.tools.bench_result import check_export
 
 def result(**told: Any) -> BenchResult:
     """A result of a made-up run."""
-    return BenchResult.of(bench_run(floors=[SOCKET], **told))
+    return BenchResult.of(bench_run(**told))
 
 
 def test_a_result_is_kept_in_a_file_and_read_back_whole(tmp_path: Path) -> None:
-    made = result(buckets_bytes=(1024, 2048))
+    made = result()
     made.to_json(tmp_path / "run.json")
     again = BenchResult.read(tmp_path / "run.json")
     assert again == made
@@ -45,8 +45,8 @@ def test_samples_can_be_left_out(tmp_path: Path) -> None:
     [
         (None, "cannot be read"),
         ("{", "cannot be read"),
-        ("[]", "is no result of %ddp_bench"),
-        ('{"kind": "other"}', "is no result of %ddp_bench"),
+        ("[]", "is not a result of %ddp_bench"),
+        ('{"kind": "other"}', "is not a result of %ddp_bench"),
         ('{"kind": "ddp_notebook bench", "version": 99}', "is of version 99"),
         ('{"kind": "ddp_notebook bench", "version": 1, "run": {"curves": 3}}', "is damaged"),
         ('{"kind": "ddp_notebook bench", "version": 1}', "is damaged"),
@@ -60,13 +60,28 @@ def test_a_file_that_is_no_result_says_so(tmp_path: Path, text: str | None, mess
         BenchResult.read(path)
 
 
-def test_a_baseline_is_compared_with_and_one_that_cannot_be_is_noted() -> None:
+def test_a_baseline_is_kept_and_one_that_has_nothing_in_common_is_noted() -> None:
     before = bench_run(noise=0.01)
-    slower = BenchResult.of(bench_run(noise=0.01, slower=1.2, seed=1), before)
-    assert [c.change for c in slower.compared()] == [Change.SLOWER]
+    assert BenchResult.of(bench_run(slower=1.2), before).baseline is before
     other = BenchResult.of(bench_run(world_size=3), before)
-    assert other.compared() == ()
-    assert other.notes[0].startswith("There is no comparison: the baseline has no size")
+    assert other.baseline is None
+    assert other.notes[0].startswith("No baseline is shown: it has no operation, dtype, mode and")
+    elsewhere = BenchResult.of(bench_run(), replace(before, backend="nccl", device="cuda:0"))
+    assert elsewhere.baseline is None
+    assert "it is of nccl on cuda:0, and this run of gloo on cpu" in elsewhere.notes[0]
+
+
+def test_a_file_of_the_first_release_is_read(tmp_path: Path) -> None:
+    """It says more: of the machine's limits, of a thread's CPU time, of the fit's intervals."""
+    wire = json.loads(result().to_json())
+    run = wire["run"]
+    run["conditions"]["loop_cpu"] = 0.5
+    run["plan"]["tune"] = True
+    run["floors"] = [{"what": "loopback TCP", "latency_us": 20.0, "source": "a plain socket"}]
+    run["curves"][0] |= {"tuned": False}
+    run["curves"][0]["fit"] |= {"latency_interval_s": [1e-4, 2e-4], "max_error": 0.1}
+    (tmp_path / "old.json").write_text(json.dumps(wire))
+    assert BenchResult.read(tmp_path / "old.json").curves == result().curves
 
 
 def test_csv_has_a_line_for_each_size_of_each_curve() -> None:

@@ -7,8 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_notebook.bench.plan import Plan
-from ddp_notebook.bench.schedule import Item, Schedule
+from ddp_notebook.bench.plan import Item, Plan, Schedule
 
 ITEMS = [Item(0, 4**n) for n in range(1, 9)]
 

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_notebook.bench import stats
-from ddp_notebook.bench.ops import op_named
-from ddp_notebook.bench.plan import CurvePlan, Plan
-from ddp_notebook.bench.results import Curve
-from ddp_notebook.bench.stats import median_interval, quantile
+from ddp_notebook.bench.intervals import median_interval, quantile
+from ddp_notebook.bench.plan import CurvePlan, Plan, op_named
+from ddp_notebook.bench.result import Curve
 
 TWO = CurvePlan("all_reduce", "float32", "blocking", 2)
 PLAN = Plan(factor=4)

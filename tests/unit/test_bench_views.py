@@ -11,19 +11,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from bench_runs import SOCKET, bench_run
+from bench_runs import bench_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_notebook.bench.baseline import compare
 from ddp_notebook.bench.plan import Plan
-from ddp_notebook.bench.results import BenchRun, Trust
-from ddp_notebook.views.bench import table as bench
-from ddp_notebook.views.bench.live import live_bundle
-from ddp_notebook.views.bench.plots import _time_range, figure
+from ddp_notebook.bench.result import BenchRun, Trust, duration
+from ddp_notebook.views import bench
+from ddp_notebook.views.bench import live
+from ddp_notebook.views.bench_figures import _time_range, against_size
 from ddp_notebook.views.notebook import bench_bundles
 
-RUN = bench_run(floors=[SOCKET], buckets_bytes=(2**20, 4 * 2**20), noise=0.05)
+RUN = bench_run(noise=0.05)
 NOTHING = replace(RUN, curves=())
 SEVERAL = bench_run(Plan(ops=("all_reduce", "broadcast", "barrier"), factor=16))
 
@@ -38,8 +37,7 @@ def test_the_table_has_a_line_for_each_size_in_columns() -> None:
     assert len({len(line) for line in lines}) == 1
     assert lines[0].split()[:2] == ["4", "B"]
     assert "all_reduce of float32, 2 ranks, gloo on cpu" in text
-    assert "Trust: good" in text
-    assert "This machine: loopback TCP 20 µs, 2.4 GB/s (a plain socket)." in text
+    assert "Reliability: good" in text
 
 
 def test_medians_that_are_not_known_well_have_a_question_mark() -> None:
@@ -84,10 +82,9 @@ def test_nothing_in_a_run_can_become_markup() -> None:
         ended=evil,
         notes=(evil,),
         reasons=(evil,),
-        floors=(replace(RUN.floors[0], what=evil, source=evil),),
         curves=(replace(RUN.curves[0], op=evil, dtype=evil),),
     )
-    for shown in (bench.table_html(run), live_bundle(run, 0.5, 3.0)["text/html"]):
+    for shown in (bench.table_html(run), live(run, 0.5, 3.0)["text/html"]):
         assert "<script" not in shown
 
 
@@ -97,28 +94,46 @@ def test_a_run_that_was_cut_short_says_so_first() -> None:
     assert "Ended early" in bench.table_html(cut)
 
 
-def test_a_change_against_the_baseline_is_told_in_words() -> None:
-    slower = bench_run(slower=1.2, noise=0.01, seed=1)
-    text = bench.table_text(slower, compare(slower, bench_run(noise=0.01)))
-    assert "Against the baseline all_reduce of float32, 2 ranks is slower: 1.2" in text
-    assert "at 13 of 13 sizes, whose 95 % intervals do not touch" in text
-    same = bench.table_text(RUN, compare(RUN, RUN))
-    assert "no difference that the intervals allow to state" in same
+def test_a_baseline_has_a_column_and_says_how_far_it_was_trusted() -> None:
+    before = replace(bench_run(noise=0.01), trust=Trust.NOISY)
+    for shown in (bench.table_text(RUN, before), bench.table_html(RUN, before)):
+        assert "baseline (µs)" in shown
+        assert all(f"{point.latency_us:,.1f}" in shown for point in before.points)
+        assert "Baseline: measured 2026-01-01T00:00:00+00:00; reliability: too noisy" in shown
+    assert "aseline" not in bench.table_text(RUN)
+    other = bench.table_text(RUN, bench_run(world_size=3))
+    assert "baseline (µs)" not in other
 
 
-@pytest.mark.parametrize("trust", Trust)
-def test_a_badge_says_in_words_what_its_colour_says(trust: Trust) -> None:
+def test_a_size_that_the_baseline_lacks_has_an_empty_cell() -> None:
+    head, rule, *rows = (
+        bench.table_text(RUN, bench_run(Plan(factor=16))).partition("\n\n")[2].splitlines()[:9]
+    )
+    assert "baseline (µs)" in head
+    assert {len(row) for row in rows} == {len(rule)}
+    assert len(rows[0].split()) == len(rows[1].split()) + 1
+
+
+@pytest.mark.parametrize(
+    ("trust", "words"),
+    [
+        (Trust.GOOD, "good (the medians hold"),
+        (Trust.FAIR, "fair (compare within this run"),
+        (Trust.NOISY, "too noisy to draw conclusions"),
+    ],
+)
+def test_a_badge_says_in_words_what_its_colour_says(trust: Trust, words: str) -> None:
     run = replace(RUN, trust=trust)
-    assert trust in bench.table_html(run)
-    assert trust in bench.table_text(run)
+    assert words in bench.table_html(run)
+    assert f"Reliability: {words}" in bench.table_text(run)
 
 
 # -- the figure --------------------------------------------------------------------------
 
 
-def drawn(run: BenchRun, kind: str = "size", baseline: BenchRun | None = None) -> Any:
+def drawn(run: BenchRun, baseline: BenchRun | None = None) -> Any:
     """The figure, laid out as it will be seen."""
-    made = figure(run, kind, baseline)
+    made = against_size(run, baseline)
     made.savefig(io.BytesIO(), format="png")
     return made
 
@@ -148,20 +163,11 @@ def test_axes_are_labelled_with_their_units() -> None:
     assert {"1 ms", "10 ms"} <= set(shown)
 
 
-def test_the_fit_its_floor_the_ceiling_and_the_users_buckets_are_marked() -> None:
-    left, right = drawn(RUN).axes
+def test_the_fit_its_latency_and_half_of_the_bandwidth_are_marked() -> None:
+    left, _ = drawn(RUN).axes
     assert "latency 30" in words(left) or "latency 29" in words(left)
     assert "half of the\nbandwidth" in words(left)
     assert "fit, off by" in words(left)
-    assert "loopback TCP 2.4 GB/s" in words(right)
-    assert "buckets of your model" in words(right)
-
-
-def test_a_ceiling_far_above_is_named_and_does_not_flatten_the_curve() -> None:
-    run = replace(RUN, floors=(replace(RUN.floors[0], bandwidth_gb_per_s=900.0),))
-    _, right = drawn(run).axes
-    assert "900 GB/s ↑" in words(right)
-    assert right.get_ylim()[1] < 10
 
 
 def test_curves_differ_by_colour_and_by_marker() -> None:
@@ -183,13 +189,6 @@ def test_wrong_results_are_marked_in_both_panels() -> None:
         assert any(line.get_label() == "wrong results" for line in axes.lines)
 
 
-def test_iterations_and_arrivals_are_drawn() -> None:
-    left, right = drawn(bench_run(world_size=3, late={1: 2e-3}), "iterations").axes
-    assert left.get_ylabel() == "share of iterations that took less"
-    assert "rank 1 comes late" in words(right)
-
-
-@pytest.mark.parametrize("kind", ["size", "iterations"])
 @pytest.mark.parametrize(
     "run",
     [
@@ -202,18 +201,14 @@ def test_iterations_and_arrivals_are_drawn() -> None:
         SEVERAL,
     ],
 )
-def test_every_run_can_be_drawn(kind: str, run: BenchRun) -> None:
-    assert drawn(run, kind).axes
-
-
-def test_a_kind_that_there_is_not_says_which_there_are() -> None:
-    with pytest.raises(ValueError, match="there are size, iterations"):
-        figure(RUN, "pie")
+def test_every_run_can_be_drawn(run: BenchRun) -> None:
+    assert drawn(run).axes
 
 
 @given(st.floats(0, 1e9), st.floats(1, 1e6))
 def test_the_time_axis_holds_all_times_and_at_least_two_labels(low: float, ratio: float) -> None:
-    bottom, top = _time_range([low, low * ratio], ())
+    fast, slow = (replace(RUN.points[0], latency_us=us) for us in (low, low * ratio))
+    bottom, top = _time_range([fast, slow])
     assert 0 < bottom <= max(low, 1e-3)
     assert top >= low * ratio
     assert sum(bottom <= 10.0**n <= top for n in range(-6, 20)) >= 2
@@ -222,33 +217,26 @@ def test_the_time_axis_holds_all_times_and_at_least_two_labels(low: float, ratio
 # -- while it runs -----------------------------------------------------------------------
 
 
-def test_what_is_measured_so_far_is_drawn_point_by_point() -> None:
+def test_what_is_measured_so_far_is_said_point_by_point() -> None:
     first = replace(RUN, curves=(replace(RUN.curves[0], points=RUN.points[:2]),))
-    assert live_bundle(first, 0.1, 12.0)["text/html"].count("<circle") == 2
-    assert live_bundle(RUN, 0.9, 1.0)["text/html"].count("<circle") == len(RUN.points)
+    assert live(first, 0.1, 12.0)["text/html"].count("µs") == 2
+    shown = live(SEVERAL, 0.9, 1.0)["text/html"]
+    for curve in SEVERAL.curves:
+        assert f"{curve.name}: " in shown
+        assert all(duration(point.latency_us / 1e6) in shown for point in curve.points)
 
 
 def test_the_bar_tells_the_share_and_the_time_left() -> None:
-    shown = live_bundle(RUN, 0.5, 7.4)
+    shown = live(RUN, 0.5, 7.4)
     assert shown["text/plain"].endswith("50%, about 7 s left")
     assert '<progress max="1" value="0.500"' in shown["text/html"]
     assert "what is measured is kept" in shown["text/html"]
-    assert "left" not in live_bundle(RUN, 1.0, None)["text/plain"]
+    assert "left" not in live(RUN, 1.0, None)["text/plain"]
 
 
 def test_before_anything_is_known_there_is_a_bar_alone() -> None:
     for run in (None, NOTHING):
-        assert "<svg" not in live_bundle(run, 0.0, 15.0)["text/html"]
-
-
-def test_the_live_plot_has_the_pages_own_ink_and_stays_inside_its_box() -> None:
-    shown = live_bundle(SEVERAL, 0.5, None)["text/html"]
-    assert "currentColor" in shown
-    assert "nan" not in shown
-    for x in re.findall(r'c?x="(-?[0-9.]+)"', shown):
-        assert 0 <= float(x) <= 640
-    for y in re.findall(r'c?y="(-?[0-9.]+)"', shown):
-        assert 0 <= float(y) <= 250
+        assert "<li" not in live(run, 0.0, 15.0)["text/html"]
 
 
 # -- what it costs -----------------------------------------------------------------------
@@ -257,10 +245,10 @@ def test_the_live_plot_has_the_pages_own_ink_and_stays_inside_its_box() -> None:
 def test_importing_the_views_does_not_load_matplotlib_and_drawing_no_pyplot() -> None:
     code = (
         "import sys\n"
-        "import ddp_notebook.views.bench.plots as plots\n"
+        "import ddp_notebook.views.bench_figures as figures\n"
         "assert 'matplotlib' not in sys.modules\n"
-        "from ddp_notebook.bench.results import BenchRun\n"
-        "plots.figure(BenchRun('gloo', 'cpu', 2, ()))\n"
+        "from ddp_notebook.bench.result import BenchRun\n"
+        "figures.against_size(BenchRun('gloo', 'cpu', 2, ()))\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from concurrent.futures import Future
 
 import pytest
 from tornado.ioloop import IOLoop
@@ -10,7 +12,7 @@ from tornado.ioloop import IOLoop
 from ddp_notebook.cluster import controller
 from ddp_notebook.cluster.cluster import IPyParallelCluster
 from ddp_notebook.cluster.ipyparallel_private import CALM_S, calm
-from ddp_notebook.errors import UsageMistake
+from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.rank import calls
 
 
@@ -23,6 +25,16 @@ def test_a_rank_that_ended_before_it_was_called_could_not_answer() -> None:
     assert answer.done()
     with pytest.raises(UsageMistake, match="the process of rank 0 has ended"):
         cluster.value_of(answer, 1)
+
+
+def test_what_is_asked_of_a_session_that_has_ended_says_so() -> None:
+    """Its loop is closed, by another thread that saw the fork server end."""
+    cluster = IPyParallelCluster.__new__(IPyParallelCluster)
+    cluster._loop, cluster._ended = asyncio.new_event_loop(), Future()
+    cluster._loop.close()
+    cluster._end("The fork server that started the ranks ended.")
+    with pytest.raises(SessionLost, match=r"fork server .* ended\. Start again"):
+        cluster._wait(asyncio.sleep(0))
 
 
 def test_the_controllers_heart_beats_at_each_period_only_while_an_engine_registers(

@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import subprocess
+import time
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,10 @@ import pytest
 from ddp_notebook import __main__
 from ddp_notebook.archive.format import Observed, decode_run, encode_run
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.evidence import folder, plain_pickle
-from ddp_notebook.evidence.plain_pickle import NotPlain
-from ddp_notebook.jobs import dead, picture, targets, verdict
+from ddp_notebook.jobs import dumps, left, target, verdict
+from ddp_notebook.jobs.dumps import NotPlain
+from ddp_notebook.jobs.frames import Sources
+from ddp_notebook.jobs.target import Left
 from ddp_notebook.jobs.verdict import Outcome, Verdict
 from ddp_notebook.model import Activity, Case, Diagnosis, RankReport, Stage
 from ddp_notebook.state.board_rows import board
@@ -115,7 +118,7 @@ def test_a_conditional_barrier_is_found_in_dumps_with_stacks(
 ) -> None:
     folder = job(IN_BARRIER, IN_ALL_REDUCE, IN_ALL_REDUCE, backend=backend)
 
-    found = dead.why([folder])
+    found = Left([folder]).why()
 
     (finding,) = found.diagnosis.findings
     assert (finding.category.value, finding.ranks) == ("conditional-collective", (0,))
@@ -125,7 +128,7 @@ def test_a_conditional_barrier_is_found_in_dumps_with_stacks(
 
 
 def test_without_stacks_it_is_undecided_with_the_facts(job: Callable[..., Path]) -> None:
-    found = dead.why([job(IN_BARRIER, IN_ALL_REDUCE, IN_ALL_REDUCE, as_json=True)])
+    found = Left([job(IN_BARRIER, IN_ALL_REDUCE, IN_ALL_REDUCE, as_json=True)]).why()
 
     (finding,) = found.diagnosis.findings
     assert (finding.category.value, finding.ranks) == ("undecided", ())
@@ -137,14 +140,14 @@ def test_a_rank_whose_dump_ends_earlier_is_not_said_to_lack_anything(
     job: Callable[..., Path],
 ) -> None:
     """A dump is of one moment: what was issued later is not in it."""
-    found = dead.why([job(IN_ALL_REDUCE, STEPS[:1], IN_ALL_REDUCE)])
+    found = Left([job(IN_ALL_REDUCE, STEPS[:1], IN_ALL_REDUCE)]).why()
 
     assert [finding.ranks for finding in found.diagnosis.findings] == [()]
     assert found.outcome is Outcome.UNDECIDED
 
 
 def test_dumps_of_a_healthy_job_have_no_finding(job: Callable[..., Path]) -> None:
-    found = dead.why([job(STEPS, STEPS[:2], STEPS)])
+    found = Left([job(STEPS, STEPS[:2], STEPS)]).why()
 
     assert found.diagnosis.findings == ()
     assert found.outcome is Outcome.UNDECIDED, "how it went on is not known"
@@ -158,7 +161,7 @@ def test_who_raised_first_is_told_from_who_lost_its_connection(tmp_path: Path) -
         + raised(1, 5, "ValueError: no rows left")
     )
 
-    (finding,) = dead.why([log]).diagnosis.findings
+    (finding,) = Left([log]).why().diagnosis.findings
 
     assert (finding.category.value, finding.ranks) == ("exception-on-one-rank", (1,))
     assert "ValueError: no rows left at train.py:5" in finding.cause
@@ -168,7 +171,7 @@ def test_an_error_that_was_caught_and_logged_is_none(tmp_path: Path) -> None:
     text = raised(0, 5, "ValueError: retry").replace("[rank0]: ", "")
     (tmp_path / "rank_0.log").write_text(text + "step\n" * 20)
 
-    found = dead.why([tmp_path])
+    found = Left([tmp_path]).why()
 
     assert found.diagnosis.findings == ()
 
@@ -180,7 +183,7 @@ def test_a_killed_rank_is_known_from_the_agents_summary(tmp_path: Path) -> None:
         "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 12)  (SIGKILL)\n"
     )
 
-    (finding,) = dead.why([tmp_path]).diagnosis.findings
+    (finding,) = Left([tmp_path]).why().diagnosis.findings
 
     assert (finding.category.value, finding.ranks) == ("rank-died", (1,))
     assert not finding.commands, "a magic cannot act on it"
@@ -195,7 +198,7 @@ def test_an_abort_blames_nobody_for_it_may_come_after_all_was_done(tmp_path: Pat
     )
     (tmp_path / "job.log").write_text(f"step 9\n[0] end\n[1] end\n{exits}")
 
-    found = dead.why([tmp_path])
+    found = Left([tmp_path]).why()
 
     (finding,) = found.diagnosis.findings
     assert (finding.category.value, finding.ranks) == ("undecided", ())
@@ -212,7 +215,7 @@ def test_a_process_that_gloo_ended_for_what_another_sent_is_not_blamed(tmp_path:
         "expected size.\n"
     )
 
-    found = dead.why([tmp_path])
+    found = Left([tmp_path]).why()
 
     assert [f.category.value for f in found.diagnosis.findings] == ["undecided"]
 
@@ -223,7 +226,7 @@ def test_only_the_last_attempt_of_torchrun_counts(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "stderr.log").write_text(raised(0, 5, error))
 
-    (finding,) = dead.why([tmp_path]).diagnosis.findings
+    (finding,) = Left([tmp_path]).why().diagnosis.findings
 
     assert "second" in finding.cause
 
@@ -257,19 +260,78 @@ class _Evil:
 )
 def test_a_pickle_of_more_than_plain_values_is_refused(data: bytes) -> None:
     with pytest.raises(NotPlain):
-        plain_pickle.loads(data)
+        dumps.unpickled(data)
 
 
 def test_plain_pickles_are_read_as_python_reads_them() -> None:
     value = {"a": [1, -2, 1 << 40, 2.5, None, True, False], "b": ("x", [], {}), "é": {1: "y"}}
     for protocol in (2, 3, 4, 5):
-        assert plain_pickle.loads(pickle.dumps(value, protocol)) == value
+        assert dumps.unpickled(pickle.dumps(value, protocol)) == value
 
 
 def test_half_a_surrogate_pair_of_a_dump_reaches_no_page() -> None:
-    assert plain_pickle.loads(pickle.dumps({"half \ud800": ["\udfff", "ü"]})) == {
-        "half ?": ["?", "ü"]
-    }
+    wire = dump(Path("half \ud800.py"), [("all_reduce", 5, (4,), True)])
+    wire["pg_config"]["0"]["desc"] = "\udfff"
+    read = dumps.read(dumps.unpickled(pickle.dumps(wire)), 0, Sources())
+    assert read.records[0].path[0].file == "half ?.py" and list(read.groups) == ["0 (?)"]
+
+
+def amplified(value: Any, times: int) -> bytes:
+    """A pickle of a dump whose one value is a list of a list ten times, of a list ten times, ..."""
+    for _ in range(times):
+        value = [value] * 10
+    entry = {"profiling_name": value, "process_group": value, "frames": value}
+    entry |= {"input_sizes": value, "input_dtypes": value, "record_id": value, "state": value}
+    groups = {"0": {"desc": value, "ranks": value}}
+    return pickle.dumps({"version": value, "pg_config": groups, "entries": [entry] * 3}, 4)
+
+
+@pytest.mark.parametrize("value", ["gloo:all_reduce", 7, ["[0, 1]"]])
+def test_a_dump_of_a_few_bytes_builds_no_gigabytes(tmp_path: Path, value: Any) -> None:
+    (tmp_path / "trace_rank_0").write_bytes(amplified(value, 30))
+    (tmp_path / "a.log").write_text(raised(0, 5, "ValueError: no"))
+    tracemalloc.start()
+    found = Left([tmp_path]).why()
+    assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    tracemalloc.stop()
+    assert found.diagnosis.findings[0].ranks == (0,)
+
+
+def test_entries_that_share_one_long_stack_build_it_once(tmp_path: Path) -> None:
+    wire = dump(tmp_path / "train.py", [("all_reduce", 5, (4,), True)])
+    frames = [{"name": "f", "filename": "/home/me/train.py", "line": n} for n in range(200)]
+    sizes = [[4, 4]] * 10_000
+    (entry,) = wire["entries"]
+    wire["entries"] = [{**entry, "frames": frames, "input_sizes": sizes} for _ in range(20_000)]
+    data = pickle.dumps(wire)
+    began_s = time.monotonic()
+    read = dumps.read(dumps.parse(data), 0, Sources())
+    assert time.monotonic() - began_s < 30, "10,000 sizes of each of 20,000 entries take minutes"
+    assert len(read.records) == 20_000 and read.records[0].numel == 160_000
+    assert len({id(record.path) for record in read.records}) == 1
+
+
+def test_a_pickle_whose_key_would_be_hashed_for_years_is_refused() -> None:
+    """A tuple that is twice in the next one, forty times; and a memo of gigabytes."""
+    nested = b"\x80\x02X\x01\x00\x00\x00aq\x00" + b"".join(
+        b"h" + bytes([n]) + b"h" + bytes([n]) + b"\x86q" + bytes([n + 1]) for n in range(40)
+    )
+    with pytest.raises(NotPlain, match="twice"):
+        dumps.unpickled(b"\x80\x02}" + nested[2:] + b"K\x01s.")
+    with pytest.raises(NotPlain):
+        dumps.unpickled(b"\x80\x02]r\xff\xff\xff\x7f.")
+    shared = ("0", "default_pg")
+    assert dumps.unpickled(pickle.dumps([shared, shared])) == [shared, shared]
+
+
+def test_links_to_where_one_may_not_look_do_not_hide_the_rest(tmp_path: Path) -> None:
+    """As from a folder to which others may write."""
+    (tmp_path / "good.log").write_text(raised(0, 5, "ValueError: no rows"))
+    (tmp_path / "link.log").symlink_to("/proc/1/root/secret.log")
+    (tmp_path / "linked").symlink_to("/proc/1/cwd")
+    (tmp_path / "ring").symlink_to(tmp_path)
+    found = Left([tmp_path]).why()
+    assert [finding.ranks for finding in found.diagnosis.findings] == [(0,)]
 
 
 @pytest.mark.parametrize(
@@ -288,11 +350,11 @@ def test_what_is_no_dump_is_said_to_be_none(
 
 def test_entries_of_another_form_are_left_out(job: Callable[..., Path]) -> None:
     folder = job(IN_BARRIER, IN_ALL_REDUCE, IN_ALL_REDUCE)
-    wire = plain_pickle.loads((folder / "nccl_trace_rank_2").read_bytes())
+    wire = dumps.unpickled((folder / "nccl_trace_rank_2").read_bytes())
     wire["entries"] += [3, {}, {"profiling_name": 3, "process_group": 4}, {"frames": [[]]}]
     (folder / "nccl_trace_rank_2").write_bytes(pickle.dumps(wire, 2))
 
-    assert dead.why([folder]).diagnosis.findings[0].ranks == (0,)
+    assert Left([folder]).why().diagnosis.findings[0].ranks == (0,)
 
 
 def test_a_script_that_was_changed_since_is_not_read(job: Callable[..., Path]) -> None:
@@ -300,7 +362,7 @@ def test_a_script_that_was_changed_since_is_not_read(job: Callable[..., Path]) -
     script = folder.parent / "train.py"
     os.utime(script, (2**32, 2**32))
 
-    places = targets.Left([folder]).places()
+    places = Left([folder]).places()
 
     assert [place.text for path in places.values() for place in path] == ["", "", ""]
 
@@ -332,7 +394,7 @@ def test_what_was_read_can_be_saved_in_one_file_and_read_again(
 
     assert "ddp-notebook save JOB" in capsys.readouterr().err
     assert saved.stat().st_mode & 0o777 == 0o600
-    assert dead.why([saved]).diagnosis.findings[0].ranks == (0,)
+    assert Left([saved]).why().diagnosis.findings[0].ranks == (0,)
 
 
 def test_wrong_usage_has_an_exit_code_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -341,14 +403,14 @@ def test_wrong_usage_has_an_exit_code_of_its_own(capsys: pytest.CaptureFixture[s
         __main__.main(["why", "--no-such-option"])
     assert ended.value.code == 3
     with pytest.raises(UsageMistake, match="does not exist"):
-        dead.why([Path("/does/not/exist")])
+        Left([Path("/does/not/exist")]).why()
     assert "does not exist" in capsys.readouterr().err
 
 
 def test_a_rank_that_has_ended_well_is_not_shown_as_dead_or_never_launched() -> None:
     case = Case(tuple(RankReport(rank, Activity.IDLE) for rank in (0, 1)))
     for over in (True, False):
-        board = picture.board(case, "job 7 (train.py): it has ended", None, over)
+        board = target.board(case, "job 7 (train.py): it has ended", None, over)
         text = board_view.text(board)
         assert "ended" in text.splitlines()[-1]
         for untrue in ("dead", "launched", "exited", "heard", "runs"):
@@ -359,16 +421,16 @@ def test_a_rank_that_has_ended_well_is_not_shown_as_dead_or_never_launched() -> 
 def test_a_rank_of_a_job_of_others_that_waits_is_not_called_running() -> None:
     waits = RankReport(0, Activity.WAITING, "collective", "all_reduce", initialized=True)
     case = Case((waits, RankReport(1, Activity.BUSY, initialized=True)))
-    assert [row.word for row in picture.board(case, "job 7").rows] == ["waiting", "running"]
+    assert [row.word for row in target.board(case, "job 7").rows] == ["waiting", "running"]
 
 
 @pytest.mark.parametrize("activity", list(Activity))
 def test_of_a_job_of_others_no_stage_of_set_up_is_claimed(activity: Activity) -> None:
     case = Case((RankReport(0, activity, initialized=True),))
-    shown = picture.board(case, "job 7 (train.py)")
+    shown = target.board(case, "job 7 (train.py)")
     assert f"/{len(Stage)}" not in board_view.text(shown) and "stage" not in board_view.text(shown)
     assert 'class="ddp-strip"' not in board_view.html(shown)
-    run = picture.saved(case, Verdict(Diagnosis(), ""), False, Observed("job 7"))
+    run = target.saved(case, Verdict(Diagnosis(), ""), False, Observed("job 7"))
     again = board(decode_run(encode_run(run)).snapshot)
     assert all(row.stages_passed == len(Stage) for row in again.rows)
     assert "stage" not in board_view.text(again)
@@ -427,7 +489,7 @@ def test_ranks_that_gave_up_in_different_calls_are_told_apart_by_the_code(trains
     closed = lost(1, trains, 8, "all_reduce", CLOSED)
     log.write_text(lost(0, trains, 5, "barrier", "RuntimeError: Timed out waiting 9ms") + closed)
 
-    verdict = dead.why([log])
+    verdict = Left([log]).why()
 
     (finding,) = verdict.diagnosis.findings
     assert (finding.category.value, finding.ranks) == ("conditional-collective", (0,))
@@ -438,11 +500,11 @@ def test_ranks_that_gave_up_in_different_calls_are_told_apart_by_the_code(trains
     of_two = {"pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}}
     for rank in (0, 1):
         (dumps / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump(trains, []) | of_two))
-    assert dead.why([log, dumps]).diagnosis.findings[0].cause == finding.cause
+    assert Left([log, dumps]).why().diagnosis.findings[0].cause == finding.cause
 
     same = trains.parent / "same.log"
     same.write_text(lost(0, trains, 8, "all_reduce", CLOSED) + closed)
-    assert dead.why([same]).outcome is Outcome.UNDECIDED
+    assert Left([same]).why().outcome is Outcome.UNDECIDED
 
 
 def test_a_rank_that_ended_well_before_all_others_lost_it_is_named(trains: Path) -> None:
@@ -451,14 +513,14 @@ def test_a_rank_that_ended_well_before_all_others_lost_it_is_named(trains: Path)
     both = lost(0, trains, 8, "all_reduce", CLOSED) + lost(2, trains, 8, "all_reduce", CLOSED)
     log.write_text(both + summary((2, -15), (0, 1)))
 
-    (finding,) = dead.why([log]).diagnosis.findings
+    (finding,) = Left([log]).why().diagnosis.findings
 
     assert (finding.category.value, finding.ranks) == ("early-exit", (1,))
     assert finding.waiting == (0, 2) and "train.py:8" in finding.evidence[0]
 
     # Of two that ended it is not known which one left the others alone.
     log.write_text(lost(2, trains, 8, "all_reduce", CLOSED) + summary((2, 1)))
-    assert dead.why([log]).outcome is Outcome.UNDECIDED
+    assert Left([log]).why().outcome is Outcome.UNDECIDED
 
 
 def test_an_error_without_its_rank_is_the_failed_ranks(tmp_path: Path) -> None:
@@ -466,7 +528,7 @@ def test_an_error_without_its_rank_is_the_failed_ranks(tmp_path: Path) -> None:
     error = raised(0, 2, "OSError: [Errno 98] Address already in use").replace("[rank0]: ", "")
     log.write_text(error + summary((1, -15), (0, 1)))
 
-    (finding,) = dead.why([log]).diagnosis.findings
+    (finding,) = Left([log]).why().diagnosis.findings
 
     assert (finding.category.value, finding.ranks) == ("port-in-use", (0,))
 
@@ -476,7 +538,7 @@ def test_whose_error_it_was_is_not_guessed(tmp_path: Path) -> None:
     log = tmp_path / "job.log"
     log.write_text(errors.replace("[rank0]: ", "") + summary((0, 1), (1, 1)))
 
-    verdict = dead.why([log])
+    verdict = Left([log]).why()
 
     assert verdict.outcome is Outcome.UNDECIDED
     assert not [f for f in verdict.diagnosis.findings if f.ranks]
@@ -508,7 +570,7 @@ def test_what_kept_a_script_from_running_has_no_traceback(
     log = tmp_path / "job.log"
     log.write_text(written * 2 + summary((0, 1), (1, 1)))
 
-    (finding,) = dead.why([log]).diagnosis.findings
+    (finding,) = Left([log]).why().diagnosis.findings
 
     assert finding.ranks == (0, 1) and words in finding.cause
     # A folder of torchrun's has a file for each rank, and no word of the agent.
@@ -516,7 +578,7 @@ def test_what_kept_a_script_from_running_has_no_traceback(
         file = tmp_path / "logs" / "attempt_0" / str(rank) / "stderr.log"
         file.parent.mkdir(parents=True)
         file.write_text(written)
-    (finding,) = dead.why([tmp_path / "logs"]).diagnosis.findings
+    (finding,) = Left([tmp_path / "logs"]).why().diagnosis.findings
     assert finding.ranks == (0, 1) and words in finding.cause
 
 
@@ -526,7 +588,7 @@ def test_an_imported_file_that_cannot_be_compiled_has_one_error(tmp_path: Path) 
     error = f"Traceback (most recent call last):\n{begin}{UNREADABLE}"
     log.write_text(error * 2 + summary((0, 1), (1, 1)))
 
-    (finding,) = dead.why([log]).diagnosis.findings
+    (finding,) = Left([log]).why().diagnosis.findings
 
     assert finding.ranks == (0, 1) and "raised SyntaxError: expected ':'" in finding.cause
 
@@ -536,7 +598,7 @@ def test_a_time_out_in_set_up_names_nobody_dead(tmp_path: Path) -> None:
     log = tmp_path / "job.log"
     log.write_text(error.replace("[rank0]: ", "") * 2 + summary((0, -15), (1, 1)))
 
-    assert [f.category.value for f in dead.why([log]).diagnosis.findings] == ["undecided"]
+    assert [f.category.value for f in Left([log]).why().diagnosis.findings] == ["undecided"]
 
 
 def test_how_a_process_ends_that_the_launcher_ends_is_not_its_own_doing(tmp_path: Path) -> None:
@@ -545,7 +607,7 @@ def test_how_a_process_ends_that_the_launcher_ends_is_not_its_own_doing(tmp_path
         + summary((0, -6), (1, -9))
     )
 
-    (finding,) = dead.why([tmp_path]).diagnosis.findings
+    (finding,) = Left([tmp_path]).why().diagnosis.findings
 
     assert (finding.category.value, finding.ranks) == ("rank-died", (1,))
 
@@ -554,10 +616,6 @@ MARKS = {
     "torchrun --tee": "[default{}]:{}",
     "torchrun --tee, as torch marks it": "[default{0}]:[rank{0}]: {1}",
     "another role": "[trainer{0}]:[rank{0}]: {1}",
-    "mpirun": "[1,{}]<stderr>:{}",
-    "mpirun with a space": "[1,{}]<stderr>: {}",
-    "srun --label": "{}: {}",
-    "SageMaker": "[1,mpirank:{},algo-1]<stderr>:{}",
     "kubectl --timestamps": "2026-05-01T12:00:00.123456789Z [rank{}]: {}",
     "kubectl --prefix": "[pod/train-worker-0/pytorch] [rank{}]: {}",
     "docker compose": "worker-1  | [rank{}]: {}",
@@ -569,7 +627,7 @@ MARKS = {
 
 
 @pytest.mark.parametrize("mark", MARKS.values(), ids=MARKS)
-def test_the_marks_of_other_launchers_say_which_rank_wrote_a_line(
+def test_marks_of_torch_and_torchrun_say_which_rank_wrote_a_line_whatever_stands_before(
     tmp_path: Path, mark: str
 ) -> None:
     log = tmp_path / "job.log"
@@ -583,7 +641,7 @@ def test_the_marks_of_other_launchers_say_which_rank_wrote_a_line(
     ]
     log.write_text("".join(mark.format(*line) + "\n" for line in written), newline="")
 
-    (finding,) = dead.why([log]).diagnosis.findings
+    (finding,) = Left([log]).why().diagnosis.findings
 
     assert (finding.category.value, finding.ranks) == ("exception-on-one-rank", (1,))
 
@@ -598,7 +656,7 @@ def test_the_number_of_a_host_or_of_a_place_on_it_is_no_rank(tmp_path: Path) -> 
     for line_mark, written in (("1: ", text), ("[1,1]<stderr>:", text), ("", marked)):
         log.write_text("".join(f"{line_mark}{line}\n" for line in written.splitlines()))
 
-        (finding,) = dead.why([log]).diagnosis.findings
+        (finding,) = Left([log]).why().diagnosis.findings
 
         assert finding.ranks == (5,), line_mark
 
@@ -611,23 +669,23 @@ def test_packed_logs_and_those_of_powershell_are_read(tmp_path: Path) -> None:
     cut.write_bytes(gzip.compress(text.encode())[:-30])
 
     for log in (packed, wide):
-        (finding,) = dead.why([log]).diagnosis.findings
+        (finding,) = Left([log]).why().diagnosis.findings
         assert finding.ranks == (1,)
     with pytest.raises(UsageMistake, match="damaged: gzip cannot unpack it"):
-        dead.why([cut])
+        Left([cut]).why()
 
 
 def test_a_folder_that_is_no_jobs_is_not_walked_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder, "MOST_IN_FOLDERS", 3)
+    monkeypatch.setattr(left, "MOST_IN_FOLDERS", 3)
     for number in range(4):
         (tmp_path / f"{number}.txt").touch()
     with pytest.raises(UsageMistake, match="holds more than 3 files and folders"):
-        folder.read([tmp_path])
+        left.found_in([tmp_path])
 
 
 def test_what_is_no_pickle_is_refused_in_words() -> None:
     """As one, `h` gets what an earlier opcode has put away, and none has."""
     with pytest.raises(NotPlain, match="it is no pickle, or not a whole one"):
-        plain_pickle.loads(b"hi\n")
+        dumps.unpickled(b"hi\n")

@@ -6,7 +6,7 @@ import pytest
 from doctor_cases import MIB
 from nvml import FakeNvml, install
 
-from ddp_notebook.launch.devices import Gpu, gpus, nvlink_gb_per_s, visible_gpus
+from ddp_notebook.launch.devices import Gpu, gpus, visible_gpus
 
 TWO = (("GPU-aa", "NVIDIA A", (523 * MIB, 81559 * MIB)), ("GPU-bb", "NVIDIA B, 8 GB", None))
 
@@ -31,7 +31,6 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> 
     assert visible_gpus() == ()
     monkeypatch.setattr("os.path.exists", lambda path: path == "/dev/kfd")
     assert visible_gpus() == ("0", "1"), "a driver that is not NVIDIA's"
-    assert nvlink_gb_per_s("0000:1B:00.0") == 0
 
 
 @pytest.mark.parametrize(
@@ -52,21 +51,3 @@ def test_ranks_may_use_what_cuda_visible_devices_says_or_else_all(
     if chosen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     assert visible_gpus() == visible
-
-
-@pytest.mark.parametrize(
-    ("fake", "gb_per_s"),
-    [
-        (FakeNvml(TWO, links=(1, 1)), 53.124),
-        (FakeNvml(TWO, links=(1, 0, 1)), 53.124),
-        (FakeNvml(TWO, links=(0,)), 0),
-        (FakeNvml(TWO), 0),
-        (FakeNvml(TWO, links=(1,), speed_mb_per_s=None), 0),
-    ],
-)
-def test_active_nvlinks_are_added_up(
-    fake: FakeNvml, gb_per_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(monkeypatch, fake)
-    assert nvlink_gb_per_s("0000:1B:00.0") == pytest.approx(gb_per_s)
-    assert nvlink_gb_per_s("") == 0

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import pytest
-from doctor_cases import FAILURE, GIB, MIB, OK, WARNING, expect, write
+from doctor_cases import FAILURE, GIB, MIB, OK, WARNING, expect
 
 from ddp_notebook.doctor.machine import (
     as_init_says,
@@ -14,7 +13,6 @@ from ddp_notebook.doctor.machine import (
     check_memory,
     check_shared_memory,
 )
-from ddp_notebook.launch.out_of_memory import Limit, container_memory
 from ddp_notebook.model.doctor import Verdict
 
 
@@ -22,12 +20,11 @@ from ddp_notebook.model.doctor import Verdict
     ("left", "verdict", "found", "remedy"),
     [
         (8 * GIB, OK, "8 GiB available", ""),
-        (None, OK, "not known", ""),
         (GIB, WARNING, "1 GiB available; 4 ranks with a small model take", "fewer ranks: -n 3"),
         (200 * MIB, FAILURE, "4 ranks do not fit into memory: 200 MiB are left", "--world-size 1"),
     ],
 )
-def test_memory(left: int | None, verdict: Verdict, found: str, remedy: str) -> None:
+def test_memory(left: int, verdict: Verdict, found: str, remedy: str) -> None:
     expect(partial(check_memory, 4, left), verdict, found, remedy)
 
 
@@ -69,38 +66,3 @@ def test_cores(
     cores: int, asked: int, omp: str | None, verdict: Verdict, found: str, remedy: str
 ) -> None:
     expect(partial(check_cores, cores, 4, asked, omp), verdict, found, remedy)
-
-
-def test_the_tightest_limit_of_a_cgroup_and_those_around_it_counts(tmp_path: Path) -> None:
-    membership = tmp_path / "cgroup"
-    membership.write_text("0::/user/job\n")
-    write(tmp_path / "fs/user/job", memory__max="max\n", memory__current="7\n")
-    write(
-        tmp_path / "fs/user",
-        memory__max="1000\n",
-        memory__current="900\n",
-        memory__stat="anon 400\ninactive_file 500\n",
-    )
-    assert container_memory(tmp_path / "fs", membership) == Limit(1000, 400)
-    assert Limit(50, 70).left == 0
-
-
-def test_limits_of_version_1_are_read_too(tmp_path: Path) -> None:
-    membership = tmp_path / "cgroup"
-    membership.write_text("8:pids:/\n4:cpu,memory:/docker/ab\n0::/\n")
-    write(
-        tmp_path / "fs/memory",  # in a container its own folder is the mount
-        memory__limit_in_bytes="2000\n",
-        memory__usage_in_bytes="1500\n",
-        memory__stat="inactive_file 1\ntotal_inactive_file 300\n",
-    )
-    assert container_memory(tmp_path / "fs", membership) == Limit(2000, 1200)
-
-
-def test_no_limit_is_no_limit(tmp_path: Path) -> None:
-    membership = tmp_path / "cgroup"
-    assert container_memory(tmp_path, membership) is None
-    membership.write_text("4:memory:/../../x\n")
-    files = {"memory__limit_in_bytes": f"{2**63 - 4096}\n", "memory__usage_in_bytes": "1\n"}
-    write(tmp_path / "memory", **files)
-    assert container_memory(tmp_path, membership) is None

@@ -15,8 +15,8 @@ import pytest
 from ddp_notebook import __main__, files
 from ddp_notebook.archive.replay import Replay, is_saved_run
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.evidence.frames import Frame, Sources
-from ddp_notebook.jobs import prepared, targets
+from ddp_notebook.jobs import hosts, prepared, records
+from ddp_notebook.jobs.frames import Frame, Sources
 from ddp_notebook.jobs.verdict import Outcome
 from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.rank.prepared.job_folder import About
@@ -80,7 +80,7 @@ def test_what_is_no_regular_file_is_no_run_and_no_log(left: Path) -> None:
         with pytest.raises(UsageMistake):
             Replay.read(left)
         with pytest.raises(UsageMistake):
-            targets.named([str(left)])
+            hosts.named([str(left)])
         with pytest.raises(UsageMistake):
             _check_has_line(left, 3)
 
@@ -95,11 +95,11 @@ def test_what_is_no_file_in_the_record_of_a_job_holds_no_reader_up(
     for name in ("splits", "ring-0", "stacks.txt", "end.json", "facts.json", "report.json"):
         os.mkfifo(folder / name) if kind == "FIFO" else (folder / name).symlink_to("/dev/zero")
     with at_once():
-        (job,) = prepared.jobs()
+        (job,) = records.jobs()
         assert prepared.why(job).outcome is Outcome.UNDECIDED
         (folder / "about.json").unlink()
         os.mkfifo(folder / "about.json")
-        assert prepared.jobs() == []
+        assert records.jobs() == []
 
 
 def test_code_that_is_newer_than_the_job_or_too_long_is_not_shown_as_its(tmp_path: Path) -> None:
@@ -120,13 +120,13 @@ def test_what_cannot_be_the_name_of_a_file_is_told_so(word: str) -> None:
             at_once(),
             pytest.raises(UsageMistake, match=r"does not exist|cannot be the|no process|one pid"),
         ):
-            targets.named(what)
+            hosts.named(what)
 
 
 @pytest.mark.parametrize("code", ["\x1b[2J", "\x1b]0;title\x07", "\n", "\u202e"])
 def test_a_name_that_moves_the_cursor_is_told_as_it_was_given(tmp_path: Path, code: str) -> None:
     with pytest.raises(UsageMistake) as told:
-        targets.named([str(tmp_path / code)])
+        hosts.named([str(tmp_path / code)])
     shown = code.encode("unicode_escape").decode()
     assert str(told.value).startswith(f"{tmp_path}/{shown} does not exist.")
 

@@ -19,12 +19,9 @@ from traces import BUSY, all_reduce, barrier, play
 from ddp_notebook.archive import save
 from ddp_notebook.archive.format import Observed, SavedRun
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import picture, prepared, targets
-from ddp_notebook.jobs.hosts import joined
-from ddp_notebook.jobs.hosts.commands import Host
-from ddp_notebook.jobs.hosts.target import Elsewhere
-from ddp_notebook.jobs.outside import system
-from ddp_notebook.jobs.outside.system import _Socket
+from ddp_notebook.jobs import hosts, outside, prepared, target
+from ddp_notebook.jobs.hosts import Elsewhere, Host
+from ddp_notebook.jobs.outside import _Socket
 from ddp_notebook.jobs.verdict import Verdict
 from ddp_notebook.model import Activity, Case, Category, RankReport
 
@@ -48,7 +45,7 @@ def seen(case: Case, *ranks: int, ahead_ns: int = 0, is_prepared: bool = True) -
     part = replace(case, ranks=tuple(absent), collectives=collectives)
     verdict = Verdict(prepared.by_rules(part, all_seen=False), "the answers")
     observed = Observed("job 7 (train.py)", "it runs", ranks=ranks, prepared=is_prepared)
-    run = picture.saved(part, verdict, False, observed)
+    run = target.saved(part, verdict, False, observed)
     taken = replace(run.snapshot, taken_ns=time.monotonic_ns() + ahead_ns)
     return replace(run, snapshot=taken, wall_ns=time.time_ns())
 
@@ -56,14 +53,14 @@ def seen(case: Case, *ranks: int, ahead_ns: int = 0, is_prepared: bool = True) -
 def test_ranks_of_two_hosts_are_judged_together_and_by_one_clock() -> None:
     runs = {"a": seen(HANGS, 0, ahead_ns=AHEAD_NS), "b": seen(HANGS, 1, ahead_ns=-AHEAD_NS)}
 
-    case = joined.joined(runs)
-    found = joined.diagnosed(runs)
+    case = hosts.joined(runs)
+    found = hosts.diagnosed(runs)
 
     assert [report.host for report in case.ranks] == ["a", "b"]
     times = [case.collectives.of[rank][-1].issued_ns for rank in (0, 1)]
     assert abs(times[0] - times[1]) < 10**9, "both hosts tell the time of day"
     assert [f.ranks for f in found.findings if not f.passing] != [], "they wait for each other"
-    verdict = joined.judged(found, runs)
+    verdict = hosts.judged(found, runs)
     assert verdict.basis == "the answers, on a; the answers, on b"
 
 
@@ -71,7 +68,7 @@ def test_ranks_that_no_host_has_are_said_and_never_blamed() -> None:
     three = play({0: [barrier(5)], 1: [barrier(5)], 2: []}, {2: BUSY})
     runs = {"a": seen(three, 0), "b": seen(three, 1)}
 
-    found = joined.diagnosed(runs)
+    found = hosts.diagnosed(runs)
 
     assert not found.wrong
     assert found.unsure == "No problem found so far: rank 2 was not seen."
@@ -79,7 +76,7 @@ def test_ranks_that_no_host_has_are_said_and_never_blamed() -> None:
 
 def test_of_hosts_seen_from_outside_each_ones_own_findings_stand() -> None:
     runs = {rank: seen(HANGS, n, is_prepared=False) for n, rank in enumerate("ab")}
-    assert joined.diagnosed(runs).unsure.startswith("Undecided: the job was not prepared")
+    assert hosts.diagnosed(runs).unsure.startswith("Undecided: the job was not prepared")
 
 
 # -- hosts that answer anything ----------------------------------------------------------------
@@ -178,7 +175,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_job_of_slurms_is_asked_on_each_of_its_hosts_and_overlaps_it(slurm: Path) -> None:
-    target = targets.named([], slurm="12")
+    target = hosts.named([], slurm="12")
     assert target.name == "job 7 (train.py) on n1, job 7 (train.py) on n2"
     calls = slurm.read_text().splitlines()
     assert sorted(word for call in calls for word in call.split() if "nodelist" in word) == [
@@ -186,7 +183,7 @@ def test_a_job_of_slurms_is_asked_on_each_of_its_hosts_and_overlaps_it(slurm: Pa
         "--nodelist=n2",
     ]
     assert all(call.startswith("--overlap ") and "--jobid=12 " in call for call in calls)
-    one = targets.named([], slurm="13_2")
+    one = hosts.named([], slurm="13_2")
     assert one.name == "job 7 (train.py) on n1", "by the number that its processes know"
 
 
@@ -203,7 +200,7 @@ def test_jobs_of_slurms_that_cannot_be_looked_at_are_refused_in_words(
     slurm: Path, number: str, why: str
 ) -> None:
     with pytest.raises(UsageMistake) as raised:
-        targets.named([], slurm=number)
+        hosts.named([], slurm=number)
     assert why in str(raised.value)
 
 
@@ -212,9 +209,9 @@ def test_without_slurm_it_is_said_where_the_option_works(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageMistake, match="There is no squeue here: --slurm works where"):
-        targets.named([], slurm="12")
+        hosts.named([], slurm="12")
     with pytest.raises(UsageMistake, match="Give --slurm or a job, not both"):
-        targets.named(["12"], slurm="12")
+        hosts.named(["12"], slurm="12")
 
 
 # -- which other hosts -----------------------------------------------------------------------------
@@ -234,8 +231,8 @@ def test_other_hosts_of_a_job_are_those_that_its_store_is_connected_with(
         _Socket("5", "01", (0, 0), f"{here}:9C43", f"{web}:01BB"),
         _Socket("6", "01", (0, 0), f"0000000000000000FFFF0000{here}:733C", f"{mapped}:9C44"),
     ]
-    monkeypatch.setattr(system, "_tcp", lambda pid: rows)
-    assert system.connected_hosts(1, 29500) == {"10.0.0.2", "10.0.0.3"}
+    monkeypatch.setattr(outside, "_tcp", lambda pid: rows)
+    assert outside.connected_hosts(1, 29500) == {"10.0.0.2", "10.0.0.3"}
 
 
 def test_a_healthy_job_of_which_one_host_is_seen_has_no_finding() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from ddp_notebook.errors import SessionLost, UsageMistake
@@ -163,14 +164,44 @@ def test_ranks_that_cannot_fit_into_memory_are_refused() -> None:
     assert said.endswith("or type: %ddp_init --world-size 3")
 
 
-def test_what_is_left_of_memory_counts_swap_and_the_containers_limit(tmp_path: Path) -> None:
-    machine, membership = tmp_path / "meminfo", tmp_path / "cgroup"
-    machine.write_text("MemTotal:  900 kB\nMemAvailable:  500 kB\nSwapFree:  100 kB\n")
-    membership.write_text("0::/box\n")
-    box = tmp_path / "fs" / "box"
-    box.mkdir(parents=True)
-    assert bytes_left(tmp_path / "fs", membership, machine) == 600 * 1024
-    (box / "memory.max").write_text("1000\n")
-    (box / "memory.current").write_text("300\n")
-    assert bytes_left(tmp_path / "fs", membership, machine) == 700
-    assert bytes_left(tmp_path / "fs", membership, tmp_path / "absent") is None
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with 500 kB of memory left, and 100 kB of swap."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=500_000))
+    monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=100_000))
+
+
+def write(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+
+
+@pytest.mark.usefixtures("memory")
+def test_the_tightest_limit_of_a_control_group_and_those_around_it_counts(tmp_path: Path) -> None:
+    membership, root = tmp_path / "cgroup", tmp_path / "fs"
+    assert bytes_left(root, membership) == 600_000
+    membership.write_text("0::/user/job\n")
+    write(root / "user/job", memory__max="max\n", memory__current="7\n", memory__stat="anon 7\n")
+    assert bytes_left(root, membership) == 600_000
+    (root / "user/memory.max").write_text("1000\n")
+    (root / "user/memory.current").write_text("900\n")
+    (root / "user/memory.stat").write_text("anon 400\ninactive_file 500\n")
+    assert bytes_left(root, membership) == 600
+    (root / "user/memory.current").write_text("1700\n")
+    assert bytes_left(root, membership) == 0
+
+
+@pytest.mark.usefixtures("memory")
+def test_limits_of_version_1_are_read_too(tmp_path: Path) -> None:
+    membership, root = tmp_path / "cgroup", tmp_path / "fs"
+    membership.write_text("8:pids:/\n4:cpu,memory:/docker/ab\n0::/\n")
+    write(
+        root / "memory",  # in a container its own folder is the mount
+        memory__limit_in_bytes="2000\n",
+        memory__usage_in_bytes="1500\n",
+        memory__stat="inactive_file 1\ntotal_inactive_file 300\n",
+    )
+    assert bytes_left(root, membership) == 800
+    (root / "memory/memory.limit_in_bytes").write_text(f"{2**63 - 4096}\n")
+    assert bytes_left(root, membership) == 600_000

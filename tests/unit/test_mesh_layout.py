@@ -9,8 +9,8 @@ from ddp_notebook.diagnosis.parallel.layout import arranged
 from ddp_notebook.diagnosis.parallel.meshes import Mesh, mesh_of
 from ddp_notebook.model import Activity, Case, GroupMade, RankReport
 from ddp_notebook.model.parallel.layout import HeldParameter, HeldParameters, MeshLayout
+from ddp_notebook.views import mesh as view
 from ddp_notebook.views.notebook import mime_bundle
-from ddp_notebook.views.training import mesh as view
 
 PLACES = {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (1, 1)}
 DP_TP = Mesh((("dp", 2), ("tp", 2)), PLACES)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_runs import SOCKET, bench_run
+from bench_runs import bench_run
 from hostile import as_json, changed, changes, often, sendable, within
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,7 +51,7 @@ from ddp_notebook.session import BenchResult
 from ddp_notebook.session.processes.collective_logs import CollectiveLogs
 from ddp_notebook.session.record import Record
 from ddp_notebook.state.board_rows import board
-from ddp_notebook.views.bench.table import table_html, table_text, title
+from ddp_notebook.views.bench import table_html, table_text, title
 from ddp_notebook.views.notebook import mime_bundle
 
 pytestmark = within
@@ -222,14 +222,14 @@ def put(path: Path, at: int, data: bytes) -> None:
 
 # --------------------------------------------------------------------------- baselines
 
-NOW = bench_run(Plan(factor=4), floors=[SOCKET])
+NOW = bench_run(Plan(factor=4))
 BASELINE = json.loads(BenchResult.of(NOW).to_json())
 BASELINE_RUN = {"run": BASELINE["run"]}
 
 
 @given(changes(BASELINE_RUN))
 @often
-def test_a_baseline_is_compared_with_or_refused_in_words(
+def test_a_baseline_is_shown_or_refused_in_words(
     tmp_path: Path, made: list[tuple[Any, ...]]
 ) -> None:
     path = tmp_path / "before.json"
@@ -239,5 +239,5 @@ def test_a_baseline_is_compared_with_or_refused_in_words(
     except UsageMistake:
         return
     result = BenchResult.of(NOW, before)
-    for run, changes_ in ((result, result.compared()), (before, ())):
-        sendable([table_text(run, changes_), table_html(run, changes_), title(run)])
+    for run, beside in ((result, result.baseline), (before, None)):
+        sendable([table_text(run, beside), table_html(run, beside), title(run)])

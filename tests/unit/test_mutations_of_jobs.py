@@ -24,8 +24,7 @@ from test_dead_jobs import MARKS, dump, raised
 
 from ddp_notebook.cluster.questions import ask
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import commandline, listing, prepared, targets, unprepared
-from ddp_notebook.jobs.outside import pyspy
+from ddp_notebook.jobs import commandline, find, hosts, outside, pyspy, records, target
 from ddp_notebook.jobs.verdict import places_to_json
 from ddp_notebook.model import Activity, Place, RankReport, RunFacts, codec
 from ddp_notebook.rank import calls
@@ -38,7 +37,7 @@ from ddp_notebook.views.notebook import mime_bundle
 _numbers = itertools.count()
 
 
-def looked_at(target: targets.Target) -> None:
+def looked_at(target: target.Target) -> None:
     """All that can be asked of a job, and nothing of it moves a cursor."""
     try:
         verdict = target.why()
@@ -119,7 +118,7 @@ def test_a_log_is_judged_or_refused_in_words(
 
 def read(folder: Path) -> None:
     try:
-        target = targets.named([str(folder)])
+        target = hosts.named([str(folder)])
     except UsageMistake as refused:
         assert "\x1b" not in str(refused)
         sendable(str(refused))
@@ -166,12 +165,12 @@ def test_what_a_prepared_process_left_is_read_as_far_as_it_is_sound(
                 if failed or name != "end.json":
                     (own / name).write_bytes(as_json(content))
         # Others of this host are no part of the record, and take longest to look for.
-        patch.setattr(unprepared, "jobs", lambda prepared: [])
-        jobs = listing.listed()
-        sendable(listing.to_json(jobs))
-        assert "\x1b" not in listing.text(jobs)
-        for job in prepared.jobs():
-            looked_at(targets.Prepared(job, job.first.pid))
+        patch.setattr(outside, "jobs", lambda prepared: [])
+        jobs = find.listed()
+        sendable(find.to_json(jobs))
+        assert "\x1b" not in find.text(jobs)
+        for job in records.jobs():
+            looked_at(target.Prepared(job, job.first.pid))
 
 
 # --------------------------------------------------------------------------- questions

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from collective_cases import diagnosed_log
 
 from ddp_notebook import __main__
-from ddp_notebook.jobs import dead
+from ddp_notebook.jobs.target import Left
 from ddp_notebook.jobs.verdict import Outcome
 
-C10D = "/v/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
 PG = "PG ID 0 PG GUID 0(default_pg)"
 BEGAN = "[E416 20:40:12.98 ProcessGroupNCCL.cpp:632]"
 
@@ -42,13 +40,6 @@ def told(rank: int, issued: int, done: int) -> str:
         f"[rank{rank}]:{BEGAN} [{PG} Rank {rank}] Received a dump signal due to a collective "
         f"timeout from  rank 3 and we will try our best to dump the debug info. "
         f"Last enqueued NCCL work: {issued}, last completed NCCL work: {done}.This is\n"
-    )
-
-
-def stack(rank: int, script: Path, line: int, call: str) -> str:
-    return (
-        f"[rank{rank}]:{BEGAN} Stack trace of the failed collective: \n"
-        f"#0 {call} from {C10D}:2968\n#1 <module> from {script}:{line}\n\n"
     )
 
 
@@ -98,27 +89,6 @@ def test_time_outs_of_groups_that_the_log_does_not_name_are_not_joined(tmp_path:
     assert "ranks 4-5 timed out" in cause(tmp_path, in_group)
 
 
-def test_ranks_whose_calls_of_one_number_differ_are_told_apart_by_the_code(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("rank = get_rank()\nif rank == 0:\n    dist.barrier()\ndist.all_reduce(x)\n")
-    os.utime(script, (1, 1))
-    text = ""
-    for rank, line, call, work in (
-        (0, 3, "barrier", BROADCAST),
-        (1, 4, "all_reduce", ALL_REDUCE),
-        (2, 4, "all_reduce", ALL_REDUCE),
-    ):
-        text += gave_up(rank, 5, work) + reached(rank, 6, 4) + stack(rank, script, line, call)
-
-    (finding,) = diagnosed_log(tmp_path, text).findings
-
-    assert (finding.category.value, finding.ranks) == ("conditional-collective", (0,))
-    other_numbers = text.replace("SeqNum=5, OpType=BROADCAST", "SeqNum=6, OpType=BROADCAST")
-    assert "undecided" in {
-        f.category.value for f in diagnosed_log(tmp_path, other_numbers).findings
-    }
-
-
 def test_a_log_of_a_job_that_was_ended_from_outside_is_undecided_and_no_wrong_usage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,6 +110,6 @@ def test_what_was_saved_of_a_job_says_what_was_found_in_it(tmp_path: Path) -> No
 
     assert __main__.main(["save", str(log), str(saved)]) == 0
 
-    first, again = dead.why([log]), dead.why([saved])
+    first, again = Left([log]).why(), Left([saved]).why()
     assert again.diagnosis.findings == first.diagnosis.findings
     assert again.outcome is first.outcome is Outcome.UNDECIDED

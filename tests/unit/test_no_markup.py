@@ -25,16 +25,15 @@ from ddp_notebook.archive.replay import Replay
 from ddp_notebook.board.still import picture
 from ddp_notebook.board.timeline import Timeline
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs.stacks import of_reports
-from ddp_notebook.model import OutputGroup, OutputItem, OutputKind
+from ddp_notebook.jobs.target import stack_of
+from ddp_notebook.model import Case, OutputGroup, OutputItem, OutputKind
 from ddp_notebook.session import BenchResult
-from ddp_notebook.views import doctor, step_table, variables
-from ddp_notebook.views.bench.live import live_bundle, live_steps
-from ddp_notebook.views.bench.steps_text import html as steps_html
-from ddp_notebook.views.bench.table import table_html
+from ddp_notebook.state.stack_tree import merge
+from ddp_notebook.views import doctor, mesh, step_table, variables
+from ddp_notebook.views.bench import live as live_bundle
+from ddp_notebook.views.bench import live_steps, steps_html, table_html
 from ddp_notebook.views.notebook import mime_bundle
 from ddp_notebook.views.output import live
-from ddp_notebook.views.training import mesh
 
 EVIL = "</td></title></style></pre></script><script>alert('1')</script>\"' onload=a()><img src=x>"
 ADDRESS = re.compile(r"(data:image/|https://|#)")
@@ -66,7 +65,10 @@ FORMS: dict[str, Callable[[Replay], Any]] = {
     "board": lambda replay: replay.status(),
     "board of a moment": lambda replay: replay.at(0.3),
     "diagnosis": lambda replay: replay.why(),
-    "stacks": lambda replay: of_reports(replay.saved.case.ranks if replay.saved.case else ()),
+    "stacks": lambda replay: merge(
+        [stack_of(e, over=True) for e in (replay.saved.case or Case(())).ranks],
+        replay.saved.world_size,
+    ),
     "output": lambda replay: live(
         [OutputGroup((0,), (OutputItem(OutputKind.STDOUT, replay.output(0)),))], "", ""
     ),
@@ -107,7 +109,7 @@ def test_no_text_of_a_benchmark_is_markup(tmp_path: Path) -> None:
         with contextlib.suppress(UsageMistake):
             before = BenchResult.read(path)
             result = BenchResult.of(NOW, before)
-            for html in (table_html(before, ()), table_html(result, result.compared())):
+            for html in (table_html(before), table_html(result, result.baseline)):
                 no_markup(html)
                 shown += EVIL.partition("'")[0] in Page(html).text
     assert shown, "none of it was shown: this would pass without a check"

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook.evidence.frames import Frame
-from ddp_notebook.jobs import unprepared
-from ddp_notebook.jobs.outside import job, pyspy, system
-from ddp_notebook.jobs.outside.job import Look, Outside
-from ddp_notebook.jobs.outside.pyspy import Thread
-from ddp_notebook.jobs.outside.system import Used
-from ddp_notebook.jobs.unprepared import Seen
+from ddp_notebook.jobs import outside as looked_at
+from ddp_notebook.jobs import pyspy
+from ddp_notebook.jobs.frames import Frame
+from ddp_notebook.jobs.outside import Look, Outside, Seen, Used
+from ddp_notebook.jobs.pyspy import Thread
 from ddp_notebook.jobs.verdict import Outcome
 from ddp_notebook.model import Category
 from ddp_notebook.rank.prepared import job_folder
@@ -98,7 +96,7 @@ def seen(
         Look(of, dict.fromkeys(threads, each), (launcher,))
         for of, each in zip((before or threads, threads), used, strict=True)
     )
-    return job.seen(ranks, first, second)
+    return looked_at.seen(ranks, first, second)
 
 
 def found(outside: Outside) -> list[tuple[Category, tuple[int, ...]]]:
@@ -233,7 +231,7 @@ def test_the_rank_with_another_port_is_named_only_where_the_right_port_is_known(
         own = {"hostname": '"10.0.0.1"', "port": port, "world_size": "3", "rank": str(rank)}
         ports[rank] = set_up(script, "_create_c10d_store", RENDEZVOUS, **own)
     assert not found(seen(ports))
-    monkeypatch.setattr(system, "connected", lambda pid: frozenset({29500}))
+    monkeypatch.setattr(looked_at, "connected", lambda pid: frozenset({29500}))
     assert found(seen(ports)) == [(Category.ENV_MISMATCH, (1, 2))]
 
 
@@ -265,7 +263,7 @@ def test_what_py_spy_prints_is_read_with_its_variables() -> None:
 def test_the_main_thread_of_a_process_in_another_container_is_known_by_its_number_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pyspy, "in_its_container", lambda _pid: (7, "pid:[1]"))
+    monkeypatch.setattr(pyspy.processes, "in_its_container", lambda _pid: (7, "pid:[1]"))
     rows = [{"os_thread_id": number, "frames": []} for number in (7, 8)]
 
     assert [t.main for t in pyspy.parse(json.dumps(rows).encode(), 1007)] == [True, False]
@@ -296,7 +294,7 @@ def test_without_py_spy_a_line_says_what_would_give_the_stacks(
     monkeypatch.setattr(pyspy, "command", lambda: None)
     nothing = pyspy.read([1])
     assert not nothing.of and "pip install" in nothing.why_not[0]
-    verdict = job.look({0: Seen(1 << 30, 1, 0, 1, "train.py", 0.0)}).verdict()
+    verdict = looked_at.look({0: Seen(1 << 30, 1, 0, 1, "train.py", 0.0)}).verdict()
     assert verdict.outcome is Outcome.UNDECIDED and verdict.unread == nothing.why_not
 
 
@@ -307,8 +305,8 @@ def test_a_rank_that_ends_while_jobs_are_listed_is_left_out(
     pid, gone = os.getpid(), 1 << 30
     pids = enumerate((pid, gone))
     ranks = [Seen(each, 1, rank, 2, "train.py", 0.0, torch=True) for rank, each in pids]
-    monkeypatch.setattr(unprepared, "_told", lambda: iter(ranks))
-    (job,) = unprepared.jobs(frozenset())
+    monkeypatch.setattr(looked_at, "_told", lambda: iter(ranks))
+    (job,) = looked_at.jobs(frozenset())
     assert [each.pid for each in job.values()] == [pid]
 
 
@@ -320,7 +318,7 @@ def test_a_process_whose_name_is_no_text_is_looked_up_as_any_other() -> None:
         name.write_bytes(b"\xff) Z 1")
         assert job_folder.began(os.getpid()) == began
         assert parent(os.getpid()) == os.getppid()
-        used = system.used(os.getpid())
+        used = looked_at.used(os.getpid())
         assert used is not None and used.state == "R"
     finally:
         name.write_bytes(before)

@@ -21,9 +21,9 @@ import torch
 
 from ddp_notebook import __main__
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import listing, prepared, targets, unprepared
+from ddp_notebook.jobs import find, hosts, outside, prepared, records, target
+from ddp_notebook.jobs.outside import Seen
 from ddp_notebook.jobs.records import Process
-from ddp_notebook.jobs.unprepared import Seen
 from ddp_notebook.jobs.verdict import Outcome
 from ddp_notebook.model import (
     Activity,
@@ -64,18 +64,18 @@ def test_a_process_is_found_again_with_its_rank_and_job() -> None:
     for each in (about(0), alive):
         assert job_folder.make(each) is not None
 
-    (job,) = prepared.jobs()
+    (job,) = records.jobs()
 
     assert job.alive == (1,)
-    assert prepared.job_of(os.getpid()).first == about(0)
-    assert prepared.job_of(7) == job, "its launcher names it too"
+    assert find.job_of(os.getpid()).first == about(0)
+    assert find.job_of(7) == job, "its launcher names it too"
 
 
 def test_jobs_that_one_shell_started_one_after_the_other_are_told_apart() -> None:
     for number in range(2):
         job_folder.make(about(0, pid=2**22 + number, wall_s=float(number)))
 
-    assert [len(job.processes) for job in prepared.jobs()] == [1, 1]
+    assert [len(job.processes) for job in records.jobs()] == [1, 1]
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 0, 1, 2), (0, 2, 1, 3)])
@@ -139,7 +139,7 @@ def test_the_newest_jobs_are_kept() -> None:
 
     job_folder.sweep()
 
-    assert [job.first.wall_s for job in prepared.jobs()] == [7.0, 6.0, 5.0, 4.0, 3.0]
+    assert [job.first.wall_s for job in records.jobs()] == [7.0, 6.0, 5.0, 4.0, 3.0]
 
 
 def test_a_removal_that_is_interrupted_is_finished_by_the_next_one(
@@ -173,15 +173,15 @@ def test_a_job_that_runs_in_another_container_is_kept_and_not_said_to_have_ended
 
         job_folder.sweep()
 
-        (row,) = (each for each in listing.listed() if each.began_s == 0.5)
+        (row,) = (each for each in find.listed() if each.began_s == 0.5)
         assert (row.stuck, row.state) == (None, "runs in another container: ask there")
-        theirs_here = targets.named([str(theirs.pid)])
+        theirs_here = hosts.named([str(theirs.pid)])
         assert theirs_here.about.endswith("it runs in another container: ask there")
         for ask in (theirs_here.why, theirs_here.where, theirs_here.places, theirs_here.board):
             with pytest.raises(UsageMistake, match=f"there.*: ddp-notebook why {theirs.pid}$"):
                 ask()
     job_folder.sweep()
-    assert 0.5 not in [job.first.wall_s for job in prepared.jobs()]
+    assert 0.5 not in [job.first.wall_s for job in records.jobs()]
 
 
 def test_a_process_of_another_container_is_known_by_its_number_here(
@@ -196,10 +196,10 @@ def test_a_process_of_another_container_is_known_by_its_number_here(
         )
     monkeypatch.setattr(processes, "in_its_container", lambda pid: (pid - 100, "pid:[1]"))
 
-    assert prepared.job_of(106).first == theirs
-    assert prepared.job_of(6).first == mine, "this container's numbers come first"
-    assert prepared.pids() == {6}
-    assert targets.named(["106"]).name == "job 6 (train.py)"
+    assert find.job_of(106).first == theirs
+    assert find.job_of(6).first == mine, "this container's numbers come first"
+    assert records.pids() == {6}
+    assert hosts.named(["106"]).name == "job 6 (train.py)"
 
 
 def test_a_process_that_has_ended_and_was_not_waited_for_is_called_so() -> None:
@@ -207,7 +207,7 @@ def test_a_process_that_has_ended_and_was_not_waited_for_is_called_so() -> None:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         ended = f"Process {process.pid} has ended, and process {os.getpid()}"
         with pytest.raises(UsageMistake, match=ended):
-            prepared.job_of(process.pid)
+            find.job_of(process.pid)
 
 
 def test_a_folder_that_others_can_enter_is_neither_written_nor_read(root: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_folder_that_others_can_enter_is_neither_written_nor_read(root: Path) 
     root.chmod(0o755)
 
     assert job_folder.make(about()) is None
-    assert prepared.jobs() == []
+    assert records.jobs() == []
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 3}', '{"version": 2}', "null"])
@@ -224,12 +224,12 @@ def test_what_is_half_written_or_of_another_version_is_passed_over(root: Path, t
     assert own is not None
     (own / "about.json").write_text(text)
 
-    assert prepared.jobs() == []
+    assert records.jobs() == []
 
 
 def test_a_number_that_no_process_can_have_is_not_shown_as_another() -> None:
     with pytest.raises(UsageMistake, match="There is no process 184467440737095516… here"):
-        targets.on_this_host([str(2**64)])
+        target.on_this_host([str(2**64)])
 
 
 @pytest.mark.parametrize(
@@ -240,14 +240,14 @@ def test_a_number_that_no_process_can_have_is_not_shown_as_another() -> None:
 def test_a_pid_that_is_no_prepared_rank_is_told_why(
     pid: int, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepared, "has_torch", lambda pid: False)
-    monkeypatch.setattr(prepared, "untold", lambda pid: ())  # another test's fork server is one
+    monkeypatch.setattr(find, "has_torch", lambda pid: False)
+    monkeypatch.setattr(find, "untold", lambda pid: ())  # another test's fork server is one
     with pytest.raises(UsageMistake, match=why):
-        prepared.job_of(pid)
-    monkeypatch.setattr(prepared, "untold", lambda pid: (41, 42))
+        find.job_of(pid)
+    monkeypatch.setattr(find, "untold", lambda pid: (41, 42))
     if pid == os.getpid():
         with pytest.raises(UsageMistake, match="41, 42"):
-            prepared.job_of(pid)
+            find.job_of(pid)
 
 
 def test_stacks_that_a_signal_had_written_say_where_the_main_thread_was(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_stacks_that_a_signal_had_written_say_where_the_main_thread_was(tmp_path
         f'  File "{script}", line 4 in <module>\n'
         "Extension modules: numpy, torch (total: 2)\n"
     )
-    (job,) = prepared.jobs()
+    (job,) = records.jobs()
 
     report = prepared.case_of(job).ranks[0]
 
@@ -279,11 +279,11 @@ def test_stacks_that_are_none_tell_nothing(text: str) -> None:
     assert folder is not None
     (folder / "stacks.txt").write_text(text)
 
-    assert prepared.case_of(prepared.jobs()[0]).ranks[0].path == ()
+    assert prepared.case_of(records.jobs()[0]).ranks[0].path == ()
 
 
 def test_the_list_of_jobs_has_the_form_of_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
-    schema = json.loads(Path(listing.__file__).with_name("schema_jobs.json").read_text())
+    schema = json.loads(Path(find.__file__).with_name("schema_jobs.json").read_text())
     for number in (0, 1):
         job_folder.make(about(number, pid=2**22 + number))
 
@@ -323,7 +323,7 @@ def test_ranks_that_were_not_prepared_are_listed_and_their_children_are_not(
         assert process.stdin is not None and process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == [b"there\n"] * 2
 
-        jobs = [each for each in listing.listed() if each.script == str(script)]
+        jobs = [each for each in find.listed() if each.script == str(script)]
 
         (job,) = jobs
         assert (job.pids, job.world_size, job.prepared) == ({1: process.pid}, 2, False)
@@ -332,7 +332,7 @@ def test_ranks_that_were_not_prepared_are_listed_and_their_children_are_not(
         assert __main__.main(["jobs"]) == 0
         shown = " ".join(capsys.readouterr().out.split())
         assert f"ddp-notebook why {process.pid}" in shown
-        assert how in targets.named([str(process.pid)]).about
+        assert how in hosts.named([str(process.pid)]).about
         if variable == "1":
             assert "Start one with DDP_NOTEBOOK=1" not in shown
         process.stdin.close()
@@ -340,7 +340,7 @@ def test_ranks_that_were_not_prepared_are_listed_and_their_children_are_not(
 
 def test_an_attached_job_is_followed_to_the_launchers_next_attempt_and_missed_when_gone() -> None:
     first = job_folder.make(about(0, pid=2**22 + 1, wall_s=1.0))
-    by_launcher, by_rank = targets.named(["7"]), targets.named([str(2**22 + 1)])
+    by_launcher, by_rank = hosts.named(["7"]), hosts.named([str(2**22 + 1)])
     again = dataclasses.replace(about(0, pid=2**22 + 2, wall_s=2.0), attempt=1)
     job_folder.make(again)
 
@@ -358,13 +358,13 @@ def test_who_started_a_launcher_names_its_job_and_one_of_several_is_to_be_named(
     job_folder.make(about(0))
     job_folder.make(about(0, pid=2**22 + 2, parent=8))
     started = {os.getpid(): (7,)}
-    for module in (targets.unprepared, prepared):
+    for module in (outside, find):
         monkeypatch.setattr(module, "untold", lambda pid: started.get(pid, ()))
 
-    assert targets.named([str(os.getpid())]).name == "job 7 (train.py)"
+    assert hosts.named([str(os.getpid())]).name == "job 7 (train.py)"
     started[os.getpid()] = (7, 8)
     with pytest.raises(UsageMistake, match="several jobs: name one by its pid: 7, 8"):
-        targets.named([str(os.getpid())])
+        hosts.named([str(os.getpid())])
 
 
 def test_without_the_variable_nothing_of_ours_is_loaded() -> None:
@@ -402,7 +402,7 @@ def written(rank: int, activity: Activity, stacks: str = "") -> None:
 def test_a_rank_that_was_killed_while_it_was_busy_is_not_said_to_be_busy() -> None:
     for rank, activity in enumerate((Activity.WAITING, Activity.BUSY)):
         written(rank, activity)
-    (job,) = prepared.jobs()
+    (job,) = records.jobs()
 
     first, second = (process.last_report(rank, False) for rank, process in job.processes.items())
 
@@ -427,7 +427,7 @@ def test_a_rank_that_ctrl_c_ended_where_it_was_blocked_for_ever_is_named(
         job_folder.write(folder / "report.json", {"counts": [0], "report": codec.encode(report)})
         error = {"type": "KeyboardInterrupt", "text": "", "frames": [("/train.py", line, "", "")]}
         job_folder.write(folder / "end.json", {"error": error})
-    (job,) = prepared.jobs()
+    (job,) = records.jobs()
 
     findings = prepared.why(job).diagnosis.findings
 
@@ -466,9 +466,9 @@ def test_who_left_the_loop_early_is_named_though_the_others_lost_their_connectio
     fewer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it had called as many as they did, it is not known why they failed."""
-    records = {0: left(0, None, 3 - fewer), 1: left(1, LOST, 3)}
-    monkeypatch.setattr(prepared, "collectives_of", lambda job: Collectives(records))
-    (job,) = prepared.jobs()
+    issued = {0: left(0, None, 3 - fewer), 1: left(1, LOST, 3)}
+    monkeypatch.setattr(prepared, "collectives_of", lambda job: Collectives(issued))
+    (job,) = records.jobs()
 
     diagnosis = prepared.why(job).diagnosis
 
@@ -485,7 +485,7 @@ def test_a_rank_that_the_launcher_ended_did_not_die_first(first_ended: bool) -> 
     if first_ended:
         left(1, None, 0)
     written(2, Activity.SILENT, ENDED_BY_SIGTERM)
-    (job,) = prepared.jobs()
+    (job,) = records.jobs()
 
     verdict = prepared.why(job)
 
@@ -497,7 +497,7 @@ def test_of_an_ended_job_nothing_is_said_to_wait_still() -> None:
     for rank in (0, 1):
         written(rank, Activity.WAITING)
 
-    unsure = prepared.why(prepared.jobs()[0]).diagnosis.unsure
+    unsure = prepared.why(records.jobs()[0]).diagnosis.unsure
 
     assert unsure.startswith("Undecided: ranks 0-1 were ended from outside"), unsure
     assert "so far" not in unsure
@@ -508,12 +508,12 @@ def test_a_job_that_ends_while_it_is_looked_at_is_looked_at_again(
 ) -> None:
     for rank in (0, 1):
         left(rank, None, 0)
-    (job,) = prepared.jobs()
+    (job,) = records.jobs()
     alive = [True]
     monkeypatch.setattr(About, "alive", property(lambda about: alive[0]))
     looked_at = prepared.case_of
 
-    def case_of(job: prepared.Job) -> Case:
+    def case_of(job: records.Job) -> Case:
         case = looked_at(job)
         alive[0] = False
         return case
@@ -548,10 +548,10 @@ def test_a_folder_that_others_can_enter_is_named_as_the_reason_for_no_job(
     tmp_path.chmod(0o755)
     monkeypatch.setenv(job_folder.FOLDER_VARIABLE, str(tmp_path))
     with pytest.raises(UsageMistake, match="until it is a folder of yours of mode 0700"):
-        prepared.newest()
+        find.newest()
     tmp_path.chmod(0o700)
-    with pytest.raises(UsageMistake, match=f"FOLDER\\). {prepared.HOW_TO_PREPARE[:9]}"):
-        prepared.newest()
+    with pytest.raises(UsageMistake, match=f"FOLDER\\). {find.HOW_TO_PREPARE[:9]}"):
+        find.newest()
 
 
 EXITS = {
@@ -662,7 +662,7 @@ def test_a_rank_that_crashed_is_known_to_have_died_first_and_where() -> None:
     assert (done.returncode, done.stderr) == (-signal.SIGSEGV, b""), "as without us"
     written(0, Activity.BUSY, ENDED_BY_SIGTERM)
 
-    (finding,) = prepared.why(prepared.jobs()[0]).diagnosis.findings
+    (finding,) = prepared.why(records.jobs()[0]).diagnosis.findings
 
     assert (finding.category.value, finding.ranks) == ("rank-died", (1,))
     assert "SIGSEGV" in finding.cause
@@ -675,7 +675,7 @@ def test_a_rank_that_c_code_aborted_is_not_blamed_for_others_may_have_caused_it(
     written(0, Activity.BUSY, f"main thread 0x1\nFatal Python error: {signal_text}\n" + TRACE)
     written(1, Activity.BUSY, ENDED_BY_SIGTERM)
 
-    verdict = prepared.why(prepared.jobs()[0])
+    verdict = prepared.why(records.jobs()[0])
 
     assert verdict.outcome is Outcome.UNDECIDED, verdict
     assert "rank 0 ended by SIGABRT" in verdict.diagnosis.unsure
@@ -698,7 +698,7 @@ def test_of_a_rank_whose_record_of_its_end_is_damaged_it_is_said_that_the_end_is
     (folder,) = (process.folder for rank, process in _processes().items() if rank)
     (folder / name).write_text(text)
 
-    verdict = prepared.why(prepared.jobs()[0])
+    verdict = prepared.why(records.jobs()[0])
 
     assert verdict.outcome is Outcome.UNDECIDED, verdict
     unsure = verdict.diagnosis.unsure
@@ -710,7 +710,7 @@ def test_of_a_rank_whose_record_of_its_end_is_damaged_it_is_said_that_the_end_is
 def test_a_damaged_record_of_an_end_does_not_hide_the_signal_that_is_known() -> None:
     written(0, Activity.BUSY, ENDED_BY_SIGTERM)
     (_processes()[0].folder / "end.json").write_text(CUT_SHORT)
-    unsure = prepared.why(prepared.jobs()[0]).diagnosis.unsure
+    unsure = prepared.why(records.jobs()[0]).diagnosis.unsure
     assert "rank 0 was ended from outside, by a signal" in unsure
 
 
@@ -718,12 +718,12 @@ def test_of_a_rank_of_an_ended_job_that_is_not_on_this_host_no_end_is_claimed() 
     folder = job_folder.make(dataclasses.replace(about(0), world_size=2))
     assert folder is not None
     job_folder.write(folder / "end.json", {"error": None})
-    unsure = prepared.why(prepared.jobs()[0]).diagnosis.unsure
+    unsure = prepared.why(records.jobs()[0]).diagnosis.unsure
     assert unsure == "No problem is seen; rank 1 left nothing on this host."
 
 
 def _processes() -> Mapping[int, Process]:
-    return prepared.jobs()[0].processes
+    return records.jobs()[0].processes
 
 
 def test_ranks_that_lost_the_process_that_had_started_them_did_not_end_well() -> None:
@@ -732,7 +732,7 @@ def test_ranks_that_lost_the_process_that_had_started_them_did_not_end_well() ->
         assert folder is not None
         job_folder.write(folder / "end.json", {"error": None, "orphan": True})
 
-    verdict = prepared.why(prepared.jobs()[0])
+    verdict = prepared.why(records.jobs()[0])
 
     assert verdict.outcome is Outcome.UNDECIDED, verdict
     assert "the process that had started it was gone" in verdict.diagnosis.unsure
@@ -751,7 +751,7 @@ def test_a_rank_that_became_another_user_is_said_to_answer_that_user_alone() -> 
             began = job_folder.began(process.pid)
             job_folder.make(dataclasses.replace(about(0, pid=process.pid), began=began))
             job_folder.make(about(1))
-            (job,) = prepared.jobs()
+            (job,) = records.jobs()
             verdict = prepared.why(job)
         finally:
             process.kill()
@@ -769,7 +769,7 @@ def test_a_rank_that_was_stopped_is_not_waited_for() -> None:
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
             began = job_folder.began(process.pid)
             job_folder.make(dataclasses.replace(about(0, pid=process.pid), began=began))
-            (job,) = prepared.jobs()
+            (job,) = records.jobs()
 
             assert prepared.sockets_of(job) == {}
             report = prepared.case_of(job).ranks[0]
@@ -785,17 +785,17 @@ def test_where_a_record_is_that_another_folder_hides_is_said(
         try:
             monkeypatch.setenv(job_folder.FOLDER_VARIABLE, str(tmp_path / "another"))
             with pytest.raises(UsageMistake, match="ask with the same DDP_NOTEBOOK_FOLDER") as why:
-                prepared.job_of(process.pid)
+                find.job_of(process.pid)
             monkeypatch.delenv(job_folder.FOLDER_VARIABLE)
             with pytest.raises(UsageMistake, match="was started with DDP_NOTEBOOK_FOLDER="):
-                prepared.job_of(process.pid)
+                find.job_of(process.pid)
         finally:
             process.kill()
     assert str(tmp_path / "jobs") in str(why.value) and "another" in str(why.value)
 
 
 @pytest.mark.parametrize(
-    ("began_s", "wanted"), [(50.0, targets.Prepared), (150.0, targets.Unprepared)]
+    ("began_s", "wanted"), [(50.0, target.Prepared), (150.0, target.Unprepared)]
 )
 def test_without_a_name_it_is_the_job_that_began_last(
     began_s: float, wanted: type, monkeypatch: pytest.MonkeyPatch
@@ -803,9 +803,9 @@ def test_without_a_name_it_is_the_job_that_began_last(
     """A job that was not prepared, and still runs, is not the one that has just ended."""
     job_folder.make(about(0, wall_s=100.0))
     other = Seen(os.getpid(), os.getppid(), 0, 1, "other.py", began_s)
-    monkeypatch.setattr(unprepared, "jobs", lambda prepared: [{0: other}])
+    monkeypatch.setattr(outside, "jobs", lambda prepared: [{0: other}])
 
-    assert isinstance(targets.named(()), wanted)
+    assert isinstance(hosts.named(()), wanted)
 
 
 def test_a_process_that_torch_did_not_prepare_is_told_why_not() -> None:
@@ -814,7 +814,7 @@ def test_a_process_that_torch_did_not_prepare_is_told_why_not() -> None:
             with pytest.raises(
                 UsageMistake, match=r"has DDP_NOTEBOOK=1 in .* -m ddp_notebook\.run"
             ):
-                prepared.job_of(process.pid)
+                find.job_of(process.pid)
         finally:
             process.kill()
 
@@ -831,7 +831,7 @@ def test_what_a_process_brought_to_its_last_exchanges_outlives_it() -> None:
             noted.check(step, args, lists=False)
         noted.check(9, (), lists=False)
         assert noted.latest is not None and noted.latest.slot == steps - 1
-    (job,) = prepared.jobs()
+    (job,) = records.jobs()
     assert [each.slot for each in job.processes[0].splits] == [2, 3, 4, 5]
 
     of = {report.rank: report.splits for report in prepared.case_of(job).ranks}
@@ -844,7 +844,7 @@ def test_splits_that_are_no_such_thing_are_passed_over() -> None:
     folder = job_folder.make(about(0))
     assert folder is not None
     (folder / "splits").write_bytes(b'[1, {"group": 3}' + bytes(100) + b"\xff" * (1 << 14))
-    (job,) = prepared.jobs()
+    (job,) = records.jobs()
     assert job.processes[0].splits == ()
 
 

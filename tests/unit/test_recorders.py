@@ -16,9 +16,8 @@ import pytest
 from support import eventually
 from test_dead_jobs import dump
 
-from ddp_notebook.evidence.frames import Sources
-from ddp_notebook.jobs.outside import recorder
-from ddp_notebook.jobs.unprepared import Seen
+from ddp_notebook.jobs import dumps
+from ddp_notebook.jobs.frames import Sources
 from ddp_notebook.rank.prepared import processes
 
 SCRIPT = Path("/home/me/train.py")
@@ -30,8 +29,7 @@ FACT = "flight recorder of rank 1: collective 1: barrier"
 def read(given: dict[str, str], monkeypatch: pytest.MonkeyPatch, began_s: float = 0.0) -> list[str]:
     """What is said of rank 1, this process, that was given this environment."""
     monkeypatch.setattr(processes, "environment", lambda pid: given)
-    seen = Seen(os.getpid(), 1, 1, 2, "train.py", began_s)
-    return recorder.facts(recorder.read({1: seen}, Sources(0.0)))
+    return dumps.facts(dumps.recorded({1: (os.getpid(), began_s)}, Sources(0.0)))
 
 
 def answering(path: str, answer: bytes) -> Callable[[], None]:
@@ -71,7 +69,7 @@ def test_a_worker_server_is_asked_and_may_answer_anything(
 ) -> None:
     path = str(tmp_path / "server")
     wait = answering(path, answer)
-    found = read({recorder.SOCKET_VARIABLE: path}, monkeypatch)
+    found = read({dumps.SOCKET_VARIABLE: path}, monkeypatch)
     wait()
     assert [fact.startswith(FACT) for fact in found] == [True] * known
 
@@ -90,7 +88,7 @@ def test_a_socket_of_another_process_is_not_asked(
         eventually(path.exists, 30)
         found: Any = []
         while not found and other.poll() is None:
-            found = read({recorder.SOCKET_VARIABLE: str(path)}, monkeypatch)
+            found = read({dumps.SOCKET_VARIABLE: str(path)}, monkeypatch)
         assert found == []
         assert other.stdout is not None and other.stdout.read() == "0\n", "nothing was sent"
 
@@ -98,7 +96,7 @@ def test_a_socket_of_another_process_is_not_asked(
 def test_a_dump_is_read_if_the_rank_wrote_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = {recorder.FILE_VARIABLES[1]: str(tmp_path / "trace_")}
+    given = {dumps.FILE_VARIABLES[1]: str(tmp_path / "trace_")}
     assert read(given, monkeypatch) == []
     file = tmp_path / "trace_1"
     file.write_bytes(TEXT)
@@ -106,35 +104,3 @@ def test_a_dump_is_read_if_the_rank_wrote_it(
     assert read(given, monkeypatch, began_s=file.stat().st_mtime + 9) == [], "of an earlier job"
     file.write_bytes(TEXT[:-9])
     assert read(given, monkeypatch) == [], "it is being written"
-
-
-def test_a_rank_that_made_a_pipe_for_it_is_asked_for_its_dump(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A thread stands for NCCL's, which needs a GPU."""
-    stem = tmp_path / "pipe_"
-    given = {recorder.PIPE_VARIABLE: str(stem), recorder.FILE_VARIABLES[0]: str(tmp_path / "fr_")}
-    os.mkfifo(f"{stem}1.pipe")
-    assert read(given, monkeypatch) == [], "no process reads it"
-    descriptor = os.open(f"{stem}1.pipe", os.O_RDONLY | os.O_NONBLOCK)
-    asked: list[bytes] = []
-
-    def dumps() -> None:
-        os.set_blocking(descriptor, True)
-        while not (text := os.read(descriptor, 128)):
-            pass
-        asked.append(text)
-        (tmp_path / "fr_1").write_bytes(TEXT)
-
-    thread = threading.Thread(target=dumps, daemon=True)
-    thread.start()
-    try:
-        assert [fact.startswith(FACT) for fact in read(given, monkeypatch)] == [True]
-        thread.join(10)
-    finally:
-        os.close(descriptor)
-    assert asked == [b"1"]
-    Path(f"{stem}1.pipe").unlink()
-    Path(f"{stem}1.pipe").write_bytes(b"mine")
-    read(given, monkeypatch)
-    assert Path(f"{stem}1.pipe").read_bytes() == b"mine", "a file is not written to"

@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_notebook.bench.steps.plan import (
+from ddp_notebook.bench.steps import (
     Memory,
     StepPlan,
     parse_batches,
     parse_buckets,
-    reduce_sizes,
-    reduces_at_once,
 )
 from ddp_notebook.model import codec
 
@@ -75,16 +73,15 @@ def test_every_kind_of_block_comes_once_in_every_round(
     batches: set[int], buckets: set[str], world_size: int, seed: int
 ) -> None:
     plan = StepPlan(batches=tuple(sorted(batches)), buckets=tuple(buckets), seed=seed)
-    sizes = (4096, 10**6) if world_size > 1 else ()
-    blocks = plan.schedule(plan.batches, sizes, world_size)
+    blocks = plan.schedule(world_size)
     assert [block.number for block in blocks] == list(range(len(blocks)))
     assert [block.round for block in blocks] == sorted(block.round for block in blocks)
-    seen = Counter((b.round, b.kind, b.batch, b.bucket, b.size_bytes) for b in blocks)
+    seen = Counter((b.round, b.kind, b.batch, b.bucket) for b in blocks)
     assert set(seen.values()) == {1}
     kinds = 2 if world_size > 1 else 1
-    each = len(batches) * len(buckets) * kinds + len(batches) + len(sizes)
+    each = len(batches) * len(buckets) * kinds + len(batches)
     assert len(blocks) == plan.rounds * each
-    assert blocks == plan.schedule(plan.batches, sizes, world_size), "alike on all ranks"
+    assert blocks == plan.schedule(world_size), "alike on all ranks"
     steps = len(batches) * len(buckets)
     assert {block.kind for block in blocks[:steps]} == {"plain"}, "the steps themselves first"
 
@@ -97,16 +94,6 @@ def test_at_least_the_least_and_at_most_the_most_steps_are_timed(
     plan = StepPlan()
     steps = plan.steps(each_ns, left_ns, blocks_left, kinds)
     assert plan.min_steps <= steps <= plan.max_steps
-
-
-@settings(deadline=None)
-@given(st.integers(1, 2**40))
-def test_all_gradients_are_the_last_size_to_reduce(gradient_bytes: int) -> None:
-    sizes = reduce_sizes(gradient_bytes)
-    assert sizes[-1] == gradient_bytes
-    assert list(sizes) == sorted(set(sizes))
-    for size in sizes:
-        assert 1 <= reduces_at_once(size, gradient_bytes) <= max(1, 2 * gradient_bytes // size)
 
 
 @settings(deadline=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 from dataclasses import replace
 
@@ -14,19 +13,16 @@ from step_results import (
     BACKWARD,
     EXPOSED,
     FORWARD,
-    GRADIENTS,
-    MS,
     OPTIMIZER,
-    SIZES,
+    OVERLAPPED,
     STEPS,
     plan,
     ranks,
     summarise,
 )
 
-from ddp_notebook.bench.steps.arrivals import split_spans, straggler
-from ddp_notebook.bench.steps.results import StepPoint
-from ddp_notebook.bench.steps.stats import break_even, middle_parts
+from ddp_notebook.bench.steps import StepPoint, break_even, middle_parts
+from ddp_notebook.rank.bench.steps import overlapped_ns
 
 CLOSE = 0.05
 
@@ -47,18 +43,13 @@ def test_a_step_is_split_into_what_it_was_made_of() -> None:
     )
     assert point.alone_us == pytest.approx(point.local_us, rel=CLOSE)
     assert point.samples_per_s == pytest.approx(2 * 8 / point.step_us * 1e6)
-    # Each bucket takes 3 ms; the last one is ready when the backward ends.
-    assert point.hook_exposed_us == pytest.approx(3 * MS / 1e3, rel=CLOSE)
-    assert point.overlapped_us == pytest.approx(BACKWARD / 2 / 1e3, rel=CLOSE)
-    assert point.logger_exposed_us == pytest.approx(3000)
-    assert [each.size_bytes for each in point.arrivals] == SIZES
-    assert point.ready_us == pytest.approx((2500, 5000), rel=CLOSE)
+    # The rank that comes last waits for no other: what it sees is communication alone.
+    assert point.overlapped_us == OVERLAPPED / 1e3
 
 
 def test_points_are_ordered_by_bucket_and_batch_and_the_default_is_last() -> None:
     result = summarise(ABOUT, ranks(plan((8, 32), ("default", "25", "5"))))
     assert result.buckets == ("5", "25", "default")
-    assert result.main_bucket == "default"
     assert [(p.bucket, p.batch) for p in result.points][:2] == [("5", 8), ("5", 32)]
     assert [p.batch for p in result.main_points] == [8, 32]
 
@@ -74,22 +65,9 @@ def test_a_block_that_one_rank_lacks_is_left_out_on_all() -> None:
 
 def test_one_rank_has_no_communication_to_tell() -> None:
     result = summarise(ABOUT, ranks(plan((8,)), 1))
-    assert result.points[0].arrivals == ()
+    assert result.points[0].overlapped_us is None
     assert result.break_even is None
     assert any("One rank sends nothing" in note for note in result.notes)
-
-
-def test_reducing_all_gradients_is_worked_out_from_a_part_where_they_are_many() -> None:
-    first, *_, last = summarise(ABOUT, ranks(plan((8,)))).reduces
-    assert (first.scaled, last.scaled) == (True, False)
-    assert first.total_us == pytest.approx(first.each_us * GRADIENTS / first.size_bytes)
-    assert last.total_us == pytest.approx(last.each_us)
-
-
-def test_what_hooks_and_the_logger_miss_is_said() -> None:
-    notes = " ".join(summarise(ABOUT, ranks(plan((8,)))).notes)
-    assert "4.0 ms by no_sync, 3.0 ms by a hook, 1.0 ms too little" in notes
-    assert "3.0 ms by DDP's logger, 1.0 ms too little" in notes
 
 
 def test_a_crowded_machine_is_said() -> None:
@@ -106,116 +84,21 @@ def test_a_budget_that_was_too_small_for_all_rounds_is_said() -> None:
     assert "rounds" not in " ".join(summarise(ABOUT, ranks(plan((8,)))).notes)
 
 
-# -- a rank that is late ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("late", [0, 1, 2, 3])
-def test_a_rank_that_comes_late_to_each_bucket_is_named(late: int) -> None:
-    result = summarise(ABOUT, ranks(plan(), 4, late=late))
-    named = result.straggler
-    assert named is not None
-    assert (named.rank, named.where, named.share) == (late, "backward", 1.0)
-    assert named.late_us == pytest.approx(4000, rel=CLOSE)
-    assert result.points[0].arrivals[0].late_us[late] == pytest.approx(2000, rel=CLOSE)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_nobody_is_named_where_all_are_alike(seed: int) -> None:
-    assert summarise(ABOUT, ranks(plan(), 4, seed=100 * seed)).straggler is None
-
-
-def test_nobody_is_named_whose_step_only_begins_late() -> None:
-    both = ranks(plan())
-    for block in both[1]:
-        if block["kind"] == "hooked":
-            block["backward_began"] = [at + 5 * MS for at in block["backward_began"]]
-            block["buckets"] = [
-                [[*(at + 5 * MS for at in bucket[:3]), bucket[3]] for bucket in step]
-                for step in block["buckets"]
-            ]
-    result = summarise(ABOUT, both)
-    assert result.points[0].arrivals[0].late_us[1] > 4000, "it does arrive late"
-    assert result.straggler is None
-
-
-def test_nobody_is_named_for_waiting_for_a_core() -> None:
-    both = ranks(plan(), late=1)
-    for block in both[1]:
-        if block["kind"] == "hooked":  # it was in the run queue for all that it is late by
-            block["buckets"] = [
-                [[*bucket[:3], 2 * MS * (number + 1)] for number, bucket in enumerate(step)]
-                for step in block["buckets"]
-            ]
-    result = summarise(ABOUT, both)
-    assert result.points[0].arrivals[-1].late_us[1] > 3000, "it does arrive late"
-    assert result.points[0].own_us[1] == pytest.approx(result.points[0].own_us[0], rel=CLOSE)
-    assert result.straggler is None
-
-
-THREE_ROUNDS = [number for number in range(3) for _ in range(10)]
-
-
-def test_nobody_is_named_for_being_late_in_one_round_only() -> None:
-    forward = [[0, 0]] * 30
-    late = [[6 * MS, MS]] * 30
-    assert straggler(late, forward, THREE_ROUNDS, 10 * MS) is not None
-    once_not = [[MS - 9 if r == 0 else 6 * MS, MS] for r in THREE_ROUNDS]
-    assert straggler(once_not, forward, THREE_ROUNDS, 10 * MS) is None
-
-
-def test_a_rank_that_is_late_before_its_backward_loses_the_time_in_its_forward() -> None:
-    rounds = [0] * 10
-    found = straggler([[MS, 6 * MS]] * 10, [[0, 5 * MS]] * 10, rounds, 20 * MS)
-    assert found is not None
-    assert (found.rank, found.where) == (1, "forward")
-    assert found.low_us < found.late_us == 5000
-    still = [[0, 0]] * 10
-    assert straggler([[MS, 6 * MS]] * 3, still[:3], [0] * 3, 20 * MS) is None, "too few steps"
-    assert straggler([[MS // 9, MS // 4]] * 10, still, rounds, 20 * MS) is None, "too little"
-
-
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-@pytest.mark.parametrize("count", [1, 3])
-def test_ranks_that_differ_from_round_to_round_by_chance_are_not_named(
-    ranks: int, count: int
-) -> None:
-    draw = random.Random(ranks * count)
-
-    def run(late_rank: int, late: float) -> int | None:
-        own, rounds = [], []
-        for number in range(count):
-            # Each rank a tenth faster or slower for the whole of a round, each step a little.
-            speed = [1 + draw.gauss(0, 0.07) for _ in range(ranks)]
-            for _ in range(8):
-                times = [10 * MS * s * (1 + draw.gauss(0, 0.03)) for s in speed]
-                times[late_rank] += late * 10 * MS
-                own.append([int(time) for time in times])
-                rounds.append(number)
-        found = straggler(own, [[0] * ranks] * len(own), rounds, 30 * MS)
-        return found.rank if found is not None else None
-
-    assert sum(run(0, 0.0) is not None for _ in range(200)) <= 3
-    assert sum(run(1, 0.8) == 1 for _ in range(50)) >= 48
-
-
 # -- pieces ----------------------------------------------------------------------------
 
 SPANS = st.lists(
-    st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda t: [t[0], t[0], t[0] + t[1]]),
-    min_size=1,
+    st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda t: [t[0], t[0] + t[1]])
 )
 
 
 @settings(deadline=None)
 @given(SPANS)
-def test_exposed_and_overlapped_are_together_the_union_of_the_spans(
-    buckets: list[list[int]],
+def test_communication_that_is_overlapped_is_the_union_of_the_spans_before_the_last_gradient(
+    spans: list[list[int]],
 ) -> None:
-    after, before = split_spans(buckets)
-    covered = {t for ready, _, done in buckets for t in range(ready, done)}
-    last_ready = max(bucket[0] for bucket in buckets)
-    assert after == len([t for t in covered if t >= last_ready])
-    assert before == len([t for t in covered if t < last_ready])
+    covered = {t for ready, done in spans for t in range(ready, done)}
+    last_ready = max((ready for ready, _ in spans), default=0)
+    assert overlapped_ns(spans) == len([t for t in covered if t < last_ready])
 
 
 @settings(deadline=None)

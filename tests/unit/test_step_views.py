@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,22 +12,21 @@ from matplotlib.figure import Figure
 from pages import whole_page
 from step_results import ABOUT, plan, ranks, summarise
 
-from ddp_notebook.bench.steps import stats
-from ddp_notebook.bench.steps.results import StepBenchResult
-from ddp_notebook.session.tools.bench_steps import predicted
-from ddp_notebook.views.bench import steps_plots
-from ddp_notebook.views.bench.live import live_steps
-from ddp_notebook.views.bench.steps_plots import bundles, panels, step_figure
-from ddp_notebook.views.bench.steps_text import html, ms, text
+from ddp_notebook.bench.steps import StepBenchResult
+from ddp_notebook.views.bench import live_steps, ms
+from ddp_notebook.views.bench import steps_html as html
+from ddp_notebook.views.bench import steps_text as text
+from ddp_notebook.views.bench_figures import against_batch
+from ddp_notebook.views.notebook import bench_bundles
 
 PNG = b"\x89PNG\r\n\x1a\n"
 EVIL = '<script>alert("&")</script>'
 
 
 def whole(world_size: int = 4, **changes: Any) -> StepBenchResult:
-    """A result with everything in it: two bucket sizes, a late rank, a prediction."""
-    found = summarise(ABOUT, ranks(plan((8, 32, 128), ("default", "5")), world_size, late=1))
-    return replace(found, prediction=predicted(found, 8), **changes)
+    """A result with everything in it, of two bucket sizes."""
+    found = summarise(ABOUT, ranks(plan((8, 32, 128), ("default", "5")), world_size))
+    return replace(found, **changes)
 
 
 RESULT = whole()
@@ -52,8 +50,6 @@ def test_the_text_begins_with_what_matters() -> None:
         "Training steps of net: 2,097,152 parameters, 8 MiB of gradients, 4 ranks, gloo on cpu"
     )
     said = " ".join(lines)
-    assert "Rank 1 is late: in 100% of the steps it takes longer than the others" in said
-    assert "It loses the time in its backward, and not waiting for a core." in said
     assert "4 ranks process more samples per second than a single rank, at every batch" in said
     assert "Between bucket sizes there is no difference beyond the noise at batch 128." in said
 
@@ -74,7 +70,7 @@ def test_what_cannot_be_told_from_noise_is_not_given_as_a_number() -> None:
     vague = tuple(replace(each, exposed_interval_us=(-10.0, 10.0)) for each in RESULT.points)
     said = " ".join(text(replace(RESULT, points=vague)).split())
     assert "At batch 8 what communication adds to a step of" in said
-    assert "cannot be told from noise" in said
+    assert "is within the noise" in said
 
 
 def test_a_bucket_size_that_is_best_beyond_the_noise_is_named() -> None:
@@ -85,21 +81,11 @@ def test_a_bucket_size_that_is_best_beyond_the_noise_is_named() -> None:
     assert "At batch 128 default buckets are best" in text(replace(RESULT, points=slow))
 
 
-def test_the_prediction_says_that_it_is_a_model_and_how_far_off() -> None:
-    shown = text(RESULT)
-    assert "Predicted step, a model: off by at most" in shown
-    assert "This is a model, not a measurement" in shown
-    assert "8 ranks" in shown
-    assert RESULT.prediction is not None
-    refused = replace(RESULT.prediction, checked=(), steps=(), refused="the times make no sense")
-    assert "No prediction: the times make no sense." in text(replace(RESULT, prediction=refused))
-
-
 def test_break_even_is_said_in_words() -> None:
     for value, words in (
         (None, "fewer samples per second than a single rank, at every batch"),
         (0.0, "more samples per second than a single rank, at every batch"),
-        (17.4, "From batch 17 on, 4 ranks process more samples"),
+        (17.4, "From batch 17 on, 4 ranks process more samples than a single rank"),
     ):
         assert words in " ".join(text(replace(RESULT, break_even=value)).split())
 
@@ -109,7 +95,7 @@ def test_a_rate_as_high_as_that_of_one_rank_within_the_noise_is_not_called_highe
         replace(point, alone_us=point.step_us * 1.1 / RESULT.world_size) for point in RESULT.points
     )
     said = " ".join(text(replace(RESULT, points=crowded, others_cpu=1.5)).split())
-    assert "At batch 8, 32, 128 whether 4 ranks process more samples" in said
+    assert "At batch 8, 32, 128 the difference in samples per second between 4 ranks" in said
     assert "at every batch" not in said
 
 
@@ -151,17 +137,10 @@ def test_what_others_wrote_is_escaped() -> None:
 # -- figures ---------------------------------------------------------------------------
 
 
-def test_each_panel_is_drawn_where_there_is_something_to_draw() -> None:
-    assert len(panels(RESULT)) == 7
-    assert steps_plots.draw_exposed_share not in panels(summarise(ABOUT, ranks(plan((8,)))))
-    assert panels(ALONE) == [steps_plots.draw_steps, steps_plots.draw_distribution]
-    assert panels(CUT) == []
-
-
 @pytest.mark.parametrize("result", [RESULT, ALONE, CUT, whole(2), whole(12)])
 def test_a_figure_can_be_made_of_any_result(result: StepBenchResult) -> None:
     before = dict(rcParams)
-    figure = step_figure(result)
+    figure = against_batch(result)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     assert buffer.getvalue().startswith(PNG)
@@ -173,28 +152,35 @@ def test_a_figure_can_be_made_of_any_result(result: StepBenchResult) -> None:
         assert axes.get_ylabel()
 
 
-def test_the_figure_names_units_the_late_rank_and_the_model() -> None:
-    shown = " ".join(drawn(step_figure(RESULT)))
+def test_the_figure_shows_the_share_of_communication_and_scaling_against_batch_size() -> None:
+    figure = against_batch(RESULT)
+    left, right = figure.axes
+    shares = [100 * point.exposed_share for point in RESULT.main_points]
+    assert any(list(line.get_ydata()) == shares for line in left.lines)
+    rates = [point.samples_per_s for point in RESULT.main_points]
+    assert any(list(line.get_ydata()) == rates for line in right.lines)
+    shown = " ".join(drawn(figure))
     for words in (
-        "efficiency (%)",
-        "ms after the first rank",
-        "rank 1 (late)",
-        "model, 8 ranks: not measured",
-        "exposed communication",
-        "parameters per all_reduce",
-        "Exposed communication, % of the step",
+        "% of the step",
+        "5 MiB buckets",
+        "default buckets",
+        "samples per second",
+        "one rank alone",
+        f"{RESULT.main_points[0].efficiency:.0%}",
     ):
         assert words in shown
 
 
-def test_parts_are_told_apart_without_colour() -> None:
-    figure = step_figure(RESULT)
-    hatches = {patch.get_hatch() for patch in figure.axes[0].patches}
-    assert len(hatches) == 4
+def test_lines_are_told_apart_without_colour() -> None:
+    for axes in against_batch(RESULT).axes:
+        markers = [
+            line.get_marker() for line in axes.lines if line.get_marker() not in ("None", "_")
+        ]
+        assert len(set(markers)) == len(markers) == 2
 
 
 def test_a_notebook_gets_a_figure_and_tables() -> None:
-    figure, tables = bundles(RESULT)
+    figure, tables = bench_bundles(RESULT)
     assert set(figure) == {"image/png", "text/plain"}
     assert set(tables) == {"text/html", "text/plain"}
 
@@ -202,43 +188,26 @@ def test_a_notebook_gets_a_figure_and_tables() -> None:
 # -- while it runs -----------------------------------------------------------------------
 
 
-def test_the_steps_that_are_measured_so_far_are_drawn_bar_by_bar() -> None:
+def test_the_steps_that_are_measured_so_far_are_said_one_by_one() -> None:
     told = ranks(plan((8, 32, 128)))
-    bars = []
+    said = []
     for blocks in (0, 1, 2, len(told[0])):
-        result = stats.so_far(ABOUT, [each[:blocks] for each in told])
+        result = summarise(ABOUT, [each[:blocks] for each in told])
         shown = live_steps("net", result, 0.5, 3.0)["text/html"]
         whole_page(shown)
-        bars.append(
-            len(
-                re.findall(r'<rect x="[0-9.]+" y="[0-9.]+" width="[0-9.]+" height="[0-9]+\.', shown)
-            )
-        )
-    assert bars == [0, 4, 8, 12], "four parts a bar"
+        said.append(shown.count("ms a step, of which communication adds"))
+    assert said == [0, 1, 2, 3]
 
 
-def test_what_is_known_so_far_is_what_the_result_will_say_of_it() -> None:
-    told = ranks(plan())
-    names = ("batch", "step_us", "local_us", "forward_us", "backward_us", "exposed_us", "times_us")
-    for soon, last in zip(
-        stats.so_far(ABOUT, told).points, summarise(ABOUT, told).points, strict=True
-    ):
-        assert all(getattr(soon, name) == getattr(last, name) for name in names)
-
-
-def test_the_live_steps_stay_inside_their_box_and_say_what_they_are() -> None:
+def test_what_is_said_while_it_runs_says_what_it_is_of() -> None:
     shown = live_steps(EVIL, RESULT, 0.25, 2.4)
     assert shown["text/plain"].startswith(f"training steps of {EVIL} [")
     assert shown["text/plain"].endswith("25%, about 7 s left")
     reader = whole_page(shown["text/html"])
     assert "script" not in reader.tags
-    assert {"128", "default", "exposed communication"} <= set(reader.texts)
-    for x in re.findall(r' x="(-?[0-9.]+)"', shown["text/html"]):
-        assert 0 <= float(x) <= 640
-    for y in re.findall(r' y="(-?[0-9.]+)"', shown["text/html"]):
-        assert 0 <= float(y) <= 250
+    assert any("batch 128, default buckets: " in text for text in reader.texts)
     before = live_steps("net", None, 0.0, 12.0)
-    assert "<svg" not in before["text/html"]
+    assert "<li" not in before["text/html"]
     assert before["text/plain"].endswith("0%")
     assert (
         "each rank makes the model and tries every batch size, for 12 s so far"

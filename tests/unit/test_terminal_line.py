@@ -13,7 +13,7 @@ from ddp_notebook.magics import cell_output, terminal_line
 from ddp_notebook.magics.cell_output import CellOutput
 from ddp_notebook.magics.terminal_line import progress_line
 from ddp_notebook.model import Loading, RankState, Snapshot
-from ddp_notebook.views.bench.live import live_steps
+from ddp_notebook.views.bench import live_steps
 
 S = 1_000_000_000
 

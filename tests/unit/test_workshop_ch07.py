@@ -9,7 +9,7 @@ import pytest
 from answers import assert_right, assert_wrong
 
 from ddp_notebook.bench.fit import fit
-from ddp_notebook.bench.results import BenchPoint, Curve
+from ddp_notebook.bench.result import BenchPoint, Curve
 
 ALPHA_US, GB_PER_S = 300.0, 2.0
 SIZES = tuple(4**power for power in range(1, 13))

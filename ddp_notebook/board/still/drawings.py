@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ddp_notebook.bench.notes import duration
+from ddp_notebook.bench.result import duration
 from ddp_notebook.board.timeline import (
     DONE,
     FREED,

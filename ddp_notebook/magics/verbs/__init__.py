@@ -1,8 +1,7 @@
 """The verbs, a file or a family each. A new verb: a file here, and a line in `VERBS`.
 
 attach.py       `%ddp_attach`, `%ddp_detach`: a job that no notebook started.
-bench.py        `%ddp_bench`: what communication costs.
-bench_steps.py  `%ddp_bench --model net`: what a training step costs; its part of the verb.
+bench.py        `%ddp_bench`: what communication costs, in collectives or in training steps.
 debug.py        `%ddp_break`, `%ddp_frame`, `%ddp_print`, `%ddp_set`, an editor: ranks at lines.
 ddp.py          `%ddp_wrap`: a model becomes a DistributedDataParallel, one visible stage at a time.
 doctor.py       `%ddp_doctor`: can DDP work here?

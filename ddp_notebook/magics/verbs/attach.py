@@ -20,13 +20,13 @@ _VERBS = "%ddp_why, %ddp_where and %ddp_board"
 
 def _attach(ui: NotebookUi, args: argparse.Namespace) -> None:
     if not args.job and args.slurm is None:
-        ui.say(jobs.listing.text(jobs.listing.listed()))
+        ui.say(jobs.find.text(jobs.find.listed()))
         _say_which(ui)
         return
     if len(args.job) == 1 and args.job[0].endswith(":"):
         ui.say(jobs.hosts.listed(args.job[0].removesuffix(":")))
         return
-    job = ui.attached = jobs.targets.named(args.job, args.slurm)
+    job = ui.attached = jobs.hosts.named(args.job, args.slurm)
     ui.say(
         f"Attached to {_first_line(job)}\n{_VERBS} mean it from now on. Nothing is sent to it that "
         "changes what it does: all others act on the session's ranks. Back to these: %ddp_detach"
@@ -43,19 +43,19 @@ ATTACH = Verb(
     about="Look at a job that no notebook started: one that runs on this host, or the files that "
     "one left. Most is known of one that was started with DDP_NOTEBOOK=1; of another, what py-spy "
     "shows from outside, and torch's flight recorder where the ranks give it away: by torch's "
-    "worker server at TORCH_WORKER_SERVER_SOCKET; by NCCL's pipe or its dumps (never run). "
-    "%ddp_why, %ddp_where and %ddp_board then mean that job, until %ddp_detach. Nothing changes "
-    "what it does: it is not paused, gets no signal, and goes on when the notebook ends. A rank "
-    "sees of DDP_NOTEBOOK=1: two threads and five file descriptors more, DDP_NOTEBOOK_RANK_PID in "
-    "its environment, functions of ours as sys.excepthook, threading.excepthook and sys.exit, "
-    "which call Python's, two hooks of optimizers, and stacks in a file of ours when it crashes or "
-    "gets SIGTERM. Without an argument: which jobs there are. No ranks of this session are needed. "
-    "A job on another host is looked at through your own ssh, which must not ask for a password, "
-    "and needs the package there: HOST:PID, or several for the hosts of one job; HOST: lists the "
-    "jobs there. One of Slurm's through srun --overlap, on all its hosts. Each question runs "
-    "ddp-notebook there, which ends with its answer. It is found where it is on this host, or on "
-    "the PATH there; else DDP_NOTEBOOK_THERE says where. DDP_NOTEBOOK_SSH='ssh -J login' says what "
-    "to run in place of ssh.",
+    "worker server at TORCH_WORKER_SERVER_SOCKET, or by dumps that NCCL's watchdog has written "
+    "(never run). %ddp_why, %ddp_where and %ddp_board then mean that job, until %ddp_detach. "
+    "Nothing changes what it does: it is not paused, gets no signal, and goes on when the notebook "
+    "ends. A rank sees of DDP_NOTEBOOK=1: two threads and five file descriptors more, "
+    "DDP_NOTEBOOK_RANK_PID in its environment, functions of ours as sys.excepthook, "
+    "threading.excepthook and sys.exit, which call Python's, two hooks of optimizers, and stacks "
+    "in a file of ours when it crashes or gets SIGTERM. Without an argument: which jobs there are. "
+    "No ranks of this session are needed. A job on another host is looked at through your own ssh, "
+    "which must not ask for a password, and needs the package there: HOST:PID, or several for the "
+    "hosts of one job; HOST: lists the jobs there. One of Slurm's through srun --overlap, on all "
+    "its hosts. Each question runs ddp-notebook there, which ends with its answer. It is found "
+    "where it is on this host, or on the PATH there; else DDP_NOTEBOOK_THERE says where. "
+    "DDP_NOTEBOOK_SSH='ssh -J login' says what to run in place of ssh.",
     examples=(
         ("%ddp_attach", "your jobs on this host: which run, which are stuck"),
         ("%ddp_attach 12345", "one of them, by the pid of a rank or of torchrun"),
@@ -76,7 +76,6 @@ ATTACH = Verb(
             nargs="*",
             default=[],
             completer=files,
-            is_path=True,
         ),
     ),
 )
@@ -104,7 +103,7 @@ DETACH = Verb(
 # -- what the verbs that look do meanwhile ---------------------------------------------------
 
 
-def why(ui: CallerUi, args: argparse.Namespace, job: jobs.targets.Target) -> Diagnosis | None:
+def why(ui: CallerUi, args: argparse.Namespace, job: jobs.target.Target) -> Diagnosis | None:
     """`%ddp_why` of an attached job."""
     verdict = job.why()
     if args.json:
@@ -116,9 +115,9 @@ def why(ui: CallerUi, args: argparse.Namespace, job: jobs.targets.Target) -> Dia
     return verdict.diagnosis
 
 
-def where(ui: CallerUi, args: argparse.Namespace, job: jobs.targets.Target) -> StackTree | None:
+def where(ui: CallerUi, args: argparse.Namespace, job: jobs.target.Target) -> StackTree | None:
     """`%ddp_where` of an attached job."""
-    tree = job.where(jobs.targets.ranks_of(job, args.ranks), args.locals)
+    tree = job.where(jobs.target.ranks_of(job, args.ranks), args.locals)
     if args.json:
         _say_json(ui, job, tree.to_json())
         return None
@@ -126,7 +125,7 @@ def where(ui: CallerUi, args: argparse.Namespace, job: jobs.targets.Target) -> S
     return tree
 
 
-def without_ranks(mistake: NoSession, job: jobs.targets.Target | None) -> str:
+def without_ranks(mistake: NoSession, job: jobs.target.Target | None) -> str:
     """Return what `mistake` says of a verb that needs ranks while `job` is attached."""
     if job is None:
         return str(mistake)
@@ -144,9 +143,9 @@ _ACTS = tuple(f"ddp_{name}" for name in ("abort", "break", "frame", "print", "se
 """The verbs that a user might take for ones that act on the attached job."""
 
 
-def _first_line(job: jobs.targets.Target) -> str:
+def _first_line(job: jobs.target.Target) -> str:
     return f"{job.name}: {job.about}."
 
 
-def _say_json(ui: CallerUi, job: jobs.targets.Target, content: Mapping[str, Any]) -> None:
+def _say_json(ui: CallerUi, job: jobs.target.Target, content: Mapping[str, Any]) -> None:
     ui.say(json.dumps({"job": job.name, **content}, indent=2))

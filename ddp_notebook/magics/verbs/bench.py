@@ -1,32 +1,31 @@
-"""`%ddp_bench`: what communication costs."""
+"""`%ddp_bench`: what communication costs, in collectives or in the training steps of a model."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
 
-from ddp_notebook.bench.ops import OP_NAMES
 from ddp_notebook.bench.plan import (
     DTYPE_BYTES,
     MODES,
+    OP_NAMES,
     Plan,
     parse_bytes,
     parse_names,
     parse_seconds,
 )
-from ddp_notebook.bench.results import BenchRun
-from ddp_notebook.bench.steps.results import StepBenchResult
+from ddp_notebook.bench.result import BenchRun
+from ddp_notebook.bench.steps import StepBenchResult, StepPlan, parse_batches, parse_buckets
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.tab.completers import files, list_of
 from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import Verb
-from ddp_notebook.magics.verbs.bench_steps import STEP_OPTIONS, bench_steps, given, wants_steps
 from ddp_notebook.session.options import BACKENDS, DEVICES
 from ddp_notebook.session.tools.bench import BenchOptions
 from ddp_notebook.session.tools.bench_result import BenchResult, check_export
-from ddp_notebook.views.bench.live import live_bundle
+from ddp_notebook.views import bench as view
 
 _CPU_MAX, _GPU_MAX = "64M", "1G"
 """The largest size by default: 64 MiB take some 40 ms on gloo, 1 GiB about as long on NVLink."""
@@ -65,21 +64,52 @@ _COLLECTIVE_OPTIONS = (
     Option("--world-sizes SIZES", "how many ranks take part: 2,4 for the first two, then four"),
     Option("--backend", "default: the session's", choices=BACKENDS),
     Option("--device", "default: the session's", choices=DEVICES),
-    Option("--tune", "measure before and after SCHED_BATCH is set on gloo's loop thread"),
     Option(
         "--export FILE",
         "write the result to FILE: .json .csv .txt .nccl.json .png .svg .pdf",
         completer=files,
     ),
-    Option("--baseline FILE", "compare with a .json that was exported", completer=files),
+    Option("--baseline FILE", "show a .json that was exported beside it", completer=files),
 )
+_STEP_OPTIONS = (
+    Option(
+        "--model MODEL",
+        "measure training steps of a model on the ranks, of a function that makes one, or of cnn, "
+        "mlp, transformer (default: cnn, when another of these options is given)",
+        type=str,
+    ),
+    Option(
+        "--batch SIZES",
+        "batch sizes per rank, such as 8,16,32 (default 8,32,128)",
+        type=str,
+    ),
+    Option(
+        "--bucket-mb SIZES",
+        "bucket sizes, such as 1,5,25,default (default: default, which is DDP's own)",
+        type=str,
+    ),
+    Option("--loss LOSS", "a function of output and target, on the ranks", type=str),
+    Option(
+        "--data DATA",
+        "samples on the ranks: (inputs, targets), a Dataset, ... (default: random ones that fit "
+        "the first layer)",
+        type=str,
+    ),
+)
+"""With any of these options `%ddp_bench` measures training steps."""
 
 
 def _bench(ui: NotebookUi, args: argparse.Namespace) -> BenchResult | StepBenchResult:
     ui.session.require("%ddp_bench")
-    if wants_steps(args):
-        _check_no_collective_options(args)
-        return bench_steps(ui, args)
+    return _training_steps(ui, args) if wants_steps(args) else _collectives(ui, args)
+
+
+def wants_steps(args: argparse.Namespace) -> bool:
+    """Return True when one of the options for training steps was given."""
+    return any(getattr(args, option.attribute) != option.default for option in _STEP_OPTIONS)
+
+
+def _collectives(ui: NotebookUi, args: argparse.Namespace) -> BenchResult:
     plan = _plan(args, on_gpu=args.device != "cpu" and "cuda" in ui.session.bench_device)
     problem = check_export(args.export) if args.export else ""
     if problem:
@@ -89,7 +119,7 @@ def _bench(ui: NotebookUi, args: argparse.Namespace) -> BenchResult | StepBenchR
 
     def render(run: BenchRun | None, done: float, elapsed_s: float) -> Mapping[str, str]:
         left_s = plan.budget_s - elapsed_s
-        return live_bundle(run, done, left_s if left_s > 0 else None)
+        return view.live(run, done, left_s if left_s > 0 else None)
 
     with ui.output.progress(render) as watch:
         result = ui.session.bench(plan, wanted, watch)
@@ -98,28 +128,22 @@ def _bench(ui: NotebookUi, args: argparse.Namespace) -> BenchResult | StepBenchR
     return result
 
 
-def _check_no_collective_options(args: argparse.Namespace) -> None:
-    """Raises UsageMistake if an option applies to collectives only."""
-    for option in given(args, _COLLECTIVE_OPTIONS):
-        name = option.names[0]
-        raise UsageMistake(
-            f"{name} is for collectives, and this call measures training steps: leave out "
-            f"{name}, or --model, --batch and the other options of training steps."
-        )
-
-
 def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
-    """The plan that the options describe. Raises UsageMistake."""
+    """Return the plan that the options describe. Raises UsageMistake."""
     try:
         dtypes = parse_names(args.dtype, tuple(DTYPE_BYTES), "dtype")
         smallest = max(4, *(DTYPE_BYTES[dtype] for dtype in dtypes))
         largest = _GPU_MAX if on_gpu else _CPU_MAX
+        worlds = [size.strip() for size in args.world_sizes.split(",") if size.strip()]
+        if not all(size.isdigit() and int(size) for size in worlds):
+            raise ValueError(
+                f"--world-sizes {args.world_sizes!r}: write numbers of ranks, such as 2,4."
+            )
         return Plan(
             ops=parse_names(args.op, OP_NAMES, "operation"),
             dtypes=dtypes,
             modes=parse_names(args.mode, MODES, "mode"),
-            world_sizes=_world_sizes(args.world_sizes),
-            tune=args.tune,
+            world_sizes=tuple(sorted({int(size) for size in worlds})),
             min_bytes=smallest if args.min == "auto" else parse_bytes(args.min),
             max_bytes=parse_bytes(largest if args.max == "auto" else args.max),
             factor=args.step,
@@ -129,11 +153,35 @@ def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
         raise UsageMistake(str(error)) from None
 
 
-def _world_sizes(text: str) -> tuple[int, ...]:
-    sizes = [size.strip() for size in text.split(",") if size.strip()]
-    if not all(size.isdigit() and int(size) for size in sizes):
-        raise ValueError(f"--world-sizes {text!r}: write numbers of ranks, such as 2,4.")
-    return tuple(sorted({int(size) for size in sizes}))
+def _training_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult:
+    for option in _COLLECTIVE_OPTIONS:
+        if getattr(args, option.attribute) != option.default:
+            name = option.names[0]
+            raise UsageMistake(
+                f"{name} is for collectives, and this call measures training steps: leave out "
+                f"{name}, or --model, --batch and the other options of training steps."
+            )
+    plan = _step_plan(args)
+
+    def render(result: StepBenchResult | None, done: float, elapsed_s: float) -> Mapping[str, str]:
+        return view.live_steps(plan.model, result, done, elapsed_s)
+
+    with ui.output.progress(render) as watch:
+        return ui.session.bench_steps(plan, watch=watch)
+
+
+def _step_plan(args: argparse.Namespace) -> StepPlan:
+    """Return the plan that the options describe. Raises UsageMistake."""
+    given = {name: getattr(args, name) for name in ("model", "loss", "data")}
+    try:
+        lists = {
+            "batches": parse_batches(args.batch) if args.batch is not None else None,
+            "buckets": parse_buckets(args.bucket_mb) if args.bucket_mb is not None else None,
+        }
+        chosen = {name: value for name, value in (given | lists).items() if value is not None}
+        return StepPlan(budget_s=parse_seconds(args.budget), **chosen)
+    except ValueError as error:
+        raise UsageMistake(str(error)) from None
 
 
 BENCH = Verb(
@@ -150,6 +198,6 @@ BENCH = Verb(
     options=(
         *_COLLECTIVE_OPTIONS,
         Option("--budget TIME", "how long it may take, such as 30s or 2m", default="15s"),
-        *STEP_OPTIONS,
+        *_STEP_OPTIONS,
     ),
 )

@@ -45,7 +45,7 @@ SAVE = Verb(
     ),
     run=_save,
     options=(
-        Option("path", "the file", completer=files, is_path=True),
+        Option("path", "the file", completer=files),
         Option(
             "--output",
             "also what the ranks wrote: the last 2,000 pieces, 1,000 characters of each",
@@ -87,6 +87,6 @@ REPLAY = Verb(
         ("replay = %ddp_replay run.json", "as a value: replay.at(-5) is 5 seconds before its end"),
     ),
     run=_replay,
-    options=(Option("path", "a file that %ddp_save wrote", completer=files, is_path=True),),
+    options=(Option("path", "a file that %ddp_save wrote", completer=files),),
     value_display=ValueDisplay(Replay, _show_replay),
 )

@@ -15,12 +15,9 @@ from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import ValueDisplay, Verb
 from ddp_notebook.magics.verbs.ranks import start_ranks
 from ddp_notebook.model import name_ranks
-from ddp_notebook.model.against.comparison import Comparison
-from ddp_notebook.model.against.trail import TrailOrder
 from ddp_notebook.session import InitOptions
 from ddp_notebook.session.options import STORES, parse_settings
 from ddp_notebook.session.runs.run import CellResult, CellRun
-from ddp_notebook.views.training.comparison import comparison_text
 
 
 def _run(ui: NotebookUi, args: argparse.Namespace, run: Callable[..., CellResult]) -> None:
@@ -41,50 +38,9 @@ def _run(ui: NotebookUi, args: argparse.Namespace, run: Callable[..., CellResult
         ui.runs.show(begin)
 
 
-def _run_against_one(
-    ui: NotebookUi, args: argparse.Namespace, path: str, run: Callable[..., CellResult]
-) -> None:
-    """Run the script at `path` on the ranks and on one, and say where they part."""
-    if getattr(args, "python", False):
-        raise UsageMistake("--against 1 compares ranks of torchrun's: leave --python out.")
-    if args.detach or args.step is not None:
-        raise UsageMistake(
-            "--against 1 runs it three times and waits for each: leave --detach and --step out."
-        )
-    ranks = chosen_ranks(ui.session, args)
-    compared: list[Comparison | None] = []
-
-    def script(
-        trails: dict[int, TrailOrder], started: Callable[[CellRun], None] | None
-    ) -> CellResult:
-        return run(
-            path,
-            ranks=tuple(trails),
-            number=ui.prompt_number,
-            wait=args.wait,
-            started=started,
-            trails=trails,
-        )
-
-    def begin(begun: Callable[[CellRun], None]) -> CellResult:
-        result, comparison = ui.session.against.run(script, ranks, begun)
-        compared.append(comparison)
-        return result
-
-    ui.runs.show(begin)
-    for comparison in compared:
-        if comparison is not None:
-            ui.say(comparison_text(comparison))
-
-
 def _run_cell(ui: NotebookUi, args: argparse.Namespace) -> None:
     if args.cell is None:
         raise UsageMistake("%%ddp takes a cell: write %%ddp on its first line.")
-    if args.against:
-        transform = ui.shell.transform_cell
-        with ui.session.against.cell_as_script(args.cell, ui.prompt_number, transform) as path:
-            _run_against_one(ui, args, path, ui.session.run_script)
-        return
     run = partial(
         ui.session.run_cell,
         args.cell,
@@ -104,7 +60,6 @@ CELL = Verb(
         ("%%ddp --ranks 0,2-3", "the cell on three ranks"),
         ("%%ddp", "on all ranks"),
         ("%%ddp --detach", "a long one: the notebook stays free; %ddp_wait shows its end"),
-        ("%%ddp --against 1", "a whole training: where does it part from one rank?"),
         ("%%ddp --step collective", "pausing before each collective; %ddp_step continues"),
     ),
     run=_run_cell,
@@ -113,7 +68,7 @@ CELL = Verb(
 
 
 _LAUNCHERS = ("accelerate", "python", "python3", "torchrun")
-_ONLY_OURS = {"--detach", "--against", "--wait"}
+_ONLY_OURS = {"--detach", "--wait"}
 """Options of %ddp_run that hardly any script has."""
 
 
@@ -129,18 +84,17 @@ def _run_script(ui: NotebookUi, args: argparse.Namespace) -> None:
             f"{behind[0]} stands behind the script, so the script gets it. Options of %ddp_run "
             f"come first: %ddp_run {behind[0]} {args.script}"
         )
-    script = partial(
+    run = partial(
         ui.session.run_script,
+        args.script,
         arguments=args.arguments,
+        ranks=chosen_ranks(ui.session, args),
         store=args.store,
         settings=parse_settings(args.set, ui.session.record.snapshot.world_size),
         as_module=args.m,
         as_python=args.python,
     )
-    if args.against:
-        _run_against_one(ui, args, args.script, script)
-    else:
-        _run(ui, args, partial(script, args.script, ranks=chosen_ranks(ui.session, args)))
+    _run(ui, args, run)
 
 
 def _ensure_ranks(ui: NotebookUi, world_size: int) -> None:
@@ -172,7 +126,6 @@ SCRIPT = Verb(
     examples=(
         ("%ddp_run train.py --epochs 2", "a script, as torchrun would"),
         ("%ddp_run --step collective train.py", "pausing before each collective"),
-        ("%ddp_run --against 1 train.py", "where does it part from the same run on one rank?"),
         ("%ddp_run --detach train.py", "a long one: %ddp_wait shows its end"),
         ("%ddp_run --python spawn.py", "a script that starts its ranks itself"),
         ("%ddp_run -m package.train --epochs 2", "a module, as torchrun -m would"),
@@ -195,7 +148,7 @@ SCRIPT = Verb(
             "ranks itself, as by mp.spawn; they are diagnosed",
         ),
         *options.RUN_OPTIONS,
-        Option("script", "the script", completer=files, is_path=True),
+        Option("script", "the script", completer=files),
         Option("arguments", "its arguments", nargs=argparse.REMAINDER),
     ),
 )

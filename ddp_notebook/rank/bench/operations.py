@@ -24,8 +24,6 @@ _PIECE = 2**18
 """Elements filled and checked at a time: it limits the memory for the check to a few MiB."""
 _SHIFT = 11
 """The shift of each rank's values against those of the rank before."""
-_EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.int8: 2**7 - 1, torch.uint8: 2**8 - 1}
-"""The largest integer up to which a dtype represents all; at least 2**24 for the others."""
 _PRIMES = (251, 127, 61, 31, 13, 7, 5, 3, 2)
 """Periods of the values: primes, so that misplaced pieces are detected."""
 
@@ -75,39 +73,6 @@ class Source:
     count: int = _PIECE
 
 
-def _sum(at: int, rank: int, share: int) -> Source:
-    return Source(None, at)
-
-
-def _of_rank_0(at: int, rank: int, share: int) -> Source:
-    return Source(0, at)
-
-
-def _gathered(at: int, rank: int, share: int) -> Source:
-    source, start = divmod(at, share)
-    return Source(source, start, share - start)
-
-
-def _scattered(at: int, rank: int, share: int) -> Source:
-    return Source(None, rank * share + at)
-
-
-def _exchanged(at: int, rank: int, share: int) -> Source:
-    source, start = divmod(at, share)
-    return Source(source, rank * share + start, share - start)
-
-
-_EXPECTED: dict[str, Callable[[int, int, int], Source]] = {
-    "all_reduce": _sum,
-    "broadcast": _of_rank_0,
-    "all_gather": _gathered,
-    "reduce_scatter": _scattered,
-    "all_to_all": _exchanged,
-}
-"""The expected result of each operation on a rank from element ``at`` on, by the name in
-`bench.ops`; a ``share`` is the number of elements of each rank."""
-
-
 class Operation:
     """One operation on tensors of one size, in one group. `rank` is that in the group."""
 
@@ -125,15 +90,16 @@ class Operation:
         self._received = [buffers.received(received, dtype, n) for n in range(number_of)]
         self._ramp, self._total = buffers.values(dtype, plan.world_size)
         self._period = _period(dtype, plan.world_size)
-        # torch's functions are looked up now: a function that replaces one of them is measured.
-        self.calls = [self._call(group, n) for n in range(number_of)]
-        """The calls to time, each on its own tensors; more than one only if pipelined."""
-
-    def _call(self, group: Any, number: int) -> Call:
-        tensors = [] if self._op.in_place else [self._received[number]]
-        tensors += [self._sent[number]] if self._op.sized else []
+        # torch's functions are looked up now, and not when this module is loaded: whoever replaces
+        # one of them, as a test or a user's wrapper does, has the replacement measured.
+        function = getattr(dist, self._op.method)
         root = {} if self._op.root is None else {"group_src": self._op.root}
-        return functools.partial(getattr(dist, self._op.method), *tensors, group=group, **root)
+        self.calls: list[Call] = []
+        """The calls to time, each on its own tensors; more than one only if pipelined."""
+        for sent_to, received_from in zip(self._sent, self._received, strict=True):
+            tensors = [] if self._op.in_place else [received_from]
+            tensors += [sent_to] if self._op.sized else []
+            self.calls.append(functools.partial(function, *tensors, group=group, **root))
 
     def check(self) -> int:
         """Runs it once on known values; returns how many elements on this rank are wrong.
@@ -167,12 +133,26 @@ class Operation:
         """The number of wrong elements in a piece of the result that begins at element `start`."""
         wrong, at, end = 0, start, start + piece.numel()
         while at < end:
-            source = _EXPECTED[self._op.name](at, self._rank, self._share)
+            source = self._source(at)
             count = min(source.count, end - at)
             expected = self._values(source.rank, source.start, count)
             wrong += int(torch.count_nonzero(piece[at - start : at - start + count] != expected))
             at += count
         return wrong
+
+    def _source(self, at: int) -> Source:
+        """Where element `at` of this rank's result comes from, by what the operation must give."""
+        name, own = self._op.name, self._rank * self._share
+        if name == "all_reduce":
+            return Source(None, at)
+        if name == "broadcast":
+            return Source(0, at)
+        if name == "reduce_scatter":
+            return Source(None, own + at)
+        # Of all_gather and all_to_all each rank's share lies behind that of the rank before: the
+        # share that it has, or of the exchanged ones that which is meant for this rank.
+        rank, start = divmod(at, self._share)
+        return Source(rank, start + (own if name == "all_to_all" else 0), self._share - start)
 
     def _values(self, rank: int | None, start: int, count: int) -> torch.Tensor:
         """What `rank` sends, or the sum of all, from element `start` on; at most `_PIECE`."""
@@ -182,12 +162,20 @@ class Operation:
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
-    """The tensor in pieces of `_PIECE` elements, each with its first index."""
+    """Yield the tensor in pieces of `_PIECE` elements, each with its first index."""
     for start in range(0, tensor.numel(), _PIECE):
         yield tensor[start : start + _PIECE], start
 
 
 def _period(dtype: torch.dtype, world_size: int) -> int:
     """The number of different values, at most 251: their sum over all ranks must be exact."""
-    largest = _EXACT.get(dtype, 2**24)
+    # Up to these every integer is exact: a sum that is larger would be rounded, in an order of
+    # addition that differs between backends, and be taken for a wrong result.
+    exact = {
+        torch.float16: 2**11,
+        torch.bfloat16: 2**8,
+        torch.int8: 2**7 - 1,
+        torch.uint8: 2**8 - 1,
+    }
+    largest = exact.get(dtype, 2**24)
     return next((p for p in _PRIMES if (p - 1) * world_size <= largest), 2)

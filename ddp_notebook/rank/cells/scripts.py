@@ -40,9 +40,8 @@ from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.component import Run
 from ddp_notebook.rank.core import RankCore
 from ddp_notebook.rank.events import EventSender
-from ddp_notebook.rank.prepared.children import Children
+from ddp_notebook.rank.prepared.attached import Children
 from ddp_notebook.rank.rank_process import RankProcess, questions_of, started_in, streams_of
-from ddp_notebook.rank.training.against.recorder import TrailRecorder
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LOOK_EVERY_S = 0.03
@@ -85,13 +84,11 @@ class ScriptProcess:
         self._script = script
         self._core = core = RankCore(process, show=self._show)
         self._ending = Ending(core, events, forwarder)
-        trails = (TrailRecorder(script.trail, core.call_sites),) if script.trail else ()
         self._life = core.lifecycle(
             (
                 forwarder,
                 LostInterrupts(forwarder),
                 Keyboard(core.user_code, core.debugger),
-                *trails,
             )
         )
         self._children = Children(

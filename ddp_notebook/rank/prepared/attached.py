@@ -1,6 +1,9 @@
 """The runtime in a prepared rank, from its first `init_process_group` on.
 
-A rank that was forked from a process with the runtime has it already.
+A rank that was forked from a process with the runtime has it already: so are those that a script of
+`%ddp_run` forks. They are prepared as ranks of other jobs are, with their files in a folder of the
+run's, where the session looks. A process that is not forked is told by variables, and prepares
+itself when it imports torch.
 
 It observes and answers a few questions that only read, and does nothing else: no one who asks can
 change what it does or have it evaluate anything. It refuses no collective: mismatched ones go to
@@ -13,20 +16,32 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
+import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing import process, util
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import torch.multiprocessing
+
 from ddp_notebook.launch.child import load
-from ddp_notebook.model import codec
+from ddp_notebook.model import InitArguments, codec
+from ddp_notebook.model.collective_log import SPLITS
 from ddp_notebook.rank.component import Lifecycle, Run
 from ddp_notebook.rank.control_socket import ControlSocket
 from ddp_notebook.rank.prepared import job_folder
-from ddp_notebook.rank.prepared.ending import FIRST, write_when_stuck
+from ddp_notebook.rank.prepared.early import PID_VARIABLE, about
+from ddp_notebook.rank.prepared.ending import (
+    FIRST,
+    note_the_end,
+    write_stacks_when_ended,
+    write_when_stuck,
+)
 from ddp_notebook.rank.rank_process import Events, RankProcess
 from ddp_notebook.rank.watched import Watched
 
@@ -79,7 +94,7 @@ def attach(rank: int, folder: Path) -> None:
     _begin(watched, folder)
 
 
-def attach_fork(watched: Watched, rank: int, folder: Path) -> None:
+def _attach_fork(watched: Watched, rank: int, folder: Path) -> None:
     """The same in a child that was forked from the process that `watched` watches."""
     watched.process.becomes(rank, folder)
     watched.observer.open_log()
@@ -89,6 +104,8 @@ def attach_fork(watched: Watched, rank: int, folder: Path) -> None:
 
 def _begin(watched: Watched, folder: Path) -> None:
     """Answer questions from now on, and leave for later what can then not be asked any more."""
+    # The socket comes before anything that may fail, and the handlers after it, in a thread: who
+    # asks in the first second waits for them, and the rank does not.
     asked = _Asked(watched)
     questions = ControlSocket(watched.process.questions, asked.answer)
     questions.attach()
@@ -113,3 +130,103 @@ def _begin(watched: Watched, folder: Path) -> None:
 
     write_when_stuck(counts, asked.report, folder / "report.json")
     threading.Thread(target=asked.get_ready_later, name="ddp-answers", daemon=True).start()
+
+
+# -- ranks that a script of %ddp_run starts itself -------------------------------------------
+
+_AGENTS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+_STARTS = "start_processes"
+"""What `torch.multiprocessing.spawn` and the launchers of other libraries call."""
+
+
+class Children:
+    """What `script`, in this process, starts; `world_size` processes of it run.
+
+    Ranks among them have their files in `folder`.
+    """
+
+    def __init__(self, watched: Watched, script: str, world_size: int, folder: Path) -> None:
+        self._watched = watched
+        self._script = script
+        self._alone = world_size == 1
+        self._world_size = world_size
+        self._folder = folder
+        self._pid = os.getpid()
+        self._known = -1
+        """The process that is known as a rank of a job that the script starts; -1 for none."""
+        self._warned = False
+
+    def expect(self) -> None:
+        """Prepare for them, once, before the script begins."""
+        if self._alone:
+            self._tell()
+        self._watched.init_calls.before_call = self._calls
+        module = sys.modules.get("torch.multiprocessing.spawn")
+        original = getattr(module, _STARTS, None)
+        if original is None:
+            return
+        starts = self._starting(original)
+        for place in (module, torch.multiprocessing):
+            if isinstance(place, ModuleType) and getattr(place, _STARTS, None) is original:
+                setattr(place, _STARTS, starts)
+
+    def _tell(self) -> None:
+        """Set the variables by which processes prepare themselves."""
+        os.environ["DDP_NOTEBOOK"] = "1"
+        os.environ[job_folder.FOLDER_VARIABLE] = str(self._folder)
+        if "RANK" in os.environ:
+            os.environ[PID_VARIABLE] = str(os.getpid())  # who inherits it is another rank
+
+    def _starting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`start_processes` of torch's, for processes that have to create a store of their own.
+
+        With the variables that torchrun sets for its ranks, they would wait for a store that was
+        never started.
+        """
+
+        @functools.wraps(original)
+        def start_processes(
+            fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **named: Any
+        ) -> Any:
+            if not self._alone:
+                self._tell()
+                self._warn("a process" if nprocs == 1 else f"{nprocs} processes")
+            os.environ.pop(_AGENTS_STORE, None)
+            return original(fn, args, nprocs, *more, **named)
+
+        return start_processes
+
+    def _warn(self, what: str) -> None:
+        self._warned = True
+        sys.stderr.write(
+            f"{self._script} starts {what} by itself, on each of {self._world_size} ranks: if they "
+            f"are ranks, that is too many. Run it once: %ddp_run --python {self._script}\n"
+        )
+
+    def _calls(self, arguments: InitArguments) -> None:
+        """`init_process_group` is called, in this process or in one that was forked from it."""
+        if self._known == os.getpid() or arguments.rank is None:
+            return
+        if os.getpid() != self._pid:
+            self._known = os.getpid()
+            if not self._alone and not self._warned and arguments.rank == 0:
+                self._warn("ranks")
+            folder = job_folder.make(about(arguments.rank, arguments.world_size), self._folder)
+            if folder is not None:
+                note_the_end(folder)
+                write_stacks_when_ended(folder)
+                _attach_fork(self._watched, arguments.rank, folder)
+        elif self._alone and (arguments.world_size or 1) > 1:
+            self._known = os.getpid()
+            self._appear_too(arguments.rank, arguments.world_size)
+
+    def _appear_too(self, rank: int, world_size: int | None) -> None:
+        """The script's own process is one rank, and those that it starts are the others."""
+        own = about(rank, world_size, os.getpid())
+        folder = job_folder.make(own, self._folder)
+        if folder is not None:
+            known = self._watched.process
+            known.guards = False  # the others compare nothing before they send it
+            (folder / "ask").symlink_to(known.questions)
+            (folder / f"ring-{rank}").symlink_to(known.collective_log)
+            (folder / SPLITS).symlink_to(known.folder / SPLITS)

@@ -55,6 +55,8 @@ def _name(function: Callable[..., None], places: Iterable[object]) -> None:
 
 def _is_ranks_own() -> bool:
     """True if RANK is this process's own; a process that a rank started inherits it."""
+    # Workers of a DataLoader, and what a script starts by subprocess, inherit RANK. The first are
+    # known by their parent; for the second the rank leaves its pid in the environment.
     spawned = sys.modules.get("multiprocessing.process")
     if spawned is not None and spawned.parent_process() is not None:
         return False
@@ -82,12 +84,17 @@ class Prepared:
 
     def watch(self) -> None:
         """Attach the runtime when init_process_group is called, under any name."""
+        # This runs at the end of `import torch`, before any code of the user's can have taken the
+        # function by its name. A library that torch itself loads may have: a rank that calls it
+        # there lacks a record, and nothing else.
         torchs = distributed_c10d.init_process_group
 
         @functools.wraps(torchs)
         def init_process_group(*args: Any, **options: Any) -> None:
             if not self._attached:
                 self._attached = True
+                # One call is enough: the runtime sees the later ones. If somebody has wrapped ours
+                # since, theirs stays in place.
                 if distributed_c10d.init_process_group is init_process_group:
                     _name(torchs, places)
                 with contextlib.suppress(Exception), _no_collecting():  # the job goes on without us
@@ -109,7 +116,8 @@ class Prepared:
             self.appear(int(called.rank), called.world_size)
         if self._folder is None:
             return
-        # Loaded only now: it takes as long as a good part of torch. Meanwhile we answer here.
+        # Loaded only now: it takes as long as a good part of torch, and most processes that import
+        # torch are no ranks. Until here the few lines below have answered at the same socket.
         attached = load("ddp_notebook.rank.prepared.attached")
         if self._questions is not None:
             self._questions.close()

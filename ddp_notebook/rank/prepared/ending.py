@@ -25,8 +25,6 @@ from typing import Any, NoReturn
 
 from ddp_notebook.rank.prepared import job_folder
 
-_MOST_TEXT = 2000
-_FIRST_S, _LONGEST_S = 2.0, 60.0
 FIRST = 1000
 """Of multiprocessing's finalizers, this one is called first."""
 
@@ -64,6 +62,10 @@ def note_the_end(folder: Path) -> None:
             take_error(failed)
         ends()
 
+    # Python ends in four ways, and no hook sees all of them: by an uncaught exception
+    # (sys.excepthook); by sys.exit after one that was caught (no hook: the function itself is
+    # wrapped); in a child of multiprocessing, which catches everything and calls os._exit; and at
+    # the end of the script. For what a signal ends, faulthandler writes (below).
     exits = _Exits()
     exits.watch()
     sys.excepthook = take
@@ -137,7 +139,7 @@ def _returned(frame: FrameType) -> bool:
 
 def _as_error(kind: str, text: str, frames: Sequence[traceback.FrameSummary]) -> dict[str, object]:
     rows = [(f.filename, f.lineno or 0, f.name, f.line or "") for f in frames[-100:]]
-    return {"type": kind, "text": text[:_MOST_TEXT], "frames": rows}
+    return {"type": kind, "text": text[:2000], "frames": rows}
 
 
 def _lost_its_parent() -> bool:
@@ -222,16 +224,16 @@ def write_when_stuck(
     pid = os.getpid()
 
     def watch() -> None:
-        last, waited_s, due_s = counts(), 0.0, _FIRST_S
+        last, waited_s, due_s = counts(), 0.0, 2.0
         pause = threading.Event()
         while not pause.wait(1.0) and os.getpid() == pid:
             now = counts()
             if now != last:
-                last, waited_s, due_s = now, 0.0, _FIRST_S
+                last, waited_s, due_s = now, 0.0, 2.0
                 continue
             waited_s += 1.0
             if waited_s >= due_s:
-                due_s = waited_s + min(_LONGEST_S, 2 * due_s)
+                due_s = waited_s + min(60.0, 2 * due_s)
                 with contextlib.suppress(Exception):  # what is not written cannot be read later
                     job_folder.write(path, {"counts": now, "report": report()})
 

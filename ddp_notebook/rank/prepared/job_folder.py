@@ -27,8 +27,6 @@ SLURM_JOB = "SLURM_JOB_ID"
 KEPT_JOBS = 5
 """How many ended jobs are kept, the newest ones."""
 _ABOUT = "about.json"
-_ABOUT_BYTES = 1 << 16
-_MOST_PROCESSES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +106,11 @@ def by_job(found: Iterable[P]) -> list[dict[int, P]]:
 
     From one shell several jobs may be started, each with a rank 0, also at the same time.
     """
+    # Two passes, because variables may be wrong, and then that is what the user looks for. First
+    # processes that one launcher started, and that were given one address, are a group: a rank
+    # number occurs once in a job, so the second rank 0 begins a new one. Then two groups that lack
+    # each other's ranks are one job although their addresses differ: a wrong MASTER_PORT on one
+    # rank must not make two jobs of which each is only said to lack ranks.
     groups: list[dict[int, P]] = []
     for each in found:
         near = (g for g in groups if each.rank not in g and _alike(g, each))
@@ -199,8 +202,8 @@ def processes(folder: Path | None = None) -> list[tuple[About, Path]]:
     if not is_private(folder):
         return []
     found = []
-    for own in sorted(folder.iterdir())[:_MOST_PROCESSES]:
-        about = _about(read(own / _ABOUT, _ABOUT_BYTES)) if is_private(own) else None
+    for own in sorted(folder.iterdir())[:10_000]:
+        about = _about(read(own / _ABOUT, 1 << 16)) if is_private(own) else None
         if about is not None:
             found.append((about, own))
     return sorted(found, key=lambda each: each[0].wall_s)

@@ -16,8 +16,7 @@ _VARIABLES = (
     ("PMI_RANK", "PMI_SIZE"),
 )
 """torch's, and those of srun, Open MPI and MPICH."""
-_MOST_BYTES, _MAPS_BYTES = 1 << 20, 1 << 24
-_MOST_AROUND = 8
+_MOST_BYTES = 1 << 20
 
 
 class LaunchParameters(NamedTuple):
@@ -67,7 +66,7 @@ def in_its_container(pid: int) -> tuple[int, str]:
 def has_torch(pid: int) -> bool:
     """True of a process of this user's that has loaded torch."""
     try:
-        return "libtorch" in read(pid, "maps", _MAPS_BYTES)
+        return "libtorch" in read(pid, "maps", 1 << 24)
     except OSError:
         return False
 
@@ -83,7 +82,7 @@ def around(pid: int) -> list[int]:
     try:
         own = launch_parameters(environment(pid))
         above = parent(pid)
-        while own and len(found) < _MOST_AROUND:
+        while own and len(found) < 8:
             if launch_parameters(environment(above)) != own or has_torch(above):
                 break
             found.append(above)

@@ -1,6 +1,5 @@
 """Records what a rank's training does.
 
-against/          Keeps what training steps compute, for a comparison with one rank.
 data_parallel.py  torch.nn.DataParallel on this rank.
 ddp.py            The one place for DDP's private API.
 ddp_stage.py      The stages of `%ddp_wrap` on a rank.

@@ -7,12 +7,13 @@ of is found out when somebody asks.
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 import time
+from pathlib import Path
 
 from ddp_notebook.model import Place
-from ddp_notebook.rank.bench.host_load import RunQueue
 from ddp_notebook.rank.collectives.call_sites import CallSites, place_of
 
 (
@@ -45,6 +46,27 @@ _LINES_EVERY, _LINES_OF = 512, 12
 _SHORT_NS, _OF_SHORT, _JUDGED = 5_000_000, 4, 64
 """Of steps that are shorter, one of so many is marked; that is judged every so many steps."""
 _now_ns, _this_thread = time.monotonic_ns, threading.get_ident
+
+
+class RunQueue:
+    """How long the thread that creates it was runnable and had no core. Close it after use."""
+
+    def __init__(self, path: Path = Path("/proc/thread-self/schedstat")) -> None:
+        try:
+            self._file: int | None = os.open(path, os.O_RDONLY)
+        except OSError:  # another system than Linux
+            self._file = None
+
+    def waited_ns(self) -> int:
+        """Since the thread began, in ns; 0 if not known. Takes about a microsecond."""
+        # A thread's ns on a core, ns in the run queue, number of runs: Linux's sched-stats.rst.
+        return int(os.pread(self._file, 64, 0).split()[1]) if self._file is not None else 0
+
+    def close(self) -> None:
+        """Close the file. From now on the time is 0."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 class StepMarks:

@@ -52,7 +52,7 @@ class CollectiveLogs:
         return tuple(counts)
 
     def read(self, ranks: Ranks, run: int | None = None, last: int = READ_LAST) -> Collectives:
-        """The collectives that `ranks` issued; only those of `run` if it is given.
+        """Return the collectives that `ranks` issued; only those of `run` if it is given.
 
         The ranks of a run may count themselves from 0: members of groups are the `ranks` in
         their order.
@@ -62,7 +62,7 @@ class CollectiveLogs:
     def read_since(
         self, ranks: Ranks, run: int, first: Mapping[int, int], most: int
     ) -> Collectives:
-        """The newest `most` collectives of `ranks` in `run`, from each rank's `first` on.
+        """Return the newest `most` collectives of `ranks` in `run`, from each rank's `first` on.
 
         Cheap enough to call many times a second: it reads only new records.
         """

@@ -44,9 +44,6 @@ from ddp_notebook.session.processes.unresponsive import KeptAwake, StoppedRanks,
 from ddp_notebook.session.record import Record
 from ddp_notebook.state.descriptions import exit_text
 
-_LAST_WORDS_BYTES = 4000
-_REGISTER_GRACE_S = 30.0
-
 _LISTENING = (Status.READY, Status.RUNNING)
 """Ranks that answer questions, for they are past set-up."""
 _EVENTS = "events.sock"
@@ -106,13 +103,13 @@ class Processes:
         return self.folder / "output"
 
     def log_file(self, rank: int) -> Path:
-        """The file behind a rank's own stdout and stderr."""
+        """Return the file behind a rank's own stdout and stderr."""
         if rank not in self._log_files:  # each cell looks at all of them
             self._log_files[rank] = self.folder / "log" / f"rank-{rank}.log"
         return self._log_files[rank]
 
     def output_file(self, rank: int, cell: int) -> Path:
-        """Where `rank` puts what it writes in `cell`, once that is too long to send."""
+        """Return where `rank` puts what it writes in `cell`, once that is too long to send."""
         return self.output_folder / f"rank-{rank}-cell-{cell}.txt"
 
     # -- bringing up -------------------------------------------------------------------
@@ -156,7 +153,7 @@ class Processes:
         stopped = StoppedRanks(lambda: self.record.snapshot.ranks)
         missing = self.cluster.wait_for(
             ranks,
-            self.options.timeout_s + _REGISTER_GRACE_S,
+            self.options.timeout_s + 30.0,
             lambda: self._any_dead(ranks) or bool(stopped.among(ranks)),
         )
         if missing and self.record.snapshot.ended:
@@ -174,7 +171,7 @@ class Processes:
                 self.launch(ranks)
 
     def why_not_kept(self, options: InitOptions) -> str:
-        """Why no rank could have `options` in its process; empty when some can."""
+        """Return why no rank could have `options` in its process; empty when some can."""
         if other := options.other_kind(self.options):
             return f"{' and '.join(other)} changes what a process is"
         if not self.fork_server.equals_a_new_one():
@@ -215,7 +212,7 @@ class Processes:
         self._say(RankSpawned(rank=rank, pid=pid, device=label, heard_ns=time.monotonic_ns()))
 
     def _network(self) -> dict[str, str]:
-        """What has gloo use the loopback interface where the ranks meet there."""
+        """Return what has gloo use the loopback interface where the ranks meet there."""
         if self.options.master_addr in ("127.0.0.1", "localhost", "::1"):
             interface = loopback_interface()
             if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
@@ -233,7 +230,7 @@ class Processes:
         return {"OMP_NUM_THREADS": str(self.options.threads), **visible, **self._network()}
 
     def _why_not_up(self, missing: Ranks, stopped: Mapping[int, str]) -> str:
-        """Which rank could not be launched, and why; `stopped` says it of some."""
+        """Return which rank could not be launched, and why; `stopped` says it of some."""
         lines = deaths(self.record.snapshot)
         lines += [f"Rank {rank} did not start: {why}." for rank, why in stopped.items()]
         return "\n".join(lines or [f"{name_ranks(missing).capitalize()} did not start."])
@@ -433,7 +430,7 @@ class Processes:
     def _log_tail(self, rank: int) -> str:
         with contextlib.suppress(OSError), self.log_file(rank).open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._earlier_bytes.get(rank, 0), size - _LAST_WORDS_BYTES))
+            log.seek(max(self._earlier_bytes.get(rank, 0), size - 4000))
             return log.read().decode("utf-8", "replace")
         return ""
 
@@ -447,7 +444,7 @@ class Processes:
 
 
 def _gone(held: Held, started: bool) -> str:
-    """What is gone of a session's folder that new ranks need; empty if nothing is."""
+    """Return what is gone of a session's folder that new ranks need; empty if nothing is."""
     folder, cleaner = held.path, "perhaps one that cleans temporary files."
     if not held.is_there:
         return (

@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.record import Record
 
-_ENDED_WITHIN_S = 5.0
-_LAST_WORDS_BYTES = 4000
-_LAST_OUTPUT_BYTES = 16_000
-
 
 @dataclass(frozen=True)
 class Places:
@@ -154,7 +150,7 @@ class ScriptProcesses:
         """End the remaining processes; the session's own processes are the ranks again."""
         self.kill(self.ranks)
         with self._gone:
-            self._gone.wait_for(lambda: self._told >= self._pids.keys(), _ENDED_WITHIN_S)
+            self._gone.wait_for(lambda: self._told >= self._pids.keys(), 5.0)
         self._places.receiver.remove_source(self._source)
         with self._telling:
             self._given_back = True
@@ -189,7 +185,7 @@ class ScriptProcesses:
         for what, path in zip(STREAMS, streams_of(self._folder, rank), strict=True):
             with contextlib.suppress(OSError), path.open("rb") as stream:
                 size = stream.seek(0, os.SEEK_END)
-                stream.seek(max(sent[what], size - _LAST_OUTPUT_BYTES))
+                stream.seek(max(sent[what], size - 16_000))
                 if text := stream.read().decode("utf-8", "replace"):
                     found.append(Output(rank=rank, cell=self._cell, what=what, text=text))
         return found
@@ -232,17 +228,17 @@ class ScriptProcesses:
         self._add(events)
 
     def log(self, rank: int) -> str:
-        """All output of a process: stdout, then stderr."""
+        """Return all output of a process: stdout, then stderr."""
         return "".join(map(_text, streams_of(self._folder, rank)))
 
     def _last_words(self, rank: int) -> str:
-        """The last output of a process: of stderr, else of stdout."""
-        texts = (_text(path, _LAST_WORDS_BYTES) for path in streams_of(self._folder, rank)[::-1])
+        """Return the last output of a process: of stderr, else of stdout."""
+        texts = (_text(path, 4000) for path in streams_of(self._folder, rank)[::-1])
         return next((text for text in texts if text.strip()), "")
 
 
 def _text(path: Path, last_bytes: int = 0) -> str:
-    """A file, or its last part; empty if it does not exist."""
+    """Return a file, or its last part; empty if it does not exist."""
     try:
         return path.read_bytes()[-last_bytes:].decode("utf-8", "replace")
     except OSError:

@@ -29,9 +29,8 @@ from ddp_notebook.model import Activity, Case, Collectives, Diagnosis, Place, Ra
 from ddp_notebook.state.board_rows import BoardFacts
 
 if TYPE_CHECKING:
-    from ddp_notebook.jobs.prepared import Job
+    from ddp_notebook.jobs.records import Job
 
-_LOOK_AGAIN_S = 1.0
 _END_WITHIN_S, _LOOK_EVERY_S = 2.0, 0.02
 """How long ranks may take to end once the script that has started them is over."""
 
@@ -56,10 +55,10 @@ class StartedRanks:
         return None if self._over() else next((job for job in self._jobs() if job.alive), None)
 
     def _jobs(self) -> list[Job]:
-        """All jobs that it started, the newest first."""
+        """Return all jobs that it started, the newest first."""
         with contextlib.suppress(OSError):
             if any(self._folder.iterdir()):
-                return jobs.prepared.jobs(self._folder)
+                return jobs.records.jobs(self._folder)
         return []
 
     def written(self) -> tuple[tuple[int, int], ...]:
@@ -102,14 +101,14 @@ class StartedRanks:
         return (Remark("ranks-start-ranks", tuple(range(self._processes)), text),)
 
     def shown(self, title: str, diagnosis: Diagnosis | None = None) -> BoardFacts | None:
-        """What a board shows of them, as they were seen last; None while none runs.
+        """Return what a board shows of them, as they were seen last; None while none runs.
 
         `title` names the script. Looks at them again, on a thread, when that was a while ago.
         """
         job, case = self.job, self._seen
         if job is None:
             return None
-        if time.monotonic() - self._looked_s > _LOOK_AGAIN_S:
+        if time.monotonic() - self._looked_s > 1.0:
             self._looked_s = time.monotonic()
             look = partial(self.case, Case(()))
             threading.Thread(target=look, name="ddp-started", daemon=True).start()
@@ -117,7 +116,7 @@ class StartedRanks:
             return None
         note = f"These are the ranks that {title} has started itself."
         notes = (note, *(remark.text for remark in case.remarks))
-        snapshot = replace(jobs.picture.snapshot(case, over=False), notes=notes)
+        snapshot = replace(jobs.target.snapshot(case, over=False), notes=notes)
         return BoardFacts(snapshot, case.collectives, job.alive, diagnosis, case.sources)
 
     @property
@@ -156,12 +155,12 @@ class StartedRanks:
 
 
 def _own(job: Job) -> list[int]:
-    """The rank that the script's own process is; none where it is no rank."""
+    """Return the rank that the script's own process is; none where it is no rank."""
     return [rank for rank, p in job.processes.items() if p.about.pid == p.about.parent]
 
 
 def _started(job: Job) -> list[int]:
-    """The processes of it that run, without the script's own if that is a rank as well."""
+    """Return the processes of it that run, without the script's own if that is a rank as well."""
     own = _own(job)
     return [job.processes[rank].about.pid for rank in job.alive if rank not in own]
 

@@ -20,8 +20,6 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.session.record import Record
 
-_CLOSE_WITHIN_S = 2.0
-
 
 class StoreProcess:
     """A process that hosts one TCPStore at `host`:`port` (0: the system chooses)."""
@@ -77,7 +75,7 @@ class StoreProcess:
         self._unsubscribe()
         if not self._ended:
             self._fork_server.signal(self.pid, signal.SIGKILL)
-            self._record.wait_for(lambda: self._ended, _CLOSE_WITHIN_S)
+            self._record.wait_for(lambda: self._ended, 2.0)
 
     def _own_answer(self) -> StoreOpened | StoreFailed | None:
         return next((event for event in self._answers if event.pid == self.pid), None)

@@ -24,7 +24,7 @@ from ddp_notebook.state.descriptions import describe, exit_text
 
 
 def silent(state: RankState) -> RankReport:
-    """The report of a rank whose process exists but does not answer."""
+    """Return the report of a rank whose process exists but does not answer."""
     process, cpu_s = process_of(state.pid)
     silent_s = (time.monotonic_ns() - state.heard_ns) / 1e9 if state.heard_ns else 0.0
     # A rank sends a sign of life four times a second, so that 3 s are long.
@@ -41,7 +41,7 @@ def silent(state: RankState) -> RankReport:
 
 
 def last_known(state: RankState, process: str) -> str:
-    """What the rank last reported, and whether its process is stopped."""
+    """Return what the rank last reported, and whether its process is stopped."""
     stopped = f"its process {state.pid} is stopped" if process == "stopped" else ""
     known = describe(state)
     return "; ".join(filter(None, (stopped, f"when last heard: {known}" if known else "")))
@@ -77,7 +77,7 @@ def _is_stopped(state: RankState) -> bool:
 
 
 def process_of(pid: int | None) -> tuple[str, float]:
-    """The main thread's state (sleeping, running, disk-sleep, stopped) and its CPU time.
+    """Return the main thread's state (sleeping, running, disk-sleep, stopped) and its CPU time.
 
     Empty and zero if they cannot be read.
     """
@@ -115,6 +115,7 @@ class KeptAwake:
     def _watch(self) -> None:
         found: set[int] = set()
         while not self._closed.wait(0.5):
+            # Found twice: who stops a process for a moment and resumes it needs no help.
             stopped = {pid: name for pid, name in self._pids().items() if is_stopped(pid)}
             for pid in found & stopped.keys():
                 self._wake(pid, stopped[pid])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -32,7 +32,6 @@ from ddp_notebook.session.setup.limits import check_processes
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.lab_hosts import Placed
-    from ddp_notebook.model.against.trail import TrailOrder
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.processes.processes import Processes
     from ddp_notebook.session.runs.registry import RunRegistry
@@ -59,7 +58,6 @@ class Scripts:
         placed: Placed | None = None,
         as_module: bool = False,
         as_python: bool = False,
-        trails: Mapping[int, TrailOrder] | None = None,
     ) -> CellResult:
         """`Session.run_script`."""
         processes = self._pool.need("%ddp_run")
@@ -84,7 +82,6 @@ class Scripts:
                 self._ended,
                 self._runs.breakpoints_of,
                 package,
-                trails or {},
                 leaves=options.wait == "forever" and not options.hold,
                 as_python=as_python,
             )
@@ -120,7 +117,6 @@ class ScriptWork:
     ended: Callable[[RunController], None]
     breakpoints_of: Callable[[int], calls.Breakpoints]
     package: str | None
-    trails: Mapping[int, TrailOrder]
     leaves: bool
     as_python: bool = False
 
@@ -163,7 +159,6 @@ class ScriptWork:
                 paused=self.run.pausing,
                 leaves=self.leaves,
                 package=self.package,
-                trail=self.trails.get(rank),
                 world_size=len(self.run.ranks),
             )
             for rank in ranks

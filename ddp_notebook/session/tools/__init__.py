@@ -1,14 +1,11 @@
 """What a session does besides running code.
 
-against.py           Runs a script on all ranks and on one: where do they diverge?
-bench.py             Measures what collectives cost, against tensor size.
+bench.py             Benchmarks: of collectives against tensor size, and of training steps.
 bench_result.py      What `%ddp_bench` returns: the measurement, and what can be done with it.
-bench_steps.py       Measures training steps: where their time goes.
 ddp_construction.py  `%ddp_wrap`: a model taken through DDP's construction, one stage at a time.
 debugger/            Ranks at lines: breakpoints, frames, editors.
 differences.py       The first index at which a tensor of some ranks differs.
 fault_lab.py         The fault lab: injects a fault, shows what is found, applies the remedy.
-measuring.py         The progress of a benchmark: how far it is, and how it is cancelled.
 save.py              Writes a session's record to a file, also after the session was lost.
 values.py            Variables on the ranks: set, fetched, completed, described; and output.
 where.py             Where the ranks are, as one tree of Python stacks; their software.

@@ -1,32 +1,41 @@
-"""Measures the cost of collectives against tensor size, on the existing ranks."""
+"""Benchmarks on the existing ranks: of collectives against tensor size, and of training steps."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from ddp_notebook.bench import steps
 from ddp_notebook.bench.plan import Plan
-from ddp_notebook.bench.results import BenchRun
-from ddp_notebook.bench.summary import Setting, summarise
-from ddp_notebook.errors import DDPError, UsageMistake
+from ddp_notebook.bench.result import BenchRun
+from ddp_notebook.bench.stats import Setting, others_cpu, summarise
+from ddp_notebook.bench.steps import Memory, StepBenchResult, StepPlan
+from ddp_notebook.diagnosis.training import models
+from ddp_notebook.errors import CellInterrupted, DDPError, UsageMistake
+from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import (
     Event,
     Progress,
     Ranks,
+    Status,
     codec,
     format_bytes,
     format_ranks,
     name_ranks,
     said_by,
 )
+from ddp_notebook.model.ddp import STOPPED, RankFailure
 from ddp_notebook.rank import calls
+from ddp_notebook.rank.calls import Answer, Call, Request
+from ddp_notebook.session.guards import check_name
 from ddp_notebook.session.options import BACKENDS, DEVICES, check_choice, cores
 from ddp_notebook.session.queries import Answers, ask
 from ddp_notebook.session.tools.bench_result import BenchResult
-from ddp_notebook.session.tools.measuring import Benchmarks, Measuring
+from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool
@@ -35,17 +44,16 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.registry import RunRegistry
     from ddp_notebook.session.setup.set_up import SetUp
 
-_MEMORY_SHARE = 0.5
-"""Share of the free memory; the rest is for the user's own work and for the backend."""
-_STOP_GRACE_S = 20.0
-"""How long interrupted ranks have to finish the collectives they are in."""
+Result = TypeVar("Result")
+Watch: TypeAlias = Callable[[float, Callable[[], Result]], None]
+"""Called with the share that is done, 0 to 1, and what gives all that was measured so far."""
 
 
 @dataclass(frozen=True)
 class BenchOptions:
     """Where a plan is run. Raises UsageMistake for values that cannot work.
 
-    `backend` and `device` auto are those of the session. `baseline` is a run to compare with.
+    `backend` and `device` auto are those of the session. `baseline` is a run to show beside it.
     """
 
     ranks: Ranks | None = None
@@ -58,61 +66,108 @@ class BenchOptions:
         check_choice("--device", self.device, DEVICES)
 
 
-class PartialResults:
-    """The measurements so far of a running benchmark. Thread-safe."""
+class Measuring:
+    """A running benchmark: what it measures, its progress, and how to cancel it. Thread-safe."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, what: str, members: Ranks) -> None:
+        self.what = what
+        """A title of what is measured."""
         self.done = 0.0
-        """The share of the run that is done, 0 to 1."""
-        self._lock = threading.Lock()
-        self._visits: dict[int, list[Mapping[str, Any]]] = {rank: [] for rank in ranks}
+        """The share that is done, 0 to 1."""
+        self.over = threading.Event()
+        self.heard: dict[int, list[Mapping[str, Any]]] = {rank: [] for rank in members}
+        """What each rank has reported so far, in its order."""
+        self._cancelled = threading.Event()
+        self._watch: Callable[[], None] = lambda: None
 
-    def take(self, events: Sequence[Event]) -> bool:
-        """Add a benchmark's events; True if there were any."""
-        is_news = False
-        for event in events:
-            if isinstance(event, Progress) and event.task == "bench" and event.rank in self._visits:
-                is_news = True
-                with self._lock:
-                    if event.value:
-                        self._visits[event.rank].append(event.value)
-                    self.done = max(self.done, event.done / event.total)
-        return is_news
+    def cancel(self) -> None:
+        """End it as an interrupt of its cell does: the partial result is kept."""
+        self._cancelled.set()
 
-    def visits(self) -> dict[int, list[Mapping[str, Any]]]:
-        """All visits so far, by rank."""
-        with self._lock:
-            return {rank: list(visits) for rank, visits in self._visits.items()}
+    def cancelled(self) -> bool:
+        """Return whether it is to end."""
+        return self._cancelled.is_set()
 
-
-Watch = Callable[[float, Callable[[], BenchRun]], None]
-"""Called with the share that is done, and what gives all that was measured so far."""
-
-
-class Bench:
-    """The collective benchmarks of a session."""
-
-    def __init__(
-        self,
-        record: Record,
-        pool: RankPool,
-        runs: RunRegistry,
-        set_up: SetUp,
-        benchmarks: Benchmarks,
+    def follow(
+        self, watch: Watch[Result] | None, result: Callable[[Mapping[int, Any]], Result]
     ) -> None:
+        """Call `watch` with whatever is reported from now on; `result` makes reports a result."""
+
+        def so_far() -> Result:
+            # The reports are copied, since more arrive while the result is made.
+            return result({rank: list(reports) for rank, reports in self.heard.items()})
+
+        if watch is not None:
+            self._watch = lambda: watch(self.done, so_far)
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Add what ranks report. Called by whichever thread receives it."""
+        for event in events:
+            if (
+                isinstance(event, Progress)
+                and event.task in ("bench", "steps")
+                and event.rank in self.heard
+            ):
+                if event.value:
+                    self.heard[event.rank].append(event.value)
+                self.done = max(self.done, event.done / event.total)
+                self._watch()
+
+
+class Benchmarks:
+    """The benchmarks of a session; at most one is running."""
+
+    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry, set_up: SetUp) -> None:
+        self.current: Measuring | None = None
+        """The running benchmark; None without one."""
         self._record = record
         self._pool = pool
         self._runs = runs
         self._set_up = set_up
-        self._benchmarks = benchmarks
 
     @property
     def device(self) -> str:
         """`Session.bench_device`."""
         return self._pool.need("%ddp_bench").devices.device
 
-    def run(
-        self, plan: Plan, options: BenchOptions | None = None, watch: Watch | None = None
+    @contextmanager
+    def _measuring(self, what: str, members: Ranks) -> Iterator[Measuring]:
+        """A context in which a benchmark of `what` is registered as running, and hears its ranks.
+
+        A rank's last report may arrive after its answer: what hears it must outlive the call.
+        """
+        measuring = self.current = Measuring(what, members)
+        unsubscribe = self._record.subscribe(measuring.take)
+        self._record.add(())
+        try:
+            yield measuring
+        finally:
+            unsubscribe()
+            self.current = None
+            measuring.over.set()
+            self._record.add(())
+
+    def _ask(
+        self,
+        members: Ranks,
+        call: Call[Request, Answer | RankFailure],
+        request: Request,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Answers[Answer]:
+        """Return the ranks' answers. Interrupted, they have a while to finish their collectives."""
+        cluster = self._pool.need("%ddp_bench").cluster
+        record = self._record
+        return ask(
+            cluster, record, members, call, request, cancelled=cancelled, interrupt_grace_s=20.0
+        )
+
+    # -- collectives ---------------------------------------------------------------------
+
+    def collectives(
+        self,
+        plan: Plan,
+        options: BenchOptions | None = None,
+        watch: Watch[BenchRun] | None = None,
     ) -> BenchResult:
         """`Session.bench`."""
         options = options or BenchOptions()
@@ -120,91 +175,161 @@ class Bench:
         members = self._runs.idle(options.ranks, "%ddp_bench")
         if self._set_up.half_way:
             raise UsageMistake("%ddp_bench needs ranks whose set-up is complete: %ddp_init")
-        _check_world_sizes(plan, members)
-        backend, device = _where(options, processes)
-        facts = self._facts(processes, members, device)
+        for size in plan.world_sizes:
+            if not 1 <= size <= len(members):
+                example = ",".join(str(n) for n in range(2, len(members) + 1)) or 1
+                raise UsageMistake(
+                    f"--world-sizes {size}: there are {len(members)} ranks to take part. For "
+                    f"example: --world-sizes {example}"
+                )
+        device = _device(options, processes)
+        answers = self._ask(members, calls.BENCH_FACTS, calls.BenchDevice(device))
+        if not answers.complete:
+            raise UsageMistake(f"%ddp_bench cannot begin: {_why(answers)}.")
+        facts = answers.values
         _check_memory(plan, facts, device)
-        used = backend or _backend_for(device, facts[members[0]]["backend"])
-        _check_backend(used, device)
+        first = facts[members[0]]
+        # The name of a backend may be ``cpu:gloo,cuda:nccl``: that of each device.
+        by_device = dict(part.split(":") for part in first["backend"].split(",") if ":" in part)
+        own = by_device.get(device.split(":")[0], first["backend"])
+        backend = own if options.backend == "auto" else options.backend
+        if backend == "nccl" and device == "cpu":
+            raise UsageMistake(
+                "NCCL moves data between GPUs only, so --backend nccl cannot measure tensors on "
+                "the CPU. Use --backend gloo, or --device cuda where there are GPUs."
+            )
         setting = Setting(
             plan=plan,
             ranks=members,
-            backend=used,
+            backend=backend,
             device=device,
             cores=cores(),
             started=datetime.now().astimezone().isoformat(timespec="seconds"),
-            versions=facts[members[0]]["versions"],
-            buckets_bytes=tuple(facts[members[0]]["buckets_bytes"]),
+            versions=first["versions"],
         )
-        own = used == _backend_for(device, facts[members[0]]["backend"])
-        with self._benchmarks.measuring(", ".join(plan.ops)) as measuring:
-            run = self._measure(processes, setting, "" if own else used, watch, measuring)
-        return BenchResult.of(run, options.baseline)
+        made_for_it = "" if backend == own else backend
+        request = calls.BenchRequest(codec.encode(plan), members, made_for_it, device)
+        with self._measuring(", ".join(plan.ops), members) as measuring:
+            measuring.follow(watch, lambda heard: summarise(setting, heard, {}))
+            told = self._ask(members, calls.BENCH, request, measuring.cancelled)
+        # An answer has all visits; of a rank without one, those that it reported count.
+        visits = measuring.heard | {rank: value["visits"] for rank, value in told.values.items()}
+        ended = "" if told.complete else _why(told)
+        run = summarise(setting, visits, told.values, ended)
+        if run.curves:
+            return BenchResult.of(run, options.baseline)
+        if told.failed and not (told.dead or told.interrupted or told.pending):
+            raise UsageMistake(f"%ddp_bench cannot measure this: {ended}.")
+        raise DDPError(f"%ddp_bench ended before anything was measured: {ended}.")
 
-    def _facts(
-        self, processes: Processes, members: Ranks, device: str
-    ) -> dict[int, dict[str, Any]]:
-        answers = ask(
-            processes.cluster, self._record, members, calls.BENCH_FACTS, calls.BenchDevice(device)
-        )
-        if not answers.complete:
-            raise UsageMistake(f"%ddp_bench cannot begin: {_why(answers, self._record)}.")
-        return answers.values
+    # -- training steps ------------------------------------------------------------------
 
-    def _measure(
-        self,
-        processes: Processes,
-        setting: Setting,
-        backend: str,
-        watch: Watch | None,
-        measuring: Measuring,
-    ) -> BenchRun:
-        """Run it on the ranks, and make a result of it."""
-        partial = PartialResults(setting.ranks)
-
-        def so_far() -> BenchRun:
-            return summarise(setting, partial.visits(), {}, fitted=False)
-
-        def take(events: Sequence[Event]) -> None:
-            if partial.take(events):
-                measuring.done = partial.done
-                if watch is not None:
-                    watch(partial.done, so_far)
-
-        request = calls.BenchRequest(
-            codec.encode(setting.plan), setting.ranks, backend, setting.device
-        )
-        unsubscribe = self._record.subscribe(take)
-        try:
-            answers = ask(
-                processes.cluster,
-                self._record,
-                setting.ranks,
-                calls.BENCH,
-                request,
-                cancelled=measuring.cancelled,
-                interrupt_grace_s=_STOP_GRACE_S,
+    def training_steps(
+        self, plan: StepPlan, watch: Watch[StepBenchResult] | None = None
+    ) -> StepBenchResult:
+        """`Session.bench_steps`."""
+        device = self.device
+        members = self._runs.idle(None, "%ddp_bench")
+        for name in filter(None, (plan.model, plan.loss, plan.data)):
+            check_name(name)
+        with self._measuring(f"training steps of {plan.model}", members) as measuring:
+            prepared = self._prepare(members, plan, device, measuring)
+            try:
+                batches = _usable(prepared, plan)
+            except DDPError:
+                self._ask(members, calls.FORGET_STEPS, calls.Nothing())
+                raise
+            communicates = any(facts["communicates"] for facts in prepared.values())
+            first = prepared[members[0]]
+            about = StepBenchResult(
+                model=first["title"],
+                parameters=first["parameters"],
+                gradient_bytes=first["gradient_bytes"],
+                inputs=first["inputs"],
+                backend=first["backend"],
+                device=first["device"],
+                world_size=len(members),
+                cores=cores(),
+                threads=first["threads"],
+                notes=tuple(first["notes"]),
             )
-        finally:
-            unsubscribe()
-        visits = partial.visits()
-        visits.update({rank: value["visits"] for rank, value in answers.values.items()})
-        ended = "" if answers.complete else _why(answers, self._record)
-        run = summarise(setting, visits, answers.values, ended)
-        if not run.curves:
-            raise _nothing(answers, ended)
-        return run
+
+            def result(heard: Mapping[int, Any], **known: Any) -> StepBenchResult:
+                told = [heard[rank] for rank in members]
+                return steps.summarise(replace(about, **known), told, rounds=plan.rounds)
+
+            measuring.follow(watch, result)
+            wanted = calls.StepsMeasurement(tuple(batches), not communicates)
+            answers = self._ask(members, calls.MEASURE_STEPS, wanted, measuring.cancelled)
+            problem = self._end(answers, measuring)
+        notes = list(about.notes)
+        missing = [str(batch) for batch in plan.batches if batch not in batches]
+        if missing:
+            notes.append(f"Not measured: batch {', '.join(missing)}. {_raised(prepared)}")
+        if communicates:
+            notes.append(
+                f"{plan.model} calls collectives itself, so no rank can take a step alone: "
+                "efficiency is against the step under no_sync."
+            )
+        others = others_cpu(answers.values.values())
+        found = result(measuring.heard, notes=tuple(notes), problem=problem, others_cpu=others)
+        if not found.points:
+            problem = f"{problem} Nothing was measured."
+            raise (CellInterrupted(problem, ()) if answers.interrupted else DDPError(problem))
+        return found
+
+    def _prepare(
+        self, members: Ranks, plan: StepPlan, device: str, measuring: Measuring
+    ) -> dict[int, dict[str, Any]]:
+        request = calls.StepsRequest(codec.encode(plan), device)
+        answers = self._ask(members, calls.PREPARE_STEPS, request, measuring.cancelled)
+        if answers.complete:
+            return answers.values
+        if answers.pending:
+            self._set_up.abort(answers.pending)
+        if answers.interrupted:
+            raise CellInterrupted("The benchmark was interrupted; nothing was measured.", ())
+        dead = {rank: f"died, {exit_text(code)}" for rank, code in answers.dead.items()}
+        raise UsageMistake(f"{plan.model} cannot be measured ({said_by(answers.texts | dead)}).")
+
+    def _end(self, answers: Answers[Any], measuring: Measuring) -> str:
+        """Return how it ended, empty on success; the ranks are usable afterwards."""
+        if answers.complete:
+            # A rank's last report arrives independently of its answer.
+            counts = {rank: answer["blocks"] for rank, answer in answers.values.items()}
+            heard = measuring.heard
+            self._record.wait_for(
+                lambda: all(len(heard[rank]) >= count for rank, count in counts.items()), 2.0
+            )
+            return ""
+        record = self._record
+        if answers.failed and answers.pending:
+            # One of the pending ranks may be dead and not known to be so: its peers notice the
+            # closed connection a moment before the kernel hears of the end of the process.
+            record.wait_for(
+                lambda: bool(record.snapshot.with_status(Status.DEAD)), scaled_for_load(0.5)
+            )
+            for rank in record.snapshot.with_status(Status.DEAD):
+                if rank in answers.pending:
+                    answers.dead[rank] = record.snapshot.ranks[rank].exit_code or 0
+            answers.pending = tuple(rank for rank in answers.pending if rank not in answers.dead)
+        how = _how(answers)
+        if answers.interrupted and not (answers.pending or answers.failed or answers.dead):
+            return how
+        if any(failure.kind == STOPPED for failure in answers.failed.values()):
+            return f"{how} After that: %ddp_abort"  # which would end a process that is stopped
+        try:
+            # A rank that failed may have left the others in a collective.
+            self._set_up.abort(answers.pending or None)
+        except DDPError as error:
+            return f"{how} The ranks could not be set up again: {error}"
+        if answers.dead:
+            how += f" Bring it back: %ddp_restart --ranks {format_ranks(answers.dead)}"
+        return how
 
 
-def _nothing(answers: Answers[Any], ended: str) -> DDPError:
-    """The error to raise when there is no size to show."""
-    if answers.failed and not answers.dead and not answers.interrupted and not answers.pending:
-        return UsageMistake(f"%ddp_bench cannot measure this: {ended}.")
-    return DDPError(f"%ddp_bench ended before anything was measured: {ended}.")
-
-
-def _why(answers: Answers[Any], record: Record) -> str:
-    """Why a run was cut short, and what to do about it."""
+def _why(answers: Answers[Any]) -> str:
+    """Return why a benchmark of collectives was cut short, and what to do about it."""
     parts = [
         f"rank {rank} died (exit code {code}): %ddp_restart --ranks {rank}"
         for rank, code in answers.dead.items()
@@ -221,65 +346,71 @@ def _why(answers: Answers[Any], record: Record) -> str:
     return "; ".join(parts)
 
 
-def _check_world_sizes(plan: Plan, members: Ranks) -> None:
-    for size in plan.world_sizes:
-        if not 1 <= size <= len(members):
-            raise UsageMistake(
-                f"--world-sizes {size}: there are {len(members)} ranks to take part. For example: "
-                f"--world-sizes {','.join(str(n) for n in range(2, len(members) + 1)) or 1}"
-            )
+def _how(answers: Answers[Any]) -> str:
+    """Return why not all ranks finished their training steps."""
+    if answers.interrupted:
+        return "The benchmark was interrupted."
+    died = [f"rank {rank} died, {exit_text(code)}" for rank, code in answers.dead.items()]
+    stopped = {r: f.text for r, f in answers.failed.items() if f.kind == STOPPED}
+    why = "; ".join(died) or said_by(stopped) or said_by(answers.texts, " raised ")
+    why = why or f"{name_ranks(answers.pending)} did not answer"
+    return f"The benchmark ended early: {why}."
 
 
-def _where(options: BenchOptions, processes: Processes) -> tuple[str, str]:
-    """The backend, empty for the session's, and the device the tensors live on."""
-    devices = processes.devices
-    device = devices.device
-    if options.device == "cpu":
-        device = "cpu"
-    elif options.device == "cuda" and not device.startswith("cuda"):
+def _device(options: BenchOptions, processes: Processes) -> str:
+    """Return the device the tensors live on."""
+    device = processes.devices.device
+    if options.device == "cuda" and not device.startswith("cuda"):
         raise UsageMistake(
             "--device cuda: the ranks were started without GPUs. With them: "
             "%ddp_init --device cuda --replace"
         )
-    return "" if options.backend == "auto" else options.backend, device
-
-
-def _backend_for(device: str, known: str) -> str:
-    """The backend of a group for tensors on `device`: its name may be ``cpu:gloo,cuda:nccl``."""
-    by_device = dict(part.split(":") for part in known.split(",") if ":" in part)
-    return by_device.get(device.split(":")[0], known)
-
-
-def _check_backend(backend: str, device: str) -> None:
-    if backend == "nccl" and device == "cpu":
-        raise UsageMistake(
-            "NCCL moves data between GPUs only, so --backend nccl cannot measure tensors on the "
-            "CPU. Use --backend gloo, or --device cuda where there are GPUs."
-        )
+    return "cpu" if options.device == "cpu" else device
 
 
 def _check_memory(plan: Plan, facts: Mapping[int, Mapping[str, Any]], device: str) -> None:
-    """Raises UsageMistake, before any memory is taken, when the sizes would not fit."""
+    """Raises UsageMistake, before any memory is taken, when the sizes would not fit.
+
+    Half of what is free is left to the user's own work and to the backend.
+    """
     hosts: dict[str, list[int]] = {}
     for rank, fact in facts.items():
         # Each rank has its own GPU; the ranks of a host share its memory.
         hosts.setdefault(fact["host"] if device == "cpu" else str(rank), []).append(rank)
     for here in hosts.values():
         free = min(facts[rank]["free_bytes"] for rank in here)
-        share = int(free * _MEMORY_SHARE) // len(here)
+        share = free // 2 // len(here)
         needed = plan.memory_bytes(len(facts))
         if needed > share:
             fits = plan.largest_that_fits(len(facts), share)
+            power = min(max(fits.bit_length() - 1, 0) // 10, 3)
             raise UsageMistake(
                 f"{format_bytes(plan.max_bytes)} needs {format_bytes(needed)} on each of "
                 f"{name_ranks(here)}, and {format_bytes(free)} are free there, of which a "
-                f"benchmark takes half at most. What fits: --max {_option(fits)}"
+                f"benchmark takes half at most. What fits: --max {fits >> 10 * power}"
+                f"{('', 'K', 'M', 'G')[power]}"
             )
 
 
-def _option(count: int) -> str:
-    """A size as one types it: ``64M``."""
-    for letter, unit in (("G", 2**30), ("M", 2**20), ("K", 2**10)):
-        if count >= unit:
-            return f"{count // unit}{letter}"
-    return str(count)
+def _usable(prepared: Mapping[int, Mapping[str, Any]], plan: StepPlan) -> list[int]:
+    """The batches that can be measured. Raises UsageMistake, DDPError when there are none."""
+    contents = {rank: each["contents"] for rank, each in prepared.items()}
+    findings = models.compare(contents, plan.model)
+    if findings:
+        raise UsageMistake(
+            f"{plan.model} is not the same on all ranks, and DDP would hang or be wrong: "
+            f"{findings[0].cause}."
+        )
+    for rank, facts in prepared.items():
+        refusal = Memory(*facts["memory"]).refusal(plan.batches)
+        if refusal:
+            raise UsageMistake(f"{refusal} ({name_ranks((rank,))})")
+    works = set.intersection(*(set(facts["works"]) for facts in prepared.values()))
+    if not works:
+        raise DDPError(f"{plan.model} cannot take a step: {_raised(prepared)}")
+    return sorted(works)
+
+
+def _raised(prepared: Mapping[int, Mapping[str, Any]]) -> str:
+    texts = {rank: facts["raised"] for rank, facts in prepared.items() if facts["raised"]}
+    return said_by(texts, " raised ")

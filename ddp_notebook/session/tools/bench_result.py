@@ -1,19 +1,18 @@
-"""What `%ddp_bench` returns: the measurements, and methods to plot, export and compare them."""
+"""What `%ddp_bench` returns: the measurements, and methods to plot and export them."""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ddp_notebook.bench.baseline import compare
-from ddp_notebook.bench.results import BenchRun, CurveChange
+from ddp_notebook.bench.result import BenchRun
 from ddp_notebook.errors import UsageMistake, named_file
 from ddp_notebook.model import codec
 from ddp_notebook.model.codec import DecodeError
-from ddp_notebook.views.bench import export as bench_export
+from ddp_notebook.views import bench_export
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,34 +20,31 @@ if TYPE_CHECKING:
 KIND = "ddp_notebook bench"
 VERSION = 1
 """Of the file's form; a file of another version is refused."""
-_LARGEST_FILE = 64 * 2**20
 
 
 class BenchResult(BenchRun):
     """The measurements. `curves` holds the numbers, `trust` says how reliable they are."""
 
     baseline: BenchRun | None = None
-    """The run it is compared with; None for none."""
+    """The saved run that is shown beside it; None for none."""
 
     @classmethod
     def of(cls, run: BenchRun, baseline: BenchRun | None = None) -> Self:
-        """The result of `run`, without a `baseline` that it cannot be compared with."""
-        fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
-        made = cls(**fields)
-        object.__setattr__(made, "baseline", baseline)
-        try:
-            made.compared()
-        except ValueError as why:  # keep the measurement without its baseline
-            object.__setattr__(made, "baseline", None)
-            object.__setattr__(made, "notes", (f"There is no comparison: {why}.", *made.notes))
+        """Return the result of `run`, without a `baseline` that has none of its curves."""
+        made = cls(**{each.name: getattr(run, each.name) for each in fields(run)})
+        why_not = _why_not_beside(run, baseline) if baseline is not None else ""
+        if why_not:
+            object.__setattr__(made, "notes", (f"No baseline is shown: {why_not}.", *made.notes))
+        else:
+            object.__setattr__(made, "baseline", baseline)
         return made
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
-        """The result that `save` wrote. Raises UsageMistake when it cannot be read."""
+        """Return the result that `save` wrote. Raises UsageMistake when it cannot be read."""
         source = named_file(path)
         try:
-            if source.stat().st_size > _LARGEST_FILE:
+            if source.stat().st_size > 64 * 2**20:
                 raise UsageMistake(f"{source} is too large to be a result of %ddp_bench.")
             wire = codec.loads(source.read_bytes(), of_others=True)
         except (OSError, ValueError) as error:
@@ -57,7 +53,7 @@ class BenchResult(BenchRun):
             ) from None
         if not isinstance(wire, dict) or wire.get("kind") != KIND:
             raise UsageMistake(
-                f"{source} is no result of %ddp_bench. Write one: %ddp_bench --export {path}"
+                f"{source} is not a result of %ddp_bench. Write one: %ddp_bench --export {path}"
             )
         if wire.get("version") != VERSION:
             raise UsageMistake(
@@ -69,21 +65,14 @@ class BenchResult(BenchRun):
         except (DecodeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise UsageMistake(f"{source} is damaged: {error}.") from None
 
-    def compared(self) -> tuple[CurveChange, ...]:
-        """Each curve against the baseline; empty where there is none."""
-        return compare(self, self.baseline) if self.baseline is not None else ()
+    def plot(self) -> Figure:
+        """Return a matplotlib figure: time and bandwidth against size."""
+        from ddp_notebook.views import bench_figures
 
-    def plot(self, kind: str = "size") -> Figure:
-        """A matplotlib figure: ``size`` (time and bandwidth) or ``iterations`` (their spread).
-
-        Raises ValueError for another kind.
-        """
-        from ddp_notebook.views.bench import plots as bench_plots
-
-        return bench_plots.figure(self, kind, self.baseline)
+        return bench_figures.against_size(self, self.baseline)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each size of each curve: what `dataframe` and `to_csv` hold."""
+        """Return a dict for each size of each curve: what `dataframe` and `to_csv` hold."""
         return bench_export.rows(self)
 
     def dataframe(self) -> Any:
@@ -98,22 +87,26 @@ class BenchResult(BenchRun):
         return pandas.DataFrame(self.rows())
 
     def to_json(self, path: str | os.PathLike[str] | None = None, *, samples: bool = True) -> str:
-        """All of it as JSON, written to `path` if there is one; `--baseline` reads it.
+        """Return all of it as JSON, written to `path` if there is one; `--baseline` reads it.
 
         Without `samples` the single iterations are left out.
         """
-        run = self if samples else _without_samples(self)
-        text = json.dumps(
-            {"kind": KIND, "version": VERSION, "run": codec.encode(run)}, allow_nan=False
-        )
-        return _written(text, path)
+        run: BenchRun = self
+        if not samples:
+            curves = tuple(
+                replace(curve, points=tuple(replace(p, samples=None) for p in curve.points))
+                for curve in self.curves
+            )
+            run = replace(self, curves=curves)
+        wire = {"kind": KIND, "version": VERSION, "run": codec.encode(run)}
+        return _written(json.dumps(wire, allow_nan=False), path)
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
-        """A line for each size, written to `path` if there is one."""
+        """Return a line for each size, written to `path` if there is one."""
         return _written(bench_export.csv(self), path)
 
     def to_nccl_text(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The table that nccl-tests print, for tools that read it."""
+        """Return the table that nccl-tests print, for tools that read it."""
         return _written(bench_export.nccl_text(self), path)
 
     def to_nccl_json(self, path: str | os.PathLike[str] | None = None) -> str:
@@ -135,7 +128,7 @@ class BenchResult(BenchRun):
                 self.to_csv(path)
             elif name.endswith(".nccl.json"):
                 self.to_nccl_json(path)
-            elif name.endswith((".nccl.txt", ".txt")):
+            elif name.endswith(".txt"):
                 self.to_nccl_text(path)
             elif name.endswith(".json"):
                 self.to_json(path)
@@ -146,8 +139,20 @@ class BenchResult(BenchRun):
         return f"{sum(len(c.points) for c in self.curves)} sizes → {path}"
 
 
+def _why_not_beside(run: BenchRun, baseline: BenchRun) -> str:
+    """Return why no curve of a baseline can stand beside one of the run; empty when one can."""
+    if (run.backend, run.device.split(":")[0]) != (baseline.backend, baseline.device.split(":")[0]):
+        return (
+            f"it is of {baseline.backend} on {baseline.device}, and this run of {run.backend} on "
+            f"{run.device}"
+        )
+    if not {curve.key for curve in run.curves} & {curve.key for curve in baseline.curves}:
+        return "it has no operation, dtype, mode and number of ranks that was measured now"
+    return ""
+
+
 def check_export(path: str | os.PathLike[str]) -> str:
-    """Why `save` cannot write to `path`; empty when it seems that it can."""
+    """Return why `save` cannot write to `path`; empty when it seems that it can."""
     target = named_file(path)
     endings = (".json", ".csv", ".txt", ".png", ".svg", ".pdf")
     if not target.name.lower().endswith(endings):
@@ -158,14 +163,6 @@ def check_export(path: str | os.PathLike[str]) -> str:
     if not target.parent.is_dir():
         return f"--export {path}: there is no folder {target.parent}."
     return ""
-
-
-def _without_samples(run: BenchRun) -> BenchRun:
-    curves = tuple(
-        replace(curve, points=tuple(replace(p, samples=None) for p in curve.points))
-        for curve in run.curves
-    )
-    return replace(BenchResult.of(run), curves=curves)
 
 
 def _written(text: str, path: str | os.PathLike[str] | None) -> str:

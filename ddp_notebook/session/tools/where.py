@@ -60,7 +60,7 @@ class Where:
         processes = self._pool.need("%ddp_where")
         script = processes.script
         if script is not None and (job := script.started_ranks.job) is not None:
-            return jobs.stacks.of_job(job, ranks, locals)
+            return jobs.target.stacks_of(job, ranks, locals)
         cluster, snapshot = processes.cluster, self._record.snapshot
         members = tuple(sorted(set(existing(ranks, snapshot))))
         request = calls.StackRequest(with_locals=locals)

@@ -1,0 +1,253 @@
+"""Finds a user's jobs on this host: listed as a table and as JSON, or named by a process.
+
+Where a process is no rank of a prepared job, it says what the process is, and what to type.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.jobs import outside, prepared, records
+from ddp_notebook.jobs.outside import Seen, how_to_see, untold, was_set
+from ddp_notebook.jobs.records import Job
+from ddp_notebook.jobs.verdict import VERSION
+from ddp_notebook.launch.session_folder import is_private
+from ddp_notebook.model import Category, Ranks, format_ranks, name_ranks
+from ddp_notebook.rank.prepared import job_folder, processes
+from ddp_notebook.rank.prepared.processes import has_torch
+from ddp_notebook.views.ansi import plain
+from ddp_notebook.views.table import Cell, Column, Row, Table
+
+# -- named -------------------------------------------------------------------------------
+
+
+def others(among: Sequence[Job]) -> list[dict[int, Seen]]:
+    """Return the running jobs that are none of these: they were not prepared."""
+    found = outside.jobs(records.pids(among))
+    return [
+        ranks for ranks in found if not any(records.known(r.pid, among) for r in ranks.values())
+    ]
+
+
+def job_of(pid: int) -> Job:
+    """Return the job of which a process is a rank or the launcher. Raises UsageMistake."""
+    everything = records.jobs()
+    job = records.known(pid, everything)
+    if job is None:
+        job = next((job for job in everything if pid in job.pids()), None)  # another container's
+    if job is None:
+        raise UsageMistake(_not_prepared(pid, everything))
+    return job
+
+
+def newest() -> Job:
+    """Return the job that runs, else the newest that ran. Raises UsageMistake without any."""
+    everything = records.jobs()
+    alive = [job for job in everything if job.alive]
+    if len(alive) > 1:
+        pids = ", ".join(f"{job.first.pid} ({job.title})" for job in alive)
+        raise UsageMistake(f"Several jobs run: name one by its pid: {pids}")
+    if not everything:
+        raise UsageMistake(
+            f"There is no prepared job of yours on this host ({looked_in()}). {HOW_TO_PREPARE}"
+        )
+    return (alive or everything)[0]
+
+
+HOW_TO_PREPARE = (
+    "Start one with DDP_NOTEBOOK=1 in its environment, as in: DDP_NOTEBOOK=1 torchrun …"
+)
+
+
+def looked_in() -> str:
+    """Say where prepared jobs are looked for: one that was told another folder is not seen."""
+    folder = job_folder.root()
+    named = f", of {job_folder.FOLDER_VARIABLE}" if job_folder.FOLDER_VARIABLE in os.environ else ""
+    if os.path.lexists(folder) and not is_private(folder):
+        named += "; no rank is prepared there until it is a folder of yours of mode 0700: others"
+        named += " can enter it, or it is theirs"
+    return f"looked for in {plain(str(folder))}{named}"
+
+
+def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
+    """Say what a process is that is no rank of a prepared job, and what to type."""
+    if not job_folder.began(pid):
+        parent = job_folder.waited_for_by(pid)
+        ended = f"Process {pid} has ended, and process {parent} has not asked yet how."
+        gone = ended if parent else f"There is no process {pid} here."
+        known = ", ".join(str(job.first.pid) for job in everything if job.alive)
+        return gone + (f" Prepared jobs: {known}." if known else "")
+    if processes.other_user(pid) is not None:
+        return f"Process {pid} is another user's: only that user can ask it."
+    if told := _of_a_launcher(pid):
+        return told
+    if not was_set(pid) and not has_torch(pid):
+        return (
+            f"Process {pid} has not loaded torch, and is neither a rank nor the launcher of one. "
+            "Your jobs: ddp-notebook jobs"
+        )
+    how = (outside.elsewhere(pid) or _WAS_SET) if was_set(pid) else HOW_TO_PREPARE
+    return (
+        f"Process {pid} is not prepared, and cannot be asked. {how} Its stacks, if it "
+        f"runs Python and py-spy is installed: {how_to_see(pid)}"
+    )
+
+
+def _of_a_launcher(pid: int) -> str:
+    """Say what a launcher of ranks waits for, or has started; empty of another process."""
+    if outside.is_torchrun(pid) and processes.children(pid) == ():
+        return (
+            f"Process {pid} is torchrun, and has started no rank yet: it has just begun, or waits "
+            "for its other nodes (--nnodes, --rdzv-endpoint). Then start torchrun on each of them, "
+            "with the same address; and ask again."
+        )
+    if (started := untold(pid)) and not was_set(pid):
+        pids = ", ".join(map(str, started[:8]))
+        return (
+            f"Process {pid} started processes with torch ({pids}) and told them no RANK when they "
+            "began, as mp.spawn does: which rank each one is cannot be seen from outside. "
+            f"{HOW_TO_PREPARE} The stack of one now: {how_to_see(started[0])}"
+        )
+    return ""
+
+
+_WAS_SET = (
+    "It has DDP_NOTEBOOK=1 in its environment: perhaps it has not yet imported torch; then ask "
+    "again. Or torch did not call this package: it is older than 2.5, "
+    "TORCH_DEVICE_BACKEND_AUTOLOAD is 0, or its Python has no ddp_notebook installed. Then start "
+    "it so: torchrun … -m ddp_notebook.run train.py"
+)
+
+
+# -- listed ------------------------------------------------------------------------------
+
+_COLUMNS = (
+    Column("pid", names_row=True, right=True),
+    Column("script", widest=28, cuts=True),
+    Column("ranks", widest=20, rank_set=True),
+    Column("age"),
+    Column("prepared"),
+    Column("state", fills=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A job and its state. `stuck` is None if unknown."""
+
+    script: str
+    world_size: int
+    pids: Mapping[int, int]
+    """By rank."""
+    alive: Ranks
+    began_s: float
+    """Since 1970."""
+    prepared: bool
+    stuck: bool | None
+    state: str
+
+
+def listed() -> list[Listed]:
+    """Return this user's jobs on this host: those that were prepared, newest first, and others.
+
+    Running, prepared jobs are asked for their state.
+    """
+    jobs = records.jobs()
+    return [*map(_prepared, jobs), *map(_unprepared, others(jobs))]
+
+
+def _prepared(job: Job) -> Listed:
+    stuck, state = _state(job)
+    pids = {rank: process.about.pid for rank, process in job.processes.items()}
+    first = job.first
+    return Listed(first.script, job.world_size, pids, job.alive, first.wall_s, True, stuck, state)
+
+
+def _unprepared(ranks: Mapping[int, Seen]) -> Listed:
+    first = ranks[min(ranks)]
+    pids = {rank: seen.pid for rank, seen in ranks.items()}
+    state = f"runs; looked at from outside: ddp-notebook why {first.pid}"
+    if outside.was_set(first.pid):
+        state = f"has DDP_NOTEBOOK=1, but is not prepared, or not yet: ddp-notebook why {first.pid}"
+        state = outside.elsewhere(first.pid) or state
+    size = max(first.world_size, max(ranks) + 1)
+    return Listed(first.script, size, pids, tuple(ranks), first.began_s, False, None, state)
+
+
+def _state(job: Job) -> tuple[bool | None, str]:
+    """Return whether it is stuck, and a text for its state."""
+    if not job.alive and job.in_another_container:
+        return None, "runs in another container: ask there"
+    if not job.alive:
+        return False, "has ended"
+    # Each running job is asked, twice where something is wrong, so a list of five jobs that hang
+    # takes seconds. It is worth that: which job hangs is what the list is looked at for.
+    diagnosis = prepared.why(job).diagnosis
+    wrong = [finding for finding in diagnosis.findings if not finding.passing]
+    for finding in wrong:
+        if finding.category is not Category.UNDECIDED:
+            who = f": {name_ranks(finding.ranks)}" if finding.ranks else ""
+            return bool(finding.waiting), f"runs, {finding.category.value}{who}"
+    if wrong:
+        who = name_ranks(wrong[0].waiting)
+        return None, f"runs, perhaps stuck: {who}" if who else "runs, perhaps stuck"
+    late = next((f.ranks for f in diagnosis.findings), ())
+    return False, f"runs; the others wait for {name_ranks(late)}" if late else "runs"
+
+
+def text(jobs: Sequence[Listed]) -> str:
+    """Return the table; without prepared jobs, how to have one."""
+    parts = []
+    if jobs:
+        now_s = time.time()
+        parts.append(Table(_COLUMNS, [_row(job, now_s) for job in jobs]).text())
+    if not any(job.prepared or outside.was_set(min(job.pids.values())) for job in jobs):
+        where = looked_in()
+        parts.append(f"No job of yours on this host was prepared ({where}). {HOW_TO_PREPARE}")
+    return "\n\n".join(parts)
+
+
+def _row(job: Listed, now_s: float) -> Row:
+    texts = (
+        str(job.pids[min(job.pids)]),
+        plain(Path(job.script).name) or "python",
+        f"{format_ranks(tuple(job.pids))} of {job.world_size}",
+        _age(now_s - job.began_s),
+        "yes" if job.prepared else "no",
+        job.state,
+    )
+    return Row([Cell(text) for text in texts])
+
+
+def _age(age_s: float) -> str:
+    for unit, worth in (("d", 86400), ("h", 3600), ("min", 60)):
+        if age_s >= 2 * worth:
+            return f"{age_s / worth:.0f} {unit}"
+    return f"{max(0.0, age_s):.0f} s"
+
+
+def to_json(jobs: Sequence[Listed]) -> dict[str, Any]:
+    """Return a JSON object of the form in ``schema_jobs.json``."""
+    return {
+        "format": "ddp_notebook jobs",
+        "version": VERSION,
+        "jobs": [
+            {
+                "script": job.script,
+                "world_size": job.world_size,
+                "pids": {str(rank): pid for rank, pid in job.pids.items()},
+                "alive": list(job.alive),
+                "began": job.began_s,
+                "prepared": job.prepared,
+                "stuck": job.stuck,
+                "state": job.state,
+            }
+            for job in jobs
+        ],
+    }

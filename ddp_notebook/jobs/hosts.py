@@ -1,0 +1,509 @@
+"""Jobs on other hosts, seen by `ddp-notebook` there: by the user's ssh, or Slurm's srun.
+
+Nothing listens anywhere for it, and nothing is sent but the command that is run there, which only
+looks. Its output is read to a bound and within a time limit; what is not as expected is said in
+words, with what the other program said. What several hosts saw is joined: each rank as its own host
+knows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+from ddp_notebook.archive.format import Observed, SavedRun
+from ddp_notebook.archive.replay import LARGEST_FILE, Replay
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.jobs import prepared
+from ddp_notebook.jobs.target import ELSEWHERE, OF_SLURM, Target, is_elsewhere, on_this_host
+from ddp_notebook.jobs.verdict import Verdict, for_others
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Collective,
+    Collectives,
+    Diagnosis,
+    RankReport,
+    Ranks,
+    RankStack,
+    StackTree,
+    codec,
+    cut,
+    format_ranks,
+    name_ranks,
+    verb,
+)
+from ddp_notebook.model.codec import DecodeError
+from ddp_notebook.state import stack_tree
+from ddp_notebook.views.ansi import plain, preformatted
+
+# -- commands that are run there -------------------------------------------------------------
+
+SSH_VARIABLE = "DDP_NOTEBOOK_SSH"
+"""What to run in place of ssh, with its options: `ssh -J login`."""
+THERE_VARIABLE = "DDP_NOTEBOOK_THERE"
+"""Where `ddp-notebook` is on the other hosts."""
+_WITHIN_S = 60.0
+_CONNECTS_WITHIN_S = 10
+_HOST = re.compile(r"[A-Za-z0-9_]([\w.@-]*[\w.])?", re.ASCII)
+_RUN_THERE = 'if [ -x "$0" ]; then exec "$0" "$@"; fi; exec ddp-notebook "$@"'
+"""What a shell there does: it prefers the same file as here, as where hosts share a file system."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Another host. `reached` are the words before a command that is to run there.
+
+    `joins`: what runs them there hands one text to a shell, as ssh does.
+    """
+
+    name: str
+    reached: tuple[str, ...]
+    by_hand: str
+    """What a user can try in a shell."""
+    joins: bool = False
+
+    def run(self, words: Sequence[str]) -> bytes:
+        """Return what `ddp-notebook` with these words prints there, when it ends with code 0.
+
+        Raises UsageMistake.
+        """
+        there = os.environ.get(THERE_VARIABLE) or str(Path(sys.executable).with_name(_NAME))
+        command = ("sh", "-c", _RUN_THERE, there, *words)
+        call = (*self.reached, *((shlex.join(command),) if self.joins else command))
+        program = self.reached[0]
+        if shutil.which(program) is None:
+            raise UsageMistake(
+                f"{plain(self.name)} cannot be asked: there is no program {program} here."
+            )
+        code, output, errors = _output(call)
+        if code == 0:
+            return output
+        raise UsageMistake(self._why(code, errors, words, there))
+
+    def _why(self, code: int | None, last: str, words: Sequence[str], there: str) -> str:
+        """Say why there is no output; `last` is the last line of error output."""
+        name, try_it = self.name, f"Try it in a shell: {plain(self.by_hand)}"
+        if code is None:
+            said = f" Its last words: {last}" if last else ""
+            return f"{name} gave no answer within {_WITHIN_S:.0f} s.{said} {try_it}"
+        # 255 is ssh's own; of srun, it is what the command there has ended with.
+        if code == 255 and self.joins:
+            said = last or "nothing"
+            return (
+                f"{name} cannot be reached, and no password is asked for here. "
+                f"{self.reached[0]} says: {said.rstrip('.')}. {try_it}"
+            )
+        if code == 127:  # the shell's, of a command that it does not find
+            return (
+                f"On {name} there is no ddp-notebook: it is not {there}, and not found on the PATH "
+                f"of a command there. Install the package there, or say where it is: "
+                f"{THERE_VARIABLE}=/path/to/ddp-notebook"
+            )
+        if code == 3 and last.startswith(f"{_NAME}: "):
+            return f"On {name}: {last.removeprefix(f'{_NAME}: ')}"
+        what = f"ddp-notebook {' '.join(words)}"
+        return f"On {name} `{what}` failed with exit code {code}. Its last words: {last}"
+
+
+_NAME = "ddp-notebook"
+
+
+def by_ssh(name: str) -> Host:
+    """Return a host, as the user's ssh knows it: ``gpu07``, ``me@gpu07``. Raises UsageMistake."""
+    if not _HOST.fullmatch(name):
+        raise UsageMistake(f"{plain(name)!r} is not the name of a host.")
+    given = os.environ.get(SSH_VARIABLE, "")
+    try:
+        program = tuple(shlex.split(given)) or ("ssh",)
+    except ValueError as error:
+        raise UsageMistake(f"{SSH_VARIABLE}={plain(given)} is no command: {error}.") from None
+    # No terminal, no agent and no X11 are passed on (-T -a -x): what runs there needs none, and a
+    # host on which somebody else is root should get none. BatchMode: a question for a password that
+    # nobody sees would wait until the time limit.
+    options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECTS_WITHIN_S}")
+    reached = (*program, *options, "-T", "-a", "-x", "--", name)
+    return Host(name, reached, shlex.join((*program, name, "true")), joins=True)
+
+
+def of_slurm(job: str) -> tuple[str, tuple[Host, ...]]:
+    """Return of a running job of Slurm's the number that its processes know, and its hosts.
+
+    Raises UsageMistake.
+    """
+    if not _JOB.fullmatch(job):
+        raise UsageMistake(f"{plain(job)!r} is no number of a job of Slurm's: --slurm 991234")
+    # A job of an array, such as 12_3, has a number of its own, which its processes know.
+    told = _slurms("squeue", "--noheader", f"--jobs={job}", "--format=%A %T %N")
+    rows = [line.split() for line in told]
+    running = [row for row in rows if len(row) == 3 and row[1] in ("RUNNING", "COMPLETING")]
+    if len(running) != 1:
+        why = "several jobs of this array run: name one, as in 12_3"
+        if not running:
+            states = ", ".join(sorted({row[1].lower() for row in rows if len(row) > 1}))
+            why = f"it does not run{f', but is {states}' if states else ''}"
+        raise UsageMistake(f"Job {job} of Slurm cannot be looked at: {why}. See: squeue --me")
+    number, _, nodes = running[0]
+    names = _slurms("scontrol", "show", "hostnames", nodes)[:1024]
+    return number, tuple(
+        Host(
+            name,
+            (*_SRUN, f"--jobid={number}", f"--nodelist={name}"),
+            f"srun --overlap --jobid={number} --nodelist={name} true",
+        )
+        for name in names
+        if _HOST.fullmatch(name)
+    )
+
+
+_SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--input=none", "--quiet", "--mpi=none")
+_JOB = re.compile(r"[0-9]{1,12}(_[0-9]{1,9})?")
+
+
+def _slurms(*call: str) -> list[str]:
+    """Return the lines that a command of Slurm's prints here. Raises UsageMistake."""
+    if shutil.which(call[0]) is None:
+        raise UsageMistake(
+            f"There is no {call[0]} here: --slurm works where Slurm's commands are, as on a login "
+            "node."
+        )
+    code, output, errors = _output(call)
+    if code != 0:
+        why = errors or f"exit code {code}"
+        raise UsageMistake(f"Slurm does not tell where the job runs: {why}")
+    return preformatted(output.decode(errors="replace").rstrip())
+
+
+def listed(host: str, *options: str) -> str:
+    """Return what `ddp-notebook jobs` prints on a host that ssh reaches. Raises UsageMistake."""
+    text = by_ssh(host).run(("jobs", *options)).decode(errors="replace")
+    return "\n".join(preformatted(text.rstrip()))
+
+
+def on_all(hosts: Sequence[Host], words: Sequence[Sequence[str]]) -> list[bytes | UsageMistake]:
+    """Return what each host printed, or why it did not; `words` has a command for each."""
+
+    def run(host: Host, of: Sequence[str]) -> bytes | UsageMistake:
+        try:
+            return host.run(of)
+        except UsageMistake as mistake:
+            return mistake
+
+    with ThreadPoolExecutor(min(len(hosts), 16)) as pool:
+        return list(pool.map(run, hosts, words))
+
+
+def last_line(output: bytes) -> bytes:
+    """The line with what was asked for: a shell's start-up files may have printed before."""
+    return output.strip().rpartition(b"\n")[2]
+
+
+def _output(call: Sequence[str]) -> tuple[int | None, bytes, str]:
+    """Return a command's exit code, None if it took too long, its output, its last error line."""
+    with tempfile.TemporaryFile() as errors, _started(call, errors) as process:
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        limit = threading.Timer(_WITHIN_S, end)
+        limit.daemon = True
+        limit.start()
+        try:
+            assert process.stdout is not None
+            output = process.stdout.read(LARGEST_FILE + 1)
+            if len(output) > LARGEST_FILE:
+                process.kill()
+            code = process.wait()
+        finally:
+            limit.cancel()
+        errors.seek(0)
+        said = errors.read(1 << 16).decode(errors="replace").strip().splitlines()
+    if len(output) > LARGEST_FILE:
+        raise UsageMistake(f"{call[0]} printed more than {LARGEST_FILE >> 20} MiB: that is no job.")
+    return (None if late.is_set() else code), output, cut(plain(said[-1]), 500) if said else ""
+
+
+@contextlib.contextmanager
+def _started(call: Sequence[str], errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command; it is ended where the block is left early, as by an interrupt.
+
+    Error output goes to a file: what ssh leaves running for other connections keeps it open.
+    """
+    with subprocess.Popen(
+        call, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+    ) as process:
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise
+
+
+# -- joined ----------------------------------------------------------------------------------
+
+NOT_SEEN = "no process of it was found on the hosts that were asked"
+Runs = Mapping[str, SavedRun]
+"""What was seen, by host."""
+
+
+def joined(runs: Runs) -> Case:
+    """Return the case of all ranks, with the times of this host's clock."""
+    cases = {host: _here(run) for host, run in runs.items()}
+    size = max(case.world_size for case in cases.values())
+    reports = {rank: RankReport(rank, doing=NOT_SEEN) for rank in range(size)}
+    groups: dict[str, tuple[int, ...]] = {}
+    of: dict[int, tuple[Collective, ...]] = {}
+    first: dict[int, int] = {}
+    sources: dict[str, str] = {}
+    for host, case in cases.items():
+        there = observed(runs[host]).ranks
+        known = case.collectives
+        reports |= {e.rank: replace(e, host=e.host or host) for e in case.ranks if e.rank in there}
+        of |= {rank: records for rank, records in known.of.items() if rank in there}
+        first |= {rank: number for rank, number in known.first.items() if rank in there}
+        groups = {**known.groups, **groups}
+        sources = {**case.sources, **sources}
+    return replace(
+        next(iter(cases.values())),
+        ranks=tuple(reports[rank] for rank in range(size)),
+        collectives=Collectives(of, groups, first),
+        sources=sources,
+    )
+
+
+def diagnosed(runs: Runs) -> Diagnosis:
+    """Return what is wrong with the job, as far as one look tells; on one host, what it found."""
+    # A host that sees all of a job has looked at it twice, with what it alone can read. Of several,
+    # the records of collectives are put side by side here, and judged as those of one host are.
+    if len(runs) == 1:
+        (run,) = runs.values()
+        return run.diagnosis or prepared.by_rules(joined(runs))
+    if not all(observed(run).prepared for run in runs.values()):
+        return _one_by_one(runs)
+    case = joined(runs)
+    seen = {rank for run in runs.values() for rank in observed(run).ranks}
+    diagnosis = prepared.by_rules(case, all_seen=seen.issuperset(range(case.world_size)))
+    return (
+        diagnosis if diagnosis.wrong else replace(diagnosis, unsure=_unsure(case, diagnosis.unsure))
+    )
+
+
+def judged(diagnosis: Diagnosis, runs: Runs) -> Verdict:
+    """Return a diagnosis with what it stands on."""
+    basis = "; ".join(f"{plain(observed(run).basis)}, on {host}" for host, run in runs.items())
+    unread = ((host, note) for host, run in runs.items() for note in observed(run).unread)
+    notes = (f"{host}: {plain(note)}" for host, note in unread)
+    return (
+        for_others(diagnosis, basis, notes)
+        if len(runs) > 1
+        else Verdict(diagnosis, basis, tuple(notes))
+    )
+
+
+def observed(run: SavedRun) -> Observed:
+    """Return how a host looked at the job."""
+    return run.observed or Observed("a job")
+
+
+def _one_by_one(runs: Runs) -> Diagnosis:
+    """Return what was found on each host: stacks do not tell which collectives of hosts meet."""
+    diagnosis = prepared.by_rules(Case(joined(runs).ranks))
+    findings = [
+        finding for run in runs.values() if run.diagnosis for finding in run.diagnosis.findings
+    ]
+    return replace(diagnosis, findings=tuple(findings), unsure="" if findings else _ONE_BY_ONE)
+
+
+_ONE_BY_ONE = (
+    "Undecided: the job was not prepared, and from outside what ranks of one host wait for on "
+    "another is not seen."
+)
+
+
+def _unsure(case: Case, why: str) -> str:
+    """Say why the absence of findings proves nothing."""
+    silent = case.where(Activity.SILENT)
+    if silent:
+        return f"No problem found so far: {verb(silent, 'was', 'were')} not seen."
+    running = case.where(Activity.BUSY, Activity.WAITING, Activity.HELD)
+    return why or (f"No problem found so far: {name_ranks(running)} still run." if running else "")
+
+
+def _here(run: SavedRun) -> Case:
+    """Return its case, with times as this host's clock has them.
+
+    The clocks of hosts begin at different times. Each host tells the time of day with its clock, so
+    times can be compared as far as the hosts agree on the time of day.
+    """
+    case = run.case or Case(())
+    late_ns = run.wall_ns - run.snapshot.taken_ns - (time.time_ns() - time.monotonic_ns())
+
+    def at(there_ns: int) -> int:
+        return there_ns + late_ns if there_ns else 0  # 0, for none, stays
+
+    def shifted(record: Collective) -> Collective:
+        return replace(record, issued_ns=at(record.issued_ns), done_ns=at(record.done_ns))
+
+    of = {rank: tuple(map(shifted, records)) for rank, records in case.collectives.of.items()}
+    ranks = tuple(replace(report, called_ns=at(report.called_ns)) for report in case.ranks)
+    return replace(case, ranks=ranks, collectives=replace(case.collectives, of=of))
+
+
+# -- as one target ---------------------------------------------------------------------------
+
+
+def named(words: Sequence[str], slurm: str | None = None) -> Target:
+    """Return what a user names, on this host or on others, each by HOST:PID.
+
+    `slurm` is the number of a job of Slurm's, with no words beside it. Raises UsageMistake.
+    """
+    if slurm is not None:
+        if words:
+            raise UsageMistake("Give --slurm or a job, not both.")
+        number, nodes = of_slurm(slurm)
+        return Elsewhere([(node, f"{OF_SLURM}{number}") for node in nodes])
+    if not words or not is_elsewhere(words[0]):
+        return on_this_host(words)
+    there = [ELSEWHERE.fullmatch(word) for word in words]
+    pairs = [(match[1], match[2]) for match in there if match]
+    if len(pairs) < len(words) or len({host for host, _ in pairs}) < len(pairs):
+        raise UsageMistake("Name a job on other hosts by one HOST:PID for each of them.")
+    return Elsewhere([(by_ssh(host), pid) for host, pid in pairs])
+
+
+class Elsewhere(Target):
+    """The ranks of one job on other hosts: with each host, what the job is called there.
+
+    It is asked at once. Raises UsageMistake where no host knows of the job, as every question does.
+    """
+
+    def __init__(self, hosts: Sequence[tuple[Host, str]]) -> None:
+        self._hosts = [host for host, _ in hosts]
+        self._words = [word for _, word in hosts]
+        self._missing: tuple[str, ...] = ()
+        self._names: dict[str, str] = {}
+        self._runs: dict[str, SavedRun] = {}
+        self._look()
+
+    @property
+    def name(self) -> str:
+        """Its pid, as it was given, its script, and the hosts."""
+        return plain(", ".join(f"{name} on {host}" for host, name in self._names.items()))
+
+    @property
+    def about(self) -> str:
+        """Its ranks, and whether they run, when it was last asked."""
+        if len(self._runs) == 1:
+            (run,) = self._runs.values()
+            return plain(observed(run).about)
+        parts = [f"{host}: {plain(observed(run).about)}" for host, run in self._runs.items()]
+        return "; ".join(parts)
+
+    @property
+    def world_size(self) -> int:
+        """As the ranks were told."""
+        return max(run.world_size for run in self._runs.values())
+
+    def look(self) -> tuple[Case, Verdict]:
+        """Ask all hosts; where there are several, find what is so in two looks at all of them."""
+        diagnosis = diagnosed(self._look())
+        if diagnosis.wrong and len(self._runs) > 1:  # of one host, it has looked twice itself
+            diagnosis = prepared.in_both(diagnosis, diagnosed(self._look()))
+        verdict = judged(diagnosis, self._runs)
+        return joined(self._runs), replace(verdict, unread=(*verdict.unread, *self._notes()))
+
+    def reports(self) -> Sequence[RankReport]:
+        """Ask all hosts."""
+        return joined(self._look()).ranks
+
+    def observed(self) -> Observed:
+        """Return how it was looked at."""
+        ranks = tuple(rank for run in self._runs.values() for rank in observed(run).ranks)
+        return replace(super().observed(), ranks=ranks)
+
+    @property
+    def over(self) -> bool:  # type: ignore[override]
+        """True when nothing of it runs on any host."""
+        return all(run.snapshot.ended for run in self._runs.values())
+
+    def where(self, ranks: Ranks | None = None, locals: bool = False) -> StackTree:
+        """Return the stacks of `ranks`, as the hosts show them."""
+        options = ["--json", "--stacks", *(["--locals"] if locals else [])]
+        options += [] if ranks is None else ["--ranks", format_ranks(ranks)]
+        stacks: dict[int, RankStack] = {}
+        for host, output in self._answers("where", *options).items():
+            run = self._runs.get(host)
+            there = None if run is None or len(self._hosts) == 1 else observed(run).ranks
+            found = _stacks(host, output)
+            stacks |= {stack.rank: stack for stack in found if there is None or stack.rank in there}
+        return stack_tree.merge(stacks.values(), self.world_size)
+
+    # -- how they are asked ----------------------------------------------------------------------
+
+    def _look(self) -> dict[str, SavedRun]:
+        """Return what each host knows now."""
+        runs = {host: _run(host, out) for host, out in self._answers("save", "-").items()}
+        for host, run in runs.items():
+            name = observed(run).name
+            if self._names.setdefault(host, name) != name:
+                raise UsageMistake(f"{self.name} is no more: there it is {plain(name)} now.")
+        self._runs = runs
+        return runs
+
+    def _answers(self, command: str, *options: str) -> dict[str, bytes]:
+        """Return what each host prints; `_missing` says which do not, and why."""
+        words = [(command, word, *options) for word in self._words]
+        answers = on_all(self._hosts, words)
+        wrong = [answer for answer in answers if isinstance(answer, UsageMistake)]
+        if len(wrong) == len(answers):
+            raise wrong[0]
+        self._missing = tuple(map(str, wrong))
+        pairs = zip(self._hosts, answers, strict=True)
+        return {host.name: out for host, out in pairs if isinstance(out, bytes)}
+
+    def _notes(self) -> list[str]:
+        """Say which hosts were not heard, and which have another version."""
+        here = metadata.version("ddp-notebook")
+        versions = {host: run.versions.get("ddp_notebook") for host, run in self._runs.items()}
+        return [
+            *self._missing,
+            *(
+                f"{host} has ddp_notebook {plain(there)}, this host has {here}: what is said of "
+                "the job may differ"
+                for host, there in versions.items()
+                if there and there != here
+            ),
+        ]
+
+
+def _run(host: str, output: bytes) -> SavedRun:
+    """Read a run. Raises UsageMistake where it is none, or of a newer version."""
+    return Replay.of_text(last_line(output), f"what {host} answers").saved
+
+
+def _stacks(host: str, output: bytes) -> tuple[RankStack, ...]:
+    try:
+        wire: Any = json.loads(output[output.find(b"{") :])
+        stacks: tuple[RankStack, ...] = codec.decode(
+            tuple[RankStack, ...], codec.readable(wire.get("stacks"))
+        )
+    except (DecodeError, ValueError, AttributeError, RecursionError) as error:
+        raise UsageMistake(f"What {host} answers cannot be read: {error}.") from None
+    return stacks

@@ -1,0 +1,593 @@
+"""What an ended job left in files: sorted, read as one case, and judged.
+
+Files say less than live ranks. What a rank issued after its dump is unknown, so a missing
+collective is never proof; a mismatch in one slot is. The rules are those of a session; what they
+cannot decide on less evidence is undecided, with the facts.
+
+Files are not trusted: sizes are bounded, control characters are removed, links are not followed,
+and what is malformed or cannot be read is left out, with a note.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import errno
+import gzip
+import os
+import re
+import signal
+import stat
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from ddp_notebook.diagnosis import diagnose_run, failures
+from ddp_notebook.diagnosis.collectives.exits import GOT_TOO_MUCH
+from ddp_notebook.diagnosis.deaths import deaths
+from ddp_notebook.diagnosis.progress import doing
+from ddp_notebook.diagnosis.standing_still import apart
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.files import exists, opened
+from ddp_notebook.jobs import dumps, logs
+from ddp_notebook.jobs.dumps import Dump, NotPlain
+from ddp_notebook.jobs.frames import Sources, function_called
+from ddp_notebook.jobs.logs import Logs, Raised
+from ddp_notebook.jobs.verdict import own_errors
+from ddp_notebook.model import (
+    DEFAULT_GROUP,
+    Activity,
+    Case,
+    Category,
+    Collective,
+    Collectives,
+    Diagnosis,
+    Finding,
+    InitArguments,
+    Part,
+    Phase,
+    RankReport,
+    Ranks,
+    at_place,
+    cut,
+    name_ranks,
+)
+from ddp_notebook.views.ansi import plain, visible
+
+MOST_IN_FOLDERS = 50_000
+"""A folder with more in it is no job's: `/`, or a home folder."""
+_MOST_RANKS = 4096
+"""So many are judged, and so many files are read: one of each rank's."""
+_LOG_TAIL_BYTES = 2 << 20
+"""How much of a log is read, from its end, where the errors are."""
+_MOST_BYTES = 512 << 20
+_TORCHRUN = re.compile(r"attempt_(\d+)/(\d{1,6})/(?:stdout|stderr)\.log$")
+_ABORTED = -signal.SIGABRT.value
+
+
+# -- the files -------------------------------------------------------------------------------
+
+
+@dataclass
+class Found:
+    """The files that were found; `notes` say what was not read, and why."""
+
+    dumps: dict[int, tuple[Path, dict[str, object]]] = field(default_factory=dict)
+    logs: list[tuple[str, int | None]] = field(default_factory=list)
+    """Texts, each with the rank whose log it is by its name."""
+    newest_s: float = 0.0
+    """When the newest file was written, in seconds since 1970."""
+    notes: list[str] = field(default_factory=list)
+
+    def leave_out(self, file: Path, why: str) -> None:
+        """Note that a file was not read."""
+        self.notes.append(f"not read: {visible(file.name)}{plain(why)}")
+
+
+def found_in(paths: Sequence[Path]) -> Found:
+    """Read the files at `paths`, and those in folders among them. Raises UsageMistake."""
+    found = Found()
+    left_bytes = _MOST_BYTES
+    files = _last_attempts(dict(_files(paths, found)))
+    for number, file in enumerate(files):
+        if number >= _MOST_RANKS or left_bytes <= 0:
+            found.notes.append(f"not read: {len(files) - number:,} more files than are read")
+            break
+        left_bytes -= _take(file, found)
+    return found
+
+
+def _files(paths: Sequence[Path], found: Found) -> Iterator[tuple[Path, float]]:
+    """Return the files to read, and when each was written; notes folders that are closed to us."""
+    for path in paths:
+        shown = cut(visible(str(path)), 300)
+        if not exists(path):
+            raise UsageMistake(
+                f"{shown} does not exist. Name a pid, or a folder or files of a job."
+            )
+        if not path.is_dir():
+            yield path, path.stat().st_mtime
+            continue
+        count = 0
+        # Links are not followed: they may lead anywhere, also where we may not look, and in a ring.
+        for folder, folders, names in os.walk(
+            path, onerror=lambda error: found.leave_out(Path(str(error.filename)), f": {error}")
+        ):
+            count += len(folders) + len(names)
+            if count > MOST_IN_FOLDERS:
+                raise UsageMistake(
+                    f"{shown} holds more than {MOST_IN_FOLDERS:,} files and folders. Name the "
+                    "folder that one job has written."
+                )
+            for name in names:
+                with contextlib.suppress(OSError):  # it has gone meanwhile
+                    status = Path(folder, name).lstat()
+                    if stat.S_ISREG(status.st_mode):
+                        yield Path(folder, name), status.st_mtime
+
+
+def _last_attempts(files: Mapping[Path, float]) -> list[Path]:
+    """Return the files without logs of torchrun's earlier attempts, and of runs before the last."""
+    # torchrun writes LOG_DIR/RUN_ID_random/attempt_N/LOCAL_RANK/stderr.log. Runs of weeks lie in
+    # one folder, and so do all attempts of a launcher that was told to restart ranks. An error
+    # before the last attempt did not end the job, and to blame its rank would be wrong.
+    runs: dict[Path, float] = {}
+    for file, written_s in files.items():
+        if _TORCHRUN.search(file.as_posix()):
+            run = file.parent.parent
+            runs[run] = max(runs.get(run, 0.0), written_s)
+    newest: dict[Path, Path] = {}
+    for run, when in runs.items():
+        base = run.parent.parent
+        if base not in newest or (when, run.name) > (runs[newest[base]], newest[base].name):
+            newest[base] = run
+    kept = set(newest.values())
+    return [
+        file
+        for file in sorted(files)
+        if not _TORCHRUN.search(file.as_posix()) or file.parent.parent in kept
+    ]
+
+
+def _take(file: Path, found: Found) -> int:
+    """Read one file into `found`; return how many bytes that were."""
+    # Of a log the rank by its name; torchrun's folders are named by local ranks.
+    match = _TORCHRUN.search(file.as_posix()) or re.search(r"rank[_-]?(\d{1,6})(?!\d)", file.name)
+    rank = int(match[match.lastindex or 1]) if match else None
+    try:
+        with opened(file) as stream:
+            status = os.fstat(stream.fileno())
+            found.newest_s = max(found.newest_s, status.st_mtime)
+            start = stream.read(2)
+            if start == b"\x1f\x8b" and file.suffix == ".gz":
+                found.logs.append((_unpacked_tail(stream), rank))
+                return _LOG_TAIL_BYTES
+            named_log = file.suffix in (".log", ".txt", ".out", ".err")
+            if named_log or (start[:1] not in (b"\x80", b"{", b"") and not file.suffix):
+                text = _tail(stream, start, status.st_size)
+                found.logs.append((text, rank))
+                return len(text)
+            if status.st_size > dumps.MOST_BYTES:
+                found.leave_out(file, f", which has {status.st_size:,} bytes")
+                return 0
+            data = start + stream.read(status.st_size)
+    except OSError as error:
+        found.leave_out(file, f": {error.strerror or error}")
+        return 0
+    if data:
+        _take_dump(file, data, found)
+    return len(data)
+
+
+def _tail(stream: BinaryIO, start: bytes, size: int) -> str:
+    """Return the end of a log; of one that PowerShell wrote, too: it writes UTF-16."""
+    wide = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    at = max(0, size - _LOG_TAIL_BYTES)
+    stream.seek(at + at % 2 if wide else at)
+    data = stream.read(_LOG_TAIL_BYTES)
+    if not wide:
+        return data.decode("utf-8-sig" if at == 0 else "utf-8", errors="replace")
+    kind = "utf-16-le" if start == codecs.BOM_UTF16_LE else "utf-16-be"
+    return data.decode(kind, errors="replace").removeprefix("\ufeff")
+
+
+def _unpacked_tail(stream: BinaryIO) -> str:
+    """Return the end of a packed log. Raises OSError where it is damaged, or too long."""
+    stream.seek(0)
+    last, before, read = b"", b"", 0
+    try:
+        with gzip.open(stream) as packed:
+            while piece := packed.read(_LOG_TAIL_BYTES):
+                before, last, read = last, piece, read + len(piece)
+                if read > _MOST_BYTES:
+                    raise OSError(errno.EFBIG, f"it has more than {_MOST_BYTES >> 20} MiB unpacked")
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise OSError(errno.EINVAL, "it is damaged: gzip cannot unpack it") from None
+    return (before + last)[-_LOG_TAIL_BYTES:].decode(errors="replace")
+
+
+def _take_dump(file: Path, data: bytes, found: Found) -> None:
+    try:
+        wire = dumps.parse(data)
+    except NotPlain as error:
+        found.leave_out(file, f", which is no dump of torch: {error}")
+        return
+    rank = dumps.rank_of(file.name)
+    if rank is None:
+        found.leave_out(file, ", whose name does not say of which rank it is")
+    # Of the same dump as a pickle and as JSON, the pickle: it has the stacks.
+    elif rank not in found.dumps or data[:1] != b"{":
+        found.dumps[rank] = file, wire
+
+
+# -- as one case -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A case out of files. `dumps` and `logs` are the ranks of which there are such.
+
+    `stacks` is true where dumps say at which lines collectives were issued: only then ranks'
+    collectives can be told apart by more than their shapes. `unread` says what was left out.
+    """
+
+    case: Case
+    dumps: Ranks
+    logs: Ranks
+    stacks: bool
+    unread: tuple[str, ...] = ()
+    stood: Mapping[int, Collective] = field(default_factory=dict)
+    """By rank, the call in which it gave up waiting, by its stack: which number is unknown."""
+    certain: str = ""
+    """Which collective NCCL's watchdogs gave up on, and who had not issued it; or what else is
+    certain of logs that name no rank. Empty for none."""
+
+    @property
+    def basis(self) -> str:
+        """What was read, in words."""
+        parts = []
+        if self.dumps:
+            stacks = "with stacks" if self.stacks else "without stacks"
+            parts.append(f"flight-recorder dumps of {name_ranks(self.dumps)} ({stacks})")
+        if self.logs:
+            parts.append(f"logs of {name_ranks(self.logs)}")
+        return " and ".join(parts) or "a log of torchrun"
+
+
+def gather(paths: Sequence[Path]) -> Gathered:
+    """Read the files and folders at `paths`. Raises UsageMistake if nothing is there."""
+    found = found_in(paths)
+    written = logs.read(found.logs)
+    sources = Sources(found.newest_s)
+    read = {r: dumps.read(wire, r, sources) for r, (_, wire) in sorted(found.dumps.items())}
+    if written.two_jobs:
+        raise UsageMistake(
+            f"These files are of more than one job: in their logs {written.two_jobs}. Name the "
+            "files of one job."
+        )
+    size = _size(read, written, found.notes)
+    gave_up = written.watchdogs.gave_up()
+    errors = {rank: _nccl_timeout(what) for rank, what in gave_up.items()}
+    errors |= {rank: _error(error, sources) for rank, error in written.raised.items()}
+    records = {rank: _failed(dump.records, errors.get(rank)) for rank, dump in read.items()}
+    reports = tuple(
+        _report(rank, records.get(rank, ()), errors.get(rank), written) for rank in range(size)
+    )
+    groups: dict[str, Ranks] = {}
+    for dump in read.values():
+        groups = {**dump.groups, **groups}
+    first = {rank: of[0].number for rank, of in records.items() if of and of[0].number}
+    return Gathered(
+        Case(reports, collectives=Collectives(records, groups, first), sources=sources.texts),
+        tuple(read),
+        tuple(sorted(written.ranks)),
+        all(dump.stacks for dump in read.values() if dump.records),
+        tuple(found.notes),
+        _stood(written.raised, errors, size),
+        written.watchdogs.words() or _without_ranks(written),
+    )
+
+
+def _size(read: Mapping[int, Dump], written: Logs, notes: Sequence[str]) -> int:
+    """Return how many ranks there are, as far as files tell. Raises UsageMistake for nothing.
+
+    Of torchrun's log alone that may be none.
+    """
+    sizes = [dump.world_size for dump in read.values()]
+    size = max([0, *sizes, *(rank + 1 for rank in (*read, *written.ranks))])
+    if not size and not written.closed:
+        raise UsageMistake(
+            "Nothing of a job is there: no dump of torch's flight recorder, no log that names "
+            "its rank, no saved run." + "".join(f"\n  {note}" for note in notes[:5])
+        )
+    if size > _MOST_RANKS:
+        raise UsageMistake(f"It is of {size:,} ranks: at most {_MOST_RANKS:,} are read.")
+    return size
+
+
+def _without_ranks(written: Logs) -> str:
+    """Return the facts of logs that do not name their ranks, in words."""
+    if written.unclaimed:
+        errors = "; ".join(text.partition("\n")[0] for text in written.unclaimed[:4])
+        return f"the log does not tell which ranks raised {errors}"
+    if written.closed and not written.ranks:
+        return (
+            f"torchrun ended {len(written.closed)} processes that still ran, and no rank wrote "
+            "what it did"
+        )
+    return ""
+
+
+def _stood(
+    raised: Mapping[int, Raised], errors: Mapping[int, RankReport], size: int
+) -> dict[int, Collective]:
+    """Return the calls of torch that errors came out of."""
+    stood = {}
+    for rank, error in raised.items():
+        api, part = function_called(error.frames[::-1])
+        path = errors[rank].error_at
+        if not api or not path:
+            continue
+        operation = "all_reduce" if part is Part.BACKWARD else api.rpartition(".")[2]
+        # In the default group where the line itself calls the function, and names no group.
+        line = path[-1].text
+        in_default = f"{api}(" in line and "group" not in line and line.endswith(")")
+        stood[rank] = Collective(
+            rank,
+            0,
+            operation,
+            group=DEFAULT_GROUP if part is not None or in_default else "?",
+            api=api,
+            part=part,
+            # Of two ranks, the other one.
+            peer=1 - rank if operation in ("send", "recv") and size == 2 else None,
+            path=path,
+        )
+    return stood
+
+
+def _nccl_timeout(what: str) -> RankReport:
+    """Return what NCCL's watchdog ended a process for, in the fields of a report."""
+    text = f"NCCL's watchdog timed out in {what}"
+    return RankReport(0, Activity.FAILED, error_type="DistBackendError", error_text=text)
+
+
+def _error(raised: Raised, sources: Sources) -> RankReport:
+    """Return what a rank raised, in the fields of a report."""
+    places = []
+    for frame, text in zip(raised.frames, raised.texts, strict=True):
+        if frame.users:
+            place = sources.place(frame)
+            places.append(replace(place, text=place.text or text))
+    kind, text = raised.type, raised.text
+    return RankReport(0, Activity.FAILED, error_type=kind, error_text=text, error_at=tuple(places))
+
+
+def _failed(records: tuple[Collective, ...], error: RankReport | None) -> tuple[Collective, ...]:
+    """Return the records, with the last one as failed where it raised the error.
+
+    gloo's dumps say that it is done.
+    """
+    if not records or error is None or not error.error_at:
+        return records
+    last, line = records[-1], error.error_at[-1]
+    if last.place is None or (last.place.file, last.place.line) != (line.file, line.line):
+        return records
+    return (*records[:-1], replace(last, phase=Phase.FAILED))
+
+
+def _report(
+    rank: int, records: tuple[Collective, ...], error: RankReport | None, written: Logs
+) -> RankReport:
+    """Return one rank's report: its error, else how its process ended, else what it was in."""
+    had_group = bool(records)
+    known = RankReport(
+        rank,
+        entered=int(had_group),
+        left=int(had_group),
+        initialized=had_group,
+        arguments=InitArguments(rank=rank) if had_group else InitArguments(),
+        last_words=written.last_words.get(rank, ""),
+    )
+    if error is not None:
+        own = {name: getattr(error, name) for name in ("error_type", "error_text", "error_at")}
+        return replace(known, activity=Activity.FAILED, path=error.error_at, **own)
+    code = written.exits.get(rank)
+    # SIGTERM and SIGINT: a launcher, a scheduler or a person ended it.
+    alive = rank in written.ended_by_agent or code in (-signal.SIGTERM, -signal.SIGINT)
+    if code == 0:
+        # What it issued after its dump is not known: so it is not known either what it lacks.
+        return replace(known, exit_code=0, doing="its process ended without an error")
+    # How a process ends that the launcher ends says nothing of it: others were gone before.
+    if code is not None and not alive:
+        return replace(known, activity=Activity.DEAD, exit_code=code)
+    pending = next((record for record in records if not record.over), None)
+    if pending is not None:
+        return replace(known, activity=Activity.WAITING, inside="collective", path=pending.path)
+    ran = "it still ran when torchrun ended it" if alive else "what it did then is not recorded"
+    if records:
+        last, at = records[-1], at_place(records[-1].place)
+        ran = f"{ran}; collective {last.slot}, {last.operation}{at}, was its last, and is done"
+    return replace(known, activity=Activity.SILENT, doing=ran)
+
+
+# -- judged ----------------------------------------------------------------------------------
+
+
+def judged(gathered: Gathered) -> Diagnosis:
+    """Return the diagnosis of what is in files."""
+    case = gathered.case
+    # Without lines of code the rules cannot tell an order from a condition: that rank 0 is in a
+    # barrier while rank 1 is in an all_reduce may be `if rank == 0:`, or two threads, or a rank
+    # that is one iteration behind. JSON dumps have no lines. Then only what logs say is judged.
+    by_rules = case if gathered.stacks else replace(case, collectives=Collectives())
+    diagnosis = diagnose_run(by_rules)
+    findings = [f for f in diagnosis.findings if not _is_victim(f, case)]
+    if all(finding.passing for finding in findings):
+        findings += [*_ended_in_set_up(case), *own_errors(case), *_conditional(by_rules)]
+    # From what proves most to what proves least; each is asked where those before it are silent.
+    findings = findings or _apart(gathered) or _died(case) or _left(case) or _undecided(gathered)
+    what = {report.rank: _doing(report) for report in case.ranks}
+    diagnosis = replace(diagnosis, findings=tuple(findings), doing=what)
+    all_ended_well = bool(case.ranks) and all(report.exit_code == 0 for report in case.ranks)
+    sure = findings or all_ended_well
+    return replace(diagnosis, unsure="" if sure else _NOT_KNOWN)
+
+
+_NOT_KNOWN = "No problem is seen in these files; how the job went on is not in them."
+
+
+def _is_victim(finding: Finding, case: Case) -> bool:
+    """True if C++ code aborted it: also for what another rank sent, or did not send in time.
+
+    Or for nothing that matters, when all was done.
+    """
+    died = finding.category is Category.RANK_DIED
+    return died and any(e.exit_code == _ABORTED for e in case.ranks if e.rank in finding.ranks)
+
+
+def _apart(gathered: Gathered) -> list[Finding]:
+    """Return what tracebacks say of ranks that gave up waiting, where no dump says more."""
+    known = any(gathered.case.collectives.of.values())  # gloo's dumps have no sends
+    stood = {rank: (record,) for rank, record in gathered.stood.items() if not known}
+    return list(apart(replace(gathered.case, collectives=Collectives(stood))))
+
+
+def _died(case: Case) -> list[Finding]:
+    """Return processes that ended by a signal or an exit code, if no rank waited for them."""
+    dead = [report for report in case.ranks if report.activity is Activity.DEAD]
+    return [finding for finding in deaths(case, dead, ()) if not _is_victim(finding, case)]
+
+
+def _left(case: Case) -> list[Finding]:
+    """Return a rank that ended well, where all others lost their connection to one that left."""
+    finished = tuple(report.rank for report in case.ranks if report.exit_code == 0)
+    lost = case.where(Activity.FAILED)
+    if len(finished) != 1 or len(lost) + 1 != case.world_size:
+        return []
+    return [f for f in failures.raised_in(case, finished) if f.ranks == finished]
+
+
+def _ended_in_set_up(case: Case) -> Iterable[Finding]:
+    """Return ranks that ended normally while others waited in set-up until their timeout."""
+    if any(case.collectives.of.values()):
+        return
+    waited = tuple(
+        report.rank
+        for report in case.ranks
+        if report.activity is Activity.FAILED
+        and ("clients joined" in report.error_text or "default_pg/" in report.error_text)
+    )
+    ended = tuple(report.rank for report in case.ranks if report.exit_code == 0)
+    if waited and ended and len(waited) + len(ended) == case.world_size:
+        yield Finding(
+            Category.MISSING_RANK,
+            ended,
+            f"{name_ranks(ended)} ended without an error and without joining the group that "
+            f"{name_ranks(waited)} waited for",
+            "Call init_process_group on every rank.",
+            waited,
+        )
+
+
+def _conditional(case: Case) -> Iterable[Finding]:
+    """Return collectives on whose line only some ranks come, where the others ended without it.
+
+    Their dumps do not show that they did not call it later; the condition in the code does.
+    """
+    at = {
+        (record.group, record.slot)
+        for report in case.ranks
+        if report.activity in (Activity.WAITING, Activity.FAILED)
+        for record in case.collectives.of.get(report.rank, ())[-1:]
+        if not record.is_point_to_point
+    }
+
+    def stands_before(rank: int) -> bool:
+        """True of a rank whose records lead up to a collective in which another one was left."""
+        records = case.collectives.of.get(rank, ())
+        return bool(records) and (records[-1].group, records[-1].slot + 1) in at
+
+    ended = tuple(
+        replace(report, activity=Activity.IDLE, initialized=False)
+        if report.exit_code == 0 and stands_before(report.rank)
+        else report
+        for report in case.ranks
+    )
+    if ended != case.ranks:
+        for finding in diagnose_run(replace(case, ranks=ended)).findings:
+            if finding.category is Category.CONDITIONAL_COLLECTIVE:
+                yield finding
+
+
+def _undecided(gathered: Gathered) -> list[Finding]:
+    """Say who waited, failed or was ended, where no rule says why."""
+    case = gathered.case
+    waited = case.where(Activity.WAITING)
+    what = [gathered.certain or _who_waited(case)]
+    ended = []
+    for report in case.ranks:
+        if sizes := GOT_TOO_MUCH.search(report.last_words):
+            ended.append(report.rank)
+            what.append(
+                f"gloo ended rank {report.rank}, for another rank sent it {sizes[1]} bytes where "
+                f"it expected {sizes[2]}"
+            )
+    aborted = tuple(r.rank for r in case.ranks if r.exit_code == _ABORTED and r.rank not in ended)
+    if aborted:
+        what.append(f"{name_ranks(aborted)} ended by SIGABRT, which C++ code raises on an error")
+    cause = "; ".join(filter(None, what))
+    if not cause:
+        return []
+    cause = f"{cause}; these files do not prove why"
+    return [Finding(Category.UNDECIDED, (), cause, _MORE, waited, tuple(_facts(case)))]
+
+
+_MORE = (
+    "Start the job again with DDP_NOTEBOOK=1 in its environment. When it hangs, or has ended: "
+    "ddp-notebook why"
+)
+_TIMED_OUT = re.compile(r"Timed out waiting \d+ms for (send|recv) operation")
+
+
+def _who_waited(case: Case) -> str:
+    """Say who waited in vain, and what gloo's errors say of the others; empty if none did."""
+    left = tuple(sorted({*case.where(Activity.WAITING), *case.where(Activity.FAILED)}))
+    if not left:
+        return ""
+    rest = tuple(report.rank for report in case.ranks if report.rank not in left)
+    errors = [case.ranks[rank].error_text for rank in left]
+    if not rest and all("Connection closed by peer" in text for text in errors):
+        return (
+            f"{name_ranks(left)} each lost the connection to another rank, as to one that has "
+            "ended; these files do not say which rank closed it first"
+        )
+    if rest and all(map(_TIMED_OUT.search, errors)):
+        return (
+            f"{name_ranks(left)} gave up waiting, {name_ranks(rest)} did not: late, elsewhere in "
+            "the code, or stuck"
+        )
+    return f"{name_ranks(left)} waited or failed"
+
+
+def _facts(case: Case) -> Iterable[str]:
+    same: dict[str, list[int]] = {}
+    for report in case.ranks:
+        records = case.collectives.of.get(report.rank, ())
+        last = next((r for r in records if not r.over), records[-1] if records else None)
+        text = _doing(report)
+        if last is not None:
+            at = at_place(last.place)
+            text += f"; its last record is collective {last.slot}: {last.operation}{at}"
+        if report.last_words:
+            text += f"; its last words: {report.last_words}"
+        same.setdefault(text, []).append(report.rank)
+    for text, ranks in list(same.items())[:64]:
+        yield f"{name_ranks(ranks)}: {text}"
+
+
+def _doing(report: RankReport) -> str:
+    """Say what a rank did last; no rank can be asked, so one without a record is not silent."""
+    return report.doing if report.activity is Activity.SILENT and report.doing else doing(report)

@@ -1,0 +1,64 @@
+"""`ddp-notebook mcp`: the jobs of this user for a program, over stdio.
+
+Its tools only look.
+
+The protocol is the package `mcp`'s, which is an extra: ``pip install "ddp-notebook[mcp]"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import ToolAnnotations
+
+from ddp_notebook.errors import UsageMistake
+from ddp_notebook.jobs import find
+from ddp_notebook.jobs.target import Target, on_this_host
+from ddp_notebook.jobs.verdict import places_to_json
+
+_LOOKS = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
+_ABOUT = (
+    "Says what is wrong with distributed PyTorch jobs of this user on this host, alive or ended. "
+    "Nothing changes what a job does."
+)
+
+
+def server() -> MCPServer:
+    """Return the server with its tools."""
+    made = MCPServer("ddp-notebook", instructions=_ABOUT)
+    for tool in (jobs, why, where):
+        made.add_tool(tool, annotations=_LOOKS)
+    return made
+
+
+def jobs() -> dict[str, Any]:
+    """The distributed jobs of this user on this host: pids, ranks, which run, which are stuck."""
+    return find.to_json(find.listed())
+
+
+def why(target: list[str] | None = None) -> dict[str, Any]:
+    """What is wrong with a job: findings with ranks, cause, remedy, evidence; or undecided.
+
+    `target` is a pid (a rank's or the launcher's), or the folder or files that a job left: logs,
+    dumps of torch's flight recorder. Without one: the job that runs, or the last one.
+    """
+    return _of_job(target, lambda job: job.why().to_json(job.name))
+
+
+def where(target: list[str] | None = None) -> dict[str, Any]:
+    """At which lines of the user's code each rank of a job is, or was last; `target` as of why."""
+    return _of_job(target, lambda job: places_to_json(job.places(), job=job.name))
+
+
+def _of_job(target: list[str] | None, answer: Callable[[Target], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return answer(on_this_host(target or []))
+    except UsageMistake as mistake:
+        raise ToolError(str(mistake)) from mistake  # its words are what the program gets
+
+
+if __name__ == "__main__":
+    server().run("stdio")

@@ -1,0 +1,627 @@
+"""Jobs that were not prepared, seen from outside: who their ranks are, and what two looks prove.
+
+Ranks are known by the environment with which they were started. Nothing is sent to them: their
+Python stacks are read by py-spy, and their state, CPU time and connections from /proc. A finding
+holds in both of two looks, and nothing moved between them: no line, no variable, no CPU time, and
+no byte in a connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from ddp_notebook.diagnosis.progress import in_setup
+from ddp_notebook.diagnosis.standing_still import diagnose_standing
+from ddp_notebook.jobs import dumps, pyspy
+from ddp_notebook.jobs.dumps import Dump
+from ddp_notebook.jobs.frames import Sources
+from ddp_notebook.jobs.pyspy import Reported, Thread
+from ddp_notebook.jobs.verdict import AT_REST, Verdict, for_others
+from ddp_notebook.launch.process_groups import stat_fields
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Category,
+    Collectives,
+    Diagnosis,
+    Finding,
+    Local,
+    Probe,
+    RankReport,
+    Ranks,
+    agree,
+    name_ranks,
+    verb,
+)
+from ddp_notebook.rank.prepared import job_folder, processes
+from ddp_notebook.rank.prepared.processes import has_torch
+from ddp_notebook.views.ansi import plain
+
+# -- who they are ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A process of this user's that a launcher told its rank.
+
+    `told` is what it was told with it, by the names of environment variables. `torch` is true
+    once it has loaded torch.
+    """
+
+    pid: int
+    parent: int
+    rank: int
+    world_size: int
+    script: str
+    began_s: float
+    """Since 1970."""
+    told: Mapping[str, str] = field(default_factory=dict)
+    torch: bool = True
+    scheduled: bool = False
+    """Its rank is what a scheduler told it: srun or mpirun."""
+
+    @property
+    def launched(self) -> tuple[object, ...]:
+        """The same for all ranks of a job, and of all that one shell has started."""
+        return self.parent, self.script
+
+    @property
+    def launches(self) -> tuple[object, ...]:
+        """What `launched` is of the ranks that it starts itself."""
+        return self.pid, self.script
+
+    @property
+    def meets(self) -> str:
+        """Where it was told to meet the other ranks."""
+        return job_folder.meeting_point(self.told)
+
+
+def job_of(pid: int, prepared: frozenset[int]) -> dict[int, Seen] | None:
+    """Return the ranks of the job of a process, a rank or the launcher; None if it is neither."""
+    for ranks in jobs(prepared):
+        if pid in {process.pid for process in ranks.values()} | {
+            process.parent for process in ranks.values()
+        }:
+            return ranks
+    return None
+
+
+def jobs(prepared: frozenset[int]) -> list[dict[int, Seen]]:
+    """Return the ranks by job, the newest first; without those of the pids in `prepared`.
+
+    Ranks of which none has loaded torch are no job.
+    """
+    found = job_folder.by_job(_only_ranks(list(_told()), prepared))
+    with_torch = (of for of in found if any(process.torch for process in of.values()))
+    ranks = [dict(sorted(of.items())) for of in with_torch]
+    return sorted(ranks, key=lambda of: -min(process.began_s for process in of.values()))
+
+
+def _only_ranks(seen: Sequence[Seen], prepared: frozenset[int]) -> Iterator[Seen]:
+    """Return the ranks, the oldest first, of all processes that were told to be one.
+
+    What a rank starts, as the workers of a loader, inherits what it was told. A shell around a
+    rank was told the same, and torchrun that a scheduler has started is no rank either.
+    """
+    of = {process.pid: process for process in seen}
+    shells = {pid for process in seen if process.torch for pid in processes.around(process.pid)}
+    above_ranks = (of.get(process.parent) for process in seen if not process.scheduled)
+    around = shells | {above.pid for above in above_ranks if above and above.scheduled}
+    for process in sorted(seen, key=lambda each: each.began_s):
+        above = None if process.parent in around else of.get(process.parent)
+        inherits = above is not None and above.rank == process.rank
+        if (
+            not inherits
+            and not {process.pid, process.parent} & prepared
+            and process.pid not in around
+        ):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                yield replace(process, parent=processes.launcher(process.pid))
+
+
+def how_to_see(pid: int) -> str:
+    """Return the command that shows the stacks of a process without pausing it."""
+    return f"py-spy dump --nonblocking --pid {pid}"
+
+
+def was_set(pid: int) -> bool:
+    """True of a process of this user's that began with DDP_NOTEBOOK=1."""
+    try:
+        return processes.environment(pid).get("DDP_NOTEBOOK") == "1"
+    except OSError:
+        return False
+
+
+def elsewhere(pid: int) -> str:
+    """Say that a process has its record for another user or in another folder; empty if not so."""
+    if (user := processes.other_user(pid)) is not None:
+        return f"It is a process of user {user}, whom alone it answers."
+    try:
+        theirs = processes.environment(pid)
+    except OSError:
+        return ""
+    folder = job_folder.FOLDER_VARIABLE
+    name = folder if folder in theirs or folder in os.environ else "TMPDIR"
+    if theirs.get(name, "") == os.environ.get(name, ""):
+        return ""
+    how = f"with {name}={shlex.quote(plain(theirs[name]))}" if name in theirs else f"without {name}"
+    read = plain(str(job_folder.root()))
+    return f"It was started {how}, and its record is not in {read}: ask with the same {name}."
+
+
+def stopped(launcher: int, absent: Sequence[int], known: frozenset[int]) -> dict[int, int]:
+    """Return by rank the processes of absent ranks that a signal stopped before they were prepared.
+
+    Their environment says which rank they are. One of ``mp.spawn`` was told none when it began: it
+    is the rank that is absent where that is one alone. `known` are pids of other ranks.
+    """
+    found: dict[int, int] = {}
+    untold_ranks = []
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(launcher).children(recursive=True):
+            if process.pid in known or process.status() != psutil.STATUS_STOPPED:
+                continue
+            with contextlib.suppress(OSError):
+                told = processes.launch_parameters(processes.environment(process.pid))
+                if told is not None and told.rank in absent:
+                    found.setdefault(told.rank, process.pid)
+                elif (
+                    told is None
+                    and process.ppid() == launcher
+                    and ("multiprocessing.spawn" in processes.read(process.pid, "cmdline"))
+                ):
+                    untold_ranks.append(process.pid)
+    if not found and len(absent) == len(untold_ranks) == 1:
+        found[absent[0]] = untold_ranks[0]
+    return found
+
+
+def untold(pid: int) -> tuple[int, ...]:
+    """Return the processes with torch that a process started, and that it told no rank.
+
+    So are those of ``mp.spawn``: they set their own environment, which cannot be seen.
+    """
+    try:
+        return tuple(
+            child
+            for child in processes.children(pid) or ()
+            if has_torch(child) and not processes.launch_parameters(processes.environment(child))
+        )
+    except OSError:
+        return ()
+
+
+def _told() -> Iterator[Seen]:
+    try:
+        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+        booted_s = next(
+            int(line.split()[1])
+            for line in Path("/proc/stat").read_text().splitlines()
+            if line.startswith("btime")
+        )
+    except (OSError, StopIteration):
+        return  # not Linux
+    # What a process is told when it starts stays in /proc, whatever it sets later: so RANK there is
+    # what a launcher said. Of mp.spawn it says nothing, for that is told by arguments (`untold`).
+    for pid in pids[:10_000]:
+        try:
+            values = processes.environment(pid)
+            rank = processes.launch_parameters(values)
+            state, parent = stat_fields(Path(f"/proc/{pid}/stat"))[:2]
+            if rank is not None and pid != os.getpid() and state != "Z":
+                yield Seen(
+                    pid,
+                    int(parent),
+                    rank.rank,
+                    rank.world_size,
+                    _script(pid),
+                    booted_s + job_folder.began(pid) / os.sysconf("SC_CLK_TCK"),
+                    {name: values[name] for name in _TOLD if name in values},
+                    has_torch(pid),
+                    rank.by_scheduler,
+                )
+        except (OSError, ValueError, IndexError):  # another user's, or it ended meanwhile
+            continue
+
+
+_TOLD = (
+    *("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"),
+    *("GROUP_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE", job_folder.SLURM_JOB),
+)
+
+
+def _script(pid: int) -> str:
+    words = processes.read(pid, "cmdline").split("\0")[1:]
+    named = (word for word in words if word.endswith(".py"))
+    module = words[words.index("-m") + 1 : words.index("-m") + 2] if "-m" in words else []
+    return next(named, next(iter(module), ""))
+
+
+# -- what the system knows of a process ------------------------------------------------------
+
+_ESTABLISHED, _LISTEN = "01", "0A"
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """A process at one moment. What differs between two of them shows that it moved.
+
+    `ticks` is the CPU time of all its threads, in the system's ticks; `queues` has what waits in
+    each of its TCP connections, to be sent and to be read, in bytes.
+    """
+
+    state: str
+    """The system's letter: R runs, S sleeps, T is stopped, Z has ended."""
+    ticks: int
+    queues: Mapping[str, tuple[int, int]]
+    cuda: bool = False
+    """It has the driver of a GPU loaded: then it may wait for the GPU."""
+
+
+def used(pid: int) -> Used | None:
+    """Return what the system knows of a process; None if it is gone, or another user's."""
+    try:
+        words = stat_fields(Path(f"/proc/{pid}/stat"))
+        own = set(_sockets(pid))
+        queues = {
+            row.inode: row.queued for row in _tcp(pid) if row.inode in own and row.state != _LISTEN
+        }
+        cuda = "libcuda.so" in Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    except (OSError, IndexError):
+        return None
+    return Used(words[0], int(words[11]) + int(words[12]), queues, cuda)
+
+
+def is_torchrun(pid: int) -> bool:
+    """True of torchrun's agent, by its command line."""
+    try:
+        words = processes.read(pid, "cmdline")
+    except OSError:
+        return False
+    names = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+    return any(name in words for name in names)
+
+
+def listens(pid: int, port: int) -> bool | None:
+    """True if a process listens on a TCP port in the network of `pid`; None if unknown."""
+    try:
+        rows = list(_tcp(pid))
+    except OSError:
+        return None
+    return any(row.state == _LISTEN and _port(row.at) == port for row in rows)
+
+
+def connected(pid: int) -> frozenset[int]:
+    """Return the ports to which a process has TCP connections; none where unknown."""
+    try:
+        own = set(_sockets(pid))
+        return frozenset(
+            _port(row.other) for row in _tcp(pid) if row.inode in own and _port(row.other)
+        )
+    except OSError:
+        return frozenset()
+
+
+def connected_hosts(pid: int, port: int) -> frozenset[str]:
+    """Return addresses of other hosts with TCP connections to or from a port of its network."""
+    try:
+        rows = [(row.at, row.other) for row in _tcp(pid) if row.state == _ESTABLISHED]
+    except OSError:
+        return frozenset()
+    own = {_address(at) for at in {at.rpartition(":")[0] + ":" for at, _ in rows}}
+    met = {_address(other) for at, other in rows if port in (_port(at), _port(other))}
+    return frozenset(str(address) for address in met - own if not address.is_loopback)
+
+
+def _sockets(pid: int) -> Iterable[str]:
+    for path in list(Path(f"/proc/{pid}/fd").iterdir())[:65_536]:
+        try:
+            name = str(path.readlink())
+        except OSError:
+            continue  # closed meanwhile
+        if name.startswith("socket:["):
+            yield name[8:-1]
+
+
+class _Socket(NamedTuple):
+    """A TCP socket. `at` and `other` are its own end and its peer's, as the system writes them."""
+
+    inode: str
+    state: str
+    queued: tuple[int, int]
+    """Bytes to be sent, and to be read."""
+    at: str
+    other: str
+
+
+def _tcp(pid: int) -> Iterable[_Socket]:
+    """Each TCP socket of its network."""
+    for name in ("tcp", "tcp6"):
+        path = Path(f"/proc/{pid}/net/{name}")
+        if name == "tcp6" and not path.exists():
+            return  # a kernel without IPv6
+        for line in path.read_text().splitlines()[1:]:
+            words = line.split()
+            to_send, _, to_read = words[4].partition(":")
+            queued = int(to_send, 16), int(to_read, 16)
+            yield _Socket(words[9], words[3], queued, words[1], words[2])
+
+
+def _port(end: str) -> int:
+    return int(end.rpartition(":")[2], 16)
+
+
+def _address(end: str) -> IPv4Address | IPv6Address:
+    """An address, which the system writes in hexadecimal, in words of four bytes."""
+    data = bytes.fromhex(end.rpartition(":")[0])
+    words = [data[at : at + 4] for at in range(0, len(data), 4)]
+    found = ip_address(b"".join(w[::-1] if sys.byteorder == "little" else w for w in words))
+    return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
+
+
+# -- two looks -------------------------------------------------------------------------------
+
+BETWEEN_S = 1.5
+"""Between the two observations."""
+_CLOCK_S = 1.0
+"""The system tells to the second when it was booted, and processes began in relation to that."""
+_WATCHES = "_invoke_run"
+_ENDS_RANKS = frozenset({"_stop_workers", "_restart_workers", "close", "_close", "_exit_barrier"})
+"""Functions of torchrun's agent: while it is in the first and in none of these, no rank failed."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """An observation of a job at about one moment, by rank; `launcher`: its stacks."""
+
+    threads: Mapping[int, tuple[Thread, ...]]
+    used: Mapping[int, Used | None]
+    launcher: tuple[Thread, ...] = ()
+    why_not: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A job in two observations. `still` are the ranks that did not move between them."""
+
+    case: Case
+    still: Ranks
+    threads: Mapping[int, tuple[Thread, ...]]
+    why_not: tuple[str, ...] = ()
+    recorded: Mapping[int, Dump] = field(default_factory=dict)
+    """What torch's flight recorder says of ranks that give it away."""
+    on_gpu: Ranks = ()
+    """Ranks that use CUDA: a GPU may work while their threads wait for it."""
+
+    def verdict(self) -> Verdict:
+        """Return what is wrong with it, as far as stacks prove it.
+
+        Flight recorders are shown beside it: they tell what was called, and not why.
+        """
+        diagnosis, known = self._diagnosis(), dumps.facts(self.recorded)
+        if not diagnosis.wrong:
+            return for_others(diagnosis, self._basis(), (*self.why_not, *known))
+        findings = tuple(replace(f, evidence=(*f.evidence, *known)) for f in diagnosis.findings)
+        return for_others(replace(diagnosis, findings=findings), self._basis(), self.why_not)
+
+    def variables(self, rank: int) -> Mapping[int, tuple[Local, ...]]:
+        """Return the variables in a rank's frames of the user's, by the place in its path."""
+        main = _main(self.threads.get(rank, ()))
+        if main is None:
+            return {}
+        pairs = zip(main.frames, main.variables, strict=True)
+        users = [own for frame, own in pairs if frame.users][::-1]
+        return {
+            number: tuple(Local(*pair) for pair in own.items()) for number, own in enumerate(users)
+        }
+
+    def _diagnosis(self) -> Diagnosis:
+        diagnosis = diagnose_standing(self.case)
+        waiting = self.case.waiting
+        unknown = self.case.where(Activity.SILENT)
+        if not self.threads:
+            return replace(diagnosis, findings=(), unsure=_NO_STACKS)
+        moves = tuple(rank for rank in waiting if rank not in self.still)
+        if moves:
+            why = f"No problem found so far: {verb(moves, 'goes', 'go')} on."
+        elif unknown:
+            does = agree(unknown, "it does", "they do")
+            why = f"Undecided: of {name_ranks(unknown)} it is not known what {does}."
+        elif waiting:
+            why = (
+                f"Undecided: {verb(waiting, 'waits', 'wait')}, and did not move for "
+                f"{BETWEEN_S} s; the stacks do not prove why. {_MORE}"
+            )
+        else:
+            why = (
+                f"No problem found so far: {verb(self.case.where(Activity.BUSY), 'goes', 'go')} on."
+            )
+        if moves or unknown:
+            return replace(diagnosis, findings=(), unsure=why)
+        if not all(finding.passing for finding in diagnosis.findings):
+            return diagnosis
+        findings = tuple(self._with_rest(finding) for finding in diagnosis.findings)
+        return replace(diagnosis, findings=findings, unsure=why)
+
+    def _with_rest(self, finding: Finding) -> Finding:
+        """Add to a finding on late ranks which of them do nothing at all meanwhile."""
+        still = tuple(rank for rank in finding.ranks if rank in self.still)
+        if not still:
+            return finding
+        fact = f"{name_ranks(still)} used no CPU time and stayed at one line for {BETWEEN_S} s"
+        lines = [self.case.ranks[rank].path[-1] for rank in still if self.case.ranks[rank].path]
+        sleeps = any("sleep(" in place.text for place in lines)
+        in_set_up = any(in_setup(self.case.ranks[rank]) for rank in finding.waiting)
+        on_gpu = not set(self.on_gpu).isdisjoint(finding.ranks)  # which may work meanwhile
+        if sleeps or in_set_up or on_gpu or still != finding.ranks:
+            return replace(finding, evidence=(*finding.evidence, f"{fact}: {AT_REST}"))
+        at = " and ".join(f"{place}: {place.text}" for place in dict.fromkeys(lines))
+        return Finding(
+            Category.UNDECIDED,
+            (),
+            f"{verb(finding.waiting, 'waits', 'wait')} for {name_ranks(still)}, which "
+            f"{agree(still, 'does', 'do')} nothing ({at}): asleep, or waiting for a lock, a file "
+            "or a process",
+            "Look at that line, and ask again: a rank that sleeps will be elsewhere.",
+            finding.waiting,
+            (*finding.evidence, fact),
+        )
+
+    def _basis(self) -> str:
+        if not self.threads:
+            return "the processes alone, without stacks"
+        before = "which collectives ranks called before is not known"
+        if self.recorded:
+            before = f"torch's flight recorders of {name_ranks(self.recorded)}"
+        return (
+            f"Python stacks of {name_ranks(self.threads)} by py-spy, read twice within "
+            f"{BETWEEN_S} s; {before}"
+        )
+
+
+_NO_STACKS = (
+    "Undecided: the job was started without DDP_NOTEBOOK=1, and its Python stacks cannot be read."
+)
+_MORE = "More is known of a job that was started with DDP_NOTEBOOK=1 in its environment."
+
+
+def look(ranks: Mapping[int, Seen], twice: bool = True) -> Outside:
+    """Observe a job's ranks twice; or once, which shows where they are but proves nothing."""
+    began_s = time.monotonic()
+    first = _look(ranks)
+    if not (first.threads and twice):
+        return seen(ranks, first, first)
+    time.sleep(max(0.0, began_s + BETWEEN_S - time.monotonic()))
+    found = seen(ranks, first, _look(ranks))
+    sources = Sources(min(process.began_s for process in ranks.values()) + _CLOCK_S)
+    began = {rank: (process.pid, process.began_s) for rank, process in ranks.items()}
+    return replace(found, recorded=dumps.recorded(began, sources))
+
+
+def _look(ranks: Mapping[int, Seen]) -> Look:
+    parents = {process.parent for process in ranks.values()}
+    pids = {rank: process.pid for rank, process in ranks.items() if process.torch}
+    watched = [pid for pid in parents if is_torchrun(pid)]
+    stacks = pyspy.read((*pids.values(), *watched))
+    return Look(
+        {rank: stacks.of[pid] for rank, pid in pids.items() if pid in stacks.of},
+        {rank: used(process.pid) for rank, process in ranks.items()},
+        stacks.of.get(watched[0], ()) if len(parents) == len(watched) == 1 else (),
+        stacks.why_not,
+    )
+
+
+def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
+    """Return the result of two observations of the same ranks."""
+    told = next(iter(ranks.values())).told
+    sources = Sources(min(process.began_s for process in ranks.values()) + _CLOCK_S)
+    still = tuple(rank for rank in ranks if _is_still(rank, first, second))
+    size = max(*ranks, *(process.world_size - 1 for process in ranks.values())) + 1
+    absent = RankReport(0, doing="no process of it is on this host")
+    if _watches(first, second) and told.get("GROUP_WORLD_SIZE") == "1":
+        # torchrun would have ended the others, if it had failed
+        absent = RankReport(
+            0, Activity.IDLE, exit_code=0, doing="its process ended without an error"
+        )
+    found = [
+        _seen(rank, ranks[rank], second, sources, rank in still)
+        if rank in ranks
+        else Reported(replace(absent, rank=rank))
+        for rank in range(min(size, 4096))
+    ]
+    records = {
+        thread.record.rank: (thread.record,) for thread in found if thread.record is not None
+    }
+    case = Case(
+        _without_ports(thread.report for thread in found),
+        told,
+        None if told.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0,
+        collectives=Collectives(records),
+        sources=sources.texts,
+    )
+    why_not = tuple(dict.fromkeys((*first.why_not, *second.why_not)))
+    on_gpu = tuple(rank for rank, used in second.used.items() if used is not None and used.cuda)
+    return Outside(case, still, second.threads, why_not, on_gpu=on_gpu)
+
+
+def _seen(rank: int, process: Seen, now: Look, sources: Sources, still: bool) -> Reported:
+    """Return what is seen of a rank that has a process."""
+    if not process.torch:
+        return Reported(RankReport(rank, Activity.BUSY, doing="it has not loaded torch yet"))
+    used, threads = now.used.get(rank), now.threads.get(rank)
+    if threads is None or used is None:
+        return Reported(RankReport(rank, doing="its Python stack could not be read"))
+    found = pyspy.report_of(rank, threads, sources, still and not used.cuda)
+    return replace(found, report=_with_port(_with_probe(found.report, process.pid), process))
+
+
+def _is_still(rank: int, first: Look, second: Look) -> bool:
+    """True where the main thread, and all else of the process, was the same in both looks."""
+    before, after = first.used.get(rank), second.used.get(rank)
+    if before is None or after is None or {before.state, after.state} != {"S"}:
+        return False
+    # A rank that waits uses some CPU time all the same: gloo's threads and torch's watchdogs poll.
+    # 2 % of a core is more than they use, and less than any loop of the user's. One tick (10 ms) is
+    # always allowed, for CPU time is counted in ticks.
+    if after.ticks - before.ticks > max(1.0, BETWEEN_S * 0.02 * os.sysconf("SC_CLK_TCK")):
+        return False
+    # The queues hold bytes that have arrived, or are to be sent. If they changed, data moves though
+    # no line of Python does, as in a large all_reduce.
+    mains = [_main(each.threads.get(rank, ())) for each in (first, second)]
+    return before.queues == after.queues and mains[0] is not None and mains[0] == mains[1]
+
+
+def _main(threads: Iterable[Thread]) -> Thread | None:
+    return next((thread for thread in threads if thread.main), None)
+
+
+def _watches(first: Look, second: Look) -> bool:
+    """True while torchrun's agent only watches its ranks: none has failed, none is being ended."""
+    for each in (first, second):
+        names = {frame.function for thread in each.launcher for frame in thread.frames}
+        if _WATCHES not in names or names & _ENDS_RANKS:
+            return False
+    return True
+
+
+def _with_port(report: RankReport, process: Seen) -> RankReport:
+    """Add the port of the store that a rank has reached: what it was told, if it is connected."""
+    told = process.told.get("MASTER_PORT", "")
+    if report.inside != "process-group" or report.initialized or not told.isdigit():
+        return report
+    if int(told) not in connected(process.pid):
+        return report
+    return replace(report, arguments=replace(report.arguments, master_port=int(told)))
+
+
+def _without_ports(found: Iterable[RankReport]) -> tuple[RankReport, ...]:
+    """Leave out the store's ports where those of some ranks are unknown: which is right then?"""
+    found = tuple(found)
+    unknown = (e.inside == "process-group" and e.arguments.master_port is None for e in found)
+    if not any(unknown):
+        return found
+    return tuple(replace(e, arguments=replace(e.arguments, master_port=None)) for e in found)
+
+
+def _with_probe(report: RankReport, pid: int) -> RankReport:
+    """Add whether a process listens at the store, if it is on this host."""
+    given = report.arguments
+    if report.inside != "store" or given.master_port is None:
+        return report
+    if not (given.master_addr == "localhost" or given.master_addr.startswith("127.")):
+        return report
+    is_open = listens(pid, given.master_port)
+    state = {True: "open", False: "refused", None: ""}[is_open]
+    detail = "" if is_open else "no process listens there"
+    return replace(report, probe=Probe(f"{given.master_addr}:{given.master_port}", state, detail))

@@ -1,0 +1,217 @@
+"""A benchmark in the forms that other tools read: rows, CSV, nccl-tests.
+
+nccl-tests report the mean over iterations, so their formats have the mean, and bandwidths computed
+from it; `rows` has the median, which the other views show.
+"""
+
+from __future__ import annotations
+
+import csv as csv_writer
+import io
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from ddp_notebook.bench.result import BenchPoint, BenchRun, Curve
+
+_NCCL_JSON_VERSION = 2
+_NCCL_TYPES = {"float32": "float", "float64": "double", "float16": "half"}
+_BODY_WIDTH = 33
+"""nccl-tests' columns for one placement (in-place or out-of-place)."""
+
+
+def rows(run: BenchRun) -> list[dict[str, Any]]:
+    """A dict for each size of each curve. Times in microseconds, bandwidths in GB/s (1e9)."""
+    return [_row(curve, point) for curve in run.curves for point in curve.points]
+
+
+def csv(run: BenchRun) -> str:
+    """Return the rows with a header."""
+    table = rows(run)
+    if not table:
+        return ""
+    text = io.StringIO()
+    writer = csv_writer.DictWriter(text, list(table[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue().rstrip("\n")
+
+
+def _row(curve: Curve, point: BenchPoint) -> dict[str, Any]:
+    slowest = max(range(len(point.rank_us)), key=point.rank_us.__getitem__, default=0)
+    return {
+        "op": curve.op,
+        "dtype": curve.dtype,
+        "mode": curve.mode,
+        "world_size": curve.world_size,
+        "size_bytes": point.size_bytes,
+        "count": point.count,
+        "iterations": point.iterations,
+        "rounds": point.rounds,
+        "latency_us": point.latency_us,
+        "latency_low_us": point.latency_interval_us[0],
+        "latency_high_us": point.latency_interval_us[1],
+        "mean_us": point.mean_us,
+        "p10_us": point.p10_us,
+        "p90_us": point.p90_us,
+        "p99_us": point.p99_us,
+        "algbw_gb_per_s": point.algbw_gb_per_s,
+        "busbw_gb_per_s": point.busbw_gb_per_s,
+        "wrong": point.wrong,
+        "skew_us": point.skew_us,
+        "slowest_rank": curve.ranks[slowest],
+        "precise": point.precise,
+    }
+
+
+def nccl_text(run: BenchRun) -> str:
+    """nccl-tests' table, one for each curve: tools find its columns by position."""
+    return "\n".join(line for curve in run.curves for line in _nccl_table(run, curve))
+
+
+def _nccl_table(run: BenchRun, curve: Curve) -> list[str]:
+    name = f"{_nccl_name(curve)}_perf"
+    sizes = [p.size_bytes for p in curve.points]
+    lines = [
+        f"# Collective test starting: {name}",
+        f"# nThread 1 nGpus 1 minBytes {min(sizes, default=0)} maxBytes {max(sizes, default=0)} "
+        f"step: {run.plan.get('factor', 2)}(factor) warmup iters: {run.plan.get('warmup', 0)} "
+        f"iters: adaptive agg iters: 1 validation: 1 graph: 0",
+        f"# measured by ddp_notebook: {run.backend} on {run.device}, {curve.mode}",
+        "#",
+        "# Using devices",
+        *(f"#  Rank {rank:2d} Group  0 on {run.device}" for rank in curve.ranks),
+        "#",
+        f"# {'':>10}  {'':>12}  {'':>8}  {'':>6}  {'':>6}  {'out-of-place':^31}  {'in-place':^31}",
+        f"# {'size':>10}  {'count':>12}  {'type':>8}  {'redop':>6}  {'root':>6}"
+        + 2 * f"  {'time':>7}  {'algbw':>6}  {'busbw':>6}  {'#wrong':>6}",
+        f"# {'(B)':>10}  {'(elements)':>12}  {'':>8}  {'':>6}  {'':>6}"
+        + 2 * f"  {'(us)':>7}  {'(GB/s)':>6}  {'(GB/s)':>6}  {'':>6}",
+    ]
+    lines += [_nccl_line(curve, point) for point in curve.points]
+    wrong = sum(p.wrong for p in curve.points)
+    rates = [_by_mean(p)["bus_bw"] for p in curve.points]
+    average = statistics.fmean(rates) if rates else 0.0
+    return [
+        *lines,
+        f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
+        f"# Avg bus bandwidth    : {average:g} ",
+        "#",
+        f"# Collective test concluded: {name}",
+    ]
+
+
+def _nccl_line(curve: Curve, point: BenchPoint) -> str:
+    head = _nccl_head(curve, point)
+    body = _by_mean(point)
+    measured = (
+        f"  {_width(body['time'], 7)}  {_width(body['alg_bw'], 6)}  {_width(body['bus_bw'], 6)}"
+        f"  {point.wrong:>6}"
+    )
+    nothing = " " * _BODY_WIDTH
+    places = (nothing, measured) if curve.operation.in_place else (measured, nothing)
+    return (
+        f"{head['size']:>12}  {head['count']:>12}  {head['type']:>8}  {head['redop']:>6}"
+        f"  {head['root']:>6}{''.join(places)}"
+    ).rstrip()
+
+
+def _width(value: float, width: int) -> str:
+    """Return a number with as many decimals as fit, at most two."""
+    text = next((t for d in (2, 1, 0) if len(t := f"{value:.{d}f}") <= width), f"{value:.1e}")
+    return f"{text:>{width}}"
+
+
+def _nccl_name(curve: Curve) -> str:
+    return curve.operation.nccl_name or curve.op
+
+
+def _nccl_head(curve: Curve, point: BenchPoint) -> dict[str, Any]:
+    return {
+        "size": point.size_bytes,
+        "count": point.count,
+        "type": _NCCL_TYPES.get(curve.dtype, curve.dtype),
+        "redop": "sum" if curve.operation.reduces else "none",
+        "root": "-1" if curve.operation.root is None else str(curve.operation.root),
+    }
+
+
+def _by_mean(point: BenchPoint) -> dict[str, Any]:
+    """Time and bandwidths by the mean over iterations."""
+    share = point.latency_us / point.mean_us if point.mean_us else 0.0
+    return {
+        "time": point.mean_us,
+        "alg_bw": point.algbw_gb_per_s * share,
+        "bus_bw": point.busbw_gb_per_s * share,
+        "nwrong": float(point.wrong),
+    }
+
+
+def nccl_json(run: BenchRun) -> dict[str, Any]:
+    """nccl-tests' JSON. Several curves are one list of results with different names."""
+    results = [_nccl_result(curve, p) for curve in run.curves for p in curve.points]
+    wrong = sum(p.wrong for curve in run.curves for p in curve.points)
+    rates = [_by_mean(p)["bus_bw"] for curve in run.curves for p in curve.points]
+    iterations = [p.iterations for curve in run.curves for p in curve.points]
+    return {
+        "version": _NCCL_JSON_VERSION,
+        "start_time": run.started,
+        "args": ["ddp_notebook"],
+        "env": [],
+        "nccl_version": 0,
+        "config": {
+            "nthreads": 1,
+            "ngpus": 1,
+            "minimum_bytes": run.plan.get("min_bytes", 0),
+            "maximum_bytes": run.plan.get("max_bytes", 0),
+            "step_factor": run.plan.get("factor", 2),
+            "warmup_iters": run.plan.get("warmup", 0),
+            "iterations": max(iterations, default=0),
+            "aggregated_iterations": 1,
+            "validation": 1,
+            "graph": 0,
+            "blocking_collectives": "false",
+            "per_iter_timing": "true",
+            "parallel_init": "false",
+            "devices": [
+                {"rank": rank, "group": 0, "device": 0, "device_info": run.device}
+                for rank in range(run.world_size)
+            ],
+        },
+        "results": results,
+        "out_of_bounds": {"count": wrong, "okay": "false" if wrong else "true"},
+        "average_bus_bandwidth": {
+            "bandwidth": statistics.fmean(rates) if rates else 0.0,
+            "okay": "unchecked",
+        },
+        "errors": [run.ended] if run.ended else [],
+    }
+
+
+def _nccl_result(curve: Curve, point: BenchPoint) -> dict[str, Any]:
+    place = "in_place" if curve.operation.in_place else "out_of_place"
+    result = {**_nccl_head(curve, point), place: _by_mean(point)}
+    if point.samples is not None:
+        result[f"{place}_per_iter"] = _per_iteration(point, point.samples.times_ns)
+    name = f"{_nccl_name(curve)} {curve.world_size} ranks {curve.mode}"
+    return {**result, "actual_iterations": point.iterations, "experiment_name": name}
+
+
+def _per_iteration(point: BenchPoint, times_ns: Sequence[Sequence[int]]) -> dict[str, Any]:
+    slowest = [max(column) / 1e3 for column in zip(*times_ns, strict=True)]
+    ordered = sorted(slowest)
+    deviation = statistics.pstdev(slowest)
+    fields: dict[str, Any] = {
+        "min_us": ordered[0],
+        "max_us": ordered[-1],
+        "avg_us": point.mean_us,
+        "p50_us": point.latency_us,
+        "p95_us": ordered[min(len(ordered) - 1, -(-len(ordered) * 95 // 100) - 1)],
+        "p99_us": ordered[min(len(ordered) - 1, -(-len(ordered) * 99 // 100) - 1)],
+        "stdev_us": deviation,
+        "cv_pct": 100 * deviation / point.mean_us if point.mean_us else 0.0,
+        "times_us": slowest,
+    }
+    if len(times_ns) > 1:
+        fields["per_process_max_times_us"] = [[t / 1e3 for t in times] for times in times_ns]
+    return fields
