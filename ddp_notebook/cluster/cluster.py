@@ -77,12 +77,8 @@ _ENDS_WITHIN_S = 10.0
 _FORGOTTEN_WITHIN_S = 2.0
 _ASK_AGAIN_S = 10.0
 
-_WAKE: tuple[str, dict[str, Any]] = ("ddp_notebook.rank.runtime:wake", {})
-
-
-def _on_rank(call: Call[Request, Answer], request: Request) -> tuple[str, dict[str, Any]]:
-    """The arguments with which `child.call` makes a rank's runtime answer a call."""
-    return "ddp_notebook.rank.runtime:call", {"name": call.name, "request": request}
+_CALL, _WAKE = "ddp_notebook.rank.runtime:call", "ddp_notebook.rank.runtime:wake"
+"""What `child.call` calls on a rank."""
 
 
 class _NoAnswer(Future[Any]):
@@ -129,7 +125,7 @@ class IPyParallelCluster:
         self._forgotten: set[int] = set()
         """The pids of the engines that the hub was asked to unregister."""
         self._forgetting = threading.Lock()
-        self._views: dict[object, Any] = {}
+        self._views: dict[int, Any] = {}
         self._ends: dict[int, threading.Event] = {}
         """By rank, set when its newest process has ended."""
         self.controller_pid = 0
@@ -275,7 +271,8 @@ class IPyParallelCluster:
     ) -> dict[int, Future[Answer]]:
         """Call ranks, each with a request of its own."""
         answers: dict[int, Future[Answer]] = {
-            rank: self._apply(rank, *_on_rank(call, request(rank))) for rank in ranks
+            rank: self._apply(rank, _CALL, {"name": call.name, "request": request(rank)})
+            for rank in ranks
         }
         self._last_reply.update(answers)
         self._awake.update(self._pids[rank] for rank in ranks)
@@ -286,7 +283,7 @@ class IPyParallelCluster:
         for rank in ranks:
             if self._pids[rank] not in self._awake:  # its first call makes it read orders, too
                 self._awake.add(self._pids[rank])
-                self._last_reply[rank] = self._apply(rank, *_WAKE)
+                self._last_reply[rank] = self._apply(rank, _WAKE, {})
         to = {rank: (self._pids[rank], questions_of(self._folder, rank)) for rank in ranks}
         return self._orders.send(to, order, request)
 
@@ -331,7 +328,9 @@ class IPyParallelCluster:
     def _apply(self, rank: int, name: str, arguments: Mapping[str, Any]) -> Any:
         """Have `child.call` called on a rank. Raises SessionLost when the client is closed."""
         try:
-            return self._view(rank).apply_async(child.call, name, arguments)
+            if rank not in self._views:  # making one takes a while, and it stays valid
+                self._views[rank] = self._client[rank]
+            return self._views[rank].apply_async(child.call, name, arguments)
         except IndexError:  # ipyparallel noticed its exit before we did
             return _NoAnswer(rank)
         except (OSError, RuntimeError):  # ipyparallel raises either for a closed client
@@ -341,12 +340,6 @@ class IPyParallelCluster:
 
     def _lost(self) -> SessionLost:
         return SessionLost(f"{self._ended.result()} Start again: %ddp_init")
-
-    def _view(self, ranks: int | Ranks) -> Any:
-        """ipyparallel's view of engines; making one takes a while, and it stays valid."""
-        if ranks not in self._views:
-            self._views[ranks] = self._client[ranks if isinstance(ranks, int) else list(ranks)]
-        return self._views[ranks]
 
     def signal(self, rank: int, number: int) -> None:
         """Signal the process of `rank`, if it lives."""

@@ -66,8 +66,6 @@ def visible_gpus() -> tuple[str, ...]:
     return tuple(gpu.index for gpu in gpus())
 
 
-
-
 def _ask_driver(question: Callable[[Any], Answer], without_driver: Answer) -> Answer:
     """The answer to `question`, which gets NVML: the library of the driver behind nvidia-smi."""
     import pynvml  # takes 50 ms, and only starting ranks needs it

@@ -14,7 +14,6 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import zmq
@@ -137,13 +136,10 @@ class EventSender(Events):
             if not events or self._socket.closed:
                 return
             try:
-                self._send(events)
+                payload = encode_events(events)
+                with contextlib.suppress(zmq.Again):
+                    self._socket.send_multipart([self._source, payload], flags=zmq.NOBLOCK)
             finally:
                 with self._flushed:
                     self._sent_seq = events[-1].seq
                     self._flushed.notify_all()
-
-    def _send(self, events: Sequence[Event]) -> None:
-        payload = encode_events(events)
-        with contextlib.suppress(zmq.Again):
-            self._socket.send_multipart([self._source, payload], flags=zmq.NOBLOCK)
