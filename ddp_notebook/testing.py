@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import UsageMistake
@@ -15,11 +16,12 @@ from ddp_notebook.rank.calls import Answer, Call, CannotAnswer, Order, Question,
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.session.processes.collective_logs import CollectiveLogs
 from ddp_notebook.session.processes.processes import Processes
+from ddp_notebook.session.record import Record
+from ddp_notebook.session.runs.run import CellRun, RunOptions
 from ddp_notebook.session.setup.bring_up import BringUp
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.rank_cluster import RankCluster
-    from ddp_notebook.session.record import Record
 
 
 def processes_of(session: Session) -> Processes:
@@ -34,7 +36,7 @@ def cluster_of(session: Session) -> Any:
 
 def bring_up_of(session: Session) -> BringUp:
     """The set-up of the ranks of a session. Raises NoSession, SessionLost."""
-    return session._set_up.need("A test")
+    return session.setup.need("A test")
 
 
 def pids_of(session: Session) -> dict[str, Any]:
@@ -206,13 +208,21 @@ class FakeProcesses(Processes):
         return False
 
 
+def fake_run(
+    cell: int, ranks: Ranks, script: str = "", number: int = 0, cluster: Any = None
+) -> CellRun:
+    """A run that nobody sends: what its ranks do is told to it."""
+    there: Any = SimpleNamespace(cluster=cluster, logs=None, record=Record())
+    return CellRun(cell, ranks, there, RunOptions(number), script)
+
+
 def fake_session(folder: Path, world_size: int = 2) -> tuple[Session, FakeCluster, FakeProcesses]:
     """A session whose ranks do what the cluster says; they are launched, and not set up yet."""
     session = Session()
     cluster = FakeCluster(session.record)
     processes = FakeProcesses(cluster, InitOptions(world_size=world_size, device="cpu"), folder)
     session.pool.processes = processes
-    session._set_up.bring_up = BringUp(processes, session.record)
+    session.setup.bring_up = BringUp(processes, session.record)
     return session, cluster, processes
 
 

@@ -18,7 +18,7 @@ from support import shared_session
 from ddp_notebook.errors import DDPError
 from ddp_notebook.rank.calls import Breakpoint
 from ddp_notebook.session import InitOptions, Session
-from ddp_notebook.session.runs.run import CellResult
+from ddp_notebook.session.runs.endings import CellResult
 
 WITHIN_S = 60.0
 RANKS = 2
@@ -37,7 +37,8 @@ class Place:
     """Code whose line `HERE` is stopped at once in `use()`, where `mark` is 7 + the rank.
 
     `function`: what `%ddp_break` calls the function whose first line that is, empty where it has
-    no name. `said`: that line where it says `breakpoint()` itself, being no statement.
+    no name. `said`: that line where it says `breakpoint()` itself, being no statement. `since`: the
+    Python from which on a breakpoint is hit there; before, `breakpoint()` alone.
     """
 
     name: str
@@ -45,6 +46,13 @@ class Place:
     function: str = ""
     mark: str = "mark"
     said: str = ""
+    since: tuple[int, int] = (3, 11)
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """How it can be stopped at on this Python."""
+        ways = WAYS if self.function else WAYS[:2]
+        return ways if sys.version_info >= self.since else WAYS[:1]
 
     @property
     def text(self) -> str:
@@ -272,6 +280,7 @@ PLACES = (
             net(torch.ones(1, 2)).sum().backward()
         """,
         "hook.reduced",
+        since=(3, 12),
     ),
     Place(
         "tensor hook",
@@ -514,7 +523,7 @@ def play(session: Session, place: Place, way: str, holder: str, folder: Path) ->
         _check(session, place, ran, line)
     finally:
         session.breakpoints.clear()
-        if any(not controller.run.done for controller in session.runs):
+        if any(not run.done for run in session.runs.all):
             session.abort()
 
 
@@ -539,7 +548,7 @@ def _as_cell(session: Session, place: Place, way: str, text: str, line: int) -> 
     if ran.steps is not None:
         return ran
     if way != "breakpoint()":
-        number = session.runs[-1].run.number
+        number = session.runs.all[-1].number
         if way == "function":
             session.run_cell("use()").raise_for_error()  # it has run before
         session.breakpoints.add(
@@ -576,7 +585,7 @@ def _as_script(session: Session, way: str, text: str, line: int, folder: Path) -
 
 
 def _check(session: Session, place: Place, ran: CellResult, line: int) -> None:
-    stops = session.runs[-1].run.stops
+    stops = session.runs.all[-1].stops
     where = {rank: stop.line for rank, stop in stops.items()}
     assert where == dict.fromkeys(range(RANKS), line), (
         f"stopped at {where}, not {line}: {ran.error}"
@@ -588,14 +597,13 @@ def _check(session: Session, place: Place, ran: CellResult, line: int) -> None:
     session.step(to="end")
     after = session.wait(WITHIN_S)
     assert after.error is None, after.error
-    assert not session.runs[-1].run.stops, "it stops there again"
+    assert not session.runs.all[-1].stops, "it stops there again"
 
 
 def cases(place: Place) -> list[tuple[str, str]]:
     """Ways and holders of a place: a function of a script has no name before it runs."""
-    both = itertools.product(WAYS, HOLDERS)
-    named = [(way, holder) for way, holder in both if way == "function" and holder != "script"]
-    return [(way, holder) for way in WAYS[:2] for holder in HOLDERS] + named * bool(place.function)
+    both = itertools.product(place.ways, HOLDERS)
+    return [(way, holder) for way, holder in both if way != "function" or holder != "script"]
 
 
 def main(rounds: int, only: str) -> int:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import gc
 import importlib.machinery
-import inspect
 import linecache
 import sys
 import tempfile
@@ -27,7 +25,6 @@ from ddp_notebook.rank.calls import Breakpoint, Breakpoints, How, Move
 from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.component import Run
 from ddp_notebook.rank.debugger.debugger import Debugger
-from ddp_notebook.rank.debugger.instrument import HOOK
 from ddp_notebook.rank.inspect.frames import UserCode, chain
 from ddp_notebook.rank.main_thread import MainThread
 
@@ -71,10 +68,9 @@ class Rank:
         file = f"<ddp cell {next(_cells)}>"
         text = source.splitlines(keepends=True)
         linecache.cache[file] = (len(source), None, text, file)
-        tree = self.debugger.compiled(ast.parse(source), file)
-        code = compile(tree, file, "exec")
-        self.debugger.was_compiled(code)
-        run = types.FunctionType(code, self.names)
+        tree = ast.parse(source)
+        self.debugger.begins(tree, file)
+        run = types.FunctionType(compile(tree, file, "exec"), self.names)
         self._threads.append(threading.Thread(target=run, daemon=True))
         self._threads[-1].start()
         return file
@@ -278,7 +274,7 @@ def a_false_condition_without_a_call_is_not_brought_to_the_debugger(rank: Rank) 
     looked_at: list[int] = []
     plain_hit = rank.debugger.breakpoints.hit
     rank.debugger.breakpoints.hit = (  # type: ignore[method-assign]
-        lambda frame, line: looked_at.append(line) or plain_hit(frame, line)
+        lambda frame: looked_at.append(frame.f_lineno) or plain_hit(frame)
     )
     rank.set(
         Breakpoint(1, file, 4, condition="i == 7"),
@@ -454,7 +450,7 @@ def a_thread_that_is_in_the_function_already_stops_or_is_named(rank: Rank) -> No
         assert time.monotonic() < deadline_s
     (bound,) = rank.set(Breakpoint(1, file, 3))
     if bound.note:
-        assert "is in this function already, and stops there from its next call on" in bound.note
+        assert "is in this function already, and passes" in bound.note
         go.set()
         assert rank.wait(1) is None
     else:
@@ -493,29 +489,19 @@ def installed() -> dict[str, Any]:
     looking.start()
     looking.join()
     monitoring = getattr(sys, "monitoring", None)
-    functions = (each for each in gc.get_objects() if type(each) is types.FunctionType)
-    ours = [each for each in functions if HOOK in _names(each.__code__)]
     return {
         "traced": (sys.gettrace(), threading.gettrace(), *found),
         "tools": [monitoring.get_tool(n) for n in range(6)] if monitoring else [],
         "imports": importlib.machinery.SourceFileLoader.get_code,
-        "functions with calls of ours": ours,
     }
-
-
-def _names(code: types.CodeType) -> set[str]:
-    inner = (each for each in code.co_consts if inspect.iscode(each))
-    return {*code.co_names, *(name for each in inner for name in _names(each))}
 
 
 def nothing_stays_installed(rank: Rank) -> None:
     clean = installed()
-    assert clean["functions with calls of ours"] == []
     rank.names["sys"] = sys
     source = "def f(i):\n    a = i\n    return a\n"
     before = rank.cell(source)
     assert rank.wait(1) is None
-    plain = rank.names["f"].__code__
     rank.cell("f(1)\n")
     assert rank.wait(1) is None
     assert installed() == clean, "with no breakpoint set"
@@ -528,22 +514,6 @@ def nothing_stays_installed(rank: Rank) -> None:
     assert rank.wait(len(rank.stops) + 1) is None
     assert rank.names["traced"] is None
     assert installed() == clean, "after all were cleared"
-    assert rank.names["f"].__code__.co_code == plain.co_code
-
-
-def a_function_compiled_with_calls_is_given_its_own_code_back(rank: Rank) -> None:
-    source = "def f(i):\n    a = i\n    return a\nf(0)\n"
-    file = rank.cell(source)
-    assert rank.wait(1) is None
-    plain = rank.names["f"].__code__
-    rank.set(Breakpoint(1, file, 2))
-    rank.cell(source)
-    assert rank.lines(END) == [2, 0]
-    rank.set()
-    assert rank.names["f"].__code__.co_code == plain.co_code
-    rank.set(Breakpoint(2, file, 3))
-    rank.cell(source)
-    assert rank.lines(END) == [3, 0]
 
 
 def what_the_user_traces_with_is_given_back(rank: Rank) -> None:
@@ -563,6 +533,43 @@ def what_the_user_traces_with_is_given_back(rank: Rank) -> None:
     assert rank.lines(NEXT, END) == [3, 4, 0]
     assert rank.names["kept"]
     assert seen[:2] == [2, 3] and seen[-2:] == [5, 6]
+
+
+def what_the_user_traces_new_threads_with_is_given_back(rank: Rank) -> None:
+    def theirs(frame: types.FrameType, event: str, arg: Any) -> None:
+        """Trace nothing."""
+
+    source = "a = 1\nb = 2\n"
+    threading.settrace(theirs)
+    try:
+        file = rank.cell(source)
+        assert rank.wait(1) is None
+        rank.set(Breakpoint(1, file, 2))
+        rank.cell(source)
+        assert rank.lines(END) == [2, 0]
+        rank.set()
+        assert threading.gettrace() is theirs
+    finally:
+        threading.settrace(None)  # type: ignore[arg-type]
+
+
+def a_thread_of_ours_stops_nowhere(rank: Rank) -> None:
+    """Also in a function of the user's, as what is evaluated beside a run calls it."""
+    file = rank.cell("def f():\n    return sys.gettrace()\n")
+    assert rank.wait(1) is None
+    rank.names["sys"] = sys
+    rank.set(Breakpoint(1, file, 2))
+    found: list[Any] = []
+
+    def ask() -> None:
+        with rank.debugger.aside():
+            found.append(rank.names["f"]())
+
+    asked = threading.Thread(target=ask, name="ddp-expression")
+    asked.start()
+    asked.join(WITHIN_S)
+    assert found == [None]
+    assert not rank.stops
 
 
 SCENARIOS: tuple[Callable[[Rank], None], ...] = tuple(

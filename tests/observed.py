@@ -28,8 +28,8 @@ def _revive(session: Session) -> None:
 
 def issued(session: Session) -> Collectives:
     """What the ranks issued in the last cell."""
-    assert session.current is not None
-    return processes_of(session).logs.read((0, 1, 2, 3), session.current.cell)
+    assert session.runs.current is not None
+    return processes_of(session).logs.read((0, 1, 2, 3), session.runs.current.cell)
 
 
 def run(session: Session, source: str) -> Collectives:

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import random_rounds
 import support
-from editors import EditorClient, port_of
 from kernels import Reply
 from random_rounds import OURS, SESSION
 from support import Pids, is_alive
@@ -59,13 +58,9 @@ DOINGS = {
     "look at a line": "%ddp_print kept + 1",
     "abort at a line": "%ddp_abort",
     "shutdown at a line": "%ddp_shutdown",
-    "open to editors": "%ddp_attach_editor --ranks 1",
-    "step beside an editor": "%ddp_step",
-    "close to editors": "%ddp_attach_editor --off",
 }
 """What a user may be doing, by name."""
 PAUSED = f"%%ddp\n{PAUSE}"
-EDITOR = "%ddp_attach_editor --ranks 1"
 BEFORE = {
     "load": ("%unload_ext ddp_notebook",),
     "init": ("%ddp_shutdown",),
@@ -77,9 +72,6 @@ BEFORE = {
     "look at a line": (PAUSED,),
     "abort at a line": (PAUSED,),
     "shutdown at a line": (PAUSED,),
-    "open to editors": (PAUSED,),
-    "step beside an editor": (PAUSED, EDITOR),
-    "close to editors": (PAUSED, EDITOR),
 }
 """What has to be done first, so that there is something to do."""
 NEXT = ("%ddp_restart", "%ddp_restart --ranks 1", "%ddp_shutdown", "%ddp_why")
@@ -154,7 +146,6 @@ class Kills(random_rounds.Rounds):
         script.write_text(SCRIPT.format(train=TRAIN))
         self.paused = script.with_name("paused.py")
         self.paused.write_text(SCRIPT.format(train=PAUSE))
-        self.editor: EditorClient | None = None
         self.took: list[tuple[float, float, str]] = []
         """How many seconds an answer took, the tasks per core then, and to what."""
 
@@ -207,9 +198,6 @@ class Kills(random_rounds.Rounds):
                 self.go_on(what, pids)
         finally:
             blow.let_go()
-            if self.editor is not None:
-                self.editor.close()
-                self.editor = None
         return f"{what}: {reply.status} {reply.evalue.partition(chr(10))[0]}"
 
     def _await_end_of_all(self, what: str) -> None:
@@ -225,10 +213,7 @@ class Kills(random_rounds.Rounds):
             self.kernel.run_well("%ddp_init --world-size 2")
         self.kernel.run_well("%%ddp\nkept = rank + 100")
         for code in BEFORE.get(doing, ()):
-            reply = self.kernel.run_well(self._code(code))
-            if code == EDITOR and doing.startswith("step"):
-                self.editor = EditorClient(port_of(reply.text)).attach()
-                self.editor.ask("configurationDone")
+            self.kernel.run_well(self._code(code))
         return self.kernel.pids() if doing not in ("load", "init") else NOBODY
 
     def _code(self, code: str) -> str:

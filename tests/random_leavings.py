@@ -70,7 +70,7 @@ class Leavings(random_rounds.Rounds):
         before = self.kernel.pids()
         self._pause(what, stop, as_script=as_script)
         for move in moves:
-            if self.kernel.ask(f"bool({SESSION}.runs[-1].run.stops)"):
+            if self.kernel.ask(f"bool({SESSION}.runs.all[-1].stops)"):
                 self._ends(what, move, signalled="busy" in stop)
         left = self._processes()
         if leaving in ENDS:
@@ -105,7 +105,7 @@ class Leavings(random_rounds.Rounds):
             code = f"%%ddp\n{HEAD}{train}train(rank, kept)"
         self._ends(what, code, signalled="busy" in stop)
         if "busy" not in stop:
-            assert self.kernel.ask(f"bool({SESSION}.runs[-1].run.stops)"), f"{what}: none paused"
+            assert self.kernel.ask(f"bool({SESSION}.runs.all[-1].stops)"), f"{what}: none paused"
 
     def _ends(self, what: str, code: str, *, signalled: bool = False) -> Reply:
         """How a cell ended, with an interrupt where it would not end by itself."""

@@ -17,7 +17,7 @@ from support import SEED, shared_session
 from ddp_notebook.errors import DDPError, UsageMistake
 from ddp_notebook.rank.calls import Breakpoint, How
 from ddp_notebook.session import InitOptions, Session
-from ddp_notebook.session.runs.run import CellResult
+from ddp_notebook.session.runs.endings import CellResult
 
 RANKS = 4
 WITHIN_S = 60.0
@@ -80,7 +80,7 @@ LINE = TRAINS.splitlines().index(BREAK.rstrip("\n")) + 1
 def losses(result: CellResult, session: Session) -> str:
     """What all ranks printed: their losses, in the order of ranks."""
     assert result.error is None, result.error
-    run = session.runs[-1].run
+    run = session.runs.all[-1]
     assert not run.pending, f"{run.pending} have not ended"
     texts = {item.text for group in result.outputs for item in group.items}
     lines = {line for text in texts for line in text.splitlines() if line[:1].isdecimal()}
@@ -102,7 +102,7 @@ def walk(session: Session, script: Path, choose: random.Random) -> tuple[str, Co
     session.breakpoints.add(f"{script}:{LINE}", Breakpoint(0, count=choose.randint(1, 5)))
     result = begin(session, script, as_script=choose.random() < SCRIPTS)
     for _ in range(choose.randint(1, MOVES)):
-        stops = sorted(session.runs[-1].run.stops)
+        stops = sorted(session.runs.all[-1].stops)
         if not stops:
             break
         how = choose.choice(WAYS)
@@ -114,10 +114,10 @@ def walk(session: Session, script: Path, choose: random.Random) -> tuple[str, Co
         except UsageMistake as error:
             raise AssertionError(f"{how} of {ranks} with {stops} paused: {error}") from error
     session.breakpoints.clear()  # to the end of the run, and not to the next hit
-    if session.runs[-1].run.stops:
+    if session.runs.all[-1].stops:
         session.step(to="end")
     result = session.wait(WITHIN_S)
-    assert not session.runs[-1].run.stops, "one --to end does not free all"
+    assert not session.runs.all[-1].stops, "one --to end does not free all"
     return losses(result, session), done
 
 

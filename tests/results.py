@@ -9,7 +9,7 @@ from IPython.core.interactiveshell import ExecutionResult
 
 from ddp_notebook.model import StepTable, VariableTable
 from ddp_notebook.session import Session
-from ddp_notebook.session.runs.run import CellResult
+from ddp_notebook.session.runs.endings import CellResult
 from ddp_notebook.views.ansi import strip_ansi
 
 

@@ -15,7 +15,6 @@ from ddp_notebook.board.model import INTERRUPT
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Diagnosis
 from ddp_notebook.session import Session
-from ddp_notebook.session.runs.registry import stops_in
 
 _MAX_ANSWERS = 4
 """Answers that stay on the board."""
@@ -79,11 +78,11 @@ class Buttons:
             self._answer(magic, str(error) or type(error).__name__, ok=False)
 
     def _answer(self, magic: str, text: str, *, ok: bool) -> None:
-        seen = ok and magic.startswith(_AT_LINES) and bool(stops_in(self._session.runs))
+        seen = ok and magic.startswith(_AT_LINES) and bool(self._session.runs.stops)
         with self._lock:
             self.busy = tuple(other for other in self.busy if other != magic)
             self._count += 1  # the number shows an answer as new, also when its text is the same
-            run = self._session.current
+            run = self._session.runs.current
             answer = {
                 "number": self._count,
                 "magic": magic,
@@ -91,7 +90,7 @@ class Buttons:
                 "ok": ok,
                 "at": time.strftime("%H:%M:%S"),
                 "of": run.title if run is not None else "",
-                "begun": self._session.begun,
+                "begun": self._session.findings.begun,
             }
             # A button has one answer, whatever is typed after its magic.
             name = magic.partition(" ")[0]
@@ -122,7 +121,7 @@ class Buttons:
 
     def _cancel(self) -> str:
         """End the benchmark that runs; its own cell shows the result."""
-        measuring = self._session.measuring
+        measuring = self._session.benchmarks.current
         if measuring is None:
             raise UsageMistake("No benchmark is running.")
         measuring.cancel()

@@ -224,7 +224,7 @@ class LiveBoard:
     @property
     def _in_run(self) -> bool:
         """True while ranks are in a cell or a script."""
-        run = self._session.current
+        run = self._session.runs.current
         return run is not None and not run.done
 
     def _still(self, final: Board | None = None, below: str = "") -> dict[str, str]:
@@ -286,7 +286,7 @@ class LiveBoard:
     def _show(self, board: Board, facts: BoardFacts, past: Past) -> None:
         """Set what the widget shows."""
         widget, session = self._widget, self._session
-        benchmark = session.measuring
+        benchmark = session.benchmarks.current
         in_run = self._in_run and bool(facts.pending)
         shown = model.board_json(board, self._epoch_ns)
         at = pending_locations(facts)
@@ -329,7 +329,7 @@ class LiveBoard:
         self.nudge()
 
     def _show_buttons(self) -> None:
-        begun = self._session.begun
+        begun = self._session.findings.begun
         answers = [model.answer_json(answer, begun) for answer in self._buttons.answers]
         busy, stops = list(self._buttons.busy), self._source.stops()
         self._widget.draw(self._now_us(), busy=busy, answers=answers, stops=stops)

@@ -22,8 +22,8 @@ from ddp_notebook.model import (
     Snapshot,
     Status,
 )
-from ddp_notebook.session.runs.registry import stops_in
 from ddp_notebook.session.runs.steps import source_of
+from ddp_notebook.session.runs.steps import table as paused_table
 from ddp_notebook.state.board_rows import BoardFacts
 from ddp_notebook.state.collective_table import of_run
 from ddp_notebook.state.fold import state_at
@@ -95,13 +95,13 @@ class BoardSource:
     @property
     def title(self) -> str:
         """What that run is called."""
-        run = self._session.current
+        run = self._session.runs.current
         return run.title if run is not None and run.cell == self.run else ""
 
     @property
     def checking(self) -> bool:
         """True while a run that has ended is examined: whether it is wrong is not known yet."""
-        run = self._session.current
+        run = self._session.runs.current
         if run is None or run.found.judged or not (run.done and ended_badly(run)):
             return False
         ended_ns = max(run.left_ns.values(), default=0)
@@ -110,19 +110,19 @@ class BoardSource:
     @property
     def left_ns(self) -> Mapping[int, int]:
         """When each rank that has left the run did so."""
-        run = self._session.current
+        run = self._session.runs.current
         return run.left_ns if run is not None and run.cell == self.run else {}
 
     @property
     def pauses(self) -> Sequence[LinePause]:
         """From when until when ranks were paused at lines in that run."""
-        run = self._session.current
+        run = self._session.runs.current
         return run.pauses if run is not None and run.cell == self.run else ()
 
     def look(self) -> tuple[BoardFacts, tuple[Collective, ...]]:
         """The current state, and the collectives that are new or have changed."""
         session = self._session
-        snapshot, run, logs = session.record.snapshot, session.current, session.logs
+        snapshot, run, logs = session.record.snapshot, session.runs.current, session.pool.logs
         news: tuple[Collective, ...] = ()
         if run is not None and logs is not None:
             # The collective logs are closed from another thread when the session ends.
@@ -134,27 +134,27 @@ class BoardSource:
             run.pending if run is not None else (),
             self._diagnosis(snapshot, bool(news)),
             run.sources if run is not None else {},
-            session.store,
+            session.setup.store,
             _raised_in(run, snapshot),
-            stops_in(session.runs),
+            session.runs.stops,
             run.ranks if run is not None else (),
         )
         return _of_started_ranks(run, facts.diagnosis) or facts, news
 
     def stops(self) -> dict[str, Any]:
         """The lines at which ranks are paused, with the code around and its breakpoints."""
-        stops, breakpoints = stops_in(self._session.runs), self._session.breakpoints.known
+        stops, breakpoints = self._session.runs.stops, self._session.breakpoints.known
         key = (stops, breakpoints)
         if key != self._stops_key:
             self._stops_key, self._stops = key, {}
             run = next(
-                (controller.run for controller in self._session.runs[::-1] if controller.run.stops),
+                (run for run in self._session.runs.all[::-1] if run.stops),
                 None,
             )
             # The collective logs are closed from another thread when the session ends.
             with contextlib.suppress(ValueError):
                 if stops and run is not None:
-                    title = self._session.paused_table(run).title
+                    title = paused_table(run).title
                     texts = {stop.file: source_of(run, stop.file) for stop in stops.values()}
                     self._stops = tab_contents.source_json(title, stops, texts, breakpoints)
         return self._stops
@@ -165,7 +165,7 @@ class BoardSource:
         Takes some microseconds; a look takes a thousand.
         """
         session = self._session
-        snapshot, run, logs = session.record.snapshot, session.current, session.logs
+        snapshot, run, logs = session.record.snapshot, session.runs.current, session.pool.logs
         written: tuple[tuple[int, int], ...] = ()
         if run is not None and logs is not None:
             with contextlib.suppress(ValueError):
@@ -173,10 +173,10 @@ class BoardSource:
                 written = tuple(each for each in logs.written(run.ranks) if each[1])
         known = (*map(_rank_key, snapshot.ranks), _session_key(snapshot))
         pending = run.pending if run is not None else ()
-        stops = tuple((rank, stop.stop) for rank, stop in stops_in(session.runs).items())
+        stops = tuple((rank, stop.stop) for rank, stop in session.runs.stops.items())
         started = run.started_ranks if run is not None and not run.done else None
         looked = started.looked if started is not None else 0
-        return known, pending, written, self._found, session.measuring, stops, looked
+        return known, pending, written, self._found, session.benchmarks.current, stops, looked
 
     def past(self, at_ns: int) -> Snapshot:
         """The state as it was at `at_ns`, as far back as it is kept."""
@@ -217,7 +217,7 @@ class BoardSource:
 
     def _detector(self) -> StallDetector | None:
         """The stall detector of the run that ranks are in; None without one."""
-        run = self._session.current
+        run = self._session.runs.current
         return run.detector if run is not None else None
 
     def _found_at_end(self, generation: int) -> Diagnosis | None:
@@ -225,7 +225,7 @@ class BoardSource:
 
         Nothing once its ranks have another group: they were freed, or are new.
         """
-        run = self._session.current
+        run = self._session.runs.current
         if run is None or run.generation != generation:
             return None
         return run.found.diagnosis if not run.done or ended_badly(run) else None
@@ -236,9 +236,9 @@ class BoardSource:
     def _may_be_wrong(self, snapshot: Snapshot) -> bool:
         if not snapshot.ranks or snapshot.ended or not self._session.running:
             return False
-        if self._session.measuring is not None:
+        if self._session.benchmarks.current is not None:
             return False  # what is asked would be measured too
-        return not snapshot.ready or ended_badly(self._session.current)
+        return not snapshot.ready or ended_badly(self._session.runs.current)
 
     def _long_still(self, snapshot: Snapshot) -> bool:
         in_setup = snapshot.with_status(Status.SETTING_UP, Status.STARTING)

@@ -26,7 +26,7 @@ from ddp_notebook.model import (
     name_ranks,
 )
 from ddp_notebook.session.runs.past import PastRun
-from ddp_notebook.session.tools.debugger.breakpoints import BreakpointRow
+from ddp_notebook.session.tools.breakpoints import BreakpointRow
 from ddp_notebook.state.line_table import StoppedFile, stop_text, stopped_files
 from ddp_notebook.state.output import of_any_rank
 from ddp_notebook.views import output, stacks

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import tab_contents
 from ddp_notebook.errors import DDPError
-from ddp_notebook.session.runs.registry import stops_in
 
 if TYPE_CHECKING:
     from ddp_notebook.session import Session
@@ -66,7 +65,7 @@ class TabFeed:
     def turn(self, key: object) -> None:
         """Tell what is new. `key` is another one when a board would show something else."""
         now_s = time.monotonic()
-        key = (key, self._session.begun)
+        key = (key, self._session.findings.begun)
         if key != self._key:
             self._key, self._changed_s = key, now_s
         wanted = self._wanted(now_s)
@@ -76,7 +75,7 @@ class TabFeed:
             self._looked_s = now_s
             self._show_console()
         settled = now_s - self._changed_s > _SETTLED_S or self._all_stand
-        settled = settled and self._session.measuring is None
+        settled = settled and self._session.benchmarks.current is None
         for tab in wanted.intersection(_ASKING) - self._asked:
             if settled or tab not in self._told:
                 self._ask_once(tab, key)
@@ -87,12 +86,12 @@ class TabFeed:
             open_tabs = self._watching.values()
             tabs = {tab for tab, at_s in open_tabs if now_s - at_s < _FORGOTTEN_S}
         beside = (each for tab in tabs for each in _BESIDE.get(tab, ()))
-        return tabs.union(beside) if stops_in(self._session.runs) else tabs
+        return tabs.union(beside) if self._session.runs.stops else tabs
 
     @property
     def _all_stand(self) -> bool:
         """Every rank that is in the run is paused at a line: nothing changes by itself."""
-        run = self._session.current
+        run = self._session.runs.current
         return run is not None and bool(run.stops) and run.stops.keys() >= set(run.pending)
 
     def _ask_once(self, tab: str, key: object) -> None:
@@ -110,12 +109,12 @@ class TabFeed:
             content = {"error": str(error)}
         finally:
             self._asked.discard(tab)
-        run = self._session.current
+        run = self._session.runs.current
         about = {"at": time.strftime("%H:%M:%S"), "of": run.title if run is not None else ""}
         self._tell({tab: {**content, **about}})
 
     def _stack(self) -> dict[str, Any]:
-        run = self._session.current
+        run = self._session.runs.current
         sources = run.sources if run is not None else {}
         return tab_contents.stack_json(self._session.where(), sources)
 
@@ -123,14 +122,14 @@ class TabFeed:
         return tab_contents.variables_json(self._session.variables())
 
     def _show_history(self) -> None:
-        runs = self._session.past
+        runs = self._session.runs.past.runs
         key = tuple(map(tab_contents.without_age, runs))
         if self._told.get("history") != key:
             self._told["history"] = key
             self._tell({"history": tab_contents.history_json(runs)})
 
     def _show_console(self) -> None:
-        run = self._session.current
+        run = self._session.runs.current
         key = (run.cell, run.changes, tuple(run.withheld)) if run is not None else None
         if self._told.get("console", self) == key:
             return

@@ -28,8 +28,7 @@ from ddp_notebook.launch.session_folder import parents
 from ddp_notebook.model import format_bytes
 from ddp_notebook.model.doctor import Check, DoctorReport, Verdict
 from ddp_notebook.session.options import InitOptions, check_world_size, cores
-from ddp_notebook.session.setup import limits
-from ddp_notebook.session.setup.shadowing import why_not_loaded
+from ddp_notebook.session.setup import preflight
 
 Look: TypeAlias = Callable[[], Check | Iterable[Check]]
 """Makes one check or several, and gets the facts for it only when called."""
@@ -87,7 +86,7 @@ def examine(
         "ranks": lambda: software.check_ranks(rank_facts or {}),
         "file names": lambda: machine.as_init_says(
             "file names",
-            why_not_loaded(["", *sys.path]),
+            preflight.why_not_loaded(["", *sys.path]),
             "no file here hides a module",
             Verdict.WARNING,  # many such files are harmless
         ),
@@ -108,10 +107,10 @@ def examine(
         "memory": lambda: machine.check_memory(world_size, bytes_left()),
         machine.SHARED_MEMORY: lambda: machine.check_shared_memory(shared_memory(), nccl),
         "open files": lambda: machine.as_init_says(
-            "open files", limits.why_too_low_for_files(world_size), "enough (ulimit -n)"
+            "open files", preflight.why_too_low_for_files(world_size), "enough (ulimit -n)"
         ),
         "processes": lambda: machine.as_init_says(
-            "processes", limits.why_too_few_processes(world_size), "enough (ulimit -u)"
+            "processes", preflight.why_too_few_processes(world_size), "enough (ulimit -u)"
         ),
         "cores": lambda: machine.check_cores(
             cores(), world_size, threads, environment.get("OMP_NUM_THREADS")
@@ -270,4 +269,4 @@ def check_temporary_folder() -> Check:
         remedy = "Before Jupyter starts: export TMPDIR=/tmp (or another folder)"
         return Check.failure(name, str(error), remedy)
     free = format_bytes(shutil.disk_usage(folder).free)
-    return machine.as_init_says(name, limits.why_no_room(), f"{folder}, {free} free")
+    return machine.as_init_says(name, preflight.why_no_room(), f"{folder}, {free} free")

@@ -58,8 +58,7 @@ def _import(name: str) -> None:
 
 def _freeze() -> None:
     """Exempt what was loaded since the last time from garbage collection: children keep sharing
-    its pages, and can still find the functions. Also before a fork while modules are loaded."""
-    child.call("ddp_notebook.rank.variables.objects:keep_functions", {})
+    its pages. Also before a fork while modules are loaded."""
     child.disown_finalizers()  # here, once: children would copy their pages
     gc.freeze()
 

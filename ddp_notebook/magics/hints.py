@@ -139,7 +139,7 @@ class Hints:
         """Say so if a cell uses a variable that only the ranks have."""
         error = result.error_in_exec
         name = error.name if isinstance(error, NameError) else None
-        inspection = self._ui.session.describe(NameToInspect(name)) if name else None
+        inspection = self._ui.session.values.describe(NameToInspect(name)) if name else None
         if inspection is not None and inspection.bundle:
             pull = "" if name in CODE_FROM_SET_UP else f", or get it: %ddp_pull {name}"
             self._ui.say(

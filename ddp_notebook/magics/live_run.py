@@ -15,6 +15,7 @@ from ddp_notebook.board.replay_board import can_show_widgets, line_class
 from ddp_notebook.magics.cell_output import NOTHING, Bundle
 from ddp_notebook.model import name_ranks
 from ddp_notebook.session import Session
+from ddp_notebook.session.runs.endings import exits
 from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.views.live_region import OUTPUT_INTERVAL_S, OUTPUT_SETTLE_S, LiveRegion
 from ddp_notebook.views.notebook import live_bundle
@@ -138,5 +139,5 @@ def _standing(run: CellRun, runs: str) -> str:
     """A run in words: what `runs`, which ranks left it and how, which ranks wait for which."""
     pending = run.pending
     words = [f"{runs} on {name_ranks(pending)}" if pending else runs]
-    words += [f"{name_ranks(ranks)} {word}" for word, ranks in run.exits.items() if pending]
+    words += [f"{name_ranks(ranks)} {word}" for word, ranks in exits(run).items() if pending]
     return " · ".join([*words, run.waits_for] if run.waits_for else words)

@@ -30,10 +30,11 @@ button of the live board. The stages of set-up are
 _PROGRAM = """\
 ## In a program
 
-Most magics do what a method of `Session` does: `%ddp_where` is `session.where()`, `%%ddp` is
-`run_cell`, `%ddp_run` is `run_script`; `help(Session)` has them. What goes wrong on ranks is in
-`result.error`, with the cause and the remedy; a wrong call raises an error that says what to
-write. The ranks end with the program, or by `shutdown`.
+Most magics do what a session does: `%ddp_where` is `session.where()`, `%%ddp` is `run_cell`,
+`%ddp_run` is `run_script`; `help(session.run_cell)` shows one. The parts of a session have the
+rest, as `session.runs.current` or `session.breakpoints.add`; `help(Session)` names them. What goes
+wrong on ranks is in `result.error`, with the cause and the remedy; a wrong call raises an error
+that says what to write. The ranks end with the program, or by `shutdown`.
 
 ```python
 from ddp_notebook import InitOptions, Session

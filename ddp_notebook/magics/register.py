@@ -47,7 +47,7 @@ def load(shell: Any) -> None:
     setattr(shell, _NAMES, names)
     names.offer()
     atexit.register(session.shutdown)
-    session.warm()
+    session.pool.warm()
 
 
 def unload(shell: Any) -> None:

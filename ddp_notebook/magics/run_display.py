@@ -16,8 +16,9 @@ from ddp_notebook.magics.cell_output import NOTHING, Bundle, CellOutput
 from ddp_notebook.magics.live_run import Lines, LiveRun
 from ddp_notebook.model import Event, Pulse, StepTable, name_ranks
 from ddp_notebook.session import Session
-from ddp_notebook.session.runs.detached import Detached
-from ddp_notebook.session.runs.run import CellResult, CellRun
+from ddp_notebook.session.runs.endings import CellResult
+from ddp_notebook.session.runs.run import CellRun
+from ddp_notebook.session.runs.steps import table as paused_table
 from ddp_notebook.state.output import split_errors
 from ddp_notebook.views.findings import divided
 from ddp_notebook.views.folded import whole
@@ -51,8 +52,8 @@ class RunDisplay:
         self._output = output
         self._lines = lines
         self._opening = threading.Lock()
-        self._announced: Detached | None = None
-        """The detached run whose end `announce_end` printed last."""
+        self._announced: Future[CellResult] | None = None
+        """The end of a detached run that `announce_end` printed last."""
 
     # -- a run that the cell waits for -------------------------------------------------------
 
@@ -146,8 +147,7 @@ class RunDisplay:
         """Start something and return; this cell continues to show it, and how it ends."""
         runs: list[CellRun] = []
         begin(runs.append)
-        run, detached = runs[0], self._session.detached
-        assert detached is not None
+        run, ended = runs[0], runs[0].ended
         self._output.say(
             f"{run.heading} runs on {name_ranks(run.ranks)}, and the notebook is free. "
             "Wait for it: %ddp_wait\n"
@@ -158,26 +158,25 @@ class RunDisplay:
                 self._output.publisher,
                 self._lines,
                 run,
-                over=detached.ended.done,
-                final=lambda: _end_bundle(run, detached.ended, _SHOW_ALL),
+                over=ended.done,
+                final=lambda: _end_bundle(run, ended, _SHOW_ALL),
                 line_after_s=0,  # a front end takes nothing new for a cell that has ended
             )
             self._follow(live.region)
-            detached.ended.add_done_callback(lambda _: live.region.nudge())
+            ended.add_done_callback(lambda _: live.region.nudge())
 
     def _follow_paused(self, run: CellRun) -> None:
         """Continue to show a run that pauses before each collective, and how it ends."""
-        detached = self._session.detached
-        assert detached is not None
+        ended = run.ended
 
         def look() -> Bundle:
             if region.closed:
-                return _end_bundle(run, detached.ended)
-            return live_bundle(run.live_groups(), "", _timeless(self._session.paused_table(run)))
+                return _end_bundle(run, ended)
+            return live_bundle(run.live_groups(), "", _timeless(paused_table(run)))
 
-        region = self._standing(look, detached.ended.done)
+        region = self._standing(look, ended.done)
         self._follow(region)
-        detached.ended.add_done_callback(lambda _: region.nudge())
+        ended.add_done_callback(lambda _: region.nudge())
 
     def follow_set_up(self, table: StepTable) -> None:
         """Continue to show a set-up that pauses before each stage, until it is complete."""
@@ -189,7 +188,7 @@ class RunDisplay:
         def look() -> Bundle:
             nonlocal last
             with contextlib.suppress(DDPError):  # it went meanwhile
-                last = last if gone() else session.step_table()
+                last = last if gone() else session.stepping.table()
             if region.closed and not session.record.snapshot.ready:
                 last = replace(last, title=_ENDED_EARLY, rows=(), next_call="")
             return mime_bundle(_timeless(last))
@@ -217,12 +216,12 @@ class RunDisplay:
 
     def announce_end(self) -> None:
         """Print once that a detached run has ended, where no region can show it."""
-        detached = self._session.detached
-        if self._output.is_live or detached is None or detached.reported or not detached.by_user:
+        run = self._session.runs.detached
+        if self._output.is_live or run is None or run.reported or not run.detached_by_user:
             return
-        if detached.ended.done() and detached is not self._announced:
-            self._announced = detached
-            self._output.say(f"{_end_sentence(detached.run, detached.ended)} {_SHOW_ALL}")
+        if run.ended.done() and run.ended is not self._announced:
+            self._announced = run.ended
+            self._output.say(f"{_end_sentence(run, run.ended)} {_SHOW_ALL}")
 
 
 _SHOW_ALL = "Show all of it: %ddp_wait"

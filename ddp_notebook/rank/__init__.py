@@ -10,7 +10,6 @@ control.py         Answers calls, orders and questions by name.
 control_socket.py  A unix socket at which a process is asked and gets its orders.
 core.py            The core of a runtime, which every rank's process has.
 debugger/          Stops at lines, steps from line to line, inspects frames.
-editor/            Lets an editor in on demand, such as VS Code.
 engine_private.py  Every use of ipykernel's and IPython's private API inside a rank.
 events.py          The event sender.
 inspect/           A rank's reports about itself: stacks, call sites, its state.

@@ -207,8 +207,6 @@ class How(StrEnum):
     """To the next collective."""
     END = "end"
     """To the next breakpoint, or the end."""
-    EDITOR = "editor"
-    """As an editor has it, which has moved the rank on."""
 
 
 class Move(Message, frozen=True):
@@ -318,35 +316,6 @@ class Standing(Message, frozen=True):
 
     frames: tuple[Frame, ...] = ()
     busy: bool = False
-
-
-LEFT_IN_DEBUGPY = "the editor that was here has left it in debugpy: first %ddp_step --to end"
-"""Why an editor cannot be let in."""
-
-
-class EditorWanted(Message, frozen=True):
-    """Open a port for an editor; or close it, and have an editor that is there leave."""
-
-    open: bool = True
-
-
-class EditorPort(Message, frozen=True):
-    """Where on loopback an editor can attach to a rank, 0 for nowhere; `problem` says why not.
-
-    `taken`: one has. `folder` is the rank's. `checked`: nobody but this user is let in.
-    `lacks_debugpy`: that is why not.
-    """
-
-    port: int = 0
-    taken: bool = False
-    folder: str = ""
-    checked: bool = False
-    problem: str = ""
-    lacks_debugpy: bool = False
-
-
-EDITOR = Question("editor", EditorWanted, EditorPort)
-"""Let an editor in, or none any more."""
 
 
 class TensorPart(Message, frozen=True):

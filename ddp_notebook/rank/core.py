@@ -15,7 +15,6 @@ from ddp_notebook.rank.component import Component, Lifecycle
 from ddp_notebook.rank.control import Handlers
 from ddp_notebook.rank.control_socket import ControlSocket
 from ddp_notebook.rank.debugger.at_lines import AtLines
-from ddp_notebook.rank.editor.editor import Editor
 from ddp_notebook.rank.inspect.answers import Answers
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.rescue import Rescue
@@ -44,7 +43,6 @@ class RankCore(Watched):
         self.at_lines = AtLines(self, process.events, self.answers.variables)
         self.debugger, self.compiled = self.at_lines.debugger, self.at_lines.compiled
         self.debugger.armed.tell = self.observer.limits.lift
-        self.editor = Editor(self.debugger, self.gate, self.main_thread)
         self.rescue = Rescue(self.main_thread, self.init_calls, self.sockets, self.resolver)
         self.step_timer = StepTimer(self.marks, self.tracker, self.observer, process.rank)
         self.held = Held(self.names)
@@ -54,7 +52,7 @@ class RankCore(Watched):
 
     def lifecycle(self, more: Sequence[Component] = ()) -> Lifecycle:
         """All components in their order, with `more`; questions come when all are attached."""
-        stops = self.debugger, self.compiled, self.editor, self.rescue
+        stops = self.debugger, self.compiled, self.rescue
         return Lifecycle((*self.components(more, stops), self.questions))
 
     def doing(self, *, in_run: bool) -> str:
@@ -74,7 +72,6 @@ class RankCore(Watched):
         on(calls.STEP_TIMES, lambda _: self.step_timer.times())
         on(calls.HELD, lambda _: self.held.parameters())
         on(calls.STEP, lambda _: calls.PausedAt(self.gate.step()))
-        on(calls.EDITOR, self.editor.answer)
         on(calls.RESUME, lambda _: calls.PausedAt(self.gate.resume()))
         for question in calls.AT_LINES:
             on(question, partial(self.at_lines.answer, question))

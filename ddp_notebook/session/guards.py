@@ -20,19 +20,19 @@ from ddp_notebook.model import (
 
 
 def existing(ranks: Ranks | None, snapshot: Snapshot) -> Ranks:
-    """The ranks a verb is about, all by default. Raises UsageMistake when one does not exist."""
+    """Return the ranks a verb is about, all by default. Raises UsageMistake."""
     members = ranks if ranks is not None else tuple(range(snapshot.world_size))
     check_ranks(members, snapshot)
     return members
 
 
 def living(members: Ranks, snapshot: Snapshot) -> Ranks:
-    """Those of `members` that have a process."""
+    """Return those of `members` that have a process."""
     return tuple(rank for rank in members if snapshot.ranks[rank].status is not Status.DEAD)
 
 
 def check_ranks(ranks: Ranks, snapshot: Snapshot) -> None:
-    """Raises UsageMistake when one of `ranks` does not exist."""
+    """Raise UsageMistake when one of `ranks` does not exist."""
     world_size = snapshot.world_size
     for rank in ranks:
         if not 0 <= rank < world_size:
@@ -49,7 +49,7 @@ def idle_ranks(
     claimed: Mapping[int, str] = MappingProxyType({}),
     paused: Callable[[], Mapping[int, str]] = dict,
 ) -> Ranks:
-    """The ranks a verb acts on, all by default.
+    """Return the ranks a verb acts on, all by default.
 
     `paused` gives those that are paused, and before what: a line, a collective. `claimed` maps
     each claimed rank to the run that it is in or is about to begin. Raises
@@ -57,20 +57,17 @@ def idle_ranks(
     """
     members = existing(ranks, snapshot)
     check_alive(members, verb, snapshot)
-    states = snapshot.ranks
-    busy = tuple(r for r in members if states[r].status is Status.RUNNING or r in claimed)
-    if busy:
-        _, doing = doings(busy, snapshot, claimed)[0]
+    busy = {s.rank for s in snapshot.ranks if s.status is Status.RUNNING} | claimed.keys()
+    if busy := busy.intersection(members):
+        _, doing = doings(tuple(sorted(busy)), snapshot, claimed)[0]
         before = {rank: what for rank, what in paused().items() if rank in busy}
         if before:
             doing = claimed.get(min(before)) or doing  # not "paused at", which is said anyway
-        raise UsageMistake(_why_busy(busy, doing, before))
-    in_set_up = tuple(
-        rank
-        for rank in members
-        if states[rank].status is Status.SETTING_UP and states[rank].entering is not None
-    )
-    if in_set_up:
+        raise UsageMistake(_why_busy(tuple(sorted(busy)), doing, before))
+    in_set_up = {
+        s.rank for s in snapshot.ranks if s.status is Status.SETTING_UP and s.entering is not None
+    }
+    if in_set_up := in_set_up.intersection(members):
         raise UsageMistake(
             f"{name_ranks(in_set_up).capitalize()} {are(in_set_up)} still in set-up. "
             "Why: %ddp_why. Abort it: %ddp_abort. Begin again: %ddp_init"
@@ -79,11 +76,11 @@ def idle_ranks(
 
 
 def check_alive(members: Ranks, verb: str, snapshot: Snapshot) -> None:
-    """Raises UsageMistake when one of `members` is dead."""
-    live = living(members, snapshot)
-    dead = tuple(rank for rank in members if rank not in live)
+    """Raise UsageMistake when one of `members` is dead."""
+    dead = {s.rank for s in snapshot.ranks if s.status is Status.DEAD}.intersection(members)
     if not dead:
         return
+    live = living(members, snapshot)
     without = f", or leave {them(dead)} out: {verb} --ranks {format_ranks(live)}" if live else ""
     raise UsageMistake(
         f"{name_ranks(dead).capitalize()} {are(dead)} dead. Bring {them(dead)} back: "
@@ -108,7 +105,7 @@ def _why_busy(busy: Ranks, doing: str, before: Mapping[int, str]) -> str:
 def doings(
     ranks: Ranks, snapshot: Snapshot, claimed: Mapping[int, str] = MappingProxyType({})
 ) -> list[tuple[Ranks, str]]:
-    """The busy ranks that do the same, and what that is."""
+    """Group busy ranks that do the same; return what each group does."""
 
     def doing(rank: int) -> str:
         state = snapshot.ranks[rank]
@@ -124,7 +121,7 @@ FROM_SET_UP = ("rank", "world_size", "device", *CODE_FROM_SET_UP)
 
 
 def check_sendable(name: str) -> None:
-    """Raises UsageMistake when no variable `name` of the notebook can be set on ranks."""
+    """Raise UsageMistake when no variable `name` of the notebook can be set on ranks."""
     check_name(name)
     if name in FROM_SET_UP:
         raise UsageMistake(
@@ -135,6 +132,6 @@ def check_sendable(name: str) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raises UsageMistake when `name` cannot be a variable."""
+    """Raise UsageMistake when `name` cannot be a variable."""
     if not name.isidentifier() or keyword.iskeyword(name):
         raise UsageMistake(f"{name!r} is not the name of a variable.")

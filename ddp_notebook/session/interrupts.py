@@ -31,7 +31,7 @@ def do_meanwhile(act: Callable[[], None]) -> None:
 
 @contextmanager
 def noted() -> Iterator[Callable[[], bool]]:
-    """Inside the context an interrupt is recorded, not raised; the value says whether one occurred.
+    """Record an interrupt inside the context, not raise it; the value says whether one occurred.
 
     Only the main thread receives interrupts; in any other thread this changes nothing.
     """

@@ -22,8 +22,6 @@ DEVICES = ("auto", "cpu", "cuda")
 INIT_METHODS = ("env", "tcp", "file")
 LAUNCHERS = ("auto", "fork", "process")
 STORES = ("session", "rank0")
-_THREADS = "--threads-per-rank"
-_HOST_AND_PORT = re.compile(r"[^:]+:\d+")
 
 Settings = Mapping[int, Mapping[str, str]]
 """Environment overrides of single ranks: rank to variable to value; an empty value unsets it."""
@@ -62,7 +60,17 @@ class InitOptions:
         check_choice("--init-method", self.init_method, INIT_METHODS)
         check_choice("--launcher", self.launcher, LAUNCHERS)
         check_choice("--store", self.store, STORES)
-        self._check_address()
+        if not 0 <= self.master_port <= 65535:
+            raise UsageMistake(
+                f"--master-port {self.master_port} is not a port: ports are 1 to 65535. "
+                "Leave it out and a free one is chosen."
+            )
+        if re.fullmatch(r"[^:]+:\d+", self.master_addr):
+            host, _, port = self.master_addr.partition(":")
+            raise UsageMistake(
+                f"--master-addr is an address without a port. Type: --master-addr {host} "
+                f"--master-port {port}"
+            )
         if self.timeout_s <= 0:
             raise UsageMistake("--timeout is in seconds and must be more than 0, such as 60.")
         if self.threads_per_rank < 0:
@@ -80,28 +88,19 @@ class InitOptions:
                 "for every rank. Use --backend gloo to share."
             )
 
-    def _check_address(self) -> None:
-        if not 0 <= self.master_port <= 65535:
-            raise UsageMistake(
-                f"--master-port {self.master_port} is not a port: ports are 1 to 65535. "
-                "Leave it out and a free one is chosen."
-            )
-        if _HOST_AND_PORT.fullmatch(self.master_addr):
-            host, _, port = self.master_addr.partition(":")
-            raise UsageMistake(
-                f"--master-addr is an address without a port. Type: --master-addr {host} "
-                f"--master-port {port}"
-            )
-
     def same_processes(self, other: InitOptions) -> bool:
-        """True when ranks started for `other` can be set up with these options."""
+        """Return whether ranks started for `other` can be set up with these options."""
         return (self.world_size, self.gpus) == (other.world_size, other.gpus) and not (
             self.other_kind(other)
         )
 
     def other_kind(self, other: InitOptions) -> tuple[str, ...]:
-        """The options that would make each process differ from one started for `other`."""
-        options = {"device": "--device", "launcher": "--launcher", "threads_per_rank": _THREADS}
+        """Return the options that would make each process differ from one started for `other`."""
+        options = {
+            "device": "--device",
+            "launcher": "--launcher",
+            "threads_per_rank": "--threads-per-rank",
+        }
         return tuple(
             option
             for name, option in options.items()
@@ -109,7 +108,7 @@ class InitOptions:
         )
 
     def same_store(self, other: InitOptions) -> bool:
-        """True when the session's store for `other` serves these options."""
+        """Return whether the session's store for `other` serves these options."""
         names = ("init_method", "master_addr", "master_port")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
@@ -119,7 +118,7 @@ class InitOptions:
         return self.threads_per_rank or max(1, cores() // self.world_size)
 
     def notes(self) -> tuple[str, ...]:
-        """What the user should know about these options on this machine."""
+        """Return what the user should know about these options on this machine."""
         notes = []
         if self.world_size > cores():
             notes.append(
@@ -127,8 +126,9 @@ class InitOptions:
                 "but timings say little."
             )
         if self.init_method != "file" and (self.store == "rank0" or not self._on_loopback()):
-            where = "all addresses of this host"
-            where = where if self.store == "rank0" or self._is_any() else self.master_addr
+            is_any = self.master_addr in ("0.0.0.0", "::")  # noqa: S104  # compared, not bound
+            everywhere = self.store == "rank0" or is_any
+            where = "all addresses of this host" if everywhere else self.master_addr
             notes.append(
                 f"The store listens on {where}, and torch's store does not check who connects: "
                 "whoever can connect to it can disturb the ranks."
@@ -143,12 +143,9 @@ class InitOptions:
             return True
         return all(ipaddress.ip_address(each[4][0]).is_loopback for each in found)
 
-    def _is_any(self) -> bool:
-        return self.master_addr in ("0.0.0.0", "::")  # noqa: S104  # compared, not bound
-
 
 def parse_settings(texts: Iterable[str], world_size: int) -> Settings:
-    """What ``1:MASTER_PORT=23457`` and the like write. Raises UsageMistake."""
+    """Read texts such as ``1:MASTER_PORT=23457``. Raises UsageMistake."""
     settings: dict[int, dict[str, str]] = {}
     for text in texts:
         where, colon, rest = text.partition(":")
@@ -168,7 +165,7 @@ def parse_settings(texts: Iterable[str], world_size: int) -> Settings:
 
 
 def cores() -> int:
-    """CPU cores this process may use: by its affinity, and by the quota of its container."""
+    """Return the CPU cores this process may use, by its affinity and its container's quota."""
     if hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
     else:
@@ -177,7 +174,7 @@ def cores() -> int:
 
 
 def _container_quota(cpu_max: Path) -> float:
-    """Cores a cgroup (version 2) may use; infinity without a limit. Its form: ``200000 100000``."""
+    """Return the cores of a cgroup (version 2): 2 for ``200000 100000``; very many if unlimited."""
     try:
         quota, period = cpu_max.read_text().split()
         return int(quota) / int(period)
@@ -186,13 +183,13 @@ def _container_quota(cpu_max: Path) -> float:
 
 
 def check_choice(option: str, value: str, allowed: Iterable[str]) -> None:
-    """Raises UsageMistake for a value that `option` does not have."""
+    """Raise UsageMistake for a value that `option` does not have."""
     if value not in allowed:
         raise UsageMistake(f"{option} is one of {', '.join(allowed)}, not {value!r}.")
 
 
 def check_world_size(world_size: int, command: str = "%ddp_init") -> None:
-    """Raises UsageMistake, with `command` to type instead, for a number of ranks that cannot be."""
+    """Raise UsageMistake, with `command` to type instead, for a number of ranks that cannot be."""
     if world_size < 1:
         raise UsageMistake(
             f"World size {world_size} makes no sense: it is the number of ranks, 1 or more. "

@@ -17,10 +17,9 @@ from ddp_notebook.session.interrupts import noted
 
 if TYPE_CHECKING:
     from ddp_notebook.session.options import InitOptions
+    from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.processes.processes import Processes
     from ddp_notebook.session.record import Record
-
-_WARM_AFTER_S = 0.1
 
 
 class RankPool:
@@ -34,7 +33,8 @@ class RankPool:
         self.lost_reason = ""
         """Why the session was lost; empty if it was not."""
         self._record = record
-        self._before_close: list[Callable[[str], None]] = []
+        self.before_close: Callable[[str], None] = lambda reason: None
+        """Called with the reason before processes end, so that waiters can return."""
         self._gpus: tuple[str, ...] | None = None
         self._lock = threading.Lock()
         self._begun: object = None
@@ -42,21 +42,22 @@ class RankPool:
         self._owner_pid = os.getpid()
 
     def need(self, verb: str) -> Processes:
-        """The processes, for `verb` to work on. Raises NoSession, SessionLost."""
+        """Return the processes, for `verb` to work on. Raises NoSession, SessionLost."""
         if self.lost_reason:
             raise SessionLost(f"{self.lost_reason} Start again: %ddp_init")
         if self.processes is None:
             raise NoSession(verb)
         return self.processes
 
-    def before_close(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` with the reason before processes end, so that waiters can return."""
-        self._before_close.append(callback)
+    @property
+    def logs(self) -> CollectiveLogs | None:
+        """The ranks' collective logs; None while there are no ranks."""
+        return self.processes.logs if self.processes is not None else None
 
     # -- starting ------------------------------------------------------------------------
 
     def warm(self) -> None:
-        """`Session.warm`."""
+        """Start the fork server in the background, so that torch is loaded when `init` runs."""
 
         def work() -> None:
             try:
@@ -71,12 +72,12 @@ class RankPool:
         if can_fork():
             self.warm_fork_server("fork")
         # Start after %load_ext has returned: the two threads would compete for the GIL.
-        warming = threading.Timer(_WARM_AFTER_S, work)
+        warming = threading.Timer(0.1, work)
         warming.name, warming.daemon = "ddp-warm", True
         warming.start()
 
     def warm_fork_server(self, mode: str) -> ForkServerClient:
-        """A fork server that loads torch or has it loaded, for the next start."""
+        """Return a fork server that loads torch or has it loaded, for the next start."""
         with self._lock:
             warm = self.fork_server
             if warm is not None and not (
@@ -89,14 +90,14 @@ class RankPool:
             return warm
 
     def plan(self, options: InitOptions) -> DevicePlan:
-        """Which rank gets which device. Raises UsageMistake when there are too few."""
+        """Plan which rank gets which device. Raises UsageMistake when there are too few."""
         available = self._gpus if self._gpus is not None else visible_gpus()
         return plan_devices(
             options.world_size, options.device, options.backend, options.gpus, available
         )
 
     def open(self, options: InitOptions, devices: DevicePlan, mode: str) -> Processes:
-        """The processes for new ranks; they are yet to be started. Raises OSError, DDPError."""
+        """Make the processes for new ranks, yet to be started. Raises OSError, DDPError."""
         fork_server = self.warm_fork_server(mode)
         self.fork_server = None  # now owned by `processes`
         self._begun = begun = object()
@@ -116,6 +117,8 @@ class RankPool:
 
         Nor where others than those that `begun` stands for, if it is given, are there now.
         """
+        # Whoever takes the processes out of here closes them, once. Not under the lock: closing
+        # waits for threads that may themselves report a loss, which needs it.
         with self._lock:
             if begun is not None and begun is not self._begun:
                 return
@@ -123,16 +126,18 @@ class RankPool:
         if processes is None:
             return
         with noted():  # an interrupted shutdown would leave processes without an owner
-            for callback in self._before_close:
-                callback(reason)
+            self.before_close(reason)
             if processes.close(keep_warm):
                 with self._lock:
                     spare, self.fork_server = self.fork_server, processes.fork_server
                 if spare is not None:
                     spare.close()
 
-    def shut_down(self, *, keep_warm: bool) -> None:
-        """`Session.shutdown`."""
+    def shut_down(self, *, keep_warm: bool = False) -> None:
+        """End the ranks and everything started for them. Does nothing without ranks.
+
+        With `keep_warm` the fork server stays, idle, with torch loaded: the next start is quick.
+        """
         if os.getpid() != self._owner_pid:
             return  # a forked child of the notebook, on its way out
         self.close("The ranks were shut down.", keep_warm=keep_warm)
@@ -157,7 +162,7 @@ class RankPool:
 
 
 def launch_mode(launcher: str) -> str:
-    """How processes start, fork or process, for the option `--launcher`. Raises UsageMistake."""
+    """Return how processes start, fork or process, for `--launcher`. Raises UsageMistake."""
     if launcher == "fork" and not can_fork():
         raise UsageMistake(
             "Ranks cannot be forked here. Leave --launcher out: they start as processes."
@@ -166,7 +171,7 @@ def launch_mode(launcher: str) -> str:
 
 
 def _load_processes_class() -> type[Processes]:
-    """`_processes_class` in a thread: an interrupted import can leave Python's module lock held."""
+    """Import it in a thread: an interrupted import can leave Python's module lock held."""
     loaded: Future[type[Processes]] = Future()
 
     def load() -> None:
@@ -180,7 +185,7 @@ def _load_processes_class() -> type[Processes]:
 
 
 def _processes_class() -> type[Processes]:
-    """The one late import of a session: it loads ipyparallel, for which %load_ext cannot wait."""
+    """Import late what loads ipyparallel, for which %load_ext cannot wait."""
     from ddp_notebook.session.processes.processes import Processes
 
     return Processes

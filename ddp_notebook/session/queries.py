@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 OTHERS_GRACE_S = 2.0
 """How long the other ranks have to answer once a rank died or failed."""
-_LOOK_EVERY_S = 0.01
 _ANSWER_S = 10.0
 _STOP_WITHIN_S = 0.7
 """How long interrupted ranks have to answer, by default."""
@@ -116,7 +115,12 @@ class _Gathering(Generic[Answer]):
                 deadline_s = min(deadline_s, time.monotonic() + OTHERS_GRACE_S)
             if time.monotonic() > deadline_s:
                 break
-            self.collect(time.monotonic() + _LOOK_EVERY_S)
+            self._take()
+            if answers.pending:
+                self._record.wait_for(
+                    lambda: any(self._sent[rank].done() for rank in answers.pending), 0.01
+                )
+                self._take()
 
     def interrupt(self, grace_s: float) -> None:
         """Interrupt the ranks, and collect what they answer within `grace_s`.
@@ -128,6 +132,7 @@ class _Gathering(Generic[Answer]):
             states = self._record.snapshot.ranks
             return {r for r in self.answers.pending if states[r].status is Status.RUNNING}
 
+        # All are signalled once, also those that seem idle: that they began may not be known yet.
         signalled = running()
         for rank in self.answers.pending:
             self._cluster.signal(rank, signal.SIGINT)
@@ -140,16 +145,6 @@ class _Gathering(Generic[Answer]):
 
         self.wait(begun, time.monotonic() + grace_s)
 
-    def collect(self, until_s: float) -> None:
-        """Read the available answers, waiting for more until `until_s` (monotonic clock)."""
-        self._take()
-        while self.answers.pending and (left_s := until_s - time.monotonic()) > 0:
-            self._record.wait_for(
-                lambda: any(self._sent[rank].done() for rank in self.answers.pending),
-                min(left_s, _LOOK_EVERY_S),
-            )
-            self._take()
-
     def _take(self) -> None:
         answers, snapshot = self.answers, self._record.snapshot
         if snapshot.ended:
@@ -158,19 +153,16 @@ class _Gathering(Generic[Answer]):
             if snapshot.ranks[rank].status is Status.DEAD:
                 answers.dead[rank] = snapshot.ranks[rank].exit_code or 0
             elif self._sent[rank].done():
-                self._take_one(rank)
+                value: Answer | RankFailure
+                try:
+                    value = self._cluster.value_of(self._sent[rank], _ANSWER_S)
+                except UsageMistake as error:  # the rank raised
+                    value = RankFailure("error", str(error))
+                if isinstance(value, RankFailure):
+                    answers.failed[rank] = value
+                else:
+                    answers.values[rank] = value
         for rank, why in self._stopped.among(answers.pending).items():
             answers.failed.setdefault(rank, RankFailure(STOPPED, why))
         known = answers.values.keys() | answers.failed.keys() | answers.dead.keys()
         answers.pending = tuple(rank for rank in self._sent if rank not in known)
-
-    def _take_one(self, rank: int) -> None:
-        try:
-            value = self._cluster.value_of(self._sent[rank], _ANSWER_S)
-        except UsageMistake as error:  # the rank raised
-            self.answers.failed[rank] = RankFailure("error", str(error))
-            return
-        if isinstance(value, RankFailure):
-            self.answers.failed[rank] = value
-        else:
-            self.answers.values[rank] = value

@@ -38,7 +38,7 @@ class Record:
             return replace(self._snapshot, taken_ns=time.monotonic_ns())
 
     def kept(self) -> tuple[Snapshot, Kept]:
-        """The current state, and the history of it that is still kept."""
+        """Return the current state, and the history of it that is still kept."""
         with self._changed:
             return replace(self._snapshot, taken_ns=time.monotonic_ns()), self._history.kept()
 
@@ -75,7 +75,7 @@ class Record:
 
     @contextmanager
     def restarting(self, ranks: Ranks) -> Iterator[None]:
-        """A context in which the processes of `ranks` are ended and replaced."""
+        """Mark `ranks` inside the context as being ended and replaced."""
 
         def mark(restarting: bool) -> None:
             self._change_all(lambda s: replace(s, restarting=restarting) if s.rank in ranks else s)
@@ -108,6 +108,8 @@ class Record:
             before = self._snapshot
             self._snapshot = fold(before, events)
             self._history.heard(before, events)
+        # Subscribers first, and without the lock: a run has taken the event when a thread that
+        # waits for a change wakes up; and a subscriber may itself add events, or read the snapshot.
         self._tell(events)
         with self._changed:
             self._changed.notify_all()
@@ -120,6 +122,7 @@ class Record:
 
     def hear(self, events: Sequence[Event]) -> None:
         """Add events of the session's own processes, including those that a script replaces now."""
+        # Ranks that a script replaces go on unseen: how they are is known when it gives them back.
         if self._lent:
             with self._changed:
                 for event in events:
@@ -130,17 +133,24 @@ class Record:
             self.add(events)
 
     def lend(self, ranks: Ranks) -> None:
-        """A script's processes take the places of `ranks`."""
+        """Give the places of `ranks` to a script's processes."""
+        now_ns = time.monotonic_ns()
+
+        def place(s: RankState) -> RankState:
+            """Return the initial state of the process that is about to replace a rank's."""
+            new = RankState(s.rank, Status.READY, Stage.VERIFIED, device=s.device, host=s.host)
+            return replace(new, heard_ns=now_ns, since_ns=now_ns)
+
         with self._changed:
             self._lent = {rank: self._snapshot.ranks[rank] for rank in ranks}
-        self._change_all(lambda s: _place_of(s) if s.rank in ranks else s)
+        self._change_all(lambda s: place(s) if s.rank in ranks else s)
 
     def lent_to(self, rank: int, pid: int) -> None:
-        """The process that has the place of `rank`."""
+        """Note the process that has the place of `rank`."""
         self._change_all(lambda s: replace(s, pid=pid) if s.rank == rank else s)
 
     def take_back(self) -> None:
-        """The session's own processes are the ranks again, as they are now."""
+        """Give their places back to the session's own processes, as they are now."""
         with self._changed:
             lent, self._lent = self._lent, {}
         self._change_all(lambda s: lent.get(s.rank, s))
@@ -163,17 +173,3 @@ class Record:
     def _tell(self, events: Sequence[Event]) -> None:
         for subscriber in tuple(self._subscribers):
             subscriber(events)
-
-
-def _place_of(state: RankState) -> RankState:
-    """The initial state of a process that is about to replace a rank's."""
-    now_ns = time.monotonic_ns()
-    return RankState(
-        rank=state.rank,
-        status=Status.READY,
-        stage=Stage.VERIFIED,
-        device=state.device,
-        host=state.host,
-        heard_ns=now_ns,
-        since_ns=now_ns,
-    )

@@ -6,7 +6,7 @@ If they differ, it says by how much: from a strict majority, else from the first
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ddp_notebook.model import (
@@ -43,28 +43,22 @@ def fold(
     for answer in sorted(answers, key=lambda answer: answer.rank):
         for scope in answer.scopes:
             scopes.setdefault((scope.function, scope.file), {})[answer.rank] = scope
-    in_order = sorted(scopes.items(), key=lambda item: not item[0][0])
-    sections = (_section(*names, of_ranks, evaluated) for names, of_ranks in in_order)
-    return VariableTable(tuple(sections), tuple(unread), world_size)
-
-
-def _section(
-    function: str, file: str, scopes: Mapping[int, Scope], evaluated: bool
-) -> VariableSection:
-    values: dict[str, dict[int, Variable]] = {}
-    for rank, scope in scopes.items():
-        for variable in scope.variables:
-            values.setdefault(variable.name, {})[rank] = variable
-    ranks = tuple(scopes)
-    if evaluated:
-        title = "values where each rank stands"
-    elif function:
-        title = f"variables of {function} ({file})"
-    else:
+    sections = []
+    for (function, file), of_ranks in sorted(scopes.items(), key=lambda item: not item[0][0]):
+        values: dict[str, dict[int, Variable]] = {}
+        for rank, scope in of_ranks.items():
+            for variable in scope.variables:
+                values.setdefault(variable.name, {})[rank] = variable
         title = f"global variables of {file}" if file else "global variables"
-    left_out = max(scope.left_out for scope in scopes.values())
-    rows = tuple(row(name, of_ranks, ranks, sparks=evaluated) for name, of_ranks in values.items())
-    return VariableSection(title, ranks, rows, left_out)
+        if evaluated:
+            title = "values where each rank stands"
+        elif function:
+            title = f"variables of {function} ({file})"
+        ranks = tuple(of_ranks)
+        rows = tuple(row(name, of, ranks, sparks=evaluated) for name, of in values.items())
+        left_out = max(scope.left_out for scope in of_ranks.values())
+        sections.append(VariableSection(title, ranks, rows, left_out))
+    return VariableTable(tuple(sections), tuple(unread), world_size)
 
 
 def row(
@@ -99,25 +93,21 @@ def row(
 
 
 def _comparable(values: Mapping[int, Variable]) -> Mapping[int, Variable]:
-    """`values` without the facts that are known of some ranks only."""
-    if not all(map(_is_told_apart, values.values())):
+    """`values` without the facts that are known of some ranks only.
+
+    Some ranks may have had time to compute digests, and others not.
+    """
+    if not all(v.digest or v.tensor or v.number is not None for v in values.values()):
         values = {rank: replace(value, digest="") for rank, value in values.items()}
-    tensors = [value.tensor for value in values.values() if value.tensor is not None]
-    if all(tensor.digest or not tensor.read for tensor in tensors):
+    tensors = {rank: value.tensor for rank, value in values.items() if value.tensor is not None}
+    if all(tensor.digest or not tensor.read for tensor in tensors.values()):
         return values
-    return {rank: _without_digest(value) for rank, value in values.items()}
-
-
-def _is_told_apart(value: Variable) -> bool:
-    return bool(value.digest or value.tensor) or value.number is not None
-
-
-def _without_digest(value: Variable) -> Variable:
-    """A tensor without its digest: some ranks may have had time to compute it, others not."""
-    tensor = value.tensor
-    if tensor is None or tensor.read == tensor.size:
-        return value
-    return replace(value, tensor=replace(tensor, digest=""))
+    in_part = {
+        rank: replace(values[rank], tensor=replace(tensor, digest=""))
+        for rank, tensor in tensors.items()
+        if tensor.read != tensor.size
+    }
+    return {**values, **in_part}
 
 
 def _key(value: Variable | None) -> object:
@@ -133,12 +123,9 @@ def _is_unknown(key: object, groups: Mapping[object, object]) -> bool:
     """Whether a tensor may be equal to another one of its shape of which more values were read."""
     if not isinstance(key, TensorFacts) or key.read == key.size:
         return False
-    similar = [other for other in groups if isinstance(other, TensorFacts) and _alike(key, other)]
-    return key.read < max(other.read for other in similar)
-
-
-def _alike(one: TensorFacts, other: TensorFacts) -> bool:
-    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+    tensors = [other for other in groups if isinstance(other, TensorFacts)]
+    what = (key.shape, key.dtype, key.device)
+    return any(t.read > key.read for t in tensors if (t.shape, t.dtype, t.device) == what)
 
 
 def _kind(tensor: TensorFacts) -> str:
@@ -170,46 +157,34 @@ def tensor_text(tensor: TensorFacts) -> str:
     numbers = [number for number in tensor.sample if number is not None]
     if tensor.size <= _MOST_SHOWN and len(numbers) == tensor.size:
         return f"{what}: {', '.join(f'{number:.6g}' for number in numbers)}"
+    statistics = [
+        f"mean {tensor.mean:.4g}" if tensor.mean is not None else "",
+        f"std {tensor.std:.4g}" if tensor.std is not None else "",
+        f"{tensor.nans:,} NaN" if tensor.nans else "",
+        f"{tensor.infinite:,} inf" if tensor.infinite else "",
+    ]
     part = f" of {tensor.read:,} of its values" if tensor.read < tensor.size else ""
-    return f"{', '.join((what, *_statistics(tensor)))}{part}"
-
-
-def _statistics(tensor: TensorFacts) -> Iterator[str]:
-    if tensor.mean is not None:
-        yield f"mean {tensor.mean:.4g}"
-    if tensor.std is not None:
-        yield f"std {tensor.std:.4g}"
-    if tensor.nans:
-        yield f"{tensor.nans:,} NaN"
-    if tensor.infinite:
-        yield f"{tensor.infinite:,} inf"
+    return f"{', '.join(filter(None, (what, *statistics)))}{part}"
 
 
 def _difference(value: Variable | None, other: Variable | None) -> str:
     """How far a value is from the other; empty if the two texts say enough."""
     if value is None or other is None:
         return ""
-    if value.tensor is not None and other.tensor is not None:
-        return _tensor_difference(value.tensor, other.tensor)
+    one, base = value.tensor, other.tensor
+    if one is not None and base is not None:
+        if one.shape != base.shape or not (one.read and base.read):
+            return ""
+        pairs = zip(one.sample, base.sample, strict=False)
+        far = [abs(a - b) for a, b in pairs if a is not None and b is not None and a != b]
+        if far:
+            return f"max difference {max(far):.4g}{' or more' * (one.size > len(one.sample))}"
+        return "other values" if one.nans == base.nans else ""
     if value.number is not None and other.number is not None:
         return f"difference {abs(value.number - other.number):.4g}"
     if value.text != other.text:
         return ""
     return "other parameter values" if " parameters, " in value.text else "other values"
-
-
-def _tensor_difference(one: TensorFacts, base: TensorFacts) -> str:
-    if one.shape != base.shape or not (one.read and base.read):
-        return ""
-    pairs = zip(one.sample, base.sample, strict=False)
-    far = [abs(a - b) for a, b in pairs if a is not None and b is not None and a != b]
-    if one.nans != base.nans and not far:
-        return ""
-    if not far:
-        return "other values"
-    if one.size <= len(one.sample):
-        return f"max difference {max(far):.4g}"
-    return f"max difference {max(far):.4g} or more"
 
 
 def _summary(values: Mapping[int, Variable], *, sparks: bool) -> str:

@@ -109,7 +109,7 @@ def healthy(runs: int, sessions: int = 4, longest_s: float = 5.0) -> Row:
                     )
                     if result.error is not None:
                         problems.append(str(result.error))
-                        ranks.make_ready()
+                        ranks.setup.make_ready()
 
         in_threads(sessions, work)
     for problem in problems:

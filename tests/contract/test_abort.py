@@ -302,7 +302,7 @@ def test_a_rank_whose_word_that_it_began_is_late_is_freed_too(
         )
         eventually(lambda: session.why().doing[0].startswith("waits"), 20, "rank 0 waits")
         aborted = pool.submit(session.abort)
-        eventually(lambda: any(run.aborted for run in session.runs), 20, "it is given up")
+        eventually(lambda: any(run.aborted for run in session.runs.all), 20, "it is given up")
         given_up.set()
         aborted.result(30)
         hung.result(30)

@@ -23,9 +23,8 @@ from ddp_notebook.errors import (
 )
 from ddp_notebook.model import Status
 from ddp_notebook.session import InitOptions, Session
-from ddp_notebook.session.runs import registry
-from ddp_notebook.session.runs.controller import RunController
-from ddp_notebook.session.runs.run import CellResult
+from ddp_notebook.session.runs.endings import CellResult
+from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.testing import bring_up_of, cluster_of
 
 pytestmark = pytest.mark.timeout(180)
@@ -50,11 +49,11 @@ SCRIPT = (
 def ranks(ranks2: Session) -> Iterator[Session]:
     """Two ranks, free before and after, with the group of the session."""
     yield ranks2
-    if not ranks2.record.snapshot.ready or any(run.state.claimed for run in ranks2.runs):
+    if not ranks2.record.snapshot.ready or any(run.state.claimed for run in ranks2.runs.all):
         ranks2.abort()
-    if ranks2.detached is not None:
-        ranks2.detached.ended.exception(30)
-        ranks2.detached.reported = True
+    if ranks2.runs.detached is not None:
+        ranks2.runs.detached.ended.exception(30)
+        ranks2.runs.detached.reported = True
     ranks2.run_cell(ALL_REDUCE).raise_for_error()
 
 
@@ -73,8 +72,8 @@ def script(tmp_path: Path, gate: Path, more: str = "") -> str:
 
 def ended(session: Session, within_s: float = 60) -> CellResult:
     """How the detached run ended, without asking for it as a user does."""
-    assert session.detached is not None
-    return session.detached.ended.result(within_s)
+    assert session.runs.detached is not None
+    return session.runs.detached.ended.result(within_s)
 
 
 # ------------------------------------------------------------------ cells
@@ -83,13 +82,13 @@ def ended(session: Session, within_s: float = 60) -> CellResult:
 def test_what_the_ranks_write_at_once_is_kept_for_the_wait(
     ranks: Session, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Slow(registry.Detached):  # so the ranks write before the call returns
-        def __init__(self, controller: RunController, *, by_user: bool = False) -> None:
-            super().__init__(controller, by_user=by_user)
-            run = controller.run
-            eventually(lambda: all(run.written(rank) for rank in run.ranks), 30, "the output")
+    detach = CellRun.detach
 
-    monkeypatch.setattr(registry, "Detached", Slow)
+    def slowly(run: CellRun, *, by_user: bool = False) -> None:
+        detach(run, by_user=by_user)  # so the ranks write before the call returns
+        eventually(lambda: all(run.written(rank) for rank in run.ranks), 30, "the output")
+
+    monkeypatch.setattr(CellRun, "detach", slowly)
     ranks.run_cell(GATE.format(gate=str(gate)), detach=True)
     assert texts(ranks.wait(0)) == "begun\n"
     gate.touch()

@@ -84,13 +84,13 @@ def run_and_interrupt(shell: Any, code: str, when: Callable[[], None]) -> Interr
     must not end by itself.
     """
     session = session_of(shell)
-    earlier = session.current
+    earlier = session.runs.current
     over = threading.Event()
     sent_at: list[float] = []
     problems: list[str] = []
 
     def begun() -> bool:
-        return over.is_set() or session.current is not earlier
+        return over.is_set() or session.runs.current is not earlier
 
     def press() -> None:
         try:

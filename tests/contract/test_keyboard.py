@@ -7,7 +7,7 @@ from results import rank_pids
 
 from ddp_notebook.errors import CellFailed
 from ddp_notebook.session import Session
-from ddp_notebook.session.runs.run import CellResult
+from ddp_notebook.session.runs.endings import CellResult
 
 
 def text(result: CellResult) -> str:

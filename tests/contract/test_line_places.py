@@ -10,7 +10,7 @@ from line_places import HOLDERS, PLACES, Place, play
 from ddp_notebook.session import Session
 
 CHOSEN = [
-    (place, ("function" if place.function and number % 2 else "file:line"), number)
+    (place, place.ways[-1] if number % 2 else place.ways[:2][-1], number)
     for number, place in enumerate(PLACES)
 ]
 

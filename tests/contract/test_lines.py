@@ -24,7 +24,7 @@ def nothing_set(ranks2: Session) -> Iterator[None]:
     yield
     ranks2.breakpoints.clear()
     ranks2.breakpoints.enable(True)
-    if any(not controller.run.done for controller in ranks2.runs):
+    if any(not run.done for run in ranks2.runs.all):
         ranks2.abort()
 
 
@@ -40,7 +40,7 @@ def test_a_cell_ends_where_its_ranks_stop_and_steps_move_them(ranks2: Session) -
         "t = torch.ones(2)\ndist.all_reduce(t)\nprint(x)\n"
     )
     result = ranks2.run_cell(source)
-    number = ranks2.runs[-1].run.number
+    number = ranks2.runs.all[-1].number
     assert texts(result) == "begin\n"
     assert result.pending == (0, 1)
     assert where(result.steps) == {(0, 1): f"cell {number}, line 4"}
@@ -128,7 +128,7 @@ def test_a_breakpoint_is_set_while_the_line_runs(ranks2: Session) -> None:
         "import time\nstop = False\nn = 0\nwhile not stop:\n    n += 1\n    time.sleep(0.001)\n",
         detach=True,
     )
-    eventually(lambda: bool(ranks2.runs[-1].run.started >= {0, 1}))
+    eventually(lambda: bool(ranks2.runs.all[-1].started >= {0, 1}))
     ranks2.breakpoints.add("6", Breakpoint(0, once=True))
     result = ranks2.wait(10)
     assert {text.rpartition(" ")[2] for text in where(result.steps).values()} == {"6"}
@@ -145,7 +145,7 @@ def test_a_line_of_an_earlier_cell_is_named_with_it_and_its_branch_is_known(
     ranks2: Session,
 ) -> None:
     ranks2.run_cell("def part():\n    x = 0\n    if rank:\n        x = 1\n    return x\n")
-    cell = f"cell {ranks2.runs[-1].run.number}"
+    cell = f"cell {ranks2.runs.all[-1].number}"
     row = ranks2.breakpoints.add(f"{cell}:4", Breakpoint(0))
     assert row.place == (cell, 4) and ranks2.breakpoints.known == (row,)
     assert where(ranks2.run_cell("part()").steps) == {(0, 1): f"{cell}, line 4, in part"}
@@ -208,12 +208,20 @@ def test_an_abort_frees_paused_ranks_with_their_variables(
     assert ranks2.run_cell("dist.barrier()").error is None
 
 
+def test_a_breakpoint_stops_again_in_the_cell_after_an_abort_at_it(ranks2: Session) -> None:
+    ranks2.run_cell("def f():\n    x = 1\n    return x\n")
+    ranks2.breakpoints.add("f", Breakpoint(0))
+    for _ in range(2):
+        assert where(ranks2.run_cell("f()").steps)[(0, 1)].endswith("line 3, in f")
+        ranks2.abort()
+
+
 def test_an_interrupt_of_the_wait_frees_paused_ranks(ranks2: Session) -> None:
     """Rank 0 computes, rank 1 is paused: the cell is not over, and its user interrupts it."""
     source = "import time\nif rank == 1:\n    breakpoint()\nwhile True:\n    time.sleep(0.01)\n"
 
     def interrupt_when_paused() -> None:
-        eventually(lambda: bool(ranks2.runs[-1].run.stops))
+        eventually(lambda: bool(ranks2.runs.all[-1].stops))
         os.kill(os.getpid(), signal.SIGINT)
 
     interrupting = threading.Thread(target=interrupt_when_paused)
@@ -249,7 +257,7 @@ def test_a_restart_of_a_rank_frees_the_others_that_are_paused_with_their_variabl
     now = rank_pids(session)
     assert now[0] == pids[0] and now[1] != pids[1]
     assert last_values(session, "kept", ranks=(0,)) == {(0,): "5"}
-    (run,) = (c.run for c in session.runs if "breakpoint" in str(c.run.sources))
+    (run,) = (run for run in session.runs.all if "breakpoint" in str(run.sources))
     assert "rank 1 was ended by %ddp_restart" in str(run.error())
     assert not session.why().wrong, "nobody died but as the user wanted"
 

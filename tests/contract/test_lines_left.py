@@ -53,7 +53,7 @@ def test_a_step_ends_when_the_session_is_lost_meanwhile(session: Session) -> Non
     session.step()
 
     def lose() -> None:
-        eventually(lambda: not session.runs[-1].run.stops)
+        eventually(lambda: not session.runs.all[-1].stops)
         os.kill(pids_of(session).controller, signal.SIGKILL)
 
     losing = threading.Thread(target=lose)
@@ -69,7 +69,7 @@ def test_an_interrupt_of_a_step_leaves_ranks_where_they_are(ranks2: Session) -> 
     ranks2.step()
 
     def interrupt() -> None:
-        eventually(lambda: not ranks2.runs[-1].run.stops)
+        eventually(lambda: not ranks2.runs.all[-1].stops)
         os.kill(os.getpid(), signal.SIGINT)
 
     interrupting = threading.Thread(target=interrupt)

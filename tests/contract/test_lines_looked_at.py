@@ -10,7 +10,6 @@ from results import rows, texts, values
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.rank.calls import Breakpoint
-from ddp_notebook.rank.debugger import monitoring
 from ddp_notebook.session import Session
 from ddp_notebook.views import stacks
 
@@ -21,7 +20,7 @@ def nothing_set(ranks2: Session) -> Iterator[None]:
     yield
     ranks2.breakpoints.clear()
     ranks2.looking.unwatch("")
-    if any(not controller.run.done for controller in ranks2.runs):
+    if any(not run.done for run in ranks2.runs.all):
         ranks2.abort()
 
 
@@ -68,7 +67,7 @@ def test_it_stops_where_an_error_ends_a_cell_and_nowhere_else(ranks2: Session) -
     with pytest.raises(UsageMistake, match="an error was raised"):
         ranks2.step((1,), to="4")
     ranks2.step((1,))
-    assert any(f.ename == "ValueError" for f in ranks2.runs[-1].run.finished.values())
+    assert any(f.ename == "ValueError" for f in ranks2.runs.all[-1].finished.values())
     ranks2.abort()
     ranks2.run_cell(RAISES)
     ranks2.abort()
@@ -283,20 +282,16 @@ def test_a_function_that_was_compiled_at_a_breakpoint_can_have_another_one(
         ranks2.step(to="end")
         assert ranks2.wait(60).error is None
     ranks2.run_cell("exec(compile('def made(x):\\n    return x\\n', 'made.py', 'exec'), globals())")
-    if not monitoring.is_there():
-        with pytest.raises(UsageMistake, match="made from text"):
-            ranks2.breakpoints.add("made", Breakpoint(0))
+    ranks2.breakpoints.add("made", Breakpoint(0))
+    assert "made.py:2, in made" in rows(ranks2.run_cell("made(1)").steps)[(0, 1)]
 
 
 def test_where_nothing_can_stop_is_said(ranks2: Session, tmp_path: Path) -> None:
     """In what is compiled as a whole, and in workers; and the code runs as without a breakpoint."""
     ranks2.run_cell(COMPILED).raise_for_error()
-    for name in () if monitoring.is_there() else ("whole", "inner", "Part.forward"):
-        with pytest.raises(UsageMistake, match=r"fullgraph=True.*Stop in what calls it"):
-            ranks2.breakpoints.add(name, Breakpoint(0))
     row = ranks2.breakpoints.add("breaks", Breakpoint(0))
     assert "Not reached yet" in row.text
-    assert ("breaks compiled; while this breakpoint is" in row.text) == monitoring.is_there()
+    assert "breaks compiled; while this breakpoint is" in row.text
     ranks2.breakpoints.clear()
     row = ranks2.breakpoints.add("Data.__getitem__", Breakpoint(0))
     assert "2 worker processes run it too, and do not stop there" in row.text
@@ -311,7 +306,6 @@ def test_where_nothing_can_stop_is_said(ranks2: Session, tmp_path: Path) -> None
     assert "in Data.__getitem__" in rows(stopped.steps)[(0, 1)]
 
 
-@pytest.mark.skipif(not monitoring.is_there(), reason="with fullgraph, from Python 3.12 on")
 def test_what_is_compiled_runs_as_python_while_it_has_a_breakpoint(ranks2: Session) -> None:
     """Whether it was compiled before or after; and is then compiled again. All are named."""
     graphs = (

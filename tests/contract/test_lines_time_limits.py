@@ -10,7 +10,7 @@ from support import eventually
 
 from ddp_notebook.rank.calls import Breakpoint
 from ddp_notebook.session import Session
-from ddp_notebook.session.runs.run import CellResult
+from ddp_notebook.session.runs.endings import CellResult
 
 LIMIT_S = 2.0
 MAKE = f"import datetime, torch\npg = dist.new_group(timeout=datetime.timedelta(seconds={LIMIT_S}))"
@@ -41,7 +41,7 @@ def texts(result: CellResult) -> str:
 
 def outlast(session: Session) -> None:
     """Wait until the group would have given up twice; rank 0 is paused, rank 1 waits."""
-    run = session.runs[-1].run
+    run = session.runs.all[-1]
     assert sorted(run.stops) == [0], run.stops
     began_s = time.monotonic()
     eventually(lambda: time.monotonic() - began_s > 1.5 * LIMIT_S)
@@ -93,7 +93,7 @@ def test_a_breakpoint_in_a_module_arms_all_ranks_that_import_it_and_all_once_it_
     ranks2.run_cell(
         f"import says_breakpoint\n{MEET.format(pause='rank or says_breakpoint.stop()')}"
     )
-    assert sorted(ranks2.runs[-1].run.stops) == [0]
+    assert sorted(ranks2.runs.all[-1].stops) == [0]
     ranks2.step(to="end")
     assert texts(ranks2.wait()) == "met 2.0 0.0\n"
     assert texts(ranks2.run_cell(NOW)) == "86400.0 0.0\n"  # it may be called again
@@ -105,10 +105,10 @@ def test_a_breakpoint_in_a_module_arms_all_ranks_that_import_it_and_all_once_it_
     )
     pause = f"import stops_unseen\nrank or stops_unseen.stop()\n{waits}"
     ranks2.run_cell(MEET.format(pause=pause), detach=True)
-    run = ranks2.runs[-1].run
+    run = ranks2.runs.all[-1]
     eventually(lambda: 0 in run.stops)
-    eventually(lambda: ranks2.runs[-1]._armed)
+    eventually(lambda: ranks2.runs.all[-1]._armed)
     gate.touch()
-    assert sorted(ranks2.runs[-1].run.stops) == [0]
+    assert sorted(ranks2.runs.all[-1].stops) == [0]
     ranks2.step(to="end")
     assert texts(ranks2.wait()) == "met 2.0 0.0\n"

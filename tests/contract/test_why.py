@@ -330,14 +330,14 @@ def test_a_script_that_may_open_no_more_files_can_still_tell_its_error(
 def test_an_interrupt_keeps_what_was_found_and_is_no_finding_itself(ranks: Any) -> None:
     cell = "print('begun')\nif rank == 0: dist.barrier()"
     ranks.run_cell(cell, number=9, wait="forever", detach=True)
-    before = eventually(lambda: ranks.detached.controller.run.found.diagnosis, what="a finding")
+    before = eventually(lambda: ranks.runs.detached.found.diagnosis, what="a finding")
     ranks.abort()
     assert isinstance(ranks.wait().error, CellFailed | CellInterrupted)
     after = ranks.why()
     assert after.run.title == "cell 9" and after.run.over
     assert after.findings == before.findings
     ranks.run_cell("import time\nprint('begun')\ntime.sleep(60)", detach=True)
-    eventually(lambda: ranks.current.written(0), what="a cell that runs")
+    eventually(lambda: ranks.runs.current.written(0), what="a cell that runs")
     assert findings.text(ranks.why()).startswith("► No problem found so far: ranks 0-2 are still")
     ranks.abort()
     ranks.wait()
@@ -347,7 +347,9 @@ def test_an_interrupt_keeps_what_was_found_and_is_no_finding_itself(ranks: Any) 
 
 def test_of_an_interrupted_run_it_is_still_told_which_rank_was_late(ranks: Any) -> None:
     ranks.run_cell("import time\nif rank == 1: time.sleep(60)\ndist.barrier()", detach=True)
-    eventually(lambda: ranks.current.detector and ranks.current.detector.seen_late, 20, "late")
+    eventually(
+        lambda: ranks.runs.current.detector and ranks.runs.current.detector.seen_late, 20, "late"
+    )
     ranks.abort()
     ranks.wait()
     after = ranks.why()

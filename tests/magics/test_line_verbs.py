@@ -88,9 +88,6 @@ WRONG = {
     "%ddp_frame sideways": "'sideways' is no frame. Type %ddp_frame up",
     "%ddp_frame --ranks 9": "Rank 9 does not exist",
     "%ddp_where --ranks 9": "Rank 9 does not exist",
-    "%ddp_attach_editor": "An editor has one rank",
-    "%ddp_attach_editor --ranks 9": "Rank 9 does not exist",
-    "%ddp_attach_editor --off": "Ranks 0-1 had no port open",
 }
 NONE_PAUSED = "No rank is paused at a line. Write breakpoint() in a %%ddp cell"
 NO_CODE = "No rank stands in code of yours. It does at a breakpoint"
@@ -161,7 +158,7 @@ def test_wrong_input_is_answered_with_what_to_type_and_nothing_moves(
     shown(ranks_up, capsys, "%ddp_break --clear")
     cell, wrong = IN[state]
     shown(ranks_up, capsys, cell)
-    run = session_of(ranks_up).runs[-1].run
+    run = session_of(ranks_up).runs.all[-1]
     eventually(lambda: run.started >= {0, 1})
     stops = dict(run.stops)
     for line, expected in {**WRONG, **wrong}.items():
@@ -169,6 +166,6 @@ def test_wrong_input_is_answered_with_what_to_type_and_nothing_moves(
         assert expected in text, f"{state}, {line}: {text}"
         assert "Traceback" not in text, f"{state}, {line}: {text}"
     assert "There are no breakpoints" in shown(ranks_up, capsys, "%ddp_break")
-    assert (run.stops, session_of(ranks_up).runs[-1].run) == (stops, run)
+    assert (run.stops, session_of(ranks_up).runs.all[-1]) == (stops, run)
     assert "5" in shown(ranks_up, capsys, "%ddp_print x") or state == "running"
     shown(ranks_up, capsys, "%ddp_abort")

@@ -108,15 +108,15 @@ class Answers:
     """A session that answers every question of a button."""
 
     running = True
-    current = None
-    begun = 0
-    runs: tuple[Any, ...] = ()
+    findings = SimpleNamespace(begun=0)
     record = Session().record
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
+        self.runs = SimpleNamespace(current=None, stops={})
+        self.pool = SimpleNamespace(need=self.need)
 
-    def require(self, verb: str) -> None:
+    def need(self, verb: str) -> None:
         self.asked.append(("require", verb))
 
     def why(self) -> Diagnosis:
@@ -169,7 +169,7 @@ def test_what_is_seen_in_the_code_at_which_ranks_are_paused_needs_no_answer() ->
     session.record.begin(2)
     pressing = Buttons(session, board_buttons(session, VERBS), lambda: None, lambda _: None)  # type: ignore[arg-type]
     pressing._do("%ddp_step --into")
-    session.runs = (SimpleNamespace(run=SimpleNamespace(stops={0: object()})),)
+    session.runs.stops = {0: object()}
     for _ in range(2):
         pressing._do("%ddp_step --into")
     assert not pressing.answers

@@ -12,7 +12,7 @@ import pytest
 from kernels import Kernel, Reply, seen_in
 from support import GATE, HANG, begun, ipython_shell, session_of
 
-from ddp_notebook.session.runs.run import CellResult
+from ddp_notebook.session.runs.endings import CellResult
 from ddp_notebook.views import board as board_view
 
 pytestmark = pytest.mark.timeout(180)
@@ -164,7 +164,7 @@ def test_the_next_verb_tells_of_the_end_where_no_notebook_shows_it(
     shell: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shell.run_cell(f"%%ddp --detach\n{HANG}")
-    session_of(shell).detached.ended.result(60)
+    session_of(shell).runs.detached.ended.result(60)
     capsys.readouterr()
     shell.run_cell("board = %ddp_status")
     first = capsys.readouterr().out.splitlines()[0]
@@ -196,7 +196,7 @@ def test_the_status_of_ranks_that_hang_says_who_waits_and_what_to_type(
     cell: str, headline: str, doing: str, note: str, shell: Any
 ) -> None:
     shell.run_cell(f"%%ddp --detach\n{cell}")
-    session_of(shell).detached.ended.result(60)
+    session_of(shell).runs.detached.ended.result(60)
     shown = board_view.text(shell.run_cell("%ddp_status").result)
     assert headline in shown
     assert doing in shown and note in shown and "%ddp_why" in shown
@@ -248,8 +248,8 @@ def test_a_wrong_call_says_what_to_type(
 ) -> None:
     assert shell.run_cell("%%ddp\npass").success  # the last run is not a detached one
     session = session_of(shell)
-    if session.detached is not None:
-        session.detached.reported = True
+    if session.runs.detached is not None:
+        session.runs.detached.reported = True
     capsys.readouterr()
     assert not shell.run_cell(call).success
     shown = capsys.readouterr()
@@ -277,7 +277,7 @@ def test_unloading_the_extension_under_a_detached_cell_ends_it() -> None:
         other.run_line_magic("ddp_init", "--world-size 2 --device cpu")
         session = session_of(other)
         assert other.run_cell("%%ddp --detach\nimport time\ntime.sleep(600)").success
-    result = session.detached.ended.result(30)
+    result = session.runs.detached.ended.result(30)
     assert str(result.error) == "The ranks were shut down. Start again: %ddp_init"
 
 

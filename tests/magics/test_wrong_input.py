@@ -130,7 +130,7 @@ def test_a_launcher_before_the_script_and_an_option_behind_it_are_told_where_the
 
 
 def test_ranks_at_lines_need_ranks(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    for call in ("break 3", "step", "print x", "set x = 1", "frame", "where", "attach_editor"):
+    for call in ("break 3", "step", "print x", "set x = 1", "frame", "where"):
         none = f"UsageError: %ddp_{call.split()[0]} needs ranks, and there are none. Start them"
         assert said(shell, capsys, f"%ddp_{call}").startswith(none)
 

@@ -24,18 +24,18 @@ from ddp_notebook.model import (
 from ddp_notebook.session import Session
 from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.session.runs.stall_detector import StallDetector
+from ddp_notebook.testing import fake_run
 
 
 def a_session(states: tuple[RankState, ...], run: CellRun | None) -> SimpleNamespace:
     """A session with ranks in these states, whose current or last run is `run`."""
     return SimpleNamespace(
         record=SimpleNamespace(snapshot=Snapshot(states)),
-        current=run,
-        logs=None,
+        pool=SimpleNamespace(logs=None),
         running=True,
-        measuring=None,
-        runs=(),
-        store="",
+        benchmarks=SimpleNamespace(current=None),
+        runs=SimpleNamespace(current=run, stops={}),
+        setup=SimpleNamespace(store=""),
     )
 
 
@@ -78,7 +78,7 @@ def test_of_ranks_that_were_freed_no_culprit_is_named_again(
 def test_what_a_cell_said_at_its_end_stands_on_the_board_at_the_next_look() -> None:
     """Asking the ranks again takes a second or two, in which it said "No finding"."""
     found = Diagnosis((Finding(Category.REPLICA_DIVERGENCE, (1,), "rank 1 differs", ""),), None, 2)
-    run = CellRun(1, (0, 1))
+    run = fake_run(1, (0, 1))
     ends = [
         CellFinished(rank=rank, time_ns=5, cell=1, outcome="ok", trained=True) for rank in (0, 1)
     ]
@@ -87,7 +87,7 @@ def test_what_a_cell_said_at_its_end_stands_on_the_board_at_the_next_look() -> N
     states = (RankState(0, Status.READY), RankState(1, Status.READY))
     session = a_session(states, None)
     source = BoardSource(cast(Session, session))
-    session.current = run
+    session.runs.current = run
     facts, _ = source.look()
     assert facts.diagnosis is not None and facts.diagnosis.findings == found.findings
     later = BoardSource(cast(Session, session)).look()[0]
@@ -102,7 +102,7 @@ def test_what_a_cell_said_at_its_end_stands_on_the_board_at_the_next_look() -> N
 def test_a_board_that_is_opened_while_ranks_hang_says_so_at_once() -> None:
     """It said "No finding" until ranks were asked again."""
     found = Diagnosis((Finding(Category.UNEVEN_INPUTS, (1,), "left the loop", ""),), None, 2)
-    run = CellRun(1, (0, 1))
+    run = fake_run(1, (0, 1))
     run.detector = cast(StallDetector, SimpleNamespace(latest=found))
     states = (RankState(0, Status.RUNNING), RankState(1, Status.READY))
     source = BoardSource(cast(Session, a_session(states, run)))
@@ -112,7 +112,7 @@ def test_a_board_that_is_opened_while_ranks_hang_says_so_at_once() -> None:
 def test_what_a_cell_said_of_ranks_that_are_stuck_in_it_stands_on_the_board() -> None:
     """Of "undecided", which no rule finds anew, the board never knew."""
     found = Diagnosis((Finding(Category.UNDECIDED, (), "nothing moves", ""),), None, 2)
-    run = CellRun(1, (0, 1))
+    run = fake_run(1, (0, 1))
     states = (RankState(0, Status.RUNNING), RankState(1, Status.RUNNING))
     source = BoardSource(cast(Session, a_session(states, run)))
     assert source.look()[0].diagnosis is None
@@ -122,7 +122,7 @@ def test_what_a_cell_said_of_ranks_that_are_stuck_in_it_stands_on_the_board() ->
 
 
 def test_until_a_run_is_examined_the_board_says_that_it_is_being_checked() -> None:
-    run = CellRun(1, (0,))
+    run = fake_run(1, (0,))
     now_ns = time.monotonic_ns()
     end = CellFinished(rank=0, time_ns=5, heard_ns=now_ns, cell=1, outcome="ok", trained=True)
     source = BoardSource(cast(Session, a_session((RankState(0, Status.READY),), run)))

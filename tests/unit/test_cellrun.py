@@ -17,7 +17,8 @@ from ddp_notebook.model import (
     RankExited,
 )
 from ddp_notebook.session.runs.cell_syntax import check_cell
-from ddp_notebook.session.runs.run import CellRun
+from ddp_notebook.session.runs.endings import exits
+from ddp_notebook.testing import fake_run
 
 
 def finished(rank: int, outcome: str = "ok", **fields: object) -> CellFinished:
@@ -25,7 +26,7 @@ def finished(rank: int, outcome: str = "ok", **fields: object) -> CellFinished:
 
 
 def test_a_cell_is_done_when_every_rank_finished_it() -> None:
-    run = CellRun(1, (0, 1))
+    run = fake_run(1, (0, 1))
     run.take([CellStarted(rank=0, cell=1), finished(0)])
     assert run.pending == (1,)
     run.take([finished(1)])
@@ -34,14 +35,14 @@ def test_a_cell_is_done_when_every_rank_finished_it() -> None:
 
 
 def test_events_of_another_cell_do_not_count() -> None:
-    run = CellRun(2, (0,))
+    run = fake_run(2, (0,))
     run.take([finished(0), Output(rank=0, cell=1, what=OutputKind.STDOUT, text="old")])
     assert run.pending == (0,)
     assert run.result().outputs == ()
 
 
 def test_the_end_of_an_earlier_scripts_process_is_not_of_a_rank_in_this_one() -> None:
-    run = CellRun(2, (0, 1), "train.py")
+    run = fake_run(2, (0, 1), "train.py")
     run.take([RankExited(rank=1, pid=9, exit_code=-9, cell=1)])
     assert run.pending == (0, 1)
     run.take([RankExited(rank=1, pid=10, exit_code=-9, cell=2)])
@@ -49,7 +50,7 @@ def test_the_end_of_an_earlier_scripts_process_is_not_of_a_rank_in_this_one() ->
 
 
 def test_a_dead_rank_ends_its_part_of_the_cell_and_is_named_with_its_signal() -> None:
-    run = CellRun(1, (0, 1))
+    run = fake_run(1, (0, 1))
     run.take([finished(0), RankExited(rank=1, pid=9, exit_code=-9, last_words="step 4\n")])
     error = run.result().error
     assert isinstance(error, CellFailed)
@@ -61,7 +62,7 @@ def test_a_dead_rank_ends_its_part_of_the_cell_and_is_named_with_its_signal() ->
 
 
 def test_equal_errors_are_told_once() -> None:
-    run = CellRun(1, (0, 1, 2))
+    run = fake_run(1, (0, 1, 2))
     same = {"ename": "ValueError", "evalue": "bad\nmore", "line": 3}
     run.take([finished(0), finished(1, "error", **same), finished(2, "error", **same)])
     error = run.result().error
@@ -73,7 +74,7 @@ def test_equal_errors_are_told_once() -> None:
 
 
 def test_a_lost_peer_is_told_once_though_its_port_differs() -> None:
-    run = CellRun(1, (0, 1, 2))
+    run = fake_run(1, (0, 1, 2))
     lost = "[/a/gloo/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:{}. GLHF"
     ends = [
         (rank, {"ename": "RuntimeError", "evalue": lost.format(2000 + rank)}) for rank in (0, 1)
@@ -86,7 +87,7 @@ def test_a_lost_peer_is_told_once_though_its_port_differs() -> None:
 
 
 def test_what_still_runs_is_neither_finished_nor_failed() -> None:
-    run = CellRun(1, (0, 1, 2))
+    run = fake_run(1, (0, 1, 2))
     run.take([finished(0), finished(1, "error", ename="ValueError", evalue="bad")])
     assert str(run.error()) == "rank 1 raised ValueError: bad; rank 0 finished."
     stands = run.standing()
@@ -94,7 +95,7 @@ def test_what_still_runs_is_neither_finished_nor_failed() -> None:
 
 
 def test_what_stands_is_told_once_and_the_end_tells_all() -> None:
-    run = CellRun(1, (0,))
+    run = fake_run(1, (0,))
     run.take([Output(rank=0, cell=1, what=OutputKind.STDOUT, text="one\n")])
     assert texts(run.standing()) == "one\n"
     assert texts(run.standing()) == ""
@@ -104,14 +105,14 @@ def test_what_stands_is_told_once_and_the_end_tells_all() -> None:
 
 
 def test_a_killed_rank_is_not_said_to_have_finished() -> None:
-    run = CellRun(1, (0, 1, 2, 3))
+    run = fake_run(1, (0, 1, 2, 3))
     run.take((finished(0), RankExited(rank=2, pid=7, exit_code=-9), finished(3, "error")))
-    assert run.exits == {"finished": (0,), "died": (2,), "raised": (3,)}
+    assert exits(run) == {"finished": (0,), "died": (2,), "raised": (3,)}
 
 
 def test_a_run_is_called_by_its_prompt_or_its_script() -> None:
-    assert [CellRun(3, (0,)).title, CellRun(3, (0,), number=9).heading] == ["cell 3", "Cell 9"]
-    assert CellRun(3, (0,), "train.py", 9).heading == "train.py"
+    assert [fake_run(3, (0,)).title, fake_run(3, (0,), number=9).heading] == ["cell 3", "Cell 9"]
+    assert fake_run(3, (0,), "train.py", 9).heading == "train.py"
 
 
 def test_a_cell_without_await_is_plain() -> None:
@@ -128,7 +129,7 @@ def test_a_syntax_error_is_found_before_any_rank_runs_on_the_notebooks_own_line(
 
 
 def test_what_the_guard_refused_on_innocent_ranks_does_not_stand_above_the_finding() -> None:
-    run = CellRun(1, (0, 1, 2))
+    run = fake_run(1, (0, 1, 2))
     for rank, name in enumerate(("Mismatch", "KeyError")):
         run.take([Output(rank=rank, cell=1, what=OutputKind.ERROR, text=f"{name}: text")])
         run.take([finished(rank, "error", ename=name, evalue="text")])

@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.verbs.debug import BREAK, PRINT, source_of
-from ddp_notebook.session.tools.debugger import evaluating
+from ddp_notebook.session.tools.looking import check_source
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_is_no_expression_is_said_with_what_to_type(
     source: str, assign: bool, said: str
 ) -> None:
     with pytest.raises(UsageMistake, match=said):
-        evaluating._check_source(source, assign=assign)
+        check_source(source, assign=assign)
 
 
 @pytest.mark.parametrize("line", ['7 --if "f()"', "7 --log '{f()}'"])

@@ -20,7 +20,7 @@ from ddp_notebook.jobs.frames import Frame, Sources
 from ddp_notebook.jobs.verdict import Outcome
 from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.rank.prepared.job_folder import About
-from ddp_notebook.session.tools.debugger.breakpoints import _check_has_line
+from ddp_notebook.session.tools.breakpoints import _check_has_line
 
 ROOM_BYTES = 1 << 30
 

@@ -17,8 +17,8 @@ from ddp_notebook.model import (
     Unread,
     Variable,
 )
-from ddp_notebook.session.tools.debugger.breakpoints import moved
-from ddp_notebook.session.tools.differences import unravelled
+from ddp_notebook.session.tools.breakpoints import moved
+from ddp_notebook.session.tools.looking import unravelled
 from ddp_notebook.state.line_table import frames_text, line_table, names_of, watched
 from ddp_notebook.state.variable_table import fold, spark
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ddp_notebook.rank.debugger.code_swap import source_of
 from ddp_notebook.rank.debugger.named import to_come
 
 FILES = {
@@ -54,5 +53,5 @@ def test_it_is_found_without_an_import(
         path.write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     expected = (str(tmp_path / file), line) if file else ("", 0)
-    assert to_come(name, source_of) == expected
+    assert to_come(name) == expected
     assert not [module for module in sys.modules if module.startswith("tocome")]

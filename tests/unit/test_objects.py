@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from types import FunctionType
 import pytest
 import torch  # noqa: F401  # a heap as large as a rank's: else the list is made too fast
 
-from ddp_notebook.rank.debugger import monitoring
 from ddp_notebook.rank.variables.objects import objects_of
 
 _ROUNDS = 10
@@ -75,24 +73,3 @@ def test_tuples_that_another_thread_builds_meanwhile_are_built() -> None:
 
 def _numbers() -> Iterator[int]:
     yield from range(3)
-
-
-@pytest.mark.skipif(monitoring.is_there(), reason="needed until Python 3.11")
-def test_functions_are_found_after_they_were_frozen() -> None:
-    """As the fork server does: in a process of its own, where all that is loaded stays frozen.
-
-    What others are called is read in a copy: a rank shares the pages of the names.
-    """
-    source = (
-        "import gc, json\n"
-        "from ddp_notebook.rank.variables.objects import functions, keep_functions\n"
-        "keep_functions()\ngc.freeze()\nimport wave\nkeep_functions()\ngc.freeze()\n"
-        "def later(): pass\nasked = []\n"
-        "wanted = json.__file__, wave.__file__\n"
-        "found = functions(lambda file: asked.append(file) or file in wanted)\n"
-        "print(found.count(json.dumps), found.count(wave.open), found.count(gc.collect))\n"
-        "own = {id(each.__code__.co_filename) for each in found}\n"
-        "print(found.count(later), len(asked) > 20, any(id(file) in own for file in asked))\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
-    assert ended.stdout.split() == ["1", "1", "0", "1", "True", "False"], ended.stderr

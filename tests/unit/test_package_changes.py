@@ -1,4 +1,4 @@
-"""The package is upgraded, or edited, under a running kernel: that is said before ranks start."""
+"""The package is upgraded under a running kernel: that is said before ranks start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import ddp_notebook
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.session import InitOptions, Session
-from ddp_notebook.session.setup import package_changes
+from ddp_notebook.session.setup import preflight
 
 
 @pytest.fixture
@@ -17,24 +17,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package like ours, just loaded."""
     source = tmp_path / "__init__.py"
     source.write_text(f'__version__ = "{ddp_notebook.__version__}"\n')
-    monkeypatch.setattr(package_changes, "_PACKAGE", tmp_path)
-    monkeypatch.setattr(package_changes, "_loaded_ns", package_changes.changed_ns())
+    monkeypatch.setattr(preflight, "_PACKAGE", tmp_path)
     return source
 
 
 def test_an_upgrade_under_a_running_kernel_is_refused_before_anything_starts(
     package: Path,
 ) -> None:
-    assert package_changes.check() == ""
+    preflight.check_package()
     package.write_text('"""Later."""\n__version__ = "99.1"\n')
     with pytest.raises(UsageMistake, match=r"99\.1 was installed after.*Restart the kernel"):
         Session().init(InitOptions(world_size=1))
-
-
-def test_an_edit_is_noted_and_a_folder_that_is_gone_is_not_known(package: Path) -> None:
-    beside = package.with_name("other.py")
-    beside.write_text("x = 1")
-    assert "restart the kernel" in package_changes.check()
-    package.unlink()
-    beside.unlink()
-    assert "was changed" in package_changes.check()

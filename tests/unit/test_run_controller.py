@@ -36,15 +36,12 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.rank import calls
 from ddp_notebook.session.findings import Found, LastFindings
-from ddp_notebook.session.processes.collective_logs import CollectiveLogs
+from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.record import Record
-from ddp_notebook.session.runs import controller as controlling
-from ddp_notebook.session.runs.cells import CellWork
-from ddp_notebook.session.runs.controller import RunController, RunState
-from ddp_notebook.session.runs.detached import Detached
+from ddp_notebook.session.runs import run as running
 from ddp_notebook.session.runs.gather import still_waiting, with_sources_in_use
-from ddp_notebook.session.runs.run import CellRun
-from ddp_notebook.testing import FakeCluster
+from ddp_notebook.session.runs.run import CellRun, RunOptions, RunState
+from ddp_notebook.testing import FakeCluster, FakeProcesses
 
 BOTH = (0, 1)
 
@@ -54,20 +51,19 @@ class Setting:
 
     def __init__(self, folder: Path) -> None:
         self.record = Record()
-        self.record.note(ranks=tuple(RankState(rank, status=Status.READY) for rank in BOTH))
         self.cluster = FakeCluster(self.record)
-        self.run = CellRun(1, BOTH)
-        self.controller = RunController(self.run, self.cluster, CollectiveLogs(folder), self.record)
-        self.record.subscribe(self.controller.take)
-        work = CellWork(self.run, self.cluster, "x = 1", "%%ddp", is_async=False)
-        self.controller.assign(work, patient=True)
+        processes = FakeProcesses(self.cluster, InitOptions(world_size=2), folder)
+        self.record.note(ranks=tuple(RankState(rank, status=Status.READY) for rank in BOTH))
+        self.run = CellRun(1, BOTH, processes, RunOptions(wait="forever"))
+        self.run.order = calls.RUN_CELL, calls.Cell(1, 1, "%%ddp", "x = 1")
+        self.record.subscribe(self.run.take)
 
     def ranks_do(self, rank_does: Callable[[int], Iterable[Event]]) -> None:
         self.cluster.tells = lambda rank, _: rank_does(rank)
 
     def see_through(self, interrupted: Callable[[], bool] = lambda: False) -> Any:
-        self.controller.watch()
-        return self.controller.see_through(interrupted)
+        self.run.watch()
+        return self.run.see_through(interrupted)
 
 
 @pytest.fixture
@@ -87,17 +83,17 @@ def test_a_cell_that_finishes_is_claimed_until_it_is_released(setting: Setting) 
     states = []
 
     def rank_does(rank: int) -> Iterable[Event]:
-        states.append(setting.controller.state)
+        states.append(setting.run.state)
         return (started(rank), finished(rank))
 
     setting.ranks_do(rank_does)
-    assert setting.controller.state is RunState.CLAIMED
-    assert setting.controller.state.claimed
+    assert setting.run.state is RunState.CLAIMED
+    assert setting.run.state.claimed
     result = setting.see_through()
     assert (result.error, result.pending) == (None, ())
     assert states == [RunState.RUNNING] * 2
-    assert setting.controller.state is RunState.ENDED
-    assert not setting.controller.state.claimed
+    assert setting.run.state is RunState.ENDED
+    assert not setting.run.state.claimed
     assert setting.cluster.sent == [(BOTH, calls.RUN_CELL.name)]
 
 
@@ -123,18 +119,18 @@ def test_an_interrupt_reaches_ranks_that_have_begun_and_once(setting: Setting) -
     assert isinstance(result.error, CellInterrupted)
     assert "ranks 0-1 stopped at cell line 2" in str(result.error)
     assert setting.cluster.signals == [(0, signal.SIGINT), (1, signal.SIGINT)]
-    assert setting.controller.state is RunState.ENDED
+    assert setting.run.state is RunState.ENDED
 
 
 def test_a_rank_that_does_not_stop_is_left_and_one_that_begins_late_is_interrupted_then(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controlling, "_STOP_WITHIN_S", 0.05)
+    monkeypatch.setattr(running, "_STOP_WITHIN_S", 0.05)
     setting.ranks_do(lambda rank: (started(0),) if rank == 0 else ())
     result = setting.see_through(lambda: True)
     assert isinstance(result.error, CellInterrupted)
     assert result.pending == BOTH
-    assert setting.controller.state is RunState.INTERRUPTED
+    assert setting.run.state is RunState.INTERRUPTED
     assert setting.cluster.signals == [(0, signal.SIGINT)]
     setting.record.add((started(1),))
     assert setting.cluster.signals == [(0, signal.SIGINT), (1, signal.SIGINT)]
@@ -154,24 +150,23 @@ def test_a_run_that_is_stuck_is_released_with_its_ranks_and_waited_for_again(
         def turn(self) -> Diagnosis | None:
             return diagnosis
 
-    monkeypatch.setattr(RunController, "_detector", lambda _: Detector())
+    monkeypatch.setattr(running, "StallDetector", lambda look, moved: Detector())
     setting.ranks_do(lambda rank: (started(rank),))
-    assert setting.controller.work is not None
-    setting.controller.assign(setting.controller.work, patient=False)
+    setting.run.patient = False
     result = setting.see_through()
     assert isinstance(result.error, Stuck)
     assert "What to do: Start it." in str(result.error)
     assert (result.diagnosis, result.pending) == (diagnosis, BOTH)
-    assert setting.controller.state is RunState.STUCK
+    assert setting.run.state is RunState.STUCK
 
-    setting.controller.assign(setting.controller.work, patient=True)
-    detached = Detached(setting.controller)
-    assert setting.controller.state is RunState.RUNNING
+    setting.run.patient = True
+    setting.run.detach()
+    assert setting.run.state is RunState.RUNNING
     assert len(setting.cluster.sent) == 1, "it is not sent again"
     setting.record.add([finished(rank) for rank in BOTH])
-    assert detached.ended.result(10).error is None
-    assert not detached.left_with_ranks
-    assert setting.controller.state is RunState.ENDED
+    assert setting.run.ended.result(10).error is None
+    assert not setting.run.left_with_ranks
+    assert setting.run.state is RunState.ENDED
 
 
 def test_a_verb_that_gives_a_run_up_ends_it_for_who_waits_without_a_diagnosis(
@@ -182,13 +177,13 @@ def test_a_verb_that_gives_a_run_up_ends_it_for_who_waits_without_a_diagnosis(
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(setting.see_through)
         setting.record.wait_for(lambda: setting.run.started == set(BOTH), 10)
-        setting.controller.abort()
-        assert setting.controller.state is RunState.INTERRUPTING
-        setting.controller.signal_started()
+        setting.run.abort()
+        assert setting.run.state is RunState.INTERRUPTING
+        setting.run.signal_started()
         result = ended.result(10)
     assert isinstance(result.error, CellFailed)
     assert result.diagnosis is None
-    assert setting.controller.state is RunState.ENDED
+    assert setting.run.state is RunState.ENDED
 
 
 def test_what_was_found_in_a_run_is_not_told_of_the_first_run_of_the_next_session(
@@ -199,25 +194,25 @@ def test_what_was_found_in_a_run_is_not_told_of_the_first_run_of_the_next_sessio
     setting.ranks_do(lambda rank: [started(rank)])  # and no more: they are in it for ever
     stuck.take(Diagnosis((Finding(Category.UNDECIDED, (0,), "why", "what"),)))
     assert not stuck.run.over
-    setting.controller.lose("%ddp_shutdown.")
+    setting.run.lose("%ddp_shutdown.")
     following = Found("cell 2", 2)
     kept.begin(following)
     assert kept.last is following
 
 
 def test_a_session_that_ends_under_a_run_is_its_end(setting: Setting) -> None:
-    detached = Detached(setting.controller)
-    setting.controller.lose("The fork server ended.")
-    result = detached.ended.result(10)
+    setting.run.detach()
+    setting.run.lose("The fork server ended.")
+    result = setting.run.ended.result(10)
     assert isinstance(result.error, SessionLost)
     assert str(result.error) == "The fork server ended. Start again: %ddp_init"
-    assert (setting.run.done, setting.controller.state) == (False, RunState.ENDED)
-    assert not detached.left_with_ranks
+    assert (setting.run.done, setting.run.state) == (False, RunState.ENDED)
+    assert not setting.run.left_with_ranks
 
 
 def test_what_fails_because_the_session_ends_is_its_end_too(setting: Setting) -> None:
     def rank_does(rank: int) -> Iterable[Event]:
-        setting.controller.lose("The fork server ended.")
+        setting.run.lose("The fork server ended.")
         raise OSError("the connection is closed")
 
     setting.ranks_do(rank_does)
@@ -233,7 +228,7 @@ def test_what_fails_for_another_reason_is_raised_and_the_ranks_are_released(
     setting.ranks_do(rank_does)
     with pytest.raises(OSError, match="no route"):
         setting.see_through()
-    assert not setting.controller.state.claimed
+    assert not setting.run.state.claimed
 
 
 def test_a_rank_that_cannot_be_reached_did_not_run_it_and_nobody_waits_for_it(
@@ -257,36 +252,36 @@ def test_a_detached_run_is_stopped_as_an_interrupt_stops_it(setting: Setting) ->
 
     setting.ranks_do(rank_does)
     setting.cluster.signalled = lambda rank, _: (finished(rank, "interrupted"),)
-    detached = Detached(setting.controller)
+    setting.run.detach()
     assert begun.wait(10)
-    detached.stop()
-    assert isinstance(detached.ended.result(10).error, CellInterrupted)
+    setting.run.stop()
+    assert isinstance(setting.run.ended.result(10).error, CellInterrupted)
 
 
 @pytest.mark.parametrize(
     ("before", "act", "after"),
     [
-        (RunState.CLAIMED, RunController.abort, RunState.INTERRUPTING),
-        (RunState.STUCK, RunController.abort, RunState.INTERRUPTED),
-        (RunState.ENDED, RunController.abort, RunState.ENDED),
-        (RunState.LOST, RunController.abort, RunState.LOST),
-        (RunState.INTERRUPTED, RunController.watch, RunState.INTERRUPTING),
-        (RunState.STUCK, RunController.watch, RunState.RUNNING),
-        (RunState.CLAIMED, RunController.release, RunState.ENDED),
-        (RunState.LOST, RunController.release, RunState.ENDED),
-        (RunState.INTERRUPTING, RunController.release, RunState.INTERRUPTED),
-        (RunState.RUNNING, RunController.release, RunState.STUCK),
+        (RunState.CLAIMED, CellRun.abort, RunState.INTERRUPTING),
+        (RunState.STUCK, CellRun.abort, RunState.INTERRUPTED),
+        (RunState.ENDED, CellRun.abort, RunState.ENDED),
+        (RunState.LOST, CellRun.abort, RunState.LOST),
+        (RunState.INTERRUPTED, CellRun.watch, RunState.INTERRUPTING),
+        (RunState.STUCK, CellRun.watch, RunState.RUNNING),
+        (RunState.CLAIMED, CellRun.release, RunState.ENDED),
+        (RunState.LOST, CellRun.release, RunState.ENDED),
+        (RunState.INTERRUPTING, CellRun.release, RunState.INTERRUPTED),
+        (RunState.RUNNING, CellRun.release, RunState.STUCK),
     ],
 )
 def test_the_ways_from_state_to_state_with_ranks_in_the_run(
     setting: Setting,
     before: RunState,
-    act: Callable[[RunController], None],
+    act: Callable[[CellRun], None],
     after: RunState,
 ) -> None:
-    setting.controller.state = before
-    act(setting.controller)
-    assert setting.controller.state is after
+    setting.run.state = before
+    act(setting.run)
+    assert setting.run.state is after
 
 
 def test_a_case_has_the_code_of_earlier_cells_of_which_ranks_are_in_a_function() -> None:

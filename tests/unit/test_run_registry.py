@@ -13,15 +13,13 @@ from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.model import CellFinished, Ranks, RankState, Snapshot, Status
 from ddp_notebook.session.findings import LastFindings
 from ddp_notebook.session.guards import idle_ranks
+from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.pool import RankPool
-from ddp_notebook.session.processes.collective_logs import CollectiveLogs
 from ddp_notebook.session.record import Record
-from ddp_notebook.session.runs.controller import RunController, RunState
-from ddp_notebook.session.runs.detached import Detached
-from ddp_notebook.session.runs.gather import LaunchParameters
+from ddp_notebook.session.runs.endings import CellResult
 from ddp_notebook.session.runs.registry import RunRegistry
-from ddp_notebook.session.runs.run import CellResult, RunOptions
-from ddp_notebook.testing import FakeCluster
+from ddp_notebook.session.runs.run import CellRun, RunOptions, RunState
+from ddp_notebook.testing import FakeCluster, FakeProcesses
 
 
 def ready(world_size: int) -> Snapshot:
@@ -45,26 +43,46 @@ def test_of_a_paused_rank_it_is_said_once_that_it_is_paused() -> None:
         idle_ranks(None, "%%ddp", Snapshot(ranks=(state,)), {0: "cell 7"}, lambda: {0: "a line"})
 
 
+AS_USUAL = RunOptions()
+
+
 class Runs:
     """A registry of three ranks that are ready as far as is known, and what tests do with it."""
 
     def __init__(self, folder: Path) -> None:
         self.record = Record()
+        cluster = FakeCluster(self.record)
+        self.processes = FakeProcesses(cluster, InitOptions(world_size=3), folder)
         self.record.note(ranks=ready(3).ranks)
         self.pool = RankPool(self.record)
         self.registry = RunRegistry(self.record, self.pool, LastFindings())
-        self.cluster = FakeCluster(self.record)
-        self.logs = CollectiveLogs(folder)
         self.open = contextlib.ExitStack()
 
-    def claim(self, *ranks: int, script: str = "", detach: bool = False) -> RunController:
+    def claim(
+        self,
+        *ranks: int,
+        script: str = "",
+        detach: bool = False,
+        kind: type[CellRun] | None = None,
+    ) -> CellRun:
         """Claim ranks, which stay claimed."""
-        options = RunOptions(detach=detach)
-        claim = self.registry.claim(ranks, "%%ddp", self.cluster, self.logs, options, script)
-        return self.open.enter_context(claim)
+        return self.open.enter_context(
+            self.claiming(ranks, script, RunOptions(detach=detach), kind)
+        )
 
-    def finish(self, controller: RunController, *ranks: int) -> None:
-        run = controller.run
+    def claiming(
+        self,
+        ranks: Ranks,
+        script: str = "",
+        options: RunOptions = AS_USUAL,
+        kind: type[CellRun] | None = None,
+    ) -> contextlib.AbstractContextManager[CellRun]:
+        def made(cell: int, members: Ranks) -> CellRun:
+            return (kind or Nothing)(cell, members, self.processes, options, script)
+
+        return self.registry.claim(ranks, "%%ddp", options, made)
+
+    def finish(self, run: CellRun, *ranks: int) -> None:
         self.record.add([CellFinished(rank=r, cell=run.cell, outcome="ok") for r in ranks])
 
 
@@ -75,46 +93,42 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
     made.open.close()
 
 
-class Nothing:
-    """Work that sends nothing, and ends as its run did."""
+class Nothing(CellRun):
+    """A run that sends nothing, and ends as its ranks did."""
 
-    launch = LaunchParameters()
-
-    def send(self, ranks: Ranks) -> Ranks:
+    def send(self) -> Ranks:
         return ()
 
-    def end(self, controller: RunController) -> CellResult:
-        return controller.run.result()
+    def end(self) -> CellResult:
+        return self.result()
 
 
-class Broken(Nothing):
-    """Work that cannot be sent."""
+class Broken(CellRun):
+    """A run that cannot be sent."""
 
-    def send(self, ranks: Ranks) -> Ranks:
+    def send(self) -> Ranks:
         raise ValueError("broken")
 
 
 def test_ranks_are_claimed_until_they_have_finished_or_the_run_is_released(runs: Runs) -> None:
     first = runs.claim(0, 1)
-    assert runs.claim(2).run.ranks == (2,)
+    assert runs.claim(2).ranks == (2,)
     with pytest.raises(UsageMistake, match="Ranks 0-1 are still in an earlier cell"):
         runs.claim(0, 1)
     runs.finish(first, 0)
-    assert runs.claim(0).run.ranks == (0,)
+    assert runs.claim(0).ranks == (0,)
     first.release()
-    assert runs.claim(1).run.ranks == (1,)
+    assert runs.claim(1).ranks == (1,)
 
 
 def test_a_claim_that_comes_to_nothing_is_given_back(runs: Runs) -> None:
     before = runs.registry.current
     with (
         pytest.raises(OSError, match="no file"),
-        runs.registry.claim(
-            (0, 1), "%ddp_run", runs.cluster, runs.logs, RunOptions()
-        ) as controller,
+        runs.claiming((0, 1)) as run,
     ):
         raise OSError("no file")
-    assert controller.state is RunState.ENDED
+    assert run.state is RunState.ENDED
     assert runs.registry.current is before
     assert runs.claim(0, 1, 2).state is RunState.CLAIMED
 
@@ -150,41 +164,41 @@ def test_a_script_needs_every_rank_and_nobody_beside_it(runs: Runs) -> None:
 
 def test_runs_are_kept_while_ranks_are_in_them_or_while_they_are_the_last(runs: Runs) -> None:
     first, second = runs.claim(0), runs.claim(1)
-    for controller in (first, second):
-        controller.watch()
-        runs.finish(controller, *controller.run.ranks)
-        controller.release()
+    for run in (first, second):
+        run.watch()
+        runs.finish(run, *run.ranks)
+        run.release()
     assert runs.registry.current is second
     third = runs.claim(1)
-    assert runs.registry.controllers == [first, third]
+    assert runs.registry.all == [first, third]
     assert runs.registry.current is third
 
 
-def detach(runs: Runs, controller: RunController, work: Nothing) -> Detached:
-    controller.assign(work, patient=True)
-    runs.registry.detached = Detached(controller)
-    return runs.registry.detached
+def detach(runs: Runs, run: CellRun) -> None:
+    run.patient = True
+    run.detach()
+    runs.registry.detached = run
 
 
 def test_waiting_gives_what_the_run_gave_once_and_raises_what_it_raised(runs: Runs) -> None:
-    controller = runs.claim(0)
-    detached = detach(runs, controller, Nothing())
+    run = runs.claim(0)
+    detach(runs, run)
     assert runs.registry.wait(0).pending == (0,)
-    assert not detached.reported
-    runs.finish(controller, 0)
+    assert not run.reported
+    runs.finish(run, 0)
     assert runs.registry.wait(10).pending == ()
-    assert detached.reported
+    assert run.reported
 
-    detach(runs, runs.claim(0), Broken())
+    detach(runs, runs.claim(0, kind=Broken))
     with pytest.raises(ValueError, match="broken"):
         runs.registry.wait(10)
 
 
 def test_who_waits_when_the_session_ends_is_told_why(runs: Runs) -> None:
-    controller = runs.claim(0, 1)
-    detach(runs, controller, Nothing())
+    run = runs.claim(0, 1)
+    detach(runs, run)
     runs.registry.lose_all("The controller ended.")
-    assert controller.state is RunState.ENDED
+    assert run.state is RunState.ENDED
     error = runs.registry.wait(10).error
     assert isinstance(error, SessionLost)
     assert str(error) == "The controller ended. Start again: %ddp_init"

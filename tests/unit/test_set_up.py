@@ -97,7 +97,6 @@ def test_a_rank_that_does_not_come_out_of_a_cell_is_replaced_and_the_board_says_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bring_up, "_HEARD_WITHIN_S", 0.05)
-    monkeypatch.setattr(bring_up, "_LAST_WORD_S", 0.05)
     session, cluster, processes = ready(tmp_path)
     cluster.tells = lambda rank, request: (CellStarted(rank=rank, cell=request.cell),)
 
@@ -142,11 +141,11 @@ def test_ranks_that_were_lost_before_that_was_known_are_started_anew(
     begun: list[Any] = []
     monkeypatch.setattr(processes, "launch", lost)
     monkeypatch.setattr(SetUp, "_start", lambda _, *given: begun.append(given))
-    monkeypatch.setattr(SetUp, "_set_up", lambda setup, _: setup.status())
+    monkeypatch.setattr(SetUp, "_set_up", lambda setup, _: setup._board())
     session.record.add([RankExited(rank=rank, pid=100_000 + rank, exit_code=-9) for rank in (0, 1)])
     session.init(processes.options)
-    ((_, _, notes),) = begun
-    assert notes == ("All processes are new, without variables: those before had ended.",)
+    ((_, _, why),) = begun
+    assert why == "All processes are new, without variables: those before had ended."
 
 
 def test_a_cell_of_a_session_runs_on_the_fake_ranks(tmp_path: Path) -> None:

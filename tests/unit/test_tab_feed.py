@@ -18,8 +18,9 @@ class Asked:
     """A session whose ranks answer at once; how often each was asked."""
 
     def __init__(self) -> None:
-        self.begun, self.current, self.measuring, self.past = 0, None, None, ()
-        self.runs: tuple[Any, ...] = ()
+        self.findings = SimpleNamespace(begun=0)
+        self.benchmarks = SimpleNamespace(current=None)
+        self.runs = SimpleNamespace(current=None, stops={}, past=SimpleNamespace(runs=()))
         self.asked: list[str] = []
         self.lost = False
 
@@ -88,10 +89,10 @@ def test_beside_the_lines_at_which_ranks_are_paused_stand_their_stacks_and_varia
     feed.turn("one")
     assert session.asked == []
     run = SimpleNamespace(stops={0: 1, 1: 1}, pending=(0, 1), sources={}, title="cell 3")
-    session.current, session.runs = run, (SimpleNamespace(run=run),)  # type: ignore[assignment]
+    session.runs.current, session.runs.stops = run, run.stops
     feed.turn("two")
     assert {*told.get(timeout=60), *told.get(timeout=60)} == {"stack", "variables"}
-    run.stops = {0: 1}
+    run.stops = session.runs.stops = {0: 1}
     feed.turn("three")
     assert sorted(session.asked) == ["stack", "variables"], "rank 1 moves"
 
@@ -103,7 +104,7 @@ def test_while_a_benchmark_runs_no_change_asks_the_ranks(
     watch(feed, "stack")
     feed.turn("one")
     told.get(timeout=60)
-    session.measuring = SimpleNamespace()  # type: ignore[assignment]
+    session.benchmarks.current = SimpleNamespace()
     feed.turn("two")
     assert session.asked == ["stack"]
 
@@ -118,7 +119,7 @@ def test_why_ranks_cannot_be_asked_is_shown(session: Asked, told: queue.Queue[An
 
 def test_what_ranks_wrote_is_told_when_it_changes(session: Asked, told: queue.Queue[Any]) -> None:
     run = SimpleNamespace(cell=1, changes=1, withheld={}, title="cell 3", live_groups=lambda: ())
-    session.current = run  # type: ignore[assignment]
+    session.runs.current = run
     feed = TabFeed(session, told.put)  # type: ignore[arg-type]
     watch(feed, "console")
     for changes in (1, 1, 2):

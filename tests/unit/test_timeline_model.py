@@ -30,6 +30,7 @@ from ddp_notebook.model import (
 from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.state.collective_table import of_run
 from ddp_notebook.state.line_stops import LinePause, LineStops
+from ddp_notebook.testing import fake_run
 
 
 class Page:
@@ -285,7 +286,7 @@ def follow(tails: Tails, rings: Rings, run: CellRun) -> Sequence[Collective]:
 
 
 def test_tails_give_what_is_new_and_look_again_at_what_is_not_done() -> None:
-    tails, rings, run = Tails(), Rings(), CellRun(4, (0, 1))
+    tails, rings, run = Tails(), Rings(), fake_run(4, (0, 1))
     rings.records = {0: [collective(0, 0, 1, 2), collective(0, 1, 3, None)], 1: []}
     assert len(follow(tails, rings, run)) == 2
     assert follow(tails, rings, run) == ()
@@ -300,8 +301,8 @@ def test_tails_give_what_is_new_and_look_again_at_what_is_not_done() -> None:
 def test_tails_begin_anew_with_a_new_run_and_stay_bounded() -> None:
     tails, rings = Tails(), Rings()
     rings.records = {0: [collective(0, n, n, n + 1) for n in range(2000)]}
-    assert len(follow(tails, rings, CellRun(4, (0,)))) == 512
+    assert len(follow(tails, rings, fake_run(4, (0,)))) == 512
     assert len(tails.collectives.of[0]) <= 256
     rings.records = {0: [collective(0, 0, 1, 2)]}
-    assert [each.number for each in follow(tails, rings, CellRun(5, (0,)))] == [0]
+    assert [each.number for each in follow(tails, rings, fake_run(5, (0,)))] == [0]
     assert tails.run == 5

@@ -21,7 +21,7 @@ from ddp_notebook.model import (
     Ranks,
     RankSpawned,
 )
-from ddp_notebook.session.runs.run import CellRun
+from ddp_notebook.testing import fake_run
 
 # -- the subject ---------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ def test_words_of_what_ran_before_are_not_called_the_last_of_this_run() -> None:
 
 
 def test_a_rank_that_has_a_new_process_is_not_to_be_restarted() -> None:
-    run = CellRun(1, (0, 1, 2))
+    run = fake_run(1, (0, 1, 2))
     run.take([RankExited(rank=1, pid=7, exit_code=-9), RankExited(rank=2, pid=8, exit_code=-9)])
     assert "bring back with %ddp_restart --ranks 1-2" in str(run.error())
     run.take([RankSpawned(rank=1, pid=9, device="cpu")])

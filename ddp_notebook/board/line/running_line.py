@@ -105,5 +105,6 @@ class RunningLine(Shown):
         with self.hold_sync():
             self.busy = list(self._buttons.busy)
             self.answers = [
-                answer_json(answer, self._session.begun) for answer in self._buttons.answers
+                answer_json(answer, self._session.findings.begun)
+                for answer in self._buttons.answers
             ]

@@ -65,7 +65,7 @@ class RankNames:
         if first is None:
             return {"completions": []}
         code, at = text[first.end() :], at - first.end()
-        found = self._ui.session.complete(code, at, self._ranks(first["options"]))
+        found = self._ui.session.values.complete(code, at, self._ranks(first["options"]))
         if found is None or not found.texts:
             return {"completions": []}
         word = code[found.start : at]
@@ -86,7 +86,7 @@ class RankNames:
         if first is None:
             return self._inspect_elsewhere(code, cursor_pos, detail_level, omit_sections)
         name = token_at_cursor(code[first.end() :], cursor_pos - first.end())
-        inspection = self._ui.session.describe(
+        inspection = self._ui.session.values.describe(
             NameToInspect(name, detail_level, tuple(omit_sections)), self._ranks(first["options"])
         )
         bundle = dict(inspection.bundle) if inspection is not None else {}

@@ -2,7 +2,7 @@
 
 attach.py       `%ddp_attach`, `%ddp_detach`: a job that no notebook started.
 bench.py        `%ddp_bench`: what communication costs, in collectives or in training steps.
-debug.py        `%ddp_break`, `%ddp_frame`, `%ddp_print`, `%ddp_set`, an editor: ranks at lines.
+debug.py        `%ddp_break`, `%ddp_frame`, `%ddp_print`, `%ddp_set`: ranks at lines.
 ddp.py          `%ddp_wrap`: a model becomes a DistributedDataParallel, one visible stage at a time.
 doctor.py       `%ddp_doctor`: can DDP work here?
 files.py        `%ddp_save` and `%ddp_replay`: a run kept in a file, and looked at without ranks.
@@ -60,7 +60,6 @@ VERBS: tuple[Verb, ...] = (
     bench.BENCH,
     attach.ATTACH,
     attach.DETACH,
-    debug.EDITOR,
     files.SAVE,
     files.REPLAY,
     tour.TOUR,

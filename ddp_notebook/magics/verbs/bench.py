@@ -100,7 +100,7 @@ _STEP_OPTIONS = (
 
 
 def _bench(ui: NotebookUi, args: argparse.Namespace) -> BenchResult | StepBenchResult:
-    ui.session.require("%ddp_bench")
+    ui.session.pool.need("%ddp_bench")
     return _training_steps(ui, args) if wants_steps(args) else _collectives(ui, args)
 
 
@@ -110,7 +110,7 @@ def wants_steps(args: argparse.Namespace) -> bool:
 
 
 def _collectives(ui: NotebookUi, args: argparse.Namespace) -> BenchResult:
-    plan = _plan(args, on_gpu=args.device != "cpu" and "cuda" in ui.session.bench_device)
+    plan = _plan(args, on_gpu=args.device != "cpu" and "cuda" in ui.session.benchmarks.device)
     problem = check_export(args.export) if args.export else ""
     if problem:
         raise UsageMistake(problem)

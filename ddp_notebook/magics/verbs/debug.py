@@ -1,4 +1,4 @@
-"""`%ddp_break`, `%ddp_frame`, `%ddp_print`, `%ddp_set`, `%ddp_attach_editor`: ranks at lines."""
+"""`%ddp_break`, `%ddp_frame`, `%ddp_print`, `%ddp_set`: ranks at lines."""
 
 from __future__ import annotations
 
@@ -193,7 +193,9 @@ BREAK = Verb(
     "already. The cell ends when they are paused there; %ddp_step moves them on. While a "
     "breakpoint is set, or what runs says breakpoint(), collectives do not time out; those issued "
     "before do, and the table says when, and so do new_group and a wait with a timeout of its "
-    "own. A cell that was edited and runs again has the breakpoints of its old version. --on nan "
+    "own. On Python 3.11 code runs slower while a breakpoint is set (sys.settrace, as under pdb), "
+    "and threads that torch starts pass it. "
+    "A cell that was edited and runs again has the breakpoints of its old version. --on nan "
     "means the first such value of a run, on whichever rank; a step that a GradScaler skips is "
     "none unless its scale is down to 1. Without a place: list the breakpoints.",
     examples=(
@@ -227,28 +229,4 @@ BREAK = Verb(
     ),
     button=VerbButton(_break_by_click, str),
     is_python=True,
-)
-
-
-def _attach_editor(ui: NotebookUi, args: argparse.Namespace) -> None:
-    editors, ranks = ui.session.editors, chosen_ranks(ui.session, args)
-    ui.say(editors.close(ranks) if args.off else editors.open(ranks))
-
-
-EDITOR = Verb(
-    "ddp_attach_editor",
-    about="Open a port of a rank for an editor, such as VS Code, and show what the editor needs. "
-    "It listens on loopback, lets one editor in, and is closed when that leaves. A rank that is "
-    "paused at a line is handed over there. It needs debugpy, which slows the rank down while an "
-    "editor is there. JupyterLab's own debugger panel reaches "
-    "the notebook's kernel only, and no rank.",
-    examples=(
-        ("%ddp_attach_editor --ranks 1", "what to put into the launch.json of VS Code"),
-        ("%ddp_attach_editor --off", "close all ports; what editors have stopped stays paused"),
-    ),
-    run=_attach_editor,
-    options=(
-        options.ranks("the rank, each with a port of its own", default="the only one"),
-        Option("--off", "close the port, and take the rank back from an editor"),
-    ),
 )

@@ -24,7 +24,7 @@ def _doctor(ui: NotebookUi, args: argparse.Namespace) -> DoctorReport | None:
     if session.running:
         world_size = session.record.snapshot.world_size
         try:
-            rank_facts = session.rank_facts()
+            rank_facts = session.overview.rank_facts()
         except DDPError:
             rank_facts = None  # ranks that are busy: a fresh Python is asked about torch instead
     report = examine(

@@ -38,7 +38,7 @@ def _save(ui: NotebookUi, args: argparse.Namespace) -> None:
 SAVE = Verb(
     "ddp_save",
     about="Write the run to a file, for %ddp_replay and for ui.perfetto.dev or chrome://tracing. "
-    "In a program: Session.save.",
+    "In a program: session.save.",
     examples=(
         ("%ddp_save run.json", "what is known of this session, for a bug report"),
         ("%ddp_save run.json --output", "with what the ranks wrote"),

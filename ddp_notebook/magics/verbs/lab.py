@@ -24,7 +24,7 @@ def _fault(ui: NotebookUi, args: argparse.Namespace) -> Diagnosis | Board | None
     if args.show:
         ui.say(fault_lab.story(fault, whole=True))
         return None
-    ui.session.require("%ddp_fault")
+    ui.session.pool.need("%ddp_fault")
     ui.say(fault_lab.story(fault))
     result = ui.session.fault(fault.name)
     _say_replaced(ui, result)

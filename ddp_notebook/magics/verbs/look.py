@@ -40,7 +40,7 @@ STATUS = Verb(
 def _board(ui: NotebookUi, args: argparse.Namespace) -> Board | None:
     if ui.attached is not None:
         return ui.attached.board()
-    ui.session.require("%ddp_board")
+    ui.session.pool.need("%ddp_board")
     if not ui.output.is_live:
         return ui.session.status()
     beside = can_have_panel() and not args.here
@@ -139,7 +139,7 @@ def _step(ui: CallerUi, args: argparse.Namespace) -> StepTable:
     if args.into + args.out + (args.to is not None) > 1:
         raise UsageMistake("Give one of --into, --out and --to.")
     how = How.INTO if args.into else How.OUT if args.out else How.NEXT
-    run = ui.session.current
+    run = ui.session.runs.current
     paused = run is not None and run.paused
     table = ui.session.step(chosen_ranks(ui.session, args), args.to, how)
     if run is not None and paused:

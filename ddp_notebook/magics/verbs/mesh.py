@@ -11,7 +11,7 @@ from ddp_notebook.model.parallel.layout import MeshLayout
 
 
 def _mesh(ui: CallerUi, args: argparse.Namespace) -> MeshLayout | None:
-    ui.session.require("%ddp_mesh")
+    ui.session.pool.need("%ddp_mesh")
     return value_or_json(ui, args, ui.session.layout(chosen_ranks(ui.session, args)))
 
 

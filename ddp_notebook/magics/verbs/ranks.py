@@ -6,8 +6,6 @@ import argparse
 from dataclasses import replace
 
 from ddp_notebook.errors import SetupFailed
-from ddp_notebook.launch import out_of_memory
-from ddp_notebook.launch.devices import visible_gpus
 from ddp_notebook.magics import options
 from ddp_notebook.magics.live_board import PLACES, Place
 from ddp_notebook.magics.parser import Option
@@ -21,10 +19,9 @@ from ddp_notebook.session.options import (
     INIT_METHODS,
     LAUNCHERS,
     STORES,
-    cores,
     parse_settings,
 )
-from ddp_notebook.session.setup import limits
+from ddp_notebook.session.setup import preflight
 from ddp_notebook.state.board_rows import board
 from ddp_notebook.views import board as board_view
 from ddp_notebook.views.notebook import mime_bundle
@@ -95,16 +92,13 @@ def _warn(ui: NotebookUi, wanted: InitOptions) -> None:
     """Say what is crowded, before anything is started."""
     if ui.session.running and wanted.world_size <= ui.session.record.snapshot.world_size:
         return
-    shares = wanted.device == "cuda" and wanted.backend != "nccl"  # which is refused
-    gpus = (wanted.gpus or visible_gpus()) if shares else ()
-    warning = limits.warning(wanted.world_size, cores(), out_of_memory.bytes_left(), gpus)
-    if warning:
-        ui.say(warning)
+    if crowded := preflight.warning(wanted):
+        ui.say(crowded)
 
 
 def _stepped(ui: NotebookUi) -> StepTable:
     """Where the ranks are; in a notebook the cell goes on to show it."""
-    table = ui.session.step_table()
+    table = ui.session.stepping.table()
     if ui.output.is_live:
         ui.runs.follow_set_up(table)
         ui.displays.shown_already(table)
@@ -167,7 +161,7 @@ INIT = Verb(
 
 
 def _restart(ui: CallerUi, args: argparse.Namespace) -> Board:
-    ui.session.require("%ddp_restart")
+    ui.session.pool.need("%ddp_restart")
     ranks = chosen_ranks(ui.session, args)
     ui.open_board()
     return ui.session.restart(ranks)

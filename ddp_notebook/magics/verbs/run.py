@@ -17,7 +17,8 @@ from ddp_notebook.magics.verbs.ranks import start_ranks
 from ddp_notebook.model import name_ranks
 from ddp_notebook.session import InitOptions
 from ddp_notebook.session.options import STORES, parse_settings
-from ddp_notebook.session.runs.run import CellResult, CellRun
+from ddp_notebook.session.runs.endings import CellResult
+from ddp_notebook.session.runs.run import CellRun
 
 
 def _run(ui: NotebookUi, args: argparse.Namespace, run: Callable[..., CellResult]) -> None:
@@ -75,7 +76,7 @@ _ONLY_OURS = {"--detach", "--wait"}
 def _run_script(ui: NotebookUi, args: argparse.Namespace) -> None:
     if args.world_size is not None:
         _ensure_ranks(ui, args.world_size)
-    ui.session.require("%ddp_run")
+    ui.session.pool.need("%ddp_run")
     if args.script in _LAUNCHERS and not args.m and not Path(args.script).exists():
         named = next((word for word in args.arguments if word.endswith(".py")), "train.py")
         raise UsageMistake(f"%ddp_run is the launcher. Leave {args.script} out: %ddp_run {named}")
@@ -158,12 +159,12 @@ def _wait(ui: NotebookUi, args: argparse.Namespace) -> CellResult:
     if args.timeout is not None and not args.timeout >= 0:  # NaN is not at least 0 either
         raise UsageMistake("--timeout is in seconds, 0 or more: %ddp_wait --timeout 60")
     runs: list[CellRun] = []
-    known = ui.session.detached
+    known = ui.session.runs.detached
 
     def begin(begun: Callable[[CellRun], None]) -> CellResult:
         def started(run: CellRun) -> None:
             runs.append(run)
-            if known is not None and known.reported and run is known.run:
+            if known is not None and known.reported and run is known:
                 ui.say(f"{run.heading} is over. Its result once more:")
             begun(run)
 

@@ -95,7 +95,7 @@ PULL = Verb(
 
 def _output(ui: NotebookUi, args: argparse.Namespace) -> None:
     for rank in chosen_ranks(ui.session, args) or (0,):
-        output = ui.session.output(rank, log=args.log)
+        output = ui.session.values.output(rank, log=args.log)
         if args.save:
             path = named_file(args.save)
             path.write_text(output, "utf-8")

@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
-from ddp_notebook.launch.out_of_memory import container_memory
+from ddp_notebook.launch.out_of_memory import bytes_left
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that are free on `device`; on a CPU, those of its host and the rank's container."""
+    """Return the bytes that are free on `device`; on a CPU, what the host and a container leave."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    available, limit = psutil.virtual_memory().available, container_memory()
-    return int(available if limit is None else min(available, limit.left))
+    return bytes_left()
 
 
 @dataclass(frozen=True, slots=True)

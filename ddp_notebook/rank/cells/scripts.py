@@ -154,15 +154,14 @@ class ScriptProcess:
         return None
 
     def _compiled(self, path: str) -> types.CodeType:
-        debugger = self._core.debugger
         data = Path(path).read_bytes()
-        tree = debugger.compiled(ast.parse(data, path), path)
+        tree = ast.parse(data, path)
+        self._core.debugger.begins(tree, path)
         with contextlib.suppress(SyntaxError, UnicodeDecodeError):  # of an encoding: Python says it
             # Its lines are shown as they run, whoever edits the file meanwhile.
             text = importlib.util.decode_source(data).splitlines(keepends=True)
             linecache.cache[path] = len(data), None, text, path
         code: types.CodeType = compile(tree, path, "exec", dont_inherit=True)
-        debugger.was_compiled(code)
         return code
 
     def _end_as_python_does(self, error: BaseException | None) -> BaseException | None:

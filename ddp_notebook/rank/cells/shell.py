@@ -213,7 +213,7 @@ class RankShell(Component):
         lines = linecache.getlines(self.file_name)
         text = [f"{self.magic_line}\n", *["\n"] * self._blank, *lines]
         linecache.cache[self.file_name] = (sum(map(len, text)), None, text, self.file_name)
-        module = self.debugger.compiled(module, self.file_name)
+        self.debugger.begins(module, self.file_name)
         cell_ast.begin_with(module, _BEGIN_NAME)
         try:
             with compiler.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT):
@@ -222,7 +222,6 @@ class RankShell(Component):
             result.error_before_exec = error
             self.shell.showsyntaxerror()
             return True
-        self.debugger.was_compiled(code)
         if not any(isinstance(value, CodeType) for value in code.co_consts):
             self._bare.append(self.file_name)
         while len(self._bare) > engine_private.INPUTS:

@@ -3,15 +3,13 @@
 armed.py        The user's code as it is loaded: whether it may pause ranks, and was edited since.
 at_lines.py     All of it for one process, and what it answers.
 breakpoints.py  Where and when a rank stops, with hit counts.
-code_swap.py    Breakpoints compiled into functions that are loaded already (Python 3.11).
 collective_calls.py  Whether an expression may issue a collective.
 debugger.py     The component: which thread is stopped where, and how it is resumed.
 expressions.py  Evaluates and assigns in the frames of a paused rank.
-goals.py        How far a step goes.
-instrument.py   Source with calls of ours before the lines of breakpoints (Python 3.11).
+lines.py        How far a step goes, and what each back end does.
 monitoring.py   The back end for Python 3.12 and later: sys.monitoring.
 named.py        The code of a function, by its name in the user's code.
 not_finite.py   Watches for the first loss or gradient that is not finite.
-stops.py        A thread that is paused at a line, and what it does meanwhile.
-tracing.py      The back end for Python 3.11: sys.settrace while it is stepped, else nothing.
+source.py       The source text of what runs, and which of its lines have code.
+tracing.py      The back end for Python 3.11: sys.settrace.
 """

@@ -64,6 +64,8 @@ class Armed:
 
     def attach(self, is_users: Callable[[str], bool]) -> None:
         """Look at each module of the user's that is imported from now on."""
+        # Where `import` itself gets code, so that a reload and an import in a thread come by, too;
+        # a finder on `sys.meta_path` would have to find modules in our place.
         loader = importlib.machinery.SourceFileLoader
         plain = loader.get_code
 
@@ -72,16 +74,12 @@ class Armed:
             if code is not None and is_users(code.co_filename):
                 self.loaded.add(code.co_filename)
                 self.on_load(code.co_filename)
-                if _names_stop(code):
-                    self._imported(fullname)
+                if _names_stop(code):  # it may stop, in this run and in those that come
+                    self._modules.add(fullname)
+                    self.in_run()
             return code
 
         loader.get_code = get_code  # type: ignore[method-assign, assignment]
-
-    def _imported(self, module: str) -> None:
-        """It may stop, in this run and in those that come."""
-        self._modules.add(module)
-        self.in_run()
 
     def breakpoints(self, *, enabled: bool, there: bool) -> None:
         """Those of the session: `there` are some, maybe of another rank. Not `enabled`: no rank
@@ -97,7 +95,8 @@ class Armed:
     def runs(self, tree: ast.AST) -> None:
         """A cell or a script begins: it, or what cells before it have defined, may stop."""
         for child in ast.iter_child_nodes(tree):
-            stops = any(_name(node) in _STOPS for node in ast.walk(child))
+            nodes = ast.walk(child)
+            stops = any(getattr(n, "id", getattr(n, "attr", "")) in _STOPS for n in nodes)
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 self._stops[child.name] = stops
             self._in_run |= stops
@@ -106,13 +105,9 @@ class Armed:
         self._tell()
 
     def _tell(self) -> None:
+        # Before a collective is issued: its timeout is given to gloo and NCCL with it, and cannot
+        # be changed afterwards. So it is not enough to say it when a rank is paused.
         self.tell(self._enabled and (self._is_set or self._in_run))
-
-
-def _name(node: ast.AST) -> str:
-    if isinstance(node, ast.Name):
-        return node.id
-    return node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _names_stop(code: CodeType) -> bool:

@@ -12,9 +12,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 from ddp_notebook.rank.calls import Bound, Breakpoint
-from ddp_notebook.rank.debugger.code_swap import source_of
-from ddp_notebook.rank.debugger.instrument import Lines, line_with_code, plain
-from ddp_notebook.rank.debugger.named import code_of, defined_at, first_line, named, parsed, to_come
+from ddp_notebook.rank.debugger.lines import Lines
+from ddp_notebook.rank.debugger.named import code_of, defined_at, first_line, named, to_come
+from ddp_notebook.rank.debugger.source import line_with_code, parsed, plain, source_of
 from ddp_notebook.rank.inspect.frames import CELL_NAME, IsUsers, globals_for
 
 
@@ -74,96 +74,80 @@ class Breakpoints:
         """Have these and no others; those that stay keep their counts."""
         before, self._watched = self._watched, {}
         for spec in specs:
+            # One that is pending is looked for again: what it names may be there now.
             known = before.get(spec.number)
-            if known is not None and known.spec == spec and (known.bound.line or spec.on):
-                self._watched[spec.number] = known
-            else:
-                self._watched[spec.number] = self._new(spec)
+            stays = known is not None and known.spec == spec and (known.bound.line or spec.on)
+            self._watched[spec.number] = known if known and stays else self._new(spec)
         self._index()
 
     def _new(self, spec: Breakpoint) -> _Watched:
-        watched = _Watched(spec, self._checked(self._bind(spec)))
-        if watched.bound.line:
-            watched.note = self.elsewhere(watched.bound.file, watched.bound.line)
-            watched.note = watched.note or self._others_note(spec, watched.bound.file)
+        watched = _Watched(spec, self._bind(spec))
+        file, line = watched.bound.file, watched.bound.line
+        if line and (problem := self.never_runs(file, line)):
+            watched.bound = Bound(spec.number, problem=problem)
+        elif line:
+            watched.note = self.elsewhere(file, line) or self._namesakes(spec, file)
+            watched.files = {file}
         if spec.condition:
             watched.condition = compile(spec.condition, "<condition>", "eval")
             watched.plain = plain(spec.condition)
         if spec.log:
-            watched.message = compile(message_source(spec.log), "<log>", "eval")
+            watched.message = compile(f"f{spec.log!r}", "<log>", "eval")
         if CELL_NAME.fullmatch(spec.file):
-            watched.text = _normal(source_of(spec.file) or spec.text)
-        watched.files = {watched.bound.file} if watched.bound.line else set()
+            watched.text = (source_of(spec.file) or spec.text).strip()
         return watched
 
-    def _checked(self, bound: Bound) -> Bound:
-        problem = self.never_runs(bound.file, bound.line) if bound.line else ""
-        return Bound(bound.number, problem=problem) if problem else bound
-
     def _index(self) -> None:
-        self._at = {}
+        # A new dict: threads that come to lines look into it meanwhile.
+        at: dict[tuple[str, int], list[_Watched]] = {}
         for watched in self._watched.values():
             for file in watched.files if not watched.done else ():
-                self._at.setdefault((file, watched.bound.line), []).append(watched)
+                at.setdefault((file, watched.bound.line), []).append(watched)
+        self._at = at
 
-    def adopt(self, tree: ast.AST, file: str) -> bool:
-        """A cell or a script that begins may be where breakpoints are; True when some are new.
+    # -- code that is about to run -------------------------------------------------------
+
+    def adopt(self, tree: ast.AST, file: str) -> None:
+        """A cell or a script that begins may be where breakpoints are.
 
         A cell with the text of another one, and one that defines a function anew.
         """
-        new = False
-        if not CELL_NAME.fullmatch(file):  # a session has any number of cells
+        text = ""
+        if CELL_NAME.fullmatch(file):
+            text = source_of(file).strip()
+        else:  # a session has any number of cells
             self._compiled.add(self.canonical(file))
-        text = _normal(source_of(file)) if CELL_NAME.fullmatch(file) else ""
         for watched in self._watched.values():
-            same = bool(text) and watched.text == text
             line = defined_at(tree, watched.spec.function)
             if line:
-                bound = Bound(watched.spec.number, self.canonical(file), line)
-                new |= watched.bound != bound
-                watched.bound, watched.files = bound, {bound.file}
-            elif same and file not in watched.files:
+                watched.bound = Bound(watched.spec.number, self.canonical(file), line)
+                watched.files = {watched.bound.file}
+            elif text and watched.text == text:
                 watched.files.add(file)
-                new = True
-        if new:
-            self._index()
-        return new
+        self._index()
 
-    def loads(self, file: str) -> bool:
-        """A module is loaded from `file`, maybe anew: its functions are where they are now.
-
-        True when some breakpoints have moved with theirs.
-        """
+    def loads(self, file: str) -> None:
+        """A module is loaded from `file`, maybe anew: its functions are where they are now."""
+        # Breakpoints on lines stay at their number: the file may have been edited above them, but
+        # which line is meant then only the user knows.
         file = self.canonical(file)
-        named_there = [
-            watched
-            for watched in self._watched.values()
-            if watched.spec.function and watched.bound.file == file
-        ]
-        tree = parsed(source_of(file) if named_there else "")
-        moved = False
-        for watched in named_there:
-            names = watched.spec.function.split(".")
+        of_file = [w for w in self._watched.values() if w.spec.function and w.bound.file == file]
+        tree = parsed(source_of(file) if of_file else "")
+        for watched in of_file:
+            names = watched.spec.function.split(".")  # of which the first ones are the module's
             lines = (defined_at(tree, ".".join(names[at:])) for at in range(len(names)))
             line = next(filter(None, lines), watched.bound.line)
-            moved |= line != watched.bound.line
             watched.bound = replace(watched.bound, line=line)
-        if moved:
-            self._index()
-        return moved
+        self._index()
 
-    def bind_pending(self) -> bool:
-        """Look again for what was not loaded; True when some of it is now."""
-        found = False
+    def bind_pending(self) -> None:
+        """Look again for what was not loaded."""
         for watched in self._watched.values():
             if not (watched.bound.line or watched.bound.problem or watched.spec.on):
                 watched.bound = self._bind(watched.spec)
                 if watched.bound.line:
                     watched.files.add(watched.bound.file)
-                    found = True
-        if found:
-            self._index()
-        return found
+        self._index()
 
     def run_begins(self) -> None:
         """The first value that is not finite is that of each run."""
@@ -171,101 +155,71 @@ class Breakpoints:
             if watched.spec.on == "nan":
                 watched.done = False
 
+    def bounds(self, notes: Mapping[tuple[str, int], str]) -> tuple[Bound, ...]:
+        """Where each is and how often it was passed; `notes`: who does not stop at a line."""
+        imported = {self.canonical(file) for file in _module_files()} | self._compiled
+        bounds = []
+        for watched in self._watched.values():
+            bound = watched.bound
+            is_there = bound.file in imported or bool(watched.passes)
+            if watched.spec.function or CELL_NAME.fullmatch(bound.file):
+                is_there |= bound.loaded
+            bounds.append(
+                replace(
+                    bound,
+                    passes=watched.passes,
+                    done=watched.done,
+                    loaded=is_there,
+                    note=notes.get((bound.file, bound.line), watched.note),
+                )
+            )
+        return tuple(bounds)
+
+    # -- a line is reached, or something happens -----------------------------------------
+
     def wants(self, on: str) -> bool:
         """Whether one of them is set on what may happen: an exception, a value, a collective."""
         return any(watched.spec.on == on and not watched.done for watched in self._watched.values())
 
     def occurred(self, on: str, frame: FrameType) -> tuple[str, ...]:
         """It has happened in `frame`; why the thread stops, nothing when it does not."""
-        at = [
-            watched
-            for watched in self._watched.values()
-            if watched.spec.on == on and not watched.done
-        ]
-        reasons = [self._passed(watched, frame) for watched in at]
-        return tuple(reason for reason in reasons if reason)
+        at = [w for w in self._watched.values() if w.spec.on == on and not w.done]
+        return tuple(filter(None, [self._passed(watched, frame) for watched in at]))
 
-    @property
-    def has_pending(self) -> bool:
-        """True when some name a function or a cell that is not there yet."""
-        return any(
-            not (watched.bound.line or watched.spec.on) for watched in self._watched.values()
-        )
-
-    def bounds(
-        self, problems: Mapping[str, str], notes: Mapping[tuple[str, int], str]
-    ) -> tuple[Bound, ...]:
-        """Where each is and how often it was passed.
-
-        `problems`: why files cannot have any; `notes`: who does not stop at a line.
-        """
-        files = {self.canonical(file) for file in _module_files()} | self._compiled
-        bounds = (self._bound_now(watched, problems, files) for watched in self._watched.values())
-        return tuple(
-            replace(bound, note=notes.get((bound.file, bound.line), bound.note)) for bound in bounds
-        )
-
-    def _bound_now(self, watched: _Watched, problems: Mapping[str, str], files: set[str]) -> Bound:
-        bound = watched.bound
-        loaded = bound.loaded and bool(watched.spec.function or CELL_NAME.fullmatch(bound.file))
-        loaded = loaded or bound.file in files or bool(watched.passes)
-        return Bound(
-            bound.number,
-            bound.file,
-            bound.line,
-            bound.problem or problems.get(bound.file, ""),
-            watched.passes,
-            watched.done,
-            loaded,
-            watched.note,
-        )
-
-    # -- a line is reached ---------------------------------------------------------------
-
-    def hit(self, frame: FrameType, line: int) -> tuple[str, ...]:
-        """The thread reaches a line; why it stops, nothing when it does not."""
-        at = self._at.get((self.canonical(frame.f_code.co_filename), line), ())
-        reasons = [self._passed(watched, frame) for watched in tuple(at)]
-        return tuple(reason for reason in reasons if reason)
+    def hit(self, frame: FrameType) -> tuple[str, ...]:
+        """The thread comes to the line of `frame`; why it stops, nothing when it does not."""
+        at = self._at.get((self.canonical(frame.f_code.co_filename), frame.f_lineno), ())
+        return tuple(filter(None, [self._passed(watched, frame) for watched in at]))
 
     def _passed(self, watched: _Watched, frame: FrameType) -> str:
-        spec = watched.spec
+        """Count a pass; why it stops, empty when it does not."""
+        spec, condition, message = watched.spec, watched.condition, watched.message
         name = f"breakpoint {spec.number}"
-        if watched.condition is not None:
+        if condition is not None:
             try:
-                names = globals_for(watched.condition, frame)
-                if not eval(watched.condition, names, frame.f_locals):  # noqa: S307
+                if not eval(condition, globals_for(condition, frame), frame.f_locals):  # noqa: S307
                     return ""
-            except Exception as error:  # noqa: BLE001  # the user's condition, not the user's code
-                if watched.reported:
-                    return ""
-                watched.reported = True
-                raised = f"its condition raised {type(error).__name__}: {error}"[:300]
-                watched.note = f"{raised}, and stops no more where it does"
-                return f"{name}: {raised}"
+            except Exception as error:  # noqa: BLE001  # the user's condition
+                raised = _raised_first(watched, "its condition", error)
+                if raised:
+                    watched.note = f"{raised}, and stops no more where it does"
+                return raised and f"{name}: {raised}"
         watched.passes += 1
         if watched.passes < spec.count:
             return ""
-        if watched.message is not None:
-            self._log(watched, frame)
+        if message is not None:
+            try:
+                text = str(eval(message, globals_for(message, frame), frame.f_locals))  # noqa: S307
+            except Exception as error:  # noqa: BLE001  # the user's message
+                text = _raised_first(watched, f"--log of {name}", error)
+                if not text:
+                    return ""
+            self._write(f"{text}\n")
             return ""
         if spec.once:
             watched.done = True
             self._index()
         return name
-
-    def _log(self, watched: _Watched, frame: FrameType) -> None:
-        assert watched.message is not None
-        try:
-            names = globals_for(watched.message, frame)
-            text = eval(watched.message, names, frame.f_locals)  # noqa: S307
-        except Exception as error:  # noqa: BLE001  # the user's message
-            if watched.reported:
-                return
-            watched.reported = True
-            text = f"--log of breakpoint {watched.spec.number} raised {type(error).__name__}"
-            text += f": {error}"
-        self._write(f"{text}\n")
 
     # -- where they are ------------------------------------------------------------------
 
@@ -279,33 +233,26 @@ class Breakpoints:
         return path
 
     def _bind(self, spec: Breakpoint) -> Bound:
+        """Find the line of code; 0 where it is not there yet, or never: then with the problem."""
         if spec.on:
             return Bound(spec.number)
         if not spec.file:
             return self._bind_function(spec)
         file = spec.file
-        if not CELL_NAME.fullmatch(file):
-            file = self._file(spec.file)
-            if not file:
-                return Bound(spec.number)
-        text = source_of(file) or spec.text
+        if not CELL_NAME.fullmatch(file) and not (os.path.isabs(file) and os.path.exists(file)):  # noqa: PTH110, PTH117
+            file = next(iter(self._files(file)), "")
+        text = source_of(file) or spec.text if file else ""
+        if not text:
+            return Bound(spec.number)
         try:
             line = line_with_code(ast.parse(text), spec.line)
         except SyntaxError:
             return Bound(spec.number, file, problem="its source cannot be read as Python")
         if line is None:
             last = len(text.splitlines())
-            if not last:
-                return Bound(spec.number)
             problem = f"it has no code from line {spec.line} on; its last line is {last}"
             return Bound(spec.number, file, problem=problem)
         return Bound(spec.number, self.canonical(file), line)
-
-    def _file(self, wanted: str) -> str:
-        """The file of that name: it is there, or a module has been imported from one like it."""
-        if os.path.isabs(wanted) and os.path.exists(wanted):  # noqa: PTH110, PTH117
-            return wanted
-        return next(iter(self._files(wanted)), "")
 
     def _files(self, wanted: str) -> list[str]:
         """All of that name: the imported ones, the user's first; else those on the path."""
@@ -317,46 +264,41 @@ class Breakpoints:
             names = {path for path in paths if os.path.isfile(path)}  # noqa: PTH113
         return sorted(names, key=lambda name: (not self._is_users(name), len(name), name))
 
-    def _others_note(self, spec: Breakpoint, file: str) -> str:
+    def _namesakes(self, spec: Breakpoint, file: str) -> str:
         """That other files of the user's have the name; empty where its name says which."""
         if not spec.file or CELL_NAME.fullmatch(spec.file) or os.path.isabs(spec.file):  # noqa: PTH117
             return ""
         named_so = map(self.canonical, filter(self._is_users, self._files(spec.file)))
-        others = sorted({each for each in named_so if each != file})
-        if not others:
-            return ""
-        return f"this is {file}. Not stopped at: {', '.join(others)}; name one with its folder"
+        others = ", ".join(sorted({each for each in named_so if each != file}))
+        return f"this is {file}. Not stopped at: {others}; name one with its folder" * bool(others)
 
     def _bind_function(self, spec: Breakpoint) -> Bound:
-        value = named(spec.function, self._names(), self._is_users)
+        number, value = spec.number, named(spec.function, self._names(), self._is_users)
         code = code_of(value)
-        if code is not None and _has_source(code):
-            return Bound(spec.number, self.canonical(code.co_filename), first_line(code))
+        if value is None:  # in a module that was not imported yet, maybe
+            file, line = to_come(spec.function)
+            if line:
+                return Bound(number, self.canonical(file), line, loaded=False)
+            problem = f"{file} defines no function or class of that name"
+            return Bound(number, problem=problem if file and "." in spec.function else "")
         if code is not None:
+            if not code.co_filename.startswith("<") or source_of(code.co_filename):
+                return Bound(number, self.canonical(code.co_filename), first_line(code))
             why = "it was made from text, as a dataclass's __init__ is"
-        elif value is None:
-            return self._bind_to_come(spec)
         elif inspect.isclass(value):
             why = "it is a class without Python code"
         else:
             why = f"it is {'C code' if callable(value) else 'not a function'}"
         stop = "Stop in the function that calls it"
-        problem = f"{why}: there is no line of Python to stop at. {stop}"
-        return Bound(spec.number, problem=problem)
-
-    def _bind_to_come(self, spec: Breakpoint) -> Bound:
-        """To a function of a module that was not imported yet."""
-        file, line = to_come(spec.function, source_of)
-        if line:
-            return Bound(spec.number, self.canonical(file), line, loaded=False)
-        if file and "." in spec.function:
-            problem = f"{file} defines no function or class of that name"
-            return Bound(spec.number, problem=problem)
-        return Bound(spec.number)
+        return Bound(number, problem=f"{why}: there is no line of Python to stop at. {stop}")
 
 
-def _normal(text: str) -> str:
-    return text.strip()
+def _raised_first(watched: _Watched, what: str, error: Exception) -> str:
+    """That the user's expression raised `error`; empty where that was said before."""
+    if watched.reported:
+        return ""
+    watched.reported = True
+    return f"{what} raised {type(error).__name__}: {error}"[:300]
 
 
 def _module_files() -> Iterator[str]:
@@ -364,15 +306,3 @@ def _module_files() -> Iterator[str]:
         file = getattr(module, "__file__", None)
         if type(file) is str:
             yield file
-
-
-def _has_source(code: CodeType) -> bool:
-    name = code.co_filename
-    return not name.startswith("<") or bool(source_of(name))
-
-
-def message_source(text: str) -> str:
-    """``step {i}`` as the source of an f-string. Raises SyntaxError where it is none."""
-    source = f"f{text!r}"
-    compile(source, "<log>", "eval")
-    return source

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dis
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -14,9 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.rank.inspect import safe_repr
 from ddp_notebook.rank.inspect.frames import WAITING_IN, code_in
 
-_DEEPEST = 3
-"""So far functions that functions call are looked into."""
-_NAMES = frozenset(WAITING_IN)
 _NONE = object()
 
 Scopes = Sequence[Mapping[str, Any]]
@@ -24,31 +21,27 @@ Scopes = Sequence[Mapping[str, Any]]
 
 
 def issued_by(source: str, scopes: Scopes) -> str:
-    """Which collective an expression may issue, in words; empty where none is seen."""
+    """Return which collective an expression may issue, in words; empty where none is seen.
+
+    Functions are looked into that it calls by name, and those that they call, three deep.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
-            path = list(_path(node.func))
-            found = _by_value(_value(path, scopes), _DEEPEST) or _by_name(path)
+            path, called = [], node.func
+            while isinstance(called, ast.Attribute):
+                path.append(called.attr)
+                called = called.value
+            path.append(called.id if isinstance(called, ast.Name) else "")
+            found = _issued_by_calling(_value(path[::-1], scopes), 3)
+            if not found and path[1:] and path[0] == "backward":  # whatever has this method
+                found = "backward, which has DDP reduce gradients"
             if found:
                 return found
     return ""
 
 
-def _path(node: ast.expr) -> Iterator[str]:
-    """``a.b.c`` as its names; the first is empty where it begins with another expression."""
-    if isinstance(node, ast.Attribute):
-        yield from _path(node.value)
-        yield node.attr
-    else:
-        yield node.id if isinstance(node, ast.Name) else ""
-
-
-def _by_name(path: Sequence[str]) -> str:
-    """Where nothing is known of the value: by how its method is called."""
-    return "backward, which has DDP reduce gradients" if path[1:] and path[-1] == "backward" else ""
-
-
 def _value(path: Sequence[str], scopes: Scopes) -> Any:
+    """The value of ``a.b.c``; `_NONE` where it is not known without running something."""
     value: Any = next((scope[path[0]] for scope in scopes if path[0] in scope), _NONE)
     for name in path[1:]:
         value = inspect.getattr_static(value, name, _NONE) if value is not _NONE else _NONE
@@ -56,36 +49,31 @@ def _value(path: Sequence[str], scopes: Scopes) -> Any:
     return value
 
 
-def _by_value(value: Any, depth: int) -> str:
+def _issued_by_calling(value: Any, depth: int) -> str:
     if safe_repr.inherits(value, DistributedDataParallel):
         return "the forward of a DDP model"
-    code = getattr(value, "__code__", None) if inspect.isfunction(value) else None
-    if code is None:
+    if not inspect.isfunction(value):
         return ""
     if str(value.__module__).startswith("torch.distributed"):
-        return value.__name__ if value.__name__ in _NAMES else ""
-    return _by_code(value, code, depth)
-
-
-def _by_code(function: Any, code: CodeType, depth: int) -> str:
-    """What a function of the user's may issue: itself, or in what it calls by name."""
-    if not depth or str(function.__module__).partition(".")[0] == "torch":
+        return value.__name__ if value.__name__ in WAITING_IN else ""
+    if not depth or str(value.__module__).partition(".")[0] == "torch":
         return ""
-    for path in {path for inner in code_in(code) for path in _paths(inner)}:
-        found = _by_value(_value(path, (function.__globals__,)), depth - 1)
+    for path in {path for code in code_in(value.__code__) for path in _paths(code)}:
+        found = _issued_by_calling(_value(path, (value.__globals__,)), depth - 1)
         if found:
-            return found if ", in " in found else f"{found}, in {function.__name__}"
+            return found if ", in " in found else f"{found}, in {value.__name__}"
     return ""
 
 
-def _paths(code: CodeType) -> Iterator[tuple[str, ...]]:
+def _paths(code: CodeType) -> set[tuple[str, ...]]:
     """The global names that code reads, each with the attributes that it reads of it."""
+    paths = set[tuple[str, ...]]()
     path: tuple[str, ...] = ()
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and path:
             path = (*path, str(instruction.argval))
             continue
-        if path:
-            yield path
+        paths.add(path)
         is_name = instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
         path = (str(instruction.argval),) if is_name else ()
+    return paths - {()}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
-import functools
 import itertools
 import mmap
 import os
+import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp_notebook.model import LineLeft, LineStopped
 from ddp_notebook.rank import calls
@@ -21,11 +23,9 @@ from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.debugger import monitoring
 from ddp_notebook.rank.debugger.armed import Armed
 from ddp_notebook.rank.debugger.breakpoints import Breakpoints
-from ddp_notebook.rank.debugger.code_swap import lines_of
-from ddp_notebook.rank.debugger.goals import Goal, has_line, with_line
-from ddp_notebook.rank.debugger.instrument import Lines
+from ddp_notebook.rank.debugger.lines import Backend, Goal, Lines, has_line, with_line
 from ddp_notebook.rank.debugger.monitoring import Monitoring
-from ddp_notebook.rank.debugger.stops import Places, Stop
+from ddp_notebook.rank.debugger.source import lines_of, shown
 from ddp_notebook.rank.debugger.tracing import Tracing
 from ddp_notebook.rank.inspect import frames
 from ddp_notebook.rank.inspect.frames import UserCode
@@ -34,41 +34,72 @@ from ddp_notebook.rank.main_thread import Aborted, MainThread
 if TYPE_CHECKING:
     from ddp_notebook.rank.rank_process import Events
 
-_AROUND = 3
-"""Lines of source that are reported before the line of a stop, and after it."""
-_LONGEST_SOURCE = 160
 _POLL_S = 0.05
+"""How often a thread that waits looks whether its run was aborted."""
+
+T = TypeVar("T")
+Places = Sequence[tuple[FrameType, int]]
+"""Frames of the user's and the line that each is at, the innermost first."""
 
 
-class Backend(Protocol):
-    """How lines are seen: `Tracing` on Python 3.11, `Monitoring` from 3.12 on."""
+class Stop:
+    """A thread that is paused before a line: it evaluates expressions until it is resumed.
 
-    def watch(self, lines: Lines) -> Mapping[str, str]:
-        """Stop before these lines, and before no others; by file, why one cannot be."""
+    `number` counts a rank's stops. `over`: the frames that an error has left, when that is why it
+    is paused: there is no next line.
+    """
 
-    def unseen(self) -> Mapping[tuple[str, int], str]:
-        """By file and line, which threads do not stop there yet."""
+    def __init__(self, number: int, frame: FrameType, why: str, over: Places = ()) -> None:
+        self.number = number
+        self.frame = frame
+        self.line = over[0][1] if over else frame.f_lineno
+        self.why = why
+        self.over = over
+        self.thread = threading.current_thread()
+        self.ordered = False
+        """It was ordered to continue, and is about to."""
+        self._inbox: queue.SimpleQueue[Move | Callable[[], None]] = queue.SimpleQueue()
 
-    def compiled(self, tree: Any, file: str) -> Any:
-        """The module `tree` as it is to be compiled."""
+    def resume(self, order: Move) -> None:
+        """Resume the thread. From any other thread."""
+        # Before the order is sent: it may have left the stop as soon as it is, and who asks then
+        # where the rank stands must not be told of this stop again.
+        self.ordered = True
+        self._inbox.put(order)
 
-    def was_compiled(self, code: CodeType) -> None:
-        """This is what it was compiled to."""
+    def ask(self, compute: Callable[[], T], timeout_s: float) -> T:
+        """Return what `compute` gives in the thread that waits. From any other thread.
 
-    def step(self, goal: Goal | None, frame: FrameType) -> None:
-        """Resume this thread from `frame` to `goal`; None: to the next breakpoint."""
+        Raises what it raises, TimeoutError.
+        """
+        answer: Future[T] = Future()
 
-    def goal(self) -> Goal | None:
-        """This thread's goal."""
+        def work() -> None:
+            # Cancelled where nobody waits for it any more: it could change variables much later.
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(compute())
+                except Exception as error:  # noqa: BLE001  # raised where it is waited for
+                    answer.set_exception(error)
 
-    def release(self) -> None:
-        """Cancel all steps; breakpoints stop as before. Thread-safe."""
+        self._inbox.put(work)
+        try:
+            return answer.result(timeout_s)
+        except TimeoutError:
+            answer.cancel()
+            raise
 
-    def give_way(self) -> None:
-        """Another debugger moves this thread on: forget its goal."""
-
-    def forget(self) -> None:
-        """The same, and nothing that was there before its breakpoints. On the main thread."""
+    def wait(self, check: Callable[[], None]) -> Move:
+        """Wait until the thread is resumed. `check`, every moment, raises what ends the wait."""
+        while True:
+            try:
+                message = self._inbox.get(timeout=_POLL_S)
+            except queue.Empty:
+                check()
+                continue
+            if isinstance(message, Move):
+                return message
+            message()
 
 
 class Debugger(Component):
@@ -90,8 +121,7 @@ class Debugger(Component):
         self._events = events
         self.breakpoints = Breakpoints(user_code.is_users, names, sys_stdout)
         kind = Monitoring if monitoring.is_there() else Tracing
-        self.backend: Backend = kind(self._on_line, self._on_call, self.breakpoints.canonical)
-        self._problems: Mapping[str, str] = {}
+        self.backend: Backend = kind(self._on_line, self.breakpoints.canonical)
         self._run = 0
         self._pid = os.getpid()
         self._count = itertools.count(1)
@@ -108,9 +138,8 @@ class Debugger(Component):
         self._pauses_all = False
         """A breakpoint is set on collectives."""
         self._said_in_child = mmap.mmap(-1, 1)
+        """A byte that processes forked from this one share: one of them has said it."""
         self.armed = Armed()
-        self.take: Callable[[Stop], None] | None = None
-        """Has another debugger take a paused thread, and is called in it; None: none does."""
         self.watch_values: Callable[[bool], None] = lambda wanted: None
         """Has losses and gradients looked at: a breakpoint is set on those that are not finite."""
         self.watch_lines: Callable[[Lines], None] = lambda lines: None
@@ -120,15 +149,21 @@ class Debugger(Component):
     # -- moments of the rank ---------------------------------------------------------------
 
     def attach(self) -> None:
-        """A forked child (a worker of a DataLoader) is no rank: nothing is stopped there."""
-        self.armed.on_load = self._module_loads
+        """Hear of modules that are loaded, and of forks."""
+
+        def loads(file: str) -> None:
+            self.breakpoints.loads(file)
+            self._watch()
+
+        def in_child() -> None:
+            # A worker of a DataLoader is no rank: nothing is stopped there.
+            self._run, self.enabled = 0, False
+            self.backend.forget()
+
+        self.armed.on_load = loads
         self.armed.attach(self._user_code.is_users)
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._leave_child_alone)
-
-    def _leave_child_alone(self) -> None:
-        self._run, self.enabled = 0, False
-        self.backend.forget()
+            os.register_at_fork(after_in_child=in_child)
 
     def run_begins(self, run: Run) -> None:
         """From now on lines are those of this run."""
@@ -138,6 +173,10 @@ class Debugger(Component):
         self._said_in_child[0] = 0
         self._gate.paused |= self._pauses_all
         self.armed.in_run(self._gate.paused)
+        if self.backend.lines:
+            # On Python 3.11 an abort at a stop has left the trace function of this thread with an
+            # error: Python then has removed it.
+            self._watch(again=True)
 
     def run_ends(self) -> None:
         """Resume threads that outlive the run, and cancel all steps."""
@@ -147,28 +186,19 @@ class Debugger(Component):
         self.backend.forget()
         self.armed.in_run(paused=False)
 
-    # -- code that is about to run ---------------------------------------------------------
-
-    def compiled(self, tree: Any, file: str) -> Any:
-        """The module `tree` of a cell or a script, as it is to be compiled as `file`."""
+    def begins(self, tree: ast.Module, file: str) -> None:
+        """A cell or a script is about to run: `tree`, compiled as `file`."""
         self.armed.runs(tree)
         self.armed.loaded.add(file)
-        if self.breakpoints.adopt(tree, file):
-            self._watch()
-        return self.backend.compiled(tree, file)
+        self.breakpoints.adopt(tree, file)
+        self._watch()
 
-    def was_compiled(self, code: CodeType) -> None:
-        """This is what it was compiled to."""
-        self.backend.was_compiled(code)
-
-    def _module_loads(self, file: str) -> None:
-        if self.breakpoints.loads(file):
-            self._watch()
-
-    def _watch(self) -> None:
+    def _watch(self, *, again: bool = False) -> None:
+        """Have the back end watch the lines of breakpoints, unless it does."""
         lines = self.breakpoints.lines if self.enabled else {}
-        self.watch_lines(lines)
-        self._problems = self.backend.watch(lines)
+        if again or lines != self.backend.lines:
+            self.watch_lines(lines)
+            self.backend.watch(lines)
 
     # -- reasons to stop -------------------------------------------------------------------
 
@@ -197,11 +227,9 @@ class Debugger(Component):
 
         An interrupt or an abort ends the stop, and what ran ends with its own error.
         """
-        trace = error.__traceback__
-        places = frames.raised_in(trace, self._user_code.is_users)
-        if not places or not self._may_stop() or not isinstance(error, Exception):
-            return
-        if isinstance(error, Aborted):
+        places = frames.raised_in(error.__traceback__, self._user_code.is_users)
+        is_error = isinstance(error, Exception) and not isinstance(error, Aborted)
+        if not (is_error and places and self._may_stop()):
             return
         with self.aside():
             reasons = self.breakpoints.occurred("exception", places[0][0])
@@ -212,45 +240,32 @@ class Debugger(Component):
     def _on_line(self, frame: FrameType, has_breakpoints: bool) -> None:
         """A line is about to run; `has_breakpoints`: those of the line were not looked at."""
         if not self._may_stop():
-            if has_breakpoints:
-                self._passes_in_child(frame)
+            if has_breakpoints and os.getpid() != self._pid:
+                self._say_passed(frame)
             return
-        goal = self.backend.goal()
+        goal = self.backend.goal
         reached = goal is not None and goal.reached(frame)
-        reasons = self._hit(frame, frame.f_lineno) if has_breakpoints else ()
+        reasons: tuple[str, ...] = ()
+        if has_breakpoints:
+            with self.aside():
+                # Threads of Jupyter's and of ours run a library's lines as well.
+                if self._user_code.has_called(frame):
+                    reasons = self.breakpoints.hit(frame)
         if reached:
             self._passing[threading.get_ident()] = id(frame), frame.f_lineno
         if reached or reasons:
             self._stop(frame, "; ".join(reasons))
 
-    def _on_call(self, frame: FrameType, line: int) -> None:
-        """A call that was compiled in before a line of a breakpoint."""
-        if not self._may_stop():
-            self._passes_in_child(frame)
-            return
-        reasons = self._hit(frame, line)
-        passing = self._passing.pop(threading.get_ident(), None) == (id(frame), line)
-        if reasons and not passing:
-            self._stop(frame, "; ".join(reasons))
-
-    def _passes_in_child(self, frame: FrameType) -> None:
-        """A process that this one forked passes a breakpoint: say so once in a run.
-
-        Workers that are forked later know that it was said: they share the byte.
-        """
-        if os.getpid() == self._pid or self._said_in_child[0]:
-            return
-        self._said_in_child[0] = 1
-        sys_stdout(
-            f"A breakpoint was passed at {self._user_code.describe(frame)}, in a process that the "
-            "rank started, such as a DataLoader's worker: none stops there. To stop there: "
-            "DataLoader(num_workers=0)\n"
-        )
-
-    def _hit(self, frame: FrameType, line: int) -> tuple[str, ...]:
-        with self.aside():
-            users = self._user_code.has_called(frame)
-            return self.breakpoints.hit(frame, line) if users else ()
+    def _say_passed(self, frame: FrameType) -> None:
+        """A process that this one forked passes a breakpoint: say so, once in a run."""
+        self.backend.watch({})  # no other pass is of interest, and without it the process is faster
+        if not self._said_in_child[0]:
+            self._said_in_child[0] = 1
+            sys_stdout(
+                f"A breakpoint was passed at {self._user_code.describe(frame)}, in a process that "
+                "the rank started, such as a DataLoader's worker: none stops there. To stop there: "
+                "DataLoader(num_workers=0)\n"
+            )
 
     def _may_stop(self) -> bool:
         return bool(self._run) and self.enabled and not self.is_aside
@@ -272,98 +287,64 @@ class Debugger(Component):
 
     # -- a stop ----------------------------------------------------------------------------
 
-    def stopped_by_other(self, frame: FrameType, why: str, take: Callable[[Stop], None]) -> bool:
-        """Another debugger stops this thread, which waits in `take`; False: that is not reported.
-
-        Raises KeyboardInterrupt, Aborted.
-        """
-        thread = threading.get_ident()
-        if not self._run or thread in self._inside or self.stopped is not None:
-            return False
-        self._passing[thread] = id(frame), frame.f_lineno
-        self._stop(frame, why, take=take)
-        return True
-
-    def _stop(
-        self,
-        frame: FrameType,
-        why: str,
-        over: Places = (),
-        take: Callable[[Stop], None] | None = None,
-    ) -> None:
+    def _stop(self, frame: FrameType, why: str, over: Places = ()) -> None:
         """Wait here until this thread is resumed. Raises KeyboardInterrupt, Aborted."""
         self.armed.in_run()
         with self.aside():
+            # One thread at a time: the session moves a rank, and knows of no threads. Another one
+            # that comes to a breakpoint meanwhile is next.
             while not self._turn.acquire(timeout=_POLL_S):
-                self.check()
+                self._check()
             stop = self.stopped = Stop(next(self._count), frame, why, over)
+            main = self._main_thread
             try:
-                order = self._wait(stop, take or self.take)
+                main.paused_at, main.paused_in = self._user_code.describe(frame), frame
+                # What was printed before the stop is shown before it.
+                self._events.collect()
+                self._events.emit_now(LineStopped, **self._event_fields(stop))
+                order = stop.wait(self._check)
             except BaseException:
+                # Otherwise the session knows that the thread has left: it has ordered it.
                 self._events.emit_now(LineLeft, cell=self._run, stop=stop.number)
                 raise
             finally:
-                self.stopped, self._main_thread.paused_at = None, ""
-                self._main_thread.paused_in = None
+                self.stopped, main.paused_at, main.paused_in = None, "", None
                 self._turn.release()
-        if order.how is How.EDITOR:  # the session has not ordered it
-            self._events.emit_now(LineLeft, cell=self._run, stop=stop.number)
-        if not over:
+        if not over:  # where an error was raised there is no next line
             self._resume(order, frame)
 
-    def _wait(self, stop: Stop, take: Callable[[Stop], None] | None) -> Move:
-        self._main_thread.paused_at = self._user_code.describe(stop.frame)
-        self._main_thread.paused_in = stop.frame
-        self._events.collect()
-        self._events.emit_now(LineStopped, **self._event_fields(stop))
-        if take is not None:
-            stop.do(functools.partial(take, stop))
-        return stop.wait(self.check)
-
-    def report(self, stop: Stop, note: str) -> None:
-        """Tell the session that an editor has this stop, or no more."""
-        if note != stop.note and note not in stop.why:
-            stop.note = note
-            self._events.emit_now(LineStopped, **self._event_fields(stop))
-
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raises Aborted."""
         if self._main_thread.abort.is_set():
             raise Aborted("aborted (%ddp_abort)")
 
     def _event_fields(self, stop: Stop) -> dict[str, Any]:
-        frame = stop.frame
-        code, line = frame.f_code, stop.line
-        cell = frames.CELL_NAME.fullmatch(code.co_filename)
-        lines = lines_of(code.co_filename)
-        first = max(1, line - _AROUND)
-        main = threading.main_thread()
+        code = stop.frame.f_code
+        at, lines = shown(code, stop.line), lines_of(code.co_filename)
+        first = max(1, stop.line - 3)
         edited = self.armed.loaded.note(code.co_filename)
         return {
             "cell": self._run,
             "stop": stop.number,
-            "file": f"cell {cell[1]}" if cell else code.co_filename,
-            "line": line,
-            "function": code.co_qualname.rpartition(".<locals>.")[2],
-            "why": "; ".join(filter(None, (stop.why[:300], stop.note, edited))),
-            "thread": "" if stop.thread is main else stop.thread.name,
+            "file": at.file,
+            "line": stop.line,
+            "function": at.function,
+            "why": "; ".join(filter(None, (stop.why[:300], edited))),
+            "thread": "" if stop.thread is threading.main_thread() else stop.thread.name,
             "first": first,
-            "source": tuple(
-                each.rstrip("\r\n")[:_LONGEST_SOURCE] for each in lines[first - 1 : line + _AROUND]
-            ),
+            "source": tuple(line.rstrip("\r\n")[:160] for line in lines[first - 1 : stop.line + 3]),
         }
 
     def _resume(self, order: Move, frame: FrameType) -> None:
         """Resume this thread, which was paused at `frame`, as ordered."""
         goal: Goal | None = None
-        if order.how is How.EDITOR:
-            self.backend.give_way()
-            return
         if order.how in (How.COLLECTIVE, How.END):
+            # The gate pauses the thread before its next collective; no line is a goal.
             self._gate.paused = order.how is How.COLLECTIVE
         else:
             goal = Goal(order.how, frame, order.line, self._user_code.is_users)
-            goal = goal if goal.frames or goal.into else None
+            if not (goal.frames or goal.into):  # out of a function that nobody of the user's calls
+                goal = None
         try:
             self.backend.step(goal, frame)
         except RuntimeError as error:  # a profiler may have what stepping needs
@@ -387,14 +368,12 @@ class Debugger(Component):
     # -- questions -------------------------------------------------------------------------
 
     def move(self, order: Move) -> calls.Moved:
-        """Resume the thread that is paused at a line or before a collective. Thread-safe."""
+        """Resume the thread that is paused at a line or before a collective. Any thread."""
         stop = self.stopped
         if stop is None:
             return self._move_from_gate(order)
         if stop.ordered:
             return calls.Moved(stop.number)
-        if stop.holder is not None:
-            return stop.holder(order)
         if stop.over and order.how not in (How.NEXT, How.END):
             raised = "it is paused where an error was raised, which ends what runs"
             return calls.Moved(0, f"{raised}; it can continue with that: %ddp_step")
@@ -407,10 +386,11 @@ class Debugger(Component):
                 f"line {order.line} is not in {function}, where it is paused; elsewhere a "
                 "breakpoint stops it: %ddp_break LINE, then %ddp_step --to end",
             )
-        holder = stop.order(order)
-        return holder(order) if holder is not None else calls.Moved(stop.number)
+        stop.resume(order)
+        return calls.Moved(stop.number)
 
     def _move_from_gate(self, order: Move) -> calls.Moved:
+        """Resume the main thread, if it is paused before a collective."""
         if self._gate.at is None:
             if order.how is How.END:  # a step that is under way ends nowhere
                 self.backend.release()
@@ -425,27 +405,29 @@ class Debugger(Component):
         """Have these breakpoints and no others; where each is. Any thread."""
         self.enabled = wanted.enabled
         self.breakpoints.replace(wanted.breakpoints)
-        self._watch()
+        self._watch(again=True)
         self.armed.breakpoints(enabled=wanted.enabled, there=wanted.may_stop)
         wants = self.breakpoints.wants
         self.watch_values(wanted.enabled and wants("nan"))
         pauses, self._pauses_all = self._pauses_all, wanted.enabled and wants("collective")
-        if pauses != self._pauses_all:
+        if pauses != self._pauses_all:  # else the gate is as the user's steps have left it
             self._gate.paused = self._pauses_all and bool(self._run)
-        return calls.Bounds(self.breakpoints.bounds(self._problems, self.backend.unseen()))
+        return self._bounds()
+
+    def bounds(self) -> calls.Bounds:
+        """Where each breakpoint is, and how often it was passed. Any thread."""
+        self.breakpoints.bind_pending()
+        self._watch()
+        return self._bounds()
+
+    def _bounds(self) -> calls.Bounds:
+        return calls.Bounds(self.breakpoints.bounds(self.backend.unseen()))
 
     def arm(self) -> calls.Nothing:
         """Another rank of this run is paused: this one may wait for it. Any thread."""
         if self._run:
             self.armed.in_run()
         return calls.Nothing()
-
-    def bounds(self) -> calls.Bounds:
-        """Where each breakpoint is, and how often it was passed. Any thread."""
-        found = self.breakpoints.has_pending and self.breakpoints.bind_pending()
-        if found or self._problems:  # what was edited may have been loaded anew
-            self._watch()
-        return calls.Bounds(self.breakpoints.bounds(self._problems, self.backend.unseen()))
 
 
 def sys_stdout(text: str) -> None:

@@ -6,61 +6,54 @@ import ast
 import builtins
 import contextlib
 import functools
+import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Mapping
+from importlib.machinery import PathFinder
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
+from ddp_notebook.rank.debugger.source import parsed, source_of
 from ddp_notebook.rank.inspect.frames import IsUsers, code_in
 from ddp_notebook.rank.variables.objects import objects_of
 
 _DEEPEST = 20
-"""So many wrappers around a function are looked through."""
+"""So many wrappers around a function, and modules that hand a name on, are looked through."""
+_static = inspect.getattr_static
 
 
 def named(name: str, names: Mapping[str, Any], is_users: IsUsers) -> Any:
-    """What the user calls so: of the notebook's `names`, a module's, or a function's own."""
-    first, *rest = name.split(".")
-    if first in names:
-        return _attribute(names[first], rest)
-    for end in range(len(name.split(".")) - 1, 0, -1):
-        module = sys.modules.get(".".join(name.split(".")[:end]))
+    """Return what the user calls so: of the notebook's `names`, a module's, a function's own.
+
+    None where there is nothing of that name.
+    """
+    parts = name.split(".")
+    if parts[0] in names:
+        return functools.reduce(_member, parts[1:], names[parts[0]])
+    for end in range(len(parts) - 1, 0, -1):
+        module = sys.modules.get(".".join(parts[:end]))
         if module is not None:
-            return _attribute(module, name.split(".")[end:])
-    functions = [
-        each for each in objects_of(FunctionType) if _ends(each.__code__.co_qualname, name)
-    ]
-    users = [function for function in functions if is_users(function.__code__.co_filename)]
-    inner = None if users else _in_a_function(name, is_users)
-    return next(iter(users), inner) or next(iter(functions), vars(builtins).get(name))
-
-
-def _in_a_function(name: str, is_users: IsUsers) -> CodeType | None:
-    """The code of a function that one of the user's defines when it is called."""
-    codes = [each.__code__ for each in objects_of(FunctionType)]
-    inner = (inner for code in codes if is_users(code.co_filename) for inner in code_in(code))
-    return next((code for code in inner if _ends(code.co_qualname, name)), None)
-
-
-def _ends(qualified: str, name: str) -> bool:
-    qualified = qualified.replace(".<locals>", "")
-    return qualified == name or qualified.endswith(f".{name}")
-
-
-def _attribute(value: Any, names: Iterable[str]) -> Any:
-    for name in names:
-        value = _member(value, name)
-    return value
+            return functools.reduce(_member, parts[end:], module)
+    # A function of the user's own, or one that such a function defines when it is called.
+    functions = objects_of(FunctionType)
+    of_users = [f for f in functions if is_users(f.__code__.co_filename)]
+    inner = (code for function in of_users for code in code_in(function.__code__))
+    # In this order, since a name such as `forward` is that of hundreds of torch's functions.
+    for found in (of_users, inner, functions):
+        for value in found:
+            code: CodeType = getattr(value, "__code__", value)
+            if f".{code.co_qualname}".replace(".<locals>", "").endswith(f".{name}"):
+                return value
+    return vars(builtins).get(name)
 
 
 def _member(value: Any, name: str) -> Any:
     """An attribute, a part of a model, or the code of a function that is defined in a function."""
-    found = inspect.getattr_static(value, name, None)
+    found = _static(value, name, None)
     if found is not None:
         return found
-    parts = inspect.getattr_static(value, "_modules", None)
+    parts = _static(value, "_modules", None)
     if type(parts) is dict and name in parts:
         return parts[name]
     code = code_of(value)
@@ -68,69 +61,53 @@ def _member(value: Any, name: str) -> Any:
     return next((code for code in inner if code.co_name == name), None)
 
 
-def to_come(name: str, source_of: Callable[[str], str]) -> tuple[str, int]:
-    """The file and first line of a function of a module that can be imported, and was not.
+# -- before it is imported -----------------------------------------------------------------
+
+
+def to_come(name: str) -> tuple[str, int]:
+    """Return the file and first line of a function of a module that was not imported yet.
 
     Nothing is imported for that. Without a file where there is no such module; line 0 where it
     has no such function.
     """
     names, file = name.split("."), ""
     for _ in range(_DEEPEST):
-        spec, rest = _spec(names)
+        spec, at, where = None, 0, None
+        # In a namespace package nothing can be found before that is imported.
+        with contextlib.suppress(ImportError, KeyError, ValueError):
+            while at < len(names) and (at == 0 or where is not None):
+                found = PathFinder.find_spec(".".join(names[: at + 1]), where)
+                if found is None:
+                    break
+                spec, at, where = found, at + 1, found.submodule_search_locations
         if spec is None or not (spec.origin or "").endswith(".py"):
             break
-        file = str(spec.origin)
+        file, rest = str(spec.origin), names[at:]
         tree = parsed(source_of(file))
         if line := defined_at(tree, ".".join(rest)):
             return file, line
-        origin = _imported_from(tree, spec, *rest[:1])
+        package = spec.name if spec.submodule_search_locations else spec.parent
+        origin = _imported_from(tree, package, rest[0]) if rest else ""
         if not origin:
             break
-        names = [*origin, *rest[1:]]  # the module only hands it on
+        names = [*origin.split("."), *rest[1:]]  # the module only hands it on
     return file, 0
 
 
-def parsed(source: str) -> ast.AST:
-    """Its tree; an empty one where it is no Python."""
-    try:
-        return ast.parse(source)
-    except SyntaxError:
-        return ast.Module([], [])
-
-
-def _spec(names: Sequence[str]) -> tuple[ModuleSpec | None, Sequence[str]]:
-    """The innermost module that a name begins with, and the rest of the name."""
-    spec, at, where = None, 0, None
-    # In a namespace package nothing can be found before that is imported.
-    with contextlib.suppress(ImportError, KeyError, ValueError):
-        while at < len(names) and (at == 0 or where is not None):
-            found = PathFinder.find_spec(".".join(names[: at + 1]), where)
-            if found is None:
-                break
-            spec, at, where = found, at + 1, found.submodule_search_locations
-    return spec, names[at:]
-
-
-def _imported_from(tree: ast.AST, spec: ModuleSpec, name: str = "") -> Sequence[str]:
-    """The full name of what a module imports under `name`; nothing where it does not."""
-    imports = [node for node in ast.iter_child_nodes(tree) if isinstance(node, ast.ImportFrom)]
-    named = ((node, alias) for node in imports for alias in node.names)
-    for node, alias in named:
-        if (alias.asname or alias.name) == name:
-            module = node.module.split(".") if node.module else []
-            return (*_above(spec, node.level), *module, alias.name)
-    return ()
-
-
-def _above(spec: ModuleSpec, level: int) -> Sequence[str]:
-    """The names of the package from which a module imports with so many dots."""
-    package = spec.name if spec.submodule_search_locations else spec.parent or ""
-    above = package.split(".")
-    return above[: len(above) - level + 1] if level else ()
+def _imported_from(tree: ast.AST, package: str | None, name: str) -> str:
+    """The full name of what a module of `package` imports as `name`; empty where it does not."""
+    imports = (node for node in ast.iter_child_nodes(tree) if isinstance(node, ast.ImportFrom))
+    for node in imports:
+        for alias in node.names:
+            if (alias.asname or alias.name) == name:
+                module = "." * node.level + (node.module or "")
+                with contextlib.suppress(ImportError):  # beyond the outermost package
+                    return f"{importlib.util.resolve_name(module, package)}.{alias.name}"
+    return ""
 
 
 def defined_at(tree: ast.AST, name: str) -> int:
-    """The first line of the function of that name in `tree`; 0 where it is not defined there.
+    """Return the first line of the function of that name in `tree`; 0 where there is none.
 
     Of a class: of its `forward`, or else of its `__init__`.
     """
@@ -151,8 +128,14 @@ def _definition(node: Any, name: str) -> Any:
     return next((each for each in body if isinstance(each, kinds) and each.name == name), None)
 
 
+# -- its code ------------------------------------------------------------------------------
+
+
 def code_of(value: Any) -> CodeType | None:
-    """What runs when `value` is called, or a model goes forward; None where it is not Python."""
+    """Return what runs when `value` is called, or a model goes forward; None: no Python does.
+
+    Nothing of the user's is run to find that: attributes are read past their classes.
+    """
     for _ in range(_DEEPEST):
         if isinstance(value, CodeType):
             return value
@@ -162,11 +145,9 @@ def code_of(value: Any) -> CodeType | None:
         elif isinstance(value, FunctionType):
             return value.__code__
         elif inspect.isclass(value):
-            static = inspect.getattr_static
-            value = static(value, "forward", None) or static(value, "__init__", None)
+            value = _static(value, "forward", None) or _static(value, "__init__", None)
         else:
-            static, kind = inspect.getattr_static, type(value)
-            value = static(kind, "forward", None) or static(kind, "__call__", None)
+            value = _static(type(value), "forward", None) or _static(type(value), "__call__", None)
     return None
 
 
@@ -178,27 +159,22 @@ def _wrapped(value: Any) -> Any:
         return value.func
     if isinstance(value, staticmethod | classmethod | MethodType):
         return value.__func__
-    parts = inspect.getattr_static(value, "_modules", None)
+    parts = _static(value, "_modules", None)
     if type(parts) is dict and type(value).__module__.startswith("torch."):
         return parts.get("module") or parts.get("_orig_mod")  # DDP's, and torch.compile's
-    return inspect.getattr_static(value, "__wrapped__", None) or _renamed_for(value)
-
-
-def _renamed_for(value: Any) -> Any:
-    """The function that a nameless wrapper was renamed for, as torch's `F.max_pool2d` is.
-
-    Other functions have the same wrapper: a line of it is none of this function's own.
-    """
-    if type(value) is not FunctionType or value.__name__ == value.__code__.co_name:
-        return None
-    cells = (each.cell_contents for each in value.__closure__ or () if each != CellType())
-    inner = (cell for cell in cells if type(cell) is FunctionType)
-    return next(
-        (function for function in inner if function.__name__.strip("_") == value.__name__), None
-    )
+    wrapped = _static(value, "__wrapped__", None)
+    if wrapped or type(value) is not FunctionType or value.__name__ == value.__code__.co_name:
+        return wrapped
+    # A nameless wrapper that was renamed for what it calls, as torch's `F.max_pool2d` is. Other
+    # functions have the same wrapper: a line of it is none of this function's own.
+    for cell in value.__closure__ or ():
+        inner = cell.cell_contents if cell != CellType() else None
+        if type(inner) is FunctionType and inner.__name__.strip("_") == value.__name__:
+            return inner
+    return None
 
 
 def first_line(code: CodeType) -> int:
-    """The first line of a function's body; of one that is a single line, that."""
+    """Return the first line of a function's body; of one that is a single line, that."""
     lines = [line for _, _, line in code.co_lines() if line]
     return next((line for line in lines if line > lines[0]), lines[0])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -28,41 +29,44 @@ class NotFinite:
 
     def __init__(self, found: Found) -> None:
         self._found = found
-        self._hook: Any = None
-        self._plain: Any = None
-        self._ours: Any = None
+        self._is_on = False
+        self._undo = contextlib.ExitStack()
+        """Gives torch its own functions back."""
         self._scaled: Any = WeakIdKeyDictionary()
         """By a loss that a GradScaler has scaled, what it was before."""
-        self._methods: list[tuple[type, str, Any, Any]] = []
-        """Classes of scalers, with a method, their own one and the one in its place."""
         self._skipped: Any = WeakIdKeyDictionary()
         """By optimizer, the steps that a GradScaler has skipped since the last that it made."""
 
     def watch(self, wanted: bool) -> None:
         """Look from now on, or no more."""
-        if wanted and self._hook is None:
-            self._hook = register_optimizer_step_pre_hook(self._before_step)
-            self._plain = torch.autograd.backward
-            self._ours = torch.autograd.backward = self._looking_first(self._plain)
-            self._replace("scale", self._remembering)
-            self._replace("step", self._looking_at_skips)
-        elif not wanted and self._hook is not None:
-            self._hook.remove()
-            self._hook = None
-            if torch.autograd.backward is self._ours:
-                torch.autograd.backward = self._plain
-            for kind, name, plain, ours in self._methods:
-                if vars(kind)[name] is ours:
-                    setattr(kind, name, plain)
-            self._methods.clear()
+        if wanted and not self._is_on:
+            hook = register_optimizer_step_pre_hook(self._before_step)
+            self._undo.callback(hook.remove)
+            self._replace(torch.autograd, "backward", self._looking_first)
+            for kind in _with_subclasses(GradScaler):
+                self._replace(kind, "scale", self._remembering)
+                self._replace(kind, "step", self._looking_at_skips)
+        elif not wanted:
+            self._undo.close()
+        self._is_on = wanted
 
-    def _replace(self, name: str, by: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Have this in place of a method of the scalers."""
-        for kind in _scalers(GradScaler, name):
-            plain = vars(kind)[name]
-            ours = by(plain)
-            self._methods.append((kind, name, plain, ours))
-            setattr(kind, name, ours)
+    def _replace(self, owner: Any, name: str, by: Callable[[Any], Callable[..., Any]]) -> None:
+        """Have this in place of a function of `owner`, if that has one of its own."""
+        plain = vars(owner).get(name)
+        if plain is None:
+            return
+        ours = by(plain)
+        setattr(owner, name, ours)
+
+        def undo() -> None:
+            # Who has replaced ours meanwhile calls it, and stays: ours is off, and calls torch's.
+            if vars(owner)[name] is ours:
+                setattr(owner, name, plain)
+
+        self._undo.callback(undo)
+
+    def _looks(self) -> bool:
+        return self._is_on and not torch.compiler.is_compiling()
 
     def _remembering(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
@@ -78,8 +82,7 @@ class NotFinite:
         @functools.wraps(plain)
         def step(scaler: Any, optimizer: Any, *args: Any, **named: Any) -> Any:
             __tracebackhide__ = True
-            looks = self._hook is not None and not torch.compiler.is_compiling()
-            if looks and scaler.is_enabled():
+            if self._looks() and scaler.is_enabled():
                 self._before_scalers_step(scaler, optimizer, sys._getframe(1))
             return plain(scaler, optimizer, *args, **named)
 
@@ -102,28 +105,22 @@ class NotFinite:
         @functools.wraps(plain)
         def backward(tensors: Any, *args: Any, **named: Any) -> Any:
             __tracebackhide__ = True
-            if self._hook is not None and not torch.compiler.is_compiling():
+            if self._looks():
                 before = [self._scaled.get(loss, loss) for loss in _tensors(tensors)]
-                self._look(before, "the loss", sys._getframe(1))
+                bad = next(filter(None, map(_not_finite, before)), "")
+                if bad:
+                    self._found("nan", sys._getframe(1), f"the loss is not finite: {bad}")
             return plain(tensors, *args, **named)
 
         return backward
 
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _named: Any) -> None:
-        if self._hook is None or torch.compiler.is_compiling():
+        # The frame above is the optimizer's own `step`; the user's is found from there.
+        # With `found_inf` a GradScaler leaves it to the optimizer to skip the step.
+        if not self._looks() or getattr(optimizer, "found_inf", None) is not None:
             return
-        if getattr(optimizer, "found_inf", None) is not None:
-            return  # a GradScaler leaves it to the optimizer to skip the step
-        bad = _gradient(optimizer)
-        if bad:
+        if bad := _gradient(optimizer):
             self._found("nan", sys._getframe(1), bad)
-
-    def _look(self, tensors: Iterable[torch.Tensor], what: str, frame: FrameType) -> None:
-        for tensor in tensors:
-            text = _not_finite(tensor)
-            if text:
-                self._found("nan", frame, f"{what} is not finite: {text}")
-                return
 
 
 def _tensors(value: Any) -> tuple[torch.Tensor, ...]:
@@ -133,32 +130,22 @@ def _tensors(value: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _gradient(optimizer: torch.optim.Optimizer) -> str:
-    """Which gradient of its parameters is not finite, the first; empty where all are."""
-    parameters = _named_parameters(optimizer)
-    for number, (name, parameter) in enumerate(parameters, 1):
-        grad = parameter.grad
-        text = _not_finite(grad) if grad is not None else ""
+    """Return which gradient of its parameters is not finite, the first; empty where all are."""
+    groups = optimizer.param_groups
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    names = [f" ({name})" for group in groups for name in group.get("param_names", ())]
+    for number, parameter in enumerate(parameters, 1):
+        text = _not_finite(parameter.grad) if parameter.grad is not None else ""
         if text:
+            name = names[number - 1] if len(names) == len(parameters) else ""
             what = f"the gradient of parameter {number} of {len(parameters)}{name}"
             return f"{what} is not finite: {text}"
     return ""
 
 
-def _scalers(kind: type, method: str) -> list[type]:
-    """This class of scalers and those made from it, each with that method of its own."""
-    found = [kind] if method in vars(kind) else []
+def _with_subclasses(kind: type) -> list[type]:
     made: list[type] = kind.__subclasses__()
-    return found + [scaler for sub in made for scaler in _scalers(sub, method)]
-
-
-def _named_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
-    """An optimizer's parameters, each with its name in brackets where the optimizer knows it."""
-    groups = optimizer.param_groups
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    names = [f" ({name})" for group in groups for name in group.get("param_names", ())]
-    if len(names) != len(parameters):
-        names = [""] * len(parameters)
-    return list(zip(names, parameters, strict=True))
+    return [kind, *(each for sub in made for each in _with_subclasses(sub))]
 
 
 def _not_finite(tensor: torch.Tensor) -> str:

@@ -1,147 +1,140 @@
-"""The back end for Python 3.11: sys.settrace while a thread is stepped, and nothing else.
+"""The back end for Python 3.11: sys.settrace, while a breakpoint is set or a thread is stepped.
 
-Breakpoints are calls of ours in the code: see `instrument` and `code_swap`. Only code that ran
-already when its breakpoint was set is traced, until it returns.
+Python then calls `_global` for each function that is called, and `_local` for each line of those
+that have breakpoints or are stepped: code that calls many functions runs several times slower, as
+under pdb. With no breakpoint set, and no step under way, nothing is traced.
+
+Each thread has a trace function of its own, and only itself can set it. So a thread is traced
+- when it begins: `threading.settrace`;
+- when it is resumed at a stop: by itself;
+- the main thread, whatever it is at, by a call that Python makes in it between two instructions.
+Other threads that ran before the breakpoint was set, and threads of torch's own (gloo's, those of
+autograd on a GPU), which Python does not start, pass it. `breakpoint()` is a call: it stops them.
 """
 
 from __future__ import annotations
 
 import ctypes
+import inspect
 import opcode
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
+from types import CodeType, FrameType
 from typing import Any
 
-from ddp_notebook.rank.debugger.code_swap import CodeSwap, lines_in
-from ddp_notebook.rank.debugger.goals import Goal, can_be_suspended
-from ddp_notebook.rank.debugger.instrument import Lines
+from ddp_notebook.rank.debugger.lines import Backend, Goal, Lines, OnLine
 from ddp_notebook.rank.inspect.frames import chain
-from ddp_notebook.rank.variables.objects import objects_of
 
-_FRAME_OF: Mapping[type, str] = {
-    GeneratorType: "gi_frame",
-    CoroutineType: "cr_frame",
-    AsyncGeneratorType: "ag_frame",
-}
+_OUR_THREADS = "ddp-"
+"""How the names of threads of this package begin: no code of the user's runs in them."""
+_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _YIELDS = opcode.opmap["YIELD_VALUE"]
 _PENDING_CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
-OnLine = Callable[[FrameType, bool], None]
-"""Told of a line about to run; whether its breakpoints are to be looked at too."""
 
+class Tracing(Backend):
+    """Traces threads. What the user traces them with sees nothing meanwhile, and is given back."""
 
-class Tracing:
-    """Tells `on_line` of the lines of threads that are stepped. `canonical` names files."""
-
-    def __init__(
-        self, on_line: OnLine, on_call: Callable[[FrameType, int], None], canonical: Any
-    ) -> None:
-        self._on_line = on_line
-        self._canonical = canonical
-        self._goals: dict[int, Goal] = {}
-        self._lines: Lines = {}
-        self._swap = CodeSwap(on_call, canonical)
-        self._suspended: list[FrameType] = []
-        """Of generators and coroutines that began before their breakpoints were set."""
-        self._followed: dict[int, set[FrameType]] = {}
-        """By thread: frames with breakpoints that ran already when these were set."""
+    def __init__(self, on_line: OnLine, canonical: Callable[[str], str]) -> None:
+        super().__init__(on_line, canonical)
+        self._codes: dict[int, tuple[CodeType, bool]] = {}
+        """By id, which is kept from being another's: whether code has lines of breakpoints."""
+        self._traced: set[int] = set()
+        """Threads that began while there were breakpoints, or were told of these."""
         self._theirs: dict[int, tuple[Any, dict[FrameType, Any]]] = {}
-        """By thread: what the user traces it and frames of it with, and gets back."""
-        self._defines: dict[CodeType, frozenset[int]] = {}
-        """By code that ran already: the lines at which it defines what has breakpoints."""
-        self._defining: set[FrameType] = set()
-        """Frames that have begun such a line."""
-        self._swaps = threading.RLock()
-        self._pending = _PENDING_CALL(self._arm_main_thread)
+        """By thread: what the user traces it and frames of it with."""
+        self._theirs_for_new: Any = None
+        """What the user has threads traced with that begin."""
+        self._pending = _PENDING_CALL(self._trace_main_thread)
 
-    # -- breakpoints ---------------------------------------------------------------------
-
-    def watch(self, lines: Lines) -> Mapping[str, str]:
-        """Stop before these lines, and before no others; by file, why one cannot be."""
-        self._lines = lines
-        self._defines.clear()
-        with self._swaps:
-            problems = self._swap.apply(lines)
-        if not lines:
-            self._followed.clear()  # each thread finds that out at its next line
-        self._suspended = list(self._without_calls(_suspended())) if lines else []
-        main = sys._current_frames().get(threading.main_thread().ident or 0)
-        if lines and (self._suspended or self._to_follow(main)):
+    def watch(self, lines: Lines) -> None:
+        """Stop before these lines, and before no others. Any thread."""
+        # In this order: a thread that fetches the codes before the files may keep what it finds of
+        # new files among the old codes, which nobody reads any more; the other way round it could
+        # keep what it finds of old files among the new ones.
+        super().watch(lines)
+        self._codes = {}
+        ours = threading.gettrace() == self._begin
+        if not lines:  # each thread finds that out by itself
+            if ours:
+                threading.settrace(self._theirs_for_new)
+            return
+        if not ours:
+            self._theirs_for_new = threading.gettrace()
+            self._traced.clear()
+            threading.settrace(self._begin)
+        if threading.current_thread() is threading.main_thread():
+            self._trace_main_thread(None)
+        else:
+            # While it waits in C, in a collective say, the call is made once it is back in Python:
+            # no line runs before.
             ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
-        return problems
 
-    def unseen(self) -> Mapping[tuple[str, int], str]:
-        """By file and line, where a thread does not stop: it was in that function already."""
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        names.pop(threading.main_thread().ident, None)
-        notes = {}
-        for thread, innermost in sys._current_frames().items():
-            for frame in self._to_follow(innermost) if thread in names else ():
-                file = self._canonical(frame.f_code.co_filename)
-                for _, _, line in frame.f_code.co_lines():
-                    if line and line in self._lines[file]:
-                        notes[file, line] = (
-                            f"thread {names[thread]} is in this function already, and stops there "
-                            "from its next call on"
-                        )
-        return notes
-
-    def compiled(self, tree: Any, file: str) -> Any:
-        """The module `tree` with our calls before its breakpoints; to be compiled as `file`."""
-        return self._swap.instrumented(tree, file)
-
-    def was_compiled(self, code: CodeType) -> None:
-        """This is what it was compiled to."""
-        self._swap.compiled(code)
-
-    def _arm_main_thread(self, _: object) -> int:
+    def _trace_main_thread(self, _: object) -> int:
         """Called by Python between two instructions of the main thread."""
-        thread = threading.get_ident()
-        if thread not in self._goals:
-            self._follow(thread, sys._getframe(1))
+        if self.lines:
+            self._trace(self._with_lines(sys._getframe(1)))
         return 0
 
-    def _to_follow(self, frame: FrameType | None) -> list[FrameType]:
-        return list(self._without_calls(chain(frame))) if self._lines else []
-
-    def _without_calls(self, frames: Iterable[FrameType]) -> Iterator[FrameType]:
-        """Those in files with breakpoints whose code began to run without our calls."""
-        for frame in frames:
-            watched = self._canonical(frame.f_code.co_filename) in self._lines
-            if watched and not self._swap.is_ours(frame.f_code):
-                yield frame
-
-    def _follow(self, thread: int, frame: FrameType | None) -> None:
-        """Trace the frames that have breakpoints and ran before these were set."""
-        frames = {*self._to_follow(frame), *self._suspended}
-        if frames:
-            self._followed[thread] = frames
-            self._trace(thread, frames)
-        elif self._followed.pop(thread, None) is not None and thread not in self._goals:
-            self._untrace()
-
-    # -- stepping ------------------------------------------------------------------------
+    def unseen(self) -> Mapping[tuple[str, int], str]:
+        """By file and line, which threads are in that function and do not stop there."""
+        # They could be traced by `_PyEval_SetTrace` alone, a private function that takes a thread
+        # state: of a thread that ends meanwhile it is freed memory. A note hurts nobody.
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        names.pop(threading.main_thread().ident, None)
+        others = [
+            (names[thread], frame)
+            for thread, innermost in (sys._current_frames().items() if self.lines else ())
+            if thread in names and thread not in self._traced
+            for frame in self._with_lines(innermost)
+        ]
+        return {
+            (self._canonical(frame.f_code.co_filename), line): (
+                f"thread {name} is in this function already, and passes: it began before the "
+                "breakpoint was set"
+            )
+            for name, frame in others
+            for line in self._files[frame.f_code.co_filename]
+            if any(line == number for _, _, number in frame.f_code.co_lines())
+        }
 
     def step(self, goal: Goal | None, frame: FrameType) -> None:
-        """This thread continues from `frame` to `goal`; None: to the next breakpoint."""
+        """Resume this thread from `frame` to `goal`; None: to the next breakpoint."""
         thread = threading.get_ident()
         self._goals.pop(thread, None)
         if goal is not None:
             self._goals[thread] = goal
-            self._trace(thread, goal.frames)
-        self._follow(thread, frame)
-        if goal is None and thread not in self._followed:
+            self._trace(goal.frames)
+        if self.lines:
+            self._trace(self._with_lines(frame))
+        elif goal is None:
             self._untrace()
 
-    def _trace(self, thread: int, frames: Iterable[FrameType]) -> None:
-        """Trace these frames of this thread. What the user traces it with sees nothing meanwhile:
-        it cannot be called from here, as coverage's would then take our place."""
+    def release(self) -> None:
+        """Cancel all steps: each thread finds that out at its next line. Any thread."""
+        self._goals.clear()
+
+    def forget(self) -> None:
+        """Cancel all steps, and trace this thread no more unless there are breakpoints."""
+        self._goals.clear()
+        if not self.lines:
+            self._untrace()
+
+    # -- this thread -----------------------------------------------------------------------
+
+    def _trace(self, frames: Iterable[FrameType]) -> None:
+        """Trace this thread, and these frames of it that run already.
+
+        The user's trace function cannot be called from here: coverage's would take our place.
+        """
+        thread = threading.get_ident()
         before = sys.gettrace()
+        # `!=`, and not `is not`: a bound method is made anew each time that it is read.
         if before != self._global:
             self._theirs[thread] = before, {}
             sys.settrace(self._global)
+        self._traced.add(thread)
         theirs, own = self._theirs[thread]
         for frame in frames:
             if theirs is not None:
@@ -149,103 +142,69 @@ class Tracing:
             frame.f_trace = self._local
 
     def _untrace(self) -> None:
-        """Trace this thread no more."""
         if sys.gettrace() == self._global:
             theirs, own = self._theirs.pop(threading.get_ident(), (None, {}))
             for frame, trace in own.items():
                 frame.f_trace = trace
             sys.settrace(theirs)
 
-    def goal(self) -> Goal | None:
-        """This thread's goal."""
-        return self._goals.get(threading.get_ident())
-
-    def release(self) -> None:
-        """No thread is stepped any more: each finds that out at its next line."""
-        self._goals.clear()
-
-    def give_way(self) -> None:
-        """Another debugger moves this thread on, with a trace function of its own."""
-        thread = threading.get_ident()
-        self._goals.pop(thread, None)
-        self._followed.pop(thread, None)
-
-    def forget(self) -> None:
-        """This thread is stepped no more, and no goal of others counts."""
-        self._goals.clear()
-        self._followed.clear()
-        self._suspended.clear()
-        self._defining.clear()
-        self._defines.clear()
-        self._untrace()
+    def _begin(self, frame: FrameType, event: str, arg: Any) -> Any:
+        """Trace a thread that begins, from the first function that it calls on."""
+        # First the user's, so that it is what `_trace` finds here, and gives back.
+        sys.settrace(self._theirs_for_new)
+        if threading.current_thread().name.startswith(_OUR_THREADS):
+            return None
+        self._trace(())
+        return self._global(frame, event, arg)
 
     def _global(self, frame: FrameType, event: str, arg: Any) -> Any:
-        goal = self._goals.get(threading.get_ident())
-        if goal is not None and goal.into:
-            return self._local
-        # The body of a class, say: what it defines has breakpoints.
-        return self._local if self._defines_at(frame.f_code) else None
-
-    def _defines_at(self, code: CodeType) -> frozenset[int]:
-        """The lines at which code without our calls makes functions that are to have them."""
-        lines = self._defines.get(code)
-        if lines is None:
-            wanted = self._lines.get(self._canonical(code.co_filename), {})
-            inner = (const for const in code.co_consts if isinstance(const, CodeType))
-            lines = frozenset(
-                each.co_firstlineno
-                for each in (inner if wanted and not self._swap.is_ours(code) else ())
-                if any(line in wanted for line in lines_in(each))
-            )
-            self._defines[code] = lines
-        return lines
-
-    def _swap_defined(self, frame: FrameType) -> None:
-        """Give our calls to what the last line of `frame` has defined, if it has."""
-        if frame in self._defining:
-            self._defining.discard(frame)
-            with self._swaps:
-                self._swap.apply(self._lines)
+        """Called as a function begins, or a generator goes on: what is called for its lines."""
+        # Each call of a traced thread comes here, so the usual case is decided at once: a file
+        # without breakpoints, while no thread is stepped.
+        if self.lines and not self._goals and not self._files[frame.f_code.co_filename]:
+            return None
+        goal = self.goal
+        if goal is None and not self.lines:
+            self._untrace()
+            return None
+        is_watched = self._has_lines(frame.f_code) or (goal and goal.enters(frame.f_code))
+        return self._local if is_watched else None
 
     def _local(self, frame: FrameType, event: str, arg: Any) -> Any:
-        thread = threading.get_ident()
-        self._swap_defined(frame)
+        # An error that leaves this function, as an abort at a stop does, reaches the user's code
+        # at this line, and has Python take the trace function of the thread away. The run has
+        # ended then; the next one sets it again.
         if event == "line":
-            if frame.f_lineno in self._defines_at(frame.f_code):
-                self._defining.add(frame)
-            self._on_line(frame, self._swap.lacks_call(frame.f_code, frame.f_lineno))
+            self._comes_to(frame, frame.f_lineno)
         elif event == "return":
-            self._left(thread, frame, yielded=_yields(frame))
-        if thread not in self._goals and thread not in self._followed:
+            is_left = not _yields(frame)
+            if (goal := self._leaves(frame, yielded=not is_left)) is not None:
+                self._trace(goal.frames)
+            thread = threading.get_ident()
+            if is_left and thread in self._theirs:
+                self._theirs[thread][1].pop(frame, None)
+        if self.goal is None and not self.lines:
             self._untrace()
             return None
         return self._local
 
-    def _left(self, thread: int, frame: FrameType, *, yielded: bool) -> None:
-        goal = self._goals.get(thread)
-        if goal is not None and goal.left(frame, yielded=yielded):
-            self._trace(thread, goal.frames)
-            if not goal.frames:
-                self._goals.pop(thread, None)
-        if yielded:
-            return
-        if thread in self._theirs:
-            self._theirs[thread][1].pop(frame, None)
-        if frame in self._suspended:
-            self._suspended.remove(frame)
-        followed = self._followed.get(thread, set())
-        followed.discard(frame)
-        if not followed:
-            self._followed.pop(thread, None)
+    def _with_lines(self, innermost: FrameType | None) -> Iterator[FrameType]:
+        return (frame for frame in chain(innermost) if self._has_lines(frame.f_code))
 
-
-def _suspended() -> Iterator[FrameType]:
-    """The frames of all suspended generators and coroutines."""
-    for each in objects_of(*_FRAME_OF):
-        if (frame := getattr(each, _FRAME_OF[type(each)])) is not None:
-            yield frame
+    def _has_lines(self, code: CodeType) -> bool:
+        """As ever, and remembered: it is asked for each call. Code is slow to look up by itself."""
+        if not self._files[code.co_filename]:
+            return False
+        codes = self._codes
+        known = codes.get(id(code))
+        if known is None:
+            known = codes[id(code)] = code, super()._has_lines(code)
+        return known[1]
 
 
 def _yields(frame: FrameType) -> bool:
-    """Whether a frame that is left stays suspended."""
-    return can_be_suspended(frame) and frame.f_code.co_code[frame.f_lasti] == _YIELDS
+    """Return whether a frame that is left stays suspended."""
+    # "return" is the event of all: of a return, a yield, an await, and an error that leaves it.
+    # The instruction tells them apart.
+    code = frame.f_code
+    return bool(code.co_flags & _SUSPENDED) and code.co_code[frame.f_lasti] == _YIELDS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
@@ -15,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.component import Component, Run
-from ddp_notebook.rank.debugger.instrument import Lines
+from ddp_notebook.rank.debugger.lines import Lines
 from ddp_notebook.rank.inspect.frames import code_in
 from ddp_notebook.rank.variables.objects import objects_of
 
@@ -27,8 +26,8 @@ _WHOLE = (
     "line of it runs. Stop in what calls it, or leave fullgraph out while you look"
 )
 _COMPILED = (
-    "torch.compile has {name} compiled, with what it calls, and from Python 3.12 on nothing stops "
-    "in that. Stop in what calls it, or leave torch.compile out while you look"
+    "torch.compile has {name} compiled, with what it calls, and nothing stops in that. Stop in "
+    "what calls it, or leave torch.compile out while you look"
 )
 _AS_PYTHON = (
     "torch.compile has {name} compiled; while this breakpoint is set, that runs as Python, from "
@@ -51,10 +50,9 @@ class _Compiled:
 
 
 class Compiled(Component):
-    """Code that torch.compile has compiled. From Python 3.12 on, what has breakpoints is not used.
+    """Code that torch.compile has compiled: what has breakpoints is not used.
 
-    Before, a call of ours is in the line, and the compiler leaves that out; with `fullgraph` it
-    would raise an error. `canonical` gives a file one name.
+    `canonical` gives a file one name.
     """
 
     def __init__(self, canonical: Callable[[str], str]) -> None:
@@ -69,8 +67,6 @@ class Compiled(Component):
 
         Only here: a thread may be in it while something runs.
         """
-        if not hasattr(sys, "monitoring"):
-            return
         self._hears = self._hears or torch_private.on_compiled(self._chosen, load=bool(self._lines))
         for key, known in list(self._known.items()):
             if known.as_python != self._has_lines(known.codes):
@@ -104,7 +100,7 @@ class Compiled(Component):
 
     def not_stopped(self, file: str, line: int) -> str:
         """Who runs a line and does not stop there: compiled code, or processes of DataLoaders."""
-        name = _compiled(file, line, wholes=(True, False)) if hasattr(sys, "monitoring") else ""
+        name = _compiled(file, line, wholes=(True, False))
         if name:
             return (_AS_PYTHON if self._hears else _COMPILED).format(name=name)
         return _in_workers(file, line)

@@ -41,12 +41,9 @@ _OBSERVING = tuple(
         "inspect/store_keys.py",
         "setup/own_stores.py",
         "debugger/debugger.py",
-        "debugger/stops.py",
+        "debugger/lines.py",
         "debugger/tracing.py",
         "debugger/monitoring.py",
-        "debugger/code_swap.py",
-        "editor/editor.py",
-        "editor/debugpy_private.py",
         "cells/keyboard.py",
     )
 )

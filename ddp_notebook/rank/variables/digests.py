@@ -14,36 +14,24 @@ import sys
 import time
 import types
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic
 
 from ddp_notebook.rank.inspect import safe_repr
 from ddp_notebook.rank.inspect.safe_repr import MRO_OF, NAME_OF, TENSORS
 from ddp_notebook.rank.variables.tensors import array_bytes, bytes_of
 
-_SECONDS = 0.02
-_FULL_SECONDS = 0.035
-"""Of CPU time for all digests of one answer; where one value alone is asked for."""
 _CHUNK = 512
-_PART = 2**20
-"""Characters of a text that are read at a time."""
 _MOST_SORTED = 100_000
 """Keys of a dict or items of a set: no clock is read while they are sorted."""
-_MOST_AT_ONCE = 200_000
-"""In items and characters."""
-_DEEPEST_AT_ONCE = 5
-_DEEPEST = 12
 _SCALARS = frozenset((int, float, complex, bool, type(None), type(Ellipsis)))
 _TEXTS = frozenset((str, bytes, bytearray))
 _LISTS = (list, tuple)
 _SIZED = frozenset((str, bytes, *_LISTS))
-_PLAIN = _SCALARS | _SIZED
 _SETS = (set, frozenset)
 _MODULE_OF = type.__dict__["__module__"].__get__
 _NAMES_OF = type.__dict__["__dict__"].__get__
 _FLAGS_OF = type.__dict__["__flags__"].__get__
-_HEAPTYPE, _IMMUTABLETYPE = 1 << 9, 1 << 8
-"""Of the flags of a class, as in CPython's `object.h`."""
 _NOT_LOOKED_INTO = (sys.stdlib_module_names | {"torch", "numpy", "ddp_notebook"}) - {
     "argparse",
     "types",
@@ -53,8 +41,6 @@ _NOT_LOOKED_INTO = (sys.stdlib_module_names | {"torch", "numpy", "ddp_notebook"}
 }
 """Packages whose objects are compared by their class alone: much in them, such as locks, is each
 rank's own."""
-_VERSION = 2
-"""The last version of `marshal` that always writes equal values as equal bytes."""
 
 
 class _TimeIsUp(Exception):
@@ -68,8 +54,8 @@ class Digester:
         self._objects = objects
         self.opaque = False
         """True when a part is compared by its class alone: then equal digests prove nothing."""
-        seconds = seconds or (_FULL_SECONDS if objects else _SECONDS)
-        self._until_s = time.thread_time() + seconds
+        # CPU time for all digests of one answer; with `objects` one value alone is asked for.
+        self._until_s = time.thread_time() + (seconds or (0.035 if objects else 0.02))
 
     def of(self, value: Any) -> str:
         """The digest of a value; empty where it was not read to its end. Raises nothing."""
@@ -83,32 +69,53 @@ class Digester:
     def _crc(self, value: Any, depth: int) -> int:
         kind = type(value)
         if kind in _SCALARS:
-            return zlib.crc32(marshal.dumps(value, _VERSION))
-        if time.thread_time() > self._until_s:
-            raise _TimeIsUp
-        name = zlib.crc32(safe_repr.class_name(value).encode())
+            return zlib.crc32(_marshalled(value))
+        self._look_at_clock()
+        # The class counts: `[1]` and `(1,)` are not equal.
+        crc = zlib.crc32(safe_repr.class_name(value).encode())
         if kind in _TEXTS:
-            parts = (value[at : at + _PART] for at in range(0, len(value), _PART))
-            return self._blocks(map(_encoded, parts), name)
-        if depth >= _DEEPEST:
+            parts = (value[at : at + 2**20] for at in range(0, len(value), 2**20))
+            encoded = (p.encode("utf-8", "surrogatepass") if kind is str else p for p in parts)
+            return self._blocks(encoded, crc)
+        if depth >= 12:
             self.opaque = True
-            return name
+            return crc
         if kind in _LISTS:
-            return self._items(value, name, depth)
+            return self._items(value, crc, depth)
         if kind is dict:
-            return self._dict(value, name, depth)
+            return self._dict(value, crc, depth)
         if kind in _SETS:
-            return self._unordered(list(value), name, depth)
-        return self._other(value, name, depth)
+            return self._unordered(list(value), crc, depth)
+        if kind in TENSORS:
+            return self._values(value, bytes_of(value), value.numel(), crc)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and kind is getattr(numpy, "ndarray", None):
+            return self._values(value, array_bytes(value), value.size, crc)
+        if numpy is not None and _MODULE_OF(kind) == "numpy":
+            # A number, a date or a text of NumPy's own types; a record may have objects in it.
+            inherits = safe_repr.inherits
+            if inherits(value, numpy.generic) and not inherits(value, numpy.void):
+                return zlib.crc32(numpy.generic.tobytes(value), crc)
+        if kind is types.FunctionType:
+            # By where it is defined. What it closes over is not looked at, nor which lambda of a
+            # line it is.
+            code = value.__code__
+            self.opaque |= bool(value.__closure__) or code.co_name == "<lambda>"
+            place = f"{code.co_qualname} {code.co_filename} {code.co_firstlineno}"
+            return zlib.crc32(place.encode("utf-8", "surrogatepass"), crc)
+        if safe_repr.inherits(value, type):
+            return zlib.crc32(str(NAME_OF(value)).encode(), crc)  # whatever its metaclass is
+        if safe_repr.is_whole(value):
+            return zlib.crc32(safe_repr.of(value).encode(), crc)
+        return self._object(value, crc, depth)
 
     def _items(self, items: Sequence[Any], crc: int, depth: int) -> int:
         """The digest of the items of a list or tuple, in order."""
         for begin in range(0, len(items), _CHUNK):
             chunk = list(items[begin : begin + _CHUNK])
             if _is_plain(chunk):
-                crc = zlib.crc32(marshal.dumps(chunk, _VERSION), crc)
-                if time.thread_time() > self._until_s:
-                    raise _TimeIsUp
+                crc = zlib.crc32(_marshalled(chunk), crc)
+                self._look_at_clock()
             else:
                 for item in chunk:
                     crc = zlib.crc32(self._crc(item, depth + 1).to_bytes(4, "little"), crc)
@@ -130,22 +137,9 @@ class Digester:
             raise _TimeIsUp
         if {type(item) for item in items} in ({str}, {int}):
             return self._items(sorted(items), crc, depth)
+        # A sum does not depend on the order, in which sets and dicts differ between processes.
         total = sum(self._crc(item, depth + 1) for item in items)
         return zlib.crc32(total.to_bytes(8, "little"), crc)
-
-    def _other(self, value: Any, crc: int, depth: int) -> int:
-        if type(value) in TENSORS:
-            return self._values(value, bytes_of(value), value.numel(), crc)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and type(value) is getattr(numpy, "ndarray", None):
-            return self._values(value, array_bytes(value), value.size, crc)
-        if numpy is not None and _is_number(numpy, value):
-            return zlib.crc32(numpy.generic.tobytes(value), crc)
-        if type(value) is types.FunctionType:
-            return self._function(value, crc)
-        if safe_repr.inherits(value, type) or safe_repr.is_whole(value):
-            return zlib.crc32(_written(value).encode(), crc)
-        return self._object(value, crc, depth)
 
     def _values(self, value: Any, blocks: Iterable[Any], size: int, crc: int) -> int:
         """The digest of a tensor or an array with `size` values, which are in `blocks`."""
@@ -154,72 +148,58 @@ class Digester:
         self.opaque |= bool(whole == crc and size)
         return whole
 
-    def _function(self, function: types.FunctionType, crc: int) -> int:
-        """Of where it is defined. What it closes over is not looked at, nor which lambda of a line
-        it is: its code has calls of ours on ranks with breakpoints."""
-        code = function.__code__
-        self.opaque |= bool(function.__closure__) or code.co_name == "<lambda>"
-        place = f"{code.co_qualname} {code.co_filename} {code.co_firstlineno}"
-        return zlib.crc32(place.encode("utf-8", "surrogatepass"), crc)
-
     def _object(self, value: Any, crc: int, depth: int) -> int:
         """The digest of an object: its content as one of Python's own types, and its attributes."""
-        content, own = _content(value), self._attributes(value)
-        if content is not None:
-            crc = zlib.crc32(self._crc(content, depth + 1).to_bytes(4, "little"), crc)
-        elif own is None or _has_hidden(type(value)):
-            self.opaque = True
-            crc = zlib.crc32(safe_repr.of(value).encode(), crc)
+        kind, own = type(value), None
+        if str(_MODULE_OF(kind)).partition(".")[0] not in _NOT_LOOKED_INTO:
+            own = _attributes(value)
+        for base, content_of in _CONTENT:
+            if safe_repr.inherits(value, base):
+                content = self._crc(content_of(value), depth + 1)
+                crc = zlib.crc32(content.to_bytes(4, "little"), crc)
+                break
+        else:
+            # A class that is made in C may keep more for its objects than attributes. The flags
+            # are those of CPython's `object.h`: HEAPTYPE, and not IMMUTABLETYPE.
+            bases = (base for base in MRO_OF(kind) if base not in (object, Generic))
+            if own is None or any(_FLAGS_OF(b) & (1 << 9 | 1 << 8) != 1 << 9 for b in bases):
+                self.opaque = True
+                crc = zlib.crc32(safe_repr.of(value).encode(), crc)
         return self._dict(own, crc, depth) if own else crc
 
     def _blocks(self, blocks: Iterable[Any], crc: int) -> int:
         for block in blocks:
             crc = zlib.crc32(block, crc)
-            if time.thread_time() > self._until_s:
-                raise _TimeIsUp
+            self._look_at_clock()
         return crc
 
-    def _attributes(self, value: Any) -> dict[str, Any] | None:
-        """The attributes of an object of the user's classes; None for any other."""
-        kind = type(value)
-        module = str(_MODULE_OF(kind)).partition(".")[0]
-        if module in _NOT_LOOKED_INTO:
-            return None
-        own = (_NAMES_OF(base).get("__dict__") for base in MRO_OF(kind))
-        descriptor = next((d for d in own if type(d) is types.GetSetDescriptorType), None)
-        attributes = descriptor.__get__(value) if descriptor is not None else None
-        slots = dict(_slots(value))
-        return {**attributes, **slots} if type(attributes) is dict else slots or None
+    def _look_at_clock(self) -> None:
+        if time.thread_time() > self._until_s:
+            raise _TimeIsUp
 
 
-def _has_hidden(kind: type) -> bool:
-    """Whether objects of a class have more than attributes: what a class in C keeps for them."""
-    bases = (base for base in MRO_OF(kind) if base not in (object, Generic))
-    made_in_python = _HEAPTYPE | _IMMUTABLETYPE
-    return any(_FLAGS_OF(base) & made_in_python != _HEAPTYPE for base in bases)
+def _marshalled(value: Any) -> bytes:
+    # The last version that always writes equal values as equal bytes: later ones refer back to
+    # what they have written before, if it is the same object.
+    return marshal.dumps(value, 2)
 
 
-def _is_number(numpy: Any, value: Any) -> bool:
-    """Whether it is a number, a date or a text of NumPy's own types."""
-    own = _MODULE_OF(type(value)) == "numpy" and safe_repr.inherits(value, numpy.generic)
-    return own and not safe_repr.inherits(value, numpy.void)
-
-
-def _slots(value: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes in its `__slots__`."""
-    for base in MRO_OF(type(value)):
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """What its `__dict__` and its `__slots__` have, read past its class; None without either."""
+    found: dict[str, Any] = {}
+    has_some = False
+    for base in reversed(MRO_OF(type(value))):
         for name, descriptor in _NAMES_OF(base).items():
             if type(descriptor) is types.MemberDescriptorType:
                 with contextlib.suppress(AttributeError):  # it was not set
-                    yield name, descriptor.__get__(value)
-
-
-def _content(value: Any) -> Any:
-    """The content of an instance of a subclass of one of Python's own types; None for any other."""
-    for base, of in _CONTENT:
-        if safe_repr.inherits(value, base):
-            return of(value)
-    return None
+                    found[name] = descriptor.__get__(value)
+                    has_some = True
+            elif name == "__dict__" and type(descriptor) is types.GetSetDescriptorType:
+                own = descriptor.__get__(value)
+                if type(own) is dict:
+                    found.update(own)
+                    has_some = True
+    return found if has_some else None
 
 
 _CONTENT: tuple[tuple[type, Callable[[Any], Any]], ...] = (
@@ -234,13 +214,14 @@ _CONTENT: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (frozenset, lambda value: frozenset(frozenset.__iter__(value))),
     (BaseException, lambda value: vars(BaseException)["args"].__get__(value)),
 )
+"""The content of instances of subclasses of Python's own types."""
 
 
 def _is_plain(chunk: list[Any]) -> bool:
-    """True if `marshal` may write it at once: texts, numbers, short lists of them."""
-    level, room = chunk, _MOST_AT_ONCE
-    for _ in range(_DEEPEST_AT_ONCE):
-        if not set(map(type, level)) <= _PLAIN:
+    """Return whether `marshal` may write it at once: texts, numbers, short lists of them."""
+    level, room = chunk, 200_000  # in items and characters
+    for _ in range(5):
+        if not set(map(type, level)) <= _SCALARS | _SIZED:
             return False
         sized = [item for item in level if type(item) in _SIZED]
         room -= sum(map(len, sized))
@@ -249,12 +230,3 @@ def _is_plain(chunk: list[Any]) -> bool:
         lists = (item for item in sized if type(item) in _LISTS)
         level = list(itertools.chain.from_iterable(lists))
     return False
-
-
-def _written(value: Any) -> str:
-    """A class by its name, whatever its metaclass is."""
-    return str(NAME_OF(value)) if safe_repr.inherits(value, type) else safe_repr.of(value)
-
-
-def _encoded(value: Any) -> Any:
-    return value.encode("utf-8", "surrogatepass") if type(value) is str else value

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from types import FrameType
 from typing import Any
 
-from ddp_notebook.model import Activity, RankVariables, Scope, Variable, codec
+from ddp_notebook.model import Activity, RankVariables, Scope, codec
 from ddp_notebook.rank.calls import VariablesRequest
 from ddp_notebook.rank.inspect import frames as stack_frames
 from ddp_notebook.rank.inspect.frames import UserCode
@@ -28,9 +26,8 @@ from ddp_notebook.rank.variables.tensors import TensorReader
 
 MOST_BYTES = 60_000
 """The largest answer of a rank, as JSON."""
-MOST_VARIABLES = 100
+_MOST = 100
 """The most variables of one scope, the newest ones."""
-_ASIDE = 500
 _IPYTHONS = {"In", "Out", "exit", "quit", "get_ipython"}
 
 
@@ -53,23 +50,56 @@ class Variables:
 
     def variables(self, request: VariablesRequest) -> RankVariables:
         """This rank's variables, in at most `MOST_BYTES` as JSON."""
-        awaited = self._waiting.awaited()
-        stack = awaited.stack
-        inside = self._waiting.wait(awaited, is_runnable()).inside
-        frame = self._innermost(stack)
-        busy = self._waiting.activity(inside) is Activity.BUSY and frame is not None
-        digester = None if busy else Digester(objects=False)
-        tell = partial(describe, reader=TensorReader(values=not busy), digester=digester)
-        room = _Room()
-        scopes = []
+        stack, is_busy = self._stands()
+        frame, _ = self._user_code.innermost(stack)
+        if frame is None:  # a cell with top-level await, which is on no stack
+            awaiting = list(stack_frames.task_frames(self._main_thread.task))
+            frame, _ = self._user_code.innermost(awaiting[::-1])
+        busy = is_busy and frame is not None
+
+        users, hidden = self._names.get(), self._names.hidden
+        names = users if frame is None else frame.f_globals
+        function = file = ""
+        if frame is not None:
+            function = frame.f_code.co_qualname.rpartition(".<locals>.")[2][-LONGEST_NAME:]
+            name = frame.f_code.co_filename
+            cell = stack_frames.CELL_NAME.fullmatch(name)
+            file = f"cell {cell[1]}" if cell else name.rpartition("/")[2][-LONGEST_NAME:]
+        groups: list[tuple[str, str, list[tuple[str, Any]]]] = []
         if frame is not None and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             traced = any(f.f_globals.get("__name__") == "bdb" for f in stack)
-            local = [each for each in values_of(frame, keep=traced) if _is_shown(*each)]
-            scopes.append(self._scope(_function(frame), _file(frame), local, request, tell, room))
-        users = self._names.get()
-        names = frame.f_globals if frame is not None else users
-        file = "" if names is users or frame is None else _file(frame)
-        scopes.append(self._scope("", file, self._global(names), request, tell, room))
+            groups.append((function, file, values_of(frame, keep=traced)))
+        # What the user has bound: what `%who` would list.
+        unbound = object()
+        own = [
+            (name, value)
+            for name, value in list(names.items())
+            if name not in _IPYTHONS and value is not hidden.get(name, unbound)
+        ]
+        groups.append(("", "" if names is users else file, own))
+
+        reader, digester = TensorReader(values=not busy), Digester(objects=False)
+        left = MOST_BYTES - 500  # for what is around the variables
+        scopes = []
+        for function, file, found in groups:
+            wanted = [
+                (name, value)
+                for name, value in found
+                if type(name) is str
+                and name[:1] != "_"
+                and not issubclass(type(value), NOT_SHOWN)  # a definition, or an import
+                and name in (request.names or (name,))
+            ]
+            # The newest ones: what a cell has just bound is what the user asks for. They share one
+            # reader and one digester, so that their time is that of the whole answer.
+            kept = []
+            for name, value in wanted[-_MOST:]:
+                variable = describe(name[:LONGEST_NAME], value, reader, None if busy else digester)
+                left -= len(json.dumps(codec.encode(variable))) + 2
+                if left < 0:
+                    break
+                kept.append(variable)
+            scopes.append(Scope(function, file, tuple(kept), len(wanted) - len(kept)))
         return RankVariables(self._rank, tuple(scopes), busy)
 
     def standing(self) -> tuple[list[tuple[FrameType, int]], bool]:
@@ -77,82 +107,16 @@ class Variables:
 
         Of a rank that does nothing and has raised: those that the error has left.
         """
+        stack, busy = self._stands()
+        is_users = self._user_code.is_users
+        own = [(f, f.f_lineno) for f in stack if is_users(f.f_code.co_filename)]
+        error = self._main_thread.error
+        if not own and error is not None:
+            return stack_frames.raised_in(error.trace, is_users), False
+        return own, busy
+
+    def _stands(self) -> tuple[list[FrameType], bool]:
+        """The main thread's stack, and whether it computes."""
         awaited = self._waiting.awaited()
         inside = self._waiting.wait(awaited, is_runnable()).inside
-        busy = self._waiting.activity(inside) is Activity.BUSY
-        is_users = self._user_code.is_users
-        stack = [(f, f.f_lineno) for f in awaited.stack if is_users(f.f_code.co_filename)]
-        error = self._main_thread.error
-        if not stack and error is not None:
-            return stack_frames.raised_in(error.trace, is_users), False
-        return stack, busy
-
-    def _innermost(self, stack: list[FrameType]) -> FrameType | None:
-        """The user's innermost frame; None when none of the user's code runs."""
-        frame, _ = self._user_code.innermost(stack)
-        if frame is None:
-            awaiting = list(stack_frames.task_frames(self._main_thread.task))
-            frame, _ = self._user_code.innermost(awaiting[::-1])
-        return frame
-
-    def _global(self, names: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """What the user has bound, but imports and definitions: what `%who` would list."""
-        hidden = self._names.hidden
-        return [
-            (name, value)
-            for name, value in list(names.items())
-            if _is_shown(name, value)
-            and name not in _IPYTHONS
-            and value is not hidden.get(name, _NONE)
-        ]
-
-    @staticmethod
-    def _scope(
-        function: str,
-        file: str,
-        values: list[tuple[str, Any]],
-        request: VariablesRequest,
-        tell: Callable[[str, Any], Variable],
-        room: _Room,
-    ) -> Scope:
-        if request.names:
-            values = [each for each in values if each[0] in request.names]
-        newest = values[-MOST_VARIABLES:]
-        kept = room.take(tell(name[:LONGEST_NAME], value) for name, value in newest)
-        return Scope(function, file, kept, len(values) - len(kept))
-
-
-_NONE = object()
-
-
-class _Room:
-    """The bytes that are left in the answer."""
-
-    def __init__(self) -> None:
-        self._left = MOST_BYTES - _ASIDE
-
-    def take(self, variables: Iterable[Variable]) -> tuple[Variable, ...]:
-        """The first variables, as many as there is room for."""
-        kept = []
-        for variable in variables:
-            self._left -= len(json.dumps(codec.encode(variable))) + 2
-            if self._left < 0:
-                break
-            kept.append(variable)
-        return tuple(kept)
-
-
-def _is_shown(name: str, value: Any) -> bool:
-    """True for a variable: no definition, import or name of Python's or IPython's own."""
-    return type(name) is str and name[:1] != "_" and not issubclass(type(value), NOT_SHOWN)
-
-
-def _function(frame: FrameType) -> str:
-    return frame.f_code.co_qualname.rpartition(".<locals>.")[2][-LONGEST_NAME:]
-
-
-def _file(frame: FrameType) -> str:
-    """The file that the frame's code is in, or ``cell 3``."""
-    name = frame.f_code.co_filename
-    cell = stack_frames.CELL_NAME.fullmatch(name)
-    return f"cell {cell[1]}" if cell else name.rpartition("/")[2][-LONGEST_NAME:]
+        return awaited.stack, self._waiting.activity(inside) is Activity.BUSY

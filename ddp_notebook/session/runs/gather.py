@@ -54,7 +54,7 @@ def gather(
     sources: Mapping[str, str] = MappingProxyType({}),
     finished: Mapping[int, CellFinished] = MappingProxyType({}),
 ) -> Case:
-    """The reports of the ranks (all by default); for dead and silent ones, from the record.
+    """Ask the ranks (all by default) for reports; those of dead and silent ones are the record's.
 
     `asked` are the ranks that have been given work: an idle rank has not begun yet, and would
     report an earlier set-up. Of `finished` ranks the record has how they ended, where they cannot
@@ -63,6 +63,7 @@ def gather(
     states = [s for s in snapshot.ranks if ranks_of_run is None or s.rank in ranks_of_run]
     alive = tuple(state.rank for state in states if state.status is not Status.DEAD)
     answers = cluster.ask(alive, calls.REPORT, calls.Nothing(), _ASK_TIMEOUT_S)
+    # After the answers: a rank that has finished meanwhile is not taken for one about to begin.
     to_do = asked()
     reports = [
         _as_recorded(
@@ -82,7 +83,7 @@ def gather(
 
 
 def with_sources_in_use(case: Case, earlier: Mapping[str, str]) -> Case:
-    """`case`, with those of the earlier cells of which ranks were in a line: in a function of it.
+    """Add to `case` the sources of those earlier cells in whose functions ranks were seen.
 
     Others may have functions of the same names that are no longer used.
     """
@@ -92,7 +93,7 @@ def with_sources_in_use(case: Case, earlier: Mapping[str, str]) -> Case:
 
 
 def still_waiting(case: Case, stuck: Case) -> Case:
-    """`case`, with the ranks that waited when they were found `stuck` and have not moved since.
+    """Restore in `case` ranks that waited when they were found `stuck` and have not moved since.
 
     What a look sees may be of that moment alone: on a busy machine a rank misses the time to
     answer, or a thread of torch's waits for a core as if it computed.
@@ -110,7 +111,7 @@ def still_waiting(case: Case, stuck: Case) -> Case:
 
 
 def _may_still_wait(now: RankReport, before: RankReport) -> bool:
-    """True of a process that seems to do something else, and whose main thread has not run."""
+    """Return whether a process that seems to do something else has not run its main thread."""
     there = now.process in ("sleeping", "running") and not now.cannot_answer
     silent = now.activity is Activity.SILENT and there
     busy = now.activity is Activity.BUSY and now.runnable and now.path == before.path
@@ -119,7 +120,7 @@ def _may_still_wait(now: RankReport, before: RankReport) -> bool:
 
 
 def _not_done(case: Case, rank: int) -> tuple[int, ...]:
-    """The numbers of a rank's last collective and of those not done; empty if all are done."""
+    """Return the numbers of a rank's last collective and of those not done; none if all are."""
     records, pending = case.collectives.of.get(rank, ()), case.collectives.pending(rank)
     return (records[-1].number, *(record.number for record in pending)) if pending else ()
 
@@ -127,7 +128,7 @@ def _not_done(case: Case, rank: int) -> tuple[int, ...]:
 def _report(
     state: RankState, answer: RankReport | CannotAnswer | None, has_something_to_do: bool
 ) -> RankReport:
-    """A rank's answer; if it is dead, silent or failed to answer, what the record has."""
+    """Return a rank's answer; if it is dead, silent or failed to answer, what the record has."""
     if state.status is Status.DEAD:
         return RankReport(
             state.rank,
@@ -148,7 +149,7 @@ def _report(
 
 
 def _as_recorded(report: RankReport, ended: CellFinished | None) -> RankReport:
-    """`report` of a rank that ended like this; its code may have replaced what reports need."""
+    """Correct `report` by how the rank ended: its code may have replaced what reports need."""
     if ended is None or report.process == "stopped":
         return report
     failed = ended.outcome == "error"
@@ -168,7 +169,7 @@ def _as_recorded(report: RankReport, ended: CellFinished | None) -> RankReport:
 
 
 def _with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[RankReport, ...]:
-    """`ranks`, with the peers that each one reaches if they connect across hosts.
+    """Add to `ranks` the peers that each one reaches, if they connect across hosts.
 
     Asked in a second step, because only now the address of each rank is known.
     """

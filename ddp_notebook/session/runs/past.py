@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddp_notebook.model import Ranks
+from ddp_notebook.session.runs.endings import exits
 
 if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellRun
@@ -36,35 +36,33 @@ class PastRun:
 
 
 class PastRuns:
-    """The last runs of a session, the newest last. Thread-safe."""
+    """The last runs of a session, the newest last. Of those that are over only a summary is kept.
+
+    Any thread may read them, while one that claims ranks adds to them.
+    """
 
     def __init__(self) -> None:
-        self._runs: deque[PastRun | Callable[[], PastRun]] = deque(maxlen=MOST_RUNS)
+        self._runs: tuple[tuple[CellRun, float] | PastRun, ...] = ()
 
     def begin(self, run: CellRun) -> None:
-        """Add a run that begins. Of finished runs only the summary is kept."""
-        began = time.time()
-        kept = [self._settled(run) for run in self._runs]
-        self._runs = deque([*kept, lambda: _past(run, began)], maxlen=MOST_RUNS)
+        """Add a run that begins."""
+        kept = [
+            old if isinstance(old, PastRun) or old[0].pending else _summary(*old)
+            for old in self._runs[1 - MOST_RUNS :]
+        ]
+        self._runs = (*kept, (run, time.time()))
 
     def clear(self) -> None:
-        """A session begins."""
-        self._runs = deque(maxlen=MOST_RUNS)
-
-    @staticmethod
-    def _settled(past: PastRun | Callable[[], PastRun]) -> PastRun | Callable[[], PastRun]:
-        if isinstance(past, PastRun):
-            return past
-        now = past()
-        return past if now.pending else now
+        """Forget them: a session begins."""
+        self._runs = ()
 
     @property
     def runs(self) -> tuple[PastRun, ...]:
         """As they are now."""
-        return tuple(run if isinstance(run, PastRun) else run() for run in self._runs)
+        return tuple(old if isinstance(old, PastRun) else _summary(*old) for old in self._runs)
 
 
-def _past(run: CellRun, began: float) -> PastRun:
+def _summary(run: CellRun, began: float) -> PastRun:
     left_ns, pending, diagnosis = run.left_ns, run.pending, run.found.diagnosis
     findings = diagnosis.findings if diagnosis is not None else ()
     end_s = time.monotonic() if pending or not left_ns else max(left_ns.values()) / 1e9
@@ -74,7 +72,7 @@ def _past(run: CellRun, began: float) -> PastRun:
         run.ranks,
         began,
         max(0.0, end_s - run.began_s),
-        run.exits,
+        exits(run),
         pending,
         diagnosis.headline if diagnosis is not None and findings else "",
         findings[0].category.value if findings else "",

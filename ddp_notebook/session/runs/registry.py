@@ -1,187 +1,363 @@
-"""The run registry of a session: claimed ranks, the detached run, and waiting for it."""
+"""The runs of a session: which run has which ranks, running cells and scripts, waiting for them."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
+from ddp_notebook import files
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import Event, LineStopped, Ranks, StepTable, name_ranks
-from ddp_notebook.rank.calls import Breakpoints
+from ddp_notebook.model import Diagnosis, Event, LineStopped, Ranks, name_ranks
+from ddp_notebook.rank import calls
 from ddp_notebook.session.guards import idle_ranks
-from ddp_notebook.session.interrupts import LOOK_EVERY_S, noted
-from ddp_notebook.session.runs.controller import RunController, RunState, Work
-from ddp_notebook.session.runs.detached import Detached
+from ddp_notebook.session.interrupts import noted
+from ddp_notebook.session.runs.cell_syntax import check_cell, ipython_syntax
+from ddp_notebook.session.runs.endings import CellResult
 from ddp_notebook.session.runs.past import PastRuns
-from ddp_notebook.session.runs.run import CellResult, CellRun, RunOptions
-from ddp_notebook.session.runs.steps import Settling, paused_ranks, table
+from ddp_notebook.session.runs.run import CellRun, RunOptions, RunState
+from ddp_notebook.session.runs.scripts import (
+    Script,
+    ScriptRun,
+    find_module,
+    find_script,
+    place_of_python,
+)
+from ddp_notebook.session.runs.steps import paused_ranks
+from ddp_notebook.session.setup.preflight import check_processes
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.rank_cluster import RankCluster
+    from ddp_notebook.launch.lab_hosts import Placed
     from ddp_notebook.session.findings import LastFindings
+    from ddp_notebook.session.options import Settings
     from ddp_notebook.session.pool import RankPool
-    from ddp_notebook.session.processes.collective_logs import CollectiveLogs
     from ddp_notebook.session.record import Record
 
 _RELEASED_WITHIN_S = 10.0
 """How long the thread that waits for a run has to notice its end and clean up."""
+_MOST_TEXTS = 1000
+"""Sources of earlier cells, to show the lines of their functions."""
+
+Run = TypeVar("Run", bound=CellRun)
 
 
 class RunRegistry:
     """Which run has which ranks. Thread-safe; of two concurrent claims of a rank one succeeds."""
 
     def __init__(self, record: Record, pool: RankPool, findings: LastFindings) -> None:
-        self.controllers: list[RunController] = []
+        self.all: list[CellRun] = []
         """The last run of every rank, and those that ranks are still in; the newest last."""
-        self.detached: Detached | None = None
-        """The last detached run."""
+        self.detached: CellRun | None = None
+        """The last run that was detached, or that a thread of its own waits for."""
+        self.past = PastRuns()
+        self.before_run: Callable[[CellRun], None] = lambda run: None
+        """Called before ranks are sent something to run."""
+        self.breakpoints_of: Callable[[int], calls.Breakpoints] = lambda _: calls.Breakpoints(())
+        """The breakpoints of a rank, for a process that is about to replace it."""
         self._record = record
         self._findings = findings
         self._pool = pool
-        self.past = PastRuns()
+        self._texts: dict[str, str] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
-        self.before_run: Callable[[CellRun], None] = lambda run: None
-        """Called before ranks are sent something to run."""
-        self.breakpoints_of: Callable[[int], Breakpoints] = lambda _: Breakpoints(())
-        """The breakpoints of a rank, for a process that is about to replace it."""
-        pool.before_close(self.lose_all)
+        pool.before_close = self.lose_all
         record.subscribe(self._take)
 
+    def _take(self, events: Sequence[Event]) -> None:
+        for run in tuple(self.all) if events else ():
+            run.take(events)
+
+    # -- running code --------------------------------------------------------------------
+
+    def run_cell(
+        self,
+        source: str,
+        ranks: Ranks | None = None,
+        *,
+        number: int | None = None,
+        magic_line: str = "%%ddp",
+        wait: str = "progress",
+        hold: bool = False,
+        detach: bool = False,
+        transform: Callable[[str], str] | None = None,
+        started: Callable[[CellRun], None] | None = None,
+        colors: str = "",
+    ) -> CellResult:
+        """Run a cell on ranks until each has finished it or died, or none can make progress.
+
+        Then the result's `error` is `Stuck`, with the diagnosis, and the ranks stay in it until
+        they are freed (`abort`). With `wait` "forever" it keeps waiting instead. With `hold` every
+        rank pauses before each collective until it is stepped (`step`), and the result's `steps`
+        says where they stand. With `detach` it returns at once, with `pending` ranks: `wait` waits
+        for the end. `number` is the notebook's prompt number and `magic_line` the cell's first
+        line, for tracebacks. `transform` turns IPython's syntax into Python's for the check that
+        comes first (default: magics and shell escapes). `colors` is IPython's setting, for
+        tracebacks. Raises CellSyntaxError and UsageMistake before any rank runs; what goes wrong on
+        ranks, or an interrupt, is the result's `error`.
+        """
+        processes = self._pool.need("%%ddp")
+        is_async = check_cell(source, transform or ipython_syntax)
+        options = RunOptions(number or 0, wait, hold, detach, started)
+        made = partial(CellRun, processes=processes, options=options)
+        with noted() as interrupted, self.claim(ranks, "%%ddp", options, made) as run:
+            # The magic's line is kept, so that the lines of the text have the cell's own numbers.
+            run.sources = {run.title: f"{magic_line}\n{source}"}
+            self._texts.update(run.sources)
+            for old in list(self._texts)[:-_MOST_TEXTS]:
+                del self._texts[old]
+            run.earlier = self._texts
+            processes.begin_last_words(run.ranks)
+            order = calls.START_CELL if is_async else calls.RUN_CELL
+            request = calls.Cell(run.cell, run.number, magic_line, source, run.pausing, colors)
+            run.order = order, request
+            return self._carry_out(run, interrupted, options)
+
+    def run_script(
+        self,
+        path: str,
+        arguments: Sequence[str] = (),
+        ranks: Ranks | None = None,
+        *,
+        store: str = "session",
+        settings: Settings | None = None,
+        wait: str = "progress",
+        hold: bool = False,
+        detach: bool = False,
+        number: int = 0,
+        started: Callable[[CellRun], None] | None = None,
+        placed: Placed | None = None,
+        as_module: bool = False,
+        as_python: bool = False,
+    ) -> CellResult:
+        """Run a torchrun-style script, unchanged, and wait until it is over.
+
+        Each of its ranks is a new process that replaces the session's rank until something else
+        runs there: `pull`, `where` and `abort` act on these processes. The wait also ends when no
+        rank can make progress: then the result's `error` is `Stuck`, with the diagnosis, and the
+        processes stay where they are. With `wait` "forever" it continues instead, and a rank that
+        needs a finished one loses its connection, as under torchrun; otherwise it blocks, and the
+        hang is diagnosed. `hold` and `detach` are as in `run_cell`. Raises UsageMistake when there
+        is no such script, or a rank is not free. `placed` puts its ranks on hosts of the fault lab.
+        With `as_module`, `path` is the name of a module, as in `python -m`. With `as_python` it is
+        one process without torchrun's variables; the ranks that it starts itself, as by
+        `mp.spawn`, are then those that are diagnosed.
+        """
+        processes = self._pool.need("%ddp_run")
+        options = RunOptions(number, wait, hold, detach, started)
+        ranks = place_of_python(ranks, options) if as_python else ranks
+        file, package = find_module(path) if as_module else (find_script(path), None)
+        called = str(file) if as_module else str(Path(path).expanduser())
+        script = Script(
+            file,
+            called,
+            package,
+            tuple(arguments),
+            store=store,
+            settings=settings or {},
+            as_python=as_python,
+            placed=placed,
+        )
+        count = len(ranks) if ranks is not None else processes.options.world_size
+        # The processes of the last script make room for these.
+        left = len(processes.script.ranks) if processes.script is not None else 0
+        check_processes("%ddp_run", in_script=max(0, count - left))
+        made = partial(ScriptRun, processes=processes, options=options, what=script)
+        with noted() as interrupted, self.claim(ranks, "%ddp_run", options, made) as run:
+            run.sources = files.sources(file)
+            run.breakpoints_of = self.breakpoints_of
+            processes.begin_last_words(run.ranks)
+            run.prepare()
+            return self._carry_out(run, interrupted, options)
+
+    def _carry_out(
+        self, run: CellRun, interrupted: Callable[[], bool], options: RunOptions
+    ) -> CellResult:
+        """Run it; return the result, or how a run that is detached or pauses stands."""
+        self.before_run(run)
+        self._findings.begin(run.found)
+        self.past.begin(run)
+        if options.started is not None:
+            options.started(run)
+        if not options.detach and not run.pausing:
+            run.watch()
+            result = run.see_through(interrupted, until_paused=True)
+            if result.steps is not None:  # from now on a thread waits for the outcome of its steps
+                self._detach(run)
+            return result
+        self._detach(run, by_user=options.detach)
+        if not options.detach:
+            return run.follow(None, interrupted)
+        if interrupted():
+            run.stop()
+        # Without what the ranks wrote in these first moments: the caller asks for that by `wait`.
+        return CellResult((), (), {}, None, pending=run.pending)
+
+    def _detach(self, run: CellRun, *, by_user: bool = False) -> None:
+        run.detach(by_user=by_user)
+        self.detached = run
+
+    def wait(
+        self, timeout_s: float | None = None, started: Callable[[CellRun], None] | None = None
+    ) -> CellResult:
+        """Wait for the detached run, or the one that ranks are still in; return its result.
+
+        As with a cell, an interrupt stops the ranks. After `timeout_s` seconds it returns the
+        current state: `pending` are the ranks still in the run, `outputs` is the output since the
+        last call. The same holds for a run whose ranks are paused; `steps` says where. If the last
+        run was detached and is over, its result once more. Raises UsageMistake when there is
+        nothing to wait for.
+        """
+        with noted() as interrupted:
+            run = self._to_wait_for()
+            if started is not None:
+                started(run)
+            return run.follow(timeout_s, interrupted)
+
+    def _to_wait_for(self) -> CellRun:
+        """Find the run to wait for; a thread of its own waits for its end from now on."""
+        detached = self.detached if self.detached and not self.detached.reported else None
+        if detached is not None and not detached.left_with_ranks:
+            return detached
+        self._pool.need("%ddp_wait")
+        for run in reversed(self.all):
+            # Also one that was stuck: its ranks may have been unblocked since, without a waiter.
+            left = run.state in (RunState.STUCK, RunState.INTERRUPTED)
+            unseen = run is detached and run.state is RunState.STUCK
+            if unseen or (left and run.started & set(run.pending)):
+                self._detach(run)
+                return run
+        if detached is not None:
+            return detached
+        if any(run.state.claimed for run in self.all):
+            raise UsageMistake("Another thread waits for it already. Where it is: %ddp_where")
+        if self.detached is not None and self.all[-1:] == [self.detached]:
+            return self.detached  # the last run: its result again
+        raise UsageMistake(
+            "There is nothing to wait for: no rank is in a cell or a script. To have one that "
+            "runs while the notebook is free: %%ddp --detach, or %ddp_run --detach train.py"
+        )
+
+    # -- which there are -----------------------------------------------------------------
+
     @property
-    def current(self) -> RunController | None:
+    def current(self) -> CellRun | None:
         """The run that ranks are in, else the last one; the newest when there are several."""
-        busy = (c for c in reversed(self.controllers) if not c.run.done)
-        return next(busy, self.controllers[-1] if self.controllers else None)
-
-    def to_step(self, ranks: Ranks | None) -> RunController | None:
-        """The run that a step of `ranks` is of: one in which they are paused, else the current."""
-        for controller in reversed(self.controllers):
-            stops = controller.run.stops
-            if stops and (ranks is None or any(rank in stops for rank in ranks)):
-                return controller
-        return self.current
-
-    def paused_table(self, run: CellRun) -> StepTable:
-        """`Session.paused_table`."""
-        logs = next((c.logs for c in self.controllers if c.run is run), None)
-        return table(run, logs) if logs is not None else StepTable("", ())
-
-    def reset(self) -> None:
-        """Forget all runs: the ranks were replaced."""
-        self.controllers, self.detached = [], None
-        self.past.clear()
-
-    # -- claims --------------------------------------------------------------------------
-
-    def idle(self, ranks: Ranks | None, verb: str) -> Ranks:
-        """The ranks a verb acts on, all by default. Raises UsageMistake when one is busy."""
-        self._end_script_that_was_left()
-        claimed = {
-            rank: controller.run.title
-            for controller in self.controllers
-            if controller.state.claimed
-            for rank in controller.run.pending
-        }
-        return idle_ranks(ranks, verb, self._record.snapshot, claimed, self.paused)
+        busy = (run for run in reversed(self.all) if not run.done)
+        return next(busy, self.all[-1] if self.all else None)
 
     @property
-    def script(self) -> RunController | None:
+    def script(self) -> CellRun | None:
         """The script whose processes have the ranks' places, also when it is over."""
         processes = self._pool.processes
         if processes is None or processes.script is None:
             return None
-        return next((c for c in reversed(self.controllers) if c.run.script), None)
+        return next((run for run in reversed(self.all) if run.script), None)
 
     @property
     def in_script(self) -> bool:
         """True while ranks are in a script."""
-        return any(c.run.script and not c.run.done for c in self.controllers)
+        return any(run.script and not run.done for run in self.all)
 
     @property
     def script_left(self) -> bool:
         """True of a script that no thread waits for: it is over, or stuck."""
-        return not any(c.run.script and c.state.claimed for c in self.controllers)
+        return not any(run.script and run.state.claimed for run in self.all)
 
-    def _end_script_that_was_left(self) -> None:
-        """Something else needs the ranks: end the script's remaining processes."""
+    @property
+    def seen_late(self) -> Diagnosis | None:
+        """What the last script's ranks waited for when one was only late; None if none was."""
+        return next((run.seen_late for run in reversed(self.all) if run.script), None)
+
+    def to_step(self, ranks: Ranks | None) -> CellRun | None:
+        """Return the run that a step of `ranks` is of: where they pause, else the current."""
+        for run in reversed(self.all):
+            if run.stops and (ranks is None or any(rank in run.stops for rank in ranks)):
+                return run
+        return self.current
+
+    @property
+    def stops(self) -> dict[int, LineStopped]:
+        """The ranks that are paused at lines, and where."""
+        return {rank: at for run in self.all for rank, at in dict(run.stops).items()}
+
+    def paused(self) -> Mapping[int, str]:
+        """Return the ranks that are paused in the current run, and before what."""
+        current = self.current
+        if current is None or not current.paused:
+            return {}
+        stops = current.stops
+        ranks = paused_ranks(current)
+        return {rank: "a line" if rank in stops else "a collective" for rank in ranks}
+
+    # -- claims --------------------------------------------------------------------------
+
+    def idle(self, ranks: Ranks | None, verb: str) -> Ranks:
+        """Return the ranks a verb acts on, all by default. Raises UsageMistake when one is busy.
+
+        A script that no thread waits for is ended: something else needs its ranks.
+        """
         processes = self._pool.processes
         if processes is not None and processes.script is not None and self.script_left:
             processes.end_script()
-
-    def restarts(self, ranks: Ranks) -> None:
-        """The user has the processes of `ranks` ended: no run is to say that they died."""
-        for controller in self.controllers:
-            if not controller.run.done:
-                pending = controller.run.pending
-                controller.run.restarted = tuple(rank for rank in ranks if rank in pending)
-
-    def paused(self) -> Mapping[int, str]:
-        """The ranks that are paused in the run that ranks are in, and before what."""
-        current = self.current
-        if current is None or not current.run.paused:
-            return {}
-        stops = current.run.stops
-        ranks = paused_ranks(current.run, current.logs)
-        return {rank: "a line" if rank in stops else "a collective" for rank in ranks}
+        claimed = {rank: run.title for run in self.all if run.state.claimed for rank in run.pending}
+        return idle_ranks(ranks, verb, self._record.snapshot, claimed, self.paused)
 
     @contextmanager
     def claim(
         self,
         ranks: Ranks | None,
         verb: str,
-        cluster: RankCluster,
-        logs: CollectiveLogs,
         options: RunOptions,
-        script: str = "",
-    ) -> Iterator[RunController]:
-        """A context that claims ranks for a run. Raises UsageMistake.
+        make: Callable[[int, Ranks], Run],
+    ) -> Iterator[Run]:
+        """Claim ranks inside the context, for a run made with its number. Raises UsageMistake.
 
         If nothing was sent when it ends, the claim is released.
         """
+        # One lock from the look at the ranks to the entry in `all`: of two threads that want a
+        # rank one sees the other's claim. It is not held while the run goes on. `all` is replaced
+        # and never changed, so who reads it without the lock (every event does) sees one state.
         with self._lock:
-            members = self.idle(ranks, verb)
-            run = CellRun(next(self._numbers), members, script, options.number)
-            run.pausing, run.generation = options.hold, self._record.snapshot.generation
-            for other in self.controllers:
+            run = make(next(self._numbers), self.idle(ranks, verb))
+            for other in self.all:
                 if other.state.claimed:
                     self._check_beside(run, other, detach=options.detach or options.hold)
-            controller = RunController(run, cluster, logs, self._record)
-            self._add(controller)
+            known: list[CellRun] = [*self.all, run]
+            last = {rank: each for each in known for rank in each.ranks}.values()
+            self.all = [each for each in known if not each.done or each in last]
         try:
-            yield controller
+            yield run
         finally:
-            if not controller.watched:
-                self.controllers = [c for c in self.controllers if c is not controller]
-                controller.release()
+            if not run.watched:
+                self.all = [other for other in self.all if other is not run]
+                run.release()
 
-    def _add(self, controller: RunController) -> None:
-        """Keep it, those that ranks are in, and of each rank the last one."""
-        known = [*self.controllers, controller]
-        last = {rank: c for c in known for rank in c.run.ranks}
-        self.controllers = [c for c in known if not c.run.done or c in last.values()]
-
-    def _check_beside(self, run: CellRun, other: RunController, *, detach: bool) -> None:
-        """Raises UsageMistake when `run` cannot be while `other` is, on other ranks.
+    def _check_beside(self, run: CellRun, other: CellRun, *, detach: bool) -> None:
+        """Raise UsageMistake when `run` cannot be while `other` is, on other ranks.
 
         A script's processes replace the ranks, so nothing may run on the other ranks meanwhile.
         """
-        heading, on = other.run.heading, name_ranks(other.run.ranks)
-        if run.script or other.run.script:
+        heading, on = other.heading, name_ranks(other.ranks)
+        if run.script or other.script:
             raise UsageMistake(
-                f"{heading} is not over on {on}, and {run.script or other.run.script} needs every "
+                f"{heading} is not over on {on}, and {run.script or other.script} needs every "
                 "rank: a script runs by itself. Wait: %ddp_wait. Or abort it: %ddp_abort"
             )
-        if detach and self.detached is not None and other is self.detached.controller:
+        if detach and other is self.detached:
             raise UsageMistake(
                 f"{heading} is detached already, on {on}; one run can be. Wait for it: %ddp_wait. "
                 "Or leave --detach out."
             )
+
+    def restarts(self, ranks: Ranks) -> None:
+        """Note that the user has processes of `ranks` ended: no run is to say that they died."""
+        for run in self.all:
+            if not run.done:
+                run.restarted = tuple(rank for rank in ranks if rank in run.pending)
 
     def await_released(self) -> None:
         """Wait until the threads of runs that are over or aborted have cleaned up."""
@@ -189,127 +365,18 @@ class RunRegistry:
         def released() -> bool:
             ending = (RunState.INTERRUPTING, RunState.LOST)
             return not any(
-                c.state.claimed and (c.run.done or c.state in ending) for c in self.controllers
+                run.state.claimed and (run.done or run.state in ending) for run in self.all
             )
 
         self._record.wait_for(released, _RELEASED_WITHIN_S)
 
     def lose_all(self, reason: str) -> None:
-        """The session ends: wake all threads that wait for a run before its processes end."""
-        for controller in self.controllers:
-            controller.lose(reason)
+        """Wake all threads that wait for a run, before the processes of the session end."""
+        for run in self.all:
+            run.lose(reason)
         self.await_released()
 
-    def _take(self, events: Sequence[Event]) -> None:
-        for controller in tuple(self.controllers) if events else ():
-            controller.take(events)
-
-    # -- to the end ----------------------------------------------------------------------
-
-    def carry_out(
-        self,
-        controller: RunController,
-        work: Work,
-        interrupted: Callable[[], bool],
-        options: RunOptions,
-    ) -> CellResult:
-        """Run `work`; its result, or the current state of a run that is detached or pauses."""
-        self.before_run(controller.run)
-        controller.assign(work, patient=options.patient)
-        self._findings.begin(controller.run.found)
-        self.past.begin(controller.run)
-        if options.started is not None:
-            options.started(controller.run)
-        if not options.detach and not controller.run.pausing:
-            controller.watch()
-            result = controller.see_through(interrupted, until_paused=True)
-            if result.steps is not None:  # from now on a thread waits for the outcome of its steps
-                self.detached = Detached(controller)
-            return result
-        detached = self.detached = Detached(controller, by_user=options.detach)
-        if not options.detach:
-            return self._follow(detached, None, interrupted)
-        if interrupted():
-            detached.stop()
-        # Without what the ranks wrote in these first moments: the caller asks for that by `wait`.
-        return CellResult((), (), {}, None, pending=controller.run.pending)
-
-    def wait(
-        self, timeout_s: float | None = None, started: Callable[[CellRun], None] | None = None
-    ) -> CellResult:
-        """`Session.wait`."""
-        with noted() as interrupted:
-            detached = self._to_wait_for()
-            if started is not None:
-                started(detached.run)
-            return self._follow(detached, timeout_s, interrupted)
-
-    def _to_wait_for(self) -> Detached:
-        detached = self.detached if self.detached and not self.detached.reported else None
-        if detached is not None and not detached.left_with_ranks:
-            return detached
-        self._pool.need("%ddp_wait")
-        for controller in reversed(self.controllers):
-            is_detached = detached is not None and controller is detached.controller
-            if _can_be_resumed(controller, ended_unseen=is_detached):
-                self.detached = Detached(controller)
-                return self.detached
-        if detached is not None:
-            return detached
-        if any(controller.state.claimed for controller in self.controllers):
-            raise UsageMistake("Another thread waits for it already. Where it is: %ddp_where")
-        if self.detached is not None and self.controllers[-1:] == [self.detached.controller]:
-            return self.detached  # the last run: its result again
-        raise UsageMistake(
-            "There is nothing to wait for: no rank is in a cell or a script. To have one that "
-            "runs while the notebook is free: %%ddp --detach, or %ddp_run --detach train.py"
-        )
-
-    def _follow(
-        self, detached: Detached, timeout_s: float | None, interrupted: Callable[[], bool]
-    ) -> CellResult:
-        """Wait for the end of a detached run, an interrupt, or until its ranks are all paused."""
-        controller, run, ended = detached.controller, detached.run, detached.ended
-        settling = Settling(run, controller.cluster, controller.logs)
-        deadline_s = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
-        over = threading.Event()
-        ended.add_done_callback(lambda _: over.set())
-        while not over.wait(min(LOOK_EVERY_S, max(0.0, deadline_s - time.monotonic()))):
-            if interrupted():
-                detached.stop()
-            elif run.paused and _all_paused(settling, controller):
-                steps = table(run, controller.logs)
-                return replace(run.standing(), error=run.error(), steps=steps)
-            elif time.monotonic() >= deadline_s:
-                return run.standing()
-        detached.reported = True
-        return ended.result()
-
-
-def _can_be_resumed(controller: RunController, *, ended_unseen: bool) -> bool:
-    """True when ranks are in a run that no thread waits for.
-
-    Also for a run that was stuck: its ranks may have been unblocked since, without a waiter.
-    """
-    run, state = controller.run, controller.state
-    if state is RunState.STUCK and ended_unseen:
-        return True
-    left_with_ranks = state in (RunState.STUCK, RunState.INTERRUPTED)
-    return left_with_ranks and bool(run.started & set(run.pending))
-
-
-def _all_paused(settling: Settling, controller: RunController) -> bool:
-    """Whether all ranks of a run are paused, so that only a step resumes them."""
-    try:
-        return settling.done() and not controller.run.done
-    except Exception:
-        if not controller.lost:
-            raise
-        return False
-
-
-def stops_in(controllers: Iterable[RunController]) -> dict[int, LineStopped]:
-    """The ranks that are paused at lines in any of these runs, and where."""
-    return {
-        rank: at for controller in controllers for rank, at in dict(controller.run.stops).items()
-    }
+    def reset(self) -> None:
+        """Forget all runs: the ranks were replaced."""
+        self.all, self.detached = [], None
+        self.past.clear()

@@ -1,16 +1,25 @@
-"""The state of one run: which ranks started, how they finished, and their output."""
+"""One run of a cell or a script: its ranks are claimed, it is sent, watched, and ends.
+
+`_NEXT` is the whole of its states. One thread at a time waits for the end (`see_through`): the one
+that ran the cell, or one of its own (`detach`). Any thread may abort the run, or lose it.
+"""
 
 from __future__ import annotations
 
+import enum
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ddp_notebook.diagnosis import deaths, diagnose_run, failures
 from ddp_notebook.diagnosis.partings import Passed
-from ddp_notebook.errors import CellFailed, DDPError
+from ddp_notebook.errors import CellFailed, DDPError, SessionLost
 from ddp_notebook.model import (
+    Case,
     CellFinished,
     CellStarted,
     Diagnosis,
@@ -25,53 +34,96 @@ from ddp_notebook.model import (
     RankExited,
     Ranks,
     RankSpawned,
-    StepTable,
     Traceback,
-    by_value,
-    cut,
-    format_ranks,
-    name_ranks,
-    verb,
-    without_ports,
 )
+from ddp_notebook.rank import calls
 from ddp_notebook.session.findings import Found
-from ddp_notebook.state.descriptions import exit_text
+from ddp_notebook.session.interrupts import LOOK_EVERY_S, quick_switches
+from ddp_notebook.session.runs import endings, post_run
+from ddp_notebook.session.runs.endings import CellResult
+from ddp_notebook.session.runs.gather import (
+    LaunchParameters,
+    gather,
+    still_waiting,
+    with_sources_in_use,
+)
+from ddp_notebook.session.runs.stall_detector import StallDetector
+from ddp_notebook.session.runs.steps import Settling, table
 from ddp_notebook.state.fold import MISMATCH
 from ddp_notebook.state.line_stops import LinePause, LineStops
 from ddp_notebook.state.output import OutputLog, group, group_live, split_errors
 
 if TYPE_CHECKING:
+    from ddp_notebook.session.processes.processes import Processes
     from ddp_notebook.session.processes.started_ranks import StartedRanks
-    from ddp_notebook.session.runs.stall_detector import StallDetector
+
+_STOP_WITHIN_S = 0.7
+"""How long to wait for interrupted ranks to stop before control returns without them."""
 
 
-@dataclass(frozen=True)
-class CellResult:
-    """The result of a cell, or its current state while ranks are in it.
+class RunState(enum.Enum):
+    """Where a run stands. While it is `claimed`, a thread is responsible for it."""
 
-    `error` is what the magic raises, None if every rank finished it or is still in it. `diagnosis`
-    is set if a problem was found, also for a run that succeeded only by luck.
-    """
+    CLAIMED = "claimed"
+    """Its ranks are reserved; nothing was sent."""
+    RUNNING = "running"
+    """It was sent, and a thread waits for its end."""
+    INTERRUPTING = "interrupting"
+    """Its ranks are being interrupted, and a thread waits for them."""
+    LOST = "lost"
+    """The session ended during the run; the waiting thread is about to notice."""
+    STUCK = "stuck"
+    """Released with ranks in it that made no progress."""
+    INTERRUPTED = "interrupted"
+    """Released with ranks in it that did not stop in time."""
+    ENDED = "ended"
+    """Released: no rank is in it, or the session has ended."""
 
-    tracebacks: tuple[OutputGroup, ...]
-    outputs: tuple[OutputGroup, ...]
-    withheld_bytes: Mapping[int, int]
-    error: DDPError | None
-    diagnosis: Diagnosis | None = None
-    steps: StepTable | None = None
-    """Before which collectives the ranks are paused, when they are."""
-    pending: Ranks = ()
-    """Ranks still in the run: it is detached, paused or stuck, or could not be stopped."""
+    @property
+    def claimed(self) -> bool:
+        """True while its ranks cannot get another run."""
+        return self not in (RunState.STUCK, RunState.INTERRUPTED, RunState.ENDED)
 
-    def raise_for_error(self) -> None:
-        """Raise `error`, if there is one."""
-        if self.error is not None:
-            raise self.error
+
+# What happens to a run, and to which state that leads from which; any other state stays. Changed
+# under the run's lock only: an abort and the end of the wait can come at the same moment, from two
+# threads, and the one that is second finds the state that the first one left.
+_NEXT: Mapping[str, Mapping[RunState, RunState]] = {
+    # The thread that begins to wait for it: for the first time, or again for one that was left.
+    "watch": {
+        RunState.CLAIMED: RunState.RUNNING,
+        RunState.STUCK: RunState.RUNNING,
+        RunState.INTERRUPTED: RunState.INTERRUPTING,
+    },
+    # Any thread: an interrupt of the one that waits; %ddp_abort, %ddp_restart and set-up.
+    "abort": {
+        RunState.CLAIMED: RunState.INTERRUPTING,
+        RunState.RUNNING: RunState.INTERRUPTING,
+        RunState.STUCK: RunState.INTERRUPTED,
+    },
+    # Any thread: the one that ends the session, or that notices that a process of it has ended.
+    "lose": {
+        RunState.CLAIMED: RunState.LOST,
+        RunState.RUNNING: RunState.LOST,
+        RunState.INTERRUPTING: RunState.LOST,
+        RunState.STUCK: RunState.ENDED,
+        RunState.INTERRUPTED: RunState.ENDED,
+    },
+    # The waiting thread, when it stops waiting while ranks are in it; who claimed and sent nothing.
+    "leave": {
+        RunState.CLAIMED: RunState.ENDED,
+        RunState.RUNNING: RunState.STUCK,
+        RunState.INTERRUPTING: RunState.INTERRUPTED,
+        RunState.LOST: RunState.ENDED,
+    },
+    # The waiting thread, once no rank is in it.
+    "end": dict.fromkeys(RunState, RunState.ENDED),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a cell or a script is run and waited for: see `Session.run_cell`."""
+    """How a cell or a script is run and waited for: see `RunRegistry.run_cell`."""
 
     number: int = 0
     """The notebook's prompt number; 0: the run's own."""
@@ -81,94 +133,110 @@ class RunOptions:
     started: Callable[[CellRun], None] | None = None
     """Called once the run has begun."""
 
-    @property
-    def patient(self) -> bool:
-        """It goes on also when no rank makes progress."""
-        return self.hold or self.wait == "forever"
-
-
-_EXITS = {"ok": "finished", "error": "raised", "interrupted": "interrupted"}
-
 
 class CellRun:
-    """Folds the events of one cell; `done` once every rank has finished it or died.
+    """A cell on its ranks, from the claim to the end; `scripts.ScriptRun` is a script.
 
-    `number` is the notebook's prompt number, by which it is called; the cell's own by default.
+    `number` is the notebook's prompt number, by which it is called; `cell` counts the runs.
     """
 
-    def __init__(self, cell: int, ranks: Ranks, script: str = "", number: int = 0) -> None:
+    launch = LaunchParameters()
+    """What the processes of a script have of their own."""
+    seen_late: Diagnosis | None = None
+    """What a script's ranks waited for when one was only late; None if none was."""
+
+    def __init__(
+        self,
+        cell: int,
+        ranks: Ranks,
+        processes: Processes,
+        options: RunOptions,
+        script: str = "",
+    ) -> None:
         self.cell = cell
-        self.number = number or cell
+        self.number = options.number or cell
+        self.script = script
+        """The file's name, when it is a script that runs."""
+        self.title = script or f"cell {self.number}"
+        self.ranks = ranks
+        self.cluster = processes.cluster
+        self.logs = processes.logs
+        self.record = processes.record
         self.began_s = time.monotonic()
         self.sources: Mapping[str, str] = {}
         """The source code of the run, by the file name under which its lines are shown."""
         self.earlier: Mapping[str, str] = {}
         """The sources of earlier cells, whose functions it may call."""
-        self.generation = 0
+        self.generation = self.record.snapshot.generation
         """Which process group its ranks had when it began, as `Snapshot.generation` counts."""
-        self.pausing = False
+        self.pausing = options.hold
         """Every rank pauses before each collective until it is stepped."""
-        self.script = script
-        """The file's name, when it is a script that runs."""
-        self.ranks = ranks
-        self._shown: dict[int, tuple[int, int]] = {}
-        """By rank, how many pieces of output `news` has given, and how long the last one was."""
+        self.patient = options.hold or options.wait == "forever"
+        """It goes on also when no rank makes progress."""
+        self.order: tuple[calls.Order[calls.Cell], calls.Cell] | None = None
+        """What is sent to the ranks."""
+
+        # What its ranks have told.
+        self._inside = dict.fromkeys(ranks)
+        self.pending = ranks
+        """Ranks that are still in the cell."""
         self.started: set[int] = set()
         self.finished: dict[int, CellFinished] = {}
         self.died: dict[int, RankExited] = {}
+        self.unreached: set[int] = set()
+        """Ranks that it could not be sent to."""
+        self.replaced: set[int] = set()
+        """Ranks that died and have a new process since."""
         self.restarted: Ranks = ()
         """Ranks whose process the user had ended, for a new one."""
-        self._replaced: set[int] = set()
-        """Ranks that died and have a new process since."""
-        self.lost: set[int] = set()
         self.withheld: dict[int, int] = {}
+        self.changes = 0
+        """Grows with every piece of output."""
         self._logs = {rank: OutputLog() for rank in ranks}
-        self._lock = threading.Lock()
-        self.over = threading.Event()
-        """Set when no rank is in it any more, or the session has ended under it."""
-        self.detector: StallDetector | None = None
-        """The stall detector of this run; None while there is none."""
-        self.started_ranks: StartedRanks | None = None
-        """The ranks that its processes start themselves, if it is a script; else None."""
+        self._shown: dict[int, tuple[int, int]] = {}
+        """By rank, how many pieces of output `news` has given, and how long the last one was."""
         self._lines = LineStops()
         self.passed = Passed()
         """Where its ranks were paused since all were at one line."""
-        self.changes = 0
-        """Grows with every piece of output."""
-        self.found = Found(self.title, self.number, lambda: self.done or self.over.is_set())
+        self.started_ranks: StartedRanks | None = None
+        """The ranks that its processes start themselves, if it is a script; else None."""
+
+        self._lock = threading.Lock()
+        self.state = RunState.CLAIMED
+        self.watched = False
+        """A thread waits for its end, or did."""
+        self.over = threading.Event()
+        """Set when no rank is in it any more, or the session has ended under it."""
+        self.lost_reason = ""
+        """Why the session has ended under it; empty if it did not."""
+        self._sent = False
+        self._armed = False
+        """Its ranks know that one of them is paused."""
+        self._signalled: set[int] = set()
+        self.detector: StallDetector | None = None
+        """The stall detector while a thread waits; None while there is none."""
+        self._stuck = Case(())
+        """Its ranks as they were found stuck."""
+        self.found = Found(self.title, self.number, self.over.is_set)
         """What is wrong with it."""
 
-    def take(self, events: Sequence[Event]) -> None:
-        """Process the events of this cell."""
-        with self._lock:
-            for event in events:
-                if event.rank in self._logs:
-                    self._take(event)
-        if self.done:
-            self.over.set()
+        self.ended: Future[CellResult] = Future()
+        """The result of the thread that `detach` began; also with ranks still in the run."""
+        self.reported = False
+        """That result was shown to the user."""
+        self.detached_by_user = False
+        """Else it paused, or had been left."""
+        self._stop = threading.Event()
 
-    def _take(self, event: Event) -> None:
-        match event:
-            case Output() if event.cell == self.cell:
-                self._logs[event.rank].add(event)
-                self.changes += 1
-            case CellStarted() if event.cell == self.cell:
-                self.started.add(event.rank)
-            case LineStopped() | LineLeft() if event.cell == self.cell:
-                self._lines.take(event, event.heard_ns)
-            case CellFinished() if event.cell == self.cell:
-                self.finished[event.rank] = event
-                self._lines.take(event, event.heard_ns)
-                if event.withheld_bytes:
-                    self.withheld[event.rank] = event.withheld_bytes
-            case Pulse() if event.cell == self.cell and event.withheld_bytes:
-                self.withheld[event.rank] = event.withheld_bytes
-                self.changes += 1
-            case RankExited() if event.rank not in self.finished and event.cell in (-1, self.cell):
-                self.died[event.rank] = event
-                self._lines.take(event, event.heard_ns)
-            case RankSpawned() if event.rank in self.died:
-                self._replaced.add(event.rank)
+    @property
+    def heading(self) -> str:
+        """The title at the beginning of a sentence."""
+        return self.script or f"Cell {self.number}"
+
+    @property
+    def done(self) -> bool:
+        """True when no rank is in the cell any more."""
+        return not self.pending
 
     @property
     def stops(self) -> dict[int, LineStopped]:
@@ -187,16 +255,6 @@ class CellRun:
         return self.pausing or bool(self.stops)
 
     @property
-    def title(self) -> str:
-        """Its title: ``cell 3``, ``train.py``."""
-        return self.script or f"cell {self.number}"
-
-    @property
-    def heading(self) -> str:
-        """The same at the beginning of a sentence."""
-        return self.script or f"Cell {self.number}"
-
-    @property
     def waits_for(self) -> str:
         """A text naming the rank that the others wait for; empty for none."""
         detector = self.detector  # once: another thread may take it away
@@ -208,46 +266,161 @@ class CellRun:
         """When each rank that has left the run did so."""
         with self._lock:
             ends = (*self.died.values(), *self.finished.values())
-            return {end.rank: end.heard_ns for end in ends}
+        return {end.rank: end.heard_ns for end in ends}
 
-    @property
-    def exits(self) -> Mapping[str, Ranks]:
-        """How each rank that has left the run did so, in a word: finished, raised, ..."""
+    # -- claim: from state to state ------------------------------------------------------
+
+    def _enter(self, event: str) -> None:
         with self._lock:
-            ends = {r: _EXITS.get(end.outcome, end.outcome) for r, end in self.finished.items()}
-            words = dict.fromkeys(self.lost, "never began") | dict.fromkeys(self.died, "died")
-        return {word: ranks for ranks, word in by_value(words | ends)}
+            self.state = _NEXT[event].get(self.state, self.state)
+
+    def watch(self) -> None:
+        """Take the run over: this thread, or one that it starts, waits for the end."""
+        self.watched = True
+        self._enter("watch")
+
+    def abort(self) -> None:
+        """Request an interrupt: `signal_started` signals ranks in the run, others follow later."""
+        detector = self.detector
+        seen = detector.latest if detector is not None else None
+        if seen is not None and seen.findings and self.found.diagnosis is None:
+            # Freed ranks no longer show the problem: it is kept, if it is there still.
+            now = diagnose_run(self.look())
+            if [(f.category, f.ranks) for f in now.findings] == [
+                (f.category, f.ranks) for f in seen.findings
+            ]:
+                self._keep(now)
+        self._enter("abort")
+
+    def lose(self, reason: str) -> None:
+        """Wake the thread that waits for the run: the session ends during it."""
+        self.lost_reason = reason
+        self._enter("lose")
+        self.over.set()
+
+    def release(self) -> None:
+        """Release the run: no thread waits for it, so its idle ranks may get another run."""
+        with self._lock:  # no rank leaves between the look at `pending` and the change
+            event = "leave" if self.pending else "end"
+            self.state = _NEXT[event].get(self.state, self.state)
+        self.detector = None
+        self.record.add(())  # wakes those who wait for the release
 
     @property
-    def failures(self) -> Mapping[int, str]:
-        """How the ranks that did not finish the run left it, in a few words."""
+    def aborted(self) -> bool:
+        """True once its ranks are to be interrupted: by the user, or by %ddp_abort."""
+        return self.state in (RunState.INTERRUPTING, RunState.INTERRUPTED)
+
+    # -- send ----------------------------------------------------------------------------
+
+    def send(self) -> Ranks:
+        """Send it to its ranks; returns those that could not be reached."""
+        assert self.order is not None
+        return self.cluster.tell(self.ranks, *self.order)
+
+    # -- watch: what its ranks tell ------------------------------------------------------
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Process events of its ranks; interrupt those that begin an aborted run."""
         with self._lock:
-            died = dict.fromkeys((*self.died, *self.lost), "its process ended")
-            return died | {
-                rank: "interrupted" if end.outcome == "interrupted" else self._raised(end)
-                for rank, end in self.finished.items()
-                if end.outcome != "ok"
-            }
+            for event in events:
+                if event.rank in self._logs:
+                    self._take(event)
+        # Only now that all events of the batch are in: the waiting thread reads the output at once.
+        if not self.pending:
+            self.over.set()
+            if self.state is RunState.STUCK and self.error() is None:
+                self.found.nothing()  # they were not stuck
+        self.signal_started()
 
-    @property
-    def pending(self) -> Ranks:
-        """Ranks that are still in the cell."""
-        over = self.finished.keys() | self.died.keys() | self.lost
-        return tuple(rank for rank in self.ranks if rank not in over)
+    def _take(self, event: Event) -> None:
+        match event:
+            case Output() if event.cell == self.cell:
+                self._logs[event.rank].add(event)
+                self.changes += 1
+            case CellStarted() if event.cell == self.cell:
+                self.started.add(event.rank)
+            case LineStopped() | LineLeft() if event.cell == self.cell:
+                self._lines.take(event, event.heard_ns)
+            case CellFinished() if event.cell == self.cell:
+                self.finished[event.rank] = event
+                self._left(event)
+                if event.withheld_bytes:
+                    self.withheld[event.rank] = event.withheld_bytes
+            case Pulse() if event.cell == self.cell and event.withheld_bytes:
+                self.withheld[event.rank] = event.withheld_bytes
+                self.changes += 1
+            case RankExited() if event.rank not in self.finished and event.cell in (-1, self.cell):
+                self.died[event.rank] = event
+                self._left(event)
+            case RankSpawned() if event.rank in self.died:
+                self.replaced.add(event.rank)
 
-    @property
-    def done(self) -> bool:
-        """True when no rank is in the cell any more."""
-        return not self.pending
+    def _left(self, event: CellFinished | RankExited) -> None:
+        if event.rank in self.stops:
+            self._lines.take(event, event.heard_ns)
+        self._inside.pop(event.rank, None)
+        self.pending = tuple(self._inside)
+
+    def signal_started(self) -> None:
+        """Interrupt the ranks that are in an aborted run.
+
+        Only ranks that have begun: one that is about to begin would lose the signal. And each rank
+        once: the cell's own handling of the interrupt must not be interrupted.
+        """
+        if not self.aborted:
+            return
+        with self._lock:
+            ranks = sorted(set(self.pending) & self.started - self._signalled)
+            self._signalled.update(ranks)
+        for rank in ranks:
+            self.cluster.signal(rank, signal.SIGINT)
+        if ranks and self.started_ranks is not None:  # a terminal's Ctrl-C is sent to all
+            self.started_ranks.interrupt()
+
+    def end_started_ranks(self) -> None:
+        """End the processes of ranks that a script has started itself; it goes on without them."""
+        if self.started_ranks is not None:
+            self.started_ranks.end(self.record.snapshot.ranks[rank].pid for rank in self.ranks)
+
+    def look(self, *, as_script: bool = True) -> Case:
+        """Return the case as it is. That of a cell has all ranks of the session in it.
+
+        So has a script's with `as_script` false: once it is over and the ranks have the
+        session's group again.
+        """
+        snapshot = self.record.snapshot
+        alone = as_script and bool(self.script)
+        ranks = self.ranks if alone else tuple(range(snapshot.world_size))
+        case = gather(
+            self.cluster,
+            snapshot,
+            self.launch if alone else LaunchParameters(),
+            ranks if alone else None,
+            asked=lambda: self.pending,
+            collectives=lambda: self.logs.read(ranks, self.cell),
+            sources=self.sources,
+            finished=self.finished,
+        )
+        case = with_sources_in_use(case, self.earlier)
+        if alone and self.started_ranks is not None:
+            case = self.started_ranks.case(case) or case
+        return still_waiting(case, self._stuck)
+
+    # -- what they wrote -----------------------------------------------------------------
 
     def live_groups(self) -> tuple[OutputGroup, ...]:
-        """The output so far, failed ranks first; a rank that is only behind counts as equal."""
+        """Return the output so far, failed ranks first; a rank only behind counts as equal."""
         with self._lock:
             groups = group_live({rank: log.items() for rank, log in self._logs.items()})
-        return tuple(sorted(groups, key=lambda group: not _has_traceback(group)))
+
+        def failed(group: OutputGroup) -> bool:
+            return any(item.what is OutputKind.ERROR for item in group.items)
+
+        return tuple(sorted(groups, key=lambda group: not failed(group)))
 
     def news(self) -> tuple[OutputGroup, ...]:
-        """The text output since the last call."""
+        """Return the text output since the last call."""
         with self._lock:
             fresh = {rank: self._fresh(rank, log.items()) for rank, log in self._logs.items()}
         return group({rank: items for rank, items in fresh.items() if items})
@@ -261,17 +434,14 @@ class CellRun:
         return tuple(fresh)
 
     def written(self, rank: int) -> str:
-        """The text output of `rank` received so far."""
+        """Return the text output of `rank` received so far."""
         with self._lock:
-            return self._written(rank)
-
-    def _written(self, rank: int) -> str:
-        items = self._logs[rank].items() if rank in self._logs else ()
+            items = self._logs[rank].items() if rank in self._logs else ()
         streams = (OutputKind.STDOUT, OutputKind.STDERR)
         return "".join(item.text for item in items if item.what in streams)
 
     def tracebacks(self) -> tuple[Traceback, ...]:
-        """The errors of its ranks so far; equal tracebacks are merged."""
+        """Return the errors of its ranks so far; equal tracebacks are merged."""
         return tuple(
             Traceback(raised.ranks, item.text)
             for raised in self._split()[0]
@@ -279,7 +449,7 @@ class CellRun:
         )
 
     def with_tracebacks(self, diagnosis: Diagnosis) -> Diagnosis:
-        """`diagnosis` with the tracebacks of its ranks.
+        """Return `diagnosis` with the tracebacks of its ranks.
 
         If a finding names the problem, tracebacks of our guard are left out: it also refuses
         collectives on ranks that are correct.
@@ -293,89 +463,197 @@ class CellRun:
         return replace(diagnosis, tracebacks=shown)
 
     def _split(self) -> tuple[tuple[OutputGroup, ...], tuple[OutputGroup, ...]]:
-        """All tracebacks, and all other output."""
+        """Return all tracebacks, and all other output."""
         with self._lock:
             groups = group({rank: log.items() for rank, log in self._logs.items()})
         return split_errors(groups)
 
-    def result(self, interrupted: DDPError | None = None) -> CellResult:
-        """How it ended, or how it stands."""
+    # -- end -----------------------------------------------------------------------------
+
+    def error(self) -> CellFailed | None:
+        """Return how it failed on the ranks that have left it; None if it did not."""
+        return endings.failure(self)
+
+    def result(self, error: DDPError | None = None) -> CellResult:
+        """Return how it ended, or how it stands; `error` in place of its ranks' own."""
         tracebacks, outputs = self._split()
-        error = interrupted or self.error()
+        error = error or self.error()
         return CellResult(tracebacks, outputs, dict(self.withheld), error, pending=self.pending)
 
     def standing(self) -> CellResult:
-        """The current state while ranks are in it: errors, and the output since the last call."""
+        """Return the state while ranks are in it: errors, and the output since the last call."""
         _, outputs = split_errors(self.news())
         return CellResult(self._split()[0], outputs, {}, None, pending=self.pending)
 
-    def error(self) -> DDPError | None:
-        """How it failed on the ranks that have left it; None if it did not."""
-        deaths, others = self._deaths(), []
-        if lost := self.lost - self.died.keys():
-            others.append(f"{name_ranks(lost)} did not run it: the process could not be reached")
-        if not (raised := self._exceptions()) and not deaths and not others:
-            return None
-        failed = {r for r, f in self.finished.items() if f.outcome != "ok"}
-        bad = tuple(sorted(failed | self.died.keys() | self.lost))
-        good = tuple(rank for rank in self.ranks if rank not in (*bad, *self.pending))
-        if good:
-            others.append(f"{name_ranks(good)} finished")
-        text, brief = (
-            f"{'; '.join([*deaths, *lines, *others])}.{self._about_exit()}"
-            for lines in (raised, self._exceptions(brief=True))
-        )
-        return CellFailed(text, bad, brief)
+    def see_through(
+        self, interrupted: Callable[[], bool], *, until_paused: bool = False
+    ) -> CellResult:
+        """Send the run if it was not yet, and wait until it is over, stuck or interrupted.
 
-    def _about_exit(self) -> str:
-        """What exit() does in a cell, if a rank has called it there."""
-        if self.script or all(f.ename != "SystemExit" for f in self.finished.values()):
-            return ""
-        return (
-            " exit() ends the cell on a rank, not the rank: its process and its variables "
-            "are still there. To end the ranks: %ddp_shutdown"
-        )
+        `until_paused`: or its ranks are paused at lines; then the result has `steps`. Then it is
+        released. Ranks that are stuck or do not stop are `pending` in the result.
+        """
+        try:
+            settling = Settling(self) if until_paused else None
+            # Several ends can be true at once, and the first below is told: that it was stuck is
+            # found before anybody interrupts it, an interrupt of a lost session stops nobody, and
+            # ranks that an interrupt has freed from a line are no longer paused there.
+            with quick_switches():
+                stuck = self._wait(interrupted, settling)
+            if stuck is not None:
+                stuck = self.with_tracebacks(stuck)
+                result = replace(self.result(endings.stuck(stuck)), diagnosis=stuck)
+            elif self.lost_reason and self.pending:
+                result = self._lost()
+            elif self.pending and interrupted():
+                result = self._interrupt()
+            elif self.stops and settling is not None:
+                result = replace(self.standing(), error=self.error(), steps=table(self))
+            else:
+                result = self.end()
+            self._judge(result)
+            self.found.judged = self.done
+            return result
+        except Exception:
+            if not self.lost_reason:
+                raise
+            return self._lost()  # calls to a session that ends may fail in any way
+        finally:
+            self.release()
 
-    def _deaths(self) -> list[str]:
-        lines = []
-        if ended := tuple(rank for rank in self.restarted if rank not in self.pending):
-            lines.append(f"{verb(ended, 'was', 'were')} ended by %ddp_restart")
-        for rank, exited in sorted(self.died.items()):
-            if rank in self.restarted:
-                continue
-            # Its log may contain output of anything that ran in its process, also of earlier runs.
-            logged = exited.last_words.strip().splitlines()[-1:]
-            own = self.written(rank).strip().splitlines()[-1:]
-            last = f" (it last wrote: {own[0].strip()})" if own else ""
-            last = f" (its log ends: {logged[0].strip()})" if logged else last
-            lines.append(f"rank {rank} died, {exit_text(exited.exit_code)}{last}")
-        if self.script:
-            return lines
-        if dead := self.died.keys() - self._replaced:
-            lines.append(f"bring back with %ddp_restart --ranks {format_ranks(dead)}")
-        if self._replaced:
-            new = verb(self._replaced, "has a new process", "have new processes")
-            lines.append(f"{new} now, without variables")
-        return lines
+    def _wait(self, interrupted: Callable[[], bool], settling: Settling | None) -> Diagnosis | None:
+        """Wait until no rank is in it, or it is stuck (the diagnosis), interrupted or settled."""
 
-    def _exceptions(self, brief: bool = False) -> list[str]:
-        ends = self.finished.values()
-        raised = {end.rank: self._raised(end, brief) for end in ends if end.outcome == "error"}
-        lines = [f"{name_ranks(ranks)} {what}" for ranks, what in by_value(raised)]
-        # Of ranks that were ended for a new process, some are interrupted before.
-        left = [end.rank for end in ends if end.outcome == "interrupted"]
-        if stopped := tuple(rank for rank in left if rank not in self.restarted):
-            lines.append(f"{verb(stopped, 'was', 'were')} interrupted")
-        return lines
+        # While this changes, as ranks issue collectives or print, no rank is asked.
+        def moved() -> object:
+            started = self.started_ranks.written() if self.started_ranks is not None else ()
+            return self.logs.written(self.ranks), self.changes, started
 
-    def _raised(self, finished: CellFinished, brief: bool = False) -> str:
-        message = without_ports(finished.evalue).strip()
-        told_above = brief and finished.ename != "SystemExit"  # which has no traceback
-        first = message.splitlines()[0] if message and not told_above else ""
-        where = f"{self.script}, line" if self.script else "cell line"
-        line = f" ({where} {finished.line})" if finished.line else ""
-        return f"raised {finished.ename}{': ' if first else ''}{cut(first, 200)}{line}"
+        detector = self.detector = StallDetector(self.look, moved=moved)
+        if not self._sent:
+            self._sent = True
+            if unreached := self.send():
+                self.unreached.update(unreached)
+                with self._lock:
+                    for rank in unreached:
+                        self._inside.pop(rank, None)
+                    self.pending = tuple(self._inside)
+                if not self.pending:
+                    self.over.set()
+        while not self.over.wait(LOOK_EVERY_S):
+            if self.stops and not self._armed:
+                # A rank is paused: what the others issue from now on must not time out.
+                self._armed = True
+                self.cluster.ask(self.pending, calls.ARM, calls.Nothing(), 1.0)
+            if settling is not None and self.stops and settling.done():
+                return None
+            diagnosis = None if self.paused else detector.turn()
+            self._stuck = detector.stuck_in
+            if diagnosis is not None and not self.patient:
+                return diagnosis if self.pending else None
+            if diagnosis is not None and not self.aborted:  # freed ranks look different
+                self._keep(diagnosis)
+            if interrupted():
+                return None
+        return None
 
+    def _interrupt(self) -> CellResult:
+        """Interrupt its ranks; returns whether or not they stop."""
+        self.abort()
+        deadline_s = time.monotonic() + _STOP_WITHIN_S
+        while self.pending and (left_s := deadline_s - time.monotonic()) > 0:
+            self.signal_started()
+            self.record.wait_for(lambda: self.done, min(left_s, LOOK_EVERY_S))
+        return self.result(endings.interruption(self, self.record.snapshot))
 
-def _has_traceback(group: OutputGroup) -> bool:
-    return any(item.what is OutputKind.ERROR for item in group.items)
+    def _lost(self) -> CellResult:
+        return self.result(SessionLost(f"{self.lost_reason} Start again: %ddp_init"))
+
+    def end(self) -> CellResult:
+        """Return how it ended, with a diagnosis where it failed or computed something wrong."""
+        result = self.result()
+        if result.error is None:
+            return replace(result, diagnosis=post_run.examine(self))
+        if not isinstance(result.error, CellFailed) or len(self.ranks) < 2 or self.aborted:
+            return result
+        diagnosis = diagnose_run(self.look())
+        if diagnosis.wrong:
+            result.error.diagnosis = diagnosis
+            return replace(result, diagnosis=diagnosis)
+        return result
+
+    def _judge(self, result: CellResult) -> None:
+        """Keep the diagnosis, or else what its ranks raised or died of."""
+        if result.diagnosis is not None and result.diagnosis.findings:
+            self._keep(result.diagnosis)
+        elif result.error is None and self.done:
+            self.found.nothing()
+        elif self.found.diagnosis is None or not self.found.diagnosis.wrong:
+            died = {rank: e for rank, e in self.died.items() if rank not in self.restarted}
+            own = (
+                *deaths.died(died, script=bool(self.script)),
+                *failures.raised(self.finished.values(), self.ranks),
+            )
+            if own:
+                self._keep(Diagnosis(own, None, len(self.ranks)))
+
+    def _keep(self, diagnosis: Diagnosis) -> None:
+        """Keep a diagnosis, unless all that is wrong is what the user ended."""
+        ended, findings = self.restarted, diagnosis.findings
+        if not findings or not all(finding.died_of(ended) for finding in findings):
+            self.found.take(self.with_tracebacks(diagnosis))
+
+    # -- on a thread of its own ----------------------------------------------------------
+
+    def detach(self, *, by_user: bool = False) -> None:
+        """Wait for the end on a thread of its own, which gives the result to `ended`."""
+        # Each wait has a future and a stop of its own: a run that was left with ranks can be waited
+        # for again, while somebody still holds the outcome of the first time.
+        self.ended, self.reported, self.detached_by_user = Future(), False, by_user
+        self._stop = threading.Event()
+        self.watch()
+
+        def work(ended: Future[CellResult], stopped: Callable[[], bool]) -> None:
+            try:
+                ended.set_result(self.see_through(stopped))
+            except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+                ended.set_exception(error)
+
+        arguments = (self.ended, self._stop.is_set)
+        threading.Thread(target=work, args=arguments, name="ddp-detached", daemon=True).start()
+
+    def stop(self) -> None:
+        """Interrupt the detached run, as interrupting the notebook does for a cell."""
+        self._stop.set()
+
+    @property
+    def left_with_ranks(self) -> bool:
+        """True if `ended` has ranks in it, which may have made progress or been freed since."""
+        if not self.ended.done() or self.ended.exception() is not None:
+            return False
+        states = (RunState.STUCK, RunState.INTERRUPTED)
+        return self.state in states and bool(self.ended.result().pending)
+
+    def follow(self, timeout_s: float | None, interrupted: Callable[[], bool]) -> CellResult:
+        """Wait for the end of the detached run, an interrupt, or until its ranks are all paused."""
+        settling, ended, over = Settling(self), self.ended, threading.Event()
+        deadline_s = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
+        ended.add_done_callback(lambda _: over.set())
+        while not over.wait(min(LOOK_EVERY_S, max(0.0, deadline_s - time.monotonic()))):
+            if interrupted():
+                self.stop()
+            elif self.paused and self._all_paused(settling):
+                return replace(self.standing(), error=self.error(), steps=table(self))
+            elif time.monotonic() >= deadline_s:
+                return self.standing()
+        self.reported = True
+        return ended.result()
+
+    def _all_paused(self, settling: Settling) -> bool:
+        """True if all its ranks are paused, so that only a step resumes them."""
+        try:
+            return settling.done() and not self.done
+        except Exception:
+            if not self.lost_reason:
+                raise
+            return False

@@ -77,14 +77,17 @@ class StallDetector:
         """The last diagnosis in which ranks waited for one that was only late."""
 
     def turn(self) -> Diagnosis | None:
-        """Check if it is time to; the diagnosis once no rank makes progress any more."""
+        """Check if it is time to; return the diagnosis once no rank makes progress any more."""
         now_s = self._clock()
         if now_s < self._next_s:
             return None
         if self._made_progress(now_s):
             return None
         case = self._look()
-        self._plan_next(case, now_s)
+        # Ranks that compute for hours are not asked twice a second.
+        waits = case.waiting or any(e.workers for e in case.ranks)
+        self._pause_s = LOOK_EVERY_S if waits else min(2 * self._pause_s, LOOK_RARELY_S)
+        self._next_s = now_s + self._pause_s
         self.latest = diagnose_run(case)
         if self.latest.findings and not self.latest.wrong:
             self.seen_late = self.latest
@@ -93,6 +96,8 @@ class StallDetector:
             self._stuck_since_s = None
         elif self._stuck_since_s is None:
             self._stuck_since_s = now_s
+        # One look is a moment: a rank about to issue looks the same as one that never will. The
+        # second look must blame the same ranks for the same.
         if is_stuck and not self._may_only_be_slow(case, now_s):
             blamed = tuple((f.category, f.ranks) for f in self.latest.findings)
             if blamed == self._previous:
@@ -104,7 +109,7 @@ class StallDetector:
         return self._after_long_stillness(case, now_s)
 
     def _made_progress(self, now_s: float) -> bool:
-        """True if a rank has moved since the last check: then no rank is asked for a while."""
+        """Return whether a rank has moved since the last check: then none is asked for a while."""
         moved = self._moved()
         if moved == self._last_moved:
             return False
@@ -113,14 +118,8 @@ class StallDetector:
         self._picture = None  # a loop of slow collectives looks the same at each check
         return True
 
-    def _plan_next(self, case: Case, now_s: float) -> None:
-        """When to check next: ranks that compute for hours are not asked twice a second."""
-        waits = case.waiting or any(e.workers for e in case.ranks)
-        self._pause_s = LOOK_EVERY_S if waits else min(2 * self._pause_s, LOOK_RARELY_S)
-        self._next_s = now_s + self._pause_s
-
     def _may_only_be_slow(self, case: Case, now_s: float) -> bool:
-        """True if the finding may be transient, because ranks lack a CPU to make progress."""
+        """Return whether the finding may be transient, because ranks lack a CPU."""
         sure = any(f.category not in _OF_A_MOMENT for f in self.latest.findings if not f.passing)
         assert self._stuck_since_s is not None
         restless = any(e.runnable for e in case.ranks if e.activity is Activity.WAITING)
@@ -128,7 +127,12 @@ class StallDetector:
 
     def _after_long_stillness(self, case: Case, now_s: float) -> Diagnosis | None:
         picture = tuple(
-            (e.activity, e.inside, e.doing, e.arguments, _cpu_of_silent(e)) for e in case.ranks
+            (
+                *(e.activity, e.inside, e.doing, e.arguments),
+                # What proves that a rank works although it does not answer.
+                e.main_cpu_s if e.activity is Activity.SILENT else 0.0,
+            )
+            for e in case.ranks
         )
         if picture != self._picture or case.where(Activity.BUSY, Activity.HELD):
             self._picture, self._still_since_s = picture, now_s
@@ -142,13 +146,13 @@ class StallDetector:
 
 
 def _broken(case: Case) -> tuple[RankReport, ...]:
-    """Ranks that hear questions and cannot answer."""
+    """Return the ranks that hear questions and cannot answer."""
     silent = case.where(Activity.SILENT)
     return tuple(e for e in case.ranks if e.rank in silent and e.cannot_answer)
 
 
 def _unexplained(case: Case, facts: tuple[str, ...]) -> Finding:
-    """What is shown of a stall that no rule explains; `facts` are what each rank does."""
+    """Describe a stall that no rule explains; `facts` are what each rank does."""
     ranks = case.where(Activity.SILENT)
     command, way = "%ddp_abort", "free them with %ddp_abort, or keep waiting"
     if broken := _broken(case):
@@ -179,11 +183,6 @@ def _unexplained(case: Case, facts: tuple[str, ...]) -> Finding:
     )
 
 
-def _cpu_of_silent(e: RankReport) -> float:
-    """What proves that a rank works although it does not answer."""
-    return e.main_cpu_s if e.activity is Activity.SILENT else 0.0
-
-
 def stuck(case: Case, diagnosis: Diagnosis) -> bool:
-    """True if a problem was found and no rank runs its own code that could resolve it."""
+    """Return whether a problem was found and no rank runs its own code that could resolve it."""
     return diagnosis.wrong and not any(map(progress.works, case.ranks))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,6 @@ from ddp_notebook.diagnosis.partings import partings
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.model import (
     Activity,
-    Collective,
     LineLeft,
     Ranks,
     StepTable,
@@ -23,14 +22,12 @@ from ddp_notebook.model import (
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import How, answered
 from ddp_notebook.session.processes.collective_logs import READ_LAST
-from ddp_notebook.session.runs.run import CellRun
+from ddp_notebook.session.runs.endings import failures
 from ddp_notebook.state import collective_table
 from ddp_notebook.state.line_table import line_table
 
 if TYPE_CHECKING:
-    from ddp_notebook.cluster.rank_cluster import RankCluster
-    from ddp_notebook.session.processes.collective_logs import CollectiveLogs
-    from ddp_notebook.session.record import Record
+    from ddp_notebook.session.runs.run import CellRun
 
 END = "end"
 """As a goal: do not pause any rank again."""
@@ -45,29 +42,27 @@ _ASK_TIMEOUT_S = 1.0
 class Settling:
     """Whether every rank of a run is paused, waits in a collective, or has finished."""
 
-    def __init__(
-        self,
-        run: CellRun,
-        cluster: RankCluster,
-        logs: CollectiveLogs,
-        left: Mapping[int, int | None] | None = None,
-    ) -> None:
+    def __init__(self, run: CellRun, left: Mapping[int, int | None] | None = None) -> None:
         """`left` holds the numbers of the collectives at which ranks were paused before."""
         self._left = left or {}
         self._run = run
-        self._cluster = cluster
-        self._logs = logs
         self._picture: object = None
         self._since_s = time.monotonic()
         self._looks = 0
 
     def done(self) -> bool:
-        """True when no rank can make progress without being stepped."""
+        """Return whether no rank can make progress without being stepped."""
         pending = self._run.pending
         if self._run.stops.keys() >= set(pending):
             return True
-        tails = self._logs.read(pending, self._run.cell, last=1).of
-        free = tuple(rank for rank in pending if not self._stands(rank, tails.get(rank, ())))
+        tails = self._run.logs.read(pending, self._run.cell, last=1).of
+        held = {
+            rank
+            for rank, tail in tails.items()
+            for record in tail
+            if collective_table.is_paused(record) and record.number != self._left.get(rank)
+        }
+        free = tuple(rank for rank in pending if rank not in {*held, *self._run.stops})
         if not free:
             return True
         picture = (pending, {rank: tails.get(rank) for rank in free})
@@ -76,8 +71,10 @@ class Settling:
             return False
         if time.monotonic() - self._since_s < _STILL_S:
             return False
+        # No record says that a rank waits elsewhere (in a sleep, for a lock), so it is asked. That
+        # is slow beside a step: only ranks that have been still for some time are.
         self._since_s = time.monotonic()
-        answers = self._cluster.ask(free, calls.REPORT, calls.Nothing(), _ASK_TIMEOUT_S)
+        answers = self._run.cluster.ask(free, calls.REPORT, calls.Nothing(), _ASK_TIMEOUT_S)
         reports = answered(answers).values()
         # A rank that does not answer in time, or waits only briefly, may be making progress.
         waiting = len(reports) == len(free) and all(
@@ -86,26 +83,20 @@ class Settling:
         self._looks = self._looks + 1 if waiting else 0
         return self._looks >= _LOOKS
 
-    def _stands(self, rank: int, tail: Sequence[Collective]) -> bool:
-        return rank in self._run.stops or any(
-            collective_table.is_paused(record) and record.number != self._left.get(rank, -1)
-            for record in tail
-        )
 
-
-def table(run: CellRun, logs: CollectiveLogs) -> StepTable:
-    """Where the ranks of a run stand."""
+def table(run: CellRun) -> StepTable:
+    """Return where the ranks of a run stand."""
     stops = dict(run.stops)
     # A rank paused at a line is shown at that line; of its collectives only the count is shown.
     last = 1 if stops.keys() >= set(run.pending) else READ_LAST
-    collectives = logs.read(run.ranks, run.cell, last)
+    collectives = run.logs.read(run.ranks, run.cell, last)
     made = collective_table.step_table(
         collectives,
         run.ranks,
         run.pending,
         time.monotonic_ns(),
         what=run.script or "The cell",
-        failures=run.failures,
+        failures=failures(run),
     )
     if not stops:
         return made
@@ -114,7 +105,7 @@ def table(run: CellRun, logs: CollectiveLogs) -> StepTable:
 
 
 def source_of(run: CellRun, file: str) -> str:
-    """The text of a cell or a file, with the same line numbers as on the ranks."""
+    """Return the text of a cell or a file, with the same line numbers as on the ranks."""
     known = run.sources.get(file) or run.earlier.get(file)
     if known is not None:
         magic, _, text = known.partition("\n")
@@ -152,88 +143,61 @@ class Step:
         return self.to if self.to in collective_table.OPERATIONS else ""
 
 
-def step(
-    run: CellRun,
-    cluster: RankCluster,
-    logs: CollectiveLogs,
-    record: Record,
-    wanted: Step,
-    interrupted: Callable[[], bool],
-) -> StepTable:
+def step(run: CellRun, wanted: Step, interrupted: Callable[[], bool]) -> StepTable:
     """Resume paused ranks to the next line, or past their collective to the next one.
 
     Raises UsageMistake when no rank is paused, or none can reach its goal, and SessionLost.
     """
     while True:
-        moving = paused_ranks(run, logs, wanted.ranks)
+        moving = paused_ranks(run, wanted.ranks)
         if not moving:
-            raise UsageMistake(_why_not(run, logs))
-        settling = Settling(run, cluster, logs, _let_go(run, cluster, record, moving, wanted))
+            raise UsageMistake(_why_not(run))
+        settling = Settling(run, _let_go(run, moving, wanted))
         while not settling.done() and not interrupted():
-            record.wait_for(lambda: run.done or _all_at_lines(run), _LOOK_EVERY_S)
-            if ended := record.snapshot.ended:
+            run.record.wait_for(lambda: run.stops.keys() >= set(run.pending), 0.02)
+            if ended := run.record.snapshot.ended:
                 raise SessionLost(f"{ended} Start again: %ddp_init")
         if not wanted.operation or interrupted() or run.done:
             break
-        paused = paused_ranks(run, logs, wanted.ranks)
-        tails = logs.read(paused, run.cell, last=1).of
+        paused = paused_ranks(run, wanted.ranks)
+        tails = run.logs.read(paused, run.cell, last=1).of
         if not paused or any(tails[rank][-1].operation == wanted.operation for rank in paused):
             break
-    made = table(run, logs)
-    title = f"{made.title}{_not_reached(run, moving, wanted)}"
+    made = table(run)
+    title, gone = made.title, tuple(rank for rank in moving if rank not in run.pending)
+    if wanted.move.how is How.LINE and gone:
+        title += f" {name_ranks(gone).capitalize()} did not reach line {wanted.to}."
     return replace(made, title=title, next_call="" if run.done else made.next_call)
 
 
-def _not_reached(run: CellRun, moved: Ranks, wanted: Step) -> str:
-    """A sentence on ranks that went to a line, and have ended without it; empty for none."""
-    ended = tuple(rank for rank in moved if rank not in run.pending)
-    if wanted.move.how is not How.LINE or not ended:
-        return ""
-    return f" {name_ranks(ended).capitalize()} did not reach line {wanted.to}."
-
-
-def _all_at_lines(run: CellRun) -> bool:
-    return run.stops.keys() >= set(run.pending)
-
-
-def _let_go(
-    run: CellRun, cluster: RankCluster, record: Record, ranks: Ranks, wanted: Step
-) -> dict[int, int | None]:
+def _let_go(run: CellRun, ranks: Ranks, wanted: Step) -> dict[int, int | None]:
     """Resume paused ranks; returns the collective before which each was paused."""
     at_lines = tuple(rank for rank in ranks if rank in run.stops or wanted.by_line)
     others = tuple(rank for rank in ranks if rank not in at_lines)
     if wanted.move.how == How.COLLECTIVE:
         run.pausing = True
-    left = _move(run, cluster, record, at_lines, wanted.move) if at_lines else {}
+    left: dict[int, int | None] = {}
+    if at_lines:
+        answers = _move(run, at_lines, wanted.move)
+        problems = {answer.problem for answer in answers.values()}
+        if problems and all(problems):
+            raise UsageMistake(f"{'; '.join(sorted(problems))}. The ranks did not move.")
+        left = {rank: answer.collective for rank, answer in answers.items()}
     if wanted.to == END and wanted.ranks is None:
-        others_in_run = tuple(rank for rank in run.pending if rank not in ranks)
-        _release(run, cluster, record, others_in_run)
+        # Steps that are not over end, too, such as of ranks in a collective that waits for others.
+        _move(run, tuple(rank for rank in run.pending if rank not in ranks), calls.Move(How.END))
     question = calls.RESUME if wanted.to == END else calls.STEP
-    asked = cluster.ask(others, question, calls.Nothing(), _ASK_TIMEOUT_S) if others else {}
+    asked = run.cluster.ask(others, question, calls.Nothing(), _ASK_TIMEOUT_S) if others else {}
     return left | {rank: paused.collective for rank, paused in answered(asked).items()}
 
 
-def _release(run: CellRun, cluster: RankCluster, record: Record, ranks: Ranks) -> None:
-    """Cancel unfinished steps, such as of ranks in a collective that waits for others."""
-    moved = cluster.ask(ranks, calls.MOVE, calls.Move(How.END), _ASK_TIMEOUT_S) if ranks else {}
-    _have_left(run, record, answered(moved))
+def _move(run: CellRun, ranks: Ranks, move: calls.Move) -> dict[int, calls.Moved]:
+    """Have ranks leave their lines; return their answers.
 
-
-def _move(
-    run: CellRun, cluster: RankCluster, record: Record, ranks: Ranks, move: calls.Move
-) -> dict[int, int | None]:
-    """Resume ranks paused at lines; returns the collective before which each was paused."""
-    moved = cluster.ask(ranks, calls.MOVE, move, _ASK_TIMEOUT_S)
-    answers = answered(moved)
-    problems = {answer.problem for answer in answers.values()}
-    if problems and all(problems):
-        raise UsageMistake(f"{'; '.join(sorted(problems))}. The ranks did not move.")
-    _have_left(run, record, answers)
-    return {rank: answer.collective for rank, answer in answers.items()}
-
-
-def _have_left(run: CellRun, record: Record, answers: Mapping[int, calls.Moved]) -> None:
-    """Ranks have left their stops. They do not say it themselves: it is known here first."""
+    They do not say themselves that they have left: it is known here first.
+    """
+    asked = run.cluster.ask(ranks, calls.MOVE, move, _ASK_TIMEOUT_S) if ranks else {}
+    answers = answered(asked)
     now_ns = time.monotonic_ns()
     left = [
         LineLeft(rank=rank, cell=run.cell, stop=answer.stop, heard_ns=now_ns)
@@ -241,25 +205,26 @@ def _have_left(run: CellRun, record: Record, answers: Mapping[int, calls.Moved])
         if answer.stop
     ]
     if left:
-        record.add(left)
+        run.record.add(left)
+    return answers
 
 
-def paused_ranks(run: CellRun, logs: CollectiveLogs, ranks: Ranks | None = None) -> Ranks:
-    """Those of `ranks` (all by default) that are paused, at a line or before a collective."""
+def paused_ranks(run: CellRun, ranks: Ranks | None = None) -> Ranks:
+    """Return those of `ranks` (all by default) that pause at a line or before a collective."""
     among = tuple(rank for rank in run.pending if ranks is None or rank in ranks)
     others = tuple(rank for rank in among if rank not in run.stops)
-    tails = logs.read(others, run.cell, last=1).of if others else {}
+    tails = run.logs.read(others, run.cell, last=1).of if others else {}
     held = {rank for rank, tail in tails.items() if any(map(collective_table.is_paused, tail))}
     return tuple(rank for rank in among if rank in held or rank in run.stops)
 
 
-def _why_not(run: CellRun, logs: CollectiveLogs) -> str:
+def _why_not(run: CellRun) -> str:
     if run.done:
         return (
             f"{run.heading} has finished: there is nothing to step. To stop in the next: "
             "breakpoint() in it, or %ddp_break LINE; or %%ddp --step collective"
         )
-    paused = paused_ranks(run, logs)
+    paused = paused_ranks(run)
     if paused:
         return f"Those ranks are not paused; {name_ranks(paused)} can be stepped: %ddp_step"
     return "No rank is paused. %ddp_why says what they wait for, %ddp_abort frees them."

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
 from ddp_notebook.diagnosis import diagnose_setup, failures
-from ddp_notebook.errors import SessionLost, SetupFailed
+from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.launch.timeouts import scaled_for_load
-from ddp_notebook.model import Case, Diagnosis, Ranks, Stage, StageFailed, Status
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Diagnosis,
+    Ranks,
+    RankState,
+    Stage,
+    StageFailed,
+    Status,
+    StepTable,
+    name_ranks,
+    verb,
+)
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import SetUpPlan
 from ddp_notebook.session.options import Settings
@@ -21,6 +33,7 @@ from ddp_notebook.session.processes.unresponsive import deaths, process_of
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.runs.gather import LaunchParameters, gather
 from ddp_notebook.session.runs.stall_detector import StallDetector
+from ddp_notebook.state.setup_table import step_table
 
 if TYPE_CHECKING:
     from ddp_notebook.session.processes.processes import Processes
@@ -31,8 +44,10 @@ return in this time is replaced and loses its variables."""
 _HEARD_WITHIN_S = 1.0
 """On an idle machine. A thread that holds the GIL never receives the request."""
 _FREE_AGAIN_S = 0.1
-_LAST_WORD_S = 1.0
-_PREPARED_WITHIN_S = 10.0
+_SETTLED_S = 0.5
+"""A rank that has waited so long in a stage will not arrive in this step."""
+_LATE_S = 15.0
+"""Nor will one that has not answered, or left its pause, for so long."""
 
 
 class BringUp:
@@ -53,6 +68,53 @@ class BringUp:
         """All ranks."""
         return tuple(range(self.processes.options.world_size))
 
+    def _plans(self, settings: Settings, store: str, *, patient: bool) -> dict[int, SetUpPlan]:
+        """Begin a new generation; return the launch parameters of each rank.
+
+        Each generation has a prefix of its own in the store, or a file.
+        """
+        self.generation += 1
+        self.store, self.settings = store, settings
+        options, devices = self.processes.options, self.processes.devices
+        store_path = str(self.processes.folder / f"rendezvous-{self.generation}")
+        host, port, store_host = "", 0, None
+        values = {"WORLD_SIZE": str(options.world_size)}
+        init_method = f"file://{store_path}"
+        if options.init_method != "file":
+            host, port = options.master_addr, options.master_port
+            if store == "rank0":
+                store_host, port = 0, port or free_port(host)
+            else:
+                host, port = self.processes.store_address()
+            init_method = f"{'tcp' if options.init_method == 'tcp' else 'env'}://{host}:{port}"
+            values |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+        self.launch = LaunchParameters(
+            values, store_host, lambda: self.store == "rank0" or self.processes.store_alive
+        )
+        self.record.note(
+            generation=self.generation, backend=devices.backend, init_method=init_method
+        )
+        self.record.begin_setup()
+        plan = SetUpPlan(
+            rank=0,
+            world_size=options.world_size,
+            backend=devices.backend,
+            device=devices.device,
+            init_method=options.init_method,
+            master_addr=host,
+            master_port=port,
+            store_path=store_path,
+            generation=self.generation,
+            timeout_s=options.timeout_s,
+            threads=options.threads,
+            store=store,
+            patient=patient,
+        )
+        return {
+            rank: structs.replace(plan, rank=rank, settings=dict(settings.get(rank, {})))
+            for rank in self.everyone
+        }
+
     # -- all at once -------------------------------------------------------------------
 
     def run(self, settings: Settings, store: str, interrupted: Callable[[], bool]) -> None:
@@ -65,76 +127,17 @@ class BringUp:
         self._answers = self.processes.cluster.call(
             self.everyone, calls.BRING_UP, plans.__getitem__
         )
-        self._await_end(interrupted)
-
-    def _plans(self, settings: Settings, store: str, *, patient: bool) -> dict[int, SetUpPlan]:
-        """The launch parameters of each rank."""
-        self.generation += 1
-        self.store, self.settings = store, settings
-        options = self.processes.options
-        host, port = self._store_address(store)
-        self._note(host, port)
-        self.record.begin_setup()
-        plan = SetUpPlan(
-            rank=0,
-            world_size=options.world_size,
-            backend=self.processes.devices.backend,
-            device=self.processes.devices.device,
-            init_method=options.init_method,
-            master_addr=host,
-            master_port=port,
-            store_path=str(self.processes.folder / f"rendezvous-{self.generation}"),
-            generation=self.generation,
-            timeout_s=options.timeout_s,
-            threads=options.threads,
-            store=store,
-            patient=patient,
-        )
-        return {
-            rank: structs.replace(plan, rank=rank, settings=dict(settings.get(rank, {})))
-            for rank in self.everyone
-        }
-
-    def _store_address(self, store: str) -> tuple[str, int]:
-        options = self.processes.options
-        if options.init_method == "file":
-            return "", 0
-        if store == "rank0":
-            return options.master_addr, options.master_port or free_port(options.master_addr)
-        return self.processes.store_address()
-
-    def _note(self, host: str, port: int) -> None:
-        options = self.processes.options
-        values = {"WORLD_SIZE": str(options.world_size)}
-        if options.init_method == "file":
-            text = f"file://{self.processes.folder / f'rendezvous-{self.generation}'}"
-        else:
-            scheme = "tcp" if options.init_method == "tcp" else "env"
-            text = f"{scheme}://{host}:{port}"
-            values |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
-        self.launch = LaunchParameters(
-            values,
-            0 if self.store == "rank0" and options.init_method != "file" else None,
-            lambda: self.store == "rank0" or self.processes.store_alive,
-        )
-        self.record.note(
-            generation=self.generation,
-            backend=self.processes.devices.backend,
-            init_method=text,
-        )
-
-    def _await_end(self, interrupted: Callable[[], bool]) -> None:
-        self._wait_until_decided(interrupted)
+        diagnosis = self._wait(interrupted)
         snapshot = self.record.snapshot
-        if snapshot.ready:
+        if diagnosis is None and snapshot.ready:
             return
-        if snapshot.ended:
+        if diagnosis is None and snapshot.ended:
             raise SessionLost(f"{snapshot.ended} Start again: %ddp_init")
-        diagnosis = self.diagnose()
+        diagnosis = diagnosis or self.diagnose()
         raise SetupFailed(self._why_not_up(diagnosis), diagnosis=diagnosis)
 
-    def _wait_until_decided(self, interrupted: Callable[[], bool]) -> None:
-        """Wait until all ranks are ready or one failed. Raises SetupFailed when they are stuck."""
+    def _wait(self, interrupted: Callable[[], bool]) -> Diagnosis | None:
+        """Wait until all ranks are ready, or one failed, or they are stuck; then the diagnosis."""
         detector = StallDetector(self.look)
 
         def decided() -> bool:
@@ -142,25 +145,24 @@ class BringUp:
             return statuses == {Status.READY} or bool(self.record.snapshot.ended)
 
         # The ranks time out each stage themselves; this is for a rank that cannot even do that.
-        deadline = time.monotonic() + 2 * self.processes.options.timeout_s + 5
+        deadline_s = time.monotonic() + 2 * self.processes.options.timeout_s + 5
         while not self.record.wait_for(decided, 0.1):
             self._report_crashed_calls()
-            if self.record.snapshot.with_status(Status.DEAD) or self._all_settled():
+            statuses = {state.status for state in self.record.snapshot.ranks}
+            # No rank is in a stage any more, and one at least did not get through.
+            settled = Status.FAILED in statuses and statuses <= {Status.FAILED, Status.READY}
+            if settled or Status.DEAD in statuses:
                 break
             if (diagnosis := detector.turn()) is not None:
-                raise SetupFailed(self._why_not_up(diagnosis), diagnosis=diagnosis)
+                return diagnosis
             if interrupted():
                 raise KeyboardInterrupt
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline_s:
                 break
-
-    def _all_settled(self) -> bool:
-        """No rank is in a stage any more, and one at least did not get through."""
-        statuses = {state.status for state in self.record.snapshot.ranks}
-        return Status.FAILED in statuses and statuses <= {Status.FAILED, Status.READY}
+        return None
 
     def _report_crashed_calls(self) -> None:
-        """A bring-up that raised where no stage could catch it still names its rank."""
+        """Name the rank of a bring-up that raised where no stage could catch it."""
         states = self.record.snapshot.ranks
         for rank, answer in self._answers.items():
             settled = (Status.READY, Status.FAILED, Status.PAUSED, Status.DEAD)
@@ -176,15 +178,12 @@ class BringUp:
                     self.record.add((failed,))
 
     def _why_not_up(self, diagnosis: Diagnosis) -> str:
-        """Which rank failed at which stage, why, and what to do; then which ranks wait."""
-        lines = []
+        """Say which rank failed at which stage, why, and what to do; then which ranks wait."""
+        lines = deaths(self.record.snapshot)
         for finding in diagnosis.findings:
             why = finding.sentence if finding.ranks else finding.cause
             lines.append(f"{why}\n  What to do: {finding.remedy}")
-        dead = self.record.snapshot.with_status(Status.DEAD)
-        return "\n".join(
-            [*deaths(self.record.snapshot), *lines] if dead or lines else ["Set-up did not finish."]
-        )
+        return "\n".join(lines or ["Set-up did not finish."])
 
     # -- step by step ------------------------------------------------------------------
 
@@ -196,37 +195,136 @@ class BringUp:
         def paused() -> bool:
             return len(self.record.snapshot.with_status(Status.PAUSED)) == len(self.everyone)
 
-        if not self.record.wait_for(paused, _PREPARED_WITHIN_S):
+        if not self.record.wait_for(paused, 10.0):
             raise SetupFailed(self._why_not_up(self.diagnose()))
 
-    def send_on(self, ranks: Ranks, to: Stage | None) -> None:
-        """Send paused ranks through their next stage, or through all up to `to`."""
-        states = self.record.snapshot.ranks
+    def step(
+        self, ranks: Ranks | None, to: Stage | None, interrupted: Callable[[], bool]
+    ) -> StepTable:
+        """Send paused ranks through their next stage, or through all up to and with `to`.
 
-        def target(rank: int) -> Stage:
-            passed = states[rank].stage or Stage.LAUNCHED
-            return to or list(Stage)[passed.number]
+        Raises UsageMistake when none of them can be moved.
+        """
+        moving = self._paused(ranks, None)
+        if not moving:
+            raise UsageMistake(self.why_no_step(ranks))
+        while moving and not interrupted():
+            before = self.record.snapshot.ranks
 
-        self._answers.update(self.processes.cluster.call(ranks, calls.ADVANCE, target))
+            def target(rank: int, before: Sequence[RankState] = before) -> Stage:
+                return to or list(Stage)[(before[rank].stage or Stage.LAUNCHED).number]
 
-    def answered(self, ranks: Ranks) -> bool:
-        """True when these ranks are out of the stage they were sent into."""
-        return all(rank not in self._answers or self._answers[rank].done() for rank in ranks)
+            self._answers.update(self.processes.cluster.call(moving, calls.ADVANCE, target))
+            self._await_arrival([before[rank] for rank in moving], interrupted)
+            # Ranks that waited for these when the step began have made progress meanwhile.
+            moving = self._paused(ranks, to) if to is not None else ()
+        return self.table()
+
+    def _paused(self, ranks: Ranks | None, to: Stage | None) -> Ranks:
+        """Return the paused of `ranks` (None: all) that have not passed `to` (None: any)."""
+        snapshot = self.record.snapshot
+        return tuple(
+            rank
+            for rank in snapshot.with_status(Status.PAUSED)
+            if (ranks is None or rank in ranks)
+            and (to is None or (snapshot.ranks[rank].stage or Stage.LAUNCHED).number < to.number)
+        )
+
+    def _await_arrival(self, before: Sequence[RankState], interrupted: Callable[[], bool]) -> None:
+        """Wait until every rank in motion has arrived, failed, died, or can only wait for others.
+
+        `before` is what these ranks were when they were sent on.
+        """
+        moving = tuple(state.rank for state in before)
+        looked_at: object = None
+        activities: tuple[Activity, ...] = ()
+        since_s = changed_s = time.monotonic()
+
+        def still_before() -> Ranks:
+            states = self.record.snapshot.ranks
+            paused = (state for state in before if states[state.rank].status is Status.PAUSED)
+            return tuple(state.rank for state in paused if states[state.rank].stage == state.stage)
+
+        def arrived() -> bool:
+            inside = self.record.snapshot.with_status(Status.SETTING_UP)
+            # A call can return before the rank's own event has arrived.
+            return not inside and not self._asked(moving) and not still_before()
+
+        while not self.record.wait_for(arrived, 0.05) and not interrupted():
+            states = self.record.snapshot.ranks
+            picture = tuple((s.status, s.stage, s.entering, s.doing) for s in states)
+            if picture != looked_at:
+                looked_at, since_s = picture, time.monotonic()
+                changed_s = since_s
+            elif time.monotonic() - since_s > _SETTLED_S:
+                since_s = time.monotonic()
+                case, doing = self.look(), activities
+                activities = tuple(report.activity for report in case.ranks)
+                # On a busy machine a rank may not have left its pause yet, nor answer in time;
+                # what it says directly after that may be of a moment in which it goes on.
+                silent = self._asked(case.where(Activity.SILENT))
+                stopped = {e.rank for e in case.ranks if e.process == "stopped"}
+                late = {*still_before(), *silent} - stopped
+                settled = not case.where(Activity.BUSY) and doing in ((), activities)
+                if settled and (not late or since_s - changed_s > _LATE_S):
+                    return
+
+    def table(self) -> StepTable:
+        """Return where all ranks stand, with who hosts the store and whose keys are in it."""
+        made = step_table(self.record.snapshot, self.store)
+        address = self.launch.values.get("MASTER_ADDR", "")
+        if not address:
+            return made
+        port, pid = self.launch.values["MASTER_PORT"], self.processes.store_pid
+        host = "rank 0" if self.store == "rank0" else f"the session (pid {pid})"
+        joined = [
+            s.rank
+            for s in self.record.snapshot.ranks
+            if Stage.RENDEZVOUS in (s.entering, s.stage)
+            or (s.stage is not None and s.stage.number > Stage.RENDEZVOUS.number)
+        ]
+        claimed = {self.settings.get(rank, {}).get("RANK") or str(rank) for rank in joined}
+        keys = ", ".join(f"join/{rank}" for rank in sorted(claimed)) or "none yet"
+        store = (f"store: {address}:{port}, hosted by {host}", f"keys of ranks in it: {keys}")
+        return replace(made, details=(*store, *made.details))
+
+    def why_no_step(self, ranks: Ranks | None) -> str:
+        """Return why none of `ranks` can be sent on."""
+        snapshot = self.record.snapshot
+        if paused := snapshot.with_status(Status.PAUSED):
+            asked = ranks or ()
+            return (
+                f"{verb(asked, 'is', 'are').capitalize()} not paused; {name_ranks(paused)} can be "
+                "stepped: %ddp_step"
+            )
+        if not snapshot.ready:
+            return "No rank is paused. %ddp_why says what they wait for, %ddp_abort frees them."
+        return (
+            "There is nothing to step: no rank is paused at a line, no cell runs, and set-up "
+            "is complete. To stop at a line: %ddp_break 2 for line 2 of the last cell, or "
+            "breakpoint() in the code. To step through set-up: %ddp_shutdown, then "
+            "%ddp_init --step"
+        )
 
     # -- why, and freeing --------------------------------------------------------------
 
     def look(self) -> Case:
-        """The case as it is."""
+        """Return the case as it is."""
         return gather(
-            self.processes.cluster, self.record.snapshot, self.launch, asked=self._still_asked
+            self.processes.cluster,
+            self.record.snapshot,
+            self.launch,
+            asked=lambda: self._asked(self.everyone),
         )
 
-    def _still_asked(self) -> Ranks:
-        """Ranks with a call of ours that has not ended."""
-        return tuple(rank for rank in self._answers if not self.answered((rank,)))
+    def _asked(self, ranks: Ranks) -> Ranks:
+        """Return those of `ranks` with a call of ours that has not ended."""
+        return tuple(
+            rank for rank in ranks if rank in self._answers and not self._answers[rank].done()
+        )
 
     def diagnose(self) -> Diagnosis:
-        """The current diagnosis."""
+        """Return the current diagnosis."""
         case = self.look()
         diagnosis = diagnose_setup(case)
         if diagnosis.wrong:
@@ -246,29 +344,41 @@ class BringUp:
                 rank
                 for rank in ranks
                 if states[rank].status is Status.RUNNING
-                or (states[rank].status is not Status.DEAD and not _ended(sent.get(rank)))
+                or (
+                    (states[rank].status is not Status.DEAD and rank in sent)
+                    and not sent[rank].done()
+                )
             )
+
+        def patience_s(left: Ranks) -> float:
+            """Return how long to wait for ranks to come back; not for those that cannot."""
+            if answering.intersection(left):
+                return scaled_for_load(_FREE_WITHIN_S)
+            return 0.0 if self.stopped(left) == left else scaled_for_load(_HEARD_WITHIN_S)
 
         # A rank's event that it is done arrives before its call returns.
         if self.record.wait_for(lambda: not stuck(), _FREE_AGAIN_S):
             return ()
-        while (left := stuck()) and time.monotonic() - began_s < self._patience_s(left, answering):
+        while (left := stuck()) and time.monotonic() - began_s < patience_s(left):
             answering.update(self.processes.cluster.ask(left, calls.FREE, calls.Nothing(), 0.5))
             self.record.wait_for(lambda: not stuck(), _FREE_AGAIN_S)
         left = stuck()
+
+        def none_inside() -> bool:
+            states = self.record.snapshot.ranks
+            return not any(
+                states[rank].status is Status.SETTING_UP and states[rank].entering is not None
+                for rank in ranks
+                if rank not in left
+            )
+
         # A call can return before the rank's own event has arrived.
-        self.record.wait_for(lambda: not self._inside(ranks, left), scaled_for_load(_LAST_WORD_S))
+        self.record.wait_for(none_inside, scaled_for_load(1.0))
         self.record.lose_group()
         return left
 
-    def _patience_s(self, ranks: Ranks, heard: set[int]) -> float:
-        """How long to wait for ranks to return, without those that cannot do so."""
-        if heard.intersection(ranks):
-            return scaled_for_load(_FREE_WITHIN_S)
-        return 0.0 if self.stopped(ranks) == ranks else scaled_for_load(_HEARD_WITHIN_S)
-
     def stopped(self, ranks: Ranks) -> Ranks:
-        """Ranks whose process is stopped: they cannot return from any call."""
+        """Return those of `ranks` whose process is stopped: they cannot return from any call."""
         states = self.record.snapshot.ranks
         return tuple(
             rank
@@ -276,15 +386,3 @@ class BringUp:
             if states[rank].status is not Status.DEAD
             and process_of(states[rank].pid)[0] == "stopped"
         )
-
-    def _inside(self, ranks: Ranks, but: Ranks) -> bool:
-        states = self.record.snapshot.ranks
-        return any(
-            states[rank].status is Status.SETTING_UP and states[rank].entering is not None
-            for rank in ranks
-            if rank not in but
-        )
-
-
-def _ended(answer: Any) -> bool:
-    return answer is None or bool(answer.done())

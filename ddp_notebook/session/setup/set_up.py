@@ -5,27 +5,38 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import SessionLost, SetupFailed, UsageMistake
-from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.timeouts import scaled_for_load
-from ddp_notebook.model import Board, Category, Ranks, Stage, Status
+from ddp_notebook.model import (
+    Board,
+    Category,
+    Diagnosis,
+    Ranks,
+    Snapshot,
+    Stage,
+    Status,
+    agree,
+    are,
+    format_ranks,
+    name_ranks,
+    verb,
+)
 from ddp_notebook.session.findings import SET_UP, Found
-from ddp_notebook.session.guards import check_ranks
+from ddp_notebook.session.guards import check_ranks, living
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.pool import launch_mode
-from ddp_notebook.session.setup import limits, messages, package_changes
+from ddp_notebook.session.setup import preflight
 from ddp_notebook.session.setup.bring_up import BringUp
 from ddp_notebook.state.board_rows import board
 from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.devices import DevicePlan
-    from ddp_notebook.model import Diagnosis
     from ddp_notebook.session.findings import LastFindings
     from ddp_notebook.session.options import InitOptions
     from ddp_notebook.session.pool import RankPool
@@ -33,9 +44,8 @@ if TYPE_CHECKING:
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
 
-_BEGUN_WITHIN_S = 0.5
-"""On a quiet machine, from sending a cell to a rank's event that it began."""
 _IDLE_WITHIN_S = 2.0
+"""How long ranks that waited for an ended one have to fail."""
 
 
 class SetUp:
@@ -46,19 +56,20 @@ class SetUp:
     ) -> None:
         self.bring_up: BringUp | None = None
         """The stages of the ranks that there are; None before the first start."""
+        self.replaced: tuple[str, ...] = ()
+        """The board's notes about the processes that were last replaced, because ranks were blocked
+        or dead."""
         self._record = record
         self._pool = pool
         self._runs = runs
         self._findings = findings
         self._freeing = threading.RLock()
         """Held while ranks are unblocked: no set-up may begin on them before that is over."""
-        self.replaced: tuple[str, ...] = ()
-        """The board's notes about the processes that were last replaced, because ranks were blocked
-        or dead."""
 
-    def status(self) -> Board:
-        """The board now."""
-        return board(self._record.snapshot)
+    @property
+    def store(self) -> str:
+        """Who hosts the store of the group: session or rank0."""
+        return self.bring_up.store if self.bring_up is not None else "session"
 
     @property
     def half_way(self) -> bool:
@@ -71,44 +82,59 @@ class SetUp:
         )
 
     def need(self, verb: str) -> BringUp:
-        """The stages of the ranks, for `verb` to work on. Raises NoSession, SessionLost."""
+        """Return the stages of the ranks, for `verb` to work on. Raises NoSession, SessionLost."""
         self._pool.need(verb)
         assert self.bring_up is not None
         return self.bring_up
 
+    def as_before(self) -> InitOptions:
+        """Return the options of the ranks' set-up, without what was changed on single ranks."""
+        return replace(self._pool.need("%ddp_init").options, settings={}, step=False)
+
+    def _board(self) -> Board:
+        return board(self._record.snapshot)
+
+    @property
+    def _everyone(self) -> Ranks:
+        return tuple(range(self._record.snapshot.world_size))
+
     # -- starting ------------------------------------------------------------------------
 
-    def init(self, options: InitOptions, *, replace: bool) -> Board:
-        """`Session.init`."""
+    def init(self, options: InitOptions, *, replace: bool = False) -> Board:
+        """Start the ranks and bring torch.distributed up; returns when it is verified.
+
+        With `options.step` it returns before the first stage. Ranks whose set-up failed before
+        are set up again in place. `replace` ends existing ranks first. Raises UsageMistake for
+        options that cannot work, SetupFailed when set-up cannot succeed; started ranks are kept.
+        """
         processes = self._pool.processes
         why_anew = ""
         if processes is not None and not self._pool.lost_reason and not replace:
             dead = self._record.snapshot.with_status(Status.DEAD)
             if not self.half_way and len(dead) < self._record.snapshot.world_size:
-                raise UsageMistake(messages.running_already(options, self._record.snapshot))
+                raise UsageMistake(_running_already(options, self._record.snapshot))
             if options.same_processes(processes.options):
                 self._findings.begin(Found(SET_UP))
                 try:
-                    return self._set_up_in_place(processes, options)
+                    self.make_ready()
+                    processes.adopt(options)
+                    return self._set_up(options)
                 except SessionLost:  # it was lost before, and only now is that known
                     why_anew = "All processes are new, without variables: those before had ended."
-        changed = package_changes.check()
+        preflight.check_package()
         devices = self._pool.plan(options)  # first: an impossible plan costs no ranks
         if processes is None:
-            size = options.world_size
-            why = limits.why_too_low_for_files(size) or limits.why_too_few_processes(size)
-            if why := why or limits.why_too_little_memory(size, out_of_memory.bytes_left()):
-                raise UsageMistake(why)
+            preflight.check_start(options.world_size)
         self._findings.begin(Found(SET_UP))
         if processes is not None and not self._pool.lost_reason and replace:
-            lacking = options.world_size - len(self._living())
-            limits.check_processes("%ddp_init --replace", ranks=max(0, lacking))
+            lacking = options.world_size - len(living(self._everyone, self._record.snapshot))
+            preflight.check_processes("%ddp_init --replace", ranks=max(0, lacking))
             why_anew = processes.why_not_kept(options)
             if not why_anew:
                 return self._resize(processes, options, devices)
             why_anew = f"All processes are new, without variables: {why_anew}."
         self._pool.close("New ranks were started.")
-        self._start(options, devices, tuple(filter(None, (changed, why_anew))))
+        self._start(options, devices, why_anew)
         return self._set_up(options)
 
     def _resize(self, processes: Processes, options: InitOptions, devices: DevicePlan) -> Board:
@@ -120,7 +146,7 @@ class SetUp:
             if states[rank].status is not Status.DEAD and device_of[rank] == environment
         }
         ended = tuple(state.rank for state in states if state.rank not in kept)
-        under_way = [c.run.heading for c in self._runs.controllers if c.state.claimed]
+        under_way = [run.heading for run in self._runs.all if run.state.claimed]
         processes.end_script()
         with self._unless_lost("%ddp_init"), self._record.restarting(ended):
             processes.stop(ended)
@@ -129,16 +155,16 @@ class SetUp:
             self._runs.reset()
             processes.adopt(options)
             processes.resize(tuple(kept), devices)
-        note = messages.kept(kept - set(blocked), {*ended, *blocked}, options.world_size)
+        note = _kept(kept - set(blocked), {*ended, *blocked}, options.world_size)
         self._record.note(notes=(*devices.notes, *options.notes()))
         self._note_replaced((*(f"{run} ran, and was ended by this." for run in under_way), note))
         return self._set_up(options)
 
-    def _start(self, options: InitOptions, devices: DevicePlan, more: tuple[str, ...]) -> None:
+    def _start(self, options: InitOptions, devices: DevicePlan, why_anew: str) -> None:
         """Start the processes. When that fails nothing is left of them."""
         self._pool.lost_reason = ""
         self._runs.reset()
-        notes = (*devices.notes, *options.notes(), *more)
+        notes = (*devices.notes, *options.notes(), *filter(None, [why_anew]))
         self._record.begin(options.world_size, backend=devices.backend, notes=notes)
         mode = launch_mode(options.launcher)
         try:
@@ -147,19 +173,13 @@ class SetUp:
             processes.start()
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # nothing may be left
             with noted():  # an impatient user interrupts again
-                failed, lost = self.status(), self._pool.lost_reason
+                failed, lost = self._board(), self._pool.lost_reason
                 self._pool.close("The ranks could not be started.")
                 self._record.note(ended="set-up did not finish.", loading=None)
                 if mode == "fork":
                     self._pool.warm_fork_server(mode)  # for the next try
-                why = messages.why_not_started(SessionLost(lost) if lost else error)
+                why = preflight.why_not_started(SessionLost(lost) if lost else error)
             raise SetupFailed(why, failed) from None
-
-    def _set_up_in_place(self, processes: Processes, options: InitOptions) -> Board:
-        """Retry set-up of ranks that failed, as far as their processes live."""
-        self.make_ready()
-        processes.adopt(options)
-        return self._set_up(options)
 
     # -- setting up ----------------------------------------------------------------------
 
@@ -170,17 +190,13 @@ class SetUp:
         return self._set_up(options)
 
     def make_ready(self) -> None:
-        """Free every rank and bring back the dead, so that all of them take calls."""
+        """Unblock every rank and replace dead ones, so that all accept calls."""
         bring_up = self.need("%ddp_fault")
         bring_up.processes.end_script()
         blocked = self.free(bring_up.everyone)
         self._runs.await_released()
-        unblocked = [messages.not_unblocked(blocked)] if blocked else []
+        unblocked = [_not_unblocked(blocked)] if blocked else []
         self._note_replaced((*unblocked, *self._replace_dead(bring_up.everyone)))
-
-    def as_before(self) -> InitOptions:
-        """The options of the ranks' set-up, without what was changed on single ranks."""
-        return replace(self._pool.need("%ddp_init").options, settings={}, step=False)
 
     def _set_up(self, options: InitOptions) -> Board:
         """Take the ranks through set-up, or stop before it. They stay whatever the outcome."""
@@ -193,32 +209,26 @@ class SetUp:
                 else:
                     self._bring_up(bring_up, options, interrupted)
         except KeyboardInterrupt:
-            self._keep_interrupted(bring_up)
+            now = bring_up.diagnose()  # freed ranks no longer show the problem
+            unsure = "" if now.wrong else "Set-up was interrupted; no problem was found before."
+            self._keep(replace(now, unsure=unsure))
             replaced = self.free(bring_up.everyone)
-            note = messages.not_unblocked(replaced) if replaced else "They keep their variables."
+            note = _not_unblocked(replaced) if replaced else "They keep their variables."
             raise SetupFailed(
                 f"Set-up was interrupted. The ranks are idle. {note} Try again with %ddp_init.",
-                self.status(),
+                self._board(),
             ) from None
         except SetupFailed as failure:
-            failure.board = self.status()
-            self._keep(failure.diagnosis)
+            failure.board = self._board()
+            if failure.diagnosis is not None and failure.diagnosis.findings:
+                self._keep(failure.diagnosis)
             raise
-        return self.status()
+        return self._board()
 
-    def _keep(self, diagnosis: Diagnosis | None) -> None:
+    def _keep(self, diagnosis: Diagnosis) -> None:
         """Keep why set-up failed, also where it was done for a script or an abort."""
-        if diagnosis is not None and diagnosis.findings:
-            found = Found(SET_UP)
-            found.take(diagnosis)
-            self._findings.begin(found)
-
-    def _keep_interrupted(self, bring_up: BringUp) -> None:
-        """Keep the diagnosis of an interrupted set-up: freed ranks no longer show the problem."""
-        now = bring_up.diagnose()
-        unsure = "" if now.wrong else "Set-up was interrupted; no problem was found before."
         found = Found(SET_UP)
-        found.take(replace(now, unsure=unsure))
+        found.take(diagnosis)
         self._findings.begin(found)
 
     def _bring_up(
@@ -241,34 +251,32 @@ class SetUp:
 
     def free(self, ranks: Ranks) -> Ranks:
         """Unblock ranks; returns those that needed a new process for it."""
-        with self._freeing:
-            return self._free(ranks)
-
-    def _free(self, ranks: Ranks) -> Ranks:
         bring_up = self.bring_up
         assert bring_up is not None
-        aborted = [
-            controller
-            for controller in self._runs.controllers
-            if not controller.run.done and set(controller.run.ranks) & set(ranks)
-        ]
-        for controller in aborted:
-            controller.abort()
+        with self._freeing:
+            runs = [run for run in self._runs.all if not run.done and set(run.ranks) & set(ranks)]
+            for run in runs:
+                run.abort()
 
-        def begun() -> bool:
-            return all(set(c.run.pending) & set(ranks) <= c.run.started for c in aborted)
+            def begun() -> bool:
+                return all(set(run.pending) & set(ranks) <= run.started for run in runs)
 
-        # Until a rank's CellStarted event has arrived, it looks idle.
-        self._record.wait_for(begun, scaled_for_load(_BEGUN_WITHIN_S))
-        for controller in aborted:
-            controller.signal_started()
-            controller.end_started_ranks()
-        blocked = bring_up.free(ranks)
-        bring_up.processes.replace(blocked)
-        return blocked
+            # Until a rank's CellStarted event has arrived, it looks idle. On a quiet machine that
+            # takes much less than this from sending the cell.
+            self._record.wait_for(begun, scaled_for_load(0.5))
+            for run in runs:
+                run.signal_started()
+                run.end_started_ranks()
+            blocked = bring_up.free(ranks)
+            bring_up.processes.replace(blocked)
+            return blocked
 
     def abort(self, ranks: Ranks | None = None) -> Board:
-        """`Session.abort`."""
+        """Unblock ranks that hang in set-up, a cell or a script; returns the board afterwards.
+
+        Ranks that cannot be unblocked get new processes, as do dead ones; the board's notes say
+        which, and why. If every rank had a process group, it is rebuilt.
+        """
         bring_up = self.need("%ddp_abort")
         members = ranks if ranks is not None else bring_up.everyone
         check_ranks(members, self._record.snapshot)
@@ -277,7 +285,7 @@ class SetUp:
             self._unblock(bring_up, script.ranks)  # it is one job: it ends on all its ranks
             self._runs.await_released()
             bring_up.processes.end_script()
-            return self.status()
+            return self._board()
         bring_up.processes.end_script()
         had_group = not self.half_way
         self._note_replaced((*self._unblock(bring_up, members), *self._replace_dead(members)))
@@ -286,17 +294,17 @@ class SetUp:
         self._runs.await_released()
         if had_group and not self._record.snapshot.with_status(Status.DEAD, Status.RUNNING):
             return self._set_up(self.as_before())
-        return self.status()
+        return self._board()
 
     def _unblock(self, bring_up: BringUp, members: Ranks) -> list[str]:
-        """Free `members`; a note about those that needed a new process for it."""
+        """Free `members`; return a note about those that needed a new process for it."""
         blocked = self.free(members)
         # A stopped process is not always known to be in a cell: it may have been idle, or its
         # event that it began one may not have left it.
         stopped = bring_up.stopped(members)
         bring_up.processes.replace(stopped)
         replaced = tuple(sorted({*blocked, *stopped}))
-        return [messages.not_unblocked(replaced)] if replaced else []
+        return [_not_unblocked(replaced)] if replaced else []
 
     def _note_replaced(self, replaced: tuple[str, ...]) -> None:
         """Note on the board which processes were replaced, in place of the previous notes."""
@@ -305,7 +313,7 @@ class SetUp:
         self._record.note(notes=(*others, *replaced))
 
     def _replace_dead(self, members: Ranks) -> list[str]:
-        """New processes for those of `members` that are dead; a note for each."""
+        """Give new processes to those of `members` that are dead; return a note for each."""
         states = self._record.snapshot.ranks
         dead = tuple(rank for rank in members if states[rank].status is Status.DEAD)
         if dead and not self._record.snapshot.ended:
@@ -319,16 +327,21 @@ class SetUp:
     # -- beginning again -----------------------------------------------------------------
 
     def restart(self, ranks: Ranks | None = None) -> Board:
-        """`Session.restart`."""
+        """Give `ranks` (all, by default) new processes and rebuild the group.
+
+        The other ranks keep their processes and variables. Raises SetupFailed, and
+        UsageMistake when another rank is dead, or in a cell that a thread waits for.
+        """
         processes = self._pool.need("%ddp_restart")
-        everyone = tuple(range(self._record.snapshot.world_size))
-        members = ranks if ranks is not None else everyone
-        check_ranks(members, self._record.snapshot)
-        dead = set(members) - set(self._living())
-        limits.check_processes("%ddp_restart", ranks=len(dead))
+        snapshot = self._record.snapshot
+        members = ranks if ranks is not None else self._everyone
+        check_ranks(members, snapshot)
+        dead = len({*members} - {*living(members, snapshot)})
+        preflight.check_processes("%ddp_restart", ranks=dead)
         processes.end_script()
-        survivors = tuple(r for r in everyone if r not in members)
-        in_set_up = self._in_set_up(survivors)
+        survivors = tuple(rank for rank in self._everyone if rank not in members)
+        in_stages = self._record.snapshot.with_status(Status.SETTING_UP, Status.PAUSED)
+        in_set_up = tuple(rank for rank in survivors if rank in in_stages)
         paused = tuple(rank for rank in survivors if rank in self._runs.paused())
         try:
             with self._unless_lost("%ddp_restart"), self._record.restarting(members):
@@ -340,51 +353,103 @@ class SetUp:
                     self.free(in_set_up)
                 self._await_survivors(survivors, members)
                 self._runs.await_released()
-                self._note_replaced((messages.freed(paused),) if paused else ())
+                freed: tuple[str, ...] = ()
+                if paused:
+                    who = verb(paused, "was", "were").capitalize()
+                    their = agree(paused, "its", "their")
+                    freed = (f"{who} paused: {their} cell was aborted, {their} variables stay.",)
+                self._note_replaced(freed)
                 processes.launch(members)
         except KeyboardInterrupt:
             why = "The restart was interrupted. Ranks that it had stopped are gone: %ddp_restart"
-            raise SetupFailed(why, self.status()) from None
+            raise SetupFailed(why, self._board()) from None
         return self._set_up(self.as_before())
-
-    def _living(self) -> Ranks:
-        """The ranks that have a process."""
-        states = self._record.snapshot.ranks
-        return tuple(state.rank for state in states if state.status is not Status.DEAD)
 
     @contextmanager
     def _unless_lost(self, verb: str) -> Iterator[None]:
-        """Within, an error of a session that is lost meanwhile becomes the reason for that."""
+        """Turn an error inside the context into the reason why the session was lost, if it was."""
         try:
             yield
         except (OSError, SessionLost):  # its folder or a connection is gone
             self._pool.need(verb)
             raise
 
-    def _in_set_up(self, ranks: Ranks) -> Ranks:
-        """Those of `ranks` that are in set-up, or paused in it."""
-        states = self._record.snapshot.ranks
-        within = (Status.SETTING_UP, Status.PAUSED)
-        return tuple(rank for rank in ranks if states[rank].status in within)
-
     def _await_survivors(self, survivors: Ranks, stopped: Ranks) -> None:
-        """Ranks that waited for an ended one fail now; wait until they are idle.
+        """Wait until ranks that waited for an ended one have failed and are idle.
 
         torch does not notify ranks that waited for one of these. They are unblocked, unless a
         thread waits for their cell.
         """
 
         def busy() -> Ranks:
-            states = self._record.snapshot.ranks
-            return tuple(r for r in survivors if states[r].status is Status.RUNNING)
+            running = self._record.snapshot.with_status(Status.RUNNING)
+            return tuple(rank for rank in survivors if rank in running)
 
         self._record.wait_for(lambda: not busy(), _IDLE_WITHIN_S)
         left = busy()
-        if left and not any(c.state.claimed for c in self._runs.controllers):
+        if left and not any(run.state.claimed for run in self._runs.all):
             self.free(left)
             self._record.wait_for(lambda: not busy(), _IDLE_WITHIN_S)
             left = busy()
         dead = self._record.snapshot.with_status(Status.DEAD)
         others = tuple(rank for rank in dead if rank not in stopped)
         if left or others:
-            raise UsageMistake(messages.why_not_restarted(stopped, left, others))
+            raise UsageMistake(_why_not_restarted(stopped, left, others))
+
+
+def _running_already(options: InitOptions, known: Snapshot) -> str:
+    """Say that `%ddp_init` has nothing to start, and how to have what `options` ask for."""
+    size, busy = known.world_size, known.with_status(Status.RUNNING)
+    other = ""
+    if options.world_size != size:
+        other = (
+            ". Another number of ranks, of which those that stay keep their variables: "
+            f"%ddp_init --world-size {options.world_size} --replace"
+        )
+    if dead := known.with_status(Status.DEAD):
+        back = f"%ddp_restart --ranks {format_ranks(dead)}"
+        return f"{name_ranks(dead).capitalize()} {are(dead)} dead. To bring back: {back}{other}"
+    where = f", and {name_ranks(busy)} still in a cell (to free: %ddp_abort)" if busy else ""
+    return f"{size} ranks are running already{where}. Fresh ranks: %ddp_restart{other}"
+
+
+def _kept(kept: Collection[int], gone: Collection[int], world_size: int) -> str:
+    """Say which ranks were kept when some were replaced, and what happened to the others."""
+    ended = tuple(sorted(rank for rank in gone if rank >= world_size))
+    new = tuple(rank for rank in range(world_size) if rank not in kept)
+    parts = []
+    if kept:
+        their = agree(kept, "its variables", "their variables")
+        parts.append(f"{name_ranks(tuple(sorted(kept)))} stayed, with {their}")
+    if ended:
+        parts.append(f"{verb(ended, 'has', 'have')} ended")
+    if new:
+        parts.append(f"{verb(new, 'is', 'are')} new")
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}. Fresh processes for all: %ddp_restart"
+
+
+def _why_not_restarted(stopped: Ranks, busy: Ranks, dead: Ranks) -> str:
+    """Say that ranks were ended without new ones, for a group needs every rank.
+
+    Those in a cell, else the dead.
+    """
+    missing = busy or dead
+    where = "still in a cell" if busy else "dead"
+    free = "Free them with their variables: %ddp_abort. Or restart" if busy else "Restart"
+    ended = verb(
+        stopped, "was ended and has no new process", "were ended and have no new processes"
+    )
+    return (
+        f"{ended[:1].upper()}{ended[1:]} yet. "
+        f"The group needs every rank, and {name_ranks(missing)} {are(missing)} {where}. "
+        f"{free} them together: %ddp_restart --ranks {format_ranks((*stopped, *busy, *dead))}"
+    )
+
+
+def _not_unblocked(ranks: Ranks) -> str:
+    """Say that `ranks` have new processes because nothing else could unblock them."""
+    who = name_ranks(ranks).capitalize()
+    if len(ranks) == 1:
+        return f"{who} could not be unblocked. Its process was replaced; its variables are lost."
+    return f"{who} could not be unblocked. Their processes were replaced; their variables are lost."

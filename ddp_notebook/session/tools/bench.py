@@ -127,7 +127,7 @@ class Benchmarks:
 
     @property
     def device(self) -> str:
-        """`Session.bench_device`."""
+        """Where the tensors of a benchmark live: cpu, or cuda:0."""
         return self._pool.need("%ddp_bench").devices.device
 
     @contextmanager
@@ -169,7 +169,20 @@ class Benchmarks:
         options: BenchOptions | None = None,
         watch: Watch[BenchRun] | None = None,
     ) -> BenchResult:
-        """`Session.bench`."""
+        """Measure collectives against tensor size, on all ranks or those of `options`.
+
+        The method: ranks are aligned by a barrier before each batch of iterations, every rank
+        stamps every iteration, and an iteration took as long as on its slowest rank. Sizes are
+        visited in at least three rounds, each in another order, until the 95 % interval of the
+        median is within `plan.precision` or `plan.budget_s` ends. Results are compared exactly.
+        Bandwidths are nccl-tests', GB = 1e9 bytes. `ddp_notebook.rank.bench.loop` names the
+        sources.
+
+        `watch` is called with the progress, from another thread. After an interrupt, when
+        `measuring` is cancelled, or when a rank dies, the partial result is returned and `ended`
+        says why. Raises UsageMistake when it cannot begin, DDPError when it ends before anything
+        was measured.
+        """
         options = options or BenchOptions()
         processes = self._pool.need("%ddp_bench")
         members = self._runs.idle(options.ranks, "%ddp_bench")
@@ -227,7 +240,13 @@ class Benchmarks:
     def training_steps(
         self, plan: StepPlan, watch: Watch[StepBenchResult] | None = None
     ) -> StepBenchResult:
-        """`Session.bench_steps`."""
+        """Measure the steps of a model on all ranks; `watch` is called as it goes, by any thread.
+
+        The measurements are kept when a rank fails or dies, the user interrupts, or the benchmark
+        is cancelled: then the result's `problem` says so. Raises UsageMistake before anything is
+        measured when the model, its loss or data cannot be used, differ between ranks or do not
+        fit into memory; CellInterrupted and DDPError when nothing was measured.
+        """
         device = self.device
         members = self._runs.idle(None, "%ddp_bench")
         for name in filter(None, (plan.model, plan.loss, plan.data)):

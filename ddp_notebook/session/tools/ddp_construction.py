@@ -84,7 +84,10 @@ class DdpConstruction:
         self._findings = findings
 
     def wrap(self, name: str, options: WrapOptions) -> Wrap:
-        """`Session.wrap`."""
+        """Take a model through DDP's construction on the ranks; if wrapped, show its buckets.
+
+        Raises UsageMistake before anything is done, CellInterrupted.
+        """
         cluster = self._pool.need("%ddp_wrap").cluster
         members = self._runs.idle(None, "%ddp_wrap")
         if not name and options.buckets and self.latest is not None:

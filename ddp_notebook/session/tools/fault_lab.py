@@ -16,7 +16,8 @@ from ddp_notebook.faults import FAULTS, Fault, Kind, TwoHosts
 from ddp_notebook.launch import lab_hosts
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.model import Diagnosis
-from ddp_notebook.session.runs.run import CellResult, CellRun, RunOptions
+from ddp_notebook.session.runs.endings import CellResult
+from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.session.tools.ddp_construction import WrapOptions
 
 if TYPE_CHECKING:
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session.options import Settings
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.record import Record
-    from ddp_notebook.session.runs.cells import Cells
-    from ddp_notebook.session.runs.scripts import Scripts
+    from ddp_notebook.session.runs.registry import RunRegistry
     from ddp_notebook.session.setup.set_up import SetUp
     from ddp_notebook.session.tools.ddp_construction import DdpConstruction
 
@@ -60,22 +60,20 @@ class FaultLab:
         record: Record,
         pool: RankPool,
         set_up: SetUp,
-        cells: Cells,
-        scripts: Scripts,
+        runs: RunRegistry,
         construction: DdpConstruction,
     ) -> None:
         self._record = record
         self._pool = pool
         self._set_up = set_up
-        self._cells = cells
-        self._scripts = scripts
+        self._runs = runs
         self._construction = construction
         self._last: Fault | None = None
         self._numbers = itertools.count(1)
         """Of folders, which go away with the session's."""
 
     def fault(self, name: str, started: Started = None) -> FaultResult:
-        """`Session.fault`."""
+        """Inject a fault of the lab into a set-up. Raises UsageMistake."""
         self._pool.need("%ddp_fault")
         fault = find(name)
         if fault.kind is Kind.HOSTS:
@@ -91,7 +89,7 @@ class FaultLab:
         return result
 
     def repair(self, started: Started = None) -> FaultResult:
-        """`Session.repair`."""
+        """Apply the remedy of the last fault: set-up succeeds. Raises UsageMistake."""
         self._pool.need("%ddp_fault")
         if self._last is None:
             raise UsageMistake("There is nothing to repair: inject a fault first, %ddp_fault NAME")
@@ -153,7 +151,7 @@ class FaultLab:
         result = self._run_script(fault, settings, started)
         if result.diagnosis is not None:
             return result.diagnosis
-        return self._scripts.seen_late if faulty and fault.passes else None
+        return self._runs.seen_late if faulty and fault.passes else None
 
     def _on_two_hosts(self, fault: Fault, faulty: bool, started: Started) -> Diagnosis | None:
         processes = self._pool.need("%ddp_fault")
@@ -170,14 +168,11 @@ class FaultLab:
         self, fault: Fault, settings: Settings, started: Started, placed: Placed | None = None
     ) -> CellResult:
         """The result of the fault's script. Raises its error."""
-        options = RunOptions(started=started)
-        result = self._scripts.run(
+        result = self._runs.run_script(
             str(fault.script),
-            (),
-            None,
-            options,
             store=fault.store,
             settings=settings,
+            started=started,
             placed=placed,
         )
         result.raise_for_error()
@@ -187,7 +182,7 @@ class FaultLab:
         if self._set_up.half_way:
             self._set_up.set_up(self._set_up.as_before())
         made = fault.model_source(faulty=faulty)
-        self._cells.run(made, None, RunOptions(started=started)).raise_for_error()
+        self._runs.run_cell(made, started=started).raise_for_error()
         wrapping = self._construction.wrap("model", WrapOptions())
         if wrapping.diagnosis is not None and wrapping.diagnosis.findings:
             if not faulty:

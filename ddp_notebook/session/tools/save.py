@@ -27,7 +27,12 @@ class Save:
     def save(
         self, path: str | os.PathLike[str], *, output: bool = False, force: bool = False
     ) -> SavedRun:
-        """`Session.save`."""
+        """Write the run to `path`, to be read with `Session.replay`; what was written.
+
+        The file is readable by this user alone and written atomically. It contains the ranks'
+        output only with `output`; an existing file is replaced only with `force`. Raises
+        UsageMistake when it cannot be written there, NoSession when there is nothing.
+        """
         target = check_target(path, force)
         if not self._record.snapshot.ranks:
             raise NoSession("%ddp_save")
@@ -37,7 +42,7 @@ class Save:
         with contextlib.suppress(NoSession, SessionLost, OSError):
             case = self._why.case("%ddp_save")
             found = self._why.diagnose()
-        run = self._runs.current.run if self._runs.current is not None else None
+        run = self._runs.current
         saved = saved_run(
             *self._record.kept(),
             case,

@@ -51,14 +51,6 @@ class _Globals(pickle.Pickler):
         return NotImplemented
 
 
-def _made_of(values: Mapping[str, Any]) -> list[str]:
-    """What of the notebook's own the ranks need to have to read `values`."""
-    finder = _Globals()
-    for value in values.values():
-        finder.dump(value)
-    return list(finder.names)
-
-
 class Values:
     """Values and output of the ranks of a session."""
 
@@ -70,7 +62,7 @@ class Values:
         """The pending answer of the last rank asked, which may never arrive."""
 
     def push(self, values: Mapping[str, Any], ranks: Ranks | None = None) -> Ranks:
-        """`Session.push`."""
+        """Set variables on ranks; the ranks. Raises UsageMistake for what cannot be sent."""
         cluster = self._pool.need("%ddp_push").cluster
         members = self._runs.idle(ranks, "%ddp_push")
         for name, value in values.items():
@@ -88,7 +80,10 @@ class Values:
             for part in filter(None, (own_first, rest)):  # what the rest may be made of, first
                 cluster.push(members, part, _TIMEOUT_S)
         except UsageMistake as refused:
-            own = [name for name in _made_of(values) if name not in values]
+            finder = _Globals()
+            for value in values.values():
+                finder.dump(value)
+            own = [name for name in finder.names if name not in values]
             if not own:
                 raise
             raise UsageMistake(
@@ -98,7 +93,10 @@ class Values:
         return members
 
     def pull(self, name: str, ranks: Ranks | None = None, *, keep_tensors: bool = False) -> Any:
-        """`Session.pull`."""
+        """The value of a variable: rank to value; tensors as NumPy unless `keep_tensors`.
+
+        Raises UsageMistake when a rank has no such variable or it cannot be sent.
+        """
         replies = self._values(calls.VariableToSend(name, keep_tensors), ranks)
         problems = {rank: reply.error for rank, reply in replies.items() if reply.error}
         if problems:
@@ -111,7 +109,7 @@ class Values:
         if script is None or not self._runs.script_left:
             return ""
         return (
-            f" These are the variables of {script.run.title}, whose processes stay until the ranks "
+            f" These are the variables of {script.title}, whose processes stay until the ranks "
             "run something else. The ranks' own are kept: run a %%ddp cell, and ask again."
         )
 
@@ -138,11 +136,16 @@ class Values:
         return dict.fromkeys(ranks, gone) | calls.answered(answers)
 
     def complete(self, code: str, at: int, ranks: Ranks | None) -> calls.Completions | None:
-        """`Session.complete`."""
+        """Completions of `code` at the cursor, from the first idle rank of `ranks`.
+
+        None if no rank is idle, or it takes too long; the same holds for `describe`.
+        """
         return self._ask_quickly(ranks, calls.COMPLETE, calls.CodeToComplete(code, at))
 
-    def describe(self, named: calls.NameToInspect, ranks: Ranks | None) -> calls.Inspection | None:
-        """`Session.describe`."""
+    def describe(
+        self, named: calls.NameToInspect, ranks: Ranks | None = None
+    ) -> calls.Inspection | None:
+        """Signature, docstring and more of an object, from the first idle rank of `ranks`."""
         return self._ask_quickly(ranks, calls.INSPECT, named)
 
     def _ask_quickly(
@@ -152,23 +155,25 @@ class Values:
         owed, processes = self._owed, self._pool.processes
         if processes is None or (owed is not None and not owed.done()):
             return None
-        rank = self._first_idle(ranks)
-        if rank is None:
-            return None
-        self._owed = answer = processes.cluster.call((rank,), call, lambda _: request)[rank]
-        try:
-            return processes.cluster.value_of(answer, _QUICK_S)
-        except UsageMistake:
-            return None
-
-    def _first_idle(self, ranks: Ranks | None) -> int | None:
+        cluster = processes.cluster
         for rank in range(self._record.snapshot.world_size) if ranks is None else ranks:
             with contextlib.suppress(UsageMistake):
-                return self._runs.idle((rank,), "Tab")[0]
+                idle = self._runs.idle((rank,), "Tab")
+                self._owed = cluster.call(idle, call, lambda _: request)[rank]
+                break
+        else:
+            return None
+        with contextlib.suppress(UsageMistake):
+            return cluster.value_of(self._owed, _QUICK_S)
         return None
 
     def variables(self, names: Sequence[str] = (), ranks: Ranks | None = None) -> VariableTable:
-        """`Session.variables`."""
+        """The variables of `ranks` (all by default) as one table; with `names`, those alone.
+
+        From any thread, any time: variables of the function that a rank is in, and globals. Runs
+        none of the user's code. Raises UsageMistake for a rank or name that does not exist,
+        NoSession, SessionLost.
+        """
         cluster = self._pool.need("%ddp_vars").cluster
         snapshot = self._record.snapshot
         members = existing(ranks, snapshot)
@@ -183,14 +188,21 @@ class Values:
         }
         unread = [Unread(tuple(sorted(of)), why) for why, of in reasons.items() if of]
         table = variable_table.fold(variables.values(), unread, snapshot.world_size)
-        _check_known(names, table, tuple(variables), self._whose())
+        known = {row.name for section in table.sections for row in section.rows}
+        missing = [name for name in names if name not in known]
+        if missing and variables:
+            on = name_ranks(tuple(variables))
+            raise UsageMistake(f"There is no variable {missing[0]!r} on {on}.{self._whose()}")
         return table
 
     def output(self, rank: int, log: bool = False) -> str:
-        """`Session.output`."""
+        """The full output of `rank` in its last cell, which may still run, however long it is.
+
+        With `log`, what the rank's process wrote outside of Python: messages of C code.
+        """
         processes = self._pool.need("%ddp_output")
         check_ranks((rank,), self._record.snapshot)
-        runs = (controller.run for controller in reversed(self._runs.controllers))
+        runs = reversed(self._runs.all)
         run = next((run for run in runs if rank in run.ranks), None)
         cell = run.cell if run is not None else 0
         if log and processes.script is not None and rank in processes.script.ranks:
@@ -213,14 +225,6 @@ def _unpickled(name: str, data: bytes) -> Any:
             "the ranks' own are not known here, nor is a group. Pull what it is made of, such as a "
             f"model's: %%ddp, then weights = {name}.state_dict(), and %ddp_pull weights"
         ) from None
-
-
-def _check_known(names: Sequence[str], table: VariableTable, ranks: Ranks, whose: str) -> None:
-    """Raises UsageMistake when a name is on none of `ranks`, which answered; `whose` follows."""
-    known = {row.name for section in table.sections for row in section.rows}
-    missing = [name for name in names if name not in known]
-    if missing and ranks:
-        raise UsageMistake(f"There is no variable {missing[0]!r} on {name_ranks(ranks)}.{whose}")
 
 
 def with_tracebacks(written: str, run: CellRun, rank: int) -> str:

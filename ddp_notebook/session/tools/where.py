@@ -27,7 +27,6 @@ from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer, answered
 from ddp_notebook.session.guards import existing, living
 from ddp_notebook.session.processes.unresponsive import last_known, process_of
-from ddp_notebook.session.runs.registry import stops_in
 from ddp_notebook.state import stack_tree
 from ddp_notebook.state.board_rows import BoardFacts, board_of, stuck_note
 from ddp_notebook.state.descriptions import describe
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from ddp_notebook.model.parallel.layout import MeshLayout
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.record import Record
-    from ddp_notebook.session.runs.controller import RunController
     from ddp_notebook.session.runs.registry import RunRegistry
     from ddp_notebook.session.runs.run import CellRun
 
@@ -56,7 +54,12 @@ class Where:
         self._pool = pool
 
     def where(self, ranks: Ranks | None = None, locals: bool = False) -> StackTree:
-        """`Session.where`."""
+        """The Python stacks of `ranks` (all by default) as one tree. From any thread, any time.
+
+        With `locals`, short texts of the variables in the user's frames. For ranks that are dead or
+        do not answer within two seconds the tree shows what is known. Raises UsageMistake for a
+        rank that does not exist, NoSession, SessionLost.
+        """
         processes = self._pool.need("%ddp_where")
         script = processes.script
         if script is not None and (job := script.started_ranks.job) is not None:
@@ -69,17 +72,20 @@ class Where:
         return stack_tree.merge(stacks, snapshot.world_size)
 
     def board(self, runs: RunRegistry, store: str) -> Board:
-        """`Session.status`: with what ranks do that are in a run, without asking them."""
+        """Return the board now, with what ranks do that are in a run, without asking them.
+
+        While ranks run that a script has started itself, theirs.
+        """
         if (started := self._started_ranks(runs.script)) is not None:
             return started
         processes, current = self._pool.processes, runs.current
         facts = BoardFacts(self._record.snapshot, store=store)
-        if processes is None or current is None or current.run.done or facts.snapshot.ended:
+        if processes is None or current is None or current.done or facts.snapshot.ended:
             return board_of(facts)
-        snapshot, run, collectives = facts.snapshot, current.run, Collectives()
+        snapshot, run, collectives = facts.snapshot, current, Collectives()
         # The collective logs are closed from another thread when the session ends.
         with contextlib.suppress(ValueError):
-            collectives = current.logs.read(run.ranks, run.cell, _LAST)
+            collectives = run.logs.read(run.ranks, run.cell, _LAST)
         diagnosis = _still_true(run, snapshot, collectives)
         facts = replace(
             facts,
@@ -87,20 +93,20 @@ class Where:
             collectives=collectives,
             pending=run.pending,
             diagnosis=diagnosis,
-            stops=stops_in(runs.controllers),
+            stops=runs.stops,
             members=run.ranks,
         )
         board = board_of(facts)
         notes = filter(None, [stuck_note(board, diagnosis)])
         return replace(board, notes=(*notes, *board.notes))
 
-    def _started_ranks(self, script: RunController | None) -> Board | None:
+    def _started_ranks(self, script: CellRun | None) -> Board | None:
         """The board of the ranks that `script` has started itself; None while none run."""
-        started = script.run.started_ranks if script is not None else None
+        started = script.started_ranks if script is not None else None
         if script is None or started is None:
             return None
         script.look()
-        facts = started.shown(script.run.title)
+        facts = started.shown(script.title)
         return board_of(facts) if facts is not None else None
 
     def mesh_of_models(self) -> Mesh | None:
@@ -111,7 +117,7 @@ class Where:
         return mesh_of_parameters({r: e.parameters for r, e in answered(answers).items()})
 
     def layout(self, mesh: Mesh | None, ranks: Ranks | None = None) -> MeshLayout:
-        """`Session.layout`; `mesh` is the one that the ranks made."""
+        """Return `mesh`, which ranks made, and what `ranks` hold of each parameter."""
         cluster = self._pool.need("%ddp_mesh").cluster
         snapshot = self._record.snapshot
         members = existing(ranks, snapshot)
@@ -128,7 +134,7 @@ class Where:
         return arranged(mesh, held, snapshot.world_size, notes)
 
     def rank_facts(self) -> dict[int, dict[str, Any]]:
-        """`Session.rank_facts`."""
+        """Versions and environment of each rank that answers, for `%ddp_doctor`."""
         cluster = self._pool.need("%ddp_doctor").cluster
         everyone = tuple(range(self._record.snapshot.world_size))
         answers = cluster.ask(everyone, calls.SOFTWARE, calls.Nothing(), _FACTS_TIMEOUT_S)

@@ -24,7 +24,6 @@ from ddp_notebook.session.runs import post_run
 if TYPE_CHECKING:
     from ddp_notebook.session.findings import LastFindings
     from ddp_notebook.session.record import Record
-    from ddp_notebook.session.runs.controller import RunController
     from ddp_notebook.session.runs.registry import RunRegistry
     from ddp_notebook.session.runs.run import CellRun
     from ddp_notebook.session.setup.set_up import SetUp
@@ -45,7 +44,11 @@ class Why:
         self._record = record
 
     def diagnose(self) -> Diagnosis:
-        """`Session.why`."""
+        """The current diagnosis of the ranks. From any thread, any time.
+
+        Once a run or a set-up is over, it is the diagnosis of that one until the next begins: its
+        `run` says which one, and how long ago.
+        """
         diagnosis = self._diagnose()
         processes = self._set_up.need("%ddp_why").processes
         note = processes.unasked
@@ -59,16 +62,16 @@ class Why:
         current = self._runs.current
         if self._set_up.half_way and self._runs.script is None:
             return self._of_set_up(case, now)
-        if current is not None and not current.run.done:
+        if current is not None and not current.done:
             return self._of_run(current, case, now)
         return self._of_the_past(case, now)
 
     def diagnose_now(self) -> Diagnosis:
-        """`Session.why_now`."""
+        """The diagnosis of the ranks' current state alone, without earlier findings."""
         return self._with_wrong_results(diagnose_run(self.case("%ddp_why")))
 
     def mesh(self) -> Mesh | None:
-        """`Session.mesh`."""
+        """The mesh that the ranks have made; None for none. Raises NoSession, SessionLost."""
         return mesh_of(self.case("--ranks"))
 
     def case(self, verb: str) -> Case:
@@ -82,7 +85,7 @@ class Why:
             return script.look()
         if current is not None and not self._set_up.half_way:
             case = current.look(as_script=False)
-            return replace(case, collectives=Collectives()) if self._is_past(current.run) else case
+            return replace(case, collectives=Collectives()) if self._is_past(current) else case
         return bring_up.look()
 
     def _is_past(self, run: CellRun) -> bool:
@@ -112,9 +115,9 @@ class Why:
         new = tuple(f for f in going_on.findings if f not in diagnosis.findings)
         return replace(diagnosis, findings=(*diagnosis.findings, *new))
 
-    def _of_run(self, controller: RunController, case: Case, now: Diagnosis) -> Diagnosis:
+    def _of_run(self, run: CellRun, case: Case, now: Diagnosis) -> Diagnosis:
         """The diagnosis of a run that ranks are in."""
-        run, found = controller.run, controller.run.found
+        found = run.found
         findings = tuple(
             replace(finding, cause=_ENDED, evidence=())
             if finding.died_of(run.restarted)
@@ -132,7 +135,7 @@ class Why:
             return before
         if left := failures.left_by_interrupted(run.finished.values(), case):
             return replace(going_on, findings=(left,))
-        return self._with_remarks(self._unexplained(case, going_on, run.title), controller)
+        return self._with_remarks(self._unexplained(case, going_on, run.title), run)
 
     def _unexplained(self, case: Case, diagnosis: Diagnosis, title: str) -> Diagnosis:
         """`diagnosis`; without findings, also which ranks wait, and for how long."""
@@ -142,7 +145,7 @@ class Why:
         if finding := failures.unexplained(case, waited_s):
             return replace(diagnosis, findings=(finding,))
         current = self._runs.current
-        pending = current.run.pending if current is not None else ()
+        pending = current.pending if current is not None else ()
         return replace(diagnosis, unsure=failures.unsure(case, waited_s, title, pending))
 
     def _waited_s(self, case: Case) -> dict[int, float]:
@@ -181,7 +184,7 @@ class Why:
 
     def _nothing_found(self, case: Case, now: Diagnosis) -> Diagnosis:
         current = self._runs.current
-        ends = current.run.finished.values() if current is not None else ()
+        ends = current.finished.values() if current is not None else ()
         if not now.findings and (stopped := failures.interrupted(ends)):
             return replace(now, unsure=stopped)
         return self._unexplained(case, now, now.run.title if now.run is not None else "")
@@ -196,19 +199,18 @@ class Why:
         current = self._runs.current
         if diagnosis.findings or current is None or self._set_up.half_way:
             return diagnosis
-        wrong_result = post_run.examine(current.run, current.cluster, current.logs)
+        wrong_result = post_run.examine(current)
         if wrong_result is None:
             return self._with_remarks(diagnosis, current)
         notes = tuple(dict.fromkeys((*diagnosis.notes, *wrong_result.notes)))
         return replace(diagnosis, findings=wrong_result.findings, notes=notes)
 
-    def _with_remarks(self, diagnosis: Diagnosis, controller: RunController) -> Diagnosis:
+    def _with_remarks(self, diagnosis: Diagnosis, run: CellRun) -> Diagnosis:
         """For a run without a problem: whether a rank is slow, or ranks have started ranks."""
-        run = controller.run
         if diagnosis.findings or len(run.ranks) < 2:
             return diagnosis
         started = run.started_ranks.remarks() if run.started_ranks is not None else ()
-        remarks = post_run.remarks(run, controller.cluster)
+        remarks = post_run.remarks(run)
         return replace(diagnosis, remarks=(*started, *remarks))
 
 

@@ -10,25 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_notebook import files
-from ddp_notebook.errors import UsageMistake
-from ddp_notebook.model import by_value, name_ranks, said_by
+from ddp_notebook.errors import UsageMistake, named_file
+from ddp_notebook.model import Ranks, Status, by_value, name_ranks, said_by
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import ON, Bound, Breakpoint, CannotAnswer
 from ddp_notebook.rank.inspect.frames import CELL_NAME, cell_file
-from ddp_notebook.session.tools.debugger.own_ranks import as_on_ranks
+from ddp_notebook.session.guards import existing
 from ddp_notebook.state.line_table import place
 
 if TYPE_CHECKING:
+    from ddp_notebook.session.pool import RankPool
+    from ddp_notebook.session.record import Record
+    from ddp_notebook.session.runs.registry import RunRegistry
     from ddp_notebook.session.runs.run import CellRun
-    from ddp_notebook.session.tools.debugger.own_ranks import OwnRanks
 
-_ASK_TIMEOUT_S = 3.0
-_SET_TIMEOUT_S = 10.0
-"""A busy rank looks through all functions that it has loaded."""
-_AT = re.compile(r"(.+):(\d+)")
-_SHOWN_CELL = re.compile(r"cell (\d+)")
-_SAME = 0.5
-"""The least part of its lines that a new version of a cell has of the old one."""
+_VERB = "%ddp_break"
 _HOW = "%ddp_break 7 (a line of the last cell), %ddp_break train.py:42, %ddp_break Model.forward"
 
 
@@ -66,28 +62,25 @@ class BreakpointRow:
         options += ["once"] if spec.once else []
         options += [f"log {spec.log!r}"] if spec.log else []
         what = f" ({', '.join(options)})" if options else ""
-        return f"{spec.number}: {self._where()}{what}. {self._state()}"
+        states = {rank: _state_of(bound, spec) for rank, bound in self.bounds.items()}
+        text = said_by(states) if len(set(states.values())) > 1 else next(iter(states.values()), "")
+        gone = "; its cell was edited and ran without this line" if self.gone else ""
+        return f"{spec.number}: {self._where()}{what}. {text[:1].upper()}{text[1:]}{gone}"
 
     def _where(self) -> str:
         file, line = self.place
-        name = _inside(file)
-        spec = self.breakpoint
+        spec, path, here = self.breakpoint, Path(file), Path.cwd().resolve()
         if spec.on:
             return _EVENTS[spec.on]
         if not line:
             return spec.function or place(_shown(spec.file), spec.line)
-        where = place(file, line, name)
+        inside = str(path.relative_to(here)) if path.is_relative_to(here) else ""
+        where = place(file, line, inside)
         if spec.function:
             return f"{spec.function} ({where})"
         if line > spec.line:
             return f"{where} (line {spec.line} has no code)"
         return where if line == spec.line else f"{where} (line {spec.line} is in that statement)"
-
-    def _state(self) -> str:
-        states = {rank: _state_of(bound, self.breakpoint) for rank, bound in self.bounds.items()}
-        text = said_by(states) if len(set(states.values())) > 1 else next(iter(states.values()), "")
-        gone = "; its cell was edited and ran without this line" if self.gone else ""
-        return f"{text[:1].upper()}{text[1:]}{gone}"
 
 
 def _state_of(bound: Bound, spec: Breakpoint) -> str:
@@ -104,6 +97,16 @@ def _state_of(bound: Bound, spec: Breakpoint) -> str:
     return f"{hits}; {bound.note}" if bound.note else hits
 
 
+def _shown(file: str) -> str:
+    cell = CELL_NAME.fullmatch(file)
+    return f"cell {cell[1]}" if cell else file
+
+
+def _as_on_ranks(cell: str) -> str:
+    """The text of a cell with its line numbers: in place of its magic it has an empty line."""
+    return f"\n{cell.partition(chr(10))[2]}" if cell else ""
+
+
 def _check_has_line(path: Path, line: int) -> None:
     """Raises UsageMistake for a line that a file has not, and for what is no file."""
     if path.is_dir():
@@ -118,22 +121,13 @@ def _check_has_line(path: Path, line: int) -> None:
         raise UsageMistake(f"{path.name} has no line {line}: it has {lines:,}.")
 
 
-def _inside(file: str) -> str:
-    """A file by its path in the notebook's folder; empty if it is not in there."""
-    path, here = Path(file), Path.cwd().resolve()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else ""
-
-
-def _shown(file: str) -> str:
-    cell = CELL_NAME.fullmatch(file)
-    return f"cell {cell[1]}" if cell else file
-
-
 class Breakpoints:
     """The breakpoints of a session; new ranks get them before their next run."""
 
-    def __init__(self, subject: OwnRanks) -> None:
-        self._subject = subject
+    def __init__(self, record: Record, pool: RankPool, runs: RunRegistry) -> None:
+        self._record = record
+        self._pool = pool
+        self._runs = runs
         self._last_number = 0
         self._all: dict[int, Breakpoint] = {}
         self.enabled = True
@@ -152,15 +146,15 @@ class Breakpoints:
         The location and number in `wanted` are ignored. Stops also in code that already runs, and
         in files that are imported later. Raises UsageMistake when no rank can ever stop there.
         """
-        self._subject.need("%ddp_break")
-        self._subject.members(wanted.ranks)
+        self._pool.need(_VERB)
+        existing(wanted.ranks, self._record.snapshot)
         placed = _on_event(wanted) if wanted.on else self._placed(where, wanted)
         _check_code(placed)
         spec = replace(placed, number=self._last_number + 1)
         self._all[spec.number] = spec
         self.enabled = True
-        if spec.on == COLLECTIVE:
-            self._subject.pause_before_collectives()
+        if spec.on == COLLECTIVE and (current := self._runs.current) is not None:
+            current.pausing |= not current.done  # what runs now is paused there, too
         row = next(row for row in self._send() if row.breakpoint.number == spec.number)
         if problem := _why_never(row, where):
             del self._all[spec.number]
@@ -171,17 +165,16 @@ class Breakpoints:
 
     def rows(self) -> tuple[BreakpointRow, ...]:
         """All breakpoints, with each rank's hit count."""
-        self._subject.need("%ddp_break")
+        cluster = self._pool.need(_VERB).cluster
         if not self._all:
             return ()
         self.renew()
-        ready = self._subject.ready()
-        answers = self._subject.ask(ready, calls.BREAKPOINTS, calls.Nothing(), _ASK_TIMEOUT_S)
+        answers = cluster.ask(self._ready(), calls.BREAKPOINTS, calls.Nothing(), 3.0)
         return self._rows(answers)
 
     def clear(self, number: int | None = None) -> int:
         """Remove one, or all; returns how many. Raises UsageMistake for an unknown one."""
-        self._subject.need("%ddp_break")
+        self._pool.need(_VERB)
         if number is not None and number not in self._all:
             known = ", ".join(map(str, self._all)) or "none"
             raise UsageMistake(f"There is no breakpoint {number}; there are: {known}.")
@@ -195,21 +188,16 @@ class Breakpoints:
 
     def enable(self, on: bool) -> None:
         """Enable all breakpoints, or disable them, including `breakpoint()`."""
-        self._subject.need("%ddp_break")
+        self._pool.need(_VERB)
         self.enabled = on
         self._send()
 
     def renew(self) -> None:
         """Send them to ranks whose process is new."""
-        pid = self._subject.pid
-        new = [rank for rank in self._subject.ready() if self._sent.get(rank) != pid(rank)]
+        states = self._record.snapshot.ranks
+        new = [rank for rank in self._ready() if self._sent.get(rank) != states[rank].pid]
         if new and (self._all or not self.enabled):
             self._send()
-
-    @property
-    def stop_ranks(self) -> bool:
-        """True when ranks may stop at some."""
-        return self.enabled and any(not spec.log for spec in self._all.values())
 
     def ranks_move(self) -> None:
         """Paused ranks are about to continue.
@@ -244,7 +232,7 @@ class Breakpoints:
         """
         if run.script:
             return False
-        text, followed = as_on_ranks(run.sources.get(run.title, "")), False
+        text, followed = _as_on_ranks(run.sources.get(run.title, "")), False
         for number, spec in self._all.items():
             if not spec.text or spec.text.strip() == text.strip():
                 continue  # the ranks know an equal text themselves
@@ -262,19 +250,28 @@ class Breakpoints:
     # -- where they are --------------------------------------------------------------------
 
     def _placed(self, where: str, wanted: Breakpoint) -> Breakpoint:
+        """`wanted` at the place that the user names. Raises UsageMistake."""
+        runs = [run for run in reversed(self._runs.all) if not run.script]
         if where.isdecimal():
-            file, text = self._subject.latest()
-            return replace(wanted, file=file, line=int(where), text=text)
-        at = _AT.fullmatch(where)
+            if not runs:
+                raise UsageMistake(
+                    "No cell has run on the ranks yet, so a line alone does not say where. Run it "
+                    "once, or write breakpoint() in it. Lines of files: %ddp_break train.py:42"
+                )
+            text = _as_on_ranks(runs[0].sources.get(runs[0].title, ""))
+            return replace(wanted, file=cell_file(runs[0].number), line=int(where), text=text)
+        at = re.fullmatch(r"(.+):(\d+)", where)
         if at is None:
             where = where.replace(".<locals>", "")
             if not all(name.isidentifier() for name in where.split(".")):
                 raise UsageMistake(f"{where!r} is neither a line nor a function. Type {_HOW}")
             return replace(wanted, function=where)
-        if cell := _SHOWN_CELL.fullmatch(at[1]):
-            text = self._subject.cell(int(cell[1]))
-            return replace(wanted, file=cell_file(int(cell[1])), line=int(at[2]), text=text)
-        path = self._subject.file(at[1])
+        if cell := re.fullmatch(r"cell (\d+)", at[1]):
+            number = int(cell[1])  # of the newest cell that had it
+            text = next((r.sources.get(r.title, "") for r in runs if r.number == number), "")
+            line, text = int(at[2]), _as_on_ranks(text)
+            return replace(wanted, file=cell_file(number), line=line, text=text)
+        path = named_file(at[1])
         if not files.exists(path):
             return replace(wanted, file=at[1], line=int(at[2]))
         _check_has_line(path, int(at[2]))
@@ -294,15 +291,20 @@ class Breakpoints:
 
     def _send(self) -> tuple[BreakpointRow, ...]:
         """Send every rank its breakpoints; returns their locations."""
-        subject = self._subject
-        subject.need("%ddp_break")
+        cluster = self._pool.need(_VERB).cluster
         answers: dict[int, calls.Bounds | CannotAnswer] = {}
-        for ranks, request in by_value({rank: self.of_rank(rank) for rank in subject.ready()}):
-            replies = subject.ask(ranks, calls.SET_BREAKPOINTS, request, _SET_TIMEOUT_S)
+        for ranks, request in by_value({rank: self.of_rank(rank) for rank in self._ready()}):
+            # A rank that computes may take long to answer.
+            replies = cluster.ask(ranks, calls.SET_BREAKPOINTS, request, 10.0)
             answers |= replies
         for rank in answers:
-            self._sent[rank] = subject.pid(rank)
+            self._sent[rank] = self._record.snapshot.ranks[rank].pid
         return self._rows(answers)
+
+    def _ready(self) -> Ranks:
+        """The ranks that can be given breakpoints: not those that are dead or being started."""
+        states = self._record.snapshot.ranks
+        return tuple(s.rank for s in states if s.status not in (Status.DEAD, Status.STARTING))
 
     def _rows(
         self, answers: Mapping[int, calls.Bounds | CannotAnswer]
@@ -326,11 +328,11 @@ class Breakpoints:
 def moved(before: str, line: int, after: str) -> int | None:
     """Where a line of a text is in another version of it; 0 where it has been taken out.
 
-    None for a text that is no version of it: less than half is the same.
+    None for a text that is no version of it: less than half of its lines are the same.
     """
     old, new = before.splitlines(), after.splitlines()
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    if matcher.ratio() < _SAME:
+    if matcher.ratio() < 0.5:
         return None
     for kind, begin, end, there, there_end in matcher.get_opcodes():
         if begin < line <= end:
