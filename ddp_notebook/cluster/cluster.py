@@ -1,4 +1,11 @@
-"""The ranks as engines of one ipyparallel cluster: its controller, its client, an engine a rank."""
+"""The ranks as engines of one ipyparallel cluster: its controller, its client, an engine a rank.
+
+ipyparallel's connection is the first of three channels to a rank. It carries what may wait for the
+main thread, and whose values only pickle can write: calls, and variables that are pushed. The other
+two are the control socket (`questions.py`) and the events (`channels.py`); their heads say why.
+Controller and engines are children of the fork server, which has torch loaded, so they are started
+here and not by ipyparallel's launchers, which would each start a Python anew.
+"""
 
 from __future__ import annotations
 
@@ -66,20 +73,12 @@ _CLUSTER = "ddp"
 _ENGINE = "ddp_notebook.cluster.engine:engine"
 _CONNECTED_S = 60.0
 _POLL_S = 0.002
-_REPLY_GRACE_S = 0.2
 _ENDS_WITHIN_S = 10.0
 _FORGOTTEN_WITHIN_S = 2.0
 _ASK_AGAIN_S = 10.0
-_LOOK_AT_LOAD_S = 1.0
-_LAST_WORDS = 200
-_NEWS_WITHIN_S = 2.0
 
-_WAKE: tuple[str, dict[str, Any]] = ("ddp_notebook.rank.runtime:wake", {})
-
-
-def _on_rank(call: Call[Request, Answer], request: Request) -> tuple[str, dict[str, Any]]:
-    """The arguments with which `child.call` makes a rank's runtime answer a call."""
-    return "ddp_notebook.rank.runtime:call", {"name": call.name, "request": request}
+_CALL, _WAKE = "ddp_notebook.rank.runtime:call", "ddp_notebook.rank.runtime:wake"
+"""What `child.call` calls on a rank."""
 
 
 class _NoAnswer(Future[Any]):
@@ -126,7 +125,7 @@ class IPyParallelCluster:
         self._forgotten: set[int] = set()
         """The pids of the engines that the hub was asked to unregister."""
         self._forgetting = threading.Lock()
-        self._views: dict[object, Any] = {}
+        self._views: dict[int, Any] = {}
         self._ends: dict[int, threading.Event] = {}
         """By rank, set when its newest process has ended."""
         self.controller_pid = 0
@@ -195,7 +194,7 @@ class IPyParallelCluster:
         # On a thread of its own: it cannot be ended, and the controller may end meanwhile.
         threading.Thread(target=connect, name="ddp-connecting", daemon=True).start()
         began_s = time.monotonic()
-        while not wait([client, self._ended], _LOOK_AT_LOAD_S, FIRST_COMPLETED).done:
+        while not wait([client, self._ended], 1.0, FIRST_COMPLETED).done:
             waited_s = time.monotonic() - began_s
             if waited_s > scaled_for_load(_CONNECTED_S):
                 raise SessionLost(
@@ -207,7 +206,7 @@ class IPyParallelCluster:
                 return client.result()
             except (OSError, RuntimeError):
                 # ipyparallel can notice the controller's exit before we do.
-                if not wait([self._ended], _NEWS_WITHIN_S).done:
+                if not wait([self._ended], 2.0).done:
                     raise
         raise self._lost()
 
@@ -248,7 +247,9 @@ class IPyParallelCluster:
             if time.monotonic() > ask_again_s:
                 # The hub announces an engine only once, which can be missed on a busy machine; a
                 # client that connects is told of all of them.
-                self._reconnect()
+                before, self._client = self._client, self._connected()
+                self._views.clear()
+                before.close(linger=0)  # nothing is called before all ranks are there
                 ask_again_s = time.monotonic() + _ASK_AGAIN_S
             time.sleep(_POLL_S)
         return ()
@@ -265,18 +266,13 @@ class IPyParallelCluster:
         """ipyparallel's name for the engine of `rank`; None if the client does not know it."""
         return engine_name(self._client, rank)
 
-    def _reconnect(self) -> None:
-        """Connect a new client; the previous one must not have pending calls."""
-        before, self._client = self._client, self._connected()
-        self._views.clear()
-        before.close(linger=0)
-
     def call(
         self, ranks: Ranks, call: Call[Request, Answer], request: Callable[[int], Request]
     ) -> dict[int, Future[Answer]]:
         """Call ranks, each with a request of its own."""
         answers: dict[int, Future[Answer]] = {
-            rank: self._apply(rank, *_on_rank(call, request(rank))) for rank in ranks
+            rank: self._apply(rank, _CALL, {"name": call.name, "request": request(rank)})
+            for rank in ranks
         }
         self._last_reply.update(answers)
         self._awake.update(self._pids[rank] for rank in ranks)
@@ -287,7 +283,7 @@ class IPyParallelCluster:
         for rank in ranks:
             if self._pids[rank] not in self._awake:  # its first call makes it read orders, too
                 self._awake.add(self._pids[rank])
-                self._last_reply[rank] = self._apply(rank, *_WAKE)
+                self._last_reply[rank] = self._apply(rank, _WAKE, {})
         to = {rank: (self._pids[rank], questions_of(self._folder, rank)) for rank in ranks}
         return self._orders.send(to, order, request)
 
@@ -332,7 +328,9 @@ class IPyParallelCluster:
     def _apply(self, rank: int, name: str, arguments: Mapping[str, Any]) -> Any:
         """Have `child.call` called on a rank. Raises SessionLost when the client is closed."""
         try:
-            return self._view(rank).apply_async(child.call, name, arguments)
+            if rank not in self._views:  # making one takes a while, and it stays valid
+                self._views[rank] = self._client[rank]
+            return self._views[rank].apply_async(child.call, name, arguments)
         except IndexError:  # ipyparallel noticed its exit before we did
             return _NoAnswer(rank)
         except (OSError, RuntimeError):  # ipyparallel raises either for a closed client
@@ -342,12 +340,6 @@ class IPyParallelCluster:
 
     def _lost(self) -> SessionLost:
         return SessionLost(f"{self._ended.result()} Start again: %ddp_init")
-
-    def _view(self, ranks: int | Ranks) -> Any:
-        """ipyparallel's view of engines; making one takes a while, and it stays valid."""
-        if ranks not in self._views:
-            self._views[ranks] = self._client[ranks if isinstance(ranks, int) else list(ranks)]
-        return self._views[ranks]
 
     def signal(self, rank: int, number: int) -> None:
         """Signal the process of `rank`, if it lives."""
@@ -373,7 +365,7 @@ class IPyParallelCluster:
         if rank in self._last_reply:
             # A rank reports the end of its cell before it replies; ipyparallel would print a
             # warning about a reply from an engine that was unregistered.
-            self._last_reply.pop(rank).wait(_REPLY_GRACE_S)
+            self._last_reply.pop(rank).wait(0.2)
         ended = self._ends.get(rank)
         if ended is not None and not ended.is_set():
             self._fork_server.signal(self._pids[rank], signal.SIGKILL)
@@ -413,7 +405,7 @@ class IPyParallelCluster:
             lines = self.log_file(CONTROLLER).read_text("utf-8", "replace").split("\n")
             for line in reversed(lines):
                 if line.strip():
-                    return f" Its last words: {line.strip()[:_LAST_WORDS]}"
+                    return f" Its last words: {line.strip()[:200]}"
         return ""
 
     def _forget(self, rank: int, pid: int) -> None:

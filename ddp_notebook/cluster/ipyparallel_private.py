@@ -94,19 +94,8 @@ class _Heart(threading.Thread):
 def keep_heart_in_process() -> None:
     """Make controllers created from now on start their heart monitor as a thread.
 
-    It has its own loop and sockets anyway. Without this private API it is a child process.
-    """
-    from ipyparallel.controller import app
-
-    if hasattr(app, "Process"):
-        app.Process = _Heart
-        _calm_heart()
-
-
-def _calm_heart() -> None:
-    """Have it beat at each period only while an engine registers.
-
-    Without this private API it beats at each period.
+    It has its own loop and sockets anyway. It beats at each period only while an engine registers.
+    Without this private API it is a child process, and beats at each period.
     """
     from ipyparallel.controller import app, heartmonitor
 
@@ -114,8 +103,10 @@ def _calm_heart() -> None:
         hub = getattr(app.IPController.instance(), "hub", None)
         return bool(getattr(hub, "incoming_registrations", True))
 
-    if hasattr(heartmonitor.HeartMonitor, "beat"):
-        heartmonitor.HeartMonitor.beat = calm(heartmonitor.HeartMonitor.beat, registering)
+    if hasattr(app, "Process"):
+        app.Process = _Heart
+        if hasattr(heartmonitor.HeartMonitor, "beat"):
+            heartmonitor.HeartMonitor.beat = calm(heartmonitor.HeartMonitor.beat, registering)
 
 
 def calm(beat: Callable[[Any], None], hurried: Callable[[], bool]) -> Callable[[Any], None]:

@@ -31,21 +31,17 @@ def ask(
 ) -> dict[int, Answer | CannotAnswer]:
     """Ask the ranks that listen at `sockets`; omits those that miss `timeout_s`."""
     message = framed({"question": question.name, "about": codec.encode(request)})
-    answers = {}
+    answers: dict[int, Answer | CannotAnswer] = {}
     for rank, data in _exchange(sockets, message, timeout_s).items():
-        answer: Answer | CannotAnswer = _read(question, data)
-        answers[rank] = answer
+        try:
+            content = json.loads(data)
+            if "answer" in content:
+                answers[rank] = codec.decode(question.answer, content["answer"])
+            else:
+                answers[rank] = CannotAnswer(str(content.get("error", "")))
+        except (RecursionError, ValueError, TypeError, AttributeError) as error:
+            answers[rank] = CannotAnswer(f"its answer cannot be read: {error}")
     return answers
-
-
-def _read(question: Question[Request, Answer], data: bytes) -> Answer | CannotAnswer:
-    try:
-        content = json.loads(data)
-        if "answer" not in content:
-            return CannotAnswer(str(content.get("error", "")))
-        return codec.decode(question.answer, content["answer"])
-    except (RecursionError, codec.DecodeError, ValueError, TypeError, AttributeError) as error:
-        return CannotAnswer(f"its answer cannot be read: {error}")
 
 
 class OrderSender:

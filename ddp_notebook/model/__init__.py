@@ -1,4 +1,4 @@
-"""The data types of all rooms. Standard library only; each can be written as JSON and read.
+"""The data types of all rooms. Standard library and msgspec only; each can be written as JSON.
 
 board.py           What `%ddp_status` returns: the session as rows of ranks in the same state.
 case.py            What a diagnosis needs: a report of each rank, and the user's code.

@@ -1,5 +1,7 @@
 """The event sender: takes events from any thread, sends them to the session from one of ours.
 
+It is the channel for what nobody asks for; `cluster/channels.py` says why it is not another one.
+
 A message is two frames: the name of the source, which tells the processes of a script from the
 ranks' own, and a JSON list of events. The socket never blocks the rank: what does not fit in the
 queue is dropped, and the gap in `seq` tells the session how much.
@@ -12,7 +14,6 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import zmq
@@ -135,13 +136,10 @@ class EventSender(Events):
             if not events or self._socket.closed:
                 return
             try:
-                self._send(events)
+                payload = encode_events(events)
+                with contextlib.suppress(zmq.Again):
+                    self._socket.send_multipart([self._source, payload], flags=zmq.NOBLOCK)
             finally:
                 with self._flushed:
                     self._sent_seq = events[-1].seq
                     self._flushed.notify_all()
-
-    def _send(self, events: Sequence[Event]) -> None:
-        payload = encode_events(events)
-        with contextlib.suppress(zmq.Again):
-            self._socket.send_multipart([self._source, payload], flags=zmq.NOBLOCK)

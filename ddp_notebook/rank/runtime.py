@@ -66,15 +66,12 @@ class RankRuntime:
         )
         ending = Ending(core, events, forwarder)
         self.runner = CellRunner(self.life, self.shell, events, core.main_thread, ending)
-        self.set_up = self._make_set_up()
-        self._answer_calls()
-        self._take_orders()
-
-    def _make_set_up(self) -> SetUp:
-        core = self.core
         store_client = StoreClient(core.main_thread, core.resolver)
         parts = Parts(core.main_thread, core.init_calls, store_client, core.sockets, core.subgroups)
-        return SetUp(self.life, self.events, parts, self._verified)
+        self.set_up = SetUp(self.life, events, parts, self._verified)
+        self._answer_calls()
+        core.handlers.on_order(calls.RUN_CELL, self.runner.run)
+        core.handlers.on_order(calls.START_CELL, self.runner.start)
 
     def attach(self) -> None:
         """Put everything where it belongs in IPython, torch and the event sender. Once."""
@@ -128,11 +125,6 @@ class RankRuntime:
         on(calls.PREPARE_STEPS, self.steps_bench.prepare)
         on(calls.MEASURE_STEPS, self.steps_bench.measure)
         on(calls.FORGET_STEPS, self.steps_bench.forget)
-
-    def _take_orders(self) -> None:
-        on = self.core.handlers.on_order
-        on(calls.RUN_CELL, self.runner.run)
-        on(calls.START_CELL, self.runner.start)
 
 
 _runtime: RankRuntime | None = None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 from tornado.ioloop import IOLoop
@@ -27,14 +27,13 @@ def test_a_rank_that_ended_before_it_was_called_could_not_answer() -> None:
         cluster.value_of(answer, 1)
 
 
-def test_what_is_asked_of_a_session_that_has_ended_says_so() -> None:
-    """Its loop is closed, by another thread that saw the fork server end."""
+def test_what_connects_to_a_session_that_has_ended_says_so(tmp_path: Path) -> None:
+    """Another thread saw the fork server end: no file of the controller's will come."""
     cluster = IPyParallelCluster.__new__(IPyParallelCluster)
-    cluster._loop, cluster._ended = asyncio.new_event_loop(), Future()
-    cluster._loop.close()
+    cluster._folder, cluster._ended = tmp_path, Future()
     cluster._end("The fork server that started the ranks ended.")
     with pytest.raises(SessionLost, match=r"fork server .* ended\. Start again"):
-        cluster._wait(asyncio.sleep(0))
+        cluster._connected()
 
 
 def test_the_controllers_heart_beats_at_each_period_only_while_an_engine_registers(
