@@ -358,16 +358,6 @@ ARM = Question("arm", Nothing, Nothing)
 """Another rank of the run is paused: collectives issued from now on have no short timeouts."""
 BREAKPOINTS = Question("breakpoints", Nothing, Bounds)
 """Where they are, and how often they were passed."""
-AT_LINES: tuple[Question[Any, Any], ...] = (
-    EVALUATE,
-    CHECKSUMS,
-    STANDING,
-    MOVE,
-    SET_BREAKPOINTS,
-    ARM,
-    BREAKPOINTS,
-)
-"""What the debugger of a rank answers."""
 
 
 class VariableToSend(Message, frozen=True):

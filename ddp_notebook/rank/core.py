@@ -7,7 +7,6 @@ has a process that is a rank by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from ddp_notebook import model
 from ddp_notebook.rank import calls
@@ -73,5 +72,4 @@ class RankCore(Watched):
         on(calls.HELD, lambda _: self.held.parameters())
         on(calls.STEP, lambda _: calls.PausedAt(self.gate.step()))
         on(calls.RESUME, lambda _: calls.PausedAt(self.gate.resume()))
-        for question in calls.AT_LINES:
-            on(question, partial(self.at_lines.answer, question))
+        self.at_lines.to(self.handlers)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from ddp_notebook.rank import calls, torch_private
-from ddp_notebook.rank.calls import Question
+from ddp_notebook.rank.control import Handlers
 from ddp_notebook.rank.debugger.debugger import Debugger
 from ddp_notebook.rank.debugger.elsewhere import Compiled
 from ddp_notebook.rank.debugger.expressions import Expressions
@@ -31,18 +28,15 @@ class AtLines:
         debugger.breakpoints.never_runs = self.compiled.never_runs
         debugger.breakpoints.elsewhere = self.compiled.not_stopped
         debugger.watch_values = NotFinite(debugger.occurred).watch
-        rank = watched.process.rank
-        expressions = Expressions(rank, debugger, variables, names)
-        self._answers: dict[str, Callable[[Any], Any]] = {
-            calls.EVALUATE.name: expressions.evaluate,
-            calls.CHECKSUMS.name: expressions.checksums,
-            calls.STANDING.name: expressions.standing,
-            calls.MOVE.name: debugger.move,
-            calls.SET_BREAKPOINTS.name: debugger.set_breakpoints,
-            calls.ARM.name: lambda _: debugger.arm(),
-            calls.BREAKPOINTS.name: lambda _: debugger.bounds(),
-        }
+        self._expressions = Expressions(watched.process.rank, debugger, variables, names)
 
-    def answer(self, question: Question[Any, Any], request: Any) -> Any:
-        """The answer to one of `calls.AT_LINES`. Any thread."""
-        return self._answers[question.name](request)
+    def to(self, handlers: Handlers) -> None:
+        """Have `handlers` answer what the session asks of a debugger. Any thread."""
+        on, debugger, expressions = handlers.on_question, self.debugger, self._expressions
+        on(calls.EVALUATE, expressions.evaluate)
+        on(calls.CHECKSUMS, expressions.checksums)
+        on(calls.STANDING, expressions.standing)
+        on(calls.MOVE, debugger.move)
+        on(calls.SET_BREAKPOINTS, debugger.set_breakpoints)
+        on(calls.ARM, lambda _: debugger.arm())
+        on(calls.BREAKPOINTS, lambda _: debugger.bounds())
