@@ -70,13 +70,6 @@ def call_at(tree: ast.Module | None, line: int, called: str) -> ast.Call | None:
     return calls[0] if len(calls) == 1 else None
 
 
-def tried_before(tree: ast.AST | None, lines: Collection[int]) -> Iterator[ast.AST]:
-    """What is tried before the handlers at these lines."""
-    for node in ast.walk(tree) if tree else ():
-        if isinstance(node, ast.Try) and any(handler.lineno in lines for handler in node.handlers):
-            yield from node.body
-
-
 def targets_of(loop: ast.stmt) -> set[str]:
     """The names of a loop's own variables."""
     target = getattr(loop, "target", None)
