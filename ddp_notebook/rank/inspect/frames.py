@@ -165,7 +165,7 @@ class UserCode:
         return not filename.startswith("<") and not any(part in filename for part in _LIBRARY)
 
     def has_called(self, frame: FrameType) -> bool:
-        """Return whether the user's code runs `frame`: no thread of Jupyter's, no code of ours."""
+        """Return whether the user's code runs `frame`: not Jupyter's threads, not code of ours."""
         outermost = frame
         for outermost in chain(frame):
             code = outermost.f_code
