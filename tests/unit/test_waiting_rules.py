@@ -192,14 +192,6 @@ def test_a_rank_whose_event_loop_has_nothing_left_to_run_is_named() -> None:
     assert f"rank 1: {line}" in finding.evidence and "wait_for" in finding.remedy
 
 
-@pytest.mark.parametrize("holder", [70, 71])
-def test_who_holds_the_lock_on_a_file_and_waits_in_a_collective_is_named(holder: int) -> None:
-    finding = the_one(stuck_at(Blocked(Lacks.FILE_LOCK, "/data/a.lock", holder)))
-    assert (finding.category, finding.ranks) == ("filesystem", (holder - 70,))
-    assert "the lock on /data/a.lock" in finding.cause and "at train.py:9" in finding.cause
-    assert "holds it itself" in finding.cause if holder == 71 else finding.waiting == (1, 2)
-
-
 def test_a_lock_on_a_file_that_a_rank_at_work_or_no_rank_holds_is_waited_for() -> None:
     at_work = stuck_at(Blocked(Lacks.FILE_LOCK, "/data/a.lock", 72), BUSY)
     assert {f.passing for f in diagnose_run(at_work).findings} == {True}
