@@ -123,6 +123,7 @@ RULES: tuple[Rule, ...] = (
     Rule(out_of_step.out_of_step, When.RUN_STUCK),
     Rule(stopped_short.stopped_short, When.RUN_STUCK),
     Rule(p2p.unmatched_messages, When.RUN_STUCK, unless=Explains.MESSAGES),
+    Rule(groups.new_group_not_by_all, When.RUN_STUCK),
     Rule(groups.opposite_groups, When.RUN_STUCK),
     Rule(out_of_step.came_too_late, When.RUN_BLOCKED),
     Rule(out_of_step.stragglers, When.RUN),

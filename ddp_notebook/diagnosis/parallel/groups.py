@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import CallSite, align_programs, call_site
-from ddp_notebook.diagnosis.collectives.describe import called, named, numbered
+from ddp_notebook.diagnosis.collectives.describe import again, called, named, numbered
 from ddp_notebook.diagnosis.collectives.divergence import Divergence, classify, divergences
 from ddp_notebook.diagnosis.collectives.explain import explain
 from ddp_notebook.diagnosis.context import Context
@@ -19,9 +19,11 @@ from ddp_notebook.model import (
     GroupMade,
     RankReport,
     Ranks,
+    at_place,
     by_value,
     format_ranks,
     name_ranks,
+    them,
     verb,
 )
 
@@ -106,6 +108,46 @@ def _under_a_condition(context: Context, there: Mapping[int, GroupMade]) -> Rank
         if condition is not None and condition.on_rank:
             found.append(rank)
     return tuple(found) if len(found) < len(there) else ()
+
+
+def new_group_not_by_all(context: Context) -> Iterator[Finding]:
+    """Find ranks that wait in `new_group` for ranks that will not call it.
+
+    https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.new_group asks for all.
+    """
+    inside = tuple(e.rank for e in context.case.ranks if wait_graph.in_new_group(e))
+    stuck = tuple(rank for rank in inside if rank in context.graph.stuck)
+    if not stuck or _explained(context):
+        return
+    absent = context.graph.waits[stuck[0]]
+    elsewhere = tuple(r for r in absent if r in context.graph.stuck or context.finished(r))
+    if not elsewhere:
+        return
+    place = next((e.path[-1] for e in context.case.ranks if e.rank in stuck and e.path), None)
+    where = at_place(place)
+    # Where more ranks left it out than call it, the call is what only some do.
+    culprits = elsewhere if len(elsewhere) <= len(inside) else inside
+    standing = context.standing(elsewhere)
+    cause = f"{verb(inside, 'waits', 'wait')} in new_group{where} for the others: {standing}"
+    if culprits == elsewhere:
+        cause = (
+            f"{verb(elsewhere, 'is', 'are')} not in new_group{where}, in which "
+            f"{verb(inside, 'waits', 'wait')} for {them(elsewhere)}; {again(standing, elsewhere)}"
+        )
+    yield Finding(
+        Category.SUBGROUP_MISUSE,
+        culprits,
+        cause,
+        _SAME_LISTS,
+        context.victims,
+        (f"{name_ranks(elsewhere)}: not in new_group",),
+    )
+
+
+def _explained(context: Context) -> bool:
+    """True if the store's file is gone, or ranks gave different lists: no rank omitted a call."""
+    lost = any(e.file.lost for e in context.case.ranks)
+    return lost or next(other_groups(context), None) is not None
 
 
 def parted_over_groups(context: Context) -> Iterator[Finding]:

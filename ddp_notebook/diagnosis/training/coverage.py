@@ -88,6 +88,7 @@ def _without_replaced(of: _Replicas) -> tuple[int, ...]:
     )
 
 
+# https://github.com/pytorch/pytorch/issues/128949
 unused_parameters = rule(
     "unused_parameters",
     _all_models,
@@ -151,6 +152,9 @@ def _of_no_forward(of: _Replicas) -> str:
     )
 
 
+# https://github.com/jingyaogong/minimind/pull/854
+# https://github.com/moojink/openvla-oft/issues/160
+# https://github.com/intel/e2eAIOK/pull/198
 module_bypass = rule(
     "module_bypass",
     _not_by_hand,
@@ -196,6 +200,7 @@ def _name(of: _Replicas) -> str:
     return Model(of.of).first.name or "model"
 
 
+# https://github.com/modelscope/FunASR/pull/3472
 no_sync = rule(
     "no_sync",
     _apart_and_not_by_hand,
@@ -225,6 +230,7 @@ def _all_optimizers(context: Context) -> Iterator[_Optimizers]:
     yield from optimizers(context.facts).values()
 
 
+# https://github.com/huggingface/accelerate/pull/3762
 kept_back = rule(
     "kept_back",
     _all_optimizers,

@@ -1,4 +1,4 @@
-"""Values that must be the same on all ranks of one training, or on none: the table EQUAL.
+"""Values that must be the same on all ranks of one training, or on none: a table of rows.
 
 The scope of a row holds its premise, such as that optimizers made as many steps of one training.
 Ranks that exchange nothing may differ in anything, so that no row compares them.
@@ -287,6 +287,8 @@ def _have_own_statistics(of: Mapping[int, EvaluationFacts]) -> bool:
     return trained and "" not in hashes and len(hashes) > 1
 
 
+# https://github.com/huggingface/pytorch-image-models/issues/110
+# https://github.com/facebookresearch/detectron2/issues/5398
 other_statistics = rule(
     "other_statistics",
     _first_own_statistics,
@@ -396,6 +398,8 @@ def _epochs(of: Compared[SamplerFacts]) -> Iterator[str]:
         yield f"rank {rank}: epochs {', '.join(map(str, sampler.epochs[:8]))}"
 
 
+# https://github.com/pytorch/pytorch/issues/31771
+# https://github.com/kan-bayashi/ParallelWaveGAN/issues/177
 sampler_misuse = rule(
     "sampler_misuse",
     _samplers,
@@ -516,6 +520,8 @@ def _same_inputs_shown(of: Compared[LoaderFacts]) -> Iterator[str]:
         yield f"the data set has {of.each.length} samples"
 
 
+# https://github.com/huggingface/datasets/issues/5360
+# https://github.com/Lightning-AI/pytorch-lightning/issues/15734
 same_batches = rule(
     "same_batches",
     _loaders,
@@ -571,6 +577,8 @@ def _draw_the_same(of: Compared[_Drawing]) -> bool:
     return all(len(set(row)) == 1 for row in zip(*of.values.values(), strict=False))
 
 
+# https://github.com/Robbyant/lingbot-vla-v2/issues/41
+# https://github.com/huggingface/accelerate/issues/236
 same_draws = rule(
     "same_draws",
     _drawing_for_their_own,

@@ -44,6 +44,7 @@ def unwaited(context: Context) -> Iterator[Finding]:
     """Find tensors that were changed, and gradients used, while a collective was at work on them.
 
     What was only read meanwhile leaves no trace, and is not told.
+    https://github.com/pytorch/pytorch/issues/180614
     """
     lines: dict[tuple[str, str], dict[int, WorkFacts]] = {}
     for rank, facts in sorted(context.facts.items()):
@@ -109,7 +110,10 @@ _FEWEST_STEPS, _FEWEST_CLIPPED, _MOST_SHOWN = 2, 3, 3
 
 
 def local_factors(context: Context) -> Iterator[Finding]:
-    """Find gradients of one model in parts that each rank multiplies by another factor."""
+    """Find gradients of one model in parts that each rank multiplies by another factor.
+
+    https://github.com/allenai/OLMo/pull/601
+    """
     by_hand = summed(context)
     for of in optimizers(context.facts).values():
         meshes = {optimizer.mesh for optimizer in of.values() if optimizer.mesh}
@@ -275,7 +279,10 @@ _SILENT = ("barrier", "monitored_barrier")
 
 
 def unjoined_results(context: Context) -> Iterator[Finding]:
-    """Find evaluations on parts after which ranks exchange nothing, and one alone reports."""
+    """Find evaluations on parts after which ranks exchange nothing, and one alone reports.
+
+    https://github.com/goodfire-ai/spd/issues/149
+    """
     for model in context.models.values():
         if not model.whole or not all(replica.steps for replica in model.of.values()):
             continue
@@ -347,6 +354,7 @@ def loaded_on_some(context: Context) -> Iterator[Finding]:
     """Find replicas or optimizers that differ, and whose state only some ranks have loaded.
 
     Before a model is wrapped, that is as it should be: DDP sends what rank 0 has.
+    https://github.com/vllm-project/speculators/pull/926
     """
     for key, model in context.models.items():
         if not model.whole or not all(map(_steps_together, model.of.values())):

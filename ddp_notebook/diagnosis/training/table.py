@@ -2,7 +2,8 @@
 
 A row names what is read of each rank, what makes it a mistake, whose mistake it is, what to say and
 what to do. A scope gives the things that several ranks have, by rank, for which the row's premise
-holds. A new mistake is a row; what it says of a run is computed here alone.
+holds. A new mistake is a row; what it says of a run is computed here alone. The links above a table
+are reports of people who had the mistake.
 """
 
 from __future__ import annotations

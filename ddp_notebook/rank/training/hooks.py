@@ -178,7 +178,8 @@ class TrainingHooks(Component):
             return replica
         replica.enter(wrapped.require_backward_grad_sync)
         replica.moments.trains(inputs, samplers.iterations)
-        samplers.forward(inputs)
+        if samplers.current is not None:
+            samplers.forward(inputs)
         self._marks.mark(step_marks.FORWARD)
         return replica
 
@@ -206,8 +207,8 @@ class TrainingHooks(Component):
         self._samplers.backward()  # before the tracker: what is trained on is no evaluation's
         tracker.backward(args[0] if args else named.get("tensors"))
         self._observer.backwards = tracker.backwards
-        # The frames of `told` and `patched`, and the one in which the user's call of it is.
-        outer = self._call_sites.backward_begins(sys._getframe(3))
+        # The frame of `patched`, and the one in which the user's call of it is.
+        outer = self._call_sites.backward_begins(sys._getframe(2))
         self._marks.mark(step_marks.BACKWARD, tracker.backwards)
         return (outer,)
 

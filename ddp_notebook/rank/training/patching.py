@@ -53,24 +53,32 @@ class Patches:
         """
         original, off = getattr(owner, name), self._off
         compilers_callback = torch_private.compilers_callback
-        begin = self.contained(before) if before is not None else None
-        end = self.contained(after) if after is not None else None
+        failed = self._failed
+        for ours in filter(None, (before, after)):
+            torch_private.keep_from_compiler(getattr(ours, "__func__", ours))
 
         @functools.wraps(original)
         def patched(*args: Any, **named: Any) -> Any:
             __tracebackhide__ = True  # IPython leaves the frame out of the user's traceback
             if off():
                 return original(*args, **named)
-            # Read here: what the compiler leaves alone with all that it calls, sees none.
-            token = begin(args, named, compilers_callback()) if begin is not None else None
-            if end is None:
+            token, done = None, False
+            if before is not None:
+                try:
+                    # Read here: what the compiler leaves alone with all that it calls, sees none.
+                    token = before(args, named, compilers_callback())
+                except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
+                    failed(error)
+            if after is None:
                 return original(*args, **named)
-            done = False
             try:
                 result = original(*args, **named)
                 done = True
             finally:
-                end(done, token, args[0] if args else None)
+                try:
+                    after(done, token, args[0] if args else None)
+                except Exception as error:  # noqa: BLE001
+                    failed(error)
             return result
 
         # The compiler leaves this frame alone, and compiles what it calls as without it.

@@ -284,12 +284,9 @@ class Gradients:
         self.between: list[float | None] = []
         """By what a backward's gradients were multiplied before the next one of the same step."""
         self.pending_steps = 0
+        self.watched = True
+        """While this run has few steps."""
         self._after_backward: list[list[float]] = []
-
-    @property
-    def watched(self) -> bool:
-        """True while this run has few steps."""
-        return len(self.factors) < _WATCHED_STEPS
 
     def backward_begins(self) -> None:
         """Record by what the gradients were multiplied that the last backward left, if any."""
@@ -305,6 +302,7 @@ class Gradients:
         if self.watched:
             self.factors.append(_factor(self._after_backward, self._values()))
             self._after_backward = []
+            self.watched = len(self.factors) < _WATCHED_STEPS
         pending = bool(self._pending)
         self.pending_steps += pending
         return pending
@@ -439,7 +437,8 @@ class TrackedOptimizer:
                 self.gradients = None
             self.shape = shape
             self._find_models(groups, replicas)
-        self.unmanaged_trained = self.unmanaged_trained or _some_have_gradients(self.unmanaged)
+        if self.unmanaged and not self.unmanaged_trained:
+            self.unmanaged_trained = _some_have_gradients(self.unmanaged)
         if not self.steps:
             self.place = self._users_line()
             self.options = _options(groups)
@@ -579,6 +578,8 @@ class Tracker:
         """Objects of this run that were deleted, as they were then."""
         self.optimizers: dict[int, TrackedOptimizer] = {}
         self.backwards = 0
+        self._watched: list[Gradients] = []
+        """Those of the optimizers that have made few steps, while a backward is under way."""
         self.split = Split(call_sites)
         """Models that are split over ranks."""
         self._small_buckets = 0
@@ -646,7 +647,11 @@ class Tracker:
         number = self.backwards
         self.backwards = number + 1
         self._small_buckets = 0
-        for gradients in self._watched_gradients():
+        optimizers = self.optimizers.values()
+        self._watched = [
+            g for each in optimizers if (g := each.gradients) is not None and g.watched
+        ]
+        for gradients in self._watched:
             gradients.backward_begins()
         for replica in self.replicas.values():
             replica.backward()
@@ -659,12 +664,8 @@ class Tracker:
 
     def backward_over(self) -> None:
         """A backward has ended well."""
-        for gradients in self._watched_gradients():
+        for gradients in self._watched:
             gradients.backward_ends()
-
-    def _watched_gradients(self) -> list[Gradients]:
-        optimizers = self.optimizers.values()
-        return [g for each in optimizers if (g := each.gradients) is not None and g.watched]
 
     def bucket(self, gradients: torch.Tensor) -> None:
         """A bucket of this rank's own gradients is about to be reduced."""
