@@ -458,8 +458,11 @@ class Elsewhere(Target):
     # -- how they are asked ----------------------------------------------------------------------
 
     def _look(self) -> dict[str, SavedRun]:
-        """Return what each host knows now."""
-        runs = {host: _run(host, out) for host, out in self._answers("save", "-").items()}
+        """Return what each host knows now. Raises UsageMistake for what is no run."""
+        runs = {
+            host: Replay.of_text(last_line(out), f"what {host} answers").saved
+            for host, out in self._answers("save", "-").items()
+        }
         for host, run in runs.items():
             name = observed(run).name
             if self._names.setdefault(host, name) != name:
@@ -491,11 +494,6 @@ class Elsewhere(Target):
                 if there and there != here
             ),
         ]
-
-
-def _run(host: str, output: bytes) -> SavedRun:
-    """Read a run. Raises UsageMistake where it is none, or of a newer version."""
-    return Replay.of_text(last_line(output), f"what {host} answers").saved
 
 
 def _stacks(host: str, output: bytes) -> tuple[RankStack, ...]:

@@ -269,7 +269,15 @@ def gather(paths: Sequence[Path]) -> Gathered:
         )
     size = _size(read, written, found.notes)
     gave_up = written.watchdogs.gave_up()
-    errors = {rank: _nccl_timeout(what) for rank, what in gave_up.items()}
+    errors = {
+        rank: RankReport(
+            0,
+            Activity.FAILED,
+            error_type="DistBackendError",
+            error_text=f"NCCL's watchdog timed out in {what}",
+        )
+        for rank, what in gave_up.items()
+    }
     errors |= {rank: _error(error, sources) for rank, error in written.raised.items()}
     records = {rank: _failed(dump.records, errors.get(rank)) for rank, dump in read.items()}
     reports = tuple(
@@ -346,12 +354,6 @@ def _stood(
             path=path,
         )
     return stood
-
-
-def _nccl_timeout(what: str) -> RankReport:
-    """Return what NCCL's watchdog ended a process for, in the fields of a report."""
-    text = f"NCCL's watchdog timed out in {what}"
-    return RankReport(0, Activity.FAILED, error_type="DistBackendError", error_text=text)
 
 
 def _error(raised: Raised, sources: Sources) -> RankReport:

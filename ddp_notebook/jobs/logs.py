@@ -127,21 +127,19 @@ class Watchdogs:
                 same.setdefault(words, []).append(rank)
         where = f" of {group}" if group else ""
         parts = [f"{name_ranks(who)} timed out in {what}{where}" for what, who in same.items()]
+        if not group:  # an older torch names none here: it is the one of the other lines
+            groups = {of for _, of in self.issued}
+            group = groups.pop() if len(groups) == 1 else "?"
         # -1: the watchdog of that rank has seen nothing of the group, which proves nothing.
         lacks = {
             rank: number
             for (rank, of), number in self.issued.items()
-            if of == (group or self._only_group()) and 0 <= number < first
+            if of == group and 0 <= number < first
         }
         if not lacks:
             return "; ".join(parts)
         last = "; ".join(f"the last of rank {rank} was {number}" for rank, number in lacks.items())
         return f"{'; '.join(parts)}, which {name_ranks(lacks)} had not issued by then ({last})"
-
-    def _only_group(self) -> str:
-        """Return the group of timeouts whose lines, of an older torch, name none."""
-        groups = {group for _, group in self.issued}
-        return groups.pop() if len(groups) == 1 else "?"
 
 
 _DEFAULT = "the default group"

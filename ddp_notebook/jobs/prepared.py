@@ -400,8 +400,11 @@ def _unsure_of_ended(job: Job, case: Case) -> str:
     by_end: dict[int | str, list[int]] = {}
     for report in case.ranks:
         if report.activity is Activity.SILENT:
-            end = report.exit_code or _without_code(job, report.rank)
-            by_end.setdefault(end, []).append(report.rank)
+            process = job.processes.get(report.rank)
+            unknown = _NOTHING if process is None else f"ended by {_NO_RECORD}"
+            if process is not None and process.end_is_damaged:
+                unknown = DAMAGED
+            by_end.setdefault(report.exit_code or unknown, []).append(report.rank)
     for end, ranks in by_end.items():
         parts.append(f"{name_ranks(ranks)} {_end_by(end, job, ranks)}")
     if waited:
@@ -433,14 +436,6 @@ def _elsewhere(job: Job) -> Iterator[str]:
 
 
 _NOTHING = "left nothing on this host"
-
-
-def _without_code(job: Job, rank: int) -> str:
-    """Say what is known of the end of a rank that left neither an exit code nor a signal."""
-    process = job.processes.get(rank)
-    if process is None:
-        return _NOTHING
-    return DAMAGED if process.end_is_damaged else f"ended by {_NO_RECORD}"
 
 
 def _end_by(code: int | str, job: Job, ranks: Sequence[int]) -> str:

@@ -48,7 +48,10 @@ def note_the_end(folder: Path) -> None:
     def ends() -> None:
         if os.getpid() == pid:
             with contextlib.suppress(OSError):
-                end = {"error": error or exits.error or None, "orphan": _lost_its_parent()}
+                # torch ends a process of multiprocessing whose parent is gone, by SIGINT.
+                parent = process.parent_process()
+                orphan = parent is not None and os.getppid() != parent.pid
+                end = {"error": error or exits.error or None, "orphan": orphan}
                 job_folder.write(folder / "end.json", end)
 
     def python_ends() -> None:
@@ -109,8 +112,11 @@ class _Exits:
     @property
     def error(self) -> dict[str, object]:
         """That of the last call, if its exit code is not 0 and what it raised was not caught."""
-        ended = self._outermost
-        return self._noted if ended is not None and not _returned(ended) else {}
+        frame = self._outermost
+        if frame is None:
+            return {}
+        last = dis.opname[frame.f_code.co_code[frame.f_lasti]]  # how the script was left
+        return {} if last.startswith("RETURN") else self._noted
 
     def raised(self) -> BaseException | None:
         """What ended the script, as Python kept it; None if it ended otherwise."""
@@ -132,20 +138,9 @@ class _Exits:
             self._noted = _as_error("SystemExit", str(status), traceback.extract_stack(frame))
 
 
-def _returned(frame: FrameType) -> bool:
-    """True where a frame ended with a value, and not by an exception."""
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
-
-
 def _as_error(kind: str, text: str, frames: Sequence[traceback.FrameSummary]) -> dict[str, object]:
     rows = [(f.filename, f.lineno or 0, f.name, f.line or "") for f in frames[-100:]]
     return {"type": kind, "text": text[:2000], "frames": rows}
-
-
-def _lost_its_parent() -> bool:
-    """True of a process of multiprocessing's whose parent is gone: torch then ends it (SIGINT)."""
-    parent = process.parent_process()
-    return parent is not None and os.getppid() != parent.pid
 
 
 def write_stacks_when_ended(folder: Path) -> None:
