@@ -68,7 +68,7 @@ def test_ranks_that_run_are_asked(shell: Any, monkeypatch: pytest.MonkeyPatch) -
     ranks = {rank: {**TORCH, "environment": {"RANK": str(rank)}} for rank in range(3)}
     ranks[2]["torch"] = "2.6.0"
     monkeypatch.setattr(type(session), "running", property(lambda _: True))
-    monkeypatch.setattr(session, "rank_facts", lambda: ranks, raising=False)
+    monkeypatch.setattr(session.overview, "rank_facts", lambda: ranks, raising=False)
     session.record.begin(3)
     report = shell.run_line_magic("ddp_doctor", "")
     assert report.world_size == 3
@@ -86,7 +86,7 @@ def test_ranks_that_cannot_be_asked_are_left_alone(
 
     session = session_of(shell)
     monkeypatch.setattr(type(session), "running", property(lambda _: True))
-    monkeypatch.setattr(session, "rank_facts", refuse, raising=False)
+    monkeypatch.setattr(session.overview, "rank_facts", refuse, raising=False)
     session.record.begin(2)
     report = shell.run_line_magic("ddp_doctor", "")
     assert report.world_size == 2
