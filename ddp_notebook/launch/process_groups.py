@@ -34,10 +34,12 @@ def is_stopped(pid: int) -> bool:
 
 
 _GIL_WINDOW_S, _FEWEST_WAKES = 0.2, 10
+_LONGEST_WAKE_NS = 250_000
+"""Who asks for the GIL goes back to sleep at once; who gets it runs for a switch interval."""
 
 
 def waits_for_gil(pid: int) -> bool:
-    """Return True if threads of a Python process wait for the GIL, and no thread runs; Linux only.
+    """True if threads of a Python process wait for the GIL, and no thread runs; Linux only.
 
     Who waits for the GIL wakes up every few milliseconds, or as `sys.setswitchinterval` says. Who
     holds it and runs uses CPU time, or would: then it is runnable.
@@ -61,14 +63,13 @@ class _Thread(NamedTuple):
     ran_ns: int
 
     def asks_until(self, now: _Thread) -> bool:
-        """Return True if it woke up meanwhile, and never for long."""
+        """True if it woke up meanwhile, and never for long."""
         wakes = now.sleeps - self.sleeps
-        # Who asks for the GIL sleeps again at once; who gets it runs for a switch interval.
-        return 0 <= now.ran_ns - self.ran_ns < 250_000 * wakes
+        return 0 <= now.ran_ns - self.ran_ns < _LONGEST_WAKE_NS * wakes
 
 
 def _threads(pid: int) -> dict[int, _Thread]:
-    """Return the threads of a process, by number; empty where it is gone or cannot be read."""
+    """The threads of a process, by number; empty where it is gone or cannot be read."""
     found = {}
     try:
         for path in Path("/proc", str(pid), "task").iterdir():

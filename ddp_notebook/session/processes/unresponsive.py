@@ -22,13 +22,15 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.state.descriptions import describe, exit_text
 
+_LONG_SILENT_S = 3.0
+"""A rank that speaks and answers twice a second has not for so long."""
+
 
 def silent(state: RankState) -> RankReport:
     """Return the report of a rank whose process exists but does not answer."""
     process, cpu_s = process_of(state.pid)
     silent_s = (time.monotonic_ns() - state.heard_ns) / 1e9 if state.heard_ns else 0.0
-    # A rank sends a sign of life four times a second, so that 3 s are long.
-    locked = process == "sleeping" and silent_s > 3.0 and waits_for_gil(state.pid)
+    locked = process == "sleeping" and silent_s > _LONG_SILENT_S and waits_for_gil(state.pid)
     return RankReport(
         state.rank,
         Activity.SILENT,
