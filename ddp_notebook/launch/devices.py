@@ -45,10 +45,8 @@ class Gpu:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """Return all GPUs, whatever CUDA_VISIBLE_DEVICES says; none without NVIDIA's driver."""
-    return _ask_driver(
-        lambda nvml: tuple(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())), ()
-    )
+    """All GPUs, whatever CUDA_VISIBLE_DEVICES says; none without NVIDIA's driver."""
+    return _ask_driver(_gpus, ())
 
 
 def visible_gpus() -> tuple[str, ...]:
@@ -58,9 +56,7 @@ def visible_gpus() -> tuple[str, ...]:
     """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        # NVIDIA's driver, even where NVML reports no GPU; AMD's; WSL's.
-        drivers = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")
-        if not any(map(os.path.exists, drivers)) and not gpus():
+        if not _has_driver():
             return ()  # it was set for another machine
         return tuple(part.strip() for part in chosen.split(",") if part.strip() not in ("", "-1"))
     return tuple(gpu.index for gpu in gpus())
@@ -78,6 +74,10 @@ def _ask_driver(question: Callable[[Any], Answer], without_driver: Answer) -> An
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:  # no driver, or not reported
         return without_driver
+
+
+def _gpus(nvml: Any) -> tuple[Gpu, ...]:
+    return tuple(_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
 
 
 def _gpu(nvml: Any, index: int) -> Gpu:
