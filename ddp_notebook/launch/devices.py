@@ -56,7 +56,9 @@ def visible_gpus() -> tuple[str, ...]:
     """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        if not _has_driver():
+        # NVIDIA's driver, even where NVML reports no GPU; AMD's; WSL's.
+        drivers = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")
+        if not any(map(os.path.exists, drivers)) and not gpus():
             return ()  # it was set for another machine
         return tuple(part.strip() for part in chosen.split(",") if part.strip() not in ("", "-1"))
     return tuple(gpu.index for gpu in gpus())
