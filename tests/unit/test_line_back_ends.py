@@ -26,14 +26,17 @@ def test_on_this_python(scenario: Callable[[Rank], None]) -> None:
 
 @pytest.mark.skipif(not OTHERS, reason="there is no Python 3.12 or later beside this one")
 @pytest.mark.parametrize("python", OTHERS)
-def test_on_a_python_with_monitoring(python: str) -> None:
+def test_on_a_python_with_monitoring(python: str, tmp_path: Path) -> None:
     file = Path(line_scenarios.__file__)
-    environment = {**os.environ, "PYTHONPATH": str(file.parents[1])}
+    # Such a Python has nothing of what the package needs; the debugger's values need msgspec.
+    pip = [python, "-m", "pip", "install", "-q", "--target", str(tmp_path), "msgspec"]
+    installed = subprocess.run(pip, capture_output=True, text=True, timeout=120)
+    if installed.returncode:
+        pytest.skip(f"{python} cannot install msgspec: {installed.stderr.strip()[-200:]}")
+    environment = {**os.environ, "PYTHONPATH": f"{file.parents[1]}{os.pathsep}{tmp_path}"}
     played = subprocess.run(
         [python, str(file)], capture_output=True, text=True, timeout=120, env=environment
     )
-    if "No module named" in played.stderr and "ddp_notebook" not in played.stderr:
-        pytest.skip(played.stderr.splitlines()[-1])
     assert played.returncode == 0, f"{played.stdout}\n{played.stderr}"
     assert played.stdout.count("passes ") == len(line_scenarios.SCENARIOS)
 
