@@ -8,7 +8,7 @@ files.py      Rules about files: paths that ranks change under each other, a sto
 majority.py   Majority votes: which of several values is right, and which ranks differ.
 pages.py      A page of help for each category: what torch prints, what it means, how to fix it.
 progress.py   What a rank is doing: its current call, and whether it makes progress by itself.
-standing_still.py    What stacks alone show of ranks that stand still, in jobs that were not prepared.
+standing_still.py  What stacks alone show of ranks that stand still, in jobs not prepared.
 setup/        Rules for set-up.
 collectives/  Rules for collectives: who diverged from the others, and how.
 parallel/     Rules for programs that split a model or its data over ranks.
