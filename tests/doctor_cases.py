@@ -29,7 +29,7 @@ def expect(look: Look, verdict: Verdict, found: str, remedy: str = "") -> None:
 
 TORCH: Mapping[str, Any] = {
     "python": "3.12.1",
-    "torch": "2.7.0+cu126",
+    "torch": "2.8.0+cu126",
     "torch_error": "",
     "ipyparallel": "9.0.1",
     "ipykernel": "6.30.0",
@@ -44,7 +44,7 @@ TORCH: Mapping[str, Any] = {
     "environment": {},
 }
 
-CPU_TORCH = {**TORCH, "torch": "2.7.0+cpu", "nccl": False, "nccl_version": "", "cuda_build": ""}
+CPU_TORCH = {**TORCH, "torch": "2.8.0+cpu", "nccl": False, "nccl_version": "", "cuda_build": ""}
 
 
 def ranks(number: int, **odd: Any) -> dict[int, dict[str, Any]]:

@@ -13,7 +13,7 @@ from ddp_notebook.model.doctor import Check, Verdict
 Facts = Mapping[str, Any]
 """What `rank.inspect.facts.gather` returned in one process."""
 
-OLDEST = {"python": "3.11", "torch": "2.6", "ipyparallel": "9.0", "ipykernel": "6.29"}
+OLDEST = {"python": "3.11", "torch": "2.8", "ipyparallel": "9.0", "ipykernel": "6.29"}
 """The oldest versions that are supported."""
 
 _COMPARED = {

@@ -170,9 +170,9 @@ def test_nccl_without_a_gpu_is_a_failure(quick: pytest.MonkeyPatch) -> None:
 
 def test_ranks_that_run_are_asked_instead_of_a_fresh_python(quick: pytest.MonkeyPatch) -> None:
     quick.setattr(facts, "torch_facts", lambda: pytest.fail("a Python was started"))
-    report = examine(2, rank_facts=ranks(2, torch="2.6.1"))
+    report = examine(2, rank_facts=ranks(2, torch="2.9.1"))
     assert named(report, "versions on ranks").verdict is FAILURE
-    assert named(report, "torch").found.startswith("2.7.0+cu126")
+    assert named(report, "torch").found.startswith("2.8.0+cu126")
 
 
 def test_what_the_system_does_not_show_is_no_reason_to_stop(quick: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from ddp_notebook.model.doctor import Check, Verdict
         ("ipyparallel", "9.2.0", OK, "9.2.0", ""),
         ("ipyparallel", "8.8.0", FAILURE, "older than 9.0", '-m pip install "ipyparallel>=9.0"'),
         ("ipykernel", "", FAILURE, "not installed", '-m pip install "ipykernel>=6.29"'),
-        ("torch", "2.6.0a0+git1", OK, "2.6.0a0", ""),
+        ("torch", "2.8.0a0+git1", OK, "2.8.0a0", ""),
         ("torch", "2.10.0", OK, "2.10.0", ""),
     ],
 )
@@ -42,10 +42,10 @@ def test_versions(
 @pytest.mark.parametrize(
     ("torch", "verdict", "found", "remedy"),
     [
-        (TORCH, OK, "2.7.0+cu126, built for CUDA 12.6, driver 560.35.03", ""),
-        ({**CPU_TORCH, "cuda_driver": ""}, OK, "2.7.0+cpu, built without CUDA", ""),
+        (TORCH, OK, "2.8.0+cu126, built for CUDA 12.6, driver 560.35.03", ""),
+        ({**CPU_TORCH, "cuda_driver": ""}, OK, "2.8.0+cpu, built without CUDA", ""),
         ({"torch_error": "No module named 'torch'"}, FAILURE, "No module named", "pip install"),
-        ({**TORCH, "torch": "2.4.1"}, FAILURE, "2.4.1 is older than 2.6", '"torch>=2.6"'),
+        ({**TORCH, "torch": "2.4.1"}, FAILURE, "2.4.1 is older than 2.8", '"torch>=2.8"'),
         ({**TORCH, "distributed": False}, FAILURE, "without torch.distributed", "pytorch.org"),
     ],
 )
@@ -92,7 +92,7 @@ def test_the_minority_is_named_first_with_what_it_has() -> None:
     found = verdicts(check_ranks(ranks(4, torch="2.6.0", cuda_driver="")))["versions on ranks"]
     assert found == (
         FAILURE,
-        "torch: rank 3 has 2.6.0, ranks 0-2 have 2.7.0+cu126; "
+        "torch: rank 3 has 2.6.0, ranks 0-2 have 2.8.0+cu126; "
         "the CUDA driver: rank 3 has none, ranks 0-2 have 560.35.03",
     )
 
@@ -187,7 +187,7 @@ TOO_OLD = {**TORCH, "devices": 0, "cuda_error": "RuntimeError: driver too old"}
             "4 ranks but 2 GPUs: NCCL needs a GPU of its own for every rank",
             "%ddp_init --world-size 2 --backend nccl, or --backend gloo to share",
         ),
-        (1, "auto", ("0",), CPU_TORCH, FAILURE, "2.7.0+cpu was built without CUDA", "--device cpu"),
+        (1, "auto", ("0",), CPU_TORCH, FAILURE, "2.8.0+cpu was built without CUDA", "--device cpu"),
         (1, "auto", ("0",), TOO_OLD, FAILURE, "(RuntimeError: driver too old)", "--device cpu"),
         (1, "auto", ("0",), {**TORCH, "devices": 0}, FAILURE, "it finds none", "--device cpu"),
     ],
