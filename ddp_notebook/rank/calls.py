@@ -187,8 +187,6 @@ class PausedAt(Message, frozen=True):
     collective: int | None
 
 
-PAUSE = Question("pause", Nothing, PausedAt)
-"""Pause the rank before each collective from now on."""
 STEP = Question("step", Nothing, PausedAt)
 """Let a rank that is paused before a collective go on to its next one."""
 RESUME = Question("resume", Nothing, PausedAt)

@@ -22,9 +22,6 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.state.descriptions import describe, exit_text
 
-_LONG_SILENT_S = 3.0
-"""A rank that speaks and answers twice a second has not for so long."""
-
 
 def silent(state: RankState) -> RankReport:
     """Return the report of a rank whose process exists but does not answer."""
