@@ -34,9 +34,14 @@ class Session:
     """Ranks, and what can be done with them: each part documents its own verbs.
 
     `setup` starts, restarts and frees ranks, `runs` runs cells and scripts on them, `stepping`
-    steps what is paused, `overview` and `values` show where ranks are and what they hold,
-    `diagnosis` says what is wrong, `construction` wraps models, `benchmarks` measures, `lab`
-    injects faults. `record.subscribe` reports every change, on any thread.
+    steps what is paused, `breakpoints` stops ranks at lines and `looking` looks there, `overview`
+    and `values` show where ranks are and what they hold, `diagnosis` says what is wrong,
+    `construction` wraps models, `benchmarks` measures, `lab` injects faults. `record.subscribe`
+    reports every change, on any thread.
+
+    What programs call most is also here, documented where it stands, as by
+    `help(session.run_cell)`: init set_up restart abort shutdown, run_cell run_script wait output,
+    where why why_now variables evaluate push pull, wrap bench bench_steps fault repair save.
 
     No part knows the session: each is given the others that it needs.
     """
