@@ -3,14 +3,15 @@
 buttons.py          The live board's buttons: each runs a verb's own code, on a thread of its own.
 controller.py       The live board in a notebook: a widget, and HTML for pages without scripts.
 kernel_messages.py  Every use of ipykernel's private API: a page's messages while a cell runs.
-line/               The line above a running cell's output.
 model.py            What the live board draws, as JSON: compact, and equal for equal content.
 page/               The page's side of the live board: scripts and styles, joined by widget.py.
 past.py             The live board's history: findings, lines, collectives of earlier runs.
 replay_board.py     Whether a notebook supports widgets, and a saved run shown in one.
+running_line.js     The page's side of the line above a running cell's output.
+running_line.py     The line above a running cell's output: what the run does, Where and Abort.
 side_panel.py       A panel beside the notebook for the live board, by jupyter-widgets' sidecar.
 source.py           Reads a session's data for the live board: often, without calling the ranks.
-still/              The board without scripts: what a saved notebook, nbviewer and GitHub show.
+still_picture.py    The board without scripts: what a saved notebook, nbviewer and GitHub show.
 tab_contents.py     What the tabs below the ranks show, as JSON of bounded size.
 tabs.py             Fills the tabs that open pages show; calls the ranks only if necessary.
 tails.py            Follows the ranks' collectives live: the tails of their collective logs.

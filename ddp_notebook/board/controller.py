@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ddp_notebook.board import model
+from ddp_notebook.board import model, still_picture
 from ddp_notebook.board.buttons import Button, Buttons
 from ddp_notebook.board.past import Memory, Moment, Past
 from ddp_notebook.board.replay_board import can_show_widgets, past_message, widget_class
 from ddp_notebook.board.source import BoardSource
-from ddp_notebook.board.still import picture as still_picture
 from ddp_notebook.board.tabs import TabFeed
 from ddp_notebook.board.timeline import FREED, Timeline, died_ns
 from ddp_notebook.model import Board, Diagnosis, Snapshot

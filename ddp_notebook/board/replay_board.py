@@ -11,10 +11,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.archive.replay import Replay
-from ddp_notebook.board import model
+from ddp_notebook.board import model, still_picture
 from ddp_notebook.board.kernel_messages import widget_messages
 from ddp_notebook.board.past import Moment
-from ddp_notebook.board.still import picture
 from ddp_notebook.board.timeline import FREED, Timeline, died_ns
 from ddp_notebook.model import Collective, Collectives, Diagnosis, Snapshot, Status
 from ddp_notebook.session.interrupts import do_meanwhile
@@ -24,7 +23,7 @@ from ddp_notebook.state.stack_locations import locations
 from ddp_notebook.views.notebook import mime_bundle
 
 if TYPE_CHECKING:
-    from ddp_notebook.board.line.running_line import RunningLine
+    from ddp_notebook.board.running_line import RunningLine
     from ddp_notebook.board.widget import BoardWidget
 
 
@@ -131,7 +130,7 @@ class ReplayBoard:
         at = locations(paths, sources)
         findings, lines = model.findings_json(diagnosis, sources, at), model.locations_json(at)
         sides = findings[0]["sides"] if findings else ()
-        self._still = picture.html(named, diagnosis, sides, self._timeline)
+        self._still = still_picture.html(named, diagnosis, sides, self._timeline)
         last_ns = max(_last_ns(records), *saved.left_ns.values(), 0)
         self._found = Moment(last_ns, findings, lines)
         """What is wrong is so from the last on that the ranks did."""

@@ -19,16 +19,13 @@ from typing import Any
 
 import traitlets
 
-from ddp_notebook.board.line.running_line import RunningLine, Shown
 from ddp_notebook.board.model import STAGES
-from ddp_notebook.board.still.lost import hidden_beside
+from ddp_notebook.board.running_line import RunningLine, Shown
+from ddp_notebook.board.still_picture import hidden_beside
 
 __all__ = ["BoardWidget", "RunningLine"]
 
 _PAGE = Path(__file__).parent / "page"
-_SHARED = Path(__file__).parent / "line" / "anywidget.js"
-
-
 _EXPORTS = re.compile(r"^export (?!default)", re.MULTILINE)
 """Only the tests of the script need them."""
 _COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n| +// .*$", re.MULTILINE)
@@ -42,8 +39,7 @@ def _joined(kind: str) -> str:
 
     Without comments, indentation, empty lines and names for tests: a page has no use for them.
     """
-    files = [*sorted(_PAGE.glob(f"*.{kind}")), *([_SHARED] if kind == "js" else [])]
-    text = "\n".join(path.read_text("utf-8") for path in files)
+    text = "\n".join(path.read_text("utf-8") for path in sorted(_PAGE.glob(f"*.{kind}")))
     return _INDENTATION.sub("", _EXPORTS.sub("", _COMMENTS.sub("", text)))
 
 

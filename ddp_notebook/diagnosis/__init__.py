@@ -10,11 +10,9 @@ pages.py      A page of help for each category: what torch prints, what it means
 progress.py   What a rank is doing: its current call, and whether it makes progress by itself.
 standing_still.py  What stacks alone show of ranks that stand still, in jobs not prepared.
 setup/        Rules for set-up.
-collectives/  Rules for collectives: who diverged from the others, and how.
-parallel/     Rules for programs that split a model or its data over ranks.
-training/     Rules for training that ends without an error and is wrong.
+collectives/  Rules for collectives, groups and split models: who diverged, who waits for whom.
+training/     Rules for training that ends without an error and is wrong; which rank is slow.
 source_code/  What the user's code says: what decides whether a line is reached, and its values.
-steps/        Compares the ranks' training steps: which rank is slow.
 
 To test a rule: `tests/traces.py` simulates a small job rank by rank, `tests/setup_cases.py` has
 ranks in set-up, and the functions below return the findings; no process is started.

@@ -17,13 +17,22 @@ from pathlib import Path
 from traceback import extract_tb
 
 from ddp_notebook.diagnosis import failures, files
-from ddp_notebook.diagnosis.collectives import exits, hang, out_of_step, p2p, stopped_short
+from ddp_notebook.diagnosis.collectives import (
+    exits,
+    groups,
+    hang,
+    out_of_step,
+    p2p,
+    schedules,
+    sharding,
+    splits,
+    stopped_short,
+)
+from ddp_notebook.diagnosis.collectives.describe import with_purposes
+from ddp_notebook.diagnosis.collectives.meshes import mesh_of
 from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
-from ddp_notebook.diagnosis.parallel import groups, schedules, sharding, splits
-from ddp_notebook.diagnosis.parallel.meshes import mesh_of
-from ddp_notebook.diagnosis.parallel.purposes import with_purposes
 from ddp_notebook.diagnosis.progress import doing
 from ddp_notebook.diagnosis.setup import arguments, data_workers, missing_ranks, reach, store
 from ddp_notebook.diagnosis.source_code.sources import Sources

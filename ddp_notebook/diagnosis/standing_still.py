@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.describe import named, side
 from ddp_notebook.diagnosis.collectives.explain import UNEVEN_REMEDY
+from ddp_notebook.diagnosis.collectives.groups import other_groups
 from ddp_notebook.diagnosis.collectives.stopped_short import LEAVE_TOGETHER
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.diagnose import diagnose_setup
-from ddp_notebook.diagnosis.parallel.groups import other_groups
 from ddp_notebook.diagnosis.progress import doing, in_setup, where_busy, works
 from ddp_notebook.diagnosis.source_code.names import Varies
 from ddp_notebook.diagnosis.source_code.sources import Condition, Sources

@@ -21,7 +21,7 @@ from ddp_notebook.views.live_region import OUTPUT_INTERVAL_S, OUTPUT_SETTLE_S, L
 from ddp_notebook.views.notebook import live_bundle
 
 if TYPE_CHECKING:
-    from ddp_notebook.board.line.running_line import RunningLine
+    from ddp_notebook.board.running_line import RunningLine
 
 LINE_AFTER_S = 1.0
 """A shorter run has no line."""

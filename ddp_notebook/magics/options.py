@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ddp_notebook.magics.completers import rank_sets
 from ddp_notebook.magics.parser import Option
-from ddp_notebook.magics.tab.completers import rank_sets
 
 JSON = Option("--json", "print it as JSON, to keep or to send")
 

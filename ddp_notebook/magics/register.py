@@ -13,10 +13,9 @@ from ddp_notebook import files
 from ddp_notebook.board.replay_board import may_show_widgets, prepare_widgets
 from ddp_notebook.errors import NoSession, UsageMistake
 from ddp_notebook.magics.buttons import board_buttons
+from ddp_notebook.magics.completion import RankNames, offer_completion, withdraw_completion
 from ddp_notebook.magics.hints import Hints
 from ddp_notebook.magics.parser import HelpShown
-from ddp_notebook.magics.tab.completion import offer_completion, withdraw_completion
-from ddp_notebook.magics.tab.rank_names import RankNames
 from ddp_notebook.magics.ui import NotebookUi
 from ddp_notebook.magics.verb import Verb
 from ddp_notebook.magics.verbs import VERBS

@@ -12,7 +12,7 @@ core.py            The core of a runtime, which every rank's process has.
 debugger/          Stops at lines, steps from line to line, inspects frames.
 engine_private.py  Every use of ipykernel's and IPython's private API inside a rank.
 events.py          The event sender.
-inspect/           A rank's reports about itself: stacks, call sites, its state.
+inspect/           A rank's reports about itself: stacks, call sites, its state, its variables.
 main_thread.py     What the main thread is doing, for threads that answer in its place.
 orders.py          Takes the session's orders to run something.
 prepared/          Ranks of external jobs, prepared by DDP_NOTEBOOK=1.
@@ -21,6 +21,5 @@ runtime.py         The runtime of an engine: the core of a rank, and what runs c
 setup/             Sets torch.distributed up one stage at a time, and unblocks it.
 torch_private.py   Every use of torch's private API, each checked before use.
 training/          Records what a rank's training does.
-variables/         Describes a rank's variables.
 watched.py         What any rank's process watches, asked or not.
 """

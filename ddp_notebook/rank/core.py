@@ -15,11 +15,11 @@ from ddp_notebook.rank.control import Handlers
 from ddp_notebook.rank.control_socket import ControlSocket
 from ddp_notebook.rank.debugger.at_lines import AtLines
 from ddp_notebook.rank.inspect.answers import Answers
+from ddp_notebook.rank.inspect.global_names import GlobalNames
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.rescue import Rescue
 from ddp_notebook.rank.training.held import Held
 from ddp_notebook.rank.training.step_times import StepTimer
-from ddp_notebook.rank.variables.global_names import GlobalNames
 from ddp_notebook.rank.watched import Watched, shown_by_python
 
 model.load()  # a rank answers on a thread of ours, where nothing is to be imported

@@ -27,11 +27,11 @@ from ddp_notebook.rank.cells.runner import CellRunner
 from ddp_notebook.rank.cells.shell import RankShell
 from ddp_notebook.rank.cells.terminal import Terminal
 from ddp_notebook.rank.core import RankCore
+from ddp_notebook.rank.inspect.global_names import GlobalNames
 from ddp_notebook.rank.orders import Orders
 from ddp_notebook.rank.setup.connecting import StoreClient
 from ddp_notebook.rank.setup.stages import Parts, SetUp
 from ddp_notebook.rank.training.ddp_stage import DDPConstruction
-from ddp_notebook.rank.variables.global_names import GlobalNames
 
 
 class RankRuntime:

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from ddp_notebook.rank.variables.objects import objects_of
+from ddp_notebook.rank.inspect.objects import objects_of
 
 _WATCHED = "__ddp_notebook_watched__"
 _HELPER = "_new_process_group_helper"

@@ -17,6 +17,7 @@ from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.inspect.data_workers import DataWorkers
 from ddp_notebook.rank.inspect.frames import UserCode
+from ddp_notebook.rank.inspect.global_names import GlobalNames
 from ddp_notebook.rank.inspect.store_keys import StoreKeys
 from ddp_notebook.rank.main_thread import MainThread
 from ddp_notebook.rank.rank_process import RankProcess
@@ -32,7 +33,6 @@ from ddp_notebook.rank.training.inputs import Samplers
 from ddp_notebook.rank.training.pipelines import Pipelines
 from ddp_notebook.rank.training.step_marks import StepMarks
 from ddp_notebook.rank.training.tracker import Tracker
-from ddp_notebook.rank.variables.global_names import GlobalNames
 
 
 def of_main() -> Mapping[str, Any]:

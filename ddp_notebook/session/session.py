@@ -24,7 +24,7 @@ from ddp_notebook.session.tools.where import Where
 from ddp_notebook.session.tools.why import Why
 
 if TYPE_CHECKING:
-    from ddp_notebook.diagnosis.parallel.meshes import Mesh
+    from ddp_notebook.diagnosis.collectives.meshes import Mesh
     from ddp_notebook.model import Board, Ranks, StepTable
     from ddp_notebook.model.ddp import MeshLayout
     from ddp_notebook.session.options import InitOptions

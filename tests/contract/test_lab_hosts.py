@@ -23,7 +23,7 @@ from ddp_notebook.launch import lab_hosts
 from ddp_notebook.launch.lab_hosts import INTERFACE, address
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.inspect import reachability
+from ddp_notebook.rank.setup import reachability
 from ddp_notebook.session import InitOptions, Session
 from ddp_notebook.session.tools import fault_lab
 from ddp_notebook.testing import cluster_of

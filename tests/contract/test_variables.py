@@ -17,7 +17,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Activity, VariableTable, codec
 from ddp_notebook.rank import calls
-from ddp_notebook.rank.variables.scopes import MOST_BYTES
+from ddp_notebook.rank.inspect.variables import MOST_BYTES
 from ddp_notebook.session import Session
 from ddp_notebook.testing import cluster_of
 from ddp_notebook.views import variables as view

@@ -4,8 +4,8 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-const folder = new URL("../../ddp_notebook/board/line/", import.meta.url);
-const files = ["anywidget.js", "running_line.js"].map((name) => readFileSync(new URL(name, folder)));
+const folder = new URL("../../ddp_notebook/board/", import.meta.url);
+const files = ["page/anywidget.js", "running_line.js"].map((name) => readFileSync(new URL(name, folder)));
 const line = await import(`data:text/javascript;base64,${Buffer.concat(files).toString("base64")}`);
 
 class Element {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ddp_notebook.magics.completion import complete
 from ddp_notebook.magics.parser import Surroundings
-from ddp_notebook.magics.tab.completion import complete
 from ddp_notebook.magics.verb import Verb
 from ddp_notebook.magics.verbs import VERBS
 from ddp_notebook.model import RankState, Status

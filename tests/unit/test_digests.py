@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import torch
 
-from ddp_notebook.rank.variables.digests import Digester
+from ddp_notebook.rank.inspect.value_digests import Digester
 
 
 class Config:

@@ -9,7 +9,7 @@ from collective_cases import same
 from traces import all_reduce, barrier, play
 
 from ddp_notebook.diagnosis import diagnose_run
-from ddp_notebook.diagnosis.parallel.meshes import Mesh, mesh_of
+from ddp_notebook.diagnosis.collectives.meshes import Mesh, mesh_of
 from ddp_notebook.model import Case, GroupMade
 
 DP_AND_TP = (("dp", (0, 2)), ("dp", (1, 3)), ("tp", (0, 1)), ("tp", (2, 3)))

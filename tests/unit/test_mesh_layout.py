@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from ddp_notebook.diagnosis.parallel.layout import arranged
-from ddp_notebook.diagnosis.parallel.meshes import Mesh, mesh_of
+from ddp_notebook.diagnosis.collectives.meshes import Mesh, arranged, mesh_of
 from ddp_notebook.model import Activity, Case, GroupMade, RankReport
 from ddp_notebook.model.ddp import HeldParameter, HeldParameters, MeshLayout
 from ddp_notebook.views import mesh as view

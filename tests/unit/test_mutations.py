@@ -20,10 +20,10 @@ from saved_runs import job
 from ddp_notebook.archive.format import KEY, encode_run
 from ddp_notebook.archive.replay import Replay
 from ddp_notebook.bench.plan import Plan
+from ddp_notebook.board import still_picture
 from ddp_notebook.board.past import Moment
 from ddp_notebook.board.replay_board import past_message
-from ddp_notebook.board.still import picture
-from ddp_notebook.board.still.drawings import drawings
+from ddp_notebook.board.still_picture import drawings
 from ddp_notebook.board.timeline import Timeline
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import UsageMistake
@@ -96,7 +96,7 @@ def test_a_saved_run_is_replayed_or_refused_in_words(
     records = [each for of in replay.saved.collectives.of.values() for each in of]
     timeline.take(replay.saved.run or 1, records)
     timeline.end(replay.saved.left_ns)
-    sendable(picture.html(replay.status(), timeline=timeline))
+    sendable(still_picture.html(replay.status(), timeline=timeline))
     question = {"kind": "at", "at": 500, "view": ""}
     collectives = replay.collectives
     sendable(past_message(question, replay.saved.snapshot, collectives, Moment(), 0))

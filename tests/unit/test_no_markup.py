@@ -22,7 +22,7 @@ from test_views_findings import HELD_BACK
 
 from ddp_notebook.archive.format import KEY
 from ddp_notebook.archive.replay import Replay
-from ddp_notebook.board.still import picture
+from ddp_notebook.board import still_picture
 from ddp_notebook.board.timeline import Timeline
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs.target import stack_of
@@ -58,7 +58,7 @@ def timeline_of(replay: Replay) -> str:
     timeline.take(replay.saved.run or 1, records)
     timeline.end(replay.saved.left_ns)
     board = replay.status()
-    return picture.html(board, replay.saved.diagnosis, timeline=timeline)
+    return still_picture.html(board, replay.saved.diagnosis, timeline=timeline)
 
 
 FORMS: dict[str, Callable[[Replay], Any]] = {

@@ -11,7 +11,7 @@ from types import FunctionType
 import pytest
 import torch  # noqa: F401  # a heap as large as a rank's: else the list is made too fast
 
-from ddp_notebook.rank.variables.objects import objects_of
+from ddp_notebook.rank.inspect.objects import objects_of
 
 _ROUNDS = 10
 

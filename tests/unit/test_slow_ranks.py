@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook.diagnosis.steps.slow import slow_ranks
+from ddp_notebook.diagnosis.training.slow import slow_ranks
 from ddp_notebook.model import (
     Diagnosis,
     LineLeft,

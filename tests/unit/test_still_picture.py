@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from saved_runs import MS, collective
 
-from ddp_notebook.board import model
-from ddp_notebook.board.still import picture
-from ddp_notebook.board.still.drawings import MOST_ROWS, drawings
+from ddp_notebook.board import model, still_picture
+from ddp_notebook.board.still_picture import MOST_ROWS, drawings
 from ddp_notebook.board.timeline import Timeline
 from ddp_notebook.model import (
     Category,
@@ -187,7 +186,7 @@ def test_a_saved_board_is_arranged_as_the_live_one() -> None:
     timeline = Timeline(0, 3)
     timeline.take(1, [collective(rank, 0, 10, 20) for rank in range(3)])
     sides = model.findings_json(HANG, SOURCES)[0]["sides"]
-    html = picture.html(board(known), HANG, sides, timeline)
+    html = still_picture.html(board(known), HANG, sides, timeline)
     places = [html.index(part) for part in (
         "Only rank 0 calls barrier",
         "<b>rank 0</b> <code>barrier</code> at cell 2:2",
@@ -203,12 +202,12 @@ def test_a_saved_board_is_arranged_as_the_live_one() -> None:
     )]  # fmt: skip
     assert places == sorted(places) and html.count("<svg") == 3
     assert "<script" not in html and "<button" not in html
-    calm = picture.html(board(known))
+    calm = still_picture.html(board(known))
     assert "▶ running" in calm and "<svg" not in calm and "last collectives" not in calm
 
 
 def test_its_marks_are_those_of_the_live_board() -> None:
     words = Path(model.__file__).parent / "page" / "words.js"
     marks = dict(re.findall(r"^  (\w+): \[\"(.)\", ", words.read_text("utf-8"), re.MULTILINE))
-    assert {role.value: mark for role, (mark, _) in picture.ROLES.items()} == marks
-    assert set(picture.ROLES) == set(Role)
+    assert {role.value: mark for role, (mark, _) in still_picture.ROLES.items()} == marks
+    assert set(still_picture.ROLES) == set(Role)

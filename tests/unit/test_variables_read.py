@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ddp_notebook.model import Variable
-from ddp_notebook.rank.variables.described import describe
-from ddp_notebook.rank.variables.tensors import TensorReader
+from ddp_notebook.rank.inspect.tensor_values import TensorReader
+from ddp_notebook.rank.inspect.variables import describe
 
 
 def of(value: object, values: bool = True) -> Variable:

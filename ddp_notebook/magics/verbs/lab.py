@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from ddp_notebook.errors import UsageMistake
+from ddp_notebook.magics.completers import one_of
 from ddp_notebook.magics.parser import Option
-from ddp_notebook.magics.tab.completers import one_of
 from ddp_notebook.magics.ui import NotebookUi
 from ddp_notebook.magics.verb import Verb
 from ddp_notebook.model import Board, Diagnosis

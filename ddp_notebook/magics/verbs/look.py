@@ -9,8 +9,8 @@ from ddp_notebook.board.side_panel import HOW, can_have_panel
 from ddp_notebook.diagnosis import pages
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
+from ddp_notebook.magics.completers import one_of
 from ddp_notebook.magics.parser import Option
-from ddp_notebook.magics.tab.completers import one_of
 from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks, value_or_json
 from ddp_notebook.magics.verb import Verb, VerbButton
 from ddp_notebook.magics.verbs import attach

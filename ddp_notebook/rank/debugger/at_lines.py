@@ -8,8 +8,8 @@ from ddp_notebook.rank.debugger.debugger import Debugger
 from ddp_notebook.rank.debugger.elsewhere import Compiled
 from ddp_notebook.rank.debugger.expressions import Expressions
 from ddp_notebook.rank.debugger.not_finite import NotFinite
+from ddp_notebook.rank.inspect.variables import Variables
 from ddp_notebook.rank.rank_process import Events
-from ddp_notebook.rank.variables.scopes import Variables
 from ddp_notebook.rank.watched import Watched
 
 

@@ -16,7 +16,7 @@ from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.debugger.lines import Lines
 from ddp_notebook.rank.inspect.frames import code_in
-from ddp_notebook.rank.variables.objects import objects_of
+from ddp_notebook.rank.inspect.objects import objects_of
 
 _MOST_COMPILED = 1_000
 _MOST = 200

@@ -27,12 +27,11 @@ from ddp_notebook.rank.debugger.collective_calls import issued_by
 from ddp_notebook.rank.debugger.debugger import Debugger, Places, Stop
 from ddp_notebook.rank.debugger.source import shown
 from ddp_notebook.rank.inspect.frames import globals_for
+from ddp_notebook.rank.inspect.global_names import GlobalNames
 from ddp_notebook.rank.inspect.safe_repr import TENSORS
-from ddp_notebook.rank.variables.described import describe
-from ddp_notebook.rank.variables.digests import Digester
-from ddp_notebook.rank.variables.global_names import GlobalNames
-from ddp_notebook.rank.variables.scopes import Variables
-from ddp_notebook.rank.variables.tensors import TensorReader, checksums, values
+from ddp_notebook.rank.inspect.tensor_values import TensorReader, checksums, values
+from ddp_notebook.rank.inspect.value_digests import Digester
+from ddp_notebook.rank.inspect.variables import Variables, describe
 
 _WITHIN_S = 1.5
 _BUSY = "it runs and is not paused, so its variables change meanwhile. Stop it: %ddp_break LINE"

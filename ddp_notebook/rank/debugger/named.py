@@ -16,7 +16,7 @@ from typing import Any
 
 from ddp_notebook.rank.debugger.source import parsed, source_of
 from ddp_notebook.rank.inspect.frames import IsUsers, code_in
-from ddp_notebook.rank.variables.objects import objects_of
+from ddp_notebook.rank.inspect.objects import objects_of
 
 _DEEPEST = 20
 """So many wrappers around a function, and modules that hand a name on, are looked through."""

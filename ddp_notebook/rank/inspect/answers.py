@@ -1,16 +1,58 @@
-"""What a rank answers about itself; whoever asks cannot change what it does."""
+"""What a rank answers about itself; whoever asks cannot change what it does.
+
+Called on the thread that answers questions, also while the main thread is blocked: nothing here may
+take long or wait for the main thread.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from ddp_notebook.model import (
+    Category,
+    Place,
+    Probe,
+    RankReport,
+    StoreFile,
+)
+from ddp_notebook.model.ddp import Fingerprint
 from ddp_notebook.rank import calls
+from ddp_notebook.rank.cells.raised import place_of
 from ddp_notebook.rank.control import Handlers
 from ddp_notebook.rank.inspect import facts
-from ddp_notebook.rank.inspect.case import Reporter
+from ddp_notebook.rank.inspect import process as own
+from ddp_notebook.rank.inspect.polling import polled_file
+from ddp_notebook.rank.inspect.process import is_runnable, main_cpu_s, versions
 from ddp_notebook.rank.inspect.stacks import Stacks
-from ddp_notebook.rank.inspect.waiting import Waiting
+from ddp_notebook.rank.inspect.variables import Variables
+from ddp_notebook.rank.inspect.waiting import (
+    Stillness,
+    Waiting,
+    is_ddp_constructor,
+    joins_processes,
+)
+from ddp_notebook.rank.main_thread import Failure
+from ddp_notebook.rank.setup import listening
 from ddp_notebook.rank.setup.reachability import Reachability
-from ddp_notebook.rank.variables.scopes import Variables
+from ddp_notebook.rank.setup.rendezvous import Calls
+from ddp_notebook.rank.training import ddp, fsdp_private
 from ddp_notebook.rank.watched import Watched
+
+_KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")
+_JOINED_AFTER_S = 4.0
+_STILL_S = 2.0
+"""Seconds at one place after which the library function that it called there is named."""
+_DEFAULT_GROUP = re.compile(rb"default_pg/\d+//[a-z]+//")
+"""The keys of the default group; those of other groups have their number here."""
 
 
 class Answers:
@@ -34,3 +76,138 @@ class Answers:
         on(calls.RUN_FACTS, lambda _: self._summary.facts())
         on(calls.SOFTWARE, lambda _: calls.SoftwareFacts(facts.gather()))
         return handlers
+
+
+class Reporter:
+    """Makes this rank's report."""
+
+    def __init__(self, watched: Watched, waiting: Waiting, reachability: Reachability) -> None:
+        self._watched = watched
+        self._observer = watched.observer
+        self._main_thread = watched.main_thread
+        self._user_code = watched.user_code
+        self._waiting = waiting
+        self._stillness = Stillness()
+        self._reachability = reachability
+
+    def report(self) -> RankReport:
+        """Return this rank, as it is now."""
+        self._observer.settle()
+        # Before anything here wakes the store's thread, which is one of torch's.
+        runnable = is_runnable()
+        awaited = self._waiting.awaited()
+        frame, stack = awaited.frame, awaited.stack
+        wait = self._waiting.wait(awaited, runnable)
+        inside = wait.inside
+        still_s = 0.0 if inside else self._stillness.look(awaited)
+        watched, error = self._watched, self._main_thread.error
+        init = watched.init_calls.calls
+        arguments, exchanges = init.arguments, self._observer.exchanges
+        store = arguments.master_addr, arguments.master_port
+        asks_store = init.entered > 0 or inside == "store"
+        listens = watched.sockets.listening() if inside == "process-group" else ()
+        return RankReport(
+            rank=watched.process.rank,
+            activity=self._waiting.activity(inside),
+            inside=inside,
+            doing=self._main_thread.doing
+            or self._user_code.describe(frame, any_call=still_s >= _STILL_S),
+            entered=init.entered,
+            left=init.returned,
+            called_ns=init.called_ns,
+            initialized=dist.is_initialized(),
+            arguments=arguments,
+            error_type=error.type if error else "",
+            error_text=error.text if error else "",
+            error_at=tuple(map(place_of, error.frames)) if error else (),
+            error_category=error.category if error else "",
+            error_remedy=error.remedy if error else "",
+            holder=_holder(error, arguments.master_port),
+            polls_for="" if inside else polled_file(frame, self._user_code),
+            workers=() if inside else watched.data_workers.owing(stack),
+            joins=not inside and joins_processes(stack),
+            still_s=round(still_s, 1),
+            in_threads=watched.thread_errors.of_run,
+            handles=error.during if error else watched.thread_errors.in_main(),
+            pid=os.getpid(),
+            probe=self._reachability.store(*store) if asks_store else Probe(),
+            file=_store_file(arguments.path, dist.is_initialized(), _has_joined(inside, init)),
+            host=init.host or own.host(),
+            network=init.network or own.network(),
+            versions=versions(),
+            addresses=watched.resolver.resolved(arguments.master_addr),
+            # Without the store, if this rank hosts it.
+            listens=tuple(each for each in listens if not each.endswith(f":{store[1]}")),
+            runnable=runnable and not wait.polls,
+            main_cpu_s=main_cpu_s(),
+            groups_made=tuple(self._observer.subgroups.made),
+            sharded=watched.sharded.units(),
+            pipelines=watched.pipelines.parts(stack),
+            purpose=fsdp_private.purpose(stack) if inside == "collective" else "",
+            splits=exchanges.latest if exchanges is not None else None,
+            model=_wrapped_model(stack),
+            path=tuple(Place(*line) for line in watched.call_sites.users_path(frame)),
+            waits_for=wait.record,
+            key=wait.key,
+            keys_set=watched.store_keys.set_by_me(),
+            run=self._observer.run,
+            unrecorded=self._observer.unrecorded or self._observer.broken,
+            replicas=watched.summary.counts(),
+        )
+
+
+def _wrapped_model(stack: Sequence[FrameType]) -> Fingerprint | None:
+    """Return what the model is made of whose DDP is being constructed on these frames."""
+    for frame in stack:
+        if is_ddp_constructor(frame):
+            model = frame.f_locals.get("module")
+            if isinstance(model, torch.nn.Module):
+                return ddp.contents(model)
+    return None
+
+
+def _holder(error: Failure | None, port: int | None) -> str:
+    """Return who holds the port that this rank could not have."""
+    if error is None or not port:
+        return ""
+    ours = error.category == Category.PORT_IN_USE
+    in_use = ours or re.search("EADDRINUSE|already in use", error.text)  # torch's own words
+    return listening.holder(port) if in_use else ""
+
+
+def _has_joined(inside: str, calls: Calls) -> str:
+    """Return this rank's number in the group under construction, if its address must be in there.
+
+    gloo writes it as soon as it listens: a rank that has waited for so long has done so. Empty
+    before, and for other backends.
+    """
+    waited_s = (time.monotonic_ns() - calls.called_ns) / 1e9
+    if inside != "process-group" or waited_s < _JOINED_AFTER_S or dist.is_initialized():
+        return ""
+    if calls.arguments.backend and "gloo" not in calls.arguments.backend:
+        return ""
+    return str(calls.arguments.rank)
+
+
+def _store_file(path: str, initialized: bool, joined: str) -> StoreFile:
+    """Return what is in the file of a ``file://`` rendezvous: an address per rank, or more.
+
+    `joined` is the rank whose address must be in it.
+    """
+    if not path:
+        return StoreFile()
+    try:
+        data = Path(path).read_bytes()[: 1 << 20]
+    except OSError:
+        folder = Path(path).parent
+        return StoreFile(
+            path,
+            lost=initialized or bool(joined),
+            missing_folder="" if folder.exists() else str(folder),
+        )
+    keys = Counter((match[0], match[1].decode()) for match in _KEY.finditer(data))
+    claims: dict[str, int] = {}
+    for (_, rank), count in keys.items():  # a group of its own has keys of its own
+        claims[rank] = max(count, claims.get(rank, 0))
+    lost = joined not in claims if joined else initialized and not _DEFAULT_GROUP.search(data)
+    return StoreFile(path, True, claims, lost)

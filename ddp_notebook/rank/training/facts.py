@@ -18,12 +18,12 @@ from ddp_notebook.model import Ranks
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import place_of
 from ddp_notebook.rank.collectives.observer import Observer
+from ddp_notebook.rank.inspect.global_names import GlobalNames
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.training.digests import Digester
 from ddp_notebook.rank.training.fsdp_private import Sharded
 from ddp_notebook.rank.training.inputs import Samplers
 from ddp_notebook.rank.training.tracker import Replica, TrackedOptimizer, Tracker
-from ddp_notebook.rank.variables.global_names import GlobalNames
 
 _DYING_SECONDS, _DYING_TENSORS = 0.1, 400
 _MOST_NAMES, _MOST_NUMELS = 40, 2000

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook import model
+from ddp_notebook.rank.inspect.global_names import GlobalNames
+from ddp_notebook.rank.inspect.objects import objects_of
 from ddp_notebook.rank.training import fsdp_private
-from ddp_notebook.rank.variables.global_names import GlobalNames
-from ddp_notebook.rank.variables.objects import objects_of
 
 _MOST_PARAMETERS = 2000
 _MOST_FRAMES = 64

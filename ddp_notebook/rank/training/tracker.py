@@ -21,10 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.model import Ranks
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line
+from ddp_notebook.rank.inspect.objects import objects_of
 from ddp_notebook.rank.training import ddp, digests, fsdp_private
 from ddp_notebook.rank.training.inputs import Moments
 from ddp_notebook.rank.training.split import Split
-from ddp_notebook.rank.variables.objects import objects_of
 
 if TYPE_CHECKING:
     from ddp_notebook.model import TensorDigest

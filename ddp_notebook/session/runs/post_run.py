@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis import diagnose_training
-from ddp_notebook.diagnosis.steps.slow import slow_ranks
+from ddp_notebook.diagnosis.training.slow import slow_ranks
 from ddp_notebook.model import Collectives, Diagnosis, Remark, RunFacts
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import answered

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook import jobs
-from ddp_notebook.diagnosis.parallel.layout import arranged, mesh_of_parameters
+from ddp_notebook.diagnosis.collectives.meshes import arranged, mesh_of_parameters
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import (
     Activity,
@@ -32,7 +32,7 @@ from ddp_notebook.state.board_rows import BoardFacts, board_of, stuck_note
 from ddp_notebook.state.descriptions import describe
 
 if TYPE_CHECKING:
-    from ddp_notebook.diagnosis.parallel.meshes import Mesh
+    from ddp_notebook.diagnosis.collectives.meshes import Mesh
     from ddp_notebook.model.ddp import MeshLayout
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.record import Record

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis import diagnose_run, failures
-from ddp_notebook.diagnosis.parallel.meshes import Mesh, mesh_of
+from ddp_notebook.diagnosis.collectives.meshes import Mesh, mesh_of
 from ddp_notebook.model import (
     Activity,
     Case,

@@ -1,13 +1,15 @@
-"""Tab and Shift-Tab in a `%%ddp` cell: answers from a rank about its variables.
+"""Answers for Tab and Shift-Tab: on the line of a magic, and in a `%%ddp` cell.
 
-Only an idle rank is asked. Without one, Tab offers IPython's own completions, and Shift-Tab
-nothing: a variable of the notebook with the same name is a different one.
+On a magic's line Tab offers its options, and the values they take. In a cell for ranks a rank
+answers about its variables. Only an idle rank is asked. Without one, Tab offers IPython's own
+completions, and Shift-Tab nothing: a variable of the notebook with the same name is a different
+one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.completer import SimpleCompletion, context_matcher
@@ -15,17 +17,92 @@ from IPython.core.error import UsageError
 from IPython.utils.tokenutil import token_at_cursor
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.magics.parser import HelpShown
+from ddp_notebook.magics.completers import starting_with
+from ddp_notebook.magics.parser import HELP, HelpShown, Option, Surroundings
 from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
+from ddp_notebook.magics.verbs import VERBS
 from ddp_notebook.magics.verbs.run import CELL
 from ddp_notebook.rank.calls import NameToInspect
 
 if TYPE_CHECKING:
     from ddp_notebook.model import Ranks
 
-_IDENTIFIER = "ddp_notebook.ranks"
+_MAGIC_LINE = re.compile(r"^\s*(?:[\w, ]+=\s*)?%%?(?P<name>ddp\w*)\s+(?P<rest>.*)$")
+_OPTIONS = {verb.name: (HELP, *verb.options) for verb in VERBS}
+_LINE_MATCHER = "ddp_notebook"
+_CELL_MATCHER = "ddp_notebook.ranks"
 _FIRST_LINE = re.compile(r"\s*%%ddp(?P<options>[ \t][^\n]*|)\n")
 _WORD = re.compile(r"[^\W\d]\w*")
+
+
+def complete(line: str, around: Surroundings) -> tuple[str, Sequence[str]] | None:
+    """The word at the end of `line`, and its completions.
+
+    None where IPython completes: after another magic, for a file, in a script's own arguments.
+    """
+    match = _MAGIC_LINE.match(line)
+    if match is None or match["name"] not in _OPTIONS:
+        return None
+    options = _OPTIONS[match["name"]]
+    *before, word = re.split(r"\s+", match["rest"])
+    option = _awaiting_value(options, before)
+    if option is None and word.startswith("-"):
+        return word, starting_with(word, _unused(options, before))
+    if option is None:
+        option = next((option for option in options if option.is_positional), None)
+    if option is None or (option.is_positional and option.completer is None):
+        return None
+    if option.completer is None:
+        return word, starting_with(word, option.choices)
+    candidates = option.completer(word, around)
+    return None if candidates is None else (word, candidates)
+
+
+def _awaiting_value(options: Sequence[Option], before: Sequence[str]) -> Option | None:
+    """The option whose value comes next."""
+    last = before[-1] if before else ""
+    return next((option for option in options if last in option.names and not option.is_flag), None)
+
+
+def _unused(options: Sequence[Option], before: Sequence[str]) -> list[str]:
+    return [
+        name
+        for option in options
+        for name in option.names
+        if name.startswith("--") and not set(option.names) & set(before)
+    ]
+
+
+def offer_completion(shell: Any, surroundings: Callable[[], Surroundings]) -> None:
+    """Have `shell` complete the lines of these magics, if it has a completer."""
+
+    @context_matcher(identifier=_LINE_MATCHER)
+    def matches(context: Any) -> dict[str, Any]:
+        line = context.line_with_cursor[: context.cursor_position]
+        in_cell = line.lstrip().startswith("%%") and context.cursor_line > 0
+        completion = None if in_cell else complete(line, surroundings())
+        if completion is None:
+            return {"completions": []}
+        word, candidates = completion
+        return {
+            "completions": [SimpleCompletion(text, type="magic") for text in candidates],
+            "matched_fragment": word,
+            "suppress": bool(candidates),
+        }
+
+    withdraw_completion(shell)
+    _matchers(shell).append(matches)
+
+
+def withdraw_completion(shell: Any) -> None:
+    """Undo `offer_completion`."""
+    matchers = _matchers(shell)
+    matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != _LINE_MATCHER]
+
+
+def _matchers(shell: Any) -> list[Any]:
+    """The matchers of the shell's completer; of a shell that has none, a list of no effect."""
+    return getattr(getattr(shell, "Completer", None), "custom_matchers", [])
 
 
 class RankNames:
@@ -37,21 +114,20 @@ class RankNames:
 
     def offer(self) -> None:
         """Begin; without a completer or a kernel this does nothing."""
-        matchers = getattr(getattr(self._ui.shell, "Completer", None), "custom_matchers", [])
-        matchers.append(self._matcher())
+        _matchers(self._ui.shell).append(self._matcher())
         if self._kernel is not None:
             self._inspect_elsewhere = self._kernel.do_inspect
             self._kernel.do_inspect = self._inspect
 
     def withdraw(self) -> None:
         """Undo `offer`."""
-        matchers = getattr(getattr(self._ui.shell, "Completer", None), "custom_matchers", [])
-        matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != _IDENTIFIER]
+        matchers = _matchers(self._ui.shell)
+        matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != _CELL_MATCHER]
         if self._kernel is not None:
             vars(self._kernel).pop("do_inspect", None)
 
     def _matcher(self) -> Any:
-        @context_matcher(identifier=_IDENTIFIER)
+        @context_matcher(identifier=_CELL_MATCHER)
         def matches(context: Any) -> dict[str, Any]:
             lines = context.full_text.split("\n")[: context.cursor_line]
             at = sum(len(line) + 1 for line in lines) + context.cursor_position

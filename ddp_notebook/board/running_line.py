@@ -17,7 +17,7 @@ import traitlets
 
 from ddp_notebook.board.buttons import Button, Buttons
 from ddp_notebook.board.model import answer_json
-from ddp_notebook.board.still.lost import hidden_beside
+from ddp_notebook.board.still_picture import hidden_beside
 from ddp_notebook.session import Session
 
 _BEAT_S = 5.0
@@ -44,7 +44,7 @@ class RunningLine(Shown):
 
     _esm = "".join(
         (Path(__file__).parent / name).read_text("utf-8")
-        for name in ("anywidget.js", "running_line.js")
+        for name in ("page/anywidget.js", "running_line.js")
     )
 
     stand_in = traitlets.Unicode().tag(sync=True)

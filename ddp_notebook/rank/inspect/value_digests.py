@@ -19,7 +19,7 @@ from typing import Any, Generic
 
 from ddp_notebook.rank.inspect import safe_repr
 from ddp_notebook.rank.inspect.safe_repr import MRO_OF, NAME_OF, TENSORS
-from ddp_notebook.rank.variables.tensors import array_bytes, bytes_of
+from ddp_notebook.rank.inspect.tensor_values import array_bytes, bytes_of
 
 _CHUNK = 512
 _MOST_SORTED = 100_000
