@@ -16,6 +16,7 @@ from ddp_notebook.model import Diagnosis, Event, LineStopped, Ranks, name_ranks
 from ddp_notebook.rank import calls
 from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.interrupts import noted
+from ddp_notebook.session.preflight import check_processes
 from ddp_notebook.session.runs.cell_syntax import check_cell, ipython_syntax
 from ddp_notebook.session.runs.endings import CellResult
 from ddp_notebook.session.runs.past import PastRuns
@@ -28,7 +29,6 @@ from ddp_notebook.session.runs.scripts import (
     place_of_python,
 )
 from ddp_notebook.session.runs.steps import paused_ranks
-from ddp_notebook.session.setup.preflight import check_processes
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.lab_hosts import Placed

@@ -53,8 +53,8 @@ from ddp_notebook.state.line_stops import LinePause, LineStops
 from ddp_notebook.state.output import OutputLog, group, group_live, split_errors
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.processes.processes import Processes
-    from ddp_notebook.session.processes.started_ranks import StartedRanks
+    from ddp_notebook.session.session_processes import Processes
+    from ddp_notebook.session.started_ranks import StartedRanks
 
 _STOP_WITHIN_S = 0.7
 """How long to wait for interrupted ranks to stop before control returns without them."""

@@ -29,7 +29,7 @@ from ddp_notebook.session.runs.run import CellRun, RunOptions
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.lab_hosts import Placed
-    from ddp_notebook.session.processes.processes import Processes
+    from ddp_notebook.session.session_processes import Processes
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import How, answered
-from ddp_notebook.session.processes.collective_logs import READ_LAST
+from ddp_notebook.session.collective_logs import READ_LAST
 from ddp_notebook.session.runs.endings import failures
 from ddp_notebook.state import collective_table
 from ddp_notebook.state.line_table import line_table

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
     from ddp_notebook.session.runs.run import CellRun
-    from ddp_notebook.session.setup.set_up import SetUp
+    from ddp_notebook.session.set_up import SetUp
 
 _ENDED = "its process was ended by %ddp_restart, and it has no new one yet"
 _GONE = (Activity.DEAD, Activity.SILENT)
