@@ -259,7 +259,7 @@ class SetUp:
                 run.abort()
 
             def begun() -> bool:
-                return all(set(run.pending) & set(ranks) <= run.started for run in runs)
+                return all(set(run.pending) & set(ranks) <= run.events.started for run in runs)
 
             # Until a rank's CellStarted event has arrived, it looks idle. On a quiet machine that
             # takes much less than this from sending the cell.
