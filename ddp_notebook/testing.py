@@ -14,11 +14,11 @@ from ddp_notebook.launch.devices import plan_devices
 from ddp_notebook.model import Event, Ranks, RankSpawned
 from ddp_notebook.rank.calls import Answer, Call, CannotAnswer, Order, Question, Request
 from ddp_notebook.session import InitOptions, Session
-from ddp_notebook.session.processes.collective_logs import CollectiveLogs
-from ddp_notebook.session.processes.processes import Processes
+from ddp_notebook.session.bring_up import BringUp
+from ddp_notebook.session.collective_logs import CollectiveLogs
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.runs.run import CellRun, RunOptions
-from ddp_notebook.session.setup.bring_up import BringUp
+from ddp_notebook.session.session_processes import Processes
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.rank_cluster import RankCluster

@@ -478,7 +478,7 @@ def begun(session: Any) -> None:
 
     def heard() -> bool:
         run = session.runs.current
-        return run is not None and all("\n" in run.written(rank) for rank in run.ranks)
+        return run is not None and all("\n" in run.events.written(rank) for rank in run.ranks)
 
     eventually(heard, 30, "the first line")
 

@@ -23,7 +23,6 @@ from ddp_notebook.model import (
     Status,
 )
 from ddp_notebook.session.runs.steps import source_of
-from ddp_notebook.session.runs.steps import table as paused_table
 from ddp_notebook.state.board_rows import BoardFacts
 from ddp_notebook.state.collective_table import of_run
 from ddp_notebook.state.fold import state_at
@@ -54,7 +53,7 @@ _session_key = attrgetter(
 
 def ended_badly(run: CellRun | None) -> bool:
     """Whether a run may have ended with a fault; of ranks that were freed nothing is to be told."""
-    ended = run.finished.values() if run is not None else ()
+    ended = run.events.finished.values() if run is not None else ()
     freed = any(end.outcome == "interrupted" for end in ended)
     return not freed and any(end.trained or end.outcome != "ok" for end in ended)
 
@@ -63,7 +62,7 @@ def _raised_in(run: CellRun | None, snapshot: Snapshot) -> dict[int, Sequence[Pl
     """The lines at which ranks raised in the run; nothing once they were freed, or are new."""
     if run is None or run.generation != snapshot.generation:
         return {}
-    return {rank: end.path for rank, end in run.finished.items() if end.outcome == "error"}
+    return {rank: end.path for rank, end in run.events.finished.items() if end.outcome == "error"}
 
 
 def _of_started_ranks(run: CellRun | None, diagnosis: Diagnosis | None) -> BoardFacts | None:
@@ -104,20 +103,20 @@ class BoardSource:
         run = self._session.runs.current
         if run is None or run.found.judged or not (run.done and ended_badly(run)):
             return False
-        ended_ns = max(run.left_ns.values(), default=0)
+        ended_ns = max(run.events.left_ns.values(), default=0)
         return time.monotonic_ns() - ended_ns < _CHECKED_WITHIN_S * 1_000_000_000
 
     @property
     def left_ns(self) -> Mapping[int, int]:
         """When each rank that has left the run did so."""
         run = self._session.runs.current
-        return run.left_ns if run is not None and run.cell == self.run else {}
+        return run.events.left_ns if run is not None and run.cell == self.run else {}
 
     @property
     def pauses(self) -> Sequence[LinePause]:
         """From when until when ranks were paused at lines in that run."""
         run = self._session.runs.current
-        return run.pauses if run is not None and run.cell == self.run else ()
+        return run.events.pauses if run is not None and run.cell == self.run else ()
 
     def look(self) -> tuple[BoardFacts, tuple[Collective, ...]]:
         """The current state, and the collectives that are new or have changed."""
@@ -127,7 +126,7 @@ class BoardSource:
         if run is not None and logs is not None:
             # The collective logs are closed from another thread when the session ends.
             with contextlib.suppress(ValueError):
-                news = of_run(self._tails.follow(logs, run), run.left_ns)
+                news = of_run(self._tails.follow(logs, run), run.events.left_ns)
         facts = BoardFacts(
             snapshot,
             self._tails.collectives if run is not None else Collectives(),
@@ -154,7 +153,7 @@ class BoardSource:
             # The collective logs are closed from another thread when the session ends.
             with contextlib.suppress(ValueError):
                 if stops and run is not None:
-                    title = paused_table(run).title
+                    title = run.step_table().title
                     texts = {stop.file: source_of(run, stop.file) for stop in stops.values()}
                     self._stops = tab_contents.source_json(title, stops, texts, breakpoints)
         return self._stops

@@ -130,11 +130,13 @@ class TabFeed:
 
     def _show_console(self) -> None:
         run = self._session.runs.current
-        key = (run.cell, run.changes, tuple(run.withheld)) if run is not None else None
+        key = (
+            (run.cell, run.events.changes, tuple(run.events.withheld)) if run is not None else None
+        )
         if self._told.get("console", self) == key:
             return
         self._told["console"] = key
-        groups = run.live_groups() if run is not None else ()
+        groups = run.events.live_groups() if run is not None else ()
         title = run.title if run is not None else ""
-        withheld = dict(run.withheld) if run is not None else {}
+        withheld = dict(run.events.withheld) if run is not None else {}
         self._tell({"console": tab_contents.console_json(title, groups, withheld)})

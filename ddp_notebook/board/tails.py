@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.model import Collective, Collectives, Ranks
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.processes.collective_logs import CollectiveLogs
+    from ddp_notebook.session.collective_logs import CollectiveLogs
     from ddp_notebook.session.runs.run import CellRun
 
 _KEPT = 256

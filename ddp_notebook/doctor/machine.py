@@ -9,7 +9,7 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch.devices import Gpu, plan_devices
 from ddp_notebook.model import agree, counted, format_bytes
 from ddp_notebook.model.doctor import Check, Verdict
-from ddp_notebook.session.setup.preflight import RANK_BYTES, why_too_little_memory
+from ddp_notebook.session.preflight import RANK_BYTES, why_too_little_memory
 
 _MIB = 2**20
 

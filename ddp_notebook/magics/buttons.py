@@ -32,7 +32,7 @@ class ButtonUi:
 
     def show_news(self, run: CellRun) -> None:
         """Add what the ranks wrote since it was shown last."""
-        if news := run.news():
+        if news := run.events.news():
             self.say(output.outputs(news))
 
     def open_board(self) -> None:

@@ -104,10 +104,12 @@ class LiveRun:
             self._begin_line()
         if self._line is not None:
             self._line.look(_standing(run, f"{run.heading} runs"))
-            bundle = live_bundle(run.live_groups(), "")
+            bundle = live_bundle(run.events.live_groups(), "")
             return {**bundle, "text/html": self._words + bundle["text/html"]}
         stop = " · stop it: interrupt the kernel (I, I)" if self._has_line is False else ""
-        return live_bundle(run.live_groups(), _standing(run, f"began at {_since(run)}") + stop)
+        return live_bundle(
+            run.events.live_groups(), _standing(run, f"began at {_since(run)}") + stop
+        )
 
     def _begin_line(self) -> None:
         run = self._run
@@ -139,5 +141,5 @@ def _standing(run: CellRun, runs: str) -> str:
     """A run in words: what `runs`, which ranks left it and how, which ranks wait for which."""
     pending = run.pending
     words = [f"{runs} on {name_ranks(pending)}" if pending else runs]
-    words += [f"{name_ranks(ranks)} {word}" for word, ranks in exits(run).items() if pending]
+    words += [f"{name_ranks(ranks)} {word}" for word, ranks in exits(run.events).items() if pending]
     return " · ".join([*words, run.waits_for] if run.waits_for else words)

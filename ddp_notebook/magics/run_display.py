@@ -18,7 +18,6 @@ from ddp_notebook.model import Event, Pulse, StepTable, name_ranks
 from ddp_notebook.session import Session
 from ddp_notebook.session.runs.endings import CellResult
 from ddp_notebook.session.runs.run import CellRun
-from ddp_notebook.session.runs.steps import table as paused_table
 from ddp_notebook.state.output import split_errors
 from ddp_notebook.views.findings import divided
 from ddp_notebook.views.folded import whole
@@ -136,7 +135,7 @@ class RunDisplay:
 
     def show_news(self, run: CellRun) -> None:
         """Show the ranks' output since the notebook showed it last."""
-        tracebacks, outputs = split_errors(run.news())
+        tracebacks, outputs = split_errors(run.events.news())
         show_outputs(self._output.publisher, outputs, fold=self._output.folds)
         if tracebacks:
             self._output.publish(traceback_bundle(tracebacks))
@@ -172,7 +171,7 @@ class RunDisplay:
         def look() -> Bundle:
             if region.closed:
                 return _end_bundle(run, ended)
-            return live_bundle(run.live_groups(), "", _timeless(paused_table(run)))
+            return live_bundle(run.events.live_groups(), "", _timeless(run.step_table()))
 
         region = self._standing(look, ended.done)
         self._follow(region)
@@ -262,7 +261,7 @@ def _timeless(table: StepTable) -> StepTable:
 
 def _end_bundle(run: CellRun, ended: Future[CellResult], more: str = "") -> Bundle:
     """How a run ended after its cell, shown in the place of its live display."""
-    tracebacks, outputs = split_errors(run.live_groups())
+    tracebacks, outputs = split_errors(run.events.live_groups())
     diagnosis = ended.result().diagnosis if ended.exception() is None else None
     bundles = [whole((*tracebacks, *outputs))] if tracebacks or outputs else []
     sentence = _end_sentence(run, ended)

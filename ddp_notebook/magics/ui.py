@@ -20,8 +20,8 @@ from ddp_notebook.magics.run_display import RunDisplay
 from ddp_notebook.magics.terminal_line import progress_line
 from ddp_notebook.model import Ranks, parse_ranks
 from ddp_notebook.session import Session
+from ddp_notebook.session.preflight import has_room_for_threads
 from ddp_notebook.session.runs.run import CellRun
-from ddp_notebook.session.setup.preflight import has_room_for_threads
 from ddp_notebook.views.notebook import Displays, Shown, mime_bundle
 
 

@@ -1,17 +1,25 @@
 """Ranks and what can be done with them; usable without a notebook.
 
-findings.py    What was found wrong in the last run or set-up, until the next one begins.
-guards.py      Preconditions of a verb: its ranks exist, are alive and are idle.
-interrupts.py  Waiting in the notebook's main thread: interrupts are noted, threads switch quickly.
-options.py     The options of `%ddp_init`, checked before anything starts.
-pool.py        Owns the session's processes: the warm fork server, the ranks, their shutdown.
-processes/     What runs for a session: ranks, stores, collective logs, and their folder.
-queries.py     Calls ranks without waiting for answers that cannot arrive.
-record.py      The session's events, the state they fold into, and waiting for a change.
-runs/          Cells and scripts on the ranks, from the claim of their ranks to their end.
-session.py     The session: one method per verb, each handed to the part that does it.
-setup/         Sets ranks up, sets them up again, steps them and unblocks them.
-tools/         What a session does besides running code: DDP construction, benchmarks, faults, why.
+bring_up.py           Takes the ranks through the stages of set-up, all at once or step by step.
+collective_logs.py    Reads the ranks' collective logs from mapped files, without calling the ranks.
+findings.py           What was found wrong in the last run or set-up, until the next one begins.
+guards.py             Preconditions of a verb: its ranks exist, are alive and are idle.
+interrupts.py         Waiting in the main thread: interrupts are noted, threads switch quickly.
+options.py            The options of `%ddp_init`, checked before anything starts.
+pool.py               Owns the session's processes: the warm fork server, the ranks, their shutdown.
+preflight.py          What is checked before ranks start, and what is named when a start failed.
+queries.py            Calls ranks without waiting for answers that cannot arrive.
+record.py             The session's events, the state they fold into, and waiting for a change.
+runs/                 Cells and scripts on the ranks, from the claim of their ranks to their end.
+script_processes.py   A script's processes: starts them, receives their events, ends them.
+session.py            The session: one method per verb, each handed to the part that does it.
+session_processes.py  Starts ranks until they accept calls, starts the store, and ends both.
+set_up.py             Brings ranks up, sets them up again, and frees them: init, restart and abort.
+started_ranks.py      Ranks that a script starts itself, seen as a job of its own.
+stepping.py           `%ddp_step`: finds what is paused (a run, set-up, construction) and steps it.
+store_process.py      The session's stores: each runs in its own process.
+tools/                What a session does besides running code: DDP construction, benchmarks, ...
+unresponsive.py       Dead, silent and stopped processes; those that serve the ranks are resumed.
 """
 
 from ddp_notebook.archive.replay import Replay

@@ -16,10 +16,10 @@ from ddp_notebook.launch.session_folder import sweep_stale_folders
 from ddp_notebook.session.interrupts import noted
 
 if TYPE_CHECKING:
+    from ddp_notebook.session.collective_logs import CollectiveLogs
     from ddp_notebook.session.options import InitOptions
-    from ddp_notebook.session.processes.collective_logs import CollectiveLogs
-    from ddp_notebook.session.processes.processes import Processes
     from ddp_notebook.session.record import Record
+    from ddp_notebook.session.session_processes import Processes
 
 
 class RankPool:
@@ -186,6 +186,6 @@ def _load_processes_class() -> type[Processes]:
 
 def _processes_class() -> type[Processes]:
     """Import late what loads ipyparallel, for which %load_ext cannot wait."""
-    from ddp_notebook.session.processes.processes import Processes
+    from ddp_notebook.session.session_processes import Processes
 
     return Processes

@@ -19,8 +19,8 @@ from ddp_notebook.model import Ranks, Status
 from ddp_notebook.model.ddp import STOPPED, RankFailure
 from ddp_notebook.rank.calls import Answer, Call, Request
 from ddp_notebook.session.interrupts import noted, quick_switches
-from ddp_notebook.session.processes.unresponsive import StoppedRanks
 from ddp_notebook.session.record import Record
+from ddp_notebook.session.unresponsive import StoppedRanks
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.rank_cluster import RankCluster

@@ -21,7 +21,7 @@ from ddp_notebook.errors import SetupFailed, Stuck
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Category, CellStarted, Event, Stage, Status
 from ddp_notebook.session import InitOptions, Session
-from ddp_notebook.session.setup import bring_up as bringup
+from ddp_notebook.session import bring_up as bringup
 from ddp_notebook.testing import processes_of
 
 OPTIONS = InitOptions(world_size=3, device="cpu")

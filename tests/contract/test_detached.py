@@ -86,7 +86,7 @@ def test_what_the_ranks_write_at_once_is_kept_for_the_wait(
 
     def slowly(run: CellRun, *, by_user: bool = False) -> None:
         detach(run, by_user=by_user)  # so the ranks write before the call returns
-        eventually(lambda: all(run.written(rank) for rank in run.ranks), 30, "the output")
+        eventually(lambda: all(run.events.written(rank) for rank in run.ranks), 30, "the output")
 
     monkeypatch.setattr(CellRun, "detach", slowly)
     ranks.run_cell(GATE.format(gate=str(gate)), detach=True)

@@ -128,7 +128,7 @@ def test_a_breakpoint_is_set_while_the_line_runs(ranks2: Session) -> None:
         "import time\nstop = False\nn = 0\nwhile not stop:\n    n += 1\n    time.sleep(0.001)\n",
         detach=True,
     )
-    eventually(lambda: bool(ranks2.runs.all[-1].started >= {0, 1}))
+    eventually(lambda: bool(ranks2.runs.all[-1].events.started >= {0, 1}))
     ranks2.breakpoints.add("6", Breakpoint(0, once=True))
     result = ranks2.wait(10)
     assert {text.rpartition(" ")[2] for text in where(result.steps).values()} == {"6"}

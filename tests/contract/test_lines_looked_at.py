@@ -67,7 +67,7 @@ def test_it_stops_where_an_error_ends_a_cell_and_nowhere_else(ranks2: Session) -
     with pytest.raises(UsageMistake, match="an error was raised"):
         ranks2.step((1,), to="4")
     ranks2.step((1,))
-    assert any(f.ename == "ValueError" for f in ranks2.runs.all[-1].finished.values())
+    assert any(f.ename == "ValueError" for f in ranks2.runs.all[-1].events.finished.values())
     ranks2.abort()
     ranks2.run_cell(RAISES)
     ranks2.abort()

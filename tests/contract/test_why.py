@@ -336,7 +336,7 @@ def test_an_interrupt_keeps_what_was_found_and_is_no_finding_itself(ranks: Any) 
     assert after.run.title == "cell 9" and after.run.over
     assert after.findings == before.findings
     ranks.run_cell("import time\nprint('begun')\ntime.sleep(60)", detach=True)
-    eventually(lambda: ranks.runs.current.written(0), what="a cell that runs")
+    eventually(lambda: ranks.runs.current.events.written(0), what="a cell that runs")
     assert findings.text(ranks.why()).startswith("► No problem found so far: ranks 0-2 are still")
     ranks.abort()
     ranks.wait()

@@ -159,7 +159,7 @@ def test_wrong_input_is_answered_with_what_to_type_and_nothing_moves(
     cell, wrong = IN[state]
     shown(ranks_up, capsys, cell)
     run = session_of(ranks_up).runs.all[-1]
-    eventually(lambda: run.started >= {0, 1})
+    eventually(lambda: run.events.started >= {0, 1})
     stops = dict(run.stops)
     for line, expected in {**WRONG, **wrong}.items():
         text = shown(ranks_up, capsys, line)

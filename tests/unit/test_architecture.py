@@ -32,7 +32,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 WITHOUT_TORCH = (
-    *("magics", "session", "session.processes.processes", "session.setup.set_up"),
+    *("magics", "session", "session.session_processes", "session.set_up"),
     *("cluster.cluster", "cluster.channels", "cluster.controller"),
     *("views.notebook", "views.bench_figures"),
 )

@@ -71,7 +71,7 @@ def test_of_ranks_that_were_freed_no_culprit_is_named_again(
     outcomes: list[str], look: bool
 ) -> None:
     ends = {n: SimpleNamespace(outcome=each, trained=()) for n, each in enumerate(outcomes)}
-    run = cast(CellRun, cast(Any, SimpleNamespace(finished=ends)))
+    run = cast(CellRun, cast(Any, SimpleNamespace(events=SimpleNamespace(finished=ends))))
     assert ended_badly(run) is look
 
 

@@ -395,6 +395,6 @@ def test_how_a_dead_rank_comes_back_is_said_once_beside_its_finding() -> None:
 
 def test_lines_at_which_ranks_raised_are_shown_until_they_are_freed() -> None:
     end = CellFinished(rank=1, cell=1, outcome="error", path=(Place("cell 3", 5, "step", "x"),))
-    run: Any = SimpleNamespace(generation=1, finished={1: end})
+    run: Any = SimpleNamespace(generation=1, events=SimpleNamespace(finished={1: end}))
     assert _raised_in(run, Snapshot(generation=1)) == {1: end.path}
     assert _raised_in(run, Snapshot(generation=2)) == _raised_in(None, Snapshot()) == {}

@@ -101,13 +101,13 @@ def test_what_stands_is_told_once_and_the_end_tells_all() -> None:
     assert texts(run.standing()) == ""
     run.take([Output(rank=0, cell=1, what=OutputKind.STDOUT, text="two\n"), finished(0)])
     assert texts(run.standing()) == "two\n"
-    assert texts(run.result()) == run.written(0) == "one\ntwo\n"
+    assert texts(run.result()) == run.events.written(0) == "one\ntwo\n"
 
 
 def test_a_killed_rank_is_not_said_to_have_finished() -> None:
     run = fake_run(1, (0, 1, 2, 3))
     run.take((finished(0), RankExited(rank=2, pid=7, exit_code=-9), finished(3, "error")))
-    assert exits(run) == {"finished": (0,), "died": (2,), "raised": (3,)}
+    assert exits(run.events) == {"finished": (0,), "died": (2,), "raised": (3,)}
 
 
 def test_a_run_is_called_by_its_prompt_or_its_script() -> None:
@@ -133,8 +133,8 @@ def test_what_the_guard_refused_on_innocent_ranks_does_not_stand_above_the_findi
     for rank, name in enumerate(("Mismatch", "KeyError")):
         run.take([Output(rank=rank, cell=1, what=OutputKind.ERROR, text=f"{name}: text")])
         run.take([finished(rank, "error", ename=name, evalue="text")])
-    nothing_found = run.with_tracebacks(Diagnosis(()))
+    nothing_found = run.events.with_tracebacks(Diagnosis(()))
     assert [raised.ranks for raised in nothing_found.tracebacks] == [(0,), (1,)]
     finding = Finding(Category.OP_MISMATCH, (2,), "rank 2 has op=MAX", "Use the same op=.")
-    (raised,) = run.with_tracebacks(Diagnosis((finding,))).tracebacks
+    (raised,) = run.events.with_tracebacks(Diagnosis((finding,))).tracebacks
     assert raised.ranks == (1,)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_notebook.model import Collective, Phase, collective_log
-from ddp_notebook.session.processes.collective_logs import CollectiveLogs
+from ddp_notebook.session.collective_logs import CollectiveLogs
 
 SIZES = st.lists(st.integers(0, 2**31), max_size=10)
 

@@ -13,7 +13,7 @@ import pytest
 from support import eventually
 
 from ddp_notebook.launch.process_groups import is_stopped
-from ddp_notebook.session.processes.unresponsive import KeptAwake
+from ddp_notebook.session.unresponsive import KeptAwake
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="seen in /proc")
 

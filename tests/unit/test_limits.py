@@ -15,9 +15,8 @@ import pytest
 
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.launch.out_of_memory import bytes_left
-from ddp_notebook.session import InitOptions
-from ddp_notebook.session.setup import preflight
-from ddp_notebook.session.setup.preflight import (
+from ddp_notebook.session import InitOptions, preflight
+from ddp_notebook.session.preflight import (
     RANK_BYTES,
     check_processes,
     check_start,

@@ -48,7 +48,7 @@ from ddp_notebook.model import (
     decode_events,
 )
 from ddp_notebook.session import BenchResult
-from ddp_notebook.session.processes.collective_logs import CollectiveLogs
+from ddp_notebook.session.collective_logs import CollectiveLogs
 from ddp_notebook.session.record import Record
 from ddp_notebook.state.board_rows import board
 from ddp_notebook.views.bench import table_html, table_text, title

@@ -8,8 +8,7 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.session import InitOptions, Session
-from ddp_notebook.session.setup import preflight
+from ddp_notebook.session import InitOptions, Session, preflight
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from ddp_notebook.model import (
 from ddp_notebook.rank.calls import Breakpoints, Script
 from ddp_notebook.rank.cells.output import whole_characters
 from ddp_notebook.rank.events import EventSender
-from ddp_notebook.session.processes.script_processes import Places, ScriptProcesses
 from ddp_notebook.session.record import Record
+from ddp_notebook.session.script_processes import Places, ScriptProcesses
 
 
 @pytest.fixture

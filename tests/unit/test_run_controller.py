@@ -176,7 +176,7 @@ def test_a_verb_that_gives_a_run_up_ends_it_for_who_waits_without_a_diagnosis(
     setting.cluster.signalled = lambda rank, _: (finished(rank, "error", ename="Freed"),)
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(setting.see_through)
-        setting.record.wait_for(lambda: setting.run.started == set(BOTH), 10)
+        setting.record.wait_for(lambda: setting.run.events.started == set(BOTH), 10)
         setting.run.abort()
         assert setting.run.state is RunState.INTERRUPTING
         setting.run.signal_started()

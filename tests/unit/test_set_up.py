@@ -23,8 +23,8 @@ from ddp_notebook.model import (
     StageStarted,
 )
 from ddp_notebook.rank import calls
-from ddp_notebook.session.setup import bring_up
-from ddp_notebook.session.setup.set_up import SetUp
+from ddp_notebook.session import bring_up
+from ddp_notebook.session.set_up import SetUp
 from ddp_notebook.testing import FakeCluster, FakeProcesses, fake_session
 
 STAGES = tuple(Stage)[1:]

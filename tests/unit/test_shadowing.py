@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddp_notebook.launch.client import _BOOT
-from ddp_notebook.session.setup.preflight import why_not_loaded
+from ddp_notebook.session.preflight import why_not_loaded
 
 OWN = str(Path(os.__file__).parent)
 

@@ -118,12 +118,12 @@ def test_why_ranks_cannot_be_asked_is_shown(session: Asked, told: queue.Queue[An
 
 
 def test_what_ranks_wrote_is_told_when_it_changes(session: Asked, told: queue.Queue[Any]) -> None:
-    run = SimpleNamespace(cell=1, changes=1, withheld={}, title="cell 3", live_groups=lambda: ())
-    session.runs.current = run
+    events = SimpleNamespace(changes=1, withheld={}, live_groups=lambda: ())
+    session.runs.current = SimpleNamespace(cell=1, title="cell 3", events=events)
     feed = TabFeed(session, told.put)  # type: ignore[arg-type]
     watch(feed, "console")
     for changes in (1, 1, 2):
-        run.changes = changes
+        events.changes = changes
         feed.turn("key")
     assert [told.get(timeout=60)["console"]["title"] for _ in range(2)] == ["cell 3"] * 2
     assert told.empty()

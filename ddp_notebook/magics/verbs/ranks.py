@@ -12,7 +12,7 @@ from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import Verb, VerbButton
 from ddp_notebook.model import Board, Status, StepTable
-from ddp_notebook.session import InitOptions
+from ddp_notebook.session import InitOptions, preflight
 from ddp_notebook.session.options import (
     BACKENDS,
     DEVICES,
@@ -21,7 +21,6 @@ from ddp_notebook.session.options import (
     STORES,
     parse_settings,
 )
-from ddp_notebook.session.setup import preflight
 from ddp_notebook.state.board_rows import board
 from ddp_notebook.views import board as board_view
 from ddp_notebook.views.notebook import mime_bundle

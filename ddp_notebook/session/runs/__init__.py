@@ -7,7 +7,9 @@ past.py              The history of a session's runs: each one's outcome and dia
 post_run.py          Post-run checks: did a finished run compute what it should?
 registry.py          Which run has which ranks; runs cells and scripts, and waits for them.
 run.py               One run: claimed, sent, watched, ended; the table of its states.
+run_events.py        What a run's ranks have told: who is in it, how each left it, what it wrote.
 scripts.py           A script on the ranks, as torchrun would run it.
+settling.py          Whether the ranks of a run have come to rest, and where each stands.
 stall_detector.py    Decides whether ranks that wait are stuck.
 steps.py             Steps a run by lines or by collectives, until each rank is paused again.
 """

@@ -26,7 +26,7 @@ from ddp_notebook.session.guards import doings
 from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.runs.run import CellRun
+    from ddp_notebook.session.runs.run_events import RunEvents
 
 
 @dataclass(frozen=True)
@@ -56,50 +56,52 @@ class CellResult:
 _EXITS = {"ok": "finished", "error": "raised", "interrupted": "interrupted"}
 
 
-def exits(run: CellRun) -> Mapping[str, Ranks]:
+def exits(events: RunEvents) -> Mapping[str, Ranks]:
     """Return how each rank that has left the run did so, in a word: finished, raised, ..."""
-    words = dict.fromkeys(run.unreached, "never began") | dict.fromkeys(run.died, "died")
-    for rank, end in tuple(run.finished.items()):
+    words = dict.fromkeys(events.unreached, "never began") | dict.fromkeys(events.died, "died")
+    for rank, end in tuple(events.finished.items()):
         words[rank] = _EXITS.get(end.outcome, end.outcome)
     return {word: ranks for ranks, word in by_value(words)}
 
 
-def failures(run: CellRun) -> Mapping[int, str]:
+def failures(events: RunEvents) -> Mapping[int, str]:
     """Return how each rank that did not finish the run left it, in a few words."""
-    texts = dict.fromkeys((*run.died, *run.unreached), "its process ended")
-    for rank, end in tuple(run.finished.items()):
+    texts = dict.fromkeys((*events.died, *events.unreached), "its process ended")
+    for rank, end in tuple(events.finished.items()):
         if end.outcome != "ok":
-            texts[rank] = "interrupted" if end.outcome == "interrupted" else _raised(run, end)
+            texts[rank] = "interrupted" if end.outcome == "interrupted" else _raised(events, end)
     return texts
 
 
-def failure(run: CellRun) -> CellFailed | None:
+def failure(events: RunEvents) -> CellFailed | None:
     """Return the error of a run that failed on ranks that have left it; None if it did not."""
-    ends = tuple(run.finished.values())
-    bad = {end.rank for end in ends if end.outcome != "ok"} | run.died.keys() | run.unreached
+    ends = tuple(events.finished.values())
+    bad = {end.rank for end in ends if end.outcome != "ok"} | events.died.keys() | events.unreached
     if not bad:
         return None
-    deaths, others = _deaths(run), []
-    if lost := run.unreached - run.died.keys():
+    deaths, others = _deaths(events), []
+    if lost := events.unreached - events.died.keys():
         others.append(f"{name_ranks(lost)} did not run it: the process could not be reached")
     errors = [end for end in ends if end.outcome == "error"]
     # Of ranks that were ended for a new process, some are interrupted before.
     left = [end.rank for end in ends if end.outcome == "interrupted"]
-    stopped = tuple(rank for rank in left if rank not in run.restarted)
+    stopped = tuple(rank for rank in left if rank not in events.restarted)
     if not (errors or stopped or deaths or others):
         return None
-    if good := tuple(rank for rank in run.ranks if rank not in bad and rank not in run.pending):
+    if good := tuple(
+        rank for rank in events.ranks if rank not in bad and rank not in events.pending
+    ):
         others.append(f"{name_ranks(good)} finished")
     if stopped:
         others.insert(0, f"{verb(stopped, 'was', 'were')} interrupted")
 
     def said(*, brief: bool) -> str:
-        texts = {end.rank: _raised(run, end, brief=brief) for end in errors}
+        texts = {end.rank: _raised(events, end, brief=brief) for end in errors}
         raised = (f"{name_ranks(ranks)} {what}" for ranks, what in by_value(texts))
         return f"{'; '.join([*deaths, *raised, *others])}.{about_exit}"
 
     about_exit = ""
-    if not run.script and any(end.ename == "SystemExit" for end in ends):
+    if not events.script and any(end.ename == "SystemExit" for end in ends):
         about_exit = (
             " exit() ends the cell on a rank, not the rank: its process and its variables "
             "are still there. To end the ranks: %ddp_shutdown"
@@ -107,66 +109,68 @@ def failure(run: CellRun) -> CellFailed | None:
     return CellFailed(said(brief=False), tuple(sorted(bad)), said(brief=True))
 
 
-def _deaths(run: CellRun) -> list[str]:
+def _deaths(events: RunEvents) -> list[str]:
     lines = []
-    if ended := tuple(rank for rank in run.restarted if rank not in run.pending):
+    if ended := tuple(rank for rank in events.restarted if rank not in events.pending):
         lines.append(f"{verb(ended, 'was', 'were')} ended by %ddp_restart")
-    for rank, exited in sorted(run.died.items()):
-        if rank in run.restarted:
+    for rank, exited in sorted(events.died.items()):
+        if rank in events.restarted:
             continue
         # Its log may contain output of anything that ran in its process, also of earlier runs.
         logged = exited.last_words.strip().splitlines()[-1:]
-        own = run.written(rank).strip().splitlines()[-1:]
+        own = events.written(rank).strip().splitlines()[-1:]
         last = f" (it last wrote: {own[0].strip()})" if own else ""
         last = f" (its log ends: {logged[0].strip()})" if logged else last
         lines.append(f"rank {rank} died, {exit_text(exited.exit_code)}{last}")
-    if run.script:
+    if events.script:
         return lines
-    if dead := run.died.keys() - run.replaced:
+    if dead := events.died.keys() - events.replaced:
         lines.append(f"bring back with %ddp_restart --ranks {format_ranks(dead)}")
-    if run.replaced:
-        new = verb(run.replaced, "has a new process", "have new processes")
+    if events.replaced:
+        new = verb(events.replaced, "has a new process", "have new processes")
         lines.append(f"{new} now, without variables")
     return lines
 
 
-def _raised(run: CellRun, end: CellFinished, *, brief: bool = False) -> str:
+def _raised(events: RunEvents, end: CellFinished, *, brief: bool = False) -> str:
     message = without_ports(end.evalue).strip()
     told_above = brief and end.ename != "SystemExit"  # which has no traceback
     first = message.splitlines()[0] if message and not told_above else ""
-    line = f" ({_where(run)} {end.line})" if end.line else ""
+    line = f" ({_where(events)} {end.line})" if end.line else ""
     return f"raised {end.ename}{': ' if first else ''}{cut(first, 200)}{line}"
 
 
-def _where(run: CellRun) -> str:
-    return f"{run.script}, line" if run.script else "cell line"
+def _where(events: RunEvents) -> str:
+    return f"{events.script}, line" if events.script else "cell line"
 
 
-def interruption(run: CellRun, snapshot: Snapshot) -> CellInterrupted:
+def interruption(events: RunEvents, snapshot: Snapshot) -> CellInterrupted:
     """Return the error of a run that the user interrupted: who stopped, who is still in it."""
     by_outcome: dict[str, list[CellFinished]] = {}
-    for end in tuple(run.finished.values()):
+    for end in tuple(events.finished.values()):
         by_outcome.setdefault(end.outcome, []).append(end)
     at = sorted({end.line for end in by_outcome.get("interrupted", ())} - {0})
-    where = f" at {_where(run)}{'s' if len(at) > 1 else ''} {', '.join(map(str, at))}" if at else ""
+    where = (
+        f" at {_where(events)}{'s' if len(at) > 1 else ''} {', '.join(map(str, at))}" if at else ""
+    )
     ways = {"interrupted": f"stopped{where}", "ok": "had finished", "error": "had raised an error"}
     lines = [
         f"{name_ranks(tuple(end.rank for end in by_outcome[outcome]))} {what}"
         for outcome, what in ways.items()
         if outcome in by_outcome
     ]
-    if run.died:
-        lines.append(f"{name_ranks(run.died)} died")
-    begun = tuple(rank for rank in run.pending if rank in run.started)
+    if events.died:
+        lines.append(f"{name_ranks(events.died)} died")
+    begun = tuple(rank for rank in events.pending if rank in events.started)
     lines += [f"{name_ranks(ranks)} still in {doing}" for ranks, doing in doings(begun, snapshot)]
     if begun:
         lines.append(
             f"get {them(begun)} back with %ddp_abort, or with new processes: %ddp_restart --ranks "
             f"{format_ranks(begun)}"
         )
-    if late := tuple(rank for rank in run.pending if rank not in run.started):
+    if late := tuple(rank for rank in events.pending if rank not in events.started):
         lines.append(f"{name_ranks(late)} did not begin it yet, and will be stopped then")
-    return CellInterrupted(f"The cell was interrupted: {'; '.join(lines)}.", run.pending)
+    return CellInterrupted(f"The cell was interrupted: {'; '.join(lines)}.", events.pending)
 
 
 def stuck(diagnosis: Diagnosis) -> Stuck:

@@ -20,7 +20,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer, answered
-from ddp_notebook.session.processes.unresponsive import silent
+from ddp_notebook.session.unresponsive import silent
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.rank_cluster import RankCluster

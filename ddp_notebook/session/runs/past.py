@@ -63,7 +63,7 @@ class PastRuns:
 
 
 def _summary(run: CellRun, began: float) -> PastRun:
-    left_ns, pending, diagnosis = run.left_ns, run.pending, run.found.diagnosis
+    left_ns, pending, diagnosis = run.events.left_ns, run.pending, run.found.diagnosis
     findings = diagnosis.findings if diagnosis is not None else ()
     end_s = time.monotonic() if pending or not left_ns else max(left_ns.values()) / 1e9
     return PastRun(
@@ -72,7 +72,7 @@ def _summary(run: CellRun, began: float) -> PastRun:
         run.ranks,
         began,
         max(0.0, end_s - run.began_s),
-        exits(run),
+        exits(run.events),
         pending,
         diagnosis.headline if diagnosis is not None and findings else "",
         findings[0].category.value if findings else "",

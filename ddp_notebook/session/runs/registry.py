@@ -16,6 +16,7 @@ from ddp_notebook.model import Diagnosis, Event, LineStopped, Ranks, name_ranks
 from ddp_notebook.rank import calls
 from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.interrupts import noted
+from ddp_notebook.session.preflight import check_processes
 from ddp_notebook.session.runs.cell_syntax import check_cell, ipython_syntax
 from ddp_notebook.session.runs.endings import CellResult
 from ddp_notebook.session.runs.past import PastRuns
@@ -27,8 +28,7 @@ from ddp_notebook.session.runs.scripts import (
     find_script,
     place_of_python,
 )
-from ddp_notebook.session.runs.steps import paused_ranks
-from ddp_notebook.session.setup.preflight import check_processes
+from ddp_notebook.session.runs.settling import paused_ranks
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.lab_hosts import Placed
@@ -227,7 +227,7 @@ class RunRegistry:
             # Also one that was stuck: its ranks may have been unblocked since, without a waiter.
             left = run.state in (RunState.STUCK, RunState.INTERRUPTED)
             unseen = run is detached and run.state is RunState.STUCK
-            if unseen or (left and run.started & set(run.pending)):
+            if unseen or (left and run.events.started & set(run.pending)):
                 self._detach(run)
                 return run
         if detached is not None:
@@ -290,7 +290,7 @@ class RunRegistry:
         if current is None or not current.paused:
             return {}
         stops = current.stops
-        ranks = paused_ranks(current)
+        ranks = paused_ranks(current.events, current.logs)
         return {rank: "a line" if rank in stops else "a collective" for rank in ranks}
 
     # -- claims --------------------------------------------------------------------------
@@ -357,7 +357,7 @@ class RunRegistry:
         """Note that the user has processes of `ranks` ended: no run is to say that they died."""
         for run in self.all:
             if not run.done:
-                run.restarted = tuple(rank for rank in ranks if rank in run.pending)
+                run.events.restarted = tuple(rank for rank in ranks if rank in run.pending)
 
     def await_released(self) -> None:
         """Wait until the threads of runs that are over or aborted have cleaned up."""

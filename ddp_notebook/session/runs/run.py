@@ -19,21 +19,11 @@ from ddp_notebook.diagnosis import deaths, diagnose_run, failures
 from ddp_notebook.errors import CellFailed, DDPError, SessionLost
 from ddp_notebook.model import (
     Case,
-    CellFinished,
-    CellStarted,
     Diagnosis,
     Event,
-    LineLeft,
     LineStopped,
-    Output,
-    OutputGroup,
-    OutputItem,
-    OutputKind,
-    Pulse,
-    RankExited,
     Ranks,
-    RankSpawned,
-    Traceback,
+    StepTable,
 )
 from ddp_notebook.rank import calls
 from ddp_notebook.session.findings import Found
@@ -46,15 +36,14 @@ from ddp_notebook.session.runs.gather import (
     still_waiting,
     with_sources_in_use,
 )
+from ddp_notebook.session.runs.run_events import RunEvents
+from ddp_notebook.session.runs.settling import Settling, table
 from ddp_notebook.session.runs.stall_detector import StallDetector
-from ddp_notebook.session.runs.steps import Settling, table
-from ddp_notebook.state.fold import MISMATCH
-from ddp_notebook.state.line_stops import LinePause, LineStops
-from ddp_notebook.state.output import OutputLog, group, group_live, split_errors
+from ddp_notebook.state.output import split_errors
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.processes.processes import Processes
-    from ddp_notebook.session.processes.started_ranks import StartedRanks
+    from ddp_notebook.session.session_processes import Processes
+    from ddp_notebook.session.started_ranks import StartedRanks
 
 _STOP_WITHIN_S = 0.7
 """How long to wait for interrupted ranks to stop before control returns without them."""
@@ -175,30 +164,13 @@ class CellRun:
         self.order: tuple[calls.Order[calls.Cell], calls.Cell] | None = None
         """What is sent to the ranks."""
 
-        # What its ranks have told.
-        self._inside = dict.fromkeys(ranks)
-        self.pending = ranks
-        """Ranks that are still in the cell."""
-        self.started: set[int] = set()
-        self.finished: dict[int, CellFinished] = {}
-        self.died: dict[int, RankExited] = {}
-        self.unreached: set[int] = set()
-        """Ranks that it could not be sent to."""
-        self.replaced: set[int] = set()
-        """Ranks that died and have a new process since."""
-        self.restarted: Ranks = ()
-        """Ranks whose process the user had ended, for a new one."""
-        self.withheld: dict[int, int] = {}
-        self.changes = 0
-        """Grows with every piece of output."""
-        self._logs = {rank: OutputLog() for rank in ranks}
-        self._shown: dict[int, tuple[int, int]] = {}
-        """By rank, how many pieces of output `news` has given, and how long the last one was."""
-        self._lines = LineStops()
+        self.events = RunEvents(cell, ranks, script)
+        """What its ranks have told."""
         self.started_ranks: StartedRanks | None = None
         """The ranks that its processes start themselves, if it is a script; else None."""
 
-        self._lock = threading.Lock()
+        # One lock for the state and for the events: a run is released by whether ranks are in it.
+        self._lock = self.events.lock
         self.state = RunState.CLAIMED
         self.watched = False
         """A thread waits for its end, or did."""
@@ -231,20 +203,19 @@ class CellRun:
         return self.script or f"Cell {self.number}"
 
     @property
+    def pending(self) -> Ranks:
+        """Ranks that are still in the run."""
+        return self.events.pending
+
+    @property
     def done(self) -> bool:
-        """True when no rank is in the cell any more."""
-        return not self.pending
+        """True when no rank is in the run any more."""
+        return self.events.done
 
     @property
     def stops(self) -> dict[int, LineStopped]:
         """Ranks that are paused at a line, and where."""
-        return self._lines.now
-
-    @property
-    def pauses(self) -> tuple[LinePause, ...]:
-        """From when until when its ranks were paused at lines, the newest."""
-        with self._lock:
-            return self._lines.pauses
+        return self.events.stops
 
     @property
     def paused(self) -> bool:
@@ -258,13 +229,6 @@ class CellRun:
         if detector is None:
             return ""
         return detector.latest.headline if detector.latest.findings else detector.standing
-
-    @property
-    def left_ns(self) -> Mapping[int, int]:
-        """When each rank that has left the run did so."""
-        with self._lock:
-            ends = (*self.died.values(), *self.finished.values())
-        return {end.rank: end.heard_ns for end in ends}
 
     # -- claim: from state to state ------------------------------------------------------
 
@@ -320,45 +284,13 @@ class CellRun:
 
     def take(self, events: Sequence[Event]) -> None:
         """Process events of its ranks; interrupt those that begin an aborted run."""
-        with self._lock:
-            for event in events:
-                if event.rank in self._logs:
-                    self._take(event)
+        self.events.take(events)
         # Only now that all events of the batch are in: the waiting thread reads the output at once.
         if not self.pending:
             self.over.set()
             if self.state is RunState.STUCK and self.error() is None:
                 self.found.nothing()  # they were not stuck
         self.signal_started()
-
-    def _take(self, event: Event) -> None:
-        match event:
-            case Output() if event.cell == self.cell:
-                self._logs[event.rank].add(event)
-                self.changes += 1
-            case CellStarted() if event.cell == self.cell:
-                self.started.add(event.rank)
-            case LineStopped() | LineLeft() if event.cell == self.cell:
-                self._lines.take(event, event.heard_ns)
-            case CellFinished() if event.cell == self.cell:
-                self.finished[event.rank] = event
-                self._left(event)
-                if event.withheld_bytes:
-                    self.withheld[event.rank] = event.withheld_bytes
-            case Pulse() if event.cell == self.cell and event.withheld_bytes:
-                self.withheld[event.rank] = event.withheld_bytes
-                self.changes += 1
-            case RankExited() if event.rank not in self.finished and event.cell in (-1, self.cell):
-                self.died[event.rank] = event
-                self._left(event)
-            case RankSpawned() if event.rank in self.died:
-                self.replaced.add(event.rank)
-
-    def _left(self, event: CellFinished | RankExited) -> None:
-        if event.rank in self.stops:
-            self._lines.take(event, event.heard_ns)
-        self._inside.pop(event.rank, None)
-        self.pending = tuple(self._inside)
 
     def signal_started(self) -> None:
         """Interrupt the ranks that are in an aborted run.
@@ -369,7 +301,7 @@ class CellRun:
         if not self.aborted:
             return
         with self._lock:
-            ranks = sorted(set(self.pending) & self.started - self._signalled)
+            ranks = sorted(set(self.pending) & self.events.started - self._signalled)
             self._signalled.update(ranks)
         for rank in ranks:
             self.cluster.signal(rank, signal.SIGINT)
@@ -398,90 +330,37 @@ class CellRun:
             asked=lambda: self.pending,
             collectives=lambda: self.logs.read(ranks, self.cell),
             sources=self.sources,
-            finished=self.finished,
+            finished=self.events.finished,
         )
         case = with_sources_in_use(case, self.earlier)
         if alone and self.started_ranks is not None:
             case = self.started_ranks.case(case) or case
         return still_waiting(case, self._stuck)
 
-    # -- what they wrote -----------------------------------------------------------------
-
-    def live_groups(self) -> tuple[OutputGroup, ...]:
-        """Return the output so far, failed ranks first; a rank only behind counts as equal."""
-        with self._lock:
-            groups = group_live({rank: log.items() for rank, log in self._logs.items()})
-
-        def failed(group: OutputGroup) -> bool:
-            return any(item.what is OutputKind.ERROR for item in group.items)
-
-        return tuple(sorted(groups, key=lambda group: not failed(group)))
-
-    def news(self) -> tuple[OutputGroup, ...]:
-        """Return the text output since the last call."""
-        with self._lock:
-            fresh = {rank: self._fresh(rank, log.items()) for rank, log in self._logs.items()}
-        return group({rank: items for rank, items in fresh.items() if items})
-
-    def _fresh(self, rank: int, items: Sequence[OutputItem]) -> tuple[OutputItem, ...]:
-        count, characters = self._shown.get(rank, (0, 0))
-        self._shown[rank] = (len(items), len(items[-1].text) if items else 0)
-        fresh = list(items[count:])
-        if count and count <= len(items) and len(items[count - 1].text) > characters:
-            fresh.insert(0, replace(items[count - 1], text=items[count - 1].text[characters:]))
-        return tuple(fresh)
-
-    def written(self, rank: int) -> str:
-        """Return the text output of `rank` received so far."""
-        with self._lock:
-            items = self._logs[rank].items() if rank in self._logs else ()
-        streams = (OutputKind.STDOUT, OutputKind.STDERR)
-        return "".join(item.text for item in items if item.what in streams)
-
-    def tracebacks(self) -> tuple[Traceback, ...]:
-        """Return the errors of its ranks so far; equal tracebacks are merged."""
-        return tuple(
-            Traceback(raised.ranks, item.text)
-            for raised in self._split()[0]
-            for item in raised.items
-        )
-
-    def with_tracebacks(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Return `diagnosis` with the tracebacks of its ranks.
-
-        If a finding names the problem, tracebacks of our guard are left out: it also refuses
-        collectives on ranks that are correct.
-        """
-        refused = {rank for rank, end in self.finished.items() if end.ename == MISMATCH}
-        shown = self.tracebacks()
-        if diagnosis.wrong:
-            shown = tuple(
-                traceback for traceback in shown if not refused.issuperset(traceback.ranks)
-            )
-        return replace(diagnosis, tracebacks=shown)
-
-    def _split(self) -> tuple[tuple[OutputGroup, ...], tuple[OutputGroup, ...]]:
-        """Return all tracebacks, and all other output."""
-        with self._lock:
-            groups = group({rank: log.items() for rank, log in self._logs.items()})
-        return split_errors(groups)
-
     # -- end -----------------------------------------------------------------------------
 
     def error(self) -> CellFailed | None:
         """Return how it failed on the ranks that have left it; None if it did not."""
-        return endings.failure(self)
+        return endings.failure(self.events)
 
     def result(self, error: DDPError | None = None) -> CellResult:
         """Return how it ended, or how it stands; `error` in place of its ranks' own."""
-        tracebacks, outputs = self._split()
+        tracebacks, outputs = self.events.errors_and_output()
         error = error or self.error()
-        return CellResult(tracebacks, outputs, dict(self.withheld), error, pending=self.pending)
+        return CellResult(
+            tracebacks, outputs, dict(self.events.withheld), error, pending=self.pending
+        )
 
     def standing(self) -> CellResult:
         """Return the state while ranks are in it: errors, and the output since the last call."""
-        _, outputs = split_errors(self.news())
-        return CellResult(self._split()[0], outputs, {}, None, pending=self.pending)
+        _, outputs = split_errors(self.events.news())
+        return CellResult(
+            self.events.errors_and_output()[0], outputs, {}, None, pending=self.pending
+        )
+
+    def step_table(self) -> StepTable:
+        """Return where its ranks stand, as the table of a step."""
+        return table(self.events, self.logs)
 
     def see_through(
         self, interrupted: Callable[[], bool], *, until_paused: bool = False
@@ -492,21 +371,21 @@ class CellRun:
         released. Ranks that are stuck or do not stop are `pending` in the result.
         """
         try:
-            settling = Settling(self) if until_paused else None
+            settling = Settling(self.events, self.logs, self.cluster) if until_paused else None
             # Several ends can be true at once, and the first below is told: that it was stuck is
             # found before anybody interrupts it, an interrupt of a lost session stops nobody, and
             # ranks that an interrupt has freed from a line are no longer paused there.
             with quick_switches():
                 stuck = self._wait(interrupted, settling)
             if stuck is not None:
-                stuck = self.with_tracebacks(stuck)
+                stuck = self.events.with_tracebacks(stuck)
                 result = replace(self.result(endings.stuck(stuck)), diagnosis=stuck)
             elif self.lost_reason and self.pending:
                 result = self._lost()
             elif self.pending and interrupted():
                 result = self._interrupt()
             elif self.stops and settling is not None:
-                result = replace(self.standing(), error=self.error(), steps=table(self))
+                result = replace(self.standing(), error=self.error(), steps=self.step_table())
             else:
                 result = self.end()
             self._judge(result)
@@ -525,17 +404,13 @@ class CellRun:
         # While this changes, as ranks issue collectives or print, no rank is asked.
         def moved() -> object:
             started = self.started_ranks.written() if self.started_ranks is not None else ()
-            return self.logs.written(self.ranks), self.changes, started
+            return self.logs.written(self.ranks), self.events.changes, started
 
         detector = self.detector = StallDetector(self.look, moved=moved)
         if not self._sent:
             self._sent = True
             if unreached := self.send():
-                self.unreached.update(unreached)
-                with self._lock:
-                    for rank in unreached:
-                        self._inside.pop(rank, None)
-                    self.pending = tuple(self._inside)
+                self.events.not_reached(unreached)
                 if not self.pending:
                     self.over.set()
         while not self.over.wait(LOOK_EVERY_S):
@@ -562,7 +437,7 @@ class CellRun:
         while self.pending and (left_s := deadline_s - time.monotonic()) > 0:
             self.signal_started()
             self.record.wait_for(lambda: self.done, min(left_s, LOOK_EVERY_S))
-        return self.result(endings.interruption(self, self.record.snapshot))
+        return self.result(endings.interruption(self.events, self.record.snapshot))
 
     def _lost(self) -> CellResult:
         return self.result(SessionLost(f"{self.lost_reason} Start again: %ddp_init"))
@@ -571,7 +446,7 @@ class CellRun:
         """Return how it ended, with a diagnosis where it failed or computed something wrong."""
         result = self.result()
         if result.error is None:
-            return replace(result, diagnosis=post_run.examine(self))
+            return replace(result, diagnosis=self.examine())
         if not isinstance(result.error, CellFailed) or len(self.ranks) < 2 or self.aborted:
             return result
         diagnosis = diagnose_run(self.look())
@@ -580,6 +455,10 @@ class CellRun:
             return replace(result, diagnosis=diagnosis)
         return result
 
+    def examine(self) -> Diagnosis | None:
+        """Return what post-run checks find in it once every rank has finished it."""
+        return post_run.examine(self.events, self.cluster, self.logs, self.sources)
+
     def _judge(self, result: CellResult) -> None:
         """Keep the diagnosis, or else what its ranks raised or died of."""
         if result.diagnosis is not None and result.diagnosis.findings:
@@ -587,19 +466,21 @@ class CellRun:
         elif result.error is None and self.done:
             self.found.nothing()
         elif self.found.diagnosis is None or not self.found.diagnosis.wrong:
-            died = {rank: e for rank, e in self.died.items() if rank not in self.restarted}
+            died = {
+                rank: e for rank, e in self.events.died.items() if rank not in self.events.restarted
+            }
             own = (
                 *deaths.died(died, script=bool(self.script)),
-                *failures.raised(self.finished.values(), self.ranks),
+                *failures.raised(self.events.finished.values(), self.ranks),
             )
             if own:
                 self._keep(Diagnosis(own, None, len(self.ranks)))
 
     def _keep(self, diagnosis: Diagnosis) -> None:
         """Keep a diagnosis, unless all that is wrong is what the user ended."""
-        ended, findings = self.restarted, diagnosis.findings
+        ended, findings = self.events.restarted, diagnosis.findings
         if not findings or not all(finding.died_of(ended) for finding in findings):
-            self.found.take(self.with_tracebacks(diagnosis))
+            self.found.take(self.events.with_tracebacks(diagnosis))
 
     # -- on a thread of its own ----------------------------------------------------------
 
@@ -634,14 +515,15 @@ class CellRun:
 
     def follow(self, timeout_s: float | None, interrupted: Callable[[], bool]) -> CellResult:
         """Wait for the end of the detached run, an interrupt, or until its ranks are all paused."""
-        settling, ended, over = Settling(self), self.ended, threading.Event()
+        settling = Settling(self.events, self.logs, self.cluster)
+        ended, over = self.ended, threading.Event()
         deadline_s = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
         ended.add_done_callback(lambda _: over.set())
         while not over.wait(min(LOOK_EVERY_S, max(0.0, deadline_s - time.monotonic()))):
             if interrupted():
                 self.stop()
             elif self.paused and self._all_paused(settling):
-                return replace(self.standing(), error=self.error(), steps=table(self))
+                return replace(self.standing(), error=self.error(), steps=self.step_table())
             elif time.monotonic() >= deadline_s:
                 return self.standing()
         self.reported = True

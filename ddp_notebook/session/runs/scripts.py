@@ -22,14 +22,13 @@ from ddp_notebook.launch.environment import (
 from ddp_notebook.model import Ranks
 from ddp_notebook.rank import calls
 from ddp_notebook.session.options import Settings, cores
-from ddp_notebook.session.runs import post_run
 from ddp_notebook.session.runs.endings import CellResult
 from ddp_notebook.session.runs.gather import LaunchParameters
 from ddp_notebook.session.runs.run import CellRun, RunOptions
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.lab_hosts import Placed
-    from ddp_notebook.session.processes.processes import Processes
+    from ddp_notebook.session.session_processes import Processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,47 +63,7 @@ class ScriptRun(CellRun):
 
     def prepare(self) -> None:
         """Prepare the rendezvous, once the ranks are claimed: an earlier script's store ends."""
-        processes, what, ranks = self._processes, self._what, self.ranks
-        if what.as_python:
-            # As plain `python` has it: all GPUs are seen, and the threads are not counted.
-            common = processes.environment(tuple(range(processes.options.world_size)))
-            common["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "")
-            self._environments = {
-                rank: _environment({}, {**common, **what.settings.get(rank, {})}) for rank in ranks
-            }
-            self.launch = LaunchParameters(script=True)
-            return
-        host = processes.options.master_addr
-        if what.placed is not None:
-            address = what.placed.address
-        elif what.store == "session":
-            address = processes.fresh_store()
-        else:
-            address = (host, free_port(host))
-        common, count = processes.environment(ranks), len(ranks)
-        agent = what.store == "session"
-        # The ranks of a run are numbered from 0, whatever their numbers in the session.
-        self._environments = {
-            rank: _environment(
-                common,
-                {
-                    **torchrun_variables(index, count, address, agent_store=agent),
-                    **torchrun_agents_variables(index, count),
-                    **what.settings.get(rank, {}),
-                },
-            )
-            for index, rank in enumerate(ranks)
-        }
-        self.launch = LaunchParameters(
-            {
-                "MASTER_ADDR": address[0],
-                "MASTER_PORT": str(address[1]),
-                "WORLD_SIZE": str(len(ranks)),
-            },
-            ranks[0] if what.store == "rank0" else None,
-            lambda: what.store == "rank0" or processes.script_store_alive,
-            script=True,
-        )
+        self._environments, self.launch = _environments(self._what, self._processes, self.ranks)
 
     def send(self) -> Ranks:
         """Start the script's processes; no rank is unreachable."""
@@ -141,12 +100,12 @@ class ScriptRun(CellRun):
             if diagnosis is None:
                 diagnosis = diagnose_run(self.look())
         if diagnosis is not None and diagnosis.wrong:
-            diagnosis = self.with_tracebacks(diagnosis)
+            diagnosis = self.events.with_tracebacks(diagnosis)
             result = replace(result, diagnosis=diagnosis)
             if isinstance(result.error, CellFailed):
                 result.error.diagnosis = diagnosis
         elif result.error is None:
-            result = replace(result, diagnosis=post_run.examine(self))
+            result = replace(result, diagnosis=self.examine())
         self.seen_late = self.detector.seen_late if self.detector is not None else None
         if self._what.placed is not None:
             self._processes.end_script()  # also ends the lab's hosts
@@ -198,6 +157,50 @@ def find_module(name: str) -> tuple[Path, str]:
             "run by its file: %ddp_run train.py"
         )
     return Path(str(spec.origin)).resolve(), package
+
+
+def _environments(
+    what: Script, processes: Processes, ranks: Ranks
+) -> tuple[dict[int, dict[str, str]], LaunchParameters]:
+    """Make the environment of each rank of a script, and the rendezvous that they name.
+
+    With the session's store, the store of an earlier script is replaced.
+    """
+    if what.as_python:
+        # As plain `python` has it: all GPUs are seen, and the threads are not counted.
+        common = processes.environment(tuple(range(processes.options.world_size)))
+        common["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "")
+        own = {rank: what.settings.get(rank, {}) for rank in ranks}
+        made = {rank: _environment({}, {**common, **own[rank]}) for rank in ranks}
+        return made, LaunchParameters(script=True)
+    host = processes.options.master_addr
+    if what.placed is not None:
+        address = what.placed.address
+    elif what.store == "session":
+        address = processes.fresh_store()
+    else:
+        address = (host, free_port(host))
+    common, count = processes.environment(ranks), len(ranks)
+    agent = what.store == "session"
+    # The ranks of a run are numbered from 0, whatever their numbers in the session.
+    made = {
+        rank: _environment(
+            common,
+            {
+                **torchrun_variables(index, count, address, agent_store=agent),
+                **torchrun_agents_variables(index, count),
+                **what.settings.get(rank, {}),
+            },
+        )
+        for index, rank in enumerate(ranks)
+    }
+    launch = LaunchParameters(
+        {"MASTER_ADDR": address[0], "MASTER_PORT": str(address[1]), "WORLD_SIZE": str(count)},
+        ranks[0] if what.store == "rank0" else None,
+        lambda: what.store == "rank0" or processes.script_store_alive,
+        script=True,
+    )
+    return made, launch
 
 
 def _environment(common: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from ddp_notebook import files
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.model import (
-    Activity,
     LineLeft,
     Ranks,
     StepTable,
@@ -19,84 +18,15 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import How, answered
-from ddp_notebook.session.processes.collective_logs import READ_LAST
-from ddp_notebook.session.runs.endings import failures
+from ddp_notebook.session.runs.settling import Settling, paused_ranks
 from ddp_notebook.state import collective_table
-from ddp_notebook.state.line_table import line_table
 
 if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellRun
 
 END = "end"
 """As a goal: do not pause any rank again."""
-_STILL_S = 0.3
-"""A rank that is not paused and has issued nothing for this long is asked what it is doing."""
-_LOOKS = 2
-"""Number of consecutive checks that must find it waiting."""
-_LOOK_EVERY_S = 0.02
 _ASK_TIMEOUT_S = 1.0
-
-
-class Settling:
-    """Whether every rank of a run is paused, waits in a collective, or has finished."""
-
-    def __init__(self, run: CellRun, left: Mapping[int, int | None] | None = None) -> None:
-        """`left` holds the numbers of the collectives at which ranks were paused before."""
-        self._left = left or {}
-        self._run = run
-        self._picture: object = None
-        self._since_s = time.monotonic()
-        self._looks = 0
-
-    def done(self) -> bool:
-        """Return whether no rank can make progress without being stepped."""
-        pending = self._run.pending
-        if self._run.stops.keys() >= set(pending):
-            return True
-        tails = self._run.logs.read(pending, self._run.cell, last=1).of
-        held = {
-            rank
-            for rank, tail in tails.items()
-            for record in tail
-            if collective_table.is_paused(record) and record.number != self._left.get(rank)
-        }
-        free = tuple(rank for rank in pending if rank not in {*held, *self._run.stops})
-        if not free:
-            return True
-        picture = (pending, {rank: tails.get(rank) for rank in free})
-        if picture != self._picture:
-            self._picture, self._since_s, self._looks = picture, time.monotonic(), 0
-            return False
-        if time.monotonic() - self._since_s < _STILL_S:
-            return False
-        # No record says that a rank waits elsewhere (in a sleep, for a lock), so it is asked. That
-        # is slow beside a step: only ranks that have been still for some time are.
-        self._since_s = time.monotonic()
-        answers = self._run.cluster.ask(free, calls.REPORT, calls.Nothing(), _ASK_TIMEOUT_S)
-        reports = answered(answers).values()
-        # A rank that does not answer in time, or waits only briefly, may be making progress.
-        waiting = len(reports) == len(free) and all(
-            report.activity is Activity.WAITING for report in reports
-        )
-        self._looks = self._looks + 1 if waiting else 0
-        return self._looks >= _LOOKS
-
-
-def table(run: CellRun) -> StepTable:
-    """Return where the ranks of a run stand."""
-    stops = dict(run.stops)
-    # A rank paused at a line is shown at that line; of its collectives only the count is shown.
-    last = 1 if stops.keys() >= set(run.pending) else READ_LAST
-    collectives = run.logs.read(run.ranks, run.cell, last)
-    made = collective_table.step_table(
-        collectives,
-        run.ranks,
-        run.pending,
-        time.monotonic_ns(),
-        what=run.script or "The cell",
-        failures=failures(run),
-    )
-    return line_table(stops, made) if stops else made
 
 
 def source_of(run: CellRun, file: str) -> str:
@@ -144,21 +74,22 @@ def step(run: CellRun, wanted: Step, interrupted: Callable[[], bool]) -> StepTab
     Raises UsageMistake when no rank is paused, or none can reach its goal, and SessionLost.
     """
     while True:
-        moving = paused_ranks(run, wanted.ranks)
+        moving = paused_ranks(run.events, run.logs, wanted.ranks)
         if not moving:
             raise UsageMistake(_why_not(run))
-        settling = Settling(run, _let_go(run, moving, wanted))
+        left = _let_go(run, moving, wanted)
+        settling = Settling(run.events, run.logs, run.cluster, left)
         while not settling.done() and not interrupted():
             run.record.wait_for(lambda: run.stops.keys() >= set(run.pending), 0.02)
             if ended := run.record.snapshot.ended:
                 raise SessionLost(f"{ended} Start again: %ddp_init")
         if not wanted.operation or interrupted() or run.done:
             break
-        paused = paused_ranks(run, wanted.ranks)
+        paused = paused_ranks(run.events, run.logs, wanted.ranks)
         tails = run.logs.read(paused, run.cell, last=1).of
         if not paused or any(tails[rank][-1].operation == wanted.operation for rank in paused):
             break
-    made = table(run)
+    made = run.step_table()
     title, gone = made.title, tuple(rank for rank in moving if rank not in run.pending)
     if wanted.move.how is How.LINE and gone:
         title += f" {name_ranks(gone).capitalize()} did not reach line {wanted.to}."
@@ -204,22 +135,13 @@ def _move(run: CellRun, ranks: Ranks, move: calls.Move) -> dict[int, calls.Moved
     return answers
 
 
-def paused_ranks(run: CellRun, ranks: Ranks | None = None) -> Ranks:
-    """Return those of `ranks` (all by default) that pause at a line or before a collective."""
-    among = tuple(rank for rank in run.pending if ranks is None or rank in ranks)
-    others = tuple(rank for rank in among if rank not in run.stops)
-    tails = run.logs.read(others, run.cell, last=1).of if others else {}
-    held = {rank for rank, tail in tails.items() if any(map(collective_table.is_paused, tail))}
-    return tuple(rank for rank in among if rank in held or rank in run.stops)
-
-
 def _why_not(run: CellRun) -> str:
     if run.done:
         return (
             f"{run.heading} has finished: there is nothing to step. To stop in the next: "
             "breakpoint() in it, or %ddp_break LINE; or %%ddp --step collective"
         )
-    paused = paused_ranks(run)
+    paused = paused_ranks(run.events, run.logs)
     if paused:
         return f"Those ranks are not paused; {name_ranks(paused)} can be stepped: %ddp_step"
     return "No rank is paused. %ddp_why says what they wait for, %ddp_abort frees them."

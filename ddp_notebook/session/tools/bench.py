@@ -39,10 +39,10 @@ from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool
-    from ddp_notebook.session.processes.processes import Processes
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
-    from ddp_notebook.session.setup.set_up import SetUp
+    from ddp_notebook.session.session_processes import Processes
+    from ddp_notebook.session.set_up import SetUp
 
 Result = TypeVar("Result")
 Watch: TypeAlias = Callable[[float, Callable[[], Result]], None]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
-    from ddp_notebook.session.setup.set_up import SetUp
+    from ddp_notebook.session.set_up import SetUp
     from ddp_notebook.session.tools.ddp_construction import DdpConstruction
 
 FIRST_NAME = "lab-0"

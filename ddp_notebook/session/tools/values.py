@@ -211,7 +211,7 @@ class Values:
         text = path.read_text("utf-8", "replace") if path.exists() else None
         if log or run is None:
             return text or ""
-        return with_tracebacks(run.written(rank) if text is None else text, run, rank)
+        return with_tracebacks(run.events.written(rank) if text is None else text, run, rank)
 
 
 def _unpickled(name: str, data: bytes) -> Any:
@@ -231,7 +231,7 @@ def with_tracebacks(written: str, run: CellRun, rank: int) -> str:
     """A rank's output, and below it its error."""
     texts = [
         f"{strip_ansi(traceback.text)}\n"
-        for traceback in run.tracebacks()
+        for traceback in run.events.tracebacks()
         if rank in traceback.ranks
     ]
     end = "\n" if texts and written and not written.endswith("\n") else ""

@@ -26,7 +26,7 @@ from ddp_notebook.model import (
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer, answered
 from ddp_notebook.session.guards import existing, living
-from ddp_notebook.session.processes.unresponsive import last_known, process_of
+from ddp_notebook.session.unresponsive import last_known, process_of
 from ddp_notebook.state import stack_tree
 from ddp_notebook.state.board_rows import BoardFacts, board_of, stuck_note
 from ddp_notebook.state.descriptions import describe

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
     from ddp_notebook.session.runs.run import CellRun
-    from ddp_notebook.session.setup.set_up import SetUp
+    from ddp_notebook.session.set_up import SetUp
 
 _ENDED = "its process was ended by %ddp_restart, and it has no new one yet"
 _GONE = (Activity.DEAD, Activity.SILENT)
@@ -94,7 +94,7 @@ class Why:
         What they issued in it says nothing of the ranks as they are.
         """
         snapshot = self._record.snapshot
-        died = set(snapshot.with_status(Status.DEAD)) - run.died.keys()
+        died = set(snapshot.with_status(Status.DEAD)) - run.events.died.keys()
         return run.done and (bool(died) or run.generation != snapshot.generation)
 
     # -- while something goes on -----------------------------------------------------------
@@ -120,20 +120,20 @@ class Why:
         found = run.found
         findings = tuple(
             replace(finding, cause=_ENDED, evidence=())
-            if finding.died_of(run.restarted)
+            if finding.died_of(run.events.restarted)
             else finding
             for finding in now.findings
         )
-        going_on = run.with_tracebacks(replace(now, run=found.run, findings=findings))
+        going_on = run.events.with_tracebacks(replace(now, run=found.run, findings=findings))
         if now.wrong:
             return going_on
-        if own := failures.raised(run.finished.values(), run.ranks):
+        if own := failures.raised(run.events.finished.values(), run.ranks):
             return replace(going_on, findings=(*own, *now.findings))
         # No rule finds that nothing has moved for long; it was found while it was so.
         before = found.diagnosis
         if before is not None and before.wrong and case.waiting and not case.where(Activity.BUSY):
             return before
-        if left := failures.left_by_interrupted(run.finished.values(), case):
+        if left := failures.left_by_interrupted(run.events.finished.values(), case):
             return replace(going_on, findings=(left,))
         return self._with_remarks(self._unexplained(case, going_on, run.title), run)
 
@@ -184,7 +184,7 @@ class Why:
 
     def _nothing_found(self, case: Case, now: Diagnosis) -> Diagnosis:
         current = self._runs.current
-        ends = current.finished.values() if current is not None else ()
+        ends = current.events.finished.values() if current is not None else ()
         if not now.findings and (stopped := failures.interrupted(ends)):
             return replace(now, unsure=stopped)
         return self._unexplained(case, now, now.run.title if now.run is not None else "")
@@ -199,7 +199,7 @@ class Why:
         current = self._runs.current
         if diagnosis.findings or current is None or self._set_up.half_way:
             return diagnosis
-        wrong_result = post_run.examine(current)
+        wrong_result = current.examine()
         if wrong_result is None:
             return self._with_remarks(diagnosis, current)
         notes = tuple(dict.fromkeys((*diagnosis.notes, *wrong_result.notes)))
@@ -210,7 +210,7 @@ class Why:
         if diagnosis.findings or len(run.ranks) < 2:
             return diagnosis
         started = run.started_ranks.remarks() if run.started_ranks is not None else ()
-        remarks = post_run.remarks(run)
+        remarks = post_run.remarks(run.events, run.cluster)
         return replace(diagnosis, remarks=(*started, *remarks))
 
 

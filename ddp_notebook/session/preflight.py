@@ -287,7 +287,7 @@ def _installed_version() -> str:
     return found[1] if found else ""
 
 
-_PACKAGE = Path(__file__).parents[2]
+_PACKAGE = Path(__file__).parents[1]
 _loaded_version = _installed_version()
 
 

@@ -29,14 +29,14 @@ from ddp_notebook.model import (
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import SetUpPlan
 from ddp_notebook.session.options import Settings
-from ddp_notebook.session.processes.unresponsive import deaths, process_of
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.runs.gather import LaunchParameters, gather
 from ddp_notebook.session.runs.stall_detector import StallDetector
+from ddp_notebook.session.unresponsive import deaths, process_of
 from ddp_notebook.state.setup_table import step_table
 
 if TYPE_CHECKING:
-    from ddp_notebook.session.processes.processes import Processes
+    from ddp_notebook.session.session_processes import Processes
 
 _FREE_WITHIN_S = 2.0
 """On an idle machine. torch's client waits up to 1.9 s before it retries: a rank that does not

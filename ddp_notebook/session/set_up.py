@@ -26,12 +26,12 @@ from ddp_notebook.model import (
     name_ranks,
     verb,
 )
+from ddp_notebook.session import preflight
+from ddp_notebook.session.bring_up import BringUp
 from ddp_notebook.session.findings import SET_UP, Found
 from ddp_notebook.session.guards import check_ranks, living
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.pool import launch_mode
-from ddp_notebook.session.setup import preflight
-from ddp_notebook.session.setup.bring_up import BringUp
 from ddp_notebook.state.board_rows import board
 from ddp_notebook.state.descriptions import exit_text
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from ddp_notebook.session.findings import LastFindings
     from ddp_notebook.session.options import InitOptions
     from ddp_notebook.session.pool import RankPool
-    from ddp_notebook.session.processes.processes import Processes
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
+    from ddp_notebook.session.session_processes import Processes
 
 _IDLE_WITHIN_S = 2.0
 """How long ranks that waited for an ended one have to fail."""
@@ -259,7 +259,7 @@ class SetUp:
                 run.abort()
 
             def begun() -> bool:
-                return all(set(run.pending) & set(ranks) <= run.started for run in runs)
+                return all(set(run.pending) & set(ranks) <= run.events.started for run in runs)
 
             # Until a rank's CellStarted event has arrived, it looks idle. On a quiet machine that
             # takes much less than this from sending the cell.

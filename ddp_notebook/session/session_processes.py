@@ -36,12 +36,12 @@ from ddp_notebook.model import (
     name_ranks,
 )
 from ddp_notebook.rank.rank_process import multiprocessing_folder, questions_of
+from ddp_notebook.session.collective_logs import CollectiveLogs
 from ddp_notebook.session.options import InitOptions
-from ddp_notebook.session.processes.collective_logs import CollectiveLogs
-from ddp_notebook.session.processes.script_processes import Places, ScriptProcesses
-from ddp_notebook.session.processes.store import StoreProcess
-from ddp_notebook.session.processes.unresponsive import KeptAwake, StoppedRanks, deaths
 from ddp_notebook.session.record import Record
+from ddp_notebook.session.script_processes import Places, ScriptProcesses
+from ddp_notebook.session.store_process import StoreProcess
+from ddp_notebook.session.unresponsive import KeptAwake, StoppedRanks, deaths
 from ddp_notebook.state.descriptions import exit_text
 
 _LISTENING = (Status.READY, Status.RUNNING)

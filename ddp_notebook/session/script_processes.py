@@ -18,14 +18,14 @@ from ddp_notebook.launch.session_folder import remove
 from ddp_notebook.model import CellFinished, Event, Output, OutputKind, RankExited, Ranks, codec
 from ddp_notebook.rank.calls import Script
 from ddp_notebook.rank.rank_process import questions_of, started_in, streams_of
-from ddp_notebook.session.processes.started_ranks import StartedRanks
+from ddp_notebook.session.started_ranks import StartedRanks
 from ddp_notebook.state.output import STREAMS
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.channels import EventReceiver
     from ddp_notebook.cluster.rank_cluster import RankCluster
     from ddp_notebook.launch.client import ForkServerClient
-    from ddp_notebook.session.processes.collective_logs import CollectiveLogs
+    from ddp_notebook.session.collective_logs import CollectiveLogs
     from ddp_notebook.session.record import Record
 
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Ranks, Stage, StepTable, name_ranks
 from ddp_notebook.model.ddp import WrapStage
+from ddp_notebook.session.bring_up import BringUp
 from ddp_notebook.session.guards import check_ranks
 from ddp_notebook.session.interrupts import noted, quick_switches
 from ddp_notebook.session.runs import steps
 from ddp_notebook.session.runs.steps import END, Step
-from ddp_notebook.session.setup.bring_up import BringUp
 
 if TYPE_CHECKING:
     from ddp_notebook.session.record import Record
     from ddp_notebook.session.runs.registry import RunRegistry
-    from ddp_notebook.session.setup.set_up import SetUp
+    from ddp_notebook.session.set_up import SetUp
     from ddp_notebook.session.tools.ddp_construction import DdpConstruction, Wrap
 
 
