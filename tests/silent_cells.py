@@ -646,7 +646,7 @@ HANGS = {
         """,
     ),
     "a thread that raised, and what it was to bring": (
-        "exception-on-one-rank",
+        "undecided",  # of two ranks, either the thread's error or the condition is the cause
         """
         import threading
         def prefetch():

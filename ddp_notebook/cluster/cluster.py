@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -274,9 +275,15 @@ class IPyParallelCluster:
             rank: self._apply(rank, _CALL, {"name": call.name, "request": request(rank)})
             for rank in ranks
         }
+        for rank, answer in answers.items():
+            to = self._pids[rank], questions_of(self._folder, rank)
+            answer.add_done_callback(partial(self._connect_orders, *to))
         self._last_reply.update(answers)
         self._awake.update(self._pids[rank] for rank in ranks)
         return answers
+
+    def _connect_orders(self, pid: int, path: Path, _: object) -> None:
+        self._orders.connect(pid, path)
 
     def tell(self, ranks: Ranks, order: Order[Request], request: Request) -> Ranks:
         """Send ranks one order, bypassing ipyparallel, whose latency exceeds a short cell's."""

@@ -67,6 +67,11 @@ class OrderSender:
             time.sleep(0.002 if left else 0)
         return tuple(left)
 
+    def connect(self, pid: int, path: Path) -> None:
+        """Connect to a process before there are orders: a connection outlives the socket's file."""
+        if pid not in self._connections:
+            self._sent(pid, path, b"")
+
     def _sent(self, pid: int, path: Path, message: bytes) -> bool:
         with self._lock, contextlib.suppress(OSError):
             connection = self._connections.pop(pid, None)

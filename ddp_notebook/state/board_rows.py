@@ -228,9 +228,12 @@ def _waits(state: RankState, activity: _Activity, diagnosis: Diagnosis | None) -
     """True if it waits for others, as far as is known of what it does, or as was found."""
     findings = diagnosis.findings if diagnosis is not None else ()
     blocked = state.status in (Status.RUNNING, Status.SETTING_UP)
-    return activity.waits or (
-        blocked and any(state.rank in finding.waiting for finding in findings)
+    # Who waits for a key that no rank sets may be named as the one with the wrong key, and waits.
+    among = (
+        (*finding.waiting, *(finding.ranks if finding.category is Category.UNSET_KEY else ()))
+        for finding in findings
     )
+    return activity.waits or (blocked and any(state.rank in ranks for ranks in among))
 
 
 def _word(state: RankState, activity: _Activity, facts: BoardFacts) -> str:

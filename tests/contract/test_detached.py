@@ -414,7 +414,7 @@ def test_what_a_detached_cell_wrote_is_there_when_the_session_was_lost(session: 
     session.init(InitOptions(world_size=2, device="cpu"))
     session.run_cell(LONG, detach=True)
     begun(session)
-    os.kill(cluster_of(session)._cluster.controller.pid, signal.SIGKILL)
+    os.kill(cluster_of(session).controller_pid, signal.SIGKILL)
     result = session.wait()
     assert isinstance(result.error, SessionLost)
     assert "the ipyparallel controller" in str(result.error).lower()

@@ -79,10 +79,10 @@ def test_a_job_that_was_not_prepared_is_judged_when_it_hangs_and_not_before(
     assert not [f for f in target.why().diagnosis.findings if not f.passing]
     (tmp_path / "hang").touch()
     until_s = time.monotonic() + 60
-    while "do not prove why" not in (verdict := target.why()).diagnosis.unsure:
+    while (verdict := target.why()).outcome is not Outcome.FINDING:
         assert time.monotonic() < until_s, verdict
-    assert verdict.outcome is Outcome.UNDECIDED and not verdict.diagnosis.findings
-    assert "waits in" in (verdict.diagnosis.doing or {})[1]
+    (finding,) = verdict.diagnosis.findings
+    assert finding.ranks == (1,) and "if rank == 1" in finding.cause, finding
     assert "by py-spy" in verdict.basis and "outside" in target.about
     tree = target.where(locals=True)
     assert "barrier" in tree.stack(1).frames[-1].source, tree
@@ -126,12 +126,14 @@ def test_the_flight_recorder_of_a_job_that_runs_is_shown_where_torch_serves_it(
     pid = started[0].pid
     target = eventually(lambda: target_of(pid), 60, "both ranks run")
 
-    def stands() -> Verdict | None:
+    def found() -> Verdict | None:
         verdict = target.why()
-        return verdict if "do not prove why" in verdict.diagnosis.unsure else None
+        return verdict if verdict.outcome is Outcome.FINDING else None
 
-    verdict = eventually(stands, 60)
-    known = [fact for fact in verdict.unread if fact.startswith("flight recorder")]
+    verdict = eventually(found, 60)
+    (finding,) = verdict.diagnosis.findings
+    assert finding.ranks == (0,)
+    known = [fact for fact in finding.evidence if fact.startswith("flight recorder")]
     assert known == [
         "flight recorder of rank 0: collective 1: barrier, not done",
         "flight recorder of rank 1: collective 1: all_reduce float32 [4], not done",

@@ -12,15 +12,17 @@ from tornado.ioloop import IOLoop
 from ddp_notebook.cluster import controller
 from ddp_notebook.cluster.cluster import IPyParallelCluster
 from ddp_notebook.cluster.ipyparallel_private import CALM_S, calm
+from ddp_notebook.cluster.questions import OrderSender
 from ddp_notebook.errors import SessionLost, UsageMistake
 from ddp_notebook.rank import calls
 
 
-def test_a_rank_that_ended_before_it_was_called_could_not_answer() -> None:
+def test_a_rank_that_ended_before_it_was_called_could_not_answer(tmp_path: Path) -> None:
     """ipyparallel can hear of it before we do, and knows no engine of that number then."""
     cluster = IPyParallelCluster.__new__(IPyParallelCluster)
     cluster._client, cluster._views, cluster._last_reply = [], {}, {}
     cluster._pids, cluster._awake = {0: 1}, set()
+    cluster._folder, cluster._orders = tmp_path, OrderSender()
     answer = cluster.call((0,), calls.GET_VALUE, lambda _: calls.VariableToSend("x", False))[0]
     assert answer.done()
     with pytest.raises(UsageMistake, match="the process of rank 0 has ended"):

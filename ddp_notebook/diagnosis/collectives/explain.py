@@ -18,6 +18,8 @@ from ddp_notebook.diagnosis.collectives.describe import (
 )
 from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind
 from ddp_notebook.diagnosis.context import Context
+from ddp_notebook.diagnosis.progress import thread_words
+from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.diagnosis.source_code.names import Varies
 from ddp_notebook.diagnosis.source_code.sources import Condition
 from ddp_notebook.model import (
@@ -61,7 +63,42 @@ def explain(context: Context, classified: Classified) -> Finding:
         context, classified
     )
     finding = _placed(classified, finding) or _astray(context, classified, finding) or finding
+    finding = _or_thread_error(context, classified, finding)
     return _with_threads(context, classified, finding)
+
+
+def _or_thread_error(context: Context, classified: Classified, finding: Finding) -> Finding:
+    """Leave it open which side is wrong where a thread that raised may be why they diverged.
+
+    A majority, or a test of the rank, is a better reason than a thread that may have nothing to do
+    with it. Of two equal sides without such a test, the one whose threads alone raised may lack
+    what these were to bring: then neither is blamed.
+    """
+    errors = {
+        report.rank: thread_words(error)
+        for report in context.case.ranks
+        for error in report.in_threads
+        if error.path and not torch_errors.is_of_others(error.text)
+    }
+    one, other = classified.sides
+    sides = [all(rank in errors for rank in side.ranks) for side in (one, other)]
+    test = context.sources.condition(
+        classified.record, classified.there, classified.full.ranks, classified.short.ranks
+    )
+    if len(one.ranks) != len(other.ranks) or sides.count(True) != 1 or (test and test.on_rank):
+        return finding
+    lost = one if sides[0] else other
+    if finding.ranks == lost.ranks:
+        return finding
+    return replace(
+        finding,
+        category=Category.UNDECIDED,
+        ranks=(),
+        cause=f"{finding.sentence}; {lost.named}: {errors[lost.ranks[0]]}; which of the two is the "
+        "cause is not known",
+        remedy=f"If the thread's error is the cause, correct it. If not: {finding.remedy}",
+        waiting=context.victims,
+    )
 
 
 def _with_threads(context: Context, classified: Classified, finding: Finding) -> Finding:
