@@ -149,6 +149,7 @@ def test_verbs_before_init_say_what_to_type(session: Session) -> None:
         session.run_cell("x = 1")
 
 
+@pytest.mark.usefixtures("cold")  # a fork server of its own, and not the one that tests keep
 def test_a_shut_down_session_starts_again_from_the_fork_server_that_stayed(
     session: Session,
 ) -> None:

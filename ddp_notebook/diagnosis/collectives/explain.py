@@ -104,13 +104,16 @@ def _or_thread_error(context: Context, classified: Classified, finding: Finding)
 def _with_threads(context: Context, classified: Classified, finding: Finding) -> Finding:
     """Add that several threads of a rank call collectives of the group, so their order is chance.
 
-    Of any mistake but the order only where two were under way at the same time.
+    Of any mistake but the order only where two were under way at the same time. Where the order is
+    the mistake, that of most ranks is chance, too: all whose threads share the group are named.
     """
     several, facts = threads_of(context, classified.record.group)
     if not (facts or (several and classified.kind is Kind.ANOTHER_ORDER)):
         return finding
     return replace(
         finding,
+        ranks=several if classified.kind is Kind.ANOTHER_ORDER else finding.ranks,
+        waiting=context.victims,
         cause=f"{finding.cause}; {verb(several, 'calls', 'call')} collectives of this group in "
         "more than one thread, and threads run in any order",
         remedy=GROUP_OF_EACH_THREAD,
