@@ -260,6 +260,28 @@ def test_a_script_is_a_process_of_its_own_again_and_again(ranks2: Session, tmp_p
     assert len(ranks2.run_cell("print('heard')").outputs) == 1
 
 
+LEFT_IN_A_COLLECTIVE = """
+import os, threading
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+if os.environ["RANK"] == "1":
+    threading.Thread(target=lambda: dist.all_reduce(torch.ones(1))).start()
+"""
+
+
+def test_a_thread_that_waits_in_a_collective_after_the_last_line_ends_the_run(
+    ranks2: Session, tmp_path: Path
+) -> None:
+    """At its end Python waits for threads that are no daemons, and so does the rank."""
+    path = tmp_path / "train.py"
+    path.write_text(LEFT_IN_A_COLLECTIVE)
+    result = ranks2.run_script(str(path))
+    assert isinstance(result.error, Stuck) and result.diagnosis is not None, result.error
+    assert result.diagnosis.findings[0].category is not Category.UNDECIDED
+    ranks2.abort()
+
+
 LAST_WORDS = """
 import os, sys
 

@@ -194,7 +194,8 @@ BREAK = Verb(
     "breakpoint is set, or what runs says breakpoint(), collectives do not time out; those issued "
     "before do, and the table says when, and so do new_group and a wait with a timeout of its "
     "own. On Python 3.11 code runs slower while a breakpoint is set (sys.settrace, as under pdb), "
-    "and threads that torch starts pass it. "
+    "and threads that torch starts do not stop at it. For an editor, call debugpy.listen on the "
+    "rank yourself: it asks for no password. "
     "A cell that was edited and runs again has the breakpoints of its old version. --on nan "
     "means the first such value of a run, on whichever rank; a step that a GradScaler skips is "
     "none unless its scale is down to 1. Without a place: list the breakpoints.",

@@ -155,8 +155,8 @@ class Waiting:
     ) -> threading.Thread | None:
         """Return a thread in a collective, if the main thread waits for what such threads bring.
 
-        That is so if it is in a queue or an event without a time limit, and all threads that could
-        bring what it waits for are in collectives themselves.
+        That is so if it is in a queue or an event without a time limit, or at the end of a script,
+        and all threads that could bring what it waits for are in collectives themselves.
         """
         if thread is not threading.main_thread() or not _waits_without_limit(stack):
             return None
@@ -289,13 +289,15 @@ def _who_computes(future: object, current: dict[int, FrameType]) -> threading.Th
 
 
 def _waits_without_limit(stack: Sequence[FrameType]) -> bool:
-    """Return whether a thread is in a condition, an event or a queue, without a time limit."""
-    inner = stack[0] if stack else None
-    return (
-        inner is not None
-        and (inner.f_globals.get("__name__"), inner.f_code.co_name) == ("threading", "wait")
-        and inner.f_locals.get("timeout", 0) is None
-    )
+    """Return whether a thread is in a condition, an event or a queue, without a time limit.
+
+    So is the end of a script, where Python waits for the threads that the script has left behind.
+    """
+    if not stack:
+        return False
+    where = stack[0].f_globals.get("__name__"), stack[0].f_code.co_name
+    limited = stack[0].f_locals.get("timeout", 0) is not None
+    return where == ("threading", "_shutdown") or (where == ("threading", "wait") and not limited)
 
 
 def _is_at_work(thread: threading.Thread, current: dict[int, FrameType]) -> bool:
