@@ -46,7 +46,7 @@ _FILES = {
         "DEFAULT_GROUP PLACING Collective Collectives Part Phase Place Splits at_place in_brackets"
     ),
     "ddp": "Bucket BucketPlan Fingerprint HeldParameter HeldParameters Reduction TensorInfo",
-    "diagnosis": "HAS_FAILED Category Diagnosis Finding JudgedRun Remark Side Traceback",
+    "diagnosis": "HAS_FAILED Category Diagnosis Finding JudgedRun Remark Side Traceback sentence",
     "events": (
         "SESSION AnyEvent CellFinished CellStarted Event EventsLost Limited LineLeft LineStopped "
         "Output OutputKind Progress Pulse RankExited RankSpawned StageFailed StageFinished "

@@ -128,17 +128,22 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """Who, and why; a cause that begins with its ranks, or what they did, makes a sentence."""
-        who = name_ranks(self.ranks) if self.ranks else "no rank in particular"
-        if self.cause.startswith(f"{who} "):
-            return f"{self.cause[0].upper()}{self.cause[1:]}"
-        if self.cause.startswith("raised "):
-            return f"{who.capitalize()} {self.cause}"
-        return f"{who.capitalize()}: {self.cause}"
+        """Who, and why."""
+        return sentence(self.ranks, self.cause)
 
     def to_json(self) -> dict[str, Any]:
         """The finding as a JSON object, with its sentence."""
         return {"sentence": self.sentence, **codec.encode(self)}
+
+
+def sentence(ranks: Ranks, cause: str) -> str:
+    """Return who, and why; a cause that begins with its ranks, or what they did, is a sentence."""
+    who = name_ranks(ranks) if ranks else "no rank in particular"
+    if cause.startswith(f"{who} "):
+        return f"{cause[0].upper()}{cause[1:]}"
+    if cause.startswith("raised "):
+        return f"{who.capitalize()} {cause}"
+    return f"{who.capitalize()}: {cause}"
 
 
 HAS_FAILED = "failed: "

@@ -216,6 +216,16 @@ class Classified:
         """The first of `records`."""
         return self.records[0]
 
+    @property
+    def shown(self) -> tuple[tuple[Branch, Collective | None], ...]:
+        """Both branches, each with the record that shows the mistake; None for nothing more.
+
+        A call that one branch lacks need not be the first record in which they differ.
+        """
+        if self.kind in (Kind.MISMATCH, Kind.ONE_BRANCH_ONLY, Kind.SOME_BUCKETS):
+            return (self.full, self.record), (self.short, self.there)
+        return tuple((branch, branch.here) for branch in self.sides)
+
 
 def classify(divergence: Divergence, sources: Sources) -> Classified | None:
     """The kind of mistake; None if both branches may have matched."""

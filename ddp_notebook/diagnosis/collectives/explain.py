@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.buckets import MissingBuckets
@@ -34,6 +33,7 @@ from ddp_notebook.model import (
     agree,
     at_place,
     name_ranks,
+    sentence,
     verb,
 )
 
@@ -58,67 +58,101 @@ TOGETHER = (
 
 
 def explain(context: Context, classified: Classified) -> Finding:
-    """The finding of a divergence of a known kind."""
-    finding = _left_at_once(context, classified) or EXPLANATIONS[classified.kind](
-        context, classified
+    """Make the finding of a divergence: the most exact story whose premise holds.
+
+    The kind says how the two branches differ. Three facts tell more than that, and are asked first:
+    that ranks left by an exit of their own, that both are in one call which places tensors, and
+    that a rank called in one group what another group waits for.
+    """
+    return (
+        _left_at_once(context, classified)
+        or _placed_otherwise(context, classified)
+        or _in_another_group(context, classified)
+        or EXPLANATIONS[classified.kind](context, classified)
     )
-    finding = _placed(classified, finding) or _astray(context, classified, finding) or finding
-    finding = _or_thread_error(context, classified, finding)
-    return _with_threads(context, classified, finding)
 
 
-def _or_thread_error(context: Context, classified: Classified, finding: Finding) -> Finding:
-    """Leave it open which side is wrong where a thread that raised may be why they diverged.
+def _finding(
+    context: Context,
+    classified: Classified,
+    category: Category,
+    cause: str,
+    remedy: str,
+    facts: tuple[str, ...] = (),
+    *,
+    culprits: Ranks | None = None,
+    waiting: Ranks | None = None,
+) -> Finding:
+    """Make a finding that shows what both branches have at the divergence.
+
+    Threads have a say in it. Where several threads of a rank call collectives of the group, their
+    order is chance: that is added, of any mistake but the order only where two calls were seen
+    under way at the same time; where the order is the mistake, that of most ranks is chance, too,
+    and all of them are culprits. And of two equal branches neither is blamed if just one of them
+    has lost a thread to an error (`_lost_a_thread`).
+    """
+    ranks = classified.culprits if culprits is None else culprits
+    waiting = context.victims if waiting is None else waiting
+    evidence = tuple(
+        fact(branch.ranks, record)
+        if record is not None
+        else nothing_after(branch.ranks, branch.sequence.end - 1)
+        for branch, record in classified.shown
+    )
+    lost = _lost_a_thread(context, classified, ranks)
+    if lost is not None:
+        who, error = lost
+        cause = (
+            f"{sentence(ranks, cause)}; {who}: {error}; which of the two is the cause is not known"
+        )
+        remedy = f"If the thread's error is the cause, correct it. If not: {remedy}"
+        category, ranks, waiting = Category.UNDECIDED, (), context.victims
+    several, at_once = threads_of(context, classified.record.group)
+    order = classified.kind is Kind.ANOTHER_ORDER
+    if at_once or (several and order):
+        cause = (
+            f"{cause}; {verb(several, 'calls', 'call')} collectives of this group in more than one "
+            "thread, and threads run in any order"
+        )
+        remedy, waiting = GROUP_OF_EACH_THREAD, context.victims
+        ranks = several if order else ranks
+    return Finding(
+        category,
+        ranks,
+        cause,
+        remedy,
+        waiting,
+        (*evidence, *facts, *at_once),
+        sides=tuple(side(branch.ranks, record) for branch, record in classified.shown),
+    )
+
+
+def _lost_a_thread(
+    context: Context, classified: Classified, culprits: Ranks
+) -> tuple[str, str] | None:
+    """The one of two equal branches that lost a thread to an error, if it is not blamed; the error.
 
     A majority, or a test of the rank, is a better reason than a thread that may have nothing to do
-    with it. Of two equal sides without such a test, the one whose threads alone raised may lack
-    what these were to bring: then neither is blamed.
+    with it. Without those the branch whose threads alone raised may lack what they were to bring.
     """
+    one, other = classified.sides
+    if len(one.ranks) != len(other.ranks):
+        return None
     errors = {
         report.rank: thread_words(error)
         for report in context.case.ranks
         for error in report.in_threads
         if error.path and not torch_errors.is_of_others(error.text)
     }
-    one, other = classified.sides
-    sides = [all(rank in errors for rank in side.ranks) for side in (one, other)]
+    losers = [branch for branch in (one, other) if errors.keys() >= set(branch.ranks)]
+    if len(losers) != 1 or losers[0].ranks == culprits:
+        return None
     test = context.sources.condition(
         classified.record, classified.there, classified.full.ranks, classified.short.ranks
     )
-    if len(one.ranks) != len(other.ranks) or sides.count(True) != 1 or (test and test.on_rank):
-        return finding
-    lost = one if sides[0] else other
-    if finding.ranks == lost.ranks:
-        return finding
-    return replace(
-        finding,
-        category=Category.UNDECIDED,
-        ranks=(),
-        cause=f"{finding.sentence}; {lost.named}: {errors[lost.ranks[0]]}; which of the two is the "
-        "cause is not known",
-        remedy=f"If the thread's error is the cause, correct it. If not: {finding.remedy}",
-        waiting=context.victims,
-    )
-
-
-def _with_threads(context: Context, classified: Classified, finding: Finding) -> Finding:
-    """Add that several threads of a rank call collectives of the group, so their order is chance.
-
-    Of any mistake but the order only where two were under way at the same time. Where the order is
-    the mistake, that of most ranks is chance, too: all whose threads share the group are named.
-    """
-    several, facts = threads_of(context, classified.record.group)
-    if not (facts or (several and classified.kind is Kind.ANOTHER_ORDER)):
-        return finding
-    return replace(
-        finding,
-        ranks=several if classified.kind is Kind.ANOTHER_ORDER else finding.ranks,
-        waiting=context.victims,
-        cause=f"{finding.cause}; {verb(several, 'calls', 'call')} collectives of this group in "
-        "more than one thread, and threads run in any order",
-        remedy=GROUP_OF_EACH_THREAD,
-        evidence=(*finding.evidence, *facts),
-    )
+    if test is not None and test.on_rank:
+        return None
+    return losers[0].named, errors[losers[0].ranks[0]]
 
 
 GROUP_OF_EACH_THREAD = (
@@ -160,26 +194,27 @@ def _at_once(records: Iterable[Collective]) -> tuple[Collective, Collective] | N
     return None
 
 
-def _placed(classified: Classified, finding: Finding) -> Finding | None:
+def _placed_otherwise(context: Context, classified: Classified) -> Finding | None:
     """Ranks in one call that places tensors, which communicates otherwise on some of them."""
-    places = (
-        record for record in (classified.full.here, classified.short.here) if record is not None
-    )
-    record = next((place for place in places if place.api in PLACING), None)
-    sides = [branch.sequence.records for branch in classified.sides]
-    if record is None or not all(_was_at(record, records) for records in sides):
+    here = (classified.full.here, classified.short.here)
+    record = next((each for each in here if each is not None and each.api in PLACING), None)
+    if record is None or not all(
+        any((r.api, r.path) == (record.api, record.path) for r in branch.sequence.records)
+        for branch in classified.sides
+    ):
         return None
     one, other = (branch.ranks for branch in classified.sides)
-    ranks = finding.ranks
+    ranks = classified.culprits
     if len(one) == len(other):  # either side may have another plan than was meant
         ranks = tuple(sorted({*one, *other}))
-    return replace(
-        finding,
-        category=Category.SHARDING_MISMATCH,
-        ranks=ranks,
-        cause=f"{verb(ranks, 'places', 'place')} tensors in another way in {record.api}: "
+    return _finding(
+        context,
+        classified,
+        Category.SHARDING_MISMATCH,
+        f"{verb(ranks, 'places', 'place')} tensors in another way in {record.api}: "
         f"{_side_by_side(classified)}",
-        remedy=f"Give {record.api} the same plan or placements on every rank.",
+        f"Give {record.api} the same plan or placements on every rank.",
+        culprits=ranks,
     )
 
 
@@ -218,11 +253,7 @@ def _line_of_exit(context: Context, report: RankReport) -> str:
     return f"{report.left_at[-1]} ({test})" if test else ""
 
 
-def _was_at(record: Collective, records: tuple[Collective, ...]) -> bool:
-    return any((other.api, other.path) == (record.api, record.path) for other in records)
-
-
-def _astray(context: Context, classified: Classified, finding: Finding) -> Finding | None:
+def _in_another_group(context: Context, classified: Classified) -> Finding | None:
     """A rank that called in one group what its peers in another wait for it to call there."""
     if classified.kind is not Kind.ONE_BRANCH_ONLY or classified.culprits != classified.full.ranks:
         return None
@@ -232,64 +263,27 @@ def _astray(context: Context, classified: Classified, finding: Finding) -> Findi
         return None  # it may be a call too many: what the others wait for may come after it
     for rank in context.graph.stuck:
         there = context.graph.at.get(rank)
-        if there is None or not _is_same_elsewhere(record, there):
+        if there is None or record.rank not in context.graph.waits[rank]:
             continue
+        same = [(r.operation, r.dtype, r.shape, r.reduce_op) for r in (record, there)]
         before = sum(e.group == there.group and e.number < record.number for e in issued)
-        if record.rank in context.graph.waits[rank] and before == there.slot:
+        if record.group != there.group and same[0] == same[1] and before == there.slot:
             mesh = _is_of_mesh(context, record.called)
-            return replace(
-                finding,
-                category=Category.MESH_MISMATCH if mesh else Category.SUBGROUP_MISUSE,
-                cause=f"{classified.full.named} calls {named(record)} in "
+            return _finding(
+                context,
+                classified,
+                Category.MESH_MISMATCH if mesh else Category.SUBGROUP_MISUSE,
+                f"{classified.full.named} calls {named(record)} in "
                 f"{_group_words(context, record)}, where rank {rank} waits for it in "
                 f"{_group_words(context, there)}: {named(there)}",
-                remedy="Use the group of the same "
-                f"{'mesh dimension' if mesh else 'kind'} on every rank.",
+                f"Use the group of the same {'mesh dimension' if mesh else 'kind'} on every rank.",
             )
     return None
-
-
-def _is_same_elsewhere(record: Collective, there: Collective) -> bool:
-    """True of the same collective, but in another group."""
-    same = (there.operation, there.dtype, there.shape, there.reduce_op)
-    return record.group != there.group and same == (
-        record.operation,
-        record.dtype,
-        record.shape,
-        record.reduce_op,
-    )
 
 
 def _group_words(context: Context, record: Collective) -> str:
     members = context.collectives.groups.get(record.group)
     return f"the group of {name_ranks(members)}" if members else f"group {record.group}"
-
-
-def _finding(
-    context: Context,
-    classified: Classified,
-    category: Category,
-    cause: str,
-    remedy: str,
-    facts: tuple[str, ...] = (),
-) -> Finding:
-    """A finding with what both sides have at the divergence for evidence."""
-    evidence = (*(_has_there(branch) for branch in classified.sides), *facts)
-    return Finding(
-        category,
-        classified.culprits,
-        cause,
-        remedy,
-        context.victims,
-        evidence,
-        sides=tuple(side(branch.ranks, branch.here) for branch in classified.sides),
-    )
-
-
-def _has_there(branch: Branch) -> str:
-    if branch.here is not None:
-        return fact(branch.ranks, branch.here)
-    return nothing_after(branch.ranks, branch.sequence.end - 1)
 
 
 def _another_order(context: Context, classified: Classified) -> Finding:
@@ -361,14 +355,13 @@ def _mismatch(context: Context, classified: Classified) -> Finding:
     category, remedy = MISMATCHES[what]
     if what is Difference.GROUP and not _is_of_mesh(context, own.called):
         category, remedy = Category.SUBGROUP_MISUSE, "Give it the same group on every rank."
-    return Finding(
+    return _finding(
+        context,
+        classified,
         category,
-        culprits,
         f"{first}, {second}, in {name}{place}",
         remedy,
-        () if met else context.victims,
-        (fact(ranks, own), fact(others, other)),
-        sides=(side(ranks, own), side(others, other)),
+        waiting=() if met else None,
     )
 
 
@@ -424,17 +417,15 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
     elif record.operation == "barrier" and culprits == short.ranks and not condition:
         category = Category.BARRIER_MISUSE
         remedy = f"Let {short.named} reach the barrier too."
-    end = nothing_after(short.ranks, short.sequence.end - 1)
-    test = (f"{condition.place}: {condition.place.text}",) if condition else ()
     why = f" ({condition.quoted})" if condition else ""
-    return Finding(
+    return _finding(
+        context,
+        classified,
         category,
-        culprits,
         _only_some(context, classified, why, lacking=culprits == short.ranks),
         remedy,
-        context.victims,
-        (fact(full.ranks, record), fact(short.ranks, there) if there else end, *test),
-        sides=(side(full.ranks, record), side(short.ranks, there)),
+        (condition.line,) if condition else (),
+        culprits=culprits,
     )
 
 
@@ -497,20 +488,13 @@ _USE_OR_FIND = (
 
 
 def _some_buckets(context: Context, classified: Classified) -> Finding:
-    short, there = classified.short, classified.there
-    end = nothing_after(short.ranks, short.sequence.end - 1)
-    return Finding(
+    return _finding(
+        context,
+        classified,
         Category.UNUSED_PARAMS,
-        classified.culprits,
-        f"{short.named} did not reduce all buckets of gradients in {named(classified.record)}: "
-        "a parameter got no gradient there",
+        f"{classified.short.named} did not reduce all buckets of gradients in "
+        f"{named(classified.record)}: a parameter got no gradient there",
         _USE_ALL if "reduce_scatter" in classified.record.operation else _USE_OR_FIND,
-        context.victims,
-        (
-            fact(classified.full.ranks, classified.record),
-            fact(short.ranks, there) if there else end,
-        ),
-        sides=(side(classified.full.ranks, classified.record), side(short.ranks, there)),
     )
 
 
@@ -574,7 +558,7 @@ def _past_the_loop(context: Context, classified: Classified) -> Finding:
         f"{verb(past.ranks, 'is', 'are')} past the loop{' over layers' * layers}{left_out}{where}, "
         f"while {verb(inside.ranks, 'is', 'are')} in {named(classified.record)}",
         SAME_CLOSURE if closure else TOGETHER if another_way else UNEVEN_REMEDY,
-        (*((f"{way.place}: {way.place.text}",) if way else ()), *skipped),
+        (*((way.line,) if way else ()), *skipped),
     )
 
 
@@ -629,7 +613,7 @@ def _parting(context: Context, own: Collective | None, other: Collective | None)
 def _another_way(context: Context, classified: Classified) -> Finding:
     conditions = _parting(context, *(branch.here for branch in classified.sides))
     why = f" ({conditions[0].quoted})" if len(conditions) == 1 else ""
-    tests = (f"{condition.place}: {condition.place.text}" for condition in conditions)
+    tests = (condition.line for condition in conditions)
     return _finding(
         context,
         classified,
@@ -710,7 +694,7 @@ def _tried_again(context: Context, classified: Classified) -> Finding:
         f"{verb(classified.culprits, 'has', 'have')} called {named(classified.record)} once more "
         f"than {classified.short.named}: the code calls it again after an error ({again.quoted})",
         TRY_AGAIN_TOGETHER,
-        (f"{again.place}: {again.place.text}",),
+        (again.line,),
     )
 
 

@@ -54,6 +54,11 @@ class Condition:
     """It says which ranks leave before the line: ``if rank == 1: return``."""
 
     @property
+    def line(self) -> str:
+        """The line of the test, as evidence: ``train.py:3: if rank == 0:``."""
+        return f"{self.place}: {self.place.text}"
+
+    @property
     def on_rank(self) -> bool:
         """True when the test asks who it runs on."""
         return self.varies is Varies.BY_RANK
