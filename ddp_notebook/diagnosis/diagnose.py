@@ -1,7 +1,8 @@
-"""The table of all rules, in order: what is wrong with a set-up, a run, or its training.
+"""The engine: which rules look at a set-up, a run or its training, and which finding is the first.
 
-What happened first comes first. What an earlier finding explains is left out: the ranks that a
-mistake drags along, and what its culprits do wrong afterwards.
+Every rule is asked, and each finding is made by its rule alone. Then they are put in the order of
+their priorities: what went wrong earliest is the finding, and what follows from it is left out,
+such as the ranks that a mistake drags along, and what its culprits do wrong afterwards.
 
 A rule asks for proof. A rank that is slow, or a machine that is, proves nothing: what a healthy
 job passes through on its way gives at most a finding that is `passing`.
@@ -9,12 +10,12 @@ job passes through on its way gives at most a finding that is `passing`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum, Flag, auto
+from dataclasses import replace
+from enum import IntEnum, auto
 from pathlib import Path
 from traceback import extract_tb
+from typing import TypeAlias
 
 from ddp_notebook.diagnosis import failures, files
 from ddp_notebook.diagnosis.collectives import (
@@ -44,144 +45,162 @@ from ddp_notebook.model import (
     Collectives,
     Diagnosis,
     Finding,
-    RankReport,
-    Ranks,
     RunFacts,
     cut,
     name_ranks,
-    parse_ranks,
     said_by,
 )
 
 
-class When(Flag):
-    """The situations in which a rule applies."""
+class Priority(IntEnum):
+    """How early a mistake is, and what it explains: of two findings the lower one is the cause.
 
-    SETUP = auto()
-    """No rank has issued a collective."""
-    RUN = auto()
-    """Ranks have issued collectives."""
-    RUN_BLOCKED = auto()
-    """Such a run in which a rank waits or has failed."""
-    RUN_STUCK = auto()
-    """A blocked run that the user did not interrupt: what ranks wait for proves something."""
-    ENDED = auto()
-    """A run that ended well on all ranks."""
-
-
-class Explains(Enum):
-    """What a finding explains: later findings of that are left out."""
-
-    CULPRITS = "whatever its culprits do wrong afterwards"
-    MESSAGES = "that messages of a pipeline do not meet, and what its culprits do wrong afterwards"
-    STRAYING = "that ranks wait elsewhere for its culprits, and what these do wrong afterwards"
-    DRIFT = "that replicas have drifted apart"
-    NOTHING = "nothing else"
-
-
-_BLAMING = (Explains.CULPRITS, Explains.MESSAGES, Explains.STRAYING)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A row of the table: what to look for, when, and what its findings explain.
-
-    With `unless`, the rule is left out once a finding explains that.
+    A finding explains what its culprits do wrong at a later priority. Three explain in another
+    way, and `_is_consequence` is where that is written.
     """
 
-    find: Callable[[Context], Iterable[Finding]]
-    when: When
-    explains: Explains = Explains.CULPRITS
-    unless: Explains | None = None
+    GIVEN = auto()
+    """What ranks gave to torch: arguments, stores, groups, models. It precedes whatever they do."""
+    GONE = auto()
+    """Ranks that ended, or were stopped, before anything else went wrong."""
+    UNWINDING = auto()
+    """A rank that raised is on its way out: its peers seem to stray, too, so they are explained."""
+    MET = auto()
+    """Calls that met and do not match, and ranks that ended: proof, whether ranks wait or not."""
+    STUCK = auto()
+    """Ranks wait for what can no longer come: only that proves that these are mistakes."""
+    ABSENT = auto()
+    """A rank is missing, which is how many mistakes look: said where there is nothing else."""
+    LATE = auto()
+    """What may pass by itself: a rank that is late, but works."""
+    MADE = auto()
+    """Of a run that ended well: what was made for its training does not fit together."""
+    CAUSE = auto()
+    """What makes replicas drift apart."""
+    RESULT = auto()
+    """Numbers that are not what was meant."""
+    DRIFT = auto()
+    """Replicas have drifted apart: said where no cause is known, and once."""
 
 
-RULES: tuple[Rule, ...] = (
-    # What ranks gave to init_process_group: such a mistake precedes whatever a run does.
-    Rule(arguments.invalid_values, When.SETUP | When.RUN_BLOCKED),
-    Rule(arguments.other_versions, When.SETUP),
-    Rule(arguments.differing_values, When.SETUP | When.RUN_BLOCKED),
-    Rule(arguments.duplicate_ranks, When.SETUP | When.RUN_BLOCKED),
-    Rule(arguments.wrong_world_size, When.SETUP | When.RUN_BLOCKED),
-    Rule(store.stale_files, When.SETUP | When.RUN_BLOCKED),
-    Rule(store.missing_folders, When.SETUP | When.RUN_STUCK),
-    Rule(store.opened_twice, When.SETUP | When.RUN_BLOCKED),
-    Rule(arguments.differing_models, When.SETUP | When.RUN_BLOCKED),
-    Rule(reach.loopback_listeners, When.SETUP),
-    # Ranks that ended, or were stopped, before anything else went wrong.
-    Rule(missing_ranks.raised, When.SETUP),
-    Rule(missing_ranks.dead_ranks, When.SETUP),
-    Rule(missing_ranks.came_too_late, When.SETUP),
-    Rule(missing_ranks.stopped_ranks, When.SETUP | When.RUN),
-    # Collectives that met and do not match are proof, whether ranks are stuck or not.
-    Rule(hang.unreduced_gradients, When.RUN),
-    Rule(files.lost_store_file, When.SETUP | When.RUN_BLOCKED),
-    Rule(groups.other_groups, When.SETUP | When.RUN_BLOCKED),
-    Rule(sharding.other_wrapping, When.RUN_BLOCKED),
-    Rule(sharding.other_frozen, When.RUN_BLOCKED),
-    Rule(splits.split_mismatch, When.RUN),
-    Rule(schedules.other_schedules, When.RUN_BLOCKED, Explains.MESSAGES),
-    Rule(exits.unwinding, When.RUN_STUCK, Explains.STRAYING),
-    Rule(groups.parted_over_groups, When.RUN_STUCK),
-    Rule(out_of_step.conflicts, When.RUN),
-    Rule(p2p.unequal_messages, When.RUN, unless=Explains.MESSAGES),
-    Rule(files.raced_paths, When.RUN_BLOCKED),
-    Rule(exits.ended, When.RUN),
-    Rule(data_workers.stuck_data_workers, When.SETUP | When.RUN),
-    # Only that ranks are stuck proves that these are mistakes.
-    Rule(store.unset_keys, When.SETUP | When.RUN_STUCK),
-    Rule(out_of_step.out_of_step, When.RUN_STUCK),
-    Rule(stopped_short.stopped_short, When.RUN_STUCK),
-    Rule(p2p.unmatched_messages, When.RUN_STUCK, unless=Explains.MESSAGES),
-    Rule(groups.new_group_not_by_all, When.RUN_STUCK),
-    Rule(groups.opposite_groups, When.RUN_STUCK),
-    Rule(out_of_step.came_too_late, When.RUN_BLOCKED),
-    Rule(out_of_step.stragglers, When.RUN),
-    # Ranks that wait in set-up, and those that they wait for.
-    Rule(store.unreachable_store, When.SETUP | When.RUN_STUCK),
-    Rule(reach.blocked_ranks, When.SETUP),
-    Rule(missing_ranks.absent_ranks, When.SETUP | When.RUN_STUCK),
-    Rule(store.store_host_left, When.SETUP | When.RUN_STUCK),
-    Rule(missing_ranks.early_exits, When.SETUP),
-    Rule(missing_ranks.polling_ranks, When.SETUP | When.RUN_STUCK),
-    Rule(arguments.other_versions, When.RUN_STUCK),
-    Rule(missing_ranks.late_ranks, When.SETUP | When.RUN),
-    # Runs that ended well and computed something else than was meant.
-    Rule(steps.shared_gpus, When.ENDED, Explains.NOTHING),
-    Rule(steps.backends, When.ENDED, Explains.NOTHING),
-    Rule(steps.unwaited, When.ENDED, Explains.DRIFT),
-    Rule(coverage.detached_optimizers, When.ENDED, Explains.NOTHING),
-    Rule(coverage.unheld_parameters, When.ENDED, Explains.NOTHING),
-    Rule(coverage.unused_parameters, When.ENDED, Explains.DRIFT),
-    Rule(coverage.module_bypass, When.ENDED, Explains.DRIFT),
-    Rule(coverage.no_sync, When.ENDED, Explains.DRIFT),
-    Rule(coverage.unwrapped_parameters, When.ENDED, Explains.DRIFT),
-    Rule(steps.first_nan, When.ENDED, Explains.DRIFT),
-    Rule(equal.learning_rates, When.ENDED, Explains.DRIFT),
-    Rule(equal.other_inputs, When.ENDED, Explains.DRIFT),
-    Rule(coverage.kept_back, When.ENDED, Explains.DRIFT),
-    Rule(steps.local_factors, When.ENDED, Explains.DRIFT),
-    Rule(equal.other_draws, When.ENDED, Explains.DRIFT, unless=Explains.DRIFT),
-    Rule(steps.clipped_apart, When.ENDED, Explains.NOTHING),
-    Rule(equal.other_precision, When.ENDED, Explains.NOTHING),
-    Rule(equal.buffers, When.ENDED, Explains.NOTHING),
-    Rule(equal.sampler_misuse, When.ENDED, Explains.NOTHING),
-    Rule(equal.same_batches, When.ENDED, Explains.NOTHING),
-    Rule(equal.same_draws, When.ENDED, Explains.NOTHING),
-    Rule(equal.other_statistics, When.ENDED, Explains.NOTHING),
-    Rule(steps.unjoined_results, When.ENDED, Explains.NOTHING),
-    Rule(coverage.untied, When.ENDED, Explains.NOTHING),
-    Rule(steps.loaded_on_some, When.ENDED, Explains.DRIFT, unless=Explains.DRIFT),
-    Rule(steps.diverged_replicas, When.ENDED, Explains.NOTHING, unless=Explains.DRIFT),
+Rule: TypeAlias = Callable[[Context], Iterable[Finding]]
+Rules: TypeAlias = Mapping[Priority, tuple[Rule, ...]]
+
+_IN_BOTH = (
+    arguments.differing_values,
+    arguments.duplicate_ranks,
+    arguments.wrong_world_size,
+    store.stale_files,
+    store.missing_folders,
+    store.opened_twice,
+    arguments.differing_models,
+    files.lost_store_file,
+    groups.other_groups,
 )
-"""In the order in which mistakes should be corrected."""
+"""Of what ranks gave: what is looked at in set-up and afterwards."""
 
-_MOST_RANKS = 1 << 20
+SETUP: Rules = {
+    Priority.GIVEN: (
+        arguments.invalid_values,
+        arguments.other_versions,
+        *_IN_BOTH,
+        reach.loopback_listeners,
+    ),
+    Priority.GONE: (
+        missing_ranks.raised,
+        missing_ranks.dead_ranks,
+        missing_ranks.came_too_late,
+        missing_ranks.stopped_ranks,
+        data_workers.stuck_data_workers,
+    ),
+    Priority.STUCK: (
+        store.unset_keys,
+        store.unreachable_store,
+        reach.blocked_ranks,
+        missing_ranks.absent_ranks,
+        store.store_host_left,
+        missing_ranks.early_exits,
+        missing_ranks.polling_ranks,
+    ),
+    Priority.LATE: (missing_ranks.late_ranks,),
+}
+"""While no rank has issued a collective."""
+
+RUN: Rules = {
+    Priority.GIVEN: (
+        arguments.invalid_values,
+        *_IN_BOTH,
+        sharding.other_wrapping,
+        sharding.other_frozen,
+        schedules.other_schedules,
+        files.raced_paths,
+    ),
+    Priority.GONE: (missing_ranks.stopped_ranks,),
+    Priority.UNWINDING: (exits.unwinding,),
+    Priority.MET: (
+        hang.unreduced_gradients,
+        splits.split_mismatch,
+        groups.parted_over_groups,
+        out_of_step.conflicts,
+        p2p.unequal_messages,
+        exits.ended,
+        data_workers.stuck_data_workers,
+    ),
+    Priority.STUCK: (
+        store.unset_keys,
+        out_of_step.out_of_step,
+        stopped_short.stopped_short,
+        p2p.unmatched_messages,
+        groups.new_group_not_by_all,
+        groups.opposite_groups,
+        out_of_step.came_too_late,
+        store.unreachable_store,
+        missing_ranks.absent_ranks,
+        store.store_host_left,
+        missing_ranks.polling_ranks,
+        arguments.other_versions,
+    ),
+    Priority.LATE: (out_of_step.stragglers, missing_ranks.late_ranks),
+}
+"""Once ranks have issued collectives."""
+
+TRAINING: Rules = {
+    Priority.MADE: (
+        steps.shared_gpus,
+        steps.backends,
+        coverage.detached_optimizers,
+        coverage.unheld_parameters,
+    ),
+    Priority.CAUSE: (
+        steps.unwaited,
+        coverage.unused_parameters,
+        coverage.module_bypass,
+        coverage.no_sync,
+        coverage.unwrapped_parameters,
+        steps.first_nan,
+        equal.learning_rates,
+        equal.other_inputs,
+        coverage.kept_back,
+        steps.local_factors,
+    ),
+    Priority.RESULT: (
+        steps.clipped_apart,
+        equal.other_precision,
+        equal.buffers,
+        equal.sampler_misuse,
+        equal.same_batches,
+        equal.same_draws,
+        equal.other_statistics,
+        steps.unjoined_results,
+        coverage.untied,
+    ),
+    Priority.DRIFT: (equal.other_draws, steps.loaded_on_some, steps.diverged_replicas),
+}
+"""Of a run that ended well on all ranks, and computed something else than was meant."""
+
 _LONGEST_ERROR = 200
 _MOST_PLACED = 4
 """Of so many culprits the coordinates in the mesh are told."""
-
-_VAGUE = (Category.EARLY_EXIT, Category.MISSING_DESTROY, Category.MISSING_RANK)
-"""That a rank is missing is how many mistakes look: in a run, a more exact finding replaces it."""
 
 
 def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagnosis:
@@ -195,10 +214,15 @@ def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagno
         return diagnose_setup(case, sources)
     case = with_purposes(case)
     context = Context(case, _sources(case, sources))
-    findings, notes = _findings(context, _of_run(context))
-    if any(not finding.passing and finding.category not in _VAGUE for finding in findings):
-        findings = [f for f in findings if f.passing or f.category not in _VAGUE]
-    return _diagnosis(case, findings, notes)
+    blocked = bool(case.where(Activity.WAITING, Activity.FAILED))
+    priorities = {Priority.GONE, Priority.MET, Priority.LATE}
+    if blocked or _is_stale(case):
+        priorities.add(Priority.GIVEN)
+    # What ranks wait for proves something only as long as the user has not interrupted them.
+    if blocked and not context.interrupted:
+        priorities |= {Priority.UNWINDING, Priority.STUCK}
+    rules = {priority: of for priority, of in RUN.items() if priority in priorities}
+    return _diagnosis(case, *_findings(context, rules))
 
 
 def diagnose_setup(case: Case, sources: Mapping[str, str] | None = None) -> Diagnosis:
@@ -206,10 +230,10 @@ def diagnose_setup(case: Case, sources: Mapping[str, str] | None = None) -> Diag
 
     `sources` are as in `diagnose_run`.
     """
-    waits = any(map(_waits_for_its_own, case.ranks))
+    waits = any(report.workers for report in case.ranks)
     if waits or _is_stale(case) or case.where(Activity.WAITING, Activity.FAILED):
         context = Context(case, _sources(case, sources))
-        return _diagnosis(case, *_findings(context, When.SETUP))
+        return _diagnosis(case, *_findings(context, SETUP))
     # No rank waits for it, but it is gone, or stopped. A script's process may end with code 0.
     gone = [report for report in case.ranks if report.activity is Activity.DEAD]
     died = [e for e in gone if e.exit_code or (e.exit_code == 0 and not case.script)]
@@ -219,10 +243,6 @@ def diagnose_setup(case: Case, sources: Mapping[str, str] | None = None) -> Diag
 
 def _sources(case: Case, sources: Mapping[str, str] | None) -> Sources:
     return Sources(case.sources if sources is None else sources, case.files_seen)
-
-
-def _waits_for_its_own(report: RankReport) -> bool:
-    return bool(report.workers)
 
 
 def diagnose_training(
@@ -240,7 +260,7 @@ def diagnose_training(
     optimizers = (optimizer for of in facts.values() for optimizer in of.optimizers)
     seen = {*case.files_seen, *(each.place.file for each in optimizers if each.place)}
     context = Context(case, Sources(sources, seen), facts)
-    findings, notes = _findings(context, When.ENDED)
+    findings, notes = _findings(context, TRAINING)
     if any((of.broken or of.unrecorded) and not of.collectives for of in facts.values()):
         findings = []  # that ranks exchanged nothing may only seem so
     if broken := {rank: cut(of.broken, _LONGEST_ERROR) for rank, of in facts.items() if of.broken}:
@@ -249,18 +269,7 @@ def diagnose_training(
             f"ranks restart ({said_by(broken)}): please report this."
         )
     notes += _unrecorded({rank: of.unrecorded for rank, of in facts.items()})
-    return Diagnosis(tuple(folded(findings)), None, len(facts), notes=tuple(notes))
-
-
-def _of_run(context: Context) -> When:
-    """The situations of a run in which ranks have issued collectives."""
-    when = When.RUN
-    blocked = bool(context.case.where(Activity.WAITING, Activity.FAILED))
-    if blocked or _is_stale(context.case):
-        when |= When.RUN_BLOCKED
-    if blocked and not context.interrupted:
-        when |= When.RUN_STUCK
-    return when
+    return Diagnosis(tuple(findings), None, len(facts), notes=tuple(notes))
 
 
 def _is_stale(case: Case) -> bool:
@@ -268,62 +277,69 @@ def _is_stale(case: Case) -> bool:
     return any(report.arguments.stale for report in case.ranks)
 
 
-def _findings(context: Context, when: When) -> tuple[list[Finding], list[str]]:
-    """What the rules for these situations find, without what other findings explain; and notes."""
-    findings: list[Finding] = []
+def _findings(context: Context, rules: Rules) -> tuple[list[Finding], list[str]]:
+    """What these rules find, the earliest mistake first, without its consequences; and notes."""
     notes: list[str] = []
-    blamed: set[int] = set()
-    explained: set[Explains] = set()
-    for rule in RULES:
-        if not rule.when & when or rule.unless in explained:
-            continue
-        new = []
-        for finding in _found_by(rule, context, notes):
-            if _follows(finding, findings, blamed):
-                continue
-            new.append(finding)
-            findings.append(finding)
-            explained.add(rule.explains)
-            if rule.explains in _BLAMING and not finding.passing:
-                blamed.update(finding.ranks)
-        blamed.update(_waiting_elsewhere(rule, new))
-    return findings, notes
+    made = [
+        (_priority(finding, priority), finding)
+        for priority, of_priority in rules.items()
+        for rule in of_priority
+        for finding in _found_by(rule, context, notes)
+    ]
+    first: list[tuple[Priority, Finding]] = []
+    for priority, finding in sorted(made, key=lambda each: each[0]):
+        if not _is_consequence(priority, finding, first):
+            first.append((priority, finding))
+    return [finding for _, finding in first], notes
 
 
-def _waiting_elsewhere(rule: Rule, found: Iterable[Finding]) -> set[int]:
-    """The ranks that seem to stray as others did, by what the rule found."""
-    straying = rule.explains is Explains.STRAYING
-    return {rank for finding in found for rank in finding.waiting} if straying else set()
+def _priority(finding: Finding, of_rule: Priority) -> Priority:
+    if finding.passing:
+        return Priority.LATE
+    missing = (Category.EARLY_EXIT, Category.MISSING_DESTROY, Category.MISSING_RANK)
+    return Priority.ABSENT if finding.category in missing else of_rule
+
+
+def _is_consequence(
+    priority: Priority, finding: Finding, first: Sequence[tuple[Priority, Finding]]
+) -> bool:
+    """True when a finding follows from earlier ones: what is left is what to correct.
+
+    One without a culprit, or that passes, is only left out when it is there already. Training that
+    ended well is judged by other facts for each mistake: there only drift has a cause.
+    """
+    if finding.passing or not finding.ranks:
+        return any((f.category, f.ranks) == (finding.category, finding.ranks) for _, f in first)
+    if priority is Priority.DRIFT:
+        return any(earlier in (Priority.CAUSE, Priority.DRIFT) for earlier, _ in first)
+    if priority >= Priority.MADE:
+        return False
+    if priority is Priority.ABSENT and any(earlier < priority for earlier, _ in first):
+        return True
+    explained: set[int] = set()
+    for earlier, cause in first:
+        explained.update(cause.ranks)
+        if earlier is Priority.UNWINDING and priority is not earlier:
+            explained.update(cause.waiting)
+    return explained.issuperset(finding.ranks)
 
 
 def _found_by(rule: Rule, context: Context, notes: list[str]) -> list[Finding]:
     """What a rule finds. An error of its own is noted: the others have their say all the same."""
     findings: list[Finding] = []
     try:
-        findings.extend(rule.find(context))
+        findings.extend(rule(context))
     except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
         where = extract_tb(error.__traceback__)[-1]
         text = cut(" ".join(f"{type(error).__name__}: {error}".split()), _LONGEST_ERROR)
         notes.append(
-            f"The rule {rule.find.__name__} failed on this record, so what it looks for is not "
+            f"The rule {rule.__name__} failed on this record, so what it looks for is not "
             f"known ({text}, {Path(where.filename).name}:{where.lineno}): please report this."
         )
     return findings
 
 
-def _follows(finding: Finding, findings: list[Finding], blamed: set[int]) -> bool:
-    """True when `finding` follows from earlier ones, whose culprits are `blamed`.
-
-    One that has no culprit, or that passes, is only left out when it is there already.
-    """
-    if finding.passing or not finding.ranks:
-        return any((f.category, f.ranks) == (finding.category, finding.ranks) for f in findings)
-    return blamed.issuperset(finding.ranks)
-
-
 def _diagnosis(case: Case, findings: list[Finding], notes: Sequence[str]) -> Diagnosis:
-    """The diagnosis, with what passes by itself after what does not."""
-    findings = folded(sorted(findings, key=lambda finding: finding.passing))
     findings = [_with_coordinates(case, finding) for finding in findings]
     return Diagnosis(
         tuple(findings),
@@ -353,47 +369,3 @@ def _with_coordinates(case: Case, finding: Finding) -> Finding:
     if mesh is None:
         return finding
     return replace(finding, evidence=(*finding.evidence, *mesh.lines(few)))
-
-
-def folded(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings that say the same of several ranks as one of all of them."""
-    same: dict[tuple[Category, str, str, bool], Finding] = {}
-    for finding in findings:
-        key = finding.category, finding.cause, finding.remedy, finding.passing
-        first = same.get(key)
-        same[key] = finding if first is None else _joined(first, finding)
-    return list(same.values())
-
-
-def _joined(one: Finding, other: Finding) -> Finding:
-    return replace(
-        one,
-        ranks=tuple(sorted({*one.ranks, *other.ranks})),
-        waiting=tuple(sorted({*one.waiting, *other.waiting})),
-        evidence=_alike((*one.evidence, *other.evidence)),
-    )
-
-
-def _alike(evidence: Iterable[str]) -> tuple[str, ...]:
-    """Lines of evidence, those that say the same of several ranks as one."""
-    ranks: dict[str, set[int]] = {}
-    for line in evidence:
-        who, text = _whose(line)
-        members = ranks.setdefault(text, set())
-        members.update(who)
-    return tuple(
-        f"{name_ranks(members)}{text}" if members else text for text, members in ranks.items()
-    )
-
-
-_OF_RANKS = re.compile(r"ranks? ([\d,-]+)(?=[:, ])", re.ASCII)
-
-
-def _whose(line: str) -> tuple[Ranks, str]:
-    """The ranks that a line begins with, and the rest of it; none where it begins otherwise."""
-    who = _OF_RANKS.match(line)
-    try:
-        ranks = parse_ranks(who[1], _MOST_RANKS) if who else ()
-    except ValueError:  # a message of the user's own may begin like this
-        ranks = ()
-    return ranks, line[who.end() :] if who and ranks else line

@@ -16,7 +16,7 @@ from traces import all_reduce, barrier, op, play
 
 from ddp_notebook.diagnosis import diagnose, diagnose_run, diagnose_setup, diagnose_training
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.diagnosis.diagnose import RULES, Explains, Rule, When
+from ddp_notebook.diagnosis.diagnose import Priority
 from ddp_notebook.model import Category, Diagnosis, Finding, codec
 from ddp_notebook.views import findings as views
 
@@ -30,8 +30,15 @@ def breaks(context: Context) -> Iterable[Finding]:
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first rule fails in whatever situation."""
-    every = When.SETUP | When.RUN | When.ENDED
-    monkeypatch.setattr(diagnose, "RULES", (Rule(breaks, every, Explains.NOTHING), *RULES))
+    for name, priority in (
+        ("SETUP", Priority.GIVEN),
+        ("RUN", Priority.GONE),
+        ("TRAINING", Priority.MADE),
+    ):
+        rules = getattr(diagnose, name)
+        monkeypatch.setattr(
+            diagnose, name, {**rules, priority: (breaks, *rules[priority])}, raising=True
+        )
 
 
 THREE = [all_reduce(5), op("all_gather", 8), op("broadcast", 9, root=0)]

@@ -230,7 +230,7 @@ def test_where_none_of_those_that_others_wait_for_can_come_it_is_shown_within_se
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ranks 0 and 1 make a group that rank 2, which has finished, does not make."""
-    monkeypatch.setattr(diagnose, "RULES", ())  # as of a stall that no rule explains
+    monkeypatch.setattr(diagnose, "RUN", {})  # as of a stall that no rule explains
     done = replace(idle(2), entered=1, left=1, initialized=True)
     making = replace(done, activity=Activity.WAITING, inside="process-group")
     inside = (replace(making, rank=0), replace(making, rank=1))

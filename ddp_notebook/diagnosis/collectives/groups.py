@@ -158,7 +158,7 @@ def parted_over_groups(context: Context) -> Iterator[Finding]:
     the kind show which way is the usual one. Only where ranks are stuck in several groups.
     """
     at, graph = context.graph.at, context.graph
-    if len({at[rank].group for rank in graph.stuck if rank in at}) < 2:
+    if context.interrupted or len({at[rank].group for rank in graph.stuck if rank in at}) < 2:
         return
     unbalanced = _unbalanced(context)
     programs = align_programs(context.collectives)

@@ -8,6 +8,7 @@ from itertools import permutations
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.describe import named
 from ddp_notebook.diagnosis.collectives.exits import unwinding
+from ddp_notebook.diagnosis.collectives.schedules import other_schedules
 from ddp_notebook.diagnosis.collectives.stopped_short import LEAVE_TOGETHER
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.model import (
@@ -26,6 +27,8 @@ _OR_BATCH = ", or use dist.batch_isend_irecv (isend and irecv)."
 
 def unmatched_messages(context: Context) -> Iterator[Finding]:
     """Find sends without their recv, recvs without their send, and rings of ranks in them."""
+    if any(other_schedules(context)):
+        return  # ranks of a pipeline do not agree what to send
     at, graph = context.graph.at, context.graph
     rings: dict[tuple[str, str, frozenset[str]], set[int]] = {}
     in_rings: set[int] = set()
@@ -169,6 +172,8 @@ def unequal_messages(context: Context) -> Iterator[Finding]:
 
     A tensor that is larger than the message is filled partly, which may be intended.
     """
+    if any(other_schedules(context)):
+        return
     for sent, received in wait_graph.pairs(context.collectives):
         if sent.dtype and received.dtype and _do_not_fit(sent, received):
             yield _unequal(context, sent, received)
