@@ -27,8 +27,13 @@ def deaths(
     dead: Sequence[RankReport],
     waiting: Ranks,
     last: Callable[[int], str] = lambda rank: "",
+    meanwhile: str = "",
+    facts: tuple[str, ...] = (),
 ) -> Iterator[Finding]:
-    """A finding for all that ended in the same way. `last` is what a rank did last, in words."""
+    """A finding for all that ended in the same way.
+
+    `last` is what a rank did last, `meanwhile` what others do since, in words; `facts` come first.
+    """
     same: dict[tuple[int | None, bool | None], list[RankReport]] = {}
     for report in _without_interrupted(dead, waiting):
         same.setdefault((report.exit_code, _lacked_memory(report)), []).append(report)
@@ -41,12 +46,12 @@ def deaths(
         yield Finding(
             _category(code, lacked),
             ranks,
-            f"{_how(code, lacked)}{others if waiting else ''}",
+            f"{_how(code, lacked)}{meanwhile or (others if waiting else '')}",
             f"{'Use less memory per rank. ' if lacked else ''}{remedy}: {command}".removesuffix(
                 ": "
             ),
             waiting,
-            tuple(line for report in reports for line in _known(report, last(report.rank))),
+            (*facts, *(line for e in reports for line in _known(e, last(e.rank)))),
             commands=(command,) if command else (),
         )
 

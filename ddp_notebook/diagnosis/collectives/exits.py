@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 
 from ddp_notebook.diagnosis.collectives import wait_graph
@@ -55,10 +54,14 @@ def ended(context: Context) -> Iterator[Finding]:
     refused = {e.rank for e in first if e.error_type == MISMATCH}
     raised = _raised_before(context, first, refused)
     findings += raised or _refused(context, refused)
-    for finding in torch_errors.all_but(context.case, Category.ENV_INVALID):
-        own = tuple(rank for rank in finding.ranks if rank in ranks and rank not in refused)
-        if own:
-            findings.append(_with_waiters(context, replace(finding, ranks=own)))
+    stuck = tuple(rank for rank in context.graph.stuck if rank in context.graph.at)
+    findings += torch_errors.of_errors(
+        context.case,
+        invalid=False,
+        only=set(ranks) - refused,
+        waiting=context.victims,
+        facts=(context.standing(stuck),) if stuck else (),
+    )
     yield from sorted(findings, key=partial(_time, context))
 
 
@@ -304,10 +307,3 @@ def _last(context: Context, rank: int) -> str:
     """A text for the last collective that a rank called."""
     last = last_record(context, rank)
     return numbered(last) if last else ""
-
-
-def _with_waiters(context: Context, finding: Finding) -> Finding:
-    """An error, which ranks wait for the failed rank, and in which collective."""
-    stuck = tuple(rank for rank in context.graph.stuck if rank in context.graph.at)
-    where = (context.standing(stuck),) if stuck else ()
-    return replace(finding, waiting=context.victims, evidence=(*finding.evidence, *where))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ddp_notebook.diagnosis.collectives.alignment import Alignment, RankSequence, call_site
 from ddp_notebook.diagnosis.collectives.buckets import MissingBuckets
@@ -205,9 +204,14 @@ def _left_early(context: Context, short: Ranks, ahead: Ranks, record: Collective
     waiters = f"{verb(ahead, 'is', 'are')} in {named(record)}"
     dead = [context.reports[rank] for rank in short if context.reports[rank].exit_code is not None]
     if len(dead) == len(short):
-        (finding,) = deaths(context.case, dead, context.victims)
-        ended = f"{finding.cause.partition(';')[0]} while {waiters}"
-        return replace(finding, cause=ended, evidence=(fact(ahead, record), *finding.evidence))
+        (finding,) = deaths(
+            context.case,
+            dead,
+            context.victims,
+            meanwhile=f" while {waiters}",
+            facts=(fact(ahead, record),),
+        )
+        return finding
     by_exit = left_by_exit(context, short, ahead, record)
     if by_exit is not None:
         return by_exit

@@ -31,7 +31,7 @@ def invalid_values(context: Context) -> Iterator[Finding]:
     if _wrong_size(context.case) is None:
         beyond = list(_beyond_the_last(context.case))
         known = {rank for finding in beyond for rank in finding.ranks}
-        for finding in torch_errors.of_category(context.case, Category.ENV_INVALID):
+        for finding in torch_errors.of_errors(context.case, invalid=True):
             if not known.issuperset(finding.ranks):
                 yield finding
         yield from beyond

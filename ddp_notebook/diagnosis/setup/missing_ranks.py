@@ -42,7 +42,7 @@ _LONGEST_ERROR = 300
 
 def raised(context: Context) -> Iterator[Finding]:
     """A rank's own error, by what it says."""
-    yield from torch_errors.all_but(context.case, Category.ENV_INVALID)
+    yield from torch_errors.of_errors(context.case, invalid=False)
 
 
 def dead_ranks(context: Context) -> Iterator[Finding]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ddp_notebook.diagnosis.majority import by_ranks, minority
 from ddp_notebook.diagnosis.progress import in_setup, raised_words, way_to_error
-from ddp_notebook.model import Activity, Case, Category, Finding, RankReport, cut
+from ddp_notebook.model import Activity, Case, Category, Finding, RankReport, Ranks, cut
 
 
 @dataclass(frozen=True)
@@ -211,37 +211,38 @@ def lacks_group(e: RankReport) -> bool:
     return bool(failed) and not (e.entered or e.initialized)
 
 
-def of_category(case: Case, category: Category) -> Iterator[Finding]:
-    """The findings of this category that ranks' own errors give, ranks that say the same as one."""
-    for finding in _all(case):
-        if finding.category is category:
-            yield finding
+def of_errors(
+    case: Case,
+    *,
+    invalid: bool,
+    only: Collection[int] | None = None,
+    waiting: Ranks | None = None,
+    facts: tuple[str, ...] = (),
+) -> Iterator[Finding]:
+    """Findings from ranks' own errors: of `invalid` values, or all but these.
 
-
-def all_but(case: Case, category: Category) -> Iterator[Finding]:
-    """The findings of ranks' own errors of any other category."""
-    for finding in _all(case):
-        if finding.category is not category:
-            yield finding
-
-
-def _all(case: Case) -> Iterator[Finding]:
+    Ranks that say the same share one. The culprits are `only` these ranks, if given; `waiting` are
+    by default all that wait.
+    """
     same: dict[tuple[Category, str, str], list[RankReport]] = {}
     for e in case.ranks:
         meaning = _read(e, case) if e.activity is Activity.FAILED else None
-        if meaning is not None and not _took_its_port(e, case, meaning[0]):
+        wanted = meaning is not None and (meaning[0] is Category.ENV_INVALID) == invalid
+        if meaning is not None and wanted and not _took_its_port(e, case, meaning[0]):
             same.setdefault(meaning, []).append(e)
     for (category, cause, remedy), failed in same.items():
-        ranks = _other_model(failed) if category is Category.PARAM_MISMATCH else failed
-        holder = tuple(f"the port is held{e.holder}" for e in ranks if e.holder)
-        yield Finding(
-            category,
-            tuple(e.rank for e in ranks),
-            cause,
-            remedy,
-            case.where(Activity.WAITING),
-            (*by_ranks({e.rank: _said(e, category) for e in failed}), *holder),
-        )
+        odd = _other_model(failed) if category is Category.PARAM_MISMATCH else failed
+        ranks = tuple(e.rank for e in odd if only is None or e.rank in only)
+        holder = tuple(f"the port is held{e.holder}" for e in odd if e.holder)
+        if ranks:
+            yield Finding(
+                category,
+                ranks,
+                cause,
+                remedy,
+                case.where(Activity.WAITING) if waiting is None else waiting,
+                (*by_ranks({e.rank: _said(e, category) for e in failed}), *holder, *facts),
+            )
 
 
 _PARAMETERS = re.compile(r"Rank \d+ has (\d+) params", re.IGNORECASE)
