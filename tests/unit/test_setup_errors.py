@@ -355,6 +355,18 @@ def test_who_was_to_write_the_file_for_which_the_others_wait(
     assert (finding.category, finding.ranks) == (Category.FILESYSTEM, ranks)
 
 
+def test_of_several_ranks_that_do_not_wait_for_a_file_none_is_known_to_have_to_write_it() -> None:
+    """What the others wait for in a collective is the rank that waits for the file by itself."""
+    at = (Place("train.py", 2, "", "while not marker.exists():"),)
+    poller = coming(0, polls_for="/tmp/ready", path=at, doing="train.py:2", left=1, entered=1)
+    code = "if rank == 0:\n    while not marker.exists():\n        time.sleep(0.1)\n"
+    others = (waiting(1, "collective"), waiting(2, "collective"))
+    (finding,) = diagnose_setup(Case((poller, *others), sources={"train.py": code})).findings
+    assert (finding.category, finding.ranks) == (Category.FILESYSTEM, (0,))
+    (finding,) = diagnose_setup(Case((poller, others[0]), sources={"train.py": code})).findings
+    assert (finding.category, finding.ranks) == (Category.FILESYSTEM, (1,))
+
+
 @pytest.mark.parametrize("activity", [Activity.BUSY, Activity.SILENT])
 def test_a_file_that_a_rank_may_still_write_is_waited_for_with_reason(activity: Activity) -> None:
     polling = coming(1, polls_for="/tmp/ready")

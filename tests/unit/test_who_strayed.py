@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from collective_cases import found, lost, same, the_one
+from collective_cases import DDP, found, lost, same, the_one
 from msgspec import structs
-from traces import BUSY, DONE, all_reduce, barrier, message, op, play, raised
+from traces import BUSY, DONE, all_reduce, backward, barrier, forward, message, op, play, raised
 
 from ddp_notebook.diagnosis import diagnose_run, failures
 from ddp_notebook.diagnosis.source_code.singled_out import singled_out
@@ -296,3 +296,34 @@ def test_of_two_ranks_the_one_that_the_code_names_is_wrong(test: str, leave: str
     case = play({1 - left: [all_reduce(4)], left: []}, {left: DONE})
     code = LEAVES.format(test=test, leave=leave)
     assert found(case, {"train.py": code}) == [("conditional-collective", (who,))]
+
+
+EPOCH = """\
+for x in loader:
+    loss = model(x).sum()
+    loss.backward()
+dist.barrier()
+"""
+REBUILD = replace(forward(2), dtype="int32")
+"""With which the reducer sets its buckets anew, in the second step alone."""
+
+
+@pytest.mark.parametrize("end", [[barrier(4)], []], ids=["waits behind the loop", "has finished"])
+def test_a_step_more_is_seen_by_what_the_reducer_sends_in_its_second_step(
+    end: list[Collective],
+) -> None:
+    one = [*DDP, backward(3)]
+    programs = {0: [*one, REBUILD, backward(3), *end], 1: [*one, *end]}
+    assert found(play(programs), {"train.py": EPOCH}) == [("uneven-inputs", (1,))]
+
+
+def test_integers_that_every_forward_sends_are_a_call_of_their_own() -> None:
+    """Buffers, which a rank that evaluates alone sends: as before, that is said."""
+    buffers = replace(forward(2), dtype="int32", shape=(1,))
+    code = EPOCH + "if rank == 0:\n    model(y)\ndist.barrier()\n"
+    alone = replace(forward(6), dtype="int32", shape=(1,))
+    both = [*DDP, buffers, backward(3), barrier(4)]
+    programs = {0: [*both, alone, barrier(7)], 1: [*both, barrier(7)]}
+    assert found(play(programs), {"train.py": code}) == [("conditional-collective", (0,))]
+    both = [*DDP, buffers, backward(3), REBUILD, buffers, backward(3), barrier(4)]
+    assert found(play({0: both, 1: both}), {"train.py": EPOCH}) == []

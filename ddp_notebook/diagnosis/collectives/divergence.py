@@ -30,7 +30,7 @@ from ddp_notebook.diagnosis.collectives.compare import (
 )
 from ddp_notebook.diagnosis.source_code.singled_out import singled_out
 from ddp_notebook.diagnosis.source_code.sources import Sources
-from ddp_notebook.model import Collective, Ranks, name_ranks
+from ddp_notebook.model import Collective, Part, Ranks, name_ranks
 
 
 @dataclass(frozen=True)
@@ -472,6 +472,10 @@ def _crossed(divergence: Divergence, sources: Sources) -> Classified:
         return buckets
     if not new_to_other and not new_to_own:
         return _in_one_loop(divergence)
+    for past, inside, record in ((theirs, mine, own), (mine, theirs, other)):
+        behind = past.here is not None and is_rebuild(inside, record)
+        if behind and past.here and _behind_the_loop(sources, past.here, record, inside.last):
+            return _past_the_loop(divergence, past, inside, record)
     if sources.call_of_both(own, other) is not None:
         culprits = divergence.culprits(divergence.against_habit())
         return Classified(Kind.OTHER_OBJECTS, culprits, mine, theirs, (mine, theirs), (own,), other)
@@ -483,6 +487,20 @@ def _crossed(divergence: Divergence, sources: Sources) -> Classified:
     if _behind_the_loop(sources, record, there, full.last):
         return _past_the_loop(divergence, full, short, there)
     return _one_branch_only(divergence, full, short, record, there)
+
+
+def is_rebuild(branch: Branch, record: Collective) -> bool:
+    """True of the broadcast with which DDP's reducer sets its buckets anew, in its second step.
+
+    It is of integers, and no forward before had it. So it is no call of its own that a branch makes
+    and the other leaves out: it only shows that the branch is in one step more.
+    """
+    reducers = record.part is Part.FORWARD and (record.operation, record.dtype) == (
+        "broadcast",
+        "int32",
+    )
+    earlier = branch.sequence.records[: branch.at - branch.sequence.first]
+    return reducers and not branch.knew(record) and any(r.part is Part.BACKWARD for r in earlier)
 
 
 def _both_new(divergence: Divergence, sources: Sources, left_out: Collective) -> Classified:

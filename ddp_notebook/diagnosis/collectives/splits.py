@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ddp_notebook.diagnosis.collectives import wait_graph
+from ddp_notebook.diagnosis.collectives.alignment import CallSite, call_site
 from ddp_notebook.diagnosis.collectives.describe import side
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, minority
@@ -28,18 +29,26 @@ class _Disagreement:
 
 
 def split_mismatch(context: Context) -> Iterator[Finding]:
-    """Two ranks of one all_to_all that do not agree how much goes from one to the other."""
-    of_calls: dict[tuple[str, int], dict[int, Splits]] = {}
+    """Two ranks of one all_to_all that do not agree how much goes from one to the other.
+
+    Only at one line: what ranks send each other at two lines was not meant to meet, and one of them
+    may be in its next forward already.
+    """
+    of_calls: dict[tuple[str, int, CallSite | None], dict[int, Splits]] = {}
+    records: dict[int, Collective | None] = {}
     for report in context.case.ranks:
-        if report.splits is not None:
-            key = report.splits.group, report.splits.slot
-            of_calls.setdefault(key, {})[report.rank] = report.splits
-    for (group, slot), of_ranks in of_calls.items():
+        splits = report.splits
+        if splits is not None:
+            record = records[report.rank] = _record(context, report.rank, splits)
+            site = call_site(record) if record is not None else None
+            of_calls.setdefault((splits.group, splits.slot, site), {})[report.rank] = splits
+    for (group, _, _), of_ranks in of_calls.items():
         members = wait_graph.members(context.case, group)
         there = _in_one_unit(of_ranks)
         wrong = _disagreements(there, members)
         if wrong:
-            yield _finding(context, wrong, there, members, _record(context, group, slot))
+            record = next((records[rank] for rank in there if records[rank]), None)
+            yield _finding(context, wrong, there, members, record)
             return
 
 
@@ -74,16 +83,10 @@ def _disagreements(there: Mapping[int, Splits], members: Ranks) -> list[_Disagre
     ]
 
 
-def _record(context: Context, group: str, slot: int) -> Collective | None:
-    return next(
-        (
-            record
-            for records in context.collectives.of.values()
-            for record in reversed(records)
-            if (record.group, record.slot) == (group, slot) and "all_to_all" in record.operation
-        ),
-        None,
-    )
+def _record(context: Context, rank: int, splits: Splits) -> Collective | None:
+    records = reversed(context.collectives.of.get(rank, ()))
+    at_slot = (r for r in records if (r.group, r.slot) == (splits.group, splits.slot))
+    return next((record for record in at_slot if "all_to_all" in record.operation), None)
 
 
 def _finding(

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from ddp_notebook.diagnosis.collectives.alignment import Alignment, RankSequence, call_site
 from ddp_notebook.diagnosis.collectives.buckets import MissingBuckets
 from ddp_notebook.diagnosis.collectives.describe import fact, named, nothing_after, side
-from ddp_notebook.diagnosis.collectives.divergence import Branch, Classified, Kind, missing_from
+from ddp_notebook.diagnosis.collectives.divergence import (
+    Branch,
+    Classified,
+    Kind,
+    is_rebuild,
+    missing_from,
+)
 from ddp_notebook.diagnosis.collectives.explain import (
     SAME_CLOSURE,
     SAME_NAMES,
@@ -98,7 +104,8 @@ def _stopped(context: Context, ranks: Ranks, record: Collective) -> Finding:
     if all(context.reports[rank].activity is Activity.DEAD for rank in ranks):
         return _left_early(context, ranks, ahead, record)
     condition = context.sources.condition(record)
-    if short.knows(record) or (condition is None and _is_backward(context, record)):
+    in_step = _is_backward(context, record) or is_rebuild(full, record)
+    if short.knows(record) or (condition is None and in_step):
         if missing_from(full, short) is MissingBuckets.SOME:
             return _of_kind(context, Kind.SOME_BUCKETS, ranks, full, short, record)
         return _one_step_less(context, alignment, full, short, record)

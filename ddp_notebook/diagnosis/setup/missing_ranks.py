@@ -219,9 +219,10 @@ def polling_ranks(context: Context) -> Iterator[Finding]:
 
 
 def _left_unwritten(context: Context, pollers: list[RankReport]) -> Finding | None:
-    """Ranks that wait in collectives, and have not written a file for which all others wait.
+    """A rank that waits in a collective, and has not written a file for which all others wait.
 
-    By the code these come to that loop alone: so the rest are to write it.
+    By the code these come to that loop alone: so that rank is to write it. Of several that do not
+    wait for the file it is not known which was to write it, or whether the waiting rank itself was.
     """
     files = {e.polls_for for e in pollers}
     ranks = tuple(e.rank for e in pollers)
@@ -229,7 +230,7 @@ def _left_unwritten(context: Context, pollers: list[RankReport]) -> Finding | No
     others = tuple(e.rank for e in rest)
     wait = {e.inside for e in rest} == {"collective"}
     test = _sent_there(context, pollers[0].path, ranks, others) if wait else None
-    if test is None or len(files) > 1:
+    if test is None or len(files) > 1 or len(rest) > 1:
         return None
     return Finding(
         Category.FILESYSTEM,
