@@ -327,3 +327,25 @@ def test_integers_that_every_forward_sends_are_a_call_of_their_own() -> None:
     assert found(play(programs), {"train.py": code}) == [("conditional-collective", (0,))]
     both = [*DDP, buffers, backward(3), REBUILD, buffers, backward(3), barrier(4)]
     assert found(play({0: both, 1: both}), {"train.py": EPOCH}) == []
+
+
+CAUGHT = """\
+def validate():
+    try:
+        load()
+    except OSError:
+        return
+    dist.all_reduce(score)
+validate()
+dist.barrier()
+"""
+
+
+def test_of_two_ranks_that_no_test_of_the_code_tells_apart_both_are_named() -> None:
+    """One may call too much, or the other have returned from an `except`, as here."""
+    score, end = all_reduce(7, (6, "validate")), barrier(8)
+    case = play({0: [score, end], 1: [end]})
+    assert found(case, {"train.py": CAUGHT}) == [("conditional-collective", (0, 1))]
+    assert found(play({0: [score, end], 1: [end], 2: [score, end]}), {"train.py": CAUGHT}) == [
+        ("conditional-collective", (1,))
+    ]

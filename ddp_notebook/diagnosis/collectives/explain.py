@@ -401,9 +401,13 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
     condition = context.sources.condition(record, there, full.ranks, short.ranks)
     category = Category.CONDITIONAL_COLLECTIVE
     how = ": move it out of the condition." if condition else ", or on none."
-    if condition and condition.names_leavers and len(full.ranks) == len(short.ranks):
-        culprits = short.ranks  # no majority, but the code names who leaves
-        how = f": {short.named} must not leave before it."
+    if len(full.ranks) == len(short.ranks):  # no majority: the code may tell, or nothing does
+        if condition and condition.names_leavers:
+            culprits = short.ranks
+            how = f": {short.named} must not leave before it."
+        elif condition is None and context.sources.knows(record) and not (there and record.part):
+            culprits = tuple(sorted((*full.ranks, *short.ranks)))
+            how = f", or on none: which side is wrong is not known."
     remedy = f"Call {called(record)} on every rank of its group{how}"
     if record.part is Part.FORWARD and culprits == full.ranks:
         remedy = (
