@@ -407,7 +407,7 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
             how = f": {short.named} must not leave before it."
         elif condition is None and context.sources.knows(record) and not (there and record.part):
             culprits = tuple(sorted((*full.ranks, *short.ranks)))
-            how = f", or on none: which side is wrong is not known."
+            how = ", or on none: which side is wrong is not known."
     remedy = f"Call {called(record)} on every rank of its group{how}"
     if record.part is Part.FORWARD and culprits == full.ranks:
         remedy = (
