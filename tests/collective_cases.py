@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from traces import constructor
+from traces import constructor, with_facts
 
 from ddp_notebook.diagnosis import diagnose_run, diagnose_training
 from ddp_notebook.jobs.target import Left
@@ -72,7 +72,7 @@ def lost(case: Case, *ranks: int, text: str = "Connection closed by peer") -> Ca
     return replace(
         case,
         ranks=tuple(
-            replace(e, activity=Activity.FAILED, error_type="RuntimeError", error_text=text)
+            with_facts(e, activity=Activity.FAILED, error_type="RuntimeError", error_text=text)
             if e.rank in ranks
             else e
             for e in case.ranks
@@ -94,7 +94,7 @@ def refuse(case: Case, rank: int, text: str) -> Case:
     of = dict(case.collectives.of)
     of[rank] = (*of[rank][:-1], replace(of[rank][-1], phase=Phase.REFUSED))
     ranks = tuple(
-        replace(
+        with_facts(
             e, activity=Activity.FAILED, error_type="RuntimeError", error_text=text, waits_for=None
         )
         if e.rank == rank

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from traces import report, with_facts
 
 from ddp_notebook.diagnosis import diagnose_setup
 from ddp_notebook.model import (
@@ -36,13 +37,13 @@ def arguments(rank: int, world_size: int = 3, store: str = "session", **more: An
         hosts_store=store == "rank0" and rank == 0,
         raw={"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_PORT": str(PORT)},
     )
-    return replace(made, **more)
+    return with_facts(made, **more)
 
 
 def coming(rank: int, **more: Any) -> RankReport:
     """It runs code of its own and has not called init_process_group."""
-    made = RankReport(rank, Activity.BUSY, doing="load (train.py, line 7)", main_cpu_s=2.0)
-    return replace(made, **more)
+    made = report(rank, Activity.BUSY, doing="load (train.py, line 7)", main_cpu_s=2.0)
+    return with_facts(made, **more)
 
 
 def waiting(
@@ -52,7 +53,7 @@ def waiting(
     came = came or arguments(rank)
     target = f"{came.master_addr}:{came.master_port}"
     in_the_group = inside in ("collective", "ddp")
-    made = RankReport(
+    made = report(
         rank,
         Activity.WAITING,
         inside,
@@ -64,7 +65,7 @@ def waiting(
         addresses={came.master_addr: (came.master_addr,)},
         versions={"torch": "2.9.0", "python": "3.12.1"},
     )
-    return replace(made, **more)
+    return with_facts(made, **more)
 
 
 def knocking(rank: int, came: InitArguments | None = None, state: str = "refused") -> RankReport:
@@ -77,17 +78,17 @@ def knocking(rank: int, came: InitArguments | None = None, state: str = "refused
 def done(rank: int, came: InitArguments | None = None, **more: Any) -> RankReport:
     """Its set-up is complete."""
     made = waiting(rank, "collective", came)
-    return replace(made, activity=Activity.IDLE, inside="", **more)
+    return with_facts(made, activity=Activity.IDLE, inside="", **more)
 
 
 def idle(rank: int, **more: Any) -> RankReport:
     """It runs nothing and never came."""
-    return replace(RankReport(rank, Activity.IDLE), **more)
+    return report(rank, Activity.IDLE, **more)
 
 
 def failed(rank: int, text: str, kind: str = "RuntimeError", **more: Any) -> RankReport:
     """What it ran raised an error, after it had called init_process_group."""
-    made = RankReport(
+    made = report(
         rank,
         Activity.FAILED,
         entered=1,
@@ -95,7 +96,7 @@ def failed(rank: int, text: str, kind: str = "RuntimeError", **more: Any) -> Ran
         error_type=kind,
         error_text=text,
     )
-    return replace(made, **more)
+    return with_facts(made, **more)
 
 
 TOLD = {"MASTER_ADDR": HOST, "MASTER_PORT": str(PORT)}

@@ -12,16 +12,39 @@ from typing import Any
 
 from ddp_notebook.model import (
     DEFAULT_GROUP,
+    GROUPED,
     Activity,
     Case,
     Collective,
     Collectives,
     InitArguments,
+    Network,
     Part,
     Phase,
     Place,
+    ProcessFacts,
     RankReport,
 )
+
+
+def with_facts(of: RankReport, **facts: Any) -> RankReport:
+    """Return a report with other facts: ``with_facts(report, error_text="no", pid=7)``."""
+    groups: dict[str, dict[str, Any]] = {}
+    plain = {}
+    for name, value in facts.items():
+        if name in GROUPED and not isinstance(value, (Network, ProcessFacts)):
+            group, field = GROUPED[name]
+            groups.setdefault(group, {})[field] = value
+        else:
+            plain[name] = value
+    moved = {group: replace(getattr(of, group), **fields) for group, fields in groups.items()}
+    return replace(of, **plain, **moved)
+
+
+def report(rank: int, *args: Any, **facts: Any) -> RankReport:
+    """Return the report of a rank: activity, inside and doing, and whatever else is known."""
+    return with_facts(RankReport(rank, *args), **facts)
+
 
 BUSY = replace(RankReport(0), activity=Activity.BUSY)
 DONE = replace(RankReport(0), activity=Activity.IDLE, initialized=True)
@@ -30,12 +53,12 @@ DESTROYED = replace(RankReport(0), activity=Activity.IDLE, initialized=False)
 
 def raised(text: str, kind: str = "AssertionError") -> RankReport:
     """A rank whose code raises after its last collective."""
-    return RankReport(0, Activity.FAILED, error_type=kind, error_text=text)
+    return report(0, Activity.FAILED, error_type=kind, error_text=text)
 
 
 def died(code: int) -> RankReport:
     """A rank whose process ends after its last collective."""
-    return RankReport(0, Activity.DEAD, exit_code=code)
+    return report(0, Activity.DEAD, exit_code=code)
 
 
 def places(*lines: int | tuple[int, str], file: str = "train.py") -> tuple[Place, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddp_notebook.model import codec
-from ddp_notebook.model.case import Case
+from ddp_notebook.model.case import GROUPED, Case
 from ddp_notebook.model.codec import OMIT_DEFAULT, DecodeError
 from ddp_notebook.model.collectives import Collectives, CollectiveTable
 from ddp_notebook.model.diagnosis import Diagnosis
@@ -18,8 +18,11 @@ from ddp_notebook.state.line_stops import LinePause, LineStops
 
 FORMAT = "ddp_notebook run"
 """What a file of ours says it is."""
-VERSION = 1
-"""Of the format; a reader takes its own version and those before."""
+VERSION = 2
+"""Of the format; a reader takes its own version and those before.
+
+Since 2 what belongs together stands in one object of a rank's report.
+"""
 KEY = "ddp_notebook"
 """Where in the file the run stands. Beside it are ``traceEvents``, for viewers of traces."""
 
@@ -148,12 +151,25 @@ def decode_run(wire: Any) -> SavedRun:
     case, table = wire.get("case") if isinstance(wire, dict) else None, None
     if isinstance(case, dict):
         table = case.get("collectives")
+        if wire.get("version") == 1:
+            case = {**case, "ranks": [*map(_grouped, case.get("ranks") or ())]}
         wire = {**wire, "case": {name: case[name] for name in case if name != "collectives"}}
     saved = codec.decode(SavedRun, wire)
     if saved.case is not None and table is not None:
         saved = _with(saved, codec.decode(CollectiveTable, table).collectives())
     _check(saved)
     return saved
+
+
+def _grouped(report: Any) -> Any:
+    """Return the report of a rank in a file of version 1, its fields where they are now."""
+    if not isinstance(report, dict):
+        return report  # the codec says what is wrong with it
+    moved = {name: value for name, value in report.items() if name not in GROUPED}
+    for name, (group, field_) in GROUPED.items():
+        if name in report:
+            moved.setdefault(group, {})[field_] = report[name]
+    return moved
 
 
 def _with(saved: SavedRun, collectives: Collectives) -> SavedRun:

@@ -77,7 +77,9 @@ def _versions(case: Case | None) -> dict[str, str]:
     for name in ("ddp_notebook", "torch"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-    of_ranks = [e.versions for e in case.ranks if e.versions] if case is not None else []
+    of_ranks = (
+        [e.process.versions for e in case.ranks if e.process.versions] if case is not None else []
+    )
     return {**versions, **(of_ranks[0] if of_ranks else {})}
 
 
@@ -99,7 +101,10 @@ def _without_output(saved: SavedRun) -> SavedRun:
     """The same without what ranks wrote, except the line that the board shows of a dead one."""
     case, diagnosis = saved.case, saved.diagnosis
     if case is not None:
-        brief = (replace(e, last_words=_last_line(e.last_words)) for e in case.ranks)
+        brief = (
+            replace(e, end=replace(e.end, last_words=_last_line(e.end.last_words)))
+            for e in case.ranks
+        )
         case = replace(case, ranks=tuple(brief))
     return replace(
         saved,

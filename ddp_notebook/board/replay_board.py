@@ -125,7 +125,7 @@ class ReplayBoard:
         shown = model.board_json(named, self._epoch_ns)
         reports = saved.case.ranks if saved.case is not None else ()
         sources = saved.case.sources if saved.case is not None else {}
-        raised = {report.rank: report.error_at for report in reports if report.error_at}
+        raised = {report.rank: report.error.at for report in reports if report.error.at}
         paths = raised or {report.rank: report.path for report in reports if report.path}
         at = locations(paths, sources)
         findings, lines = model.findings_json(diagnosis, sources, at), model.locations_json(at)

@@ -90,7 +90,7 @@ class Context:
     def interrupted(self) -> bool:
         """True when the user stopped the run: ranks end anywhere then, which proves nothing."""
         return any(
-            report.activity is Activity.FAILED and report.error_type == "KeyboardInterrupt"
+            report.activity is Activity.FAILED and report.error.type == "KeyboardInterrupt"
             for report in self.case.ranks
         )
 
@@ -99,7 +99,7 @@ class Context:
         report = self.reports.get(rank)
         if report is None:
             return False
-        ended = report.activity is Activity.DEAD and report.exit_code == 0
+        ended = report.activity is Activity.DEAD and report.end.code == 0
         return ended or (report.activity is Activity.IDLE and report.run == self.run)
 
     def gone(self, rank: int) -> bool:

@@ -9,6 +9,7 @@ from ddp_notebook.model import (
     Case,
     Category,
     Finding,
+    ProcessEnd,
     RankExited,
     RankReport,
     Ranks,
@@ -36,7 +37,7 @@ def deaths(
     """
     same: dict[tuple[int | None, bool | None], list[RankReport]] = {}
     for report in _without_interrupted(dead, waiting):
-        same.setdefault((report.exit_code, _lacked_memory(report)), []).append(report)
+        same.setdefault((report.end.code, _lacked_memory(report)), []).append(report)
     for (code, lacked), reports in same.items():
         ranks = tuple(report.rank for report in reports)
         others = "; the others wait for it, or lost their connection to it"
@@ -65,10 +66,12 @@ def died(exits: Mapping[int, RankExited], *, script: bool = False) -> tuple[Find
         RankReport(
             rank,
             Activity.DEAD,
-            exit_code=exited.exit_code,
-            last_words=exited.last_words,
-            peak_bytes=exited.peak_bytes,
-            oom_kills=exited.oom_kills,
+            end=ProcessEnd(
+                code=exited.exit_code,
+                last_words=exited.last_words,
+                peak_bytes=exited.peak_bytes,
+                oom_kills=exited.oom_kills,
+            ),
         )
         for rank, exited in sorted(exits.items())
     ]
@@ -80,17 +83,17 @@ def _without_interrupted(dead: Sequence[RankReport], waiting: Ranks) -> Iterator
     for report in dead:
         if (
             waiting
-            or report.exit_code != 1
-            or report.last_words.split()[-1:] != ["KeyboardInterrupt"]
+            or report.end.code != 1
+            or report.end.last_words.split()[-1:] != ["KeyboardInterrupt"]
         ):
             yield report
 
 
 def _lacked_memory(report: RankReport) -> bool | None:
     """Whether the kernel killed it for lack of memory; None of other ends, and where unknown."""
-    if report.exit_code != _SIGKILL or report.oom_kills < 0:
+    if report.end.code != _SIGKILL or report.end.oom_kills < 0:
         return None
-    return report.oom_kills > 0
+    return report.end.oom_kills > 0
 
 
 def _category(code: int | None, lacked: bool | None) -> Category:
@@ -130,14 +133,14 @@ def _bring_back(case: Case, ranks: Ranks) -> tuple[str, str]:
 def _known(report: RankReport, last: str) -> Iterator[str]:
     """Lines of evidence about one rank."""
     who = f"rank {report.rank}"
-    how = exit_text(report.exit_code) if report.exit_code is not None else "the process ended"
+    how = exit_text(code) if (code := report.end.code) is not None else "the process ended"
     at = f" at {report.path[-1]}" if report.path else ""
     yield f"{who}: {how}{at}{f', after {last}' if last else ''}"
-    if report.exit_code == _SIGKILL and report.peak_bytes:
-        yield f"{who} used {format_bytes(report.peak_bytes)} of memory at most"
-    if report.exit_code == _SIGKILL and report.oom_kills >= 0:
-        count = report.oom_kills or "no"
-        processes = "process" if report.oom_kills == 1 else "processes"
+    if report.end.code == _SIGKILL and report.end.peak_bytes:
+        yield f"{who} used {format_bytes(report.end.peak_bytes)} of memory at most"
+    if report.end.code == _SIGKILL and report.end.oom_kills >= 0:
+        count = report.end.oom_kills or "no"
+        processes = "process" if report.end.oom_kills == 1 else "processes"
         yield f"the kernel killed {count} {processes} for lack of memory meanwhile (oom_kill)"
-    for line in report.last_words.strip().splitlines()[-1:]:
+    for line in report.end.last_words.strip().splitlines()[-1:]:
         yield f"the last line in the log of {who}: {line.strip()}"

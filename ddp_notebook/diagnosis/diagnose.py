@@ -230,13 +230,13 @@ def diagnose_setup(case: Case, sources: Mapping[str, str] | None = None) -> Diag
 
     `sources` are as in `diagnose_run`.
     """
-    waits = any(report.workers for report in case.ranks)
+    waits = any(report.awaits.workers for report in case.ranks)
     if waits or _is_stale(case) or case.where(Activity.WAITING, Activity.FAILED):
         context = Context(case, _sources(case, sources))
         return _diagnosis(case, *_findings(context, SETUP))
     # No rank waits for it, but it is gone, or stopped. A script's process may end with code 0.
     gone = [report for report in case.ranks if report.activity is Activity.DEAD]
-    died = [e for e in gone if e.exit_code or (e.exit_code == 0 and not case.script)]
+    died = [e for e in gone if e.end.code or (e.end.code == 0 and not case.script)]
     stopped = missing_ranks.stopped_ranks(Context(case))
     return _diagnosis(case, [*deaths(case, died, ()), *stopped], [])
 

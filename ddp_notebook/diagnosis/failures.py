@@ -119,19 +119,19 @@ def raised_in(case: Case, finished: Ranks = ()) -> tuple[Finding, ...]:
         e
         for e in case.ranks
         # What ends a process by SystemExit writes no traceback, and so no line.
-        if e.activity is Activity.FAILED and (e.error_at or e.error_type == "SystemExit")
+        if e.activity is Activity.FAILED and (e.error.at or e.error.type == "SystemExit")
     )
     ends = [
         CellFinished(
             rank=e.rank,
             cell=0,
             outcome="error",
-            ename=e.error_type,
-            evalue=e.error_text,
-            path=e.error_at,
+            ename=e.error.type,
+            evalue=e.error.text,
+            path=e.error.at,
         )
         for e in failed
-        if e.error_type != "KeyboardInterrupt"
+        if e.error.type != "KeyboardInterrupt"
     ]
     ends += [CellFinished(rank=rank, cell=0, outcome="ok") for rank in finished]
     return raised(ends, tuple(e.rank for e in case.ranks))
@@ -139,7 +139,7 @@ def raised_in(case: Case, finished: Ranks = ()) -> tuple[Finding, ...]:
 
 def failed_in_set_up(states: Iterable[RankState], case: Case) -> tuple[Finding, ...]:
     """Findings for failed stages of set-up; ranks that failed in the same way share one."""
-    certain = {report.rank: report.error_category for report in case.ranks}
+    certain = {report.rank: report.error.category for report in case.ranks}
     same: dict[tuple[str, str, str], list[int]] = {}
     for state in states:
         if state.status is Status.FAILED and state.entering is not None and state.cause:
@@ -166,7 +166,7 @@ def unexplained(case: Case, waited_s: Mapping[int, float]) -> Finding | None:
     stuck = case.where(Activity.WAITING, Activity.SILENT)
     longest_s = max((waited_s.get(rank, 0.0) for rank in stuck), default=0.0)
     working = case.where(Activity.BUSY, Activity.HELD)
-    moving = any(report.runnable for report in case.ranks if report.rank in stuck)
+    moving = any(report.process.runnable for report in case.ranks if report.rank in stuck)
     if longest_s < UNEXPLAINED_AFTER_S or working or moving:
         return None
     return Finding(
@@ -184,8 +184,8 @@ def _stores(case: Case) -> tuple[str, ...]:
     """What ranks that wait for the store know of its port."""
     ranks: dict[str, list[int]] = {}
     for report in case.ranks:
-        if report.inside == "store" and report.probe.state == "open":
-            ranks.setdefault(report.probe.target, []).append(report.rank)
+        if report.inside == "store" and report.network.probe.state == "open":
+            ranks.setdefault(report.network.probe.target, []).append(report.rank)
     return tuple(
         f"{target} accepts the connection of {name_ranks(who)}; whether a store answers there is "
         "not known"
@@ -208,7 +208,7 @@ def unsure(case: Case, waited_s: Mapping[int, float], title: str, pending: Ranks
         return f"No problem found so far: {verb(pending, 'is', 'are')} still in {title}{long}."
     newest = max((report.run for report in case.ranks), default=0)
     ended = [e for e in case.ranks if e.activity is Activity.FAILED and e.run == newest]
-    stopped = tuple(e.rank for e in ended if e.error_type == "KeyboardInterrupt")
+    stopped = tuple(e.rank for e in ended if e.error.type == "KeyboardInterrupt")
     failed = tuple(e.rank for e in ended if e.rank not in stopped)
     if stopped and not failed:
         return _interrupted(stopped)

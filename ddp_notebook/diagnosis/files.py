@@ -32,13 +32,13 @@ def raced_paths(context: Context) -> Iterator[Finding]:
     same: dict[str, list[RankReport]] = {}
     for report in context.case.ranks:
         if _raced(context, report):
-            same.setdefault(str(report.error_at[-1]), []).append(report)
+            same.setdefault(str(report.error.at[-1]), []).append(report)
     everyone = tuple(e.rank for e in context.case.ranks)
     for failed in same.values():
         first, ranks = failed[0], tuple(e.rank for e in failed)
         if len(ranks) == len(everyone):
             continue  # none was first
-        said = raised_words(first.error_type, first.error_text, first.error_at, 200)
+        said = raised_words(first.error.type, first.error.text, first.error.at, 200)
         yield Finding(
             Category.FILESYSTEM,
             everyone,
@@ -47,15 +47,15 @@ def raced_paths(context: Context) -> Iterator[Finding]:
             "Let rank 0 alone do it, and the others wait in dist.barrier(); or allow that it is "
             "done (exist_ok=True, ignore_errors=True).",
             context.victims,
-            tuple(f"{name_ranks((e.rank,))}: {way_to_error(e.error_at)}" for e in failed),
+            tuple(f"{name_ranks((e.rank,))}: {way_to_error(e.error.at)}" for e in failed),
         )
 
 
 def _raced(context: Context, report: RankReport) -> bool:
-    if report.activity is not Activity.FAILED or report.error_type not in _RACED:
+    if report.activity is not Activity.FAILED or report.error.type not in _RACED:
         return False
-    changes = _CHANGES.search(report.error_at[-1].text) if report.error_at else None
-    return changes is not None and not context.sources.is_for_some(report.error_at, changes[1])
+    changes = _CHANGES.search(report.error.at[-1].text) if report.error.at else None
+    return changes is not None and not context.sources.is_for_some(report.error.at, changes[1])
 
 
 def lost_store_file(context: Context) -> Iterator[Finding]:

@@ -58,8 +58,8 @@ def works(e: RankReport) -> bool:
     One that does not answer but runs on a core is too busy to answer: it holds the GIL.
     """
     busy = e.activity is Activity.BUSY
-    busy = busy or (e.activity is Activity.SILENT and e.process == "running")
-    return busy and not e.polls_for and not stuck_workers(e)
+    busy = busy or (e.activity is Activity.SILENT and e.process.state == "running")
+    return busy and not e.awaits.file and not stuck_workers(e)
 
 
 def thread_words(error: ThreadError) -> str:
@@ -70,7 +70,7 @@ def thread_words(error: ThreadError) -> str:
 
 def stuck_workers(e: RankReport) -> tuple[Worker, ...]:
     """The workers of its DataLoader that never deliver, if the next batch is one of theirs."""
-    stuck = tuple(worker for worker in e.workers if _is_stuck(worker))
+    stuck = tuple(worker for worker in e.awaits.workers if _is_stuck(worker))
     return stuck if any(worker.due for worker in stuck) else ()
 
 
@@ -81,14 +81,14 @@ def _is_stuck(worker: Worker) -> bool:
 def evidence_of(e: RankReport) -> tuple[str, ...]:
     """Lines of evidence that a rank is busy: its CPU time, and the workers it waits for."""
     return (
-        f"its main thread has used {e.main_cpu_s:.1f} s of CPU time",
+        f"its main thread has used {e.process.main_cpu_s:.1f} s of CPU time",
         *(
             f"it waits for a batch of worker {w.pid} of its DataLoader"
             + (f", which has not run for {w.still_s:.0f} s" if w.still_s >= STILL_S else "")
-            for w in e.workers
+            for w in e.awaits.workers
             if w.due
         ),
-        *((f"it has been in {e.doing} for {e.still_s:.0f} s",) if stands_still(e) else ()),
+        *((f"it has been in {e.doing} for {e.process.still_s:.0f} s",) if stands_still(e) else ()),
         *map(thread_words, e.in_threads),
     )
 
@@ -115,12 +115,12 @@ def stands_still(e: RankReport) -> bool:
     It may wait for something of its own (a lock, a queue, a process, a time), which may or may not
     come: it is waited for all the same, and the user sees where it is.
     """
-    return e.activity is Activity.BUSY and e.still_s >= LONG_STILL_S and bool(e.doing)
+    return e.activity is Activity.BUSY and e.process.still_s >= LONG_STILL_S and bool(e.doing)
 
 
 def standing(reports: Iterable[RankReport]) -> str:
     """Return where ranks stand still, in words; empty where none does."""
-    places = {e.rank: (e.doing, round(e.still_s)) for e in reports if stands_still(e)}
+    places = {e.rank: (e.doing, round(e.process.still_s)) for e in reports if stands_still(e)}
     return "; ".join(
         f"{verb(ranks, 'has', 'have')} been in {place} for {seconds} s, using no CPU time"
         for ranks, (place, seconds) in by_value(places)
@@ -149,19 +149,19 @@ def way_to_error(path: Sequence[Place]) -> str:
 
 def _failure(report: RankReport) -> str:
     """The error of a rank; one of set-up, which has no line, is a sentence by itself."""
-    if report.error_type == MISMATCH:  # the finding says it of all ranks
-        at = f" at {report.error_at[-1]}" if report.error_at else ""
+    if report.error.type == MISMATCH:  # the finding says it of all ranks
+        at = f" at {report.error.at[-1]}" if report.error.at else ""
         return f"its collective{at} did not match, and was not sent"
-    if not report.error_at and report.error_text.strip():
-        return cut(report.error_text.strip().splitlines()[0], _ERROR_LENGTH)
-    return raised_words(report.error_type, report.error_text, report.error_at, _ERROR_LENGTH)
+    if not report.error.at and report.error.text.strip():
+        return cut(report.error.text.strip().splitlines()[0], _ERROR_LENGTH)
+    return raised_words(report.error.type, report.error.text, report.error.at, _ERROR_LENGTH)
 
 
 def _busy(report: RankReport) -> str:
-    if report.workers:
+    if report.awaits.workers:
         return f"waits for a batch of its DataLoader ({report.doing})"
     if stands_still(report):
-        return f"has been in {report.doing} for {report.still_s:.0f} s, using no CPU time"
+        return f"has been in {report.doing} for {report.process.still_s:.0f} s, using no CPU time"
     return f"busy: {report.doing}" if report.doing else "busy"
 
 
@@ -170,7 +170,11 @@ def doing(report: RankReport) -> str:
     match report.activity:
         case Activity.WAITING:
             where = report.doing.removeprefix(f"{report.inside}: ")
-            what = f"for the store's key {report.key!r}" if report.key else f"in {report.inside}"
+            what = (
+                f"for the store's key {report.awaits.key!r}"
+                if report.awaits.key
+                else f"in {report.inside}"
+            )
             return f"waits {what}{f' ({where})' if where else ''}"
         case Activity.BUSY:
             return _busy(report)

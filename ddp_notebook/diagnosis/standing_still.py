@@ -81,7 +81,7 @@ def diagnose_standing(case: Case) -> Diagnosis:
     """
     diagnosis = Diagnosis((), None, case.world_size)
     if any(in_setup(report) and not report.initialized for report in case.ranks):
-        if any(report.exit_code == 0 for report in case.ranks):
+        if any(report.end.code == 0 for report in case.ranks):
             diagnosis = replace(diagnosis, findings=tuple(_never_joined(case)))
         else:
             diagnosis = diagnose_setup(case)
@@ -94,7 +94,7 @@ def diagnose_standing(case: Case) -> Diagnosis:
 
 def _never_joined(case: Case) -> Iterator[Finding]:
     """Ranks that ended, while the others wait for them to make the first group."""
-    ended = tuple(report.rank for report in case.ranks if report.exit_code == 0)
+    ended = tuple(report.rank for report in case.ranks if report.end.code == 0)
     waiting = tuple(report for report in case.ranks if in_setup(report))
     sizes = {report.arguments.world_size for report in waiting}
     if ended and len(waiting) + len(ended) == case.world_size and sizes <= {case.world_size, None}:
@@ -113,7 +113,7 @@ def apart(case: Case) -> Iterator[Finding]:
     """What has ranks wait in different calls, or others ended; each has at most one record."""
     context = Context(case, Sources(case.sources, case.files_seen))
     at = {rank: records[-1] for rank, records in case.collectives.of.items() if records}
-    ended = tuple(report.rank for report in case.ranks if report.exit_code == 0)
+    ended = tuple(report.rank for report in case.ranks if report.end.code == 0)
     if any(map(works, case.ranks)):
         yield from _late(context, at)
     elif any(report.groups_made for report in case.ranks):

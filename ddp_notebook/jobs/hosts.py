@@ -275,7 +275,11 @@ def joined(runs: Runs) -> Case:
     for host, case in cases.items():
         there = observed(runs[host]).ranks
         known = case.collectives
-        reports |= {e.rank: replace(e, host=e.host or host) for e in case.ranks if e.rank in there}
+        reports |= {
+            e.rank: replace(e, network=replace(e.network, host=e.network.host or host))
+            for e in case.ranks
+            if e.rank in there
+        }
         of |= {rank: records for rank, records in known.of.items() if rank in there}
         first |= {rank: number for rank, number in known.first.items() if rank in there}
         groups = {**known.groups, **groups}

@@ -48,6 +48,8 @@ from ddp_notebook.model import (
     InitArguments,
     Part,
     Phase,
+    ProcessEnd,
+    RankError,
     RankReport,
     Ranks,
     at_place,
@@ -273,8 +275,7 @@ def gather(paths: Sequence[Path]) -> Gathered:
         rank: RankReport(
             0,
             Activity.FAILED,
-            error_type="DistBackendError",
-            error_text=f"NCCL's watchdog timed out in {what}",
+            error=RankError(type="DistBackendError", text=f"NCCL's watchdog timed out in {what}"),
         )
         for rank, what in gave_up.items()
     }
@@ -335,7 +336,7 @@ def _stood(
     stood = {}
     for rank, error in raised.items():
         api, part = function_called(error.frames[::-1])
-        path = errors[rank].error_at
+        path = errors[rank].error.at
         if not api or not path:
             continue
         operation = "all_reduce" if part is Part.BACKWARD else api.rpartition(".")[2]
@@ -364,7 +365,7 @@ def _error(raised: Raised, sources: Sources) -> RankReport:
             place = sources.place(frame)
             places.append(replace(place, text=place.text or text))
     kind, text = raised.type, raised.text
-    return RankReport(0, Activity.FAILED, error_type=kind, error_text=text, error_at=tuple(places))
+    return RankReport(0, Activity.FAILED, error=RankError(type=kind, text=text, at=tuple(places)))
 
 
 def _failed(records: tuple[Collective, ...], error: RankReport | None) -> tuple[Collective, ...]:
@@ -372,9 +373,9 @@ def _failed(records: tuple[Collective, ...], error: RankReport | None) -> tuple[
 
     gloo's dumps say that it is done.
     """
-    if not records or error is None or not error.error_at:
+    if not records or error is None or not error.error.at:
         return records
-    last, line = records[-1], error.error_at[-1]
+    last, line = records[-1], error.error.at[-1]
     if last.place is None or (last.place.file, last.place.line) != (line.file, line.line):
         return records
     return (*records[:-1], replace(last, phase=Phase.FAILED))
@@ -391,20 +392,21 @@ def _report(
         left=int(had_group),
         initialized=had_group,
         arguments=InitArguments(rank=rank) if had_group else InitArguments(),
-        last_words=written.last_words.get(rank, ""),
+        end=ProcessEnd(last_words=written.last_words.get(rank, "")),
     )
     if error is not None:
-        own = {name: getattr(error, name) for name in ("error_type", "error_text", "error_at")}
-        return replace(known, activity=Activity.FAILED, path=error.error_at, **own)
+        return replace(known, activity=Activity.FAILED, path=error.error.at, error=error.error)
     code = written.exits.get(rank)
     # SIGTERM and SIGINT: a launcher, a scheduler or a person ended it.
     alive = rank in written.ended_by_agent or code in (-signal.SIGTERM, -signal.SIGINT)
     if code == 0:
         # What it issued after its dump is not known: so it is not known either what it lacks.
-        return replace(known, exit_code=0, doing="its process ended without an error")
+        return replace(
+            known, end=replace(known.end, code=0), doing="its process ended without an error"
+        )
     # How a process ends that the launcher ends says nothing of it: others were gone before.
     if code is not None and not alive:
-        return replace(known, activity=Activity.DEAD, exit_code=code)
+        return replace(known, activity=Activity.DEAD, end=replace(known.end, code=code))
     pending = next((record for record in records if not record.over), None)
     if pending is not None:
         return replace(known, activity=Activity.WAITING, inside="collective", path=pending.path)
@@ -433,7 +435,7 @@ def judged(gathered: Gathered) -> Diagnosis:
     findings = findings or _apart(gathered) or _died(case) or _left(case) or _undecided(gathered)
     what = {report.rank: _doing(report) for report in case.ranks}
     diagnosis = replace(diagnosis, findings=tuple(findings), doing=what)
-    all_ended_well = bool(case.ranks) and all(report.exit_code == 0 for report in case.ranks)
+    all_ended_well = bool(case.ranks) and all(report.end.code == 0 for report in case.ranks)
     sure = findings or all_ended_well
     return replace(diagnosis, unsure="" if sure else _NOT_KNOWN)
 
@@ -447,7 +449,7 @@ def _is_victim(finding: Finding, case: Case) -> bool:
     Or for nothing that matters, when all was done.
     """
     died = finding.category is Category.RANK_DIED
-    return died and any(e.exit_code == _ABORTED for e in case.ranks if e.rank in finding.ranks)
+    return died and any(e.end.code == _ABORTED for e in case.ranks if e.rank in finding.ranks)
 
 
 def _apart(gathered: Gathered) -> list[Finding]:
@@ -465,7 +467,7 @@ def _died(case: Case) -> list[Finding]:
 
 def _left(case: Case) -> list[Finding]:
     """Return a rank that ended well, where all others lost their connection to one that left."""
-    finished = tuple(report.rank for report in case.ranks if report.exit_code == 0)
+    finished = tuple(report.rank for report in case.ranks if report.end.code == 0)
     lost = case.where(Activity.FAILED)
     if len(finished) != 1 or len(lost) + 1 != case.world_size:
         return []
@@ -480,9 +482,9 @@ def _ended_in_set_up(case: Case) -> Iterable[Finding]:
         report.rank
         for report in case.ranks
         if report.activity is Activity.FAILED
-        and ("clients joined" in report.error_text or "default_pg/" in report.error_text)
+        and ("clients joined" in report.error.text or "default_pg/" in report.error.text)
     )
-    ended = tuple(report.rank for report in case.ranks if report.exit_code == 0)
+    ended = tuple(report.rank for report in case.ranks if report.end.code == 0)
     if waited and ended and len(waited) + len(ended) == case.world_size:
         yield Finding(
             Category.MISSING_RANK,
@@ -514,7 +516,7 @@ def _conditional(case: Case) -> Iterable[Finding]:
 
     ended = tuple(
         replace(report, activity=Activity.IDLE, initialized=False)
-        if report.exit_code == 0 and stands_before(report.rank)
+        if report.end.code == 0 and stands_before(report.rank)
         else report
         for report in case.ranks
     )
@@ -531,13 +533,13 @@ def _undecided(gathered: Gathered) -> list[Finding]:
     what = [gathered.certain or _who_waited(case)]
     ended = []
     for report in case.ranks:
-        if sizes := GOT_TOO_MUCH.search(report.last_words):
+        if sizes := GOT_TOO_MUCH.search(report.end.last_words):
             ended.append(report.rank)
             what.append(
                 f"gloo ended rank {report.rank}, for another rank sent it {sizes[1]} bytes where "
                 f"it expected {sizes[2]}"
             )
-    aborted = tuple(r.rank for r in case.ranks if r.exit_code == _ABORTED and r.rank not in ended)
+    aborted = tuple(r.rank for r in case.ranks if r.end.code == _ABORTED and r.rank not in ended)
     if aborted:
         what.append(f"{name_ranks(aborted)} ended by SIGABRT, which C++ code raises on an error")
     cause = "; ".join(filter(None, what))
@@ -560,7 +562,7 @@ def _who_waited(case: Case) -> str:
     if not left:
         return ""
     rest = tuple(report.rank for report in case.ranks if report.rank not in left)
-    errors = [case.ranks[rank].error_text for rank in left]
+    errors = [case.ranks[rank].error.text for rank in left]
     if not rest and all("Connection closed by peer" in text for text in errors):
         return (
             f"{name_ranks(left)} each lost the connection to another rank, as to one that has "
@@ -583,8 +585,8 @@ def _facts(case: Case) -> Iterable[str]:
         if last is not None:
             at = at_place(last.place)
             text += f"; its last record is collective {last.slot}: {last.operation}{at}"
-        if report.last_words:
-            text += f"; its last words: {report.last_words}"
+        if report.end.last_words:
+            text += f"; its last words: {report.end.last_words}"
         same.setdefault(text, []).append(report.rank)
     for text, ranks in list(same.items())[:64]:
         yield f"{name_ranks(ranks)}: {text}"

@@ -38,6 +38,7 @@ from ddp_notebook.model import (
     Finding,
     Local,
     Probe,
+    ProcessEnd,
     RankReport,
     Ranks,
     agree,
@@ -532,7 +533,7 @@ def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
     if _watches(first, second) and told.get("GROUP_WORLD_SIZE") == "1":
         # torchrun would have ended the others, if it had failed
         absent = RankReport(
-            0, Activity.IDLE, exit_code=0, doing="its process ended without an error"
+            0, Activity.IDLE, end=ProcessEnd(code=0), doing="its process ended without an error"
         )
     found = [
         _seen(rank, ranks[rank], second, sources, rank in still)
@@ -624,4 +625,9 @@ def _with_probe(report: RankReport, pid: int) -> RankReport:
     is_open = listens(pid, given.master_port)
     state = {True: "open", False: "refused", None: ""}[is_open]
     detail = "" if is_open else "no process listens there"
-    return replace(report, probe=Probe(f"{given.master_addr}:{given.master_port}", state, detail))
+    return replace(
+        report,
+        network=replace(
+            report.network, probe=Probe(f"{given.master_addr}:{given.master_port}", state, detail)
+        ),
+    )

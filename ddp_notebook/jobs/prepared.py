@@ -28,6 +28,8 @@ from ddp_notebook.model import (
     Diagnosis,
     Finding,
     Phase,
+    ProcessEnd,
+    ProcessFacts,
     RankReport,
     collective_log,
     name_ranks,
@@ -79,7 +81,11 @@ def _with_rest(diagnosis: Diagnosis, before: Case, now: Case) -> Diagnosis:
     """Add which of the ranks that others wait for did nothing at all between two looks."""
     pairs = zip(before.ranks, now.ranks, strict=True)
     # The system counts CPU time in ticks of 10 ms: less than one is none.
-    still = {b.rank for a, b in pairs if b.main_cpu_s and b.main_cpu_s - a.main_cpu_s < 0.01}
+    still = {
+        b.rank
+        for a, b in pairs
+        if b.process.main_cpu_s and b.process.main_cpu_s - a.process.main_cpu_s < 0.01
+    }
     findings = []
     for finding in diagnosis.findings:
         ranks = tuple(rank for rank in finding.ranks if rank in still)
@@ -165,12 +171,16 @@ def _report(
             why_not = f" as user {user}, and answers no other user"
         if (state := _state(pid)) == _STOPPED:
             return _stopped(rank, pid)
-        return RankReport(rank, doing=f"process {pid} runs{why_not}", process=state, pid=pid)
+        return RankReport(
+            rank, doing=f"process {pid} runs{why_not}", process=ProcessFacts(state=state, pid=pid)
+        )
     return process.last_report(rank, others_run)
 
 
 def _stopped(rank: int, pid: int) -> RankReport:
-    return RankReport(rank, doing=f"process {pid} is stopped", process=_STOPPED, pid=pid)
+    return RankReport(
+        rank, doing=f"process {pid} is stopped", process=ProcessFacts(state=_STOPPED, pid=pid)
+    )
 
 
 _LOST = re.compile("Connection (closed|reset)|Broken pipe|Socket closed|remote process exited")
@@ -194,24 +204,24 @@ def _ended_by_others(reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
             report.rank,
             doing=_ended_at(report),
             path=report.path,
-            exit_code=report.exit_code,
+            end=ProcessEnd(code=report.end.code),
         )
-        if report.activity is Activity.DEAD and report.exit_code not in by_itself
+        if report.activity is Activity.DEAD and report.end.code not in by_itself
         else report
         for report in reports
     )
 
 
 def _lost_connection(report: RankReport) -> bool:
-    return report.activity is Activity.FAILED and bool(_LOST.search(report.error_text))
+    return report.activity is Activity.FAILED and bool(_LOST.search(report.error.text))
 
 
 def _ended_at(report: RankReport) -> str:
     path = report.path
     where = f"; it was at {path[-1]}" if path else "; what it did then is not recorded"
-    if report.exit_code is None:
+    if report.end.code is None:
         return f"it ended without a record of how: {_NO_RECORD}{where}"
-    if report.exit_code == _ABORTED:
+    if report.end.code == _ABORTED:
         return f"it ended by SIGABRT, which C++ code raises on an error{where}"
     return f"it was ended from outside, by a signal{where}"
 
@@ -348,7 +358,7 @@ def _before_ends(case: Case) -> Case:
 
 def _raised_in_last(report: RankReport, issued: Sequence[Collective]) -> bool:
     """True where the line of the last collective raised the error; gloo's is done even then."""
-    last, line = (issued[-1].place if issued else None), report.error_at[-1:]
+    last, line = (issued[-1].place if issued else None), report.error.at[-1:]
     return last is not None and (last.file, last.line) in [(at.file, at.line) for at in line]
 
 
@@ -404,7 +414,7 @@ def _unsure_of_ended(job: Job, case: Case) -> str:
             unknown = _NOTHING if process is None else f"ended by {_NO_RECORD}"
             if process is not None and process.end_is_damaged:
                 unknown = DAMAGED
-            by_end.setdefault(report.exit_code or unknown, []).append(report.rank)
+            by_end.setdefault(report.end.code or unknown, []).append(report.rank)
     for end, ranks in by_end.items():
         parts.append(f"{name_ranks(ranks)} {_end_by(end, job, ranks)}")
     if waited:

@@ -20,6 +20,8 @@ from ddp_notebook.jobs.frames import Frame, Sources
 from ddp_notebook.model import (
     Activity,
     Place,
+    ProcessEnd,
+    RankError,
     RankReport,
     Ranks,
     RunFacts,
@@ -121,16 +123,17 @@ class Process:
             return replace(last, activity=Activity.IDLE, initialized=False, inside="", run=_RUN)
         if self._orphan:
             ended = replace(last, activity=Activity.SILENT, doing=ORPHANED, inside="")
-            return replace(ended, exit_code=-signal.SIGINT.value)
+            return replace(ended, end=replace(ended.end, code=-signal.SIGINT.value))
         code, path = self._signal_and_path()
         if code is None and not others_run and self.end_is_damaged:
             return replace(last, activity=Activity.SILENT, doing=f"it {DAMAGED}", inside="")
         if last.activity is Activity.WAITING and code not in CRASHES and (path or not others_run):
             return last  # a launcher's SIGTERM has ended it, or no rank is left
-        return RankReport(rank, Activity.DEAD, path=path or last.path, exit_code=code)
+        return RankReport(rank, Activity.DEAD, path=path or last.path, end=ProcessEnd(code=code))
 
     def _failed(self, last: RankReport, error: Mapping[str, Any]) -> RankReport:
-        return replace(last, activity=Activity.FAILED, **_raised(error, self.about.wall_s))
+        raised = _raised(error, self.about.wall_s)
+        return replace(last, activity=Activity.FAILED, error=raised, run=_RUN)
 
     @property
     def _orphan(self) -> bool:
@@ -203,7 +206,7 @@ def _frames_of_main(text: str) -> tuple[Frame, ...] | None:
     return tuple(frames.get(main, ())) if len(frames) > 1 or any(frames.values()) else None
 
 
-def _raised(error: Mapping[str, Any], before_s: float) -> dict[str, Any]:
+def _raised(error: Mapping[str, Any], before_s: float) -> RankError:
     files = Sources(before_s)
     places = []
     frames = error.get("frames")
@@ -211,12 +214,9 @@ def _raised(error: Mapping[str, Any], before_s: float) -> dict[str, Any]:
         if isinstance(row, list) and len(row) == 4 and isinstance(row[1], int):
             frame = Frame(str(row[0]), row[1], str(row[2]))
             places += [replace(p, text=str(row[3])) for p in files.path((frame,))]
-    return {
-        "error_type": cut(str(error.get("type", "")), 200),
-        "error_text": cut(str(error.get("text", "")), 2000),
-        "error_at": tuple(places),
-        "run": _RUN,
-    }
+    return RankError(
+        cut(str(error.get("type", "")), 200), cut(str(error.get("text", "")), 2000), tuple(places)
+    )
 
 
 # -- jobs ------------------------------------------------------------------------------------

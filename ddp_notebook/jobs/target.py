@@ -194,7 +194,7 @@ class Prepared(Target):
 
     def places(self) -> Mapping[int, tuple[Place, ...]]:
         """Return the lines of `where`; of a rank that raised without one, where it raised."""
-        paths = {report.rank: report.path or report.error_at for report in self.reports()}
+        paths = {report.rank: report.path or report.error.at for report in self.reports()}
         return {rank: path for rank, path in paths.items() if path}
 
 
@@ -360,8 +360,8 @@ def stack_of(report: RankReport, over: bool) -> RankStack:
     activity, operation, text = report.activity, "", report.doing
     path = report.path
     if activity is Activity.FAILED:
-        lines = report.error_text.strip().splitlines()[:1]
-        text, path = ": ".join((report.error_type, *lines)), report.error_at or path
+        lines = report.error.text.strip().splitlines()[:1]
+        text, path = ": ".join((report.error.type, *lines)), report.error.at or path
     elif activity is Activity.WAITING:
         operation, text = report.inside, text.removeprefix(f"{report.inside}: ")
     elif over and activity is Activity.SILENT:
@@ -408,7 +408,7 @@ def snapshot(case: Case, over: bool) -> Snapshot:
 
 
 def _state(report: RankReport, now_ns: int, over: bool) -> RankState:
-    state = RankState(report.rank, Status.RUNNING, doing=doing(report), host=report.host)
+    state = RankState(report.rank, Status.RUNNING, doing=doing(report), host=report.network.host)
     match report.activity:
         case Activity.FAILED:
             return replace(state, status=Status.FAILED, cause=state.doing)
@@ -418,8 +418,8 @@ def _state(report: RankReport, now_ns: int, over: bool) -> RankState:
             return replace(
                 state,
                 status=Status.DEAD,
-                exit_code=report.exit_code,
-                last_words=report.last_words,
+                exit_code=report.end.code,
+                last_words=report.end.last_words,
             )
         case _ if _has_ended(report):
             return replace(state, doing="")

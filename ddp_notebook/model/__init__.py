@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 _FILES = {
     "board": "Board BoardRow Role StackLocation",
     "case": (
-        "Activity Case GroupMade PipelinePart Probe RankReport ShardedUnit "
-        "StoreFile ThreadError Worker"
+        "Activity Awaited Case GROUPED GroupMade ModelParts Network PipelinePart Probe ProcessEnd "
+        "ProcessFacts RankError RankReport ShardedUnit StoreFile ThreadError Worker"
     ),
     "collectives": (
         "DEFAULT_GROUP PLACING Collective Collectives Part Phase Place Splits at_place in_brackets"

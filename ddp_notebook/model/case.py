@@ -149,6 +149,103 @@ class PipelinePart:
 
 
 @dataclass(frozen=True, slots=True)
+class RankError:
+    """What ended what a rank ran; without a type nothing did."""
+
+    type: str = ""
+    text: str = ""
+    at: tuple[Place, ...] = ()
+    """The user's lines that the error passed through, the outermost first."""
+    category: str = ""
+    """A category the rank itself is sure of."""
+    remedy: str = ""
+    holder: str = ""
+    """If a port was in use: by which process."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """A rank's process and main thread, as the system sees them on its host."""
+
+    pid: int = 0
+    """0 if unknown."""
+    state: str = ""
+    """Of a rank that does not answer: sleeping, stopped, …"""
+    runnable: bool = False
+    """Its main thread, or one of torch's, is runnable and may only lack a CPU."""
+    main_cpu_s: float = 0.0
+    """CPU time of its main thread so far."""
+    still_s: float = 0.0
+    """For how many seconds it was seen at one place, where it used no CPU time."""
+    cannot_answer: str = field(default="", metadata=OMIT_DEFAULT)
+    """The error that its report failed with."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of torch and of Python, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """How a rank's process ended."""
+
+    code: int | None = None
+    last_words: str = ""
+    peak_bytes: int = 0
+    """Its peak memory; 0 if unknown."""
+    oom_kills: int = -1
+    """Processes that the kernel killed meanwhile for lack of memory; -1 if unknown."""
+    left_at: tuple[Place, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    """The lines of the sys.exit() by which its script has ended well, the outermost first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Where a rank is, and what it reaches from there."""
+
+    host: str = ""
+    """The name of the host that it runs on."""
+    loopback: str = ""
+    """That host's network: the same for ranks that share a loopback. Empty where unknown."""
+    listens: tuple[str, ...] = ()
+    """Its address for the other ranks while the group is created, as ``address:port``."""
+    reach: tuple[Probe, ...] = ()
+    """Its attempts to reach the others there."""
+    probe: Probe = Probe()
+    """Its attempt to reach the store."""
+    addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What names resolve to on its host, by name; nothing when they do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What a rank's main thread waits for that is no call of other ranks."""
+
+    file: str = ""
+    """A file that its own code waits for in a loop, and that does not exist."""
+    workers: tuple[Worker, ...] = ()
+    """Those of the DataLoader that owes it a batch."""
+    processes: bool = False
+    """It waits for the end of processes that it started."""
+    key: str = ""
+    """The key of a store that no rank has set."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """What a rank holds of models that ranks train together, and what torch does with them."""
+
+    wrapped: Fingerprint | None = None
+    """What the model is made of whose DDP it is constructing."""
+    replicas: tuple[ReplicaCounts, ...] = ()
+    """Its DistributedDataParallel objects: what was counted in this run, without tensors."""
+    sharded: tuple[ShardedUnit, ...] = ()
+    """The units of the models that FSDP2 shards, of those that it used in this run."""
+    pipelines: tuple[PipelinePart, ...] = ()
+    """What it is in the pipelines of torch's that ran in this run."""
+    purpose: str = ""
+    """What torch does with the collective in which it waits: ``layers.5 (FSDP2, forward)``."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankReport:
     """The report of one rank. Only `rank` and `activity` are always known.
 
@@ -164,6 +261,10 @@ class RankReport:
     inside: str = ""
     doing: str = ""
     """Where its main thread is, as readable text."""
+    path: tuple[Place, ...] = ()
+    """Where that is in the user's code, the outermost line first."""
+    run: int = 0
+    """The session's number of its current or last cell or script."""
     entered: int = 0
     left: int = 0
     """How many of these calls returned."""
@@ -171,84 +272,61 @@ class RankReport:
     """When the last of these calls began, by CLOCK_MONOTONIC of its host; 0 if unknown."""
     initialized: bool = False
     arguments: InitArguments = field(default_factory=InitArguments)
-    error_type: str = ""
-    error_text: str = ""
-    error_at: tuple[Place, ...] = ()
-    """The user's lines that the error passed through, the outermost first."""
-    error_category: str = ""
-    """A category the rank itself is sure of."""
-    error_remedy: str = ""
-    holder: str = ""
-    """If a port was in use: by which process."""
-    polls_for: str = ""
-    """A file that its own code waits for in a loop, and that does not exist."""
-    workers: tuple[Worker, ...] = ()
-    """Those of the DataLoader in which its main thread waits for a batch."""
-    joins: bool = False
-    """Its main thread waits for the end of processes that it started."""
-    still_s: float = 0.0
-    """For how many seconds it was seen at one place, where it used no CPU time."""
+    file: StoreFile = StoreFile()
+    error: RankError = RankError()
     in_threads: tuple[ThreadError, ...] = ()
     """What ended threads of it in this run."""
     handles: ThreadError | None = None
     """What its main thread has raised and not done with: it is in an `except` or a `finally`."""
-    pid: int = 0
-    """Its process, on its own host; 0 if unknown."""
-    probe: Probe = Probe()
-    file: StoreFile = StoreFile()
-    host: str = ""
-    """The name of the host that it runs on."""
-    network: str = ""
-    """That host's network: the same for ranks that share a loopback. Empty where unknown."""
-    listens: tuple[str, ...] = ()
-    """Its address for the other ranks while the group is created, as ``address:port``."""
-    reach: tuple[Probe, ...] = ()
-    """Its attempts to reach the others there."""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What names resolve to on the rank's host, by name; nothing when they do not."""
-    runnable: bool = False
-    """Its main thread, or one of torch's, is runnable and may only lack a CPU."""
-    main_cpu_s: float = 0.0
-    """CPU time of its main thread so far."""
-    process: str = ""
-    """Of a rank that does not answer, the system's state: sleeping, stopped, …"""
-    cannot_answer: str = field(default="", metadata=OMIT_DEFAULT)
-    """The error that its report failed with."""
-    exit_code: int | None = None
-    last_words: str = ""
-    peak_bytes: int = 0
-    """The peak memory of a process that ended; 0 if unknown."""
-    oom_kills: int = -1
-    """Processes that the kernel killed meanwhile for lack of memory; -1 if unknown."""
-    left_at: tuple[Place, ...] = field(default=(), metadata=OMIT_DEFAULT)
-    """The lines of the sys.exit() by which its script has ended well, the outermost first."""
+    awaits: Awaited = Awaited()
+    process: ProcessFacts = ProcessFacts()
+    end: ProcessEnd = ProcessEnd()
+    network: Network = Network()
+    waits_for: int | None = None
+    """The number of the collective in which its main thread waits, where it is known which."""
+    keys_set: tuple[str, ...] = ()
+    """The keys of stores that it has set itself in this run, the last ones."""
     groups_made: tuple[GroupMade, ...] = ()
     """Its last calls of `new_group`, the one that it is in included, the oldest first."""
     splits: Splits | None = None
     """What it brought to its last all_to_all."""
-    sharded: tuple[ShardedUnit, ...] = ()
-    """The units of the models that FSDP2 shards, of those that it used in this run."""
-    pipelines: tuple[PipelinePart, ...] = ()
-    """What it is in the pipelines of torch's that ran in this run."""
-    purpose: str = ""
-    """What torch does with the collective in which it waits: ``layers.5 (FSDP2, forward)``."""
-    model: Fingerprint | None = None
-    """What the model is made of whose DDP it is constructing."""
-    path: tuple[Place, ...] = ()
-    """Where its main thread is in the user's code, the outermost line first."""
-    waits_for: int | None = None
-    """The number of the collective in which its main thread waits, where it is known which."""
-    key: str = ""
-    """The key of a store that it waits for, and that no rank has set."""
-    keys_set: tuple[str, ...] = ()
-    """The keys that it has set itself in this run, the last ones."""
-    run: int = 0
-    """The session's number of its current or last cell or script."""
+    parts: ModelParts = ModelParts()
     unrecorded: str = ""
     """Why its collectives are not recorded; empty where they are."""
-    replicas: tuple[ReplicaCounts, ...] = ()
-    """Its DistributedDataParallel objects: what was counted in this run, without tensors."""
+
+
+GROUPED: Mapping[str, tuple[str, str]] = {
+    **{f"error_{name}": ("error", name) for name in ("type", "text", "at", "category", "remedy")},
+    "holder": ("error", "holder"),
+    "polls_for": ("awaits", "file"),
+    "workers": ("awaits", "workers"),
+    "joins": ("awaits", "processes"),
+    "key": ("awaits", "key"),
+    "pid": ("process", "pid"),
+    "process": ("process", "state"),
+    "runnable": ("process", "runnable"),
+    "main_cpu_s": ("process", "main_cpu_s"),
+    "still_s": ("process", "still_s"),
+    "cannot_answer": ("process", "cannot_answer"),
+    "versions": ("process", "versions"),
+    "exit_code": ("end", "code"),
+    "last_words": ("end", "last_words"),
+    "peak_bytes": ("end", "peak_bytes"),
+    "oom_kills": ("end", "oom_kills"),
+    "left_at": ("end", "left_at"),
+    "host": ("network", "host"),
+    "network": ("network", "loopback"),
+    "listens": ("network", "listens"),
+    "reach": ("network", "reach"),
+    "probe": ("network", "probe"),
+    "addresses": ("network", "addresses"),
+    "model": ("parts", "wrapped"),
+    "replicas": ("parts", "replicas"),
+    "sharded": ("parts", "sharded"),
+    "pipelines": ("parts", "pipelines"),
+    "purpose": ("parts", "purpose"),
+}
+"""Where the fields are that reports had one by one in files of version 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +358,7 @@ class Case:
     def files_seen(self) -> set[str]:
         """The files and cells in whose lines ranks were, or called a collective."""
         paths = {id(e.path): e.path for issued in self.collectives.of.values() for e in issued}
-        reported = [path for report in self.ranks for path in (report.path, report.error_at)]
+        reported = [path for report in self.ranks for path in (report.path, report.error.at)]
         return {place.file for path in (*paths.values(), *reported) for place in path}
 
     @property

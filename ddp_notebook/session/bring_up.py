@@ -263,7 +263,7 @@ class BringUp:
                 # On a busy machine a rank may not have left its pause yet, nor answer in time;
                 # what it says directly after that may be of a moment in which it goes on.
                 silent = self._asked(case.where(Activity.SILENT))
-                stopped = {e.rank for e in case.ranks if e.process == "stopped"}
+                stopped = {e.rank for e in case.ranks if e.process.state == "stopped"}
                 late = {*still_before(), *silent} - stopped
                 settled = not case.where(Activity.BUSY) and doing in ((), activities)
                 if settled and (not late or since_s - changed_s > _LATE_S):

@@ -171,10 +171,11 @@ def _absent(job: Job, of_script: Case) -> RankReport:
     waits = bool(
         of_script.ranks
     ) and all(  # the script's process, for the end of others, or for others as a rank itself
-        report.joins or (report.activity is Activity.WAITING and report.pid in ranks)
+        report.awaits.processes
+        or (report.activity is Activity.WAITING and report.process.pid in ranks)
         for report in of_script.ranks
     )
-    if waits and not any(_coming(job, report.pid) for report in of_script.ranks):
+    if waits and not any(_coming(job, report.process.pid) for report in of_script.ranks):
         return RankReport(0, Activity.IDLE, doing="its process has ended, or was not started")
     return RankReport(0, Activity.BUSY, doing="it has not called init_process_group yet")
 

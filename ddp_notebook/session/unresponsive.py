@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from ddp_notebook.launch.process_groups import is_stopped
 from ddp_notebook.model import (
     Activity,
+    ProcessFacts,
     RankReport,
     Ranks,
     RankState,
@@ -30,9 +31,7 @@ def silent(state: RankState) -> RankReport:
         state.rank,
         Activity.SILENT,
         doing=last_known(state, process),
-        process=process,
-        pid=state.pid or 0,
-        main_cpu_s=cpu_s,
+        process=ProcessFacts(state=process, pid=state.pid or 0, main_cpu_s=cpu_s),
     )
 
 

@@ -18,6 +18,8 @@ from traces import (
     op,
     play,
     raised,
+    report,
+    with_facts,
 )
 
 from ddp_notebook.model import (
@@ -27,7 +29,6 @@ from ddp_notebook.model import (
     OptimizerFacts,
     Place,
     Probe,
-    RankReport,
     ReplicaFacts,
     RunFacts,
     SamplerFacts,
@@ -41,8 +42,8 @@ CODE = {
     "train.py": "import x\nfor i in range(9):\n    step(i)\n    if rank == 0:\n        evaluate()\n"
     "    elif x and rank:\n        [f(i) for i in y if rank]\n    else:\n        continue\n"
 }
-_FOR_KEY = RankReport(0, Activity.WAITING, "key", initialized=True, key="ready")
-_LOADS = replace(
+_FOR_KEY = report(0, Activity.WAITING, "key", initialized=True, key="ready")
+_LOADS = with_facts(
     BUSY,
     workers=(Worker(71, True, True, 2.0, True, False, Place("data.py", 14)), Worker(72)),
 )
@@ -53,7 +54,7 @@ _STUCK = [*DDP, forward(), backward(), backward(), barrier(31)]
 def _in_setup() -> tuple[Case, ...]:
     model = Fingerprint((TensorInfo("w", (2, 3), "float32"),), ())
     ranks = tuple(
-        replace(
+        with_facts(
             waiting(rank, inside),
             model=model,
             file=StoreFile("/tmp/x", True, {"0": 1, "1": 2}),
@@ -63,7 +64,7 @@ def _in_setup() -> tuple[Case, ...]:
         )
         for rank, inside in enumerate(("store", "rendezvous", "process-group"))
     )
-    failed = replace(
+    failed = with_facts(
         ranks[1],
         activity=Activity.FAILED,
         error_type="RuntimeError",
@@ -71,7 +72,7 @@ def _in_setup() -> tuple[Case, ...]:
         error_at=(Place("train.py", 3, "main", "init()"),),
         arguments=arguments(1, 4, path="/tmp/x", stale=True),
     )
-    gone = replace(died(-9), rank=2, peak_bytes=9, oom_kills=1, last_words="one\ntwo")
+    gone = with_facts(died(-9), rank=2, peak_bytes=9, oom_kills=1, last_words="one\ntwo")
     told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "3"}
     return (
         Case(ranks, told, 0, sources=CODE),
@@ -98,7 +99,7 @@ def _in_a_run() -> tuple[Case, ...]:
         play(same(2, lines, r1=[replace(lines[0], dtype="int64", shape=(9,)), *lines[1:]])),
         play({0: [message("send", 1, 3)], 1: [message("send", 0, 4)], 2: [message("recv", 1, 5)]}),
         play(same(3, _STUCK, r1=_STUCK[:4]), {1: _FOR_KEY}),
-        play(same(3, _STUCK, r1=_STUCK[:4]), {1: replace(_LOADS, replicas=(_TRAINS,))}),
+        play(same(3, _STUCK, r1=_STUCK[:4]), {1: with_facts(_LOADS, replicas=(_TRAINS,))}),
         play(crossed, groups=groups),
     )
 

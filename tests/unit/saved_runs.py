@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 from msgspec import structs
+from traces import report
 
 from ddp_notebook.archive.format import SavedRun
 from ddp_notebook.model import (
@@ -176,7 +177,7 @@ def job(collectives: int = 2) -> SavedRun:
     }
     of[0] = (*of[0], collective(0, collectives - 1, 1900, None))
     waiting = RankReport(0, Activity.WAITING, "collective", "train.py:12", path=of[0][0].path)
-    failed = RankReport(1, Activity.FAILED, error_type="ValueError", error_text="ValueError: no")
+    failed = report(1, Activity.FAILED, error_type="ValueError", error_text="ValueError: no")
     case = Case((waiting, failed), collectives=Collectives(of, {"default": (0, 1)}, {0: 0}))
     end = tuple(
         RankState(rank, Status.RUNNING, Stage.VERIFIED, None, device="cpu", pid=100 + rank, cell=2)

@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import pytest
 from collective_cases import DDP, SKIP, found, refuse, refused, same, the_one
-from traces import all_reduce, backward, barrier, died, forward, op, places, play, raised
+from traces import (
+    all_reduce,
+    backward,
+    barrier,
+    died,
+    forward,
+    op,
+    places,
+    play,
+    raised,
+    with_facts,
+)
 
 from ddp_notebook.model import Case, Category, Collective, Place, ReplicaFacts, ThreadError
 
@@ -200,7 +211,7 @@ def test_who_ran_as_many_forwards_had_as_many_batches(
     case = play(same(3, [*DDP, *step * 5, *rest], r1=[*DDP, *step * 4, *rest]))
     counts = {0: (5, 5), 1: (forwards, 4), 2: (5, 5)}
     facts = {r: ReplicaFacts("m", forwards=f, backwards=b) for r, (f, b) in counts.items()}
-    reports = tuple(replace(e, replicas=(facts[e.rank],)) for e in case.ranks)
+    reports = tuple(with_facts(e, replicas=(facts[e.rank],)) for e in case.ranks)
     told = found(replace(case, ranks=reports), {"train.py": LOOP})
     assert told == [(category or "uneven-inputs", (1,))]
 
@@ -606,7 +617,7 @@ def test_a_collective_in_a_finally_that_met_what_the_others_called() -> None:
         same(2, [step, step, refused(step), end], r1=[step, step, end]),
         {
             0: raised("backward (all_reduce) does not match", "Mismatch"),
-            1: replace(raised("bad", "ValueError"), error_at=places((9, "train"))),
+            1: with_facts(raised("bad", "ValueError"), error_at=places((9, "train"))),
         },
     )
     finding = the_one(case)

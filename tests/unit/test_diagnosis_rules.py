@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from traces import report, with_facts
 
 from ddp_notebook.diagnosis import diagnose_setup
 from ddp_notebook.diagnosis.majority import vote
@@ -50,7 +51,7 @@ def waiting(rank: int, inside: str = "rendezvous", **other: Any) -> RankReport:
         "probe": Probe("127.0.0.1:29500", "open"),
         "versions": {"torch": "2.13.0", "python": "3.11.7"},
     }
-    return RankReport(rank, **{**fields, **other})
+    return report(rank, **{**fields, **other})
 
 
 def failed(rank: int, text: str, **other: Any) -> RankReport:
@@ -192,7 +193,7 @@ def test_a_file_of_an_earlier_run_is_known_by_addresses_that_are_there_twice() -
 
 
 def test_two_ranks_that_wait_for_a_file_and_for_each_other_are_stuck() -> None:
-    poller = RankReport(1, Activity.BUSY, doing="prepare.py:9", polls_for="/data/ready")
+    poller = report(1, Activity.BUSY, doing="prepare.py:9", polls_for="/data/ready")
     assert blamed(diagnose(waiting(0), poller)) == [(Category.FILESYSTEM, (1,))]
     writer = RankReport(2, Activity.BUSY, doing="download.py:3")
     assert blamed(diagnose(waiting(0), poller, writer)) == []
@@ -280,5 +281,5 @@ def test_no_rank_came_too_late_where_time_does_not_explain_all() -> None:
     assert Category.STRAGGLER not in dict(
         blamed(diagnose(first, late, RankReport(2, Activity.IDLE)))
     )
-    elsewhere = replace(late, host="node1")
-    assert blamed(diagnose(replace(first, host="node0"), elsewhere)) == []
+    elsewhere = with_facts(late, host="node1")
+    assert blamed(diagnose(with_facts(first, host="node0"), elsewhere)) == []

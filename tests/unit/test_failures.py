@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
+from traces import report, with_facts
 
 from ddp_notebook.diagnosis import deaths, diagnose_run, failures
 from ddp_notebook.diagnosis.failures import UNEXPLAINED_AFTER_S
@@ -123,18 +122,18 @@ def test_a_rank_that_died_is_a_finding_with_how_to_bring_it_back() -> None:
 def test_a_rank_that_was_killed_when_all_were_idle_is_a_finding() -> None:
     """Nothing was issued and nobody waited: a green sentence stood beside a dead rank."""
     idle = RankReport(0, Activity.IDLE)
-    (finding,) = diagnose_run(Case((idle, RankReport(1, Activity.DEAD, exit_code=-9)))).findings
+    (finding,) = diagnose_run(Case((idle, report(1, Activity.DEAD, exit_code=-9)))).findings
     assert (finding.category, finding.ranks) == (Category.RANK_DIED, (1,))
     assert finding.commands == ("%ddp_restart --ranks 1",)
 
 
 def test_a_rank_that_ended_with_code_0_when_all_were_idle_is_a_finding_but_of_a_script() -> None:
     """Its next cell was refused, "rank 1 is dead", and beside it stood: no problem found."""
-    idle, ended = RankReport(0, Activity.IDLE), RankReport(1, Activity.DEAD, exit_code=0)
+    idle, ended = RankReport(0, Activity.IDLE), report(1, Activity.DEAD, exit_code=0)
     (finding,) = diagnose_run(Case((idle, ended))).findings
     assert (finding.category, finding.ranks) == (Category.EARLY_EXIT, (1,))
     assert finding.commands == ("%ddp_restart --ranks 1",)
-    for case in (Case((idle, ended), script=True), Case((idle, replace(ended, exit_code=None)))):
+    for case in (Case((idle, ended), script=True), Case((idle, with_facts(ended, exit_code=None)))):
         assert diagnose_run(case).proven and not diagnose_run(case).wrong
 
 
@@ -154,7 +153,7 @@ def test_a_set_up_that_failed_on_every_rank_is_told_with_its_remedy() -> None:
 
 
 def waits(rank: int, **fields: object) -> RankReport:
-    return RankReport(rank, Activity.WAITING, inside="store", doing="init (a.py:3)", **fields)  # type: ignore[arg-type]
+    return report(rank, Activity.WAITING, inside="store", doing="init (a.py:3)", **fields)
 
 
 def test_ranks_that_wait_for_long_are_said_to_with_what_is_known() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from collective_cases import found, same, the_one
-from traces import all_reduce, places, play, raised
+from traces import all_reduce, places, play, raised, with_facts
 
 from ddp_notebook.model import (
     Activity,
@@ -23,7 +23,7 @@ BY_ONE = "import os\nif rank == 1:\n    os.makedirs(path)\ndist.all_reduce(x)\n"
 
 def failed(error: str, line: int, text: str) -> RankReport:
     at = (Place("train.py", line, "", text),)
-    return replace(raised(f"[Errno 17] {error}: '/data/out'", error), error_at=at)
+    return with_facts(raised(f"[Errno 17] {error}: '/data/out'", error), error_at=at)
 
 
 def case_of(error: str = "FileExistsError", line: int = 2, text: str = "os.makedirs(path)") -> Case:

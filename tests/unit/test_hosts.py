@@ -56,7 +56,7 @@ def test_ranks_of_two_hosts_are_judged_together_and_by_one_clock() -> None:
     case = hosts.joined(runs)
     found = hosts.diagnosed(runs)
 
-    assert [report.host for report in case.ranks] == ["a", "b"]
+    assert [report.network.host for report in case.ranks] == ["a", "b"]
     times = [case.collectives.of[rank][-1].issued_ns for rank in (0, 1)]
     assert abs(times[0] - times[1]) < 10**9, "both hosts tell the time of day"
     assert [f.ranks for f in found.findings if not f.passing] != [], "they wait for each other"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from traces import BUSY, all_reduce, play
+from traces import BUSY, all_reduce, play, with_facts
 
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.model import (
@@ -25,7 +25,7 @@ LOCKED = Worker(71, due=True, forked=True, still_s=2.0, locked=True, place=AT)
 
 
 def loading(*workers: Worker) -> RankReport:
-    return replace(BUSY, doing="train.py:3", workers=workers)
+    return with_facts(BUSY, doing="train.py:3", workers=workers)
 
 
 def waits_for(of: RankReport) -> Case:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from traces import all_reduce, barrier
+from traces import all_reduce, barrier, with_facts
 
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.model import (
@@ -66,7 +66,7 @@ def in_a_mesh(case: Case) -> Case:
         tuple(ShardedUnit(0, f"layers.{n}", 1000, True, column, 2) for n in range(12))
         for column in columns
     ]
-    ranks = (replace(e, groups_made=made, sharded=units[e.rank % tp]) for e in case.ranks)
+    ranks = (with_facts(e, groups_made=made, sharded=units[e.rank % tp]) for e in case.ranks)
     return replace(case, ranks=tuple(ranks))
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from collective_cases import the_one
-from traces import message, play
+from traces import message, play, with_facts
 
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.model import Case, Finding, PipelinePart
@@ -40,7 +40,7 @@ def stuck() -> Case:
 
 def with_parts(case: Case, *parts: PipelinePart) -> Case:
     ranks = zip(case.ranks, parts, strict=True)
-    return replace(case, ranks=tuple(replace(e, pipelines=(p,)) for e, p in ranks))
+    return replace(case, ranks=tuple(with_facts(e, pipelines=(p,)) for e, p in ranks))
 
 
 def first_of(case: Case) -> Finding:

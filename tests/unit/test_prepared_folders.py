@@ -750,7 +750,7 @@ def test_a_rank_that_was_stopped_is_not_waited_for() -> None:
             report = prepared.case_of(job).ranks[0]
         finally:
             process.kill()
-    assert (report.doing, report.pid) == (f"process {process.pid} is stopped", process.pid)
+    assert (report.doing, report.process.pid) == (f"process {process.pid} is stopped", process.pid)
 
 
 def test_where_a_record_is_that_another_folder_hides_is_said(

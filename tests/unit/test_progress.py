@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from traces import report
 
 from ddp_notebook.diagnosis.progress import doing, where_busy, works
 from ddp_notebook.model import Activity, Place, RankReport
@@ -12,11 +13,11 @@ from ddp_notebook.model import Activity, Place, RankReport
     ("evidence", "expected"),
     [
         (RankReport(0, Activity.BUSY), True),
-        (RankReport(0, Activity.BUSY, polls_for="x.pt"), False),
-        (RankReport(0, Activity.SILENT, process="running"), True),
-        (RankReport(0, Activity.SILENT, process="sleeping"), False),
+        (report(0, Activity.BUSY, polls_for="x.pt"), False),
+        (report(0, Activity.SILENT, process="running"), True),
+        (report(0, Activity.SILENT, process="sleeping"), False),
         (RankReport(0, Activity.SILENT), False),
-        (RankReport(0, Activity.WAITING, process="running"), False),
+        (report(0, Activity.WAITING, process="running"), False),
     ],
 )
 def test_a_rank_works_when_it_is_busy_or_too_busy_to_answer(
@@ -45,7 +46,7 @@ def test_ranks_whose_collective_was_refused_are_told_alike() -> None:
     """The refusal names the rank itself and the first that differed: as many texts as ranks."""
     shown = {
         doing(
-            RankReport(
+            report(
                 rank,
                 Activity.FAILED,
                 error_type="Mismatch",

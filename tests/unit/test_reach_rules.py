@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from traces import report
 
 from ddp_notebook.diagnosis import diagnose_setup
 from ddp_notebook.model import (
@@ -45,7 +46,7 @@ def on(node: str, rank: int, inside: str = "process-group", **more: Any) -> Rank
         "listens": (listens_at(rank, node),) if inside == "process-group" else (),
         **more,
     }
-    return RankReport(rank, **fields)
+    return report(rank, **fields)
 
 
 def reaching(host: str, rank: int, **others: str) -> RankReport:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from traces import report, with_facts
 
 from ddp_notebook.diagnosis import diagnose_training
 from ddp_notebook.diagnosis.collectives import hang
@@ -374,8 +375,8 @@ def hung(mine: ReplicaFacts, theirs: ReplicaFacts) -> Case:
     records = (Collective(0, 0, "all_reduce", part=Part.BACKWARD),)
     return Case(
         (
-            RankReport(0, Activity.WAITING, "collective", replicas=(theirs,)),
-            RankReport(1, Activity.IDLE, replicas=(mine,)),
+            report(0, Activity.WAITING, "collective", replicas=(theirs,)),
+            report(1, Activity.IDLE, replicas=(mine,)),
         ),
         collectives=Collectives({0: records, 1: ()}),
     )
@@ -427,7 +428,7 @@ def test_ranks_that_were_refused_in_their_backward_tell_as_much_as_those_that_wa
     two = hung(replica(no_sync_forwards=1, local_steps=1), replica())
     refused = replace(two.collectives.of[0][0], phase=Phase.REFUSED)
     ranks = (
-        replace(two.ranks[0], activity=Activity.FAILED, inside="", error_type="Mismatch"),
+        with_facts(two.ranks[0], activity=Activity.FAILED, inside="", error_type="Mismatch"),
         replace(two.ranks[1], activity=Activity.WAITING, inside="collective"),
     )
     own = Collective(1, 0, "barrier")
@@ -448,7 +449,7 @@ def test_a_rank_that_has_not_come_to_that_backward_is_not_blamed_for_a_look_at_i
 
 def test_evidence_carries_what_was_counted() -> None:
     counts = ReplicaCounts("Net 1", "Net", "net", forwards=3, bypass_place=HERE)
-    evidence = RankReport(1, replicas=(counts,))
+    evidence = report(1, replicas=(counts,))
     assert codec.decode(RankReport, json.loads(json.dumps(codec.encode(evidence)))) == evidence
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from traces import report, with_facts
 
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import CellFailed, CellInterrupted, SessionLost, Stuck
@@ -291,7 +292,7 @@ def test_a_case_has_the_code_of_earlier_cells_of_which_ranks_are_in_a_function()
     issued = Collectives({0: (Collective(0, 0, "barrier", path=way),)})
     case = Case((RankReport(0),), collectives=issued, sources={"cell 4": "train()"})
     assert set(with_sources_in_use(case, cells).sources) == {"cell 2", "cell 4"}
-    failed = RankReport(0, error_at=(Place("cell 1", 1, "train"),))
+    failed = report(0, error_at=(Place("cell 1", 1, "train"),))
     sources = with_sources_in_use(Case((failed,), sources={"cell 4": "train()"}), cells).sources
     assert set(sources) == {"cell 1", "cell 4"}
     assert with_sources_in_use(case, {}) is case
@@ -301,8 +302,8 @@ def stuck_reports() -> dict[int, RankReport]:
     """Rank 0 waits for rank 1, which raised."""
     raised = {"error_type": "IndexError", "error_text": "10", "error_at": (Place("cell 1", 4),)}
     return {
-        0: RankReport(0, Activity.WAITING, inside="collective", pid=70, main_cpu_s=2.0),
-        1: RankReport(1, Activity.FAILED, pid=71, **raised),
+        0: report(0, Activity.WAITING, inside="collective", pid=70, main_cpu_s=2.0),
+        1: report(1, Activity.FAILED, pid=71, **raised),
     }
 
 
@@ -326,7 +327,7 @@ def test_a_rank_that_was_found_waiting_is_named_so_while_nothing_of_it_has_moved
     moment: dict[str, Any],
 ) -> None:
     stuck = case_of(stuck_reports(), NOT_DONE)
-    now = {**stuck_reports(), 0: RankReport(0, pid=70, main_cpu_s=2.0, **moment)}
+    now = {**stuck_reports(), 0: report(0, pid=70, main_cpu_s=2.0, **moment)}
     seen = still_waiting(case_of(now, NOT_DONE), stuck)
     (finding,) = diagnose_run(seen).findings
     assert (finding.category, finding.ranks) == (Category.EXCEPTION_ON_ONE_RANK, (1,))
@@ -335,16 +336,16 @@ def test_a_rank_that_was_found_waiting_is_named_so_while_nothing_of_it_has_moved
 
 DONE = replace(NOT_DONE, phase=Phase.DONE)
 NEXT = replace(NOT_DONE, number=8)
-BUSY = RankReport(0, Activity.BUSY, runnable=True, pid=70, main_cpu_s=2.0)
+BUSY = report(0, Activity.BUSY, runnable=True, pid=70, main_cpu_s=2.0)
 MOVED = {
     "its collective is done": (BUSY, (DONE,)),
     "it has called the next": (BUSY, (NOT_DONE, NEXT)),
-    "its main thread has run": (replace(BUSY, main_cpu_s=2.01), (NOT_DONE,)),
+    "its main thread has run": (with_facts(BUSY, main_cpu_s=2.01), (NOT_DONE,)),
     "it is at another line": (replace(BUSY, path=(Place("cell 1", 9),)), (NOT_DONE,)),
-    "it is in Python, and no thread runs": (replace(BUSY, runnable=False), (NOT_DONE,)),
-    "it is another process": (replace(BUSY, pid=99), (NOT_DONE,)),
+    "it is in Python, and no thread runs": (with_facts(BUSY, runnable=False), (NOT_DONE,)),
+    "it is another process": (with_facts(BUSY, pid=99), (NOT_DONE,)),
     "it is stopped": (
-        RankReport(0, Activity.SILENT, process="stopped", pid=70, main_cpu_s=2.0),
+        report(0, Activity.SILENT, process="stopped", pid=70, main_cpu_s=2.0),
         (NOT_DONE,),
     ),
 }

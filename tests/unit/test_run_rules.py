@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import pytest
 from collective_cases import DDP, found, lost, same, the_one
-from traces import BUSY, DESTROYED, all_reduce, backward, barrier, died, places, play, raised
+from traces import (
+    BUSY,
+    DESTROYED,
+    all_reduce,
+    backward,
+    barrier,
+    died,
+    places,
+    play,
+    raised,
+    with_facts,
+)
 
 from ddp_notebook.diagnosis import diagnose_run, diagnose_setup
 from ddp_notebook.model import Activity, Case, Category, Phase, RankReport
@@ -108,7 +119,7 @@ LEAVES = "\n\nif not trials:\n    sys.exit(0)\nx()\n\n\n\n\n\nsys.exit(0)\n"
 def test_a_rank_that_left_by_an_exit_on_a_condition(line: int, told: str) -> None:
     """Not by the last line of its script, as all ranks will."""
     program = [all_reduce(5), all_reduce(9), barrier(12)]
-    left = replace(DESTROYED, left_at=places(line) if line else ())
+    left = with_facts(DESTROYED, left_at=places(line) if line else ())
     case = play(same(3, program, r1=program[:1]), {1: left})
     finding = the_one(case, {"train.py": LEAVES})
     assert (finding.category, finding.ranks) == (told, (1,))
@@ -126,7 +137,7 @@ def test_a_rank_that_was_not_asked_to_run_the_cell() -> None:
 
 
 def test_a_busy_rank_is_late_and_nothing_is_wrong() -> None:
-    working = replace(BUSY, path=places((40, "load")), main_cpu_s=3.0)
+    working = with_facts(BUSY, path=places((40, "load")), main_cpu_s=3.0)
     case = play(same(3, [*DDP, backward(), backward()], r1=[*DDP, backward()]), {1: working})
     diagnosis = diagnose_run(case)
     assert not diagnosis.wrong

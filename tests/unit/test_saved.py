@@ -14,12 +14,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from saved_runs import job, runs
+from traces import report
 
 from ddp_notebook.archive.format import KEY, VERSION, SavedRun, decode_run, encode_run
 from ddp_notebook.archive.replay import what_is_missing
 from ddp_notebook.archive.save import write
 from ddp_notebook.errors import DDPError, NoSession, UsageMistake
-from ddp_notebook.model import Output, OutputKind, Progress, RankExited, RankReport, RankSpawned
+from ddp_notebook.model import (
+    GROUPED,
+    Output,
+    OutputKind,
+    Progress,
+    RankExited,
+    RankReport,
+    RankSpawned,
+)
 from ddp_notebook.model.codec import DecodeError, decode, dumps, encode
 from ddp_notebook.session import Replay, Session
 
@@ -51,7 +60,7 @@ def test_any_run_is_read_back_as_it_was_written(saved: SavedRun) -> None:
 
 
 def test_numbers_that_json_does_not_have_are_kept() -> None:
-    evidence = RankReport(0, main_cpu_s=math.inf)
+    evidence = report(0, main_cpu_s=math.inf)
     wire = json.loads(json.dumps(encode(evidence), allow_nan=False))
     assert decode(RankReport, wire) == evidence
     nothing = encode(Progress(rank=0, task="bench", done=1, total=2, value={"time": math.nan}))
@@ -60,7 +69,7 @@ def test_numbers_that_json_does_not_have_are_kept() -> None:
 
 def test_what_a_later_field_adds_may_be_missing_or_unknown() -> None:
     wire = encode(RankReport(3))
-    del wire["polls_for"]
+    del wire["awaits"]["file"]
     wire["not known yet"] = 1
     assert decode(RankReport, wire) == RankReport(3)
 
@@ -367,3 +376,19 @@ def test_a_file_without_collectives_says_why() -> None:
     assert what_is_missing(job()) == []
     (said,) = what_is_missing(replace(job(), case=None))
     assert said.startswith("not in it: collectives. ") and "%ddp_restart" in said
+
+
+def test_reports_of_a_file_of_version_1_are_read_each_fact_where_it_is_now() -> None:
+    now = encode_run(job())
+    before = json.loads(json.dumps(now, allow_nan=False))
+    before["version"] = 1
+    for wire in before["case"]["ranks"]:
+        values = {name: wire[group].get(field) for name, (group, field) in GROUPED.items()}
+        for group, _ in GROUPED.values():
+            wire.pop(group, None)
+        wire |= {name: value for name, value in values.items() if value is not None}
+    assert "error_text" in before["case"]["ranks"][0]
+    assert decode_run(before).case == decode_run(json.loads(json.dumps(now))).case
+    before["case"]["ranks"][0]["error_text"] = 7
+    with pytest.raises(DecodeError, match=r"error\.text"):
+        decode_run(before)

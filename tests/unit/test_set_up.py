@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from traces import report
 
 from ddp_notebook.errors import CellFailed, SessionLost, SetupFailed, UsageMistake
 from ddp_notebook.model import (
@@ -16,7 +17,6 @@ from ddp_notebook.model import (
     CellStarted,
     Event,
     RankExited,
-    RankReport,
     Stage,
     StageFailed,
     StageFinished,
@@ -67,7 +67,7 @@ def test_a_rank_that_fails_is_named_with_its_remedy_and_the_board(tmp_path: Path
     session, cluster, processes = fake_session(tmp_path)
     cluster.answers["bring up"] = {0: None, 1: None}
     cluster.calls["bring up"] = fails_at_the_store
-    report = RankReport(
+    failed = report(
         1,
         Activity.FAILED,
         inside="store",
@@ -75,7 +75,7 @@ def test_a_rank_that_fails_is_named_with_its_remedy_and_the_board(tmp_path: Path
         error_category=Category.STORE_GONE.value,
         error_remedy="Start it.",
     )
-    cluster.answers["report"] = {1: report}
+    cluster.answers["report"] = {1: failed}
     with pytest.raises(SetupFailed, match=r"Rank 1: (?s:.*)What to do: Start it\.") as caught:
         session.set_up(processes.options)
     assert caught.value.board is not None

@@ -20,6 +20,7 @@ from setup_cases import (
     the_one,
     waiting,
 )
+from traces import report, with_facts
 
 from ddp_notebook.diagnosis import diagnose_setup
 from ddp_notebook.model import (
@@ -141,7 +142,7 @@ def test_a_closed_connection_is_no_matter_of_time_outs(text: str) -> None:
 @pytest.mark.parametrize(
     ("other", "expected"),
     [
-        (RankReport(1, Activity.DEAD, exit_code=-9), Category.RANK_DIED),
+        (report(1, Activity.DEAD, exit_code=-9), Category.RANK_DIED),
         (idle(1), Category.MISSING_RANK),
     ],
 )
@@ -166,7 +167,7 @@ def test_an_address_where_nobody_answers_is_every_ranks_mistake() -> None:
 def test_a_name_that_does_not_resolve_is_said() -> None:
     came = [arguments(r, master_addr="no-such-host.invalid") for r in range(3)]
     ranks = [
-        replace(knocking(r, came[r], "unresolved"), addresses={"no-such-host.invalid": ()})
+        with_facts(knocking(r, came[r], "unresolved"), addresses={"no-such-host.invalid": ()})
         for r in range(3)
     ]
     finding = the_one(*ranks)
@@ -229,14 +230,14 @@ def test_ranks_that_the_resolver_lets_wait_are_named_with_those_that_it_has_answ
         "rank 1: typo:1: Name or service not known",
         "rank 2: typo:1: the resolver has not answered yet",
     )
-    elsewhere = replace(ranks[2], host="b")
+    elsewhere = with_facts(ranks[2], host="b")
     assert the_one(*ranks[:2], elsewhere).ranks == (0, 1), "another host has another resolver"
-    assert found(*(replace(e, probe=asks) for e in ranks)) == [], "it may only be slow"
+    assert found(*(with_facts(e, probe=asks) for e in ranks)) == [], "it may only be slow"
 
 
 def test_loopback_as_master_of_two_hosts_is_said() -> None:
     host = waiting(0, "store", arguments(0, 2, "rank0"), host="a")
-    other = replace(knocking(1, arguments(1, 2)), host="b")
+    other = with_facts(knocking(1, arguments(1, 2)), host="b")
     finding = the_one(host, other, store="rank0")
     assert (finding.category, finding.ranks) == (Category.HOSTNAME_LOOPBACK, (1,))
 
@@ -302,7 +303,7 @@ def test_a_rank_that_has_its_group_is_not_missing() -> None:
 def test_a_process_that_ended_while_others_wait_is_named_with_how_it_ended(
     exit_code: int, category: Category
 ) -> None:
-    gone = RankReport(1, Activity.DEAD, exit_code=exit_code, last_words="a\nSegmentation fault")
+    gone = report(1, Activity.DEAD, exit_code=exit_code, last_words="a\nSegmentation fault")
     finding = the_one(waiting(0), gone, waiting(2))
     assert (finding.category, finding.ranks) == (category, (1,))
     how = {1: "exited with code 1", 0: "exited with code 0", -9: "killed by signal 9 (SIGKILL): by"}
@@ -312,7 +313,7 @@ def test_a_process_that_ended_while_others_wait_is_named_with_how_it_ended(
 
 
 def test_a_dead_rank_that_others_wait_for_in_a_call_of_their_own_is_not_just_restarted() -> None:
-    gone = RankReport(1, Activity.DEAD, exit_code=-9)
+    gone = report(1, Activity.DEAD, exit_code=-9)
     at = (Place("train.py", 3),)
     finding = the_one(waiting(0, path=at), gone, waiting(2, path=at))
     assert finding.remedy.endswith("%ddp_abort")
@@ -425,7 +426,7 @@ def test_who_asks_at_another_port_than_the_stores_is_told_where_it_is() -> None:
 
 def test_two_ranks_that_open_one_store_are_told_apart() -> None:
     second = opening(1, "open", master=True, activity=Activity.FAILED, inside="")
-    second = replace(second, error_type="DistNetworkError", error_text="EADDRINUSE: in use")
+    second = with_facts(second, error_type="DistNetworkError", error_text="EADDRINUSE: in use")
     finding = the_one(opening(0, "open", master=True), second, opening(2, "open"))
     assert (finding.category, finding.ranks) == (Category.PORT_IN_USE, (1,))
     assert "as rank 0 does" in finding.cause

@@ -23,6 +23,7 @@ from setup_cases import (
     the_one,
     waiting,
 )
+from traces import with_facts
 
 from ddp_notebook.diagnosis import diagnose_setup
 from ddp_notebook.diagnosis.majority import vote
@@ -63,7 +64,7 @@ def healthy(draw: st.DrawFn, smallest: int = 1) -> tuple[list[RankReport], str]:
         if place == 0:
             ranks.append(coming(rank, polls_for=""))
         elif place == 1 and not host_is_up:
-            ranks.append(replace(knocking(rank, came), **known))
+            ranks.append(with_facts(knocking(rank, came), **known))
         elif place in (1, 2, 3):
             ranks.append(waiting(rank, IN_SETUP[place - 1], came, **known))
         else:

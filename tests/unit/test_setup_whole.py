@@ -19,6 +19,7 @@ from setup_cases import (
     the_one,
     waiting,
 )
+from traces import report
 
 from ddp_notebook.diagnosis import diagnose_setup
 from ddp_notebook.diagnosis.progress import doing
@@ -105,7 +106,7 @@ def test_two_ranks_with_a_mistake_each_are_two_findings() -> None:
 @pytest.mark.parametrize("activity", list(Activity))
 def test_every_rank_is_said_to_do_something(activity: Activity) -> None:
     for more in ({}, {"doing": "x", "inside": "store", "error_text": "\n", "error_type": "E"}):
-        text = doing(RankReport(0, activity, **more))  # type: ignore[arg-type]
+        text = doing(report(0, activity, **more))
         assert text
         assert "\n" not in text
 
@@ -147,7 +148,7 @@ TENSORS = st.builds(
 WORDS = st.dictionaries(st.text(), st.text(), max_size=3)
 
 EVIDENCE = st.builds(
-    RankReport,
+    report,
     rank=RANK,
     activity=st.sampled_from(Activity),
     inside=st.sampled_from(["", *IN_SETUP]),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from collective_cases import found, same
-from traces import op, play
+from traces import op, play, with_facts
 
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.model import Case, Collective, Finding, ShardedUnit
@@ -26,7 +26,7 @@ def units(*names: str, reshards: bool = True) -> tuple[ShardedUnit, ...]:
 
 def sharded(case: Case, *of_ranks: Sequence[ShardedUnit]) -> Case:
     ranks = zip(case.ranks, of_ranks, strict=True)
-    return replace(case, ranks=tuple(replace(e, sharded=tuple(u)) for e, u in ranks))
+    return replace(case, ranks=tuple(with_facts(e, sharded=tuple(u)) for e, u in ranks))
 
 
 def first_of(case: Case) -> Finding:

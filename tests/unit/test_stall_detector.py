@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from traces import report, with_facts
 
 from ddp_notebook.diagnosis import diagnose
 from ddp_notebook.model import (
@@ -34,10 +35,10 @@ STEP_S = 0.05
 
 def waiting(rank: int, port: int = 1, **more: object) -> RankReport:
     came = InitArguments("env", rank, 3, "127.0.0.1", port, timeout_s=60.0)
-    made = RankReport(
+    made = report(
         rank, Activity.WAITING, "store", entered=1, arguments=came, probe=Probe("", "open")
     )
-    return replace(made, **more)  # type: ignore[arg-type]
+    return with_facts(made, **more)  # type: ignore[arg-type]
 
 
 def busy(rank: int, doing: str = "train.py:7") -> RankReport:
@@ -150,7 +151,7 @@ def test_a_rank_that_works_holds_the_word_back_whatever_else_is_wrong() -> None:
 
 
 def test_a_rank_that_polls_for_a_file_does_not_work() -> None:
-    polling = replace(busy(1), polls_for="/tmp/ready")
+    polling = with_facts(busy(1), polls_for="/tmp/ready")
     watch = Watch(waiting(0), polling, waiting(2))
     assert said(watch.pass_s(5)) == (Category.FILESYSTEM, (1,))
 
@@ -165,7 +166,7 @@ def test_who_was_late_is_remembered_after_it_came() -> None:
 
 
 def test_what_may_be_a_moments_picture_waits_while_ranks_lack_a_cpu() -> None:
-    restless = tuple(replace(e, runnable=e.activity is Activity.WAITING) for e in OF_A_MOMENT)
+    restless = tuple(with_facts(e, runnable=e.activity is Activity.WAITING) for e in OF_A_MOMENT)
     watch = Watch(*restless)
     assert watch.pass_s(RESTLESS_FOR_S - 1) is None
     assert said(watch.pass_s(5)) == (Category.MISSING_RANK, (1,)), "no excuse for ever"
@@ -177,12 +178,12 @@ def test_ranks_that_lack_no_cpu_need_no_such_patience() -> None:
 
 
 def test_what_is_certain_is_said_also_where_ranks_lack_a_cpu() -> None:
-    watch = Watch(*(replace(e, runnable=True) for e in SURE))
+    watch = Watch(*(with_facts(e, runnable=True) for e in SURE))
     assert said(watch.pass_s(2)) == (Category.ENV_MISMATCH, (1,))
 
 
 def test_the_patience_begins_anew_when_the_ranks_got_on_meanwhile() -> None:
-    restless = tuple(replace(e, runnable=e.activity is Activity.WAITING) for e in OF_A_MOMENT)
+    restless = tuple(with_facts(e, runnable=e.activity is Activity.WAITING) for e in OF_A_MOMENT)
     watch = Watch(*restless)
     assert watch.pass_s(RESTLESS_FOR_S - 1) is None
     watch.ranks = HEALTHY
@@ -238,13 +239,13 @@ def test_where_none_of_those_that_others_wait_for_can_come_it_is_shown_within_se
     assert said(watch.pass_s(NONE_COMES_AFTER_S + 2)) == (Category.UNDECIDED, ())
     for may_come in (busy(2), replace(done, activity=Activity.SILENT)):
         assert Watch(*inside, may_come).pass_s(NONE_COMES_AFTER_S + 2) is None
-    runs = replace(making, rank=1, runnable=True)
+    runs = with_facts(making, rank=1, runnable=True)
     assert Watch(inside[0], runs, done).pass_s(NONE_COMES_AFTER_S + 2) is None
 
 
 def test_a_rank_that_answers_nothing_and_uses_no_cpu_is_named() -> None:
     """A thread of torch's and the main one wait for each other: nobody else need wait."""
-    mute = RankReport(1, doing="train.py:7", process="sleeping", main_cpu_s=3.0)
+    mute = report(1, doing="train.py:7", process="sleeping", main_cpu_s=3.0)
     watch = Watch(idle(0), mute)
     diagnosis = watch.pass_s(UNDECIDED_AFTER_S + 5)
     assert said(diagnosis) == (Category.UNDECIDED, (1,))
@@ -254,7 +255,7 @@ def test_a_rank_that_answers_nothing_and_uses_no_cpu_is_named() -> None:
 def test_a_rank_that_answers_nothing_and_works_is_waited_for() -> None:
     watch = Watch(*HEALTHY)
     for seconds in range(3 * int(UNDECIDED_AFTER_S)):
-        mute = RankReport(1, process="running", main_cpu_s=float(seconds))
+        mute = report(1, process="running", main_cpu_s=float(seconds))
         watch.ranks = (waiting(0), mute, waiting(2))
         assert watch.pass_s(1) is None
 
@@ -274,9 +275,7 @@ def test_stuck_needs_a_mistake_and_nobody_who_works() -> None:
 
 def test_a_rank_that_is_stopped_is_named_though_no_other_waits_for_it() -> None:
     """The only one of its cell; before, it was "native code that holds Python's lock"."""
-    gone = RankReport(
-        1, Activity.SILENT, doing="its process 7 is stopped", process="stopped", pid=7
-    )
+    gone = report(1, Activity.SILENT, doing="its process 7 is stopped", process="stopped", pid=7)
     watch = Watch(idle(0), gone)
     found = watch.pass_s(5)
     assert said(found) == (Category.STRAGGLER, (1,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from traces import BUSY, all_reduce, backward, barrier, message, play, raised
+from traces import BUSY, all_reduce, backward, barrier, message, play, raised, with_facts
 
 from ddp_notebook.diagnosis.collectives.wait_graph import counterpart, wait_graph
 from ddp_notebook.model import Activity, Case, Phase, RankReport
@@ -69,7 +69,7 @@ def test_all_are_there_and_only_the_picture_is_old() -> None:
 
 
 def test_a_rank_that_waits_for_a_file_needs_somebody_to_write_it() -> None:
-    polling = replace(BUSY, polls_for="/data/ready")
+    polling = with_facts(BUSY, polls_for="/data/ready")
     assert not can_progress(play({0: [STEP], 1: []}, {1: polling}))
     assert can_progress(play({0: [STEP], 1: [], 2: []}, {1: polling, 2: BUSY}))
 

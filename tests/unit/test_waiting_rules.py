@@ -17,6 +17,8 @@ from traces import (
     op,
     play,
     raised,
+    report,
+    with_facts,
 )
 
 from ddp_notebook.diagnosis import diagnose_run
@@ -34,13 +36,13 @@ from ddp_notebook.model import (
     ThreadError,
 )
 
-FOR_KEY = RankReport(0, Activity.WAITING, "key", initialized=True, key="ready")
+FOR_KEY = report(0, Activity.WAITING, "key", initialized=True, key="ready")
 
 # -- a rank at one place: a lock, a queue, a process, a sleep, a file ------------------------
 
 
 def test_a_rank_that_stands_at_one_place_is_waited_for_and_its_place_is_told() -> None:
-    in_get = replace(BUSY, doing="Queue.get (train.py:40)", still_s=12.0)
+    in_get = with_facts(BUSY, doing="Queue.get (train.py:40)", still_s=12.0)
     case = play({0: [all_reduce(10)], 1: [], 2: [all_reduce(10)]}, {1: in_get})
     (late,) = diagnose_run(case).findings
     assert late.passing and (late.category, late.ranks) == ("straggler", (1,))
@@ -49,11 +51,11 @@ def test_a_rank_that_stands_at_one_place_is_waited_for_and_its_place_is_told() -
     assert doing(in_get) == "has been in Queue.get (train.py:40) for 12 s, using no CPU time"
     asleep = replace(in_get, doing="train.py:40")
     assert doing(asleep) == "has been in train.py:40 for 12 s, using no CPU time"
-    assert doing(replace(in_get, still_s=1.0)) == "busy: Queue.get (train.py:40)"
+    assert doing(with_facts(in_get, still_s=1.0)) == "busy: Queue.get (train.py:40)"
     assert standing((in_get, replace(in_get, rank=1), replace(BUSY, rank=2))) == (
         "ranks 0-1 have been in Queue.get (train.py:40) for 12 s, using no CPU time"
     )
-    in_setup = replace(FOR_KEY, rank=0, key="", inside="store", entered=1)
+    in_setup = with_facts(FOR_KEY, rank=0, key="", inside="store", entered=1)
     (late,) = diagnose_run(Case((in_setup, replace(in_get, rank=1)))).findings
     assert late.passing and "it has been in Queue.get (train.py:40)" in late.cause
 
@@ -67,7 +69,7 @@ def test_what_a_thread_of_a_late_rank_raised_is_told_beside_it() -> None:
 
 
 def test_ranks_that_wait_on_one_line_for_files_of_other_names_are_one_finding() -> None:
-    waits = [replace(BUSY, polls_for=f"/tmp/{name}/ready", doing="train.py:8") for name in "ab"]
+    waits = [with_facts(BUSY, polls_for=f"/tmp/{name}/ready", doing="train.py:8") for name in "ab"]
     case = play({0: [barrier(9)], 1: [], 2: []}, {1: waits[0], 2: waits[1]})
     finding = the_one(case)
     assert (finding.category, finding.ranks) == ("filesystem", (1, 2))
@@ -75,11 +77,11 @@ def test_ranks_that_wait_on_one_line_for_files_of_other_names_are_one_finding() 
 
 
 def test_a_process_that_the_users_interrupt_ended_is_no_finding_unless_others_wait_for_it() -> None:
-    dead = RankReport(0, Activity.DEAD, exit_code=1, last_words="...\nKeyboardInterrupt\n")
+    dead = report(0, Activity.DEAD, exit_code=1, last_words="...\nKeyboardInterrupt\n")
     case = Case((dead, replace(IDLE[1], rank=1)), script=True)
     assert not list(deaths(case, [dead], ()))
     assert [each.ranks for each in deaths(case, [dead], (1,))] == [(0,)]
-    other = replace(dead, last_words="KeyError: 3")
+    other = with_facts(dead, last_words="KeyError: 3")
     assert [each.ranks for each in deaths(case, [other], ())] == [(0,)]
 
 
@@ -126,7 +128,7 @@ def test_a_rank_that_still_works_may_set_the_key() -> None:
     assert "'ready'" in finding.cause
 
 
-GAVE_UP = RankReport(
+GAVE_UP = report(
     0,
     Activity.FAILED,
     error_type="DistStoreError",
@@ -155,13 +157,13 @@ def test_who_is_to_set_the_key_that_others_gave_up_is_named(
 
 
 def test_a_key_that_torch_waited_for_or_whose_setter_failed_is_no_fault_of_the_others() -> None:
-    of_torch = replace(GAVE_UP, error_at=(Place("train.py", 2, "", "dist.new_group([0, 1])"),))
+    of_torch = with_facts(GAVE_UP, error_at=(Place("train.py", 2, "", "dist.new_group([0, 1])"),))
     step = [all_reduce(3)]
     for first, last in ((DONE, of_torch), (raised("'lr'", "KeyError"), GAVE_UP)):
         case = play({0: step, 1: step, 2: step}, {0: first, 1: last, 2: last})
         assert not {"unset-key", "straggler"} & {category for category, _ in found(case)}
     # Two others have set theirs: which of both came too late is not known.
-    keys = replace(GAVE_UP, error_text="wait timeout after 9ms, keys: /a//done/0, /a//done/1")
+    keys = with_facts(GAVE_UP, error_text="wait timeout after 9ms, keys: /a//done/0, /a//done/1")
     sets = {rank: replace(DONE, keys_set=(f"done/{rank}",)) for rank in (0, 1)}
     case = play({0: step, 1: step, 2: step}, {**sets, 2: keys})
     assert "straggler" not in {category for category, _ in found(case)}
@@ -336,7 +338,7 @@ def test_two_threads_in_one_group_at_once_are_named_where_nothing_moves_any_more
     finding = the_one(case_of(of, *waits))
     assert (finding.category, finding.ranks) == ("mismatched-order", (0, 1))
     assert "two threads of ranks 0-1 each use one group at the same time" in finding.cause
-    moving = [replace(e, runnable=True) for e in waits]
+    moving = [with_facts(e, runnable=True) for e in waits]
     assert not found(case_of(of, *moving))
 
 
@@ -352,11 +354,11 @@ def test_a_rank_that_gloo_ended_for_a_message_that_is_too_large_is_no_mystery() 
     case = play({0: [step, barrier(40)], 1: [step], 2: [step, barrier(40)]}, {1: died(-6)})
     of = dict(case.collectives.of)
     of[1] = (replace(of[1][0], phase=Phase.ISSUED, done_ns=0),)
-    ranks = tuple(replace(e, last_words=words) if e.rank == 1 else e for e in case.ranks)
+    ranks = tuple(with_facts(e, last_words=words) if e.rank == 1 else e for e in case.ranks)
     case = replace(case, ranks=ranks, collectives=replace(case.collectives, of=of))
     finding = the_one(case)
     assert (finding.category, finding.ranks) == ("shape-mismatch", (0, 1, 2))
     assert "rank 1 got 320 bytes" in finding.cause and "192 at most" in finding.cause
     assert finding.commands == ("%ddp_restart --ranks 1",)
-    mute = tuple(replace(e, last_words="") for e in ranks)
+    mute = tuple(with_facts(e, last_words="") for e in ranks)
     assert found(replace(case, ranks=mute)) == [("rank-died", (1,))]

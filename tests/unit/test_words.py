@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from collective_cases import found, lost, refused, same, the_one
-from traces import BUSY, all_reduce, barrier, died, message, places, play, raised
+from traces import BUSY, all_reduce, barrier, died, message, places, play, raised, with_facts
 
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.launch import out_of_memory
@@ -144,7 +144,7 @@ def test_a_refusal_of_ours_is_never_an_exception_of_the_rank() -> None:
 
 
 def dead(rank: int = 1, **more: object) -> RankReport:
-    return replace(died(-9), rank=rank, **more)
+    return with_facts(died(-9), rank=rank, **more)
 
 
 def killed(**more: object) -> Finding:

@@ -104,11 +104,11 @@ def _doing(report: RankReport, run: int) -> tuple[str, str, str]:
     """What a rank outside of any collective does: singular verb, plural verb, the rest."""
     line = f" at {report.path[-1]}" if report.path else ""
     match report.activity:
-        case Activity.WAITING if report.key:
-            return "waits", "wait", f"for the store's key {report.key!r}{line}"
+        case Activity.WAITING if report.awaits.key:
+            return "waits", "wait", f"for the store's key {report.awaits.key!r}{line}"
         case Activity.WAITING:
             return "waits", "wait", f"in {report.inside}"
-        case Activity.BUSY if report.workers:
+        case Activity.BUSY if report.awaits.workers:
             return "waits", "wait", f"for a batch{line}"
         case Activity.BUSY:
             return "is", "are", f"busy{line}"
@@ -129,7 +129,9 @@ def _doing(report: RankReport, run: int) -> tuple[str, str, str]:
 def with_purposes(case: Case) -> Case:
     """`case`, in which what each rank waits in says what for, where that is known."""
     reports = {
-        e.rank: e for e in case.ranks if e.waits_for is not None and (e.purpose or e.pipelines)
+        e.rank: e
+        for e in case.ranks
+        if e.waits_for is not None and (e.parts.purpose or e.parts.pipelines)
     }
     if not reports:
         return case
@@ -145,7 +147,7 @@ def _with_purpose(
 ) -> Collective:
     if record.number != report.waits_for:
         return record
-    purpose = report.purpose
+    purpose = report.parts.purpose
     if not purpose and record.is_point_to_point and record.peer is not None:
         purpose = _message(record, report, others.get(record.peer))
     return replace(record, purpose=purpose) if purpose else record
@@ -153,7 +155,9 @@ def _with_purpose(
 
 def _message(record: Collective, report: RankReport, peer: RankReport | None) -> str:
     """``micro-batch 3's activations of stage 0 (1F1B)``; empty outside of a pipeline."""
-    mine = next((p for p in report.pipelines if (p.forward, p.backward) != (None, None)), None)
+    mine = next(
+        (p for p in report.parts.pipelines if (p.forward, p.backward) != (None, None)), None
+    )
     theirs = _same(mine, peer) if mine is not None and peer is not None else None
     if mine is None or theirs is None or len(mine.stages) != 1 or len(theirs.stages) != 1:
         return ""
@@ -169,4 +173,4 @@ def _message(record: Collective, report: RankReport, peer: RankReport | None) ->
 
 
 def _same(part: PipelinePart, peer: RankReport) -> PipelinePart | None:
-    return next((p for p in peer.pipelines if p.members == part.members), None)
+    return next((p for p in peer.parts.pipelines if p.members == part.members), None)

@@ -51,7 +51,7 @@ def ended(context: Context) -> Iterator[Finding]:
     known = {rank for finding in too_much for rank in finding.ranks}
     died = [e for e in died if e.rank not in known]
     findings = too_much + list(deaths(context.case, died, context.victims, partial(_last, context)))
-    refused = {e.rank for e in first if e.error_type == MISMATCH}
+    refused = {e.rank for e in first if e.error.type == MISMATCH}
     raised = _raised_before(context, first, refused)
     findings += raised or _refused(context, refused)
     stuck = tuple(rank for rank in context.graph.stuck if rank in context.graph.at)
@@ -72,7 +72,7 @@ def _in_collectives(context: Context) -> dict[int, Collective]:
     for rank, report in context.reports.items():
         handled = report.handles is not None and report.handles.type == MISMATCH
         record = _first_refused(context, rank) if handled else None
-        if record is None and report.error_type == MISMATCH:
+        if record is None and report.error.type == MISMATCH:
             record = last_record(context, rank)
         if record is not None and record.phase is Phase.REFUSED:
             there[rank] = record
@@ -168,7 +168,7 @@ GOT_TOO_MUCH = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match")
 def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Finding]:
     """Ranks that gloo aborted as another sent more than they expected: one of both is wrong."""
     for e in died:
-        sizes, last = GOT_TOO_MUCH.search(e.last_words), last_record(context, e.rank)
+        sizes, last = GOT_TOO_MUCH.search(e.end.last_words), last_record(context, e.rank)
         if sizes is None or last is None or last.over:
             continue
         there = {
@@ -205,7 +205,7 @@ def _raised_before(
         e
         for e in first
         if refused and e.activity is Activity.FAILED and e.rank not in refused
-        if e.error_at and not torch_errors.is_of_others(e.error_text)
+        if e.error.at and not torch_errors.is_of_others(e.error.text)
         if all(
             record.phase is not Phase.REFUSED for record in context.collectives.of.get(e.rank, ())
         )
@@ -214,12 +214,12 @@ def _raised_before(
         Finding(
             Category.EXCEPTION_ON_ONE_RANK,
             (e.rank,),
-            f"raised {raised_words(e.error_type, e.error_text, e.error_at, _LONGEST_ERROR)}; what "
+            f"raised {raised_words(e.error.type, e.error.text, e.error.at, _LONGEST_ERROR)}; what "
             f"it called on the way out met what {name_ranks(sorted(refused))} called, and does "
             "not match it",
             _ON_THE_WAY_OUT,
             context.victims,
-            (f"rank {e.rank}: {way_to_error(e.error_at)}",),
+            (f"rank {e.rank}: {way_to_error(e.error.at)}",),
         )
         for e in own
     ]
@@ -257,13 +257,13 @@ def _refused(context: Context, refused: set[int]) -> Iterator[Finding]:
 
 
 def _ended_badly(e: RankReport) -> bool:
-    return (e.activity is Activity.DEAD and e.exit_code != 0) or e.activity is Activity.FAILED
+    return (e.activity is Activity.DEAD and e.end.code != 0) or e.activity is Activity.FAILED
 
 
 def _dragged_along(context: Context, gone: list[RankReport]) -> set[int]:
     """Ranks that ended because another had, while they were in a collective without it."""
     dead = [e for e in gone if e.activity is Activity.DEAD]
-    by_others = {e.rank for e in dead if e.exit_code in _ENDED_BY_OTHERS}
+    by_others = {e.rank for e in dead if e.end.code in _ENDED_BY_OTHERS}
     dragged = by_others - _missed(context, [e for e in gone if e.rank not in by_others])
     ended_early = {e.rank for e in gone}
     inside: dict[int, set[int]] = {}
@@ -283,7 +283,7 @@ def _missed(context: Context, others: list[RankReport]) -> set[int]:
 
     A rank that got a SIGTERM before the others lost it was not ended by a launcher because of them.
     """
-    if not all(torch_errors.is_of_others(e.error_text) for e in others):
+    if not all(torch_errors.is_of_others(e.error.text) for e in others):
         return set()
     if not others:
         return set(context.reports)

@@ -249,8 +249,8 @@ def left_by_exit(
 
 def _line_of_exit(context: Context, report: RankReport) -> str:
     """The line and the test of a sys.exit() by which a rank ended well; empty without a test."""
-    test = context.sources.branch_of(report.left_at[-1]) if report.left_at else ""
-    return f"{report.left_at[-1]} ({test})" if test else ""
+    test = context.sources.branch_of(report.end.left_at[-1]) if report.end.left_at else ""
+    return f"{report.end.left_at[-1]} ({test})" if test else ""
 
 
 def _in_another_group(context: Context, classified: Classified) -> Finding | None:
@@ -585,7 +585,7 @@ def skipped_backward(
     if record.part is not Part.BACKWARD:
         return ()
     mine, theirs = (
-        {replica.key: replica for replica in report.replicas}
+        {replica.key: replica for replica in report.parts.replicas}
         if (report := context.reports.get(r))
         else {}
         for r in (short.ranks[0], full.ranks[0])

@@ -81,7 +81,7 @@ def _whose_no_sync(
         replica.local_steps
         for report in context.case.ranks
         if report.rank not in waiting
-        for replica in report.replicas
+        for replica in report.parts.replicas
     )
     ranks = tuple(sorted((*waiting, *under)))
     even = len(under) == len(waiting) and not stepped
@@ -115,8 +115,8 @@ class _Reason:
 
 def _why_not(e: RankReport, other: RankReport) -> tuple[_Reason, tuple[str, ...]] | None:
     """Why rank `e` does not reduce what `other` reduces, and the counters that tell it."""
-    others = {replica.key: replica for replica in other.replicas}
-    for mine in e.replicas:
+    others = {replica.key: replica for replica in other.parts.replicas}
+    for mine in e.parts.replicas:
         theirs = others.get(mine.key)
         reason = _difference(mine, theirs) if theirs is not None else None
         if theirs is not None and reason is not None:

@@ -55,7 +55,7 @@ def conflicts(context: Context) -> Iterator[Finding]:
     """
     explained = _explained(context, [d for d in context.divergences if d.proven])
     yield from explained
-    moves = any(report.runnable or works(report) for report in context.case.ranks)
+    moves = any(report.process.runnable or works(report) for report in context.case.ranks)
     if explained or moves or not context.case.where(Activity.WAITING):
         return
     for group in sorted({record.group for record in context.graph.at.values()}):
@@ -209,7 +209,7 @@ def came_too_late(context: Context) -> Iterator[Finding]:
 
 
 def _timed_out(e: RankReport) -> bool:
-    return torch_errors.TIMED_OUT.search(e.error_text) is not None
+    return torch_errors.TIMED_OUT.search(e.error.text) is not None
 
 
 def _too_late(

@@ -37,7 +37,7 @@ def _pipelines(context: Context) -> Iterator[_Pipeline]:
     ranks = tuple(e.rank for e in context.case.ranks)
     for report in context.case.ranks:
         seen: dict[Ranks, int] = {}
-        for part in report.pipelines:
+        for part in report.parts.pipelines:
             number = seen[part.members] = seen.get(part.members, -1) + 1
             if part.members and max(part.members) < len(ranks):
                 found.setdefault((part.members, number), {})[report.rank] = part

@@ -111,7 +111,7 @@ def _models(context: Context) -> Iterator[dict[int, _Model]]:
 
     Stages of a pipeline have other modules, and other ranks.
     """
-    by_rank = {e.rank: e.sharded for e in context.case.ranks if e.sharded}
+    by_rank = {e.rank: e.parts.sharded for e in context.case.ranks if e.parts.sharded}
     numbers = sorted({unit.model for units in by_rank.values() for unit in units})
     ranks = tuple(e.rank for e in context.case.ranks)
     for number in numbers:

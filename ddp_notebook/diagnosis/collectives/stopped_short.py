@@ -209,7 +209,7 @@ def _count(alignment: Alignment, rank: int, record: Collective) -> int:
 def _left_early(context: Context, short: Ranks, ahead: Ranks, record: Collective) -> Finding:
     """They left with something still to do, on which no condition stands."""
     waiters = f"{verb(ahead, 'is', 'are')} in {named(record)}"
-    dead = [context.reports[rank] for rank in short if context.reports[rank].exit_code is not None]
+    dead = [context.reports[rank] for rank in short if context.reports[rank].end.code is not None]
     if len(dead) == len(short):
         (finding,) = deaths(
             context.case,

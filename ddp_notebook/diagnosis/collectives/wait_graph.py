@@ -126,7 +126,7 @@ def missing(case: Case, record: Collective) -> Ranks:
 
 def waits_for_key(evidence: RankReport) -> bool:
     """True of a rank that waits until some rank sets a key of a store."""
-    return evidence.activity is Activity.WAITING and bool(evidence.key)
+    return evidence.activity is Activity.WAITING and bool(evidence.awaits.key)
 
 
 def _record_of(evidence: RankReport, arrivals: _Arrivals) -> Collective | None:
@@ -177,10 +177,10 @@ def _may_come(
     coming = {
         e.rank
         for e in case.ranks
-        if (works(e) or e.activity in _MAY_COME) and e.process != "stopped"
+        if (works(e) or e.activity in _MAY_COME) and e.process.state != "stopped"
     }
     if coming:  # one of them may write the file that others wait for in a loop
-        coming |= {e.rank for e in case.ranks if e.polls_for}
+        coming |= {e.rank for e in case.ranks if e.awaits.file}
     coming.update(rank for rank in case.waiting if rank not in waits)  # set-up, or unknown
     waiting = set(case.waiting) & waits.keys()
     while True:

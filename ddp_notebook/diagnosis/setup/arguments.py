@@ -246,7 +246,9 @@ def other_versions(context: Context) -> Iterator[Finding]:
     """torch or Python differ between ranks."""
     case = context.case
     for name in ("torch", "python"):
-        values = {e.rank: e.versions[name] for e in case.ranks if e.versions.get(name)}
+        values = {
+            e.rank: e.process.versions[name] for e in case.ranks if e.process.versions.get(name)
+        }
         if name == "python":  # 3.12.1 and 3.12.4 work together
             values = {rank: ".".join(text.split(".")[:2]) for rank, text in values.items()}
         if len(set(values.values())) < 2:
@@ -266,7 +268,7 @@ def other_versions(context: Context) -> Iterator[Finding]:
 
 def differing_models(context: Context) -> Iterator[Finding]:
     """The models that ranks wrap differ in number, order, shape or dtype of their tensors."""
-    models = {e.rank: e.model for e in context.case.ranks if e.model is not None}
+    models = {e.rank: model for e in context.case.ranks if (model := e.parts.wrapped) is not None}
     for finding in compare(models):
         yield replace(
             finding,
@@ -314,11 +316,11 @@ def _values_of(name: str, reports: Iterable[RankReport], expected: str) -> dict[
 
 def _addresses_of(name: str, reports: tuple[RankReport, ...]) -> set[str] | None:
     """The addresses of `name`, itself among them; None while no resolver has answered for it."""
-    addresses = {address for e in reports for address in e.addresses.get(name, ())}
+    addresses = {address for e in reports for address in e.network.addresses.get(name, ())}
     try:
         addresses.add(str(ipaddress.ip_address(name)))
     except ValueError:
-        if name != "localhost" and not any(name in e.addresses for e in reports):
+        if name != "localhost" and not any(name in e.network.addresses for e in reports):
             return None
     loopback = name == "localhost" or any(ipaddress.ip_address(a).is_loopback for a in addresses)
     return {*addresses, name, *(("localhost",) if loopback else ())}

@@ -56,8 +56,8 @@ def stopped_ranks(context: Context) -> Iterator[Finding]:
     """A process that was stopped, as by Ctrl-Z: it continues when it gets SIGCONT."""
     case = context.case
     for e in case.ranks:
-        if e.activity is Activity.SILENT and e.process == "stopped":
-            go_on = f"kill -CONT {e.pid or 'and its pid'}"
+        if e.activity is Activity.SILENT and e.process.state == "stopped":
+            go_on = f"kill -CONT {e.process.pid or 'and its pid'}"
             yield Finding(
                 Category.STRAGGLER,
                 (e.rank,),
@@ -137,7 +137,7 @@ def _absent(
 def _state_of(e: RankReport) -> str:
     if e.activity is not Activity.FAILED:
         return "runs nothing"
-    return f"raised {raised_words(e.error_type, e.error_text, e.error_at, _LONGEST_ERROR)}"
+    return f"raised {raised_words(e.error.type, e.error.text, e.error.at, _LONGEST_ERROR)}"
 
 
 def early_exits(context: Context) -> Iterator[Finding]:
@@ -165,13 +165,13 @@ def came_too_late(context: Context) -> Iterator[Finding]:
     """
     case = context.case
     failed = [e for e in case.ranks if e.activity is Activity.FAILED]
-    hosts = {e.host for e in case.ranks if e.entered}
+    hosts = {e.network.host for e in case.ranks if e.entered}
     if not failed or not all(map(torch_errors.is_victim, failed)) or len(hosts) > 1:
         return
     ends = [
         (e.called_ns + round(e.arguments.timeout_s * 1e9), e.arguments.timeout_s)
         for e in failed
-        if e.called_ns and e.arguments.timeout_s and torch_errors.TIMED_OUT.search(e.error_text)
+        if e.called_ns and e.arguments.timeout_s and torch_errors.TIMED_OUT.search(e.error.text)
     ]
     until_ns, limit_s = min(ends, default=(0, 0.0))
     absent = tuple(e for e in case.ranks if not e.entered)
@@ -207,7 +207,7 @@ def _too_late(context: Context, late: Ranks, limit_s: float) -> Finding:
 def polling_ranks(context: Context) -> Iterator[Finding]:
     """Find ranks that wait in a loop for a file that no rank that still runs will write."""
     case = context.case
-    pollers = [e for e in case.ranks if e.activity is Activity.BUSY and e.polls_for]
+    pollers = [e for e in case.ranks if e.activity is Activity.BUSY and e.awaits.file]
     working = case.where(Activity.BUSY, Activity.SILENT)  # who does not answer may write it, too
     if not pollers or len(working) > len(pollers):
         return
@@ -224,7 +224,7 @@ def _left_unwritten(context: Context, pollers: list[RankReport]) -> Finding | No
     By the code these come to that loop alone: so that rank is to write it. Of several that do not
     wait for the file it is not known which was to write it, or whether the waiting rank itself was.
     """
-    files = {e.polls_for for e in pollers}
+    files = {e.awaits.file for e in pollers}
     ranks = tuple(e.rank for e in pollers)
     rest = [e for e in context.case.ranks if e not in pollers]
     others = tuple(e.rank for e in rest)
@@ -259,7 +259,7 @@ def _sent_there(
 
 def _for_a_file(case: Case, pollers: list[RankReport]) -> Finding:
     """Ranks that wait on one line for a file; each may have made up another path for it."""
-    paths = tuple(dict.fromkeys(e.polls_for for e in pollers))
+    paths = tuple(dict.fromkeys(e.awaits.file for e in pollers))
     ranks, one = tuple(e.rank for e in pollers), len(paths) == 1
     which = f"{paths[0]}, which no rank has written"
     remedy = "Write the file before any rank waits for it, or use dist.barrier() instead."
@@ -277,7 +277,7 @@ def _for_a_file(case: Case, pollers: list[RankReport]) -> Finding:
         case.waiting,
         (
             *(
-                f"rank {e.rank}: at {e.doing}{'' if one else f', for {e.polls_for}'}"
+                f"rank {e.rank}: at {e.doing}{'' if one else f', for {e.awaits.file}'}"
                 for e in pollers
             ),
             *((f"{paths[0]} does not exist",) if one else ()),
@@ -286,7 +286,7 @@ def _for_a_file(case: Case, pollers: list[RankReport]) -> Finding:
 
 
 def _is_in_setup(e: RankReport) -> bool:
-    return e.activity is Activity.WAITING and not e.key
+    return e.activity is Activity.WAITING and not e.awaits.key
 
 
 def late_ranks(context: Context) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from ddp_notebook.model import (
 
 def network_of(evidence: RankReport) -> str:
     """What is the same for ranks that share a loopback; empty where it is not known."""
-    return evidence.network or evidence.host
+    return evidence.network.loopback or evidence.network.host
 
 
 def on_two_hosts(one: RankReport, other: RankReport) -> bool:
@@ -45,17 +45,17 @@ def _loopback(
     ranks = tuple(e.rank for e in culprits)
     elsewhere = tuple(o.rank for o in reports if any(on_two_hosts(e, o) for e in culprits))
     first = culprits[0]
-    on = f" on {first.host}" if first.host else ""
+    on = f" on {first.network.host}" if first.network.host else ""
     return Finding(
         Category.HOSTNAME_LOOPBACK,
         ranks,
-        f"listens at {first.listens[0]}{on}, where no other host can reach it: "
+        f"listens at {first.network.listens[0]}{on}, where no other host can reach it: "
         f"{verb(elsewhere, 'is', 'are')} on another host",
         f"Set GLOO_SOCKET_IFNAME on {name_ranks(ranks)} to the interface that the others reach, "
         "or correct /etc/hosts there: the host's name must not resolve to 127.x.",
         case.waiting,
         (
-            *(f"rank {e.rank} listens at {each}" for e in culprits for each in e.listens),
+            *(f"rank {e.rank} listens at {each}" for e in culprits for each in e.network.listens),
             *(f"rank {o.rank}: {line}" for o in reports if (line := _gloo_error(o))),
         ),
     )
@@ -63,13 +63,13 @@ def _loopback(
 
 def _gloo_error(evidence: RankReport) -> str:
     """The error of gloo on a rank that could not connect."""
-    failed = evidence.activity is Activity.FAILED and "connectFullMesh" in evidence.error_text
-    return evidence.error_text.strip().splitlines()[0][:300] if failed else ""
+    failed = evidence.activity is Activity.FAILED and "connectFullMesh" in evidence.error.text
+    return evidence.error.text.strip().splitlines()[0][:300] if failed else ""
 
 
 def _at_loopback(evidence: RankReport) -> bool:
     try:
-        hosts = [ipaddress.ip_address(each.rpartition(":")[0]) for each in evidence.listens]
+        hosts = [ipaddress.ip_address(each.rpartition(":")[0]) for each in evidence.network.listens]
     except ValueError:  # a name says nothing of where it is
         return False
     return bool(hosts) and all(host.is_loopback for host in hosts)
@@ -91,12 +91,14 @@ def _connects(evidence: RankReport) -> bool:
 def blocked_ranks(context: Context) -> Iterator[Finding]:
     """The store answers on every host, and nothing comes back from the other hosts' ranks."""
     case = context.case
-    connecting = tuple(e for e in case.ranks if _connects(e) and e.probe.state in ("", "open"))
-    where = {each: e for e in connecting for each in e.listens}
+    connecting = tuple(
+        e for e in case.ranks if _connects(e) and e.network.probe.state in ("", "open")
+    )
+    where = {each: e for e in connecting for each in e.network.listens}
     blocked = [
         (e, where[probe.target], probe)
         for e in connecting
-        for probe in e.reach
+        for probe in e.network.reach
         if probe.state == "timeout"
         and probe.target in where
         and on_two_hosts(e, where[probe.target])

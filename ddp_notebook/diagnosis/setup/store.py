@@ -74,7 +74,7 @@ def opened_twice(context: Context) -> Iterator[Finding]:
 
 
 def _found_port_in_use(e: RankReport) -> bool:
-    return e.activity is Activity.FAILED and "EADDRINUSE" in e.error_text
+    return e.activity is Activity.FAILED and "EADDRINUSE" in e.error.text
 
 
 def missing_folders(context: Context) -> Iterator[Finding]:
@@ -123,7 +123,7 @@ def unreachable_store(context: Context) -> Iterator[Finding]:
             f"MASTER_ADDR {address!r} does not resolve",
             "Set MASTER_ADDR to a name or address of rank 0's machine (127.0.0.1 on one machine).",
             case.waiting,
-            tuple(f"rank {e.rank}: {e.probe.target}: {_answer_of(e)}" for e in unresolved),
+            tuple(f"rank {e.rank}: {e.network.probe.target}: {_answer_of(e)}" for e in unresolved),
         )
     if any(e.arguments.hosts_store and e.activity in _ENDED for e in case.ranks):
         return  # its own error says why it opened none
@@ -132,7 +132,7 @@ def unreachable_store(context: Context) -> Iterator[Finding]:
         for e in case.ranks
         if e.activity is Activity.WAITING
         and e.inside == "store"
-        and e.probe.state in ("refused", "timeout", "other")
+        and e.network.probe.state in ("refused", "timeout", "other")
         and not e.arguments.hosts_store
         and _should_answer(e, case)
     )
@@ -164,17 +164,17 @@ def unset_keys(context: Context) -> Iterator[Finding]:
 def _by_key(waiters: Iterable[RankReport]) -> Iterable[tuple[str, list[RankReport]]]:
     same: dict[str, list[RankReport]] = {}
     for e in waiters:
-        same.setdefault(e.key, []).append(e)
+        same.setdefault(e.awaits.key, []).append(e)
     return same.items()
 
 
 def _gave_up(e: RankReport) -> RankReport | None:
     """Return a report with the key whose wait has timed out in a call of the user's own."""
-    asked = _GIVEN_UP.search(e.error_text) if e.activity is Activity.FAILED else None
-    if not asked or not e.error_at or not _ASKS.search(e.error_at[-1].text):
+    asked = _GIVEN_UP.search(e.error.text) if e.activity is Activity.FAILED else None
+    if not asked or not e.error.at or not _ASKS.search(e.error.at[-1].text):
         return None
     key = ", ".join(_OF_TORCH.sub("", each) for each in asked[1].split(", "))
-    return replace(e, key=key, path=e.error_at)
+    return replace(e, awaits=replace(e.awaits, key=key), path=e.error.at)
 
 
 _GIVEN_UP = re.compile(r"wait timeout after \d+ ?ms, keys: (.+)")
@@ -267,17 +267,21 @@ def _unresolved(case: Case) -> tuple[RankReport, ...]:
     A resolver that is asked by all ranks at once answers some of them seconds later.
     """
     asked = [e for e in case.ranks if e.activity is Activity.WAITING and e.inside == "store"]
-    known = {(e.arguments.master_addr, e.host) for e in asked if e.probe.state == "unresolved"}
+    known = {
+        (e.arguments.master_addr, e.network.host)
+        for e in asked
+        if e.network.probe.state == "unresolved"
+    }
     return tuple(
         e
         for e in asked
-        if e.probe.state in ("unresolved", "resolving")
-        and (e.arguments.master_addr, e.host) in known
+        if e.network.probe.state in ("unresolved", "resolving")
+        and (e.arguments.master_addr, e.network.host) in known
     )
 
 
 def _answer_of(e: RankReport) -> str:
-    return e.probe.detail or "the resolver has not answered yet"
+    return e.network.probe.detail or "the resolver has not answered yet"
 
 
 def _should_answer(e: RankReport, case: Case) -> bool:
@@ -292,15 +296,19 @@ def _should_answer(e: RankReport, case: Case) -> bool:
         # It reaches its own store: so that is open, and only the others are shut out. One that
         # is open elsewhere is where differing values send it.
         port = e.arguments.master_port
-        return any(h.probe.state == "open" and h.arguments.master_port == port for h in hosts)
+        return any(
+            h.network.probe.state == "open" and h.arguments.master_port == port for h in hosts
+        )
     # Rank 0 takes the store for another process's, and connects like the others.
     return any(o.activity is Activity.WAITING and o.inside == "store" for o in first)
 
 
 def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
     ranks = tuple(e.rank for e in shut_out)
-    first = shut_out[0].probe
-    evidence = tuple(f"rank {e.rank}: {e.probe.target}: {e.probe.detail}" for e in shut_out)
+    first = shut_out[0].network.probe
+    evidence = tuple(
+        f"rank {e.rank}: {e.network.probe.target}: {e.network.probe.detail}" for e in shut_out
+    )
     if case.store_host is None and not case.store_alive:
         return Finding(
             Category.STORE_GONE,
@@ -331,7 +339,7 @@ def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
             f"Open TCP port {port} of rank {inside.rank}'s host to the others (firewall, security "
             "group), or set MASTER_PORT to a port that is open.",
             case.waiting,
-            (*evidence, f"rank {inside.rank}: {inside.probe.target}: open"),
+            (*evidence, f"rank {inside.rank}: {inside.network.probe.target}: open"),
         )
     what = f"no process answers at {first.target} ({first.detail.lower()})"
     if first.state == "other":
@@ -358,8 +366,10 @@ def _address_of(e: RankReport) -> str:
 def _open_inside(case: Case, shut_out: tuple[RankReport, ...]) -> RankReport | None:
     """The rank whose store is open on its own host, while others hear nothing from it."""
     for host in case.callers:
-        if host.arguments.hosts_store and host.probe.state == "open":
-            silent = all(e.probe.state == "timeout" and on_two_hosts(e, host) for e in shut_out)
+        if host.arguments.hosts_store and host.network.probe.state == "open":
+            silent = all(
+                e.network.probe.state == "timeout" and on_two_hosts(e, host) for e in shut_out
+            )
             return host if silent else None
     return None
 

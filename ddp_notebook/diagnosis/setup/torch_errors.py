@@ -201,13 +201,13 @@ def is_of_others(text: str) -> bool:
 
 def is_victim(e: RankReport) -> bool:
     """True when a rank's error only says that it waited, or that others went away."""
-    own = e.error_category or any(meaning.pattern.search(e.error_text) for meaning in MEANINGS)
-    return not own and is_of_others(e.error_text)
+    own = e.error.category or any(meaning.pattern.search(e.error.text) for meaning in MEANINGS)
+    return not own and is_of_others(e.error.text)
 
 
 def lacks_group(e: RankReport) -> bool:
     """True of a rank that failed because it has no group, and never called for one."""
-    failed = e.activity is Activity.FAILED and NO_GROUP.search(e.error_text)
+    failed = e.activity is Activity.FAILED and NO_GROUP.search(e.error.text)
     return bool(failed) and not (e.entered or e.initialized)
 
 
@@ -233,7 +233,7 @@ def of_errors(
     for (category, cause, remedy), failed in same.items():
         odd = _other_model(failed) if category is Category.PARAM_MISMATCH else failed
         ranks = tuple(e.rank for e in odd if only is None or e.rank in only)
-        holder = tuple(f"the port is held{e.holder}" for e in odd if e.holder)
+        holder = tuple(f"the port is held{e.error.holder}" for e in odd if e.error.holder)
         if ranks:
             yield Finding(
                 category,
@@ -253,7 +253,7 @@ def _other_model(failed: list[RankReport]) -> list[RankReport]:
 
     Each error has the number of the rank's own parameters. Without that, all.
     """
-    found = [_PARAMETERS.search(e.error_text) for e in failed]
+    found = [_PARAMETERS.search(e.error.text) for e in failed]
     values = {e.rank: match[1] for e, match in zip(failed, found, strict=True) if match}
     ranks = minority(values) if len(values) == len(failed) else ()
     return [e for e in failed if e.rank in ranks] or failed
@@ -270,27 +270,27 @@ def _took_its_port(e: RankReport, case: Case, category: Category) -> bool:
 
 def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
     """Category, cause and remedy of a rank's error; None when it is only a victim."""
-    if e.error_category in set(Category):  # a saved run may come from a later version
-        return Category(e.error_category), first_line(e).rstrip("."), e.error_remedy
+    if e.error.category in set(Category):  # a saved run may come from a later version
+        return Category(e.error.category), first_line(e).rstrip("."), e.error.remedy
     for meaning in MEANINGS:
-        match = meaning.pattern.search(e.error_text)
+        match = meaning.pattern.search(e.error.text)
         if match and not (meaning.category is Category.ENV_INVALID and _is_of_user(e)):
             group = next((group for group in match.groups() if group), "")
             cause, remedy = meaning.cause.format(group), meaning.remedy.format(group)
             return meaning.category, cause.removesuffix(" ()"), f"{remedy}."
-    if e.error_type == "MemoryError":
+    if e.error.type == "MemoryError":
         return Category.OOM_ON_ONE_RANK, "it ran out of memory", "Give it more memory."
-    if _VICTIM.search(e.error_text):
+    if _VICTIM.search(e.error.text):
         return _gave_up_first(e, case)
     if lacks_group(e) and any(map(in_setup, case.ranks)):
         return None  # that it did not call for one as the others did is said of it elsewhere
-    if e.error_type == "KeyboardInterrupt":
+    if e.error.type == "KeyboardInterrupt":
         return None  # the user's own doing
     if not case.where(Activity.WAITING) and not _gave_up(case):
         return None  # no rank was waiting for it: the error speaks for itself
     return (
         Category.EXCEPTION_ON_ONE_RANK,
-        f"raised {raised_words(e.error_type, e.error_text, e.error_at, 300)}",
+        f"raised {raised_words(e.error.type, e.error.text, e.error.at, 300)}",
         "Correct the error there; the others wait for it.",
     )
 
@@ -300,15 +300,15 @@ _ENVIRONMENT = re.compile(r"init_process_group|environ|getenv|RANK|WORLD|PORT")
 
 def _is_of_user(e: RankReport) -> bool:
     """True of an error in a line of the user's that has nothing to do with the environment."""
-    text = e.error_at[-1].text if e.error_at else ""
+    text = e.error.at[-1].text if e.error.at else ""
     return bool(text) and _ENVIRONMENT.search(text) is None
 
 
 def _said(e: RankReport, category: Category) -> str:
     """A rank's error as evidence; one that no pattern knows, as the lines that it passed."""
-    if category is not Category.EXCEPTION_ON_ONE_RANK or not e.error_at:
+    if category is not Category.EXCEPTION_ON_ONE_RANK or not e.error.at:
         return first_line(e)
-    return way_to_error(e.error_at)
+    return way_to_error(e.error.at)
 
 
 def _gave_up(case: Case) -> bool:
@@ -317,7 +317,7 @@ def _gave_up(case: Case) -> bool:
 
 def _gave_up_first(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
     """A rank whose timeout is shorter than the others' gave up on a rank that is only late."""
-    if not TIMED_OUT.search(e.error_text) or _somebody_is_gone(case):
+    if not TIMED_OUT.search(e.error.text) or _somebody_is_gone(case):
         return None
     mine = e.arguments.timeout_s
     others = [o.arguments.timeout_s for o in case.ranks if o.rank != e.rank]
@@ -341,5 +341,5 @@ def _somebody_is_gone(case: Case) -> bool:
 
 def first_line(e: RankReport) -> str:
     """The first line of a rank's error, or its type."""
-    lines = e.error_text.strip().splitlines()
-    return cut(lines[0], 300) if lines else e.error_type
+    lines = e.error.text.strip().splitlines()
+    return cut(lines[0], 300) if lines else e.error.type

@@ -12,6 +12,8 @@ from ddp_notebook.model import (
     Case,
     CellFinished,
     Collectives,
+    ProcessEnd,
+    ProcessFacts,
     RankReport,
     Ranks,
     RankState,
@@ -112,11 +114,11 @@ def still_waiting(case: Case, stuck: Case) -> Case:
 
 def _may_still_wait(now: RankReport, before: RankReport) -> bool:
     """Return whether a process that seems to do something else has not run its main thread."""
-    there = now.process in ("sleeping", "running") and not now.cannot_answer
+    there = now.process.state in ("sleeping", "running") and not now.process.cannot_answer
     silent = now.activity is Activity.SILENT and there
-    busy = now.activity is Activity.BUSY and now.runnable and now.path == before.path
-    rested = now.main_cpu_s - before.main_cpu_s < _HALF_A_TICK_S
-    return (silent or busy) and now.pid == before.pid and rested
+    busy = now.activity is Activity.BUSY and now.process.runnable and now.path == before.path
+    rested = now.process.main_cpu_s - before.process.main_cpu_s < _HALF_A_TICK_S
+    return (silent or busy) and now.process.pid == before.process.pid and rested
 
 
 def _not_done(case: Case, rank: int) -> tuple[int, ...]:
@@ -133,16 +135,18 @@ def _report(
         return RankReport(
             state.rank,
             Activity.DEAD,
-            exit_code=state.exit_code,
-            last_words=state.last_words,
-            peak_bytes=state.peak_bytes,
-            oom_kills=state.oom_kills,
+            end=ProcessEnd(
+                code=state.exit_code,
+                last_words=state.last_words,
+                peak_bytes=state.peak_bytes,
+                oom_kills=state.oom_kills,
+            ),
         )
     if answer is None:
         return silent(state)
     if isinstance(answer, CannotAnswer):
         doing = f"its observer failed: {answer.why}"
-        return replace(silent(state), doing=doing, cannot_answer=answer.why)
+        return replace(silent(state), doing=doing, process=ProcessFacts(cannot_answer=answer.why))
     if has_something_to_do and answer.activity in (Activity.IDLE, Activity.FAILED):
         return RankReport(state.rank, Activity.BUSY, doing="about to begin")
     return answer
@@ -150,21 +154,21 @@ def _report(
 
 def _as_recorded(report: RankReport, ended: CellFinished | None) -> RankReport:
     """Correct `report` by how the rank ended: its code may have replaced what reports need."""
-    if ended is None or report.process == "stopped":
+    if ended is None or report.process.state == "stopped":
         return report
     failed = ended.outcome == "error"
     left_at = ended.path if ended.outcome == "ok" else ()
     if report.activity is not Activity.SILENT and not (failed and report.activity is Activity.IDLE):
-        return replace(report, left_at=left_at)
+        return replace(report, end=replace(report.end, left_at=left_at))
     return replace(
         report,
         activity=Activity.FAILED if failed else Activity.IDLE,
         doing="",
-        process="",
-        error_type=ended.ename,
-        error_text=ended.evalue,
-        error_at=() if left_at else ended.path,
-        left_at=left_at,
+        process=replace(report.process, state=""),
+        error=replace(
+            report.error, type=ended.ename, text=ended.evalue, at=() if left_at else ended.path
+        ),
+        end=replace(report.end, left_at=left_at),
     )
 
 
@@ -173,18 +177,21 @@ def _with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[Rank
 
     Asked in a second step, because only now the address of each rank is known.
     """
-    connecting = [e for e in ranks if e.inside == "process-group" and e.listens]
-    if len({e.network for e in connecting}) < 2:
+    connecting = [e for e in ranks if e.inside == "process-group" and e.network.listens]
+    if len({e.network.loopback for e in connecting}) < 2:
         return tuple(ranks)
     targets = calls.Targets(
         tuple(
             address
             for report in connecting
-            for address in report.listens
+            for address in report.network.listens
             if not address.startswith(("127.", "::1:"))  # loopback means another host there
         )
     )
     asked = tuple(report.rank for report in connecting)
     answers = cluster.ask(asked, calls.REACH, targets, _ASK_TIMEOUT_S)
     reached = {rank: answer.probes for rank, answer in answered(answers).items()}
-    return tuple(replace(report, reach=reached.get(report.rank, ())) for report in ranks)
+    return tuple(
+        replace(report, network=replace(report.network, reach=reached.get(report.rank, ())))
+        for report in ranks
+    )

@@ -90,7 +90,7 @@ class StallDetector:
             return None
         case = self._look()
         # Ranks that compute for hours are not asked twice a second.
-        waits = case.waiting or any(e.workers for e in case.ranks)
+        waits = case.waiting or any(e.awaits.workers for e in case.ranks)
         self._pause_s = LOOK_EVERY_S if waits else min(2 * self._pause_s, LOOK_RARELY_S)
         self._next_s = now_s + self._pause_s
         self.latest = diagnose_run(case)
@@ -128,7 +128,7 @@ class StallDetector:
         """Return whether the finding may be transient, because ranks lack a CPU."""
         sure = any(f.category not in _OF_A_MOMENT for f in self.latest.findings if not f.passing)
         assert self._stuck_since_s is not None
-        restless = any(e.runnable for e in case.ranks if e.activity is Activity.WAITING)
+        restless = any(e.process.runnable for e in case.ranks if e.activity is Activity.WAITING)
         return restless and not sure and now_s - self._stuck_since_s < RESTLESS_FOR_S
 
     def _after_long_stillness(self, case: Case, now_s: float) -> Diagnosis | None:
@@ -136,7 +136,7 @@ class StallDetector:
             (
                 *(e.activity, e.inside, e.doing, e.arguments),
                 # What proves that a rank works although it does not answer.
-                e.main_cpu_s if e.activity is Activity.SILENT else 0.0,
+                e.process.main_cpu_s if e.activity is Activity.SILENT else 0.0,
             )
             for e in case.ranks
         )
@@ -157,7 +157,7 @@ def _limit_s(case: Case, still_s: float) -> float:
     if _broken(case):
         return BROKEN_AFTER_S
     # The graph is made only once it may matter: of many ranks it takes a while.
-    may_move = case.where(Activity.SILENT) or any(e.runnable for e in case.ranks)
+    may_move = case.where(Activity.SILENT) or any(e.process.runnable for e in case.ranks)
     if still_s < NONE_COMES_AFTER_S or may_move or not case.waiting:
         return UNDECIDED_AFTER_S
     proven = set(wait_graph(case).stuck) >= set(case.waiting)
@@ -167,7 +167,7 @@ def _limit_s(case: Case, still_s: float) -> float:
 def _broken(case: Case) -> tuple[RankReport, ...]:
     """Return the ranks that hear questions and cannot answer."""
     silent = case.where(Activity.SILENT)
-    return tuple(e for e in case.ranks if e.rank in silent and e.cannot_answer)
+    return tuple(e for e in case.ranks if e.rank in silent and e.process.cannot_answer)
 
 
 def _unexplained(case: Case, facts: tuple[str, ...], still_s: float) -> Finding:
@@ -177,8 +177,9 @@ def _unexplained(case: Case, facts: tuple[str, ...], still_s: float) -> Finding:
     if broken := _broken(case):
         ranks = tuple(e.rank for e in broken)
         why = (
-            f"cannot answer ({broken[0].cannot_answer}) and {agree(ranks, 'uses', 'use')} no CPU: "
-            f"{agree(ranks, 'its', 'their')} code has replaced something that Python or torch needs"
+            f"cannot answer ({broken[0].process.cannot_answer}) and {agree(ranks, 'uses', 'use')} "
+            f"no CPU: {agree(ranks, 'its', 'their')} code has replaced something that Python or "
+            "torch needs"
         )
         command = f"%ddp_restart --ranks {format_ranks(ranks)}"
         way = f"give {them(ranks)} a new process with {command}, or keep waiting"
