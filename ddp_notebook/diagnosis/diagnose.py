@@ -18,24 +18,14 @@ from traceback import extract_tb
 from typing import TypeAlias
 
 from ddp_notebook.diagnosis import failures, files
-from ddp_notebook.diagnosis.collectives import (
-    exits,
-    groups,
-    hang,
-    out_of_step,
-    p2p,
-    schedules,
-    sharding,
-    splits,
-    stopped_short,
-)
+from ddp_notebook.diagnosis.collectives import exits, groups, out_of_step, p2p, split_models
 from ddp_notebook.diagnosis.collectives.describe import with_purposes
 from ddp_notebook.diagnosis.collectives.meshes import mesh_of
 from ddp_notebook.diagnosis.collectives.wait_graph import in_new_group
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import doing
-from ddp_notebook.diagnosis.setup import arguments, data_workers, missing_ranks, reach, store
+from ddp_notebook.diagnosis.setup import arguments, missing_ranks, store
 from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.diagnosis.training import coverage, equal, steps
 from ddp_notebook.model import (
@@ -104,19 +94,19 @@ SETUP: Rules = {
         arguments.invalid_values,
         arguments.other_versions,
         *_IN_BOTH,
-        reach.loopback_listeners,
+        store.loopback_listeners,
     ),
     Priority.GONE: (
         missing_ranks.raised,
         missing_ranks.dead_ranks,
         missing_ranks.came_too_late,
         missing_ranks.stopped_ranks,
-        data_workers.stuck_data_workers,
+        missing_ranks.stuck_data_workers,
     ),
     Priority.STUCK: (
         store.unset_keys,
         store.unreachable_store,
-        reach.blocked_ranks,
+        store.blocked_ranks,
         missing_ranks.absent_ranks,
         store.store_host_left,
         missing_ranks.early_exits,
@@ -130,26 +120,26 @@ RUN: Rules = {
     Priority.GIVEN: (
         arguments.invalid_values,
         *_IN_BOTH,
-        sharding.other_wrapping,
-        sharding.other_frozen,
-        schedules.other_schedules,
+        split_models.other_wrapping,
+        split_models.other_frozen,
+        split_models.other_schedules,
         files.raced_paths,
     ),
     Priority.GONE: (missing_ranks.stopped_ranks,),
     Priority.UNWINDING: (exits.unwinding,),
     Priority.MET: (
-        hang.unreduced_gradients,
-        splits.split_mismatch,
+        out_of_step.unreduced_gradients,
+        split_models.split_mismatch,
         groups.parted_over_groups,
         out_of_step.conflicts,
         p2p.unequal_messages,
         exits.ended,
-        data_workers.stuck_data_workers,
+        missing_ranks.stuck_data_workers,
     ),
     Priority.STUCK: (
         store.unset_keys,
         out_of_step.out_of_step,
-        stopped_short.stopped_short,
+        out_of_step.stopped_short,
         p2p.unmatched_messages,
         groups.new_group_not_by_all,
         groups.opposite_groups,

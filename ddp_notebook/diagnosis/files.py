@@ -7,15 +7,7 @@ from collections.abc import Iterator
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.progress import in_setup, raised_words, way_to_error
-from ddp_notebook.model import (
-    Activity,
-    Category,
-    Finding,
-    RankReport,
-    Ranks,
-    agree,
-    name_ranks,
-)
+from ddp_notebook.model import Activity, Category, Finding, RankReport, Ranks, agree, name_ranks
 
 _RACED = ("FileExistsError", "FileNotFoundError")
 _CHANGES = re.compile(

@@ -15,7 +15,7 @@ from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.describe import named, side
 from ddp_notebook.diagnosis.collectives.explain import UNEVEN_REMEDY
 from ddp_notebook.diagnosis.collectives.groups import other_groups
-from ddp_notebook.diagnosis.collectives.stopped_short import LEAVE_TOGETHER
+from ddp_notebook.diagnosis.collectives.out_of_step import LEAVE_TOGETHER
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.diagnose import diagnose_setup
 from ddp_notebook.diagnosis.progress import doing, in_setup, where_busy, works

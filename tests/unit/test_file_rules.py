@@ -8,14 +8,7 @@ import pytest
 from collective_cases import found, same, the_one
 from traces import all_reduce, places, play, raised, with_facts
 
-from ddp_notebook.model import (
-    Activity,
-    Case,
-    InitArguments,
-    Place,
-    RankReport,
-    StoreFile,
-)
+from ddp_notebook.model import Activity, Case, InitArguments, Place, RankReport, StoreFile
 
 MAKE = "import os\nos.makedirs(path)\ndist.all_reduce(x)\n"
 BY_ONE = "import os\nif rank == 1:\n    os.makedirs(path)\ndist.all_reduce(x)\n"

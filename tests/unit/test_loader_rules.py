@@ -8,16 +8,7 @@ import pytest
 from traces import BUSY, all_reduce, play, with_facts
 
 from ddp_notebook.diagnosis import diagnose_run
-from ddp_notebook.model import (
-    Activity,
-    Case,
-    Category,
-    Finding,
-    Place,
-    RankReport,
-    Worker,
-    codec,
-)
+from ddp_notebook.model import Activity, Case, Category, Finding, Place, RankReport, Worker, codec
 from ddp_notebook.session.runs.stall_detector import stuck
 
 AT = Place("data.py", 14, "__getitem__", "with lock:")

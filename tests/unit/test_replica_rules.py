@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from traces import report, with_facts
 
 from ddp_notebook.diagnosis import diagnose_training
-from ddp_notebook.diagnosis.collectives import hang
+from ddp_notebook.diagnosis.collectives import out_of_step
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import minority
 from ddp_notebook.diagnosis.source_code.sources import Sources
@@ -391,7 +391,7 @@ def hung(mine: ReplicaFacts, theirs: ReplicaFacts) -> Case:
     ],
 )
 def test_who_does_not_reduce_what_others_reduce(fields: dict[str, Any], category: Category) -> None:
-    found = tuple(hang.unreduced_gradients(Context(hung(replica(**fields), replica()))))
+    found = tuple(out_of_step.unreduced_gradients(Context(hung(replica(**fields), replica()))))
     assert only(found) == (category, (1,))
     assert found[0].waiting == (0,)
 
@@ -409,7 +409,7 @@ def test_of_two_ranks_of_which_one_is_under_no_sync_either_may_be_right(
     source: str, ranks: tuple[int, ...]
 ) -> None:
     context = Context(hung(replica(no_sync_forwards=1), replica()), Sources({"a.py": source}))
-    (finding,) = hang.unreduced_gradients(context)
+    (finding,) = out_of_step.unreduced_gradients(context)
     assert (finding.category, finding.ranks) == (Category.NO_SYNC_MISUSE, ranks)
     assert ("which of them is meant cannot be told" in finding.cause) == (len(ranks) == 2)
 
@@ -417,9 +417,12 @@ def test_of_two_ranks_of_which_one_is_under_no_sync_either_may_be_right(
 def test_who_reduces_where_most_ranks_are_under_no_sync_is_the_culprit() -> None:
     mine = replica(forwards=8, no_sync_forwards=6, local_steps=1)
     two = hung(mine, replica(forwards=5, no_sync_forwards=2))
-    assert only(tuple(hang.unreduced_gradients(Context(two)))) == (Category.NO_SYNC_MISUSE, (1,))
+    assert only(tuple(out_of_step.unreduced_gradients(Context(two)))) == (
+        Category.NO_SYNC_MISUSE,
+        (1,),
+    )
     most = replace(two, ranks=(*two.ranks, replace(two.ranks[1], rank=2)))
-    found = tuple(hang.unreduced_gradients(Context(most)))
+    found = tuple(out_of_step.unreduced_gradients(Context(most)))
     assert only(found) == (Category.NO_SYNC_MISUSE, (0,))
     assert "that ranks 1-2 ran under no_sync" in found[0].cause
 
@@ -433,18 +436,20 @@ def test_ranks_that_were_refused_in_their_backward_tell_as_much_as_those_that_wa
     )
     own = Collective(1, 0, "barrier")
     there = Collectives({0: (refused,), 1: (own,)})
-    found = tuple(hang.unreduced_gradients(Context(Case(ranks, collectives=there))))
+    found = tuple(out_of_step.unreduced_gradients(Context(Case(ranks, collectives=there))))
     assert only(found) == (Category.NO_SYNC_MISUSE, (1,))
 
 
 def test_a_rank_that_only_made_fewer_steps_is_not_blamed_here() -> None:
-    assert not list(hang.unreduced_gradients(Context(hung(replica(forwards=3), replica()))))
-    assert not list(hang.unreduced_gradients(Context(hung(replica(), replica()))))
+    assert not list(out_of_step.unreduced_gradients(Context(hung(replica(forwards=3), replica()))))
+    assert not list(out_of_step.unreduced_gradients(Context(hung(replica(), replica()))))
 
 
 def test_a_rank_that_has_not_come_to_that_backward_is_not_blamed_for_a_look_at_its_module() -> None:
     looks = {"forwards": 3, "bypasses": 4, "backwards": 3}
-    assert not list(hang.unreduced_gradients(Context(hung(replica(**looks), replica(backwards=4)))))
+    assert not list(
+        out_of_step.unreduced_gradients(Context(hung(replica(**looks), replica(backwards=4))))
+    )
 
 
 def test_evidence_carries_what_was_counted() -> None:

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from ddp_notebook.diagnosis.source_code.reported import is_reported
+from ddp_notebook.diagnosis.source_code.training_code import is_reported
 
 LOOP = """
 for epoch in range(2):

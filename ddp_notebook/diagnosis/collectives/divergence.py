@@ -15,17 +15,16 @@ from itertools import pairwise
 from ddp_notebook.diagnosis.collectives.alignment import (
     Alignment,
     Deviation,
+    Difference,
     Edit,
+    MissingBuckets,
     RankSequence,
     call_site,
-)
-from ddp_notebook.diagnosis.collectives.buckets import MissingBuckets, missing_buckets
-from ddp_notebook.diagnosis.collectives.compare import (
-    Difference,
     difference,
     first_conflict,
     first_fault,
     labels_are_shared,
+    missing_buckets,
     moved,
 )
 from ddp_notebook.diagnosis.source_code.singled_out import singled_out

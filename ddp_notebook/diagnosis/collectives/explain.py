@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from ddp_notebook.diagnosis.collectives.alignment import call_site
-from ddp_notebook.diagnosis.collectives.buckets import MissingBuckets
-from ddp_notebook.diagnosis.collectives.compare import Difference, difference
+from ddp_notebook.diagnosis.collectives.alignment import (
+    Difference,
+    MissingBuckets,
+    call_site,
+    difference,
+)
 from ddp_notebook.diagnosis.collectives.describe import (
     again,
     called,

@@ -9,13 +9,7 @@ from itertools import product
 from math import prod
 
 from ddp_notebook.model import Case, GroupMade, Ranks, name_ranks
-from ddp_notebook.model.ddp import (
-    HeldParameter,
-    HeldParameters,
-    MeshLayout,
-    ModelLayout,
-    Placed,
-)
+from ddp_notebook.model.ddp import HeldParameter, HeldParameters, MeshLayout, ModelLayout, Placed
 
 _TERM = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(\d+)(?:-(\d+))?\s*")
 _UNNAMED = "rank"

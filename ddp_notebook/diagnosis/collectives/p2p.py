@@ -8,18 +8,10 @@ from itertools import permutations
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.describe import named
 from ddp_notebook.diagnosis.collectives.exits import unwinding
-from ddp_notebook.diagnosis.collectives.schedules import other_schedules
-from ddp_notebook.diagnosis.collectives.stopped_short import LEAVE_TOGETHER
+from ddp_notebook.diagnosis.collectives.out_of_step import LEAVE_TOGETHER
+from ddp_notebook.diagnosis.collectives.split_models import other_schedules
 from ddp_notebook.diagnosis.context import Context
-from ddp_notebook.model import (
-    Category,
-    Collective,
-    Finding,
-    Ranks,
-    by_value,
-    name_ranks,
-    verb,
-)
+from ddp_notebook.model import Category, Collective, Finding, Ranks, by_value, name_ranks, verb
 
 _ASYNC = ("isend", "irecv", "batch_isend_irecv")
 _OR_BATCH = ", or use dist.batch_isend_irecv (isend and irecv)."

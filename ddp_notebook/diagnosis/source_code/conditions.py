@@ -1,14 +1,19 @@
-"""The tests in the code that decide whether a line is reached, the nearest first."""
+"""What the code does around a line: tests on the way to it, loops that go without it or end.
+
+The tests that decide whether a line is reached come nearest first.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_SCOPES = (*SCOPES, ast.Lambda)
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 EXITS = ("exit", "_exit", "quit", "abort")
 """Functions that end the process."""
@@ -192,3 +197,138 @@ def passing_handler(
         if isinstance(node, ast.Try) and any(holds(statement, line) for statement in node.body):
             return next((h for h in node.handlers if not isinstance(h.body[-1], _ENDS)), None)
     return None
+
+
+# -- statements --------------------------------------------------------------------------
+# Statements around a line: which ones hold it, and how a loop goes without it or is left.
+
+
+def hold(statements: list[ast.stmt], line: int) -> bool:
+    """True when one of these statements holds a line."""
+    return any(holds(statement, line) for statement in statements)
+
+
+def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The lists of statements directly in a compound statement."""
+    for name in ("body", "orelse", "finalbody"):
+        inside = getattr(node, name, None)
+        if isinstance(inside, list):
+            yield inside
+    for handler in getattr(node, "handlers", ()):
+        yield handler.body
+    for each in getattr(node, "cases", ()):
+        yield each.body
+
+
+def enclosing(statements: list[ast.stmt], line: int) -> Iterator[ast.stmt]:
+    """The compound statements around a line, the outermost first."""
+    for statement in statements:
+        if holds(statement, line):
+            bodies = [body for body in _bodies(statement) if body]
+            if bodies:
+                yield statement
+                for body in bodies:
+                    yield from enclosing(body, line)
+            return
+
+
+def targets_of(loop: ast.stmt) -> set[str]:
+    """The names of a loop's own variables."""
+    target = getattr(loop, "target", None)
+    nodes = ast.walk(target) if target is not None else ()
+    return {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+def ways_around(loop: ast.stmt, line: int) -> Iterator[tuple[ast.expr, int, bool]]:
+    """The tests in a loop that decide whether `line` is reached, and their lines.
+
+    True for those after which it is left for good.
+    """
+    true = ast.Constant(True)
+    for node in ast.walk(loop):
+        if isinstance(node, ast.If):
+            inside = hold(node.body, line) or hold(node.orelse, line)
+            leaves = any(map(_leaves_loop, ast.walk(node)))
+            continues = any(isinstance(child, ast.Continue) for child in ast.walk(node))
+            if inside or leaves or continues:
+                yield node.test, node.lineno, leaves and not (inside or continues)
+        elif node is loop and isinstance(node, ast.While):
+            yield node.test, node.lineno, True
+        elif isinstance(node, ast.ExceptHandler) and not (
+            hold(node.body, line) or _ends_inputs(node)
+        ):
+            # Whatever it catches, the rest of the iteration may go on without what raised.
+            yield ast.Call(ast.Name("except"), [node.type or true], []), node.lineno, False
+
+
+def _ends_inputs(handler: ast.ExceptHandler) -> bool:
+    """True of ``except StopIteration: break``: what ends a loop over batches."""
+    caught = handler.type is not None and last_name(handler.type) == "StopIteration"
+    return caught and _leaves_loop(handler.body[-1])
+
+
+def _leaves_loop(node: ast.AST) -> bool:
+    """True of what leaves a loop: `break`, `return`, ``sys.exit()``."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        return last_name(node.value.func) in EXITS
+    return isinstance(node, (ast.Break, ast.Return))
+
+
+def ways_out(loop: ast.stmt) -> Iterator[tuple[ast.expr, int, bool]]:
+    """The tests that decide whether a loop is left, and their lines."""
+    ahead = list(ast.iter_child_nodes(loop))
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, ast.If) and any(map(_leaves_loop, node.body)):
+            yield node.test, node.lineno, True
+        if not isinstance(node, (*LOOPS, *SCOPES)):
+            ahead.extend(ast.iter_child_nodes(node))
+    if isinstance(loop, ast.While) and any(isinstance(e, ast.Call) for e in ast.walk(loop.test)):
+        yield loop.test, loop.lineno, True  # one that only counts epochs is the same on all ranks
+
+
+def called_after(statements: list[ast.stmt], line: int) -> set[str]:
+    """The names of what is called in these statements after `line`."""
+    found = set()
+    for statement in statements:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call) and node.lineno > line:
+                func = node.func
+                if isinstance(func, (ast.Attribute, ast.Name)):
+                    found.add(func.attr if isinstance(func, ast.Attribute) else func.id)
+    return found
+
+
+def called_on(tree: ast.AST | None, lines: Collection[int]) -> set[str]:
+    """The names of what is called on these lines."""
+    nodes = ast.walk(tree) if tree else ()
+    calls = (n for n in nodes if isinstance(n, ast.Call) and n.lineno in lines)
+    return {last_name(call.func) for call in calls} - {""}
+
+
+def imported_in(tree: ast.AST) -> set[str]:
+    """The last parts of the names of modules that code imports, and of what it takes of them."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.update(alias.name.rpartition(".")[2] for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.rpartition(".")[2])
+    return found
+
+
+# -- coroutines --------------------------------------------------------------------------
+# Coroutines that an event loop runs beside each other: in which order is up to each rank.
+
+
+_BESIDE = ("gather", "create_task", "ensure_future", "as_completed", "start_soon", "wait")
+
+
+def run_beside(trees: Iterable[ast.AST], one: str, other: str) -> bool:
+    """True of two `async def` functions that are both handed to an event loop as tasks."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    coroutines = {node.name for node in nodes if isinstance(node, ast.AsyncFunctionDef)}
+    calls = [n for n in nodes if isinstance(n, ast.Call) and last_name(n.func) in _BESIDE]
+    inside = [part for call in calls for expression in call.args for part in ast.walk(expression)]
+    tasks = {last_name(part.func) for part in inside if isinstance(part, ast.Call)}
+    return one != other and {one, other} <= coroutines & tasks

@@ -10,28 +10,26 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from ddp_notebook.diagnosis.source_code.conditions import (
-    Test,
-    holds,
-    last_name,
-    passing_handler,
-    retry_handler,
-    shallow,
-    tests_around,
-)
-from ddp_notebook.diagnosis.source_code.coroutines import run_beside
-from ddp_notebook.diagnosis.source_code.names import Names, Varies
-from ddp_notebook.diagnosis.source_code.statements import (
     LOOPS,
     SCOPES,
+    Test,
     called_after,
     called_on,
     enclosing,
     hold,
+    holds,
     imported_in,
+    last_name,
+    passing_handler,
+    retry_handler,
+    run_beside,
+    shallow,
     targets_of,
+    tests_around,
     ways_around,
     ways_out,
 )
+from ddp_notebook.diagnosis.source_code.names import Names, Varies
 from ddp_notebook.model import Collective, Place, Ranks
 
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

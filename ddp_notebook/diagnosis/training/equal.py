@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import each_with, outvoted
-from ddp_notebook.diagnosis.source_code.draws import draw_around
 from ddp_notebook.diagnosis.source_code.singled_out import strayed
+from ddp_notebook.diagnosis.source_code.training_code import draw_around
 from ddp_notebook.diagnosis.training.replicas import (
     Model,
     by_hand,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, minority, outvoted
-from ddp_notebook.diagnosis.source_code.reported import is_reported
+from ddp_notebook.diagnosis.source_code.training_code import is_reported
 from ddp_notebook.diagnosis.training.equal import summed
 from ddp_notebook.diagnosis.training.replicas import (
     Model,
