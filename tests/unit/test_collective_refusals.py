@@ -362,37 +362,3 @@ def test_a_refused_collective_that_is_called_again_in_its_place_is_no_mistake() 
 
 
 # -- tasks of an event loop --------------------------------------------------------------
-
-TASKS = """
-async def actor(x):
-    dist.all_reduce(x)
-async def critic(y):
-    dist.all_reduce(y)
-async def main():
-    await asyncio.gather(actor(x), critic(y))
-asyncio.run(main())
-"""
-
-
-def tasks() -> Case:
-    actor, critic = all_reduce((3, "actor"), shape=(8,)), all_reduce((5, "critic"), shape=(3,))
-    return play({0: [actor], 1: [critic]})
-
-
-def test_tasks_of_an_event_loop_that_run_in_another_order_on_each_rank() -> None:
-    finding = the_one(tasks(), {"train.py": TASKS})
-    assert (finding.category, finding.ranks) == (Category.MISMATCHED_ORDER, (0, 1))
-    assert "tasks of an event loop" in finding.cause and "new_group()" in finding.remedy
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        TASKS.replace("asyncio.gather(actor(x), critic(y))", "actor(x)\n    await critic(y)"),
-        TASKS.replace("async def actor", "def actor"),
-        TASKS.replace(", critic(y))", ")"),
-    ],
-)
-def test_coroutines_that_are_awaited_one_after_the_other_are_no_tasks(code: str) -> None:
-    told = found(tasks(), {"train.py": code})
-    assert "mismatched-order" not in [category for category, _ in told]

@@ -163,16 +163,6 @@ def test_one_loop_or_past_it() -> None:
     assert known().in_one_loop(all_reduce(11), barrier(16)) is None
 
 
-def test_a_loop_over_layers_is_in_the_same_turn_also_where_one_line_runs_both_passes() -> None:
-    code = (
-        "def forward(self, x):\n  for e in self.experts:\n    x = e(x)\n  return x\n"
-        "for x in data:\n  model(x).sum().backward()\n"
-    )
-    layer = all_reduce(6, (3, "forward"))
-    assert known(code).past_layers(all_reduce(6, api="backward"), layer)
-    assert not known(code).past_layers(all_reduce(6, api="backward"), all_reduce(6))
-
-
 def test_a_condition_on_the_loops_own_variable_is_the_same_on_all_ranks() -> None:
     code = "for i in range(9):\n    if i % 2:\n        continue\n    dist.barrier()\n"
     assert known(code).way_around(barrier(4)) is None

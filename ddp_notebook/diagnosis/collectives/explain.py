@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from ddp_notebook.diagnosis.collectives.alignment import (
     Difference,
@@ -299,10 +300,6 @@ def _another_order(context: Context, classified: Classified) -> Finding:
     order = "the same collectives in another order"
     cause = f"{starts}: {order}" if own else f"{order}: {starts}"
     remedy = "Call them in the same order on every rank: sort what you loop over."
-    one, other = (branch.here for branch in classified.sides)
-    if one is not None and other is not None and context.sources.are_tasks(one, other):
-        cause = f"{cause}; they are tasks of an event loop, which runs them in any order"
-        remedy = "Await one after the other, or give each task a group of its own: new_group()."
     return _finding(context, classified, Category.MISMATCHED_ORDER, cause, remedy)
 
 
@@ -526,62 +523,93 @@ def _no_buckets(context: Context, classified: Classified) -> Finding:
 # -- loops -------------------------------------------------------------------------------
 
 
-def has_more_names(full: Branch, short: Branch, record: Collective) -> bool:
-    """True when `record` has a name that `short` lacks, of a loop over names that both have."""
-    site = call_site(record)
-    more = full.sequence.labels.get(site, frozenset())
-    less = short.sequence.labels.get(site, frozenset())
-    return bool(record.label and less) and less < more and record.label not in less
+@dataclass(frozen=True)
+class Turn:
+    """What is known of the turn of a loop in which one branch calls what the other does not.
+
+    Neither branch says by itself whether the shorter one had fewer turns, or as many and passed
+    over the call in one of them. Fewer turns is the story only where nothing below is known.
+    """
+
+    more_names: bool
+    """The loop goes over names, of which the shorter branch lacks this one."""
+    way: Condition | None
+    """The test by which a turn can go without the call."""
+    begun: bool
+    """Both have begun this turn: what they called before stands in it."""
+    skipped: tuple[str, ...]
+    """Counters: the shorter branch had all its batches, and skipped a backward."""
+    of_optimizer: bool
+    """How often it is called is up to an optimizer, which calls a closure."""
+
+    @property
+    def is_left_out(self) -> bool:
+        """True where the shorter branch went another way through the turn."""
+        return bool(self.way or self.begun or self.skipped)
+
+    @property
+    def category(self) -> Category:
+        """The mistake."""
+        other_way = self.more_names or self.is_left_out
+        return Category.DIVERGENT_CONTROL_FLOW if other_way else Category.UNEVEN_INPUTS
+
+    @property
+    def remedy(self) -> str:
+        """What to change."""
+        if self.more_names:
+            return SAME_NAMES
+        if self.of_optimizer:
+            return SAME_CLOSURE
+        return TOGETHER if self.is_left_out else UNEVEN_REMEDY
+
+    @property
+    def because(self) -> str:
+        """`` (if loss > 3:)``; empty where no test is known."""
+        return f" ({self.way.quoted})" if self.way else ""
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """Lines of evidence."""
+        return (*((self.way.line,) if self.way else ()), *self.skipped)
+
+
+def turn_of(
+    context: Context, full: Branch, short: Branch, record: Collective, way: Condition | None = None
+) -> Turn:
+    """What is known of the turn in which `full` calls `record`; `way` if that is known already."""
+    sources, site = context.sources, call_site(record)
+    more, less = (branch.sequence.labels.get(site, frozenset()) for branch in (full, short))
+    closure = None if way else sources.by_optimizer(record)
+    way = way or closure or sources.way_around(record)
+    begun = full.last is not None and sources.in_one_turn(full.last, record)
+    if begun and way is None:
+        way = sources.condition(record, full.last)
+    return Turn(
+        bool(record.label and less) and less < more and record.label not in less,
+        way,
+        bool(begun),
+        _skipped_backward(context, short, full, record),
+        closure is not None,
+    )
 
 
 def _past_the_loop(context: Context, classified: Classified) -> Finding:
     past, inside, beyond = classified.short, classified.full, classified.there
+    turn = turn_of(context, inside, past, classified.record)
     where = f", in {named(beyond)}" if beyond else ""
-    if has_more_names(inside, past, classified.record):
-        return _finding(
-            context,
-            classified,
-            Category.DIVERGENT_CONTROL_FLOW,
-            f"{verb(inside.ranks, 'is', 'are')} in {named(classified.record)}, a name that "
-            f"{verb(past.ranks, 'does', 'do')} not have in the loop; they are past it{where}",
-            SAME_NAMES,
-        )
-    way = context.sources.way_around(classified.record)
-    layers = beyond is not None and context.sources.past_layers(beyond, classified.record)
-    skipped = skipped_backward(context, past, inside, classified.record)
-    closure = context.sources.by_optimizer(classified.record)
-    if closure:
-        way = closure
-    begun = has_begun_turn(context, inside, classified.record)
-    if begun and way is None:
-        way = context.sources.condition(classified.record, inside.last)
-    another_way = way or layers or skipped or begun
+    are_in = f"{verb(inside.ranks, 'is', 'are')} in {named(classified.record)}"
     have = agree(past.ranks, "has", "have")
-    left_out = f" and {have} left out the rest of the last turn{_because(way)}" if begun else ""
-    return _finding(
-        context,
-        classified,
-        Category.DIVERGENT_CONTROL_FLOW if another_way else Category.UNEVEN_INPUTS,
-        f"{verb(past.ranks, 'is', 'are')} past the loop{' over layers' * layers}{left_out}{where}, "
-        f"while {verb(inside.ranks, 'is', 'are')} in {named(classified.record)}",
-        SAME_CLOSURE if closure else TOGETHER if another_way else UNEVEN_REMEDY,
-        (*((way.line,) if way else ()), *skipped),
-    )
+    left = f" and {have} left out the rest of the last turn{turn.because}" if turn.begun else ""
+    cause = f"{verb(past.ranks, 'is', 'are')} past the loop{left}{where}, while {are_in}"
+    if turn.more_names:
+        cause = (
+            f"{are_in}, a name that {verb(past.ranks, 'does', 'do')} not have in the loop; they "
+            f"are past it{where}"
+        )
+    return _finding(context, classified, turn.category, cause, turn.remedy, turn.facts)
 
 
-def has_begun_turn(context: Context, branch: Branch, record: Collective) -> bool:
-    """True when what `branch` called before `record` is of the same turn of its loop.
-
-    All ranks have called that: none of them had fewer turns, one has left a turn early.
-    """
-    return branch.last is not None and context.sources.in_one_turn(branch.last, record)
-
-
-def _because(condition: Condition | None) -> str:
-    return f" ({condition.quoted})" if condition else ""
-
-
-def skipped_backward(
+def _skipped_backward(
     context: Context, short: Branch, full: Branch, record: Collective
 ) -> tuple[str, ...]:
     """That `short` ran as many forwards as `full`, and fewer backwards: it had all its batches."""
@@ -589,9 +617,9 @@ def skipped_backward(
         return ()
     mine, theirs = (
         {replica.key: replica for replica in report.parts.replicas}
-        if (report := context.reports.get(r))
+        if (report := context.reports.get(branch.ranks[0]))
         else {}
-        for r in (short.ranks[0], full.ranks[0])
+        for branch in (short, full)
     )
     for key in mine.keys() & theirs.keys():
         one, other = mine[key], theirs[key]

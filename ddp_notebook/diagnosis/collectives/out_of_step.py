@@ -30,23 +30,16 @@ from ddp_notebook.diagnosis.collectives.divergence import (
 )
 from ddp_notebook.diagnosis.collectives.explain import (
     GROUP_OF_EACH_THREAD,
-    SAME_CLOSURE,
-    SAME_NAMES,
-    TOGETHER,
-    UNEVEN_REMEDY,
     explain,
-    has_begun_turn,
-    has_more_names,
     left_by_exit,
-    skipped_backward,
     threads_of,
+    turn_of,
 )
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import evidence_of, of_each, stands_still, where_busy, works
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.diagnosis.source_code.singled_out import singled_out
-from ddp_notebook.diagnosis.source_code.sources import Condition
 from ddp_notebook.diagnosis.training.replicas import some
 from ddp_notebook.model import (
     Activity,
@@ -427,72 +420,49 @@ def _one_step_less(
     context: Context, alignment: Alignment, full: Branch, short: Branch, record: Collective
 ) -> Finding:
     """One iteration less of a loop: they have called it before."""
-    some = sorted((*full.ranks[:2], *short.ranks[:2]))
-    facts = (
-        fact(full.ranks, record),
-        *(
-            f"rank {rank}: {counted(_count(alignment, rank, record), 'time')} there"
-            for rank in some
-        ),
-    )
-    sides = (side(full.ranks, record), side(short.ranks, None))
     again = context.sources.tries_again(record)
+    turn = turn_of(context, full, short, record, again)
     outvoted = len(full.ranks) < len(short.ranks) or (again and len(full.ranks) == len(short.ranks))
     culprits = full.ranks if outvoted else short.ranks
-    closure = context.sources.by_optimizer(record)
-    way = again or closure or context.sources.way_around(record)
-    begun = has_begun_turn(context, full, record)
-    if begun and way is None:
-        way = context.sources.condition(record, full.last)
     are, have = verb(full.ranks, "is", "are"), verb(short.ranks, "has", "have")
-    names = has_more_names(full, short, record)
-    skipped = skipped_backward(context, short, full, record)
-    if names or not (way or skipped or begun):
+    if turn.more_names:
+        lack = verb(short.ranks, "does not have", "do not have")
+        cause = f"{are} in {named(record)}, a name that {lack}: they have left the loop"
+    elif not turn.is_left_out:
         cause = f"{have} left the loop; {are} once more in {named(record)}"
-        if names:
-            lack = verb(short.ranks, "does not have", "do not have")
-            cause = f"{are} in {named(record)}, a name that {lack}: they have left the loop"
-        return Finding(
-            Category.DIVERGENT_CONTROL_FLOW if names else Category.UNEVEN_INPUTS,
-            culprits,
-            cause,
-            SAME_NAMES if names else UNEVEN_REMEDY,
-            context.victims,
-            facts,
-            sides=sides,
-        )
-    why = f" ({way.quoted})" if way else ""
-    cause = f"{have} skipped {named(record)} in some iteration{why} and finished, while {are} there"
-    if way and way.leaves and not skipped:
-        cause = f"{have} left the loop{why} and finished, while {are} in {named(record)}"
-    if culprits == full.ranks:
+    elif outvoted:
         cause = (
             f"{are} once more in {named(record)} than the others, who have finished: it was "
-            f"called again in some iteration{why}"
+            f"called again in some iteration{turn.because}"
         )
+    elif turn.way and turn.way.leaves and not turn.skipped:
+        cause = f"{have} left the loop{turn.because} and finished, while {are} in {named(record)}"
+    else:
+        cause = (
+            f"{have} skipped {named(record)} in some iteration{turn.because} and finished, while "
+            f"{are} there"
+        )
+    # If to end earlier is their mistake, it is shown where they parted.
+    parts_at = turn.way.place if turn.way and culprits == short.ranks else None
+    sequences = ((rank, alignment.sequences.get(rank)) for rank in (*full.ranks, *short.ranks))
+    counts = {
+        rank: sum(call_site(r) == call_site(record) for r in (sequence.records if sequence else ()))
+        for rank, sequence in sequences
+    }
+    some = sorted((*full.ranks[:2], *short.ranks[:2]))
     return Finding(
-        Category.DIVERGENT_CONTROL_FLOW,
+        turn.category,
         culprits,
         cause,
-        SAME_CLOSURE if closure else TOGETHER,
+        turn.remedy,
         context.victims,
-        (*facts, *skipped, *((f"{way.place}: {way.place.text}",) if way else ())),
-        sides=(sides[0], _shorter_side(short, culprits, way)),
+        (
+            fact(full.ranks, record),
+            *(f"rank {rank}: {counted(counts[rank], 'time')} there" for rank in some),
+            *turn.facts,
+        ),
+        sides=(side(full.ranks, record), side(short.ranks, None, parts_at)),
     )
-
-
-def _shorter_side(short: Branch, culprits: Ranks, way: Condition | None) -> Side:
-    """What ranks called that ended earlier; if that is their mistake, also where they parted."""
-    if way is None or culprits != short.ranks:
-        return side(short.ranks, None)
-    return side(short.ranks, None, way.place)
-
-
-def _count(alignment: Alignment, rank: int, record: Collective) -> int:
-    sequence = alignment.sequences.get(rank)
-    if sequence is None:
-        return 0
-    return sum(call_site(other) == call_site(record) for other in sequence.records)
 
 
 def _left_early(context: Context, short: Ranks, ahead: Ranks, record: Collective) -> Finding:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -315,20 +315,3 @@ def imported_in(tree: ast.AST) -> set[str]:
         if isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module.rpartition(".")[2])
     return found
-
-
-# -- coroutines --------------------------------------------------------------------------
-# Coroutines that an event loop runs beside each other: in which order is up to each rank.
-
-
-_BESIDE = ("gather", "create_task", "ensure_future", "as_completed", "start_soon", "wait")
-
-
-def run_beside(trees: Iterable[ast.AST], one: str, other: str) -> bool:
-    """True of two `async def` functions that are both handed to an event loop as tasks."""
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    coroutines = {node.name for node in nodes if isinstance(node, ast.AsyncFunctionDef)}
-    calls = [n for n in nodes if isinstance(n, ast.Call) and last_name(n.func) in _BESIDE]
-    inside = [part for call in calls for expression in call.args for part in ast.walk(expression)]
-    tasks = {last_name(part.func) for part in inside if isinstance(part, ast.Call)}
-    return one != other and {one, other} <= coroutines & tasks

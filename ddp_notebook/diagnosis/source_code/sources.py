@@ -22,7 +22,6 @@ from ddp_notebook.diagnosis.source_code.conditions import (
     last_name,
     passing_handler,
     retry_handler,
-    run_beside,
     shallow,
     targets_of,
     tests_around,
@@ -87,13 +86,6 @@ class Sources:
     def mentions(self, record: Collective, word: str) -> bool:
         """True when a file that leads to `record` has this word."""
         return any(word in self._texts.get(place.file, "") for place in record.path)
-
-    def spells(self, *records: Collective) -> bool:
-        """True when the labels stand in the code, which all ranks run: they are no one's data."""
-        trees = {place.file: self.tree(place) for record in records for place in record.path}
-        nodes = [node for tree in trees.values() if tree for node in ast.walk(tree)]
-        texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
-        return all(record.label in texts for record in records)
 
     def ties(self, one: str, other: str) -> Place | None:
         """Where the code makes two parameters one tensor: ``a.weight = b.weight``."""
@@ -333,24 +325,6 @@ class Sources:
             return False
         return self.in_one_loop(one, other) is False
 
-    def past_layers(self, one: Collective, other: Collective) -> bool:
-        """True when the loop of `other` that `one` is past goes over layers: it is in a forward.
-
-        Both are then in one turn of the loop over batches.
-        """
-        mine, theirs = _parting(one, other)
-        if mine is None or theirs is None:  # one line leads to both, as model(x).backward() does
-            below = other.path[len(one.path) :]
-        elif mine.file != theirs.file:
-            return False
-        else:
-            loop = self._loop(theirs)
-            if loop is not None and not holds(loop, mine.line):
-                return False
-            below = other.path[other.path.index(theirs) + 1 :]
-        inner = next((place for place in below if self._loop(place) is not None), None)
-        return inner is not None and inner.function == "forward"
-
     def alternatives(self, one: Collective, other: Collective) -> bool:
         """True when the two lines stand in the two branches of one `if`."""
         return self._branches(one, other) is not None
@@ -358,13 +332,11 @@ class Sources:
     def swapped(self, one: Collective, other: Collective) -> bool:
         """True when both branches of one `if` make both calls, each the other's first.
 
-        Or both of two functions that are called at one line, or two tasks of an event loop do.
+        Or both of two functions that are called at one line do.
         """
         mine, theirs = _parting(one, other)
         if mine is None or theirs is None:
             return False
-        if self.are_tasks(one, other):
-            return True
         branches = self._branches(one, other) or self._two_functions(mine, theirs)
         if branches is None:
             return False
@@ -386,13 +358,6 @@ class Sources:
             return None
         spelled = [each.function in above[-1].text for each in (mine, theirs)]
         return above[-1] if mine.function == theirs.function or not any(spelled) else None
-
-    def are_tasks(self, one: Collective, other: Collective) -> bool:
-        """True when two coroutines call them that an event loop runs beside each other."""
-        mine, theirs = _parting(one, other)
-        if mine is None or theirs is None:
-            return False
-        return run_beside(self.known(), mine.function, theirs.function)
 
     def answered(self, record: Collective, condition: Condition) -> bool:
         """True when ranks that the condition keeps away may call the same in their own branch.
