@@ -349,3 +349,18 @@ def test_of_two_ranks_that_no_test_of_the_code_tells_apart_both_are_named() -> N
     assert found(play({0: [score, end], 1: [end], 2: [score, end]}), {"train.py": CAUGHT}) == [
         ("conditional-collective", (1,))
     ]
+
+
+@pytest.mark.parametrize("thread", [1, 0], ids=["a thread", "the main thread"])
+def test_a_thread_and_a_backward_that_come_in_any_order_are_no_way_of_one_rank(thread: int) -> None:
+    """Which of both is first in a slot is chance on each rank: none strayed from the others."""
+    copy = replace(all_reduce(8, (25, "publish"), shape=(7,)), thread=thread)
+    usual = [*DDP, backward(34), copy, backward(34)]
+    case = play({0: [*DDP, copy, backward(34), backward(34)], 1: usual, 2: usual})
+    (first, *_) = diagnose_run(case, {}).findings
+    if thread:
+        assert (first.category, first.ranks) == (Category.MISMATCHED_ORDER, (0, 1, 2))
+        assert "more than one thread" in first.cause and "group of its own" in first.remedy
+    else:
+        assert first.ranks == (0,) and "thread" not in first.cause
+    assert not diagnose_run(play(dict.fromkeys(range(3), usual)), {}).findings

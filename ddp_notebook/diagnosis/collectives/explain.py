@@ -90,9 +90,10 @@ def _finding(
     """Make a finding that shows what both branches have at the divergence.
 
     Threads have a say in it. Where several threads of a rank call collectives of the group, their
-    order is chance: that is added, of any mistake but the order only where two calls were seen
-    under way at the same time; where the order is the mistake, that of most ranks is chance, too,
-    and all of them are culprits. And of two equal branches neither is blamed if just one of them
+    order is chance. So the order is the mistake, that of most ranks too, and all of them are
+    culprits, where the branches have the same calls in another order, or where the main thread of
+    one and another thread of the other come first. In any other case threads are mentioned where
+    two of their calls were seen under way at the same time. And of two equal branches neither is blamed if just one of them
     has lost a thread to an error (`_lost_a_thread`).
     """
     ranks = classified.culprits if culprits is None else culprits
@@ -112,13 +113,15 @@ def _finding(
         remedy = f"If the thread's error is the cause, correct it. If not: {remedy}"
         category, ranks, waiting = Category.UNDECIDED, (), context.victims
     several, at_once = threads_of(context, classified.record.group)
-    order = classified.kind is Kind.ANOTHER_ORDER
+    in_main = {record.thread == 0 for _, record in classified.shown if record is not None}
+    order = classified.kind is Kind.ANOTHER_ORDER or (bool(several) and len(in_main) > 1)
     if at_once or (several and order):
         cause = (
             f"{cause}; {verb(several, 'calls', 'call')} collectives of this group in more than one "
             "thread, and threads run in any order"
         )
         remedy, waiting = GROUP_OF_EACH_THREAD, context.victims
+        category = Category.MISMATCHED_ORDER if order else category
         ranks = several if order else ranks
     return Finding(
         category,
