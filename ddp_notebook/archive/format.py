@@ -102,7 +102,7 @@ class SavedRun:
         times = [moment.at_ns for moment in self.moments[:1]]
         times += [output.heard_ns for output in self.outputs[:1]]
         for issued in self.collectives.of.values():
-            times += [collective.issued_ns - collective.held_ns for collective in issued[:1]]
+            times += [collective.issued_ns - collective.call.held_ns for collective in issued[:1]]
         return min([*times, self.snapshot.taken_ns])
 
     @property

@@ -120,7 +120,8 @@ def _rank(
     for collective in saved.collectives.of.get(rank, ()):
         left_ns = saved.left_ns.get(rank, 0)
         if not collective.over and left_ns > collective.issued_ns:
-            collective = replace(collective, phase=Phase.FAILED, done_ns=left_ns, freed=True)
+            call = replace(collective.call, freed=True)
+            collective = replace(collective, phase=Phase.FAILED, done_ns=left_ns, call=call)
         span, held = _slice_of(collective, axis), _held(collective)
         thread = main + 1 + _lane(lanes, span, held)
         if held is not None:
@@ -147,9 +148,9 @@ def _lane(lanes: list[int], span: _Slice, before: _Slice | None) -> int:
 
 def _held(collective: Collective) -> _Slice | None:
     """For how long its rank was paused before it: no time of the collective's."""
-    if collective.held_ns <= 0:
+    if collective.call.held_ns <= 0:
         return None
-    begin_ns = collective.issued_ns - collective.held_ns
+    begin_ns = collective.issued_ns - collective.call.held_ns
     name = f"{collective.operation} (paused)"
     return _Slice(name, "paused", begin_ns, collective.issued_ns, {"phase": Phase.HELD.value})
 
@@ -183,13 +184,14 @@ def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
         "place": str(place) if place is not None else "",
         "line": place.text if place is not None else "",
         "label": collective.label,
-        "freed": "nobody waits for it any more" if collective.freed else "",
+        "freed": "nobody waits for it any more" if collective.call.freed else "",
     }
     known = {name: value for name, value in args.items() if value not in ("", None, [])}
     if not collective.over:
         known["unfinished"] = True
     named = collective.phase in (Phase.FAILED, Phase.REFUSED, Phase.HELD)
-    phase = "freed" if collective.freed else "paused" if not collective.over else collective.phase
+    phase = "paused" if not collective.over else collective.phase
+    phase = "freed" if collective.call.freed else phase
     name = f"{collective.operation} ({phase})" if named else collective.operation
     end_ns = collective.done_ns if collective.done_ns else axis.end_ns
     return _Slice(

@@ -102,7 +102,7 @@ def past_message(
 
 def _last_ns(records: Sequence[Collective]) -> int:
     """When ranks last issued a collective, or were done with one by themselves."""
-    times = (max(record.issued_ns, record.done_ns) for record in records if not record.freed)
+    times = (max(record.issued_ns, record.done_ns) for record in records if not record.call.freed)
     return max(times, default=0)
 
 

@@ -152,12 +152,12 @@ class Timeline:
 
     def _progress(self, record: Collective) -> Slice:
         """The fields of a slice that change."""
-        phase = PHASES.index(FREED if record.freed else record.phase)
+        phase = PHASES.index(FREED if record.call.freed else record.phase)
         return [
             self._micros(record.issued_ns),
             self._micros(record.done_ns),
             phase,
-            record.held_ns // 1000,
+            record.call.held_ns // 1000,
         ]
 
     def _changed(self, slice_: Slice) -> None:

@@ -24,6 +24,7 @@ from ddp_notebook.jobs.frames import Frame, Sources, function_called
 from ddp_notebook.model import (
     DEFAULT_GROUP,
     Activity,
+    CallFacts,
     Collective,
     GroupMade,
     InitArguments,
@@ -316,7 +317,7 @@ def _record(rank: int, main: Thread, path: tuple[Place, ...], inside: str) -> Co
         part=part,
         peer=peer,
         path=path,
-        waited=True,
+        call=CallFacts(waited=True),
     )
 
 

@@ -43,7 +43,8 @@ _FILES = {
         "ProcessFacts RankError RankReport ShardedUnit StoreFile ThreadError Worker"
     ),
     "collectives": (
-        "DEFAULT_GROUP PLACING Collective Collectives Part Phase Place Splits at_place in_brackets"
+        "DEFAULT_GROUP PLACING CallFacts Collective Collectives Part Phase Place Splits at_place "
+        "in_brackets"
     ),
     "ddp": "Bucket BucketPlan Fingerprint HeldParameter HeldParameters Reduction TensorInfo",
     "diagnosis": "HAS_FAILED Category Diagnosis Finding JudgedRun Remark Side Traceback sentence",

@@ -18,7 +18,15 @@ from json import dumps, loads
 from typing import Any, TypeAlias
 
 from ddp_notebook.model import codec
-from ddp_notebook.model.collectives import Collective, Collectives, Part, Phase, Place, Splits
+from ddp_notebook.model.collectives import (
+    CallFacts,
+    Collective,
+    Collectives,
+    Part,
+    Phase,
+    Place,
+    Splits,
+)
 from ddp_notebook.model.ranks import Ranks
 
 CAPACITY = 10_000
@@ -221,7 +229,13 @@ def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collecti
         slot=slot,
         group=in_group.group if isinstance(in_group, _Group) else "",
         called=in_group.called if isinstance(in_group, _Group) else "",
-        limit_s=in_group.limit_s if isinstance(in_group, _Group) else 0.0,
+        call=CallFacts(
+            held_ns=fields[22 + DIMENSIONS],
+            freed=bool(fields[23 + DIMENSIONS]),
+            waited=bool(called & 1),
+            thread=called >> 1,
+            limit_s=in_group.limit_s if isinstance(in_group, _Group) else 0.0,
+        ),
         api=name(api),
         part=PARTS[part] if part < len(PARTS) else None,
         shape=tuple(fields[22 : 22 + min(sizes, DIMENSIONS)]),
@@ -239,10 +253,6 @@ def _record(rank: int, fields: Sequence[int], texts: Sequence[Text]) -> Collecti
         issued_ns=issued_ns,
         done_ns=done_ns,
         backwards=backwards,
-        waited=bool(called & 1),
-        thread=called >> 1,
-        held_ns=fields[22 + DIMENSIONS],
-        freed=bool(fields[23 + DIMENSIONS]),
     )
 
 

@@ -86,6 +86,24 @@ class Splits:
 
 
 @dataclass(frozen=True, slots=True)
+class CallFacts:
+    """How a collective was called on its rank.
+
+    `held_ns` is how long it was paused before it was issued (while it is paused, `issued_ns` is
+    when that began). With `freed` it failed because its rank was freed or interrupted.
+    The call itself lasts until it is done where it is `waited` for; `thread` tells threads of the
+    rank apart, 0 is the main thread. torch gives it up `limit_s` after it was issued; 0: in a day
+    or more, or unknown.
+    """
+
+    held_ns: int = 0
+    freed: bool = False
+    waited: bool = False
+    thread: int = 0
+    limit_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Collective:
     """One collective, send or receive of one rank. Unknown is None, "" or ().
 
@@ -101,13 +119,8 @@ class Collective:
     `label` holds texts that the innermost line iterates over: the name of a metric.
     Times are CLOCK_MONOTONIC, the same clock for all ranks of a host; `done_ns` is when it was
     seen to be done, 0 for not yet. `backwards` is how many backward passes the rank had begun.
-    `held_ns` is how long it was paused before it was issued (while it is paused, `issued_ns` is
-    when that began). With `freed` it failed because its rank was freed or interrupted.
-    The call itself lasts until it is done where it is `waited` for; `thread` tells threads of the
-    rank apart, 0 is the main thread. The `peer` of a recv from any rank is known once it has got a
-    message. `purpose` is what torch does with what the rank waits in, where that is known:
-    ``layers.5 (FSDP2, forward)``. torch gives it up `limit_s` after it was issued; 0: in a day or
-    more, or unknown.
+    The `peer` of a recv from any rank is known once it has got a message. `purpose` is what torch
+    does with what the rank waits in, where that is known: ``layers.5 (FSDP2, forward)``.
     """
 
     rank: int
@@ -132,13 +145,9 @@ class Collective:
     issued_ns: int = 0
     done_ns: int = 0
     backwards: int = 0
-    held_ns: int = 0
-    freed: bool = False
-    waited: bool = False
-    thread: int = 0
+    call: CallFacts = CallFacts()
     called: str = ""
     purpose: str = ""
-    limit_s: float = 0.0
 
     @property
     def is_point_to_point(self) -> bool:
@@ -191,9 +200,11 @@ class Collectives:
         )
 
 
-_COLUMNS = tuple(field.name for field in dataclasses.fields(Collective))
+_OF_CALL = tuple(field.name for field in dataclasses.fields(CallFacts))
+_OWN = tuple(field.name for field in dataclasses.fields(Collective) if field.name != "call")
+_COLUMNS = (*_OWN, *_OF_CALL)
 _PATH = _COLUMNS.index("path")
-_ROW = attrgetter(*_COLUMNS)
+_ROW = attrgetter(*_OWN, *(f"call.{name}" for name in _OF_CALL))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +229,7 @@ class CollectiveTable:
                 raise DecodeError(f"must be a list of {len(self.columns)}", f"rows[{number}]")
             wire = dict(zip(self.columns, row, strict=True))
             path = wire.pop("path", None)
+            wire["call"] = {name: wire.pop(name) for name in _OF_CALL if name in wire}
             if not isinstance(path, int) or not 0 <= path < len(self.paths):
                 raise DecodeError("is not the index of a path", f"rows[{number}]")
             made = dataclasses.replace(codec.decode(Collective, wire), path=self.paths[path])

@@ -91,7 +91,7 @@ def _row(
     text = describe(record, collectives.of[record.rank]) if pending else failure
     waits_for = missing.of(record) if state == "waiting" else ()
     passed = f"{record.number + (not is_paused(record))} issued"
-    return passed, state, text, waits_for, record.limit_s if state == "waiting" else 0.0
+    return passed, state, text, waits_for, record.call.limit_s if state == "waiting" else 0.0
 
 
 def is_paused(record: Collective) -> bool:
@@ -206,17 +206,18 @@ def collectives_at(collectives: Collectives, at_ns: int) -> Collectives:
 
 def called_ns(record: Collective) -> int:
     """When the rank called it; it was issued later if the rank was paused."""
-    return record.issued_ns - record.held_ns
+    return record.issued_ns - record.call.held_ns
 
 
 def _at(record: Collective, at_ns: int) -> Collective:
     """The record as it was at `at_ns`, after the call."""
     if record.issued_ns > at_ns:
         began_ns = called_ns(record)
-        return replace(record, phase=Phase.HELD, issued_ns=began_ns, held_ns=0, done_ns=0)
+        call = replace(record.call, held_ns=0)
+        return replace(record, phase=Phase.HELD, issued_ns=began_ns, call=call, done_ns=0)
     if not record.over or record.done_ns <= at_ns:
         return record
-    return replace(record, phase=Phase.ISSUED, done_ns=0, freed=False)
+    return replace(record, phase=Phase.ISSUED, done_ns=0, call=replace(record.call, freed=False))
 
 
 def _title(rows: Sequence[StepRow], pending: Ranks, what: str) -> str:

@@ -175,7 +175,11 @@ def test_what_was_freed_by_an_abort_is_not_written_down_as_done(ranks: Session) 
     assert isinstance(ranks.run_cell(cell).error, Stuck)
     ranks.abort()
     *before, backward = [each for each in issued(ranks).of[1] if each.part is not None]
-    assert (backward.part, backward.phase, backward.freed) == (Part.BACKWARD, Phase.FAILED, True)
+    assert (backward.part, backward.phase, backward.call.freed) == (
+        Part.BACKWARD,
+        Phase.FAILED,
+        True,
+    )
     assert {each.phase for each in before} == {Phase.DONE}
 
 
@@ -248,11 +252,11 @@ def test_threads_are_told_apart(ranks: Session) -> None:
         "    thread.join()\n"
         "dist.barrier()",
     )
-    threads = [each.thread for each in found.of[0]]
+    threads = [each.call.thread for each in found.of[0]]
     assert threads[0] == threads[3] == 0
     assert threads[1] > 0
     assert threads[2] > 0
-    assert all(each.waited for each in found.of[0])
+    assert all(each.call.waited for each in found.of[0])
 
 
 COALESCES = """

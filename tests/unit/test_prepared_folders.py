@@ -18,7 +18,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import torch
-from ddp_notebook.rank.collectives.split_models import NotedExchanges
+from ddp_notebook.rank.collectives.splits import NotedExchanges
 
 from ddp_notebook import __main__
 from ddp_notebook.errors import UsageMistake

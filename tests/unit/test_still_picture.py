@@ -15,6 +15,7 @@ from ddp_notebook.board import model, still_picture
 from ddp_notebook.board.still_picture import MOST_ROWS, drawings
 from ddp_notebook.board.timeline import Timeline
 from ddp_notebook.model import (
+    CallFacts,
     Category,
     Diagnosis,
     Finding,
@@ -62,8 +63,8 @@ def test_who_came_first_waits_until_the_last_comes() -> None:
 
 def test_held_time_is_not_drawn_as_communication_and_a_freed_one_does_not_squeeze() -> None:
     timeline = Timeline(0, 2)
-    held = replace(collective(1, 0, 900, 1000), held_ns=800 * MS)
-    freed = replace(collective(0, 1, 1000, 90_000), phase=Phase.FAILED, freed=True)
+    held = replace(collective(1, 0, 900, 1000), call=CallFacts(held_ns=800 * MS))
+    freed = replace(collective(0, 1, 1000, 90_000), phase=Phase.FAILED, call=CallFacts(freed=True))
     timeline.take(1, [collective(0, 0, 100, 1000), freed, held])
     first, second = drawn(timeline, (0,), (1,))
     ((came, went_on),) = spans(second, VIOLET)

@@ -14,6 +14,7 @@ from ddp_notebook.board import timeline as timeline_model
 from ddp_notebook.board.tails import Tails
 from ddp_notebook.board.timeline import FREED, PAUSED, PHASES, Timeline, died_ns, is_pause
 from ddp_notebook.model import (
+    CallFacts,
     CellFinished,
     Collective,
     Collectives,
@@ -135,7 +136,9 @@ def test_for_how_long_a_rank_was_held_is_told_apart_from_its_collective() -> Non
     timeline.take(1, [replace(collective(0, 0, 1, None), phase=Phase.HELD)])
     page.take(timeline.news())
     assert page.slices[0, 0][4:] == [1000, 0, PHASES.index(Phase.HELD), 0]
-    timeline.take(1, [replace(collective(0, 0, 35_001, 35_007), held_ns=35_000 * MS)])
+    timeline.take(
+        1, [replace(collective(0, 0, 35_001, 35_007), call=CallFacts(held_ns=35_000 * MS))]
+    )
     page.take(timeline.news())
     done = PHASES.index(Phase.DONE)
     assert page.slices[0, 0][4:] == [35_001_000, 35_007_000, done, 35_000_000]

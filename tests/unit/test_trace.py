@@ -13,6 +13,7 @@ from saved_runs import MS, collective, job, runs
 from ddp_notebook.archive.format import SavedRun
 from ddp_notebook.archive.trace import trace
 from ddp_notebook.model import (
+    CallFacts,
     Collectives,
     LineLeft,
     LineStopped,
@@ -126,7 +127,7 @@ def test_one_that_was_refused_is_called_so() -> None:
 
 
 def test_held_time_is_a_slice_of_its_own_and_a_freed_one_ends_where_it_was_freed() -> None:
-    held = replace(collective(0, 0, 900, 950), held_ns=800 * MS)
+    held = replace(collective(0, 0, 900, 950), call=CallFacts(held_ns=800 * MS))
     saved = with_collectives(held, collective(0, 1, 960, None))
     died = Moment(970 * MS, RankExited(rank=0, pid=100, exit_code=-9, heard_ns=970 * MS))
     saved = replace(saved, moments=(*saved.moments, died))

@@ -27,6 +27,7 @@ from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import doing, standing
 from ddp_notebook.model import (
     Activity,
+    CallFacts,
     Case,
     Collective,
     Collectives,
@@ -304,8 +305,7 @@ def in_thread(thread: int, slot: int, issued_ns: int, done_ns: int, line: int) -
     return replace(
         all_reduce((line, "work")),
         slot=slot,
-        thread=thread,
-        waited=True,
+        call=CallFacts(thread=thread, waited=True),
         issued_ns=issued_ns,
         done_ns=done_ns,
         phase=Phase.DONE if done_ns else Phase.ISSUED,

@@ -14,6 +14,7 @@ from ddp_notebook.diagnosis.source_code.singled_out import singled_out
 from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.model import (
     DEFAULT_GROUP,
+    CallFacts,
     Case,
     Category,
     CellFinished,
@@ -230,7 +231,14 @@ def given_up(
     came_s: float | None, last: RankReport, limit_s: float = 10.0, what: str = "barrier"
 ) -> Case:
     """Ranks 0 and 1 wait from second 1 on until they give up; rank 2 comes at `came_s`."""
-    there = op(what, 9, phase=Phase.FAILED, limit_s=limit_s, issued_ns=10**9, done_ns=11 * 10**9)
+    there = op(
+        what,
+        9,
+        phase=Phase.FAILED,
+        call=CallFacts(limit_s=limit_s),
+        issued_ns=10**9,
+        done_ns=11 * 10**9,
+    )
     at = {rank: (replace(there, rank=rank),) for rank in (0, 1)}
     if came_s is not None:
         at[2] = (replace(there, rank=2, issued_ns=round(came_s * 1e9)),)
@@ -354,7 +362,7 @@ def test_of_two_ranks_that_no_test_of_the_code_tells_apart_both_are_named() -> N
 @pytest.mark.parametrize("thread", [1, 0], ids=["a thread", "the main thread"])
 def test_a_thread_and_a_backward_that_come_in_any_order_are_no_way_of_one_rank(thread: int) -> None:
     """Which of both is first in a slot is chance on each rank: none strayed from the others."""
-    copy = replace(all_reduce(8, (25, "publish"), shape=(7,)), thread=thread)
+    copy = replace(all_reduce(8, (25, "publish"), shape=(7,)), call=CallFacts(thread=thread))
     usual = [*DDP, backward(34), copy, backward(34)]
     case = play({0: [*DDP, copy, backward(34), backward(34)], 1: usual, 2: usual})
     (first, *_) = diagnose_run(case, {}).findings

@@ -93,8 +93,8 @@ def _finding(
     order is chance. So the order is the mistake, that of most ranks too, and all of them are
     culprits, where the branches have the same calls in another order, or where the main thread of
     one and another thread of the other come first. In any other case threads are mentioned where
-    two of their calls were seen under way at the same time. And of two equal branches neither is blamed if just one of them
-    has lost a thread to an error (`_lost_a_thread`).
+    two of their calls were seen under way at the same time. And of two equal branches neither is
+    blamed if just one of them has lost a thread to an error (`_lost_a_thread`).
     """
     ranks = classified.culprits if culprits is None else culprits
     waiting = context.victims if waiting is None else waiting
@@ -113,7 +113,7 @@ def _finding(
         remedy = f"If the thread's error is the cause, correct it. If not: {remedy}"
         category, ranks, waiting = Category.UNDECIDED, (), context.victims
     several, at_once = threads_of(context, classified.record.group)
-    in_main = {record.thread == 0 for _, record in classified.shown if record is not None}
+    in_main = {record.call.thread == 0 for _, record in classified.shown if record is not None}
     order = classified.kind is Kind.ANOTHER_ORDER or (bool(several) and len(in_main) > 1)
     if at_once or (several and order):
         cause = (
@@ -177,7 +177,7 @@ def threads_of(context: Context, group: str) -> tuple[Ranks, tuple[str, ...]]:
     several, facts = [], []
     for rank, records in sorted(context.collectives.of.items()):
         own = [r for r in records if r.group == group and not r.is_point_to_point]
-        if len({record.thread for record in own}) > 1:
+        if len({record.call.thread for record in own}) > 1:
             several.append(rank)
             if (pair := _at_once(own)) is not None:
                 sooner, later = pair
@@ -191,9 +191,9 @@ def threads_of(context: Context, group: str) -> tuple[Ranks, tuple[str, ...]]:
 def _at_once(records: Iterable[Collective]) -> tuple[Collective, Collective] | None:
     """Return the first two collectives of a rank that two of its threads ran at the same time."""
     last: Collective | None = None
-    waited = (r for r in records if r.waited or r.phase is Phase.REFUSED)
+    waited = (r for r in records if r.call.waited or r.phase is Phase.REFUSED)
     for record in sorted(waited, key=lambda r: r.issued_ns):
-        threads_differ = last is not None and last.thread != record.thread
+        threads_differ = last is not None and last.call.thread != record.call.thread
         if last and threads_differ and (not last.over or record.issued_ns < last.done_ns):
             return last, record
         if record.phase is not Phase.REFUSED:  # what is refused is over at once

@@ -208,13 +208,16 @@ def came_too_late(context: Context) -> Iterator[Finding]:
         return
     ends = (context.graph.at.get(e.rank) for e in failed if _timed_out(e))
     waited = [
-        record for record in ends if record and not (record.is_point_to_point or record.freed)
+        record for record in ends if record and not (record.is_point_to_point or record.call.freed)
     ]
     if not waited:
         return
     first = min(waited, key=lambda each: each.issued_ns)
     # A monitored_barrier has a timeout of its own, which may be shorter than its group's.
-    ends_ns = (first.done_ns, first.issued_ns + round(first.limit_s * 1e9) * bool(first.limit_s))
+    ends_ns = (
+        first.done_ns,
+        first.issued_ns + round(first.call.limit_s * 1e9) * bool(first.call.limit_s),
+    )
     until_ns = min((ns for ns in ends_ns if ns > first.issued_ns), default=0)
     members = wait_graph.members(context.case, first.group)
     there = {r: wait_graph.at_slot(context.collectives, r, first) for r in members}
@@ -236,7 +239,7 @@ def _too_late(
 ) -> Finding:
     others = tuple(rank for rank in records if rank not in late)
     own = first.operation == "monitored_barrier"
-    limit = f" of {first.limit_s:g} s" if first.limit_s and not own else ""
+    limit = f" of {first.call.limit_s:g} s" if first.call.limit_s and not own else ""
     before = set(late) <= set(records)
     called_it = "called" if before else verb(late, "has not called", "have not called")
     return Finding(

@@ -39,17 +39,13 @@ def strayed(sources: Sources, values: Mapping[int, Hashable], words: Container[s
 
 def _let_by(names: Names, test: ast.expr, ranks: Ranks) -> Ranks:
     """The ranks on which no part of a test is known not to hold."""
-    parts = test.values if isinstance(test, ast.BoolOp) and _is_and(test) else [test]
+    parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
     size = max(ranks) + 1
     return tuple(
         rank
         for rank in ranks
         if all(names.lets(Test(part, part.lineno), rank, size) for part in parts)
     )
-
-
-def _is_and(test: ast.BoolOp) -> bool:
-    return isinstance(test.op, ast.And)
 
 
 def _tests(tree: ast.AST, words: Container[str]) -> Iterator[ast.expr]:

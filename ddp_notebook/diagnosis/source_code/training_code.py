@@ -95,15 +95,11 @@ def _is_said(scope: ast.AST, numbers: set[str], functions: set[str], after: int)
         and call.lineno > after
         and any(
             _mentions(expression, numbers) or _calls(expression, functions)
-            for expression in _given_to(call)
+            for expression in ([*call.args, *(keyword.value for keyword in call.keywords)])
         )
         for call in _own(scope)
         if isinstance(call, ast.Call)
     )
-
-
-def _given_to(call: ast.Call) -> list[ast.expr]:
-    return [*call.args, *(keyword.value for keyword in call.keywords)]
 
 
 def _returns(function: _Function, numbers: set[str], functions: set[str]) -> bool:
