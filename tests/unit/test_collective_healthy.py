@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from traces import BUSY, all_reduce, backward, barrier, constructor, forward, message, op, play
 
 from ddp_notebook.diagnosis import diagnose_run
-from ddp_notebook.model import DEFAULT_GROUP, Case, Category, Collective, Collectives, Ranks
+from ddp_notebook.model import (
+    DEFAULT_GROUP,
+    Case,
+    Category,
+    Collective,
+    Collectives,
+    Ranks,
+)
 
 
 def blamed(case: Case) -> list[tuple[Category, Ranks]]:

@@ -7,7 +7,12 @@ from functools import partial
 import pytest
 from doctor_cases import FAILURE, GIB, MIB, OK, WARNING, expect
 
-from ddp_notebook.doctor.machine import as_init_says, check_cores, check_memory, check_shared_memory
+from ddp_notebook.doctor.machine import (
+    as_init_says,
+    check_cores,
+    check_memory,
+    check_shared_memory,
+)
 from ddp_notebook.model.doctor import Verdict
 
 

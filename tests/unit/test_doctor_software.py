@@ -11,7 +11,12 @@ import pytest
 from doctor_cases import CPU_TORCH, FAILURE, GIB, OK, TORCH, WARNING, expect, ranks
 
 from ddp_notebook.doctor.machine import check_devices, check_gpus, check_visible_devices
-from ddp_notebook.doctor.software import check_backend, check_ranks, check_torch, check_version
+from ddp_notebook.doctor.software import (
+    check_backend,
+    check_ranks,
+    check_torch,
+    check_version,
+)
 from ddp_notebook.launch.devices import Gpu
 from ddp_notebook.model.doctor import Check, Verdict
 

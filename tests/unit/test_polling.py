@@ -12,7 +12,11 @@ import pytest
 import torch.distributed as dist
 
 from ddp_notebook.rank.inspect.frames import UserCode
-from ddp_notebook.rank.inspect.polling import Polled, polled, polled_file
+from ddp_notebook.rank.inspect.polling import (
+    Polled,
+    polled,
+    polled_file,
+)
 
 STORE = dist.HashStore()
 

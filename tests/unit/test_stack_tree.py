@@ -13,7 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pages import Page, whole_page
 
-from ddp_notebook.model import Activity, Branch, Doing, Frame, Local, RankStack, StackTree, codec
+from ddp_notebook.model import (
+    Activity,
+    Branch,
+    Doing,
+    Frame,
+    Local,
+    RankStack,
+    StackTree,
+    codec,
+)
 from ddp_notebook.state.stack_tree import merge
 from ddp_notebook.views import stacks
 

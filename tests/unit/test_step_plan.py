@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_notebook.bench.steps import Memory, StepPlan, parse_batches, parse_buckets
+from ddp_notebook.bench.steps import (
+    Memory,
+    StepPlan,
+    parse_batches,
+    parse_buckets,
+)
 from ddp_notebook.model import codec
 
 
