@@ -18,7 +18,6 @@ from pathlib import Path
 import jsonschema
 import pytest
 import torch
-from ddp_notebook.rank.collectives.splits import NotedExchanges
 
 from ddp_notebook import __main__
 from ddp_notebook.errors import UsageMistake
@@ -37,6 +36,7 @@ from ddp_notebook.model import (
     Splits,
     codec,
 )
+from ddp_notebook.rank.collectives.splits import NotedExchanges
 from ddp_notebook.rank.prepared import job_folder, processes
 from ddp_notebook.rank.prepared.job_folder import About
 

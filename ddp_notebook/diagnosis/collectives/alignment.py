@@ -181,6 +181,11 @@ def _one_of_refused(of: Mapping[int, list[Collective]]) -> Mapping[int, list[Col
     Where all ranks continued, what they issued last is what met. Where a rank did not, it is
     what they called first: the rest follows from that.
     """
+    # A refused collective takes no slot: the rank's next call has the same number. So of one slot a
+    # rank may have two records, and a sequence has room for one. Which of them counts depends on
+    # how it went on. If every rank called again, and that was accepted, the later records are what
+    # met. If the last record of some rank in the slot is still the refusal, nothing met there at
+    # all, and what each rank called first shows how they differ.
     refused = {r.slot for records in of.values() for r in records if r.phase is Phase.REFUSED}
     if not refused:
         return of
@@ -206,6 +211,8 @@ def _so_far(records: Sequence[Collective]) -> Iterator[int]:
 
 def align(group: str, sequences: Mapping[int, RankSequence]) -> Alignment:
     """Find the ranks that diverge from the majority, slot by slot from the oldest common one."""
+    # Logs are rings, so a rank that has called more has dropped more. Where one sequence has no
+    # records, equality of the others says nothing: only the part that all still have is compared.
     start = max((sequence.first for sequence in sequences.values()), default=0)
     ranks_of: dict[tuple[int, ...], list[int]] = {}
     for rank in sorted(sequences):
@@ -241,6 +248,13 @@ def _vote(
     At the first slot where lists differ each rank that got there has a vote. Where two sets of
     ranks are the largest, that of the lowest rank stays, for want of a better one.
     """
+    # Not one vote over whole sequences: a rank that only is behind would differ from all that are
+    # ahead, and two ranks that strayed at different slots would split the majority. So the walk
+    # goes from slot to slot. Where the sequences that are left differ, only ranks that got there
+    # vote; those that chose otherwise leave the walk, and all that follows in them is a
+    # consequence. What is left at the end are sequences of which each begins the longest one.
+    # A tie is kept as a tie (`sure` is false): the lowest rank's side goes on as the reference,
+    # which says nothing about who is right.
     alive = sorted(ranks_of, key=lambda keys: ranks_of[keys][0])
     parted: list[tuple[tuple[int, ...], bool]] = []
     while alive:
@@ -266,6 +280,8 @@ def _vote(
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
     """The number of equal keys at the beginning of both."""
+    # Slices of tuples are compared in C: on healthy jobs of thousands of ranks nearly all of the
+    # time of an alignment is spent here.
     end = min(len(one), len(other))
     at = 0
     while at < end and one[at : at + _STRIDE] == other[at : at + _STRIDE]:
@@ -326,6 +342,8 @@ class _Numbering:
                 lines,
             )
             if groups is not None:
+                # Over all groups at once, the rank of a row is compared with that of another row:
+                # names of groups, and roots in them, differ between these though nothing is wrong.
                 kind = record.called or len(groups.get(record.group, ()))
                 root = None if record.root is None else "a root"  # of its own in each group
                 what = (*what[:7], root, *what[8:], kind)
@@ -352,6 +370,8 @@ def differences(own: RankSequence, other: RankSequence) -> Iterator[Edit]:
 
     Lists with little in common give one edit, from their first difference to their ends.
     """
+    # The ends are cut off first: what is left is short on real jobs, also after 100,000 equal
+    # records, and the search below takes the square of the number of edits.
     mine, theirs = own.keys, other.keys
     begin = _common(mine, theirs)
     end = _common(mine[begin:][::-1], theirs[begin:][::-1])
@@ -370,6 +390,11 @@ def differences(own: RankSequence, other: RankSequence) -> Iterator[Edit]:
 
 def _edits(mine: Sequence[int], theirs: Sequence[int]) -> list[tuple[int, int, int, int]]:
     """Slices (of `mine`, of `theirs`) that differ: the shortest edit script, after Myers."""
+    # Diagonal k holds the positions x - y = k; `reached[k]` is the furthest x on it that so many
+    # edits lead to. Each round allows one edit more and then follows equal keys for nothing. The
+    # rounds are recorded, and `_slices` walks them back. Programs with nothing in common would take
+    # the product of their lengths, so both the edits and the steps are bounded: beyond that one
+    # edit covers all, which is as much as anyone could read of it.
     steps = 0
     reached = {1: 0}
     trace: list[dict[int, int]] = []
@@ -551,6 +576,9 @@ def first_fault(deviation: Deviation) -> Edit | None:
     An edit that matches until one of the sequences ends is not a fault: that rank is slower or has
     stopped, which its activity shows.
     """
+    # Two sequences may differ and still be right: other lines that call the same, or one rank that
+    # is further on. What is looked for is the first place from which on numbers no longer mean the
+    # same call on both sides, or at which what met cannot be one collective.
     for edit in deviation.edits:
         if not harmless(edit):
             return edit
@@ -566,6 +594,8 @@ def first_fault(deviation: Deviation) -> Edit | None:
 
 def moved(deviation: Deviation, fault: Edit) -> bool:
     """True if the surplus at the fault is what is missing a little later: another order."""
+    # Only near the fault: in a long run the same call comes again sooner or later, and every call
+    # that was left out would count as moved.
     near = [edit for edit in deviation.edits if 0 <= edit.other_at - fault.other_at <= _NEAR]
     own = Counter(_identity(record) for edit in near for record in edit.own)
     other = Counter(_identity(record) for edit in near for record in edit.other)
@@ -604,6 +634,9 @@ def missing_buckets(
     bucket = full.at(full_at)
     if bucket is None or bucket.part is not Part.BACKWARD:
         return None
+    # The reducer calls all_reduce for a bucket as soon as its gradients are there, from inside of
+    # backward, so all buckets of a pass come from one line of the user's. What separates two passes
+    # of one loop is only that each begins with the same bucket.
     # DDP issues the buckets of a pass without waiting for each: all of them may be there.
     count = sum(1 for _ in takewhile(lambda each: call_site(each) == call_site(ahead[0]), ahead))
     first = _first_of_run(full, full_at)

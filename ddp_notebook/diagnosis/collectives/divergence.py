@@ -238,6 +238,11 @@ def classify(divergence: Divergence, sources: Sources) -> Classified | None:
 
 
 def _classify(divergence: Divergence, sources: Sources) -> Classified | None:
+    # From what records prove to what only the code can tell. (1) The same calls in another order.
+    # (2) One line, with other names on both sides. (3) One branch has calls that the other lacks:
+    # an insertion, so the rest is in step, shifted. (4) Both meant to meet: one call, with other
+    # contents. (5) Both have something else there: which of them left the common way is open, and
+    # is told by what each did before, and by the tests and loops around the two lines.
     fault = divergence.fault
     if divergence.moved:
         return _another_order(divergence)
@@ -338,6 +343,9 @@ def _mismatch(
 def _who_mismatches(divergence: Divergence, own: Collective, other: Collective) -> Ranks:
     """The majority is right; else the usual pattern; else the root; else the lowest rank."""
     ranks, others = divergence.deviation.ranks, divergence.deviation.others
+    # Without a majority: who brings what it always brought is right. Then the root of a broadcast,
+    # since the others must take what it sends. What is left is a convention and no proof: rank 0
+    # is taken to be right, as the one that most programs treat as the example.
     if divergence.deviation.sure:
         return ranks
     usual_own, usual_other = _usual(divergence.own, own), _usual(divergence.other, other)
@@ -375,6 +383,9 @@ def _one_sided(divergence: Divergence) -> Classified:
     fault, sides = divergence.fault, (divergence.own, divergence.other)
     full, short = sides if fault.own else sides[::-1]
     records = fault.own or fault.other
+    # Buckets first: a backward that reduced less looks like any call that was left out, and "call
+    # it on every rank" would be no help. Then what the shorter branch never calls at all. What both
+    # call, and one of them more often, is a loop: it was left earlier, or went round once more.
     buckets = _buckets(divergence, full, short, records)
     if buckets is not None:
         return buckets
@@ -471,6 +482,7 @@ def _crossed(divergence: Divergence, sources: Sources) -> Classified:
         return buckets
     if not new_to_other and not new_to_own:
         return _in_one_loop(divergence)
+    # Not a call that only one branch makes: it is part of a step that the other branch has not.
     for past, inside, record in ((theirs, mine, own), (mine, theirs, other)):
         behind = past.here is not None and is_rebuild(inside, record)
         if behind and past.here and _behind_the_loop(sources, past.here, record, inside.last):
@@ -534,6 +546,9 @@ def _behind_the_loop(
     Not where all ranks had left that loop, as `last`, which all have called, shows: then those at
     `there` have passed the place of `record` without calling it, and are in the loop once more.
     """
+    # A test of the rank on the way to one of the two lines says more than the loop does: then the
+    # branch is not past anything, it was sent elsewhere. A test that both lines stand behind does
+    # not tell them apart.
     if sources.in_one_loop(record, there) is not False:
         return False
     if last is not None and sources.stands_behind(last, there):

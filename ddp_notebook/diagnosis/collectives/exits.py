@@ -262,6 +262,12 @@ def _ended_badly(e: RankReport) -> bool:
 
 def _dragged_along(context: Context, gone: list[RankReport]) -> set[int]:
     """Ranks that ended because another had, while they were in a collective without it."""
+    # When a rank goes, its peers' connections close within milliseconds, a launcher sends SIGTERM
+    # to the rest, and the clocks of hosts differ: times of ends prove nothing. What a rank was in
+    # does. A rank that ended inside of a collective may have been dragged along by whoever did not
+    # come to it; one that ended outside, or in a call that needs no other rank that ended, was
+    # first. A rank that died of SIGTERM is taken to be ended by the launcher, unless the others
+    # had lost their connection to just that rank before.
     dead = [e for e in gone if e.activity is Activity.DEAD]
     by_others = {e.rank for e in dead if e.end.code in _ENDED_BY_OTHERS}
     dragged = by_others - _missed(context, [e for e in gone if e.rank not in by_others])

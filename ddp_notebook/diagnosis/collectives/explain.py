@@ -262,6 +262,8 @@ def _line_of_exit(context: Context, report: RankReport) -> str:
 
 def _in_another_group(context: Context, classified: Classified) -> Finding | None:
     """A rank that called in one group what its peers in another wait for it to call there."""
+    # Proof needs three things: the same call is waited for in another group, by a rank that waits
+    # for this one, and this rank is just about to make the call of that number there.
     if classified.kind is not Kind.ONE_BRANCH_ONLY or classified.culprits != classified.full.ranks:
         return None
     record = classified.record
@@ -399,6 +401,11 @@ def value_of(record: Collective, other: Collective, what: Difference) -> str:
 
 def _one_branch_only(context: Context, classified: Classified) -> Finding:
     """A collective that one branch calls and the other never does, whichever is right."""
+    # Who is wrong: the minority. Without one, the test that names who leaves (`if rank == 1:
+    # return`) blames those; any other test on the way blames who came through it, since most such
+    # calls are one too many, under `if rank == 0:`. Without a test one branch may as well have
+    # left on a way that the code does not show, such as an exception that was caught: both are
+    # named, and the user sees both lines.
     record, there, culprits = classified.record, classified.there, classified.culprits
     full, short = classified.full, classified.short
     condition = context.sources.condition(record, there, full.ranks, short.ranks)

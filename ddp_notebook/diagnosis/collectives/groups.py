@@ -157,6 +157,10 @@ def parted_over_groups(context: Context) -> Iterator[Finding]:
     there, until another group lacks it. The ranks that run the same program in other groups of
     the kind show which way is the usual one. Only where ranks are stuck in several groups.
     """
+    # In a mesh of 2 x 2 every group has two ranks, so no group has a majority; and who leaves out
+    # a call over one dimension meets its peer's next call there, which looks fine. But all ranks
+    # run one program: laid side by side over all groups, where equal kinds of groups count as
+    # equal, three of four ranks agree.
     at, graph = context.graph.at, context.graph
     if context.interrupted or len({at[rank].group for rank in graph.stuck if rank in at}) < 2:
         return

@@ -49,6 +49,9 @@ class WaitGraph:
     @cached_property
     def cycles(self) -> tuple[Ranks, ...]:
         """Sets of ranks each of which waits for every other, maybe through others."""
+        # A knot is what a rank reaches and what reaches it: a strongly connected component. Ranks
+        # that only wait for a knot are victims of it, and in none. `reach` is kept by what is
+        # waited for: most ranks wait for the very same ones, and 10,000 ranks cost a few walks.
         found = []
         left = set(self.stuck)
         waited_by: dict[int, list[int]] = {}
@@ -135,6 +138,10 @@ def _record_of(evidence: RankReport, arrivals: _Arrivals) -> Collective | None:
     Of several works that are not done, where the rank cannot tell which one it waits for: the
     first that cannot be done, since not all that it needs have come.
     """
+    # With async_op=True, and in DDP's backward, several works of a rank are open at once, and the
+    # one that was issued last need not be the one in which the main thread waits. The rank knows
+    # it from its stack, mostly; else the first that lacks somebody is what holds the others up,
+    # since works of one group are done in order.
     records = arrivals.collectives.of.get(evidence.rank, ())
     if not records:
         return None
@@ -173,6 +180,12 @@ def _may_come(
 
     For some, `any_will_do` of those that they wait for.
     """
+    # The greatest set would be wrong: ranks that wait for each other in a ring would keep each
+    # other in it. So this is the least one that is closed: it begins with ranks that run by
+    # themselves, and a rank that waits joins it once all that it waits for are in it (or one of
+    # them, where any will do). Whoever is left out can make no progress, whatever time passes.
+    # In doubt a rank is taken to run: "stuck" ends a run and must be proof. That is why one that
+    # does not answer counts as running unless the system says that it is stopped.
     known = {e.rank for e in case.ranks}
     coming = {
         e.rank
@@ -279,6 +292,9 @@ def counterpart(collectives: Collectives, record: Collective) -> Collective | No
 
     Messages with one tag from one rank to another arrive in the order in which they were sent.
     """
+    # torch numbers sends and receives of a pair of ranks by tag, not by group slot, and messages do
+    # not overtake each other. So the n-th send of one meets the n-th recv of the other. Where old
+    # records were dropped on either side n is not known, and only open ones can be matched.
     peer = record.peer
     if peer is None:
         return None
