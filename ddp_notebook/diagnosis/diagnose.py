@@ -189,8 +189,6 @@ TRAINING: Rules = {
 """Of a run that ended well on all ranks, and computed something else than was meant."""
 
 _LONGEST_ERROR = 200
-_MOST_PLACED = 4
-"""Of so many culprits the coordinates in the mesh are told."""
 
 
 def diagnose_run(case: Case, sources: Mapping[str, str] | None = None) -> Diagnosis:
@@ -354,7 +352,7 @@ def _unrecorded(why: Mapping[int, str]) -> list[str]:
 
 def _with_coordinates(case: Case, finding: Finding) -> Finding:
     """`finding`, with where its culprits are in the mesh, if they are few."""
-    few = finding.ranks if len(finding.ranks) <= _MOST_PLACED else ()
+    few = finding.ranks if len(finding.ranks) <= 4 else ()
     mesh = mesh_of(case) if few and finding.category is not Category.MESH_MISMATCH else None
     if mesh is None:
         return finding

@@ -24,9 +24,6 @@ from ddp_notebook.model import (
 
 UNEXPLAINED_AFTER_S = 10.0
 """Ranks that wait for so long, and for no known reason, are a finding."""
-_LONG_S = 3.0
-"""A rank that is on a line for so long is said to be."""
-_LONGEST_ERROR = 300
 _CORRECT = "Correct the error, and run it again."
 _NO_GROUP = (
     "Call dist.init_process_group before, and dist.destroy_process_group after all else. In a "
@@ -72,7 +69,7 @@ def _raised(
 
 
 def _words(end: CellFinished) -> str:
-    return raised_words(end.ename, end.evalue, end.path, _LONGEST_ERROR)
+    return raised_words(end.ename, end.evalue, end.path)
 
 
 def _went_away(end: CellFinished) -> bool:
@@ -144,7 +141,7 @@ def failed_in_set_up(states: Iterable[RankState], case: Case) -> tuple[Finding, 
     for state in states:
         if state.status is Status.FAILED and state.entering is not None and state.cause:
             cause = f"{state.entering.value}: {state.cause.rstrip('.')}"
-            key = (certain.get(state.rank, ""), cut(cause, _LONGEST_ERROR), state.remedy)
+            key = (certain.get(state.rank, ""), cut(cause, 300), state.remedy)
             same.setdefault(key, []).append(state.rank)
     return tuple(
         Finding(
@@ -204,7 +201,7 @@ def unsure(case: Case, waited_s: Mapping[int, float], title: str, pending: Ranks
         return f"No problem found so far: {'; '.join(filter(None, (waits, no_answer)))}."
     if pending:
         least_s = min(waited_s.get(rank, 0.0) for rank in pending)
-        long = f", on the same line for {least_s:.0f} s" if least_s >= _LONG_S else ""
+        long = f", on the same line for {least_s:.0f} s" if least_s >= 3 else ""
         return f"No problem found so far: {verb(pending, 'is', 'are')} still in {title}{long}."
     newest = max((report.run for report in case.ranks), default=0)
     ended = [e for e in case.ranks if e.activity is Activity.FAILED and e.run == newest]

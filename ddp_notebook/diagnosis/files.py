@@ -30,7 +30,7 @@ def raced_paths(context: Context) -> Iterator[Finding]:
         first, ranks = failed[0], tuple(e.rank for e in failed)
         if len(ranks) == len(everyone):
             continue  # none was first
-        said = raised_words(first.error.type, first.error.text, first.error.at, 200)
+        said = raised_words(first.error.type, first.error.text, first.error.at)
         yield Finding(
             Category.FILESYSTEM,
             everyone,

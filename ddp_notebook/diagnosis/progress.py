@@ -29,8 +29,7 @@ LONG_STILL_S = 5.0
 """Seconds after which it is said where a rank stands that uses no CPU time."""
 
 
-_MOST_CALLERS = 6
-_ERROR_LENGTH = 160
+_BESIDE_OTHERS = 160
 """How much of an error stands beside what the other ranks do."""
 
 
@@ -64,7 +63,7 @@ def works(e: RankReport) -> bool:
 
 def thread_words(error: ThreadError) -> str:
     """``its thread 'loader' raised KeyError: 3 at cell 7:4 in load``."""
-    what = raised_words(error.type, error.text, error.path, _ERROR_LENGTH)
+    what = raised_words(error.type, error.text, error.path, _BESIDE_OTHERS)
     return f"its thread {error.thread!r} raised {what}"
 
 
@@ -127,7 +126,7 @@ def standing(reports: Iterable[RankReport]) -> str:
     )
 
 
-def raised_words(name: str, text: str, path: Sequence[Place], most: int) -> str:
+def raised_words(name: str, text: str, path: Sequence[Place], most: int = 300) -> str:
     """What was raised, and where: ``KeyError: 'key7' at cell 3:6 in load``.
 
     `path` are the user's lines that it passed through; of the message so many characters.
@@ -144,7 +143,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+(?=>)")
 def way_to_error(path: Sequence[Place]) -> str:
     """``cell 3:8 → cell 3:6 in load: return d['key7']``."""
     text = f": {path[-1].text}" if path[-1].text else ""
-    return f"{' → '.join(map(str, path[-_MOST_CALLERS:]))}{text}"
+    return f"{' → '.join(map(str, path[-6:]))}{text}"
 
 
 def _failure(report: RankReport) -> str:
@@ -153,8 +152,8 @@ def _failure(report: RankReport) -> str:
         at = f" at {report.error.at[-1]}" if report.error.at else ""
         return f"its collective{at} did not match, and was not sent"
     if not report.error.at and report.error.text.strip():
-        return cut(report.error.text.strip().splitlines()[0], _ERROR_LENGTH)
-    return raised_words(report.error.type, report.error.text, report.error.at, _ERROR_LENGTH)
+        return cut(report.error.text.strip().splitlines()[0], _BESIDE_OTHERS)
+    return raised_words(report.error.type, report.error.text, report.error.at, _BESIDE_OTHERS)
 
 
 def _busy(report: RankReport) -> str:

@@ -26,7 +26,6 @@ MOST_EDITS = 40
 """Lists that differ in more places are not compared further."""
 MOST_STEPS = 40_000
 """Comparisons that take more steps than this are abandoned."""
-_STRIDE = 512
 
 
 @dataclass(frozen=True)
@@ -284,8 +283,8 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     # time of an alignment is spent here.
     end = min(len(one), len(other))
     at = 0
-    while at < end and one[at : at + _STRIDE] == other[at : at + _STRIDE]:
-        at += _STRIDE
+    while at < end and one[at : at + 512] == other[at : at + 512]:
+        at += 512
     while at < end and one[at] == other[at]:
         at += 1
     return min(at, end)
@@ -459,9 +458,6 @@ _SAME_DTYPE = _SAME_SHAPE | {"all_to_all", "all_to_all_single"}
 _ALL_TENSORS = frozenset({"all_reduce", "broadcast", "reduce"})
 """Operations of which every tensor, not only the first, is the same on all ranks."""
 
-_NEAR = 64
-"""Window in which a missing collective that follows later counts as moved, not omitted."""
-
 
 class Difference(Enum):
     """The property in which two collectives with one sequence number differ."""
@@ -596,7 +592,7 @@ def moved(deviation: Deviation, fault: Edit) -> bool:
     """True if the surplus at the fault is what is missing a little later: another order."""
     # Only near the fault: in a long run the same call comes again sooner or later, and every call
     # that was left out would count as moved.
-    near = [edit for edit in deviation.edits if 0 <= edit.other_at - fault.other_at <= _NEAR]
+    near = [edit for edit in deviation.edits if 0 <= edit.other_at - fault.other_at <= 64]
     own = Counter(_identity(record) for edit in near for record in edit.own)
     other = Counter(_identity(record) for edit in near for record in edit.other)
     return bool(own) and own == other

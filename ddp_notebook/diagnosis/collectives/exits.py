@@ -113,7 +113,7 @@ def _unwinding(
     others: Ranks,
     there: Mapping[int, Collective],
 ) -> Finding:
-    words = raised_words(error.type, error.text, error.path, _LONGEST_ERROR)
+    words = raised_words(error.type, error.text, error.path)
     call, again = named(there[ranks[0]]), _tries_again(error, there[ranks[0]])
     return Finding(
         Category.DIVERGENT_CONTROL_FLOW if again else Category.EXCEPTION_ON_ONE_RANK,
@@ -160,7 +160,6 @@ _ON_THE_WAY_OUT = (
     "Correct the error on that rank. Call no collective in an except or a finally: a rank that "
     "raised comes there alone, or earlier than the others."
 )
-_LONGEST_ERROR = 300
 GOT_TOO_MUCH = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match")
 """The last message of a process that gloo aborts."""
 
@@ -214,7 +213,7 @@ def _raised_before(
         Finding(
             Category.EXCEPTION_ON_ONE_RANK,
             (e.rank,),
-            f"raised {raised_words(e.error.type, e.error.text, e.error.at, _LONGEST_ERROR)}; what "
+            f"raised {raised_words(e.error.type, e.error.text, e.error.at)}; what "
             f"it called on the way out met what {name_ranks(sorted(refused))} called, and does "
             "not match it",
             _ON_THE_WAY_OUT,

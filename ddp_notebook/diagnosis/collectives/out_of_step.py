@@ -62,9 +62,6 @@ from ddp_notebook.model import (
     verb,
 )
 
-MOST_FINDINGS = 5
-"""After this many mistakes, further ones are taken to be consequences."""
-
 
 def conflicts(context: Context) -> Iterator[Finding]:
     """Find mismatched collectives, the earliest first.
@@ -109,7 +106,7 @@ def _explained(context: Context, divergences: list[Divergence]) -> list[Finding]
         key = finding.category, divergence.alignment.group, divergence.fault.other_at
         first = merged.get(key)
         merged[key] = finding if first is None else _merge(first, finding, divergence)
-    return list(merged.values())[:MOST_FINDINGS]
+    return list(merged.values())[:5]  # after so many mistakes, further ones are consequences
 
 
 def _in_each_group(

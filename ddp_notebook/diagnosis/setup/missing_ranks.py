@@ -40,7 +40,6 @@ from ddp_notebook.model import (
 )
 
 _INIT = "init_process_group"
-_LONGEST_ERROR = 300
 
 
 def raised(context: Context) -> Iterator[Finding]:
@@ -140,7 +139,7 @@ def _absent(
 def _state_of(e: RankReport) -> str:
     if e.activity is not Activity.FAILED:
         return "runs nothing"
-    return f"raised {raised_words(e.error.type, e.error.text, e.error.at, _LONGEST_ERROR)}"
+    return f"raised {raised_words(e.error.type, e.error.text, e.error.at)}"
 
 
 def early_exits(context: Context) -> Iterator[Finding]:

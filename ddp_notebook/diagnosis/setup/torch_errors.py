@@ -290,7 +290,7 @@ def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
         return None  # no rank was waiting for it: the error speaks for itself
     return (
         Category.EXCEPTION_ON_ONE_RANK,
-        f"raised {raised_words(e.error.type, e.error.text, e.error.at, 300)}",
+        f"raised {raised_words(e.error.type, e.error.text, e.error.at)}",
         "Correct the error there; the others wait for it.",
     )
 

@@ -21,8 +21,6 @@ _ENDS = (ast.Return, ast.Break, ast.Raise)
 _Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _FOR_SOME = re.compile(r"only|rank|main_process|is_main|master", re.IGNORECASE)
 """Names of decorators that have a function run on some ranks."""
-_DEEPEST_CODE = 150
-"""Of a tree of code, as many levels are looked at: each costs some calls within another."""
 _STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 
 
@@ -49,7 +47,7 @@ def shallow(tree: ast.Module) -> ast.Module:
     No such code is written by hand, but a received file may contain it.
     """
     level: list[ast.AST] = [tree]
-    for _ in range(_DEEPEST_CODE):
+    for _ in range(150):
         level = [child for node in level for child in ast.iter_child_nodes(node)]
         if not level:
             return tree
