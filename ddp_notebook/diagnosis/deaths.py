@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ddp_notebook.model import (
     Activity,
@@ -27,13 +27,13 @@ def deaths(
     case: Case,
     dead: Sequence[RankReport],
     waiting: Ranks,
-    last: Callable[[int], str] = lambda rank: "",
+    last: Mapping[int, str] | None = None,
     meanwhile: str = "",
     facts: tuple[str, ...] = (),
 ) -> Iterator[Finding]:
     """A finding for all that ended in the same way.
 
-    `last` is what a rank did last, `meanwhile` what others do since, in words; `facts` come first.
+    `last` is what ranks did last, `meanwhile` what others do since, in words; `facts` come first.
     """
     same: dict[tuple[int | None, bool | None], list[RankReport]] = {}
     for report in _without_interrupted(dead, waiting):
@@ -52,7 +52,7 @@ def deaths(
                 ": "
             ),
             waiting,
-            (*facts, *(line for e in reports for line in _known(e, last(e.rank)))),
+            (*facts, *(line for e in reports for line in _known(e, (last or {}).get(e.rank, "")))),
             commands=(command,) if command else (),
         )
 

@@ -69,12 +69,8 @@ def thread_words(error: ThreadError) -> str:
 
 def stuck_workers(e: RankReport) -> tuple[Worker, ...]:
     """The workers of its DataLoader that never deliver, if the next batch is one of theirs."""
-    stuck = tuple(worker for worker in e.awaits.workers if _is_stuck(worker))
+    stuck = tuple(w for w in e.awaits.workers if w.still_s >= STILL_S and (w.locked or w.stopped))
     return stuck if any(worker.due for worker in stuck) else ()
-
-
-def _is_stuck(worker: Worker) -> bool:
-    return worker.still_s >= STILL_S and (worker.locked or worker.stopped)
 
 
 def evidence_of(e: RankReport) -> tuple[str, ...]:

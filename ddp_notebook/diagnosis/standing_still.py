@@ -129,19 +129,16 @@ def _late(context: Context, at: Mapping[int, Collective]) -> Iterator[Finding]:
     late = tuple(report.rank for report in context.case.ranks if works(report))
     if not at or any(record.group != DEFAULT_GROUP for record in at.values()):
         return
+    calls = " and ".join(dict.fromkeys(named(record) for _, record in sorted(at.items())))
     where = "; ".join(f"rank {rank} is busy{where_busy(context.reports[rank])}" for rank in late)
     yield Finding(
         Category.STRAGGLER,
         late,
-        f"{verb(at_ranks := tuple(sorted(at)), 'waits', 'wait')} in {_all_named(at)}; {where}",
+        f"{verb(at_ranks := tuple(sorted(at)), 'waits', 'wait')} in {calls}; {where}",
         f"Wait for {them(late)}.",
         at_ranks,
         passing=True,
     )
-
-
-def _all_named(at: Mapping[int, Collective]) -> str:
-    return " and ".join(dict.fromkeys(named(record) for _, record in sorted(at.items())))
 
 
 def _rings(at: Mapping[int, Collective]) -> Iterator[Finding]:

@@ -372,3 +372,21 @@ def test_a_thread_and_a_backward_that_come_in_any_order_are_no_way_of_one_rank(t
     else:
         assert first.ranks == (0,) and "thread" not in first.cause
     assert not diagnose_run(play(dict.fromkeys(range(3), usual)), {}).findings
+
+
+@pytest.mark.parametrize(
+    ("turns", "remedy"),
+    [
+        ("for x in loader:", "same number of batches"),
+        ("for i in range(3):", "same number of batches"),
+        ('for i in range(state["step"], n):', "same bounds on every rank: `for i in range(state["),
+    ],
+)
+def test_batches_are_no_matter_of_a_loop_that_counts_to_a_bound(turns: str, remedy: str) -> None:
+    code = f"{turns}\n    dist.all_reduce(x)\ndist.barrier()\n"
+    step = all_reduce(2)
+    finding = the_one(
+        play({0: [step] * 3 + [barrier(3)], 1: [step] * 2 + [barrier(3)]}), {"train.py": code}
+    )
+    assert (finding.category, finding.ranks) == (Category.UNEVEN_INPUTS, (1,))
+    assert remedy in finding.remedy

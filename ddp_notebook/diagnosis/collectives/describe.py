@@ -15,7 +15,6 @@ from ddp_notebook.model import (
     Case,
     Collective,
     Collectives,
-    PipelinePart,
     Place,
     RankReport,
     Ranks,
@@ -158,7 +157,8 @@ def _message(record: Collective, report: RankReport, peer: RankReport | None) ->
     mine = next(
         (p for p in report.parts.pipelines if (p.forward, p.backward) != (None, None)), None
     )
-    theirs = _same(mine, peer) if mine is not None and peer is not None else None
+    parts = peer.parts.pipelines if peer is not None and mine is not None else ()
+    theirs = next((p for p in parts if mine and p.members == mine.members), None)
     if mine is None or theirs is None or len(mine.stages) != 1 or len(theirs.stages) != 1:
         return ""
     own, other = mine.stages[0], theirs.stages[0]
@@ -170,7 +170,3 @@ def _message(record: Collective, report: RankReport, peer: RankReport | None) ->
     # Which one a send is of is not known: schedules wait for it later.
     which = f"micro-batch {index}'s " if received and index is not None else ""
     return f"{which}{what} of stage {sender} ({mine.schedule})"
-
-
-def _same(part: PipelinePart, peer: RankReport) -> PipelinePart | None:
-    return next((p for p in peer.parts.pipelines if p.members == part.members), None)

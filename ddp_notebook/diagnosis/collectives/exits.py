@@ -42,7 +42,12 @@ def ended(context: Context) -> Iterator[Finding]:
     Also without those whose end is explained by a mismatched collective.
     """
     explained = ended_by_conflicts(context)
-    gone = [e for e in context.case.ranks if _ended_badly(e) and e.rank not in explained]
+    gone = [
+        e
+        for e in context.case.ranks
+        if e.activity is Activity.FAILED or (e.activity is Activity.DEAD and e.end.code != 0)
+        if e.rank not in explained
+    ]
     dragged = _dragged_along(context, gone)
     first = [e for e in gone if e.rank not in dragged]
     ranks = tuple(e.rank for e in first)
@@ -50,7 +55,8 @@ def ended(context: Context) -> Iterator[Finding]:
     too_much = list(_got_too_much(context, died))
     known = {rank for finding in too_much for rank in finding.ranks}
     died = [e for e in died if e.rank not in known]
-    findings = too_much + list(deaths(context.case, died, context.victims, partial(_last, context)))
+    last = {e.rank: numbered(at) for e in died if (at := last_record(context, e.rank))}
+    findings = too_much + list(deaths(context.case, died, context.victims, last))
     refused = {e.rank for e in first if e.error.type == MISMATCH}
     raised = _raised_before(context, first, refused)
     findings += raised or _refused(context, refused)
@@ -255,10 +261,6 @@ def _refused(context: Context, refused: set[int]) -> Iterator[Finding]:
         return  # the others were refused the same
 
 
-def _ended_badly(e: RankReport) -> bool:
-    return (e.activity is Activity.DEAD and e.end.code != 0) or e.activity is Activity.FAILED
-
-
 def _dragged_along(context: Context, gone: list[RankReport]) -> set[int]:
     """Ranks that ended because another had, while they were in a collective without it."""
     # When a rank goes, its peers' connections close within milliseconds, a launcher sends SIGTERM
@@ -306,9 +308,3 @@ def _time(context: Context, finding: Finding) -> int:
     """The earliest of its ranks' last known times."""
     records = [last_record(context, rank) for rank in finding.ranks]
     return min((max(record.issued_ns, record.done_ns) for record in records if record), default=0)
-
-
-def _last(context: Context, rank: int) -> str:
-    """A text for the last collective that a rank called."""
-    last = last_record(context, rank)
-    return numbered(last) if last else ""

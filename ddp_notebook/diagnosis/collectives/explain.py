@@ -32,6 +32,7 @@ from ddp_notebook.model import (
     Finding,
     Part,
     Phase,
+    Place,
     RankReport,
     Ranks,
     agree,
@@ -424,7 +425,9 @@ def _one_branch_only(context: Context, classified: Classified) -> Finding:
             "Call the model on every rank; or call the module inside, model.module(x), which "
             "sends no buffers to other ranks, under torch.no_grad()."
         )
-    subgroup = _group_of(context, full.ranks, record)
+    # The smaller group whose members are just these ranks: they may have meant that.
+    groups = context.collectives.groups.items()
+    subgroup = next((g for g, of in groups if g != record.group and of == full.ranks), "")
     if record.operation == "barrier" and subgroup:
         category, culprits = Category.BARRIER_MISUSE, full.ranks
         remedy = f"Only members of group {subgroup} come here: give them dist.barrier(group=...)."
@@ -455,12 +458,6 @@ def _only_some(context: Context, classified: Classified, why: str, *, lacking: b
         return f"{does} not call {record} as {do}{why}; {again(where, short.ranks)}"
     call = agree(full.ranks, "calls", "call")
     return f"{full.named} alone {call} {record}{why}; {where}"
-
-
-def _group_of(context: Context, ranks: Ranks, record: Collective) -> str:
-    """The name of the smaller group whose members are just these ranks, or ""."""
-    groups = context.collectives.groups
-    return next((g for g, those in groups.items() if g != record.group and those == ranks), "")
 
 
 def _either_or(context: Context, classified: Classified) -> Finding:
@@ -549,6 +546,8 @@ class Turn:
     """Both have begun this turn: what they called before stands in it."""
     skipped: tuple[str, ...]
     """Counters: the shorter branch had all its batches, and skipped a backward."""
+    counted: Place | None
+    """The line of the loop where that counts its turns: then batches are none of its matter."""
     of_optimizer: bool
     """How often it is called is up to an optimizer, which calls a closure."""
 
@@ -570,6 +569,9 @@ class Turn:
             return SAME_NAMES
         if self.of_optimizer:
             return SAME_CLOSURE
+        if self.counted and not self.is_left_out:
+            at = self.counted
+            return f"Give the loop the same bounds on every rank: `{at.text}` ({at})."
         return TOGETHER if self.is_left_out else UNEVEN_REMEDY
 
     @property
@@ -599,6 +601,7 @@ def turn_of(
         way,
         bool(begun),
         _skipped_backward(context, short, full, record),
+        sources.counted_loop(record),
         closure is not None,
     )
 

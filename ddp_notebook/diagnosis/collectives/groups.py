@@ -117,7 +117,9 @@ def new_group_not_by_all(context: Context) -> Iterator[Finding]:
     """
     inside = tuple(e.rank for e in context.case.ranks if wait_graph.in_new_group(e))
     stuck = tuple(rank for rank in inside if rank in context.graph.stuck)
-    if not stuck or _explained(context):
+    # The store's file is gone, or lists differ: then no rank has left out a call.
+    lost = any(e.file.lost for e in context.case.ranks)
+    if not stuck or lost or next(other_groups(context), None) is not None:
         return
     absent = context.graph.waits[stuck[0]]
     elsewhere = tuple(r for r in absent if r in context.graph.stuck or context.finished(r))
@@ -142,12 +144,6 @@ def new_group_not_by_all(context: Context) -> Iterator[Finding]:
         context.victims,
         (f"{name_ranks(elsewhere)}: not in new_group",),
     )
-
-
-def _explained(context: Context) -> bool:
-    """True if the store's file is gone, or ranks gave different lists: no rank omitted a call."""
-    lost = any(e.file.lost for e in context.case.ranks)
-    return lost or next(other_groups(context), None) is not None
 
 
 def parted_over_groups(context: Context) -> Iterator[Finding]:

@@ -203,7 +203,9 @@ def came_too_late(context: Context) -> Iterator[Finding]:
     failed = [e for e in context.case.ranks if e.activity is Activity.FAILED]
     if not all(map(torch_errors.is_victim, failed)):
         return
-    ends = (context.graph.at.get(e.rank) for e in failed if _timed_out(e))
+    ends = (
+        context.graph.at.get(e.rank) for e in failed if torch_errors.TIMED_OUT.search(e.error.text)
+    )
     waited = [
         record for record in ends if record and not (record.is_point_to_point or record.call.freed)
     ]
@@ -225,10 +227,6 @@ def came_too_late(context: Context) -> Iterator[Finding]:
     is_same = {record.operation for record in records.values()} == {first.operation}
     if is_same and late and absent <= busy and until_ns:
         yield _too_late(context, first, late, records)
-
-
-def _timed_out(e: RankReport) -> bool:
-    return torch_errors.TIMED_OUT.search(e.error.text) is not None
 
 
 def _too_late(
@@ -342,7 +340,10 @@ def stopped_short(context: Context) -> Iterator[Finding]:
             continue
         seen.add((record.group, record.slot))
         absent = tuple(r for r in context.graph.waits[rank] if _has_nothing(context, r, record))
-        runs_nothing = tuple(r for r in absent if _runs_nothing(context, r))
+        reports = [context.reports[r] for r in absent if r in context.reports]
+        runs_nothing = tuple(
+            e.rank for e in reports if e.activity is Activity.IDLE and e.run != context.run
+        )
         if runs_nothing:
             yield _does_not_run(context, runs_nothing)
         short = tuple(r for r in absent if context.finished(r))
@@ -355,11 +356,6 @@ def _has_nothing(context: Context, rank: int, record: Collective) -> bool:
     alignment = context.alignments.get(record.group)
     sequence = alignment.sequences.get(rank) if alignment else None
     return sequence is None or sequence.end <= record.slot
-
-
-def _runs_nothing(context: Context, rank: int) -> bool:
-    report = context.reports.get(rank)
-    return report is not None and report.activity is Activity.IDLE and report.run != context.run
 
 
 def _does_not_run(context: Context, ranks: Ranks) -> Finding:

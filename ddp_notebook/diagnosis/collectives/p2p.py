@@ -98,7 +98,9 @@ def _peer_gone(context: Context, rank: int, record: Collective, gone: Ranks) -> 
     those = name_ranks(gone)
     lacks = "recv" if record.operation == "send" else "send"
     # A rank that did it before has left a loop; else it left without serving its peer.
-    before = all(_has_done(context, peer, lacks, rank, record) for peer in gone)
+    before = all(
+        wait_graph.between(context.collectives, peer, lacks, rank, record) for peer in gone
+    )
     left = not before or any(_owes_a_recv(context, peer, rank, record) for peer in gone)
     if left and all(context.destroyed(peer) for peer in gone):
         return Finding(
@@ -155,10 +157,6 @@ def _owes_a_recv(context: Context, peer: int, rank: int, record: Collective) -> 
     return len(sent) > len(received)
 
 
-def _has_done(context: Context, peer: int, operation: str, rank: int, record: Collective) -> bool:
-    return bool(wait_graph.between(context.collectives, peer, operation, rank, record))
-
-
 def unequal_messages(context: Context) -> Iterator[Finding]:
     """A send and its recv of another dtype, or larger than what it is received into.
 
@@ -167,13 +165,10 @@ def unequal_messages(context: Context) -> Iterator[Finding]:
     if any(other_schedules(context)):
         return
     for sent, received in wait_graph.pairs(context.collectives):
-        if sent.dtype and received.dtype and _do_not_fit(sent, received):
+        unequal = sent.dtype != received.dtype or sent.numel > received.numel
+        if sent.dtype and received.dtype and unequal:
             yield _unequal(context, sent, received)
             return
-
-
-def _do_not_fit(sent: Collective, received: Collective) -> bool:
-    return sent.dtype != received.dtype or sent.numel > received.numel
 
 
 def _unequal(context: Context, sent: Collective, received: Collective) -> Finding:

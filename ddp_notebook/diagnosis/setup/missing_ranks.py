@@ -287,14 +287,12 @@ def _for_a_file(case: Case, pollers: list[RankReport]) -> Finding:
     )
 
 
-def _is_in_setup(e: RankReport) -> bool:
-    return e.activity is Activity.WAITING and not e.awaits.key
-
-
 def late_ranks(context: Context) -> Iterator[Finding]:
     """A rank that the others wait for and that is busy, or paused by the user: not a hang."""
     case = context.case
-    if context.graph.at.keys() >= {e.rank for e in case.ranks if _is_in_setup(e)}:
+    if context.graph.at.keys() >= {
+        e.rank for e in case.ranks if e.activity is Activity.WAITING and not e.awaits.key
+    }:
         return
     late: dict[str, list[RankReport]] = {}
     for e in case.ranks:

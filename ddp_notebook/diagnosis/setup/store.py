@@ -62,7 +62,9 @@ def opened_twice(context: Context) -> Iterator[Finding]:
             masters.setdefault(_address_of(e), []).append(e)
     for address, reports in masters.items():
         first, *others = (e.rank for e in reports)
-        if others and any(_found_port_in_use(e) for e in reports):
+        if others and any(
+            e.activity is Activity.FAILED and "EADDRINUSE" in e.error.text for e in reports
+        ):
             yield Finding(
                 Category.PORT_IN_USE,
                 tuple(others),
@@ -72,10 +74,6 @@ def opened_twice(context: Context) -> Iterator[Finding]:
                 case.waiting,
                 tuple(f"rank {e.rank}: is_master=True" for e in reports),
             )
-
-
-def _found_port_in_use(e: RankReport) -> bool:
-    return e.activity is Activity.FAILED and "EADDRINUSE" in e.error.text
 
 
 def missing_folders(context: Context) -> Iterator[Finding]:
@@ -124,7 +122,11 @@ def unreachable_store(context: Context) -> Iterator[Finding]:
             f"MASTER_ADDR {address!r} does not resolve",
             "Set MASTER_ADDR to a name or address of rank 0's machine (127.0.0.1 on one machine).",
             case.waiting,
-            tuple(f"rank {e.rank}: {e.network.probe.target}: {_answer_of(e)}" for e in unresolved),
+            tuple(
+                f"rank {e.rank}: {e.network.probe.target}: "
+                f"{e.network.probe.detail or 'the resolver has not answered yet'}"
+                for e in unresolved
+            ),
         )
     if any(e.arguments.hosts_store and e.activity in _ENDED for e in case.ranks):
         return  # its own error says why it opened none
@@ -281,10 +283,6 @@ def _unresolved(case: Case) -> tuple[RankReport, ...]:
     )
 
 
-def _answer_of(e: RankReport) -> str:
-    return e.network.probe.detail or "the resolver has not answered yet"
-
-
 def _should_answer(e: RankReport, case: Case) -> bool:
     """The store's host is known to be past the point where the store opens, or never opens one."""
     if opens_store(e):
@@ -399,7 +397,9 @@ def loopback_listeners(context: Context) -> Iterator[Finding]:
     """A rank listens at 127.x alone, and sends that address to ranks of another host."""
     for reports in context.meetings:
         culprits = tuple(
-            e for e in reports if _connects(e) and _at_loopback(e) and _apart(e, reports)
+            e
+            for e in reports
+            if _connects(e) and _at_loopback(e) and any(on_two_hosts(e, o) for o in reports)
         )
         if culprits:
             yield _loopback(context.case, reports, culprits)
@@ -439,10 +439,6 @@ def _at_loopback(evidence: RankReport) -> bool:
     except ValueError:  # a name says nothing of where it is
         return False
     return bool(hosts) and all(host.is_loopback for host in hosts)
-
-
-def _apart(evidence: RankReport, reports: tuple[RankReport, ...]) -> bool:
-    return any(on_two_hosts(evidence, other) for other in reports)
 
 
 def _connects(evidence: RankReport) -> bool:

@@ -286,7 +286,8 @@ def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
         return None  # that it did not call for one as the others did is said of it elsewhere
     if e.error.type == "KeyboardInterrupt":
         return None  # the user's own doing
-    if not case.where(Activity.WAITING) and not _gave_up(case):
+    gave_up = any(e.activity is Activity.FAILED and is_victim(e) for e in case.ranks)
+    if not case.where(Activity.WAITING) and not gave_up:
         return None  # no rank was waiting for it: the error speaks for itself
     return (
         Category.EXCEPTION_ON_ONE_RANK,
@@ -309,10 +310,6 @@ def _said(e: RankReport, category: Category) -> str:
     if category is not Category.EXCEPTION_ON_ONE_RANK or not e.error.at:
         return first_line(e)
     return way_to_error(e.error.at)
-
-
-def _gave_up(case: Case) -> bool:
-    return any(e.activity is Activity.FAILED and is_victim(e) for e in case.ranks)
 
 
 def _gave_up_first(e: RankReport, case: Case) -> tuple[Category, str, str] | None:

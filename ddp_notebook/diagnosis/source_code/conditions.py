@@ -115,14 +115,10 @@ def _between(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
         case ast.ExceptHandler():
             yield Test(ast.Call(ast.Name("except"), [], []), parent.lineno)
         case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-            yield from _of_filters(parent)
+            for test in reversed([test for each in parent.generators for test in each.ifs]):
+                yield Test(test, test.lineno, shown=f"if {ast.unparse(test)}", filters=True)
         case ast.FunctionDef() | ast.AsyncFunctionDef() if child in parent.body:
             yield from _of_decorators(parent)
-
-
-def _of_filters(loop: _Comprehension) -> Iterator[Test]:
-    for test in reversed([test for generator in loop.generators for test in generator.ifs]):
-        yield Test(test, test.lineno, shown=f"if {ast.unparse(test)}", filters=True)
 
 
 def _of_decorators(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Test]:

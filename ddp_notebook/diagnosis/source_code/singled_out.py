@@ -54,12 +54,10 @@ def _tests(tree: ast.AST, words: Container[str]) -> Iterator[ast.expr]:
         if isinstance(node, ast.If):
             if _sets(node.body, words) and not _sets(node.orelse, words):
                 yield node.test
-        elif _is_plain(node) and _sets([node], words):
+        elif not isinstance(node, (ast.stmt, ast.withitem)) or hasattr(node, "body"):
+            continue
+        elif _sets([node], words):
             yield from filter(_names_a_later_rank, _choices(node))
-
-
-def _is_plain(node: ast.AST) -> bool:
-    return isinstance(node, (ast.stmt, ast.withitem)) and not hasattr(node, "body")
 
 
 def _choices(node: ast.AST) -> Iterator[ast.expr]:

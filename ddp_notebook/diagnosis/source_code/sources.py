@@ -281,6 +281,20 @@ class Sources:
                     return self._as_condition(place, ast.Constant(True), place.line)
         return None
 
+    def counted_loop(self, record: Collective) -> Place | None:
+        """The line of the loop around `record` that goes over no batches, but counts to a bound.
+
+        Only of a bound that may differ between ranks: ``range(state["step"], n)``.
+        """
+        for place in reversed(record.path):
+            for loop in self._loops(place)[:1]:
+                turns = loop.iter if isinstance(loop, ast.For) else None
+                if not isinstance(turns, ast.Call) or last_name(turns.func) != "range":
+                    return None
+                bound = self._as_condition(place, turns, loop.lineno)
+                return bound.place if bound.varies > Varies.CONFIGURED else None
+        return None
+
     def in_a_loop(self, record: Collective) -> bool | None:
         """True when some line that leads to `record` stands in a loop; None where unknown."""
         if not self.knows(record):
