@@ -107,6 +107,8 @@ def _how(code: int | None, lacked: bool | None) -> str:
         return "the process ended"
     if code != _SIGKILL:
         return exit_text(code)
+    # SIGKILL has no sender that could be asked. The kernel counts what it killed for lack of memory
+    # (oom_kill of the cgroup): a count that rose meanwhile is most likely this process.
     why = {
         True: "most likely by the kernel, which killed processes for lack of memory meanwhile",
         False: "by its own code, another program or a kill -9, and not by the kernel for "

@@ -268,6 +268,8 @@ def _is_stale(case: Case) -> bool:
 def _findings(context: Context, rules: Rules) -> tuple[list[Finding], list[str]]:
     """What these rules find, the earliest mistake first, without its consequences; and notes."""
     notes: list[str] = []
+    # All are asked, also where an early one has found something: a rule that fails must be known, and
+    # an exact finding of a late rule replaces that a rank is missing, which an earlier one says.
     made = [
         (_priority(finding, priority), finding)
         for priority, of_priority in rules.items()
@@ -296,6 +298,9 @@ def _is_consequence(
     One without a culprit, or that passes, is only left out when it is there already. Training that
     ended well is judged by other facts for each mistake: there only drift has a cause.
     """
+    # Why not by time: records of hosts have clocks of their own, and the mistake that made a rank
+    # diverge mostly left no record at all. Why not by rank alone: a rank that raised and calls a
+    # barrier in its `finally` makes its peers look as if they strayed, though they are elsewhere.
     if finding.passing or not finding.ranks:
         return any((f.category, f.ranks) == (finding.category, finding.ranks) for _, f in first)
     if priority is Priority.DRIFT:

@@ -36,6 +36,8 @@ def raised(ends: Iterable[CellFinished], ranks: Ranks) -> tuple[Finding, ...]:
 
     `ranks` are all that the run was given to.
     """
+    # When one rank raises, the others' next collective fails with "connection closed": these are no
+    # mistakes of theirs. Only where every error is of that kind, somebody who ended well has left.
     ends = tuple(ends)
     left = tuple(sorted(end.rank for end in ends if end.outcome == "ok"))
     failed = [end for end in ends if end.outcome == "error"]

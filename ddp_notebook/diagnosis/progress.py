@@ -56,6 +56,9 @@ def works(e: RankReport) -> bool:
 
     One that does not answer but runs on a core is too busy to answer: it holds the GIL.
     """
+    # "Busy" is the safe answer: others then wait for it, and nothing is called stuck. It is taken
+    # back only for what can be proven from outside: a loop that polls for a file which no one else
+    # will write, and a DataLoader's worker all of whose threads wait for locks of its own.
     busy = e.activity is Activity.BUSY
     busy = busy or (e.activity is Activity.SILENT and e.process.state == "running")
     return busy and not e.awaits.file and not stuck_workers(e)

@@ -189,6 +189,8 @@ def _parted(context: Context, at: Mapping[int, Collective]) -> Iterator[Finding]
 
     So each side needs the other, which does not come.
     """
+    # A stack has no history: two calls in one loop may be a turn apart and about to meet. So only
+    # calls that cannot meet count, both of them waited for, and one at least needs every rank.
     sites = _sites(at)
     if len(sites) != 2 or not all(context.sources.knows(site.record) for site in sites):
         return

@@ -21,6 +21,9 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
     """Find sends without their recv, recvs without their send, and rings of ranks in them."""
     if any(other_schedules(context)):
         return  # ranks of a pipeline do not agree what to send
+    # Messages are judged only where nothing can move any more: a send of a small tensor returns
+    # before anybody receives it, so who waits where is no order of events, and a sender that has
+    # gone on may well come to its recv later.
     at, graph = context.graph.at, context.graph
     rings: dict[tuple[str, str, frozenset[str]], set[int]] = {}
     in_rings: set[int] = set()

@@ -136,6 +136,9 @@ def _whose(
     wrong: list[_Disagreement], there: Mapping[int, Splits], members: Ranks
 ) -> tuple[Ranks, str]:
     """The ranks whose numbers are wrong, and the reason; all ranks if unknown."""
+    # One number too large is as wrong as the other one is too small, so a pair alone does not tell.
+    # In order: what was announced before; all expect what they send; the one that is in every pair
+    # that disagrees; the one whose splits are unlike those of the rest.
     culprits = {
         rank
         for disagreement in wrong

@@ -285,6 +285,9 @@ def _unresolved(case: Case) -> tuple[RankReport, ...]:
 
 def _should_answer(e: RankReport, case: Case) -> bool:
     """The store's host is known to be past the point where the store opens, or never opens one."""
+    # Until its host has opened the store, a refused connection is what every healthy job sees. So it
+    # must be known that the host is past that: it waits in a later part of set-up, or has reached
+    # the store itself, or the session hosts the store, which was open before any rank began.
     if opens_store(e):
         return not any(map(works, case.ranks))  # one that works may open it yet
     if case.store_host is None:
@@ -488,6 +491,7 @@ def _behind(pairs: set[tuple[str, str]]) -> set[str]:
     reaches the other do not tell which of them has the firewall: then it is both, as it is
     everyone that is not reached where no one host explains it.
     """
+    # A probe that times out says that packets are dropped between two hosts, and not on which side.
     in_all = set.intersection(*(set(pair) for pair in pairs))
     if len(in_all) == 1:
         return in_all

@@ -61,6 +61,8 @@ def tests_around(tree: ast.Module, line: int, called: str, function: str = "") -
     what leads out of the function or the loop before. In a lambda, what stands around that is
     not asked when it is called.
     """
+    # One line may hold several calls, each behind a test of its own, such as `a() if x else b()`:
+    # so the way leads to the call of that name, and only without one to the statement.
     chain = _chain(tree, line, called)
     if function == "<lambda>" and not any(isinstance(node, ast.Lambda) for node in chain):
         return  # what it calls has another name there, such as that of a property

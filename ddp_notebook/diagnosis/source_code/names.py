@@ -67,6 +67,9 @@ class Names:
 
     def varies(self, test: ast.AST, depth: int = 0) -> Varies:
         """How likely this differs between ranks."""
+        # Whatever has "rank" in its text is taken to differ by rank. The rest differs unless it is
+        # known to be the same: a constant, the size of the world, what a collective has just given
+        # to all. In doubt a test may differ, since it only has to say why ranks did, never that.
         text = ast.unparse(test)
         if _RANK.search(text):
             return Varies.BY_RANK
@@ -126,6 +129,7 @@ class Names:
 
     def _on(self, test: ast.expr, rank: int, size: int, depth: int = 0) -> Any:
         """What this is on a rank. Raises ValueError where that is not known."""
+        # No code of the user's is run: only operators that cannot loop, print or grow without bound.
         known = _rank_or_size(test, rank, size)
         if known is not None:
             return known

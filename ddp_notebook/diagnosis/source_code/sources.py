@@ -190,6 +190,9 @@ class Sources:
             varies = self._names[place.file].varies(condition.test)
             if condition.filters and varies is Varies.BY_RANK:
                 return self._as_condition(place, condition.test, condition.line, condition.shown)
+        # From the call outwards. Of the innermost loop any way around the line counts; of loops
+        # further out only what ends them, since a turn that they leave out is one of all ranks'
+        # turns. Loops may stand in callers: a training step is often a function of its own.
         innermost = True
         for place in reversed(record.path):
             loops = self._loops(place)
