@@ -129,7 +129,7 @@ class Names:
 
     def _on(self, test: ast.expr, rank: int, size: int, depth: int = 0) -> Any:
         """What this is on a rank. Raises ValueError where that is not known."""
-        # No code of the user's is run: only operators that cannot loop, print or grow without bound.
+        # No code of the user's is run: only operators that cannot loop, print or grow for ever.
         known = _rank_or_size(test, rank, size)
         if known is not None:
             return known
