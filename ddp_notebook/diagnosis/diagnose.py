@@ -269,7 +269,7 @@ def _findings(context: Context, rules: Rules) -> tuple[list[Finding], list[str]]
     """What these rules find, the earliest mistake first, without its consequences; and notes."""
     notes: list[str] = []
     # All are asked, also where an early one has found something: a rule that fails must be known,
-    # and an exact finding of a late rule replaces that a rank is missing, which an earlier one says.
+    # and an exact finding of a late rule replaces an earlier one that only says who is missing.
     made = [
         (_priority(finding, priority), finding)
         for priority, of_priority in rules.items()
