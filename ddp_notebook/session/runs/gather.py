@@ -13,7 +13,6 @@ from ddp_notebook.model import (
     CellFinished,
     Collectives,
     ProcessEnd,
-    ProcessFacts,
     RankReport,
     Ranks,
     RankState,
@@ -145,8 +144,9 @@ def _report(
     if answer is None:
         return silent(state)
     if isinstance(answer, CannotAnswer):
-        doing = f"its observer failed: {answer.why}"
-        return replace(silent(state), doing=doing, process=ProcessFacts(cannot_answer=answer.why))
+        unheard = silent(state)
+        process = replace(unheard.process, cannot_answer=answer.why)
+        return replace(unheard, doing=f"its observer failed: {answer.why}", process=process)
     if has_something_to_do and answer.activity in (Activity.IDLE, Activity.FAILED):
         return RankReport(state.rank, Activity.BUSY, doing="about to begin")
     return answer
