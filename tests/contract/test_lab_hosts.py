@@ -159,7 +159,7 @@ def test_knocking_at_ranks_that_connect_does_not_disturb_them(session: Session) 
     session.step((0, 2))
     cluster = cluster_of(session)
     found = cluster.ask((0, 2), calls.REPORT, calls.Nothing(), 5.0)
-    targets = [each for rank in (0, 2) for each in found[rank].listens]
+    targets = [each for rank in (0, 2) for each in found[rank].network.listens]
     assert len(targets) == 2
     for _ in range(5):
         knocked = cluster.ask((0, 1, 2), calls.REACH, calls.Targets(tuple(targets)), 5.0)
