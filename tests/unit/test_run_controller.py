@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable
@@ -33,6 +34,7 @@ from ddp_notebook.model import (
     RankExited,
     RankReport,
     RankState,
+    Snapshot,
     Status,
 )
 from ddp_notebook.rank import calls
@@ -40,7 +42,12 @@ from ddp_notebook.session.findings import Found, LastFindings
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.runs import run as running
-from ddp_notebook.session.runs.gather import still_waiting, with_sources_in_use
+from ddp_notebook.session.runs.gather import (
+    LaunchParameters,
+    gather,
+    still_waiting,
+    with_sources_in_use,
+)
 from ddp_notebook.session.runs.run import CellRun, RunOptions, RunState
 from ddp_notebook.testing import FakeCluster, FakeProcesses
 
@@ -357,3 +364,13 @@ def test_a_rank_that_was_found_waiting_is_told_as_it_is_once_it_moves(
 ) -> None:
     now = case_of({**stuck_reports(), 0: report}, *records)
     assert still_waiting(now, case_of(stuck_reports(), NOT_DONE)) == now
+
+
+def test_a_rank_that_cannot_answer_keeps_what_the_system_knows_of_its_process() -> None:
+    cluster = FakeCluster(Record())
+    cluster.answers["report"] = {0: calls.CannotAnswer("TypeError: no")}
+    state = RankState(0, status=Status.RUNNING, pid=os.getpid())
+    case = gather(cluster, Snapshot((state,)), LaunchParameters())
+    (told,) = case.ranks
+    assert (told.activity, told.process.pid) == (Activity.SILENT, os.getpid())
+    assert told.process.cannot_answer == "TypeError: no" and told.process.state == "running"
