@@ -96,3 +96,12 @@ def test_splits_of_other_lines_are_not_compared() -> None:
     of[1] = (of[1][0], replace(of[1][1], path=places(52)))
     case = replace(case, collectives=replace(case.collectives, of=of))
     assert "split-mismatch" not in [category for category, _ in found(case)]
+
+
+def test_splits_that_agree_at_two_lines_of_a_forward_are_left_alone() -> None:
+    """Out and back, each at a line of its own, as a healthy layer of experts does it."""
+    out, back = op("all_to_all_single", 33), op("all_to_all_single", 52)
+    case = play(same(2, [out, back]))
+    rows = {0: ((1, 3), (1, 2)), 1: ((2, 5), (3, 5))}
+    ranks = tuple(replace(e, splits=Splits("default", 1, *rows[e.rank])) for e in case.ranks)
+    assert found(replace(case, ranks=ranks)) == []

@@ -390,3 +390,10 @@ def test_batches_are_no_matter_of_a_loop_that_counts_to_a_bound(turns: str, reme
     )
     assert (finding.category, finding.ranks) == (Category.UNEVEN_INPUTS, (1,))
     assert remedy in finding.remedy
+
+
+def test_two_ranks_that_both_validate_or_are_at_different_turns_are_left_alone() -> None:
+    score, end = all_reduce(7, (6, "validate")), barrier(8)
+    assert found(play({0: [score, end], 1: [score, end]}), {"train.py": CAUGHT}) == []
+    behind = play({0: [score, end], 1: [score, end]}, rounds=1)
+    assert found(behind, {"train.py": CAUGHT}) == []
