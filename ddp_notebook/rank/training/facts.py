@@ -53,6 +53,7 @@ class RunSummary:
         tracker, digester = self._tracker, Digester()
         replicas = self._replicas(digester)
         keys = {id(replica): facts.key for replica, facts in replicas}
+        copies = [o.copies for o in list(tracker.optimizers.values()) if o.copies is not None]
         facts = model.RunFacts(
             rank=self._process.rank,
             run=self._observer.run,
@@ -72,7 +73,7 @@ class RunSummary:
             collectives=self._observer.issued(),
             precision=_precision(),
             sharded_without_optimizer=self._without_optimizer(),
-            split=replace(tracker.split.facts(), data_ranks=self._data_ranks()),
+            split=replace(tracker.split.facts(copies), data_ranks=self._data_ranks()),
         )
         observer = self._observer
         broken, unrecorded = tracker.broken or observer.broken, observer.unrecorded

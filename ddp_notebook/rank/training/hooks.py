@@ -193,7 +193,7 @@ class TrainingHooks(Component):
         """A forward of a module begins that a DDP object contains, or of a copy of one."""
         tracker = self._tracker
         replica = tracker.inside_of(module)
-        if replica is None or self._off():
+        if replica is None or tracker.broken:  # the hook asks the compiler itself
             return
         if torch.is_grad_enabled():
             tracker.bypass(replica)

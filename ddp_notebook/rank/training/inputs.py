@@ -339,7 +339,8 @@ class Moments:
         self.starts: list[model.StepStart] = []
         self.start_line: Line | None = None
         self.autocast = ""
-        self._evaluation: Evaluation | None = None
+        self.evaluating: Evaluation | None = None
+        """The evaluation that is under way."""
         self._random = ""
         self._loads = 0
 
@@ -347,11 +348,11 @@ class Moments:
         self, module: torch.nn.Module, inputs: Any, backwards: int, source: Source | None
     ) -> None:
         """A forward without gradients begins; its batches may come from `source`."""
-        current = self._evaluation
+        current = self.evaluating
         if current is None:
             if len(self.evaluations) >= _EVALUATIONS:
                 return
-            current = self._evaluation = Evaluation(backwards, module, self._users_line())
+            current = self.evaluating = Evaluation(backwards, module, self._users_line())
             self.evaluations.append(current)
         current.source = source
         if len(current.inputs) < _EVALUATED:
@@ -379,7 +380,7 @@ class Moments:
 
         Its batches may be those that are trained on.
         """
-        ended, self._evaluation = self._evaluation, None
+        ended, self.evaluating = self.evaluating, None
         if ended is not None:
             written = _printed()
             ended.wrote = None if written is None else written > ended.written

@@ -14,6 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +35,9 @@ _MODULE, _TENSOR = torch.nn.Module.__module__, "torch.distributed.tensor"
 _SHARDED = "torch.distributed.fsdp"
 _MOST_FRAMES, _MOST_SEEN = 200, 2000
 _MOST_ROOTS, _MOST_INPUTS, _MOST_CLAIMS, _MOST_LOSSES = 4, 8, 64, 8
-_MOST_SUMS, _MOST_COPIES, _COPIED_VALUES = 16, 24, 2**14
+_MOST_SUMS, _MOST_COPIES, _MOST_REPORTED, _COPIED_VALUES = 16, 24, 192, 2**14
 _LOOKED_AT = (1, 2, 4, 8)
 """Copies are digested after these steps."""
-_MOST_OPTIMIZERS = 8
 _VALUES = 2**16
 _CHANGED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError)
 
@@ -79,7 +79,6 @@ class Split:
         self._roots = []
         self._claims: list[model.Claim] = []
         self._sums: dict[Ranks, None] = {}
-        self._optimizers: dict[int, Copies] = {}
         self.losses: list[float] = []
         self.backwards = self._seen = 0
 
@@ -198,22 +197,13 @@ class Split:
         if loss is not None and len(self.losses) < _MOST_LOSSES:
             self.losses.append(loss)
 
-    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to make a step."""
-        known = self._optimizers.get(id(optimizer))
-        if known is not None and known.ref() is optimizer:
-            return
-        if len(self._optimizers) < _MOST_OPTIMIZERS:
-            with contextlib.suppress(*_CHANGED):
-                if self._sums and not self._roots:
-                    self._find_roots(optimizer)
-                self._optimizers[id(optimizer)] = Copies(optimizer, self._names())
-
-    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer has made the step."""
-        known = self._optimizers.get(id(optimizer))
-        if known is not None and known.split:
-            known.stepped()
+    def copies_of(self, optimizer: torch.optim.Optimizer) -> Copies:
+        """Return what other ranks have too of an optimizer that is about to step."""
+        with contextlib.suppress(*_CHANGED):
+            if self._sums and not self._roots:
+                self._find_roots(optimizer)
+            return Copies(optimizer, self._names())
+        return Copies()
 
     def _find_roots(self, optimizer: torch.optim.Optimizer) -> None:
         """Find the model where only a backward communicates: no frame names it."""
@@ -238,12 +228,11 @@ class Split:
 
     # -- reports ------------------------------------------------------------------------------
 
-    def facts(self) -> model.SplitFacts:
-        """All facts."""
-        optimizers = list(self._optimizers.values())
+    def facts(self, copies: Iterable[Copies]) -> model.SplitFacts:
+        """All facts; `copies` are those of the run's optimizers."""
         return model.SplitFacts(
             tuple(self._claims),
-            tuple(copy for optimizer in optimizers for copy in optimizer.facts()),
+            tuple(islice((copy for each in copies for copy in each.facts()), _MOST_REPORTED)),
             tuple(
                 model.Forwards(root.key, tuple(root.inputs), place_of(root.line), root.drops)
                 for root in self._roots
@@ -300,10 +289,11 @@ class _Copy:
 class Copies:
     """The replicated parameters of one optimizer."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
-        self.ref = weakref.ref(optimizer)
+    def __init__(
+        self, optimizer: torch.optim.Optimizer | None = None, names: Mapping[int, str] = {}
+    ) -> None:
         self._steps = 0
-        named = list(_named(optimizer, names))
+        named = list(_named(optimizer, names)) if optimizer is not None else []
         self.split = any(fsdp_private.is_placed(tensor) for _, tensor in named)
         """Some of its parameters are DTensors."""
         self._copies = list(_copies(named))[:_MOST_COPIES] if self.split else []

@@ -24,7 +24,7 @@ from ddp_notebook.rank.collectives.call_sites import CallSites, Line
 from ddp_notebook.rank.inspect.objects import objects_of
 from ddp_notebook.rank.training import ddp, digests, fsdp_private
 from ddp_notebook.rank.training.inputs import Moments
-from ddp_notebook.rank.training.split import Split
+from ddp_notebook.rank.training.split import Copies, Split
 
 if TYPE_CHECKING:
     from ddp_notebook.model import TensorDigest
@@ -200,7 +200,8 @@ class Replica:
 
     def backward(self) -> None:
         """A backward begins."""
-        self.moments.backward()
+        if self.moments.evaluating is not None:
+            self.moments.backward()
         if self.pending:
             self.last, self.pending = self.pending, NONE
             self.backwards += 1
@@ -303,6 +304,8 @@ class Gradients:
             self.factors.append(_factor(self._after_backward, self._values()))
             self._after_backward = []
             self.watched = len(self.factors) < _WATCHED_STEPS
+        if self._pending is None:
+            return False
         pending = bool(self._pending)
         self.pending_steps += pending
         return pending
@@ -403,24 +406,30 @@ class TrackedOptimizer:
         self.unheld = ()
         self._begin_looks()
         self.loads = Loads(self._users_line)
+        self.copies: Copies | None = None
+        """What other ranks of a split model have too, from the first step of the run on."""
         if self.gradients is not None:
             self.gradients.begin()
 
     def step_begins(
         self,
         optimizer: torch.optim.Optimizer,
-        flat: Callable[[], Mapping[int, Ranks]],
+        split: Split,
         replicas: Mapping[int, Replica],
     ) -> None:
-        """The optimizer is about to make a step; `flat`: what FSDP1 shards, over which ranks."""
+        """The optimizer is about to make a step; `split` has the models that are split."""
         groups = optimizer.param_groups
-        self.idle_steps += all(p.grad is None for group in groups for p in group["params"])
+        first = groups[0]["params"] if groups else ()
+        if not first or first[0].grad is None:  # else it is not idle, as one look shows
+            self.idle_steps += all(p.grad is None for group in groups for p in group["params"])
         if self.gradients is None:
             if self.shape is None:
                 self._begin_with(groups, list(replicas.values()))
-            self.gradients = Gradients(optimizer.param_groups, flat())
+            self.gradients = Gradients(groups, split.flat())
         if self.gradients.step_begins() and self.pending_place is None:
             self.pending_place = self._users_line()
+        if self.copies is None:
+            self.copies = split.copies_of(optimizer)
 
     def step(
         self,
@@ -444,10 +453,14 @@ class TrackedOptimizer:
             self.options = _options(groups)
         self.steps += 1
         self.lrs = tuple([group.get("lr") for group in groups])
-        if self.replicas and self._looks < _STEPS_TO_BE_IDLE:
+        if self.copies is not None and self.copies.split:
+            self.copies.stepped()
+        if not self.replicas:
+            return
+        if self._looks < _STEPS_TO_BE_IDLE:
             self._look_for_idle(others)
         # Within a backward the reducer is not done yet, and the step is one of many.
-        if self.replicas and not torch_private.in_backward():
+        if not torch_private.in_backward():
             for replica in self.replicas:
                 replica.step()
 
@@ -559,6 +572,8 @@ _SMALL_BUCKET = 4096
 """In elements."""
 _FIRST_BUCKETS, _EVERY_BUCKET = 4, 16
 """Of the small buckets of a backward, the first are looked at, and some of the others."""
+_PROBED = 256
+"""Values of a larger bucket that are looked at."""
 _MOST = 32
 """DDP objects, and optimizers, that are kept track of at a time."""
 _MOST_METRICS = 32
@@ -677,7 +692,11 @@ class Tracker:
                 return
         if self.nan_backward is not None or not gradients.is_cpu:
             return
-        probe = gradients if size <= _SMALL_BUCKET else gradients.view(-1)[:: size // 256]
+        # A bucket is one flat piece of memory. One operator instead of a view and a slice: each
+        # takes 10 us when the backward has just been through the caches.
+        probe = gradients
+        if size > _SMALL_BUCKET:
+            probe = torch.as_strided(gradients, (_PROBED,), (size // _PROBED,))
         if not math.isfinite(probe.sum().item()) and not probe.isfinite().all():
             self._is_bad(max(0, self.backwards - 1), "a gradient")
 
@@ -687,8 +706,7 @@ class Tracker:
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to make a step."""
-        self._optimizer(optimizer).step_begins(optimizer, self.split.flat, self.replicas)
-        self.split.step_begins(optimizer)
+        self._optimizer(optimizer).step_begins(optimizer, self.split, self.replicas)
 
     def module_loads(self, module: torch.nn.Module) -> None:
         """`load_state_dict` of a module is called: it may be a part of a DDP object."""
@@ -704,7 +722,6 @@ class Tracker:
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step."""
         self._optimizer(optimizer).step(optimizer, self.replicas, self.made, self.optimizers)
-        self.split.stepped(optimizer)
 
     def metric(self, optimizer: torch.optim.Optimizer, value: float) -> None:
         """ReduceLROnPlateau judges by this value whether the learning rate is to be lower."""
