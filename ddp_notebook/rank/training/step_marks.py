@@ -43,7 +43,7 @@ _FIRST_BUCKETS, _EVERY_BUCKET = 4, 16
 """Of the buckets of a backward, those at which the time without a core is read."""
 _LINES_EVERY, _LINES_OF = 512, 12
 """Of so many marks the first have the user's line looked up: it may be another loop by now."""
-_JUDGED, _BETWEEN_NS, _FEWEST_OF = 32, 40_000_000, 16
+_JUDGED, _BETWEEN_NS, _FEWEST_OF = 32, 100_000_000, 16
 """After so many steps it is judged how many of them are marked: one in so long a time, one of so
 many at least. To mark a step takes 0.15 ms where the caches are full of the user's data."""
 _now_ns, _this_thread = time.monotonic_ns, threading.get_ident
