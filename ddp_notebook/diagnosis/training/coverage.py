@@ -84,6 +84,7 @@ def _counts(seen: _Replicas, text: Callable[[ReplicaFacts], str]) -> Iterator[st
 
 def _trained_outside(of: Mapping[int, ReplicaFacts], each: ReplicaFacts) -> tuple[str, ...]:
     """Return the parameters that a reducer does not know, and that its rank trains."""
+    # Without a gradient, and equal on all ranks, it was frozen for all of this run.
     trained = {digest.name for digest in each.gradients} | set(Model(of).diverged)
     return tuple(name for name in each.outside if name in trained)
 
@@ -133,6 +134,8 @@ def _was_reduced(context: Context, ranks: Iterable[int]) -> bool:
 
 
 def _bypassed(seen: _Replicas) -> bool:
+    # A model may also be called past DDP on purpose, beside forwards that are reduced: then only
+    # replicas that differ prove the mistake.
     ranks = those_that_have(seen)
     never = not any(seen.by_rank[rank].forwards for rank in ranks)
     alone = never and not _was_reduced(seen.context, ranks)
@@ -318,6 +321,7 @@ def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:
             continue
         if not all(key in optimizer.replicas[:1] for optimizer in of.values()):
             continue
+        # Ranks that exchange anything large may have joined them in a way that is not seen here.
         names = _apart_by_now(of)
         numels = [digest.numel for digest in next(iter(of.values())).unwrapped]
         if names and not may_have_joined(context.collectives, of, numels):
@@ -346,6 +350,8 @@ def _hardly_apart(of: _Optimizers, name: str) -> bool:
 
     Rounding and statistics of batches do that, where all train on the same samples.
     """
+    # By the few sampled values of each digest, as points in space: how far training has moved them
+    # from where they began, against how far the ranks are from each other.
     begins = [_values(optimizer.begins, name) for optimizer in of.values()]
     ends = [_values(optimizer.unwrapped, name) for optimizer in of.values()]
     if len({len(row) for row in (*begins, *ends)}) > 1 or not ends[0]:
@@ -388,6 +394,7 @@ def _as_large(model: Model, of: _Optimizers) -> bool:
 
 
 def _alike(each: OptimizerFacts, numels: Sequence[int]) -> bool:
+    # As multisets: many layers have one size.
     shared = Counter(each.numels) & Counter(numels)
     return shared.total() * 2 > max(len(each.numels), len(numels))
 

@@ -66,6 +66,8 @@ def _stepping_together(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
 
 def _of_one_group(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
     """Yield the optimizers of a run, those of models in groups of their own for each group."""
+    # Pipelines and ensembles give each group of ranks a model of its own under one key: there a
+    # learning rate of its own is meant, unless the groups average by hand what they hold.
     for of in optimizers(context.facts).values():
         apart: dict[Ranks, dict[int, OptimizerFacts]] = {}
         for rank, optimizer in of.items():
@@ -117,6 +119,7 @@ def _rates_shown(seen: Compared[OptimizerFacts]) -> Iterator[str]:
 
 def _own_options(seen: Compared[OptimizerFacts]) -> dict[int, tuple[str, ...]]:
     """Return each rank's options that not all have; all of them where these are the same."""
+    # Of ten options the one that differs is to be named, and not all ten of each rank.
     common = set.intersection(*map(set, seen.values.values()))
     return {
         r: tuple(e for e in dict.fromkeys(options) if e not in common) or options
@@ -226,6 +229,7 @@ def _with_ddp(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
 
 def _drifted(of: Mapping[int, ReplicaFacts]) -> tuple[str, ...]:
     """Return the buffers that nobody sends and that differ; ranks may have other statistics."""
+    # Statistics of batches may differ with broadcast_buffers=False, as each rank has seen others.
     model = Model(of)
     sent = not model.whole or any(replica.broadcast_buffers for replica in of.values())
     if sent or len(of) < 2 or not all(replica.steps for replica in of.values()):
@@ -356,6 +360,7 @@ def _other_ranks_shards(seen: Compared[SamplerFacts]) -> Ranks:
 
 def _is_of_other_order(seen: Compared[SamplerFacts]) -> bool:
     """The data sets have the same data in another order, or are another part of the same data."""
+    # Only where the sampler divides among all that train: then each rank's list must be the same.
     size, orders = _divided_among(seen.context), list(seen.values.values())
     data = {sampler.data for sampler in seen.by_rank.values()}
     divided = {sampler.num_replicas for sampler in seen.by_rank.values()} == {size}
@@ -375,6 +380,7 @@ def _is_other_order(one: str, other: str) -> bool:
 
 
 def _whose_seed(seen: Compared[SamplerFacts]) -> Ranks:
+    # seed + rank is a habit that is right for dropout, and wrong here on every rank alike.
     counts_up = len({seed - rank for rank, seed in seen.values.items()}) == 1
     return everyone(seen) if counts_up else strayed(seen.context.sources, seen.values, ("seed",))
 
@@ -684,6 +690,7 @@ def _fed(of: Mapping[int, RunFacts], why: str) -> dict[int, _Fed]:
 
 def _steps_with_other_inputs(of: Mapping[int, RunFacts]) -> Iterator[dict[int, tuple[str, ...]]]:
     """Yield the steps in which not all got the same; with as many inputs on each, all read."""
+    # A pipeline's stages, or gradient checkpointing, call the model more than once in a step.
     for step in sorted({e.backwards for e in _inputs_of(next(iter(of.values())))}):
         got = {
             rank: tuple(e.hash for e in _inputs_of(run) if e.backwards == step)
@@ -711,6 +718,8 @@ def _is_untrue(of: Mapping[int, RunFacts], ranks: Ranks, step: int) -> bool:
 
 
 def _come_to_other_losses(of: Mapping[int, RunFacts]) -> bool:
+    # The loss is computed from what the ranks have summed, so it is one number on all of them; it
+    # is another only where what went into the sums belongs to other samples.
     rows = [run.split.losses for run in of.values()]
     if len({len(row) for row in rows}) != 1 or len(rows[0]) < _FEWEST_LOSSES:
         return False
@@ -736,6 +745,7 @@ def summed(context: Context) -> list[Ranks]:
 
 def _shares_batches(context: Context, ranks: Ranks) -> bool:
     """True where these ranks also average gradients, or have parts of a batch or a sequence."""
+    # By sizes, since no name says it: gradients that are averaged have the sizes of parameters.
     collectives = context.collectives
     held = [optimizer.numels for rank in ranks for optimizer in context.facts[rank].optimizers]
     sizes = {numel for numels in held for numel in (*numels, sum(numels))}

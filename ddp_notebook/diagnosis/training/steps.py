@@ -286,6 +286,7 @@ def unjoined_results(context: Context) -> Iterator[Finding]:
     for model in context.models.values():
         if not model.whole or not all(replica.steps for replica in model.of.values()):
             continue
+        # Whether a number is reported as that of the whole no record tells: the source is asked.
         evaluations = evaluated_together(model)
         wrong = [of for of in evaluations if _are_of_parts(of) and _is_reported(context, of)]
         if not wrong or _exchanged(context, model, evaluations[0]):

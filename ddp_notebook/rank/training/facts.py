@@ -48,6 +48,8 @@ class RunSummary:
 
     def facts(self) -> model.RunFacts:
         """The whole summary. Only if nothing runs: it reads what the main thread would change."""
+        # One digester for all, which stops after its time: parameters come first, then buffers,
+        # gradients and optimizers, so that of a large model the parameters at least are compared.
         tracker, digester = self._tracker, Digester()
         replicas = self._replicas(digester)
         keys = {id(replica): facts.key for replica, facts in replicas}
@@ -107,6 +109,8 @@ class RunSummary:
 
     def _used(self) -> Iterator[tuple[Replica, str]]:
         """The replicas that this run trained, each with a key that is the model's on all ranks."""
+        # Keys must be equal on all ranks, which share no numbers: a hash of the names and shapes,
+        # and a count of the models with that hash, in the order in which they were wrapped.
         everyone = (*self._tracker.gone, *list(self._tracker.replicas.values()))
         counted: Counter[str] = Counter()
         for replica in sorted(everyone, key=lambda each: each.number):

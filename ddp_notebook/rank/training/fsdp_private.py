@@ -139,6 +139,7 @@ def sharded_in(
     Of meshes within each other the largest; none where there are others beside each other.
     `flat_over` is what `flat` gave.
     """
+    # Meshes beside each other are of experts or stages, of which no ranks hold one whole model.
     found = [
         (parameter, flat_over.get(id(parameter)) or _placed_over(parameter))
         for parameter in parameters
@@ -265,6 +266,8 @@ def _holds(group: Any, parameters: set[int]) -> bool:
 
 
 def _is_pending(group: Any) -> bool:
+    # Where FSDP leaves unreduced gradients: of HSDP's outer all-reduce in the group, of parameters
+    # in another dtype than gradients in the accumulated ones, else in the gathered parameter's.
     if getattr(group, "_partial_reduce_output", None) is not None:
         return True
     for each in _ends(group):

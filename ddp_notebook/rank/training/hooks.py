@@ -72,7 +72,13 @@ class TrainingHooks(Component):
         patch(ReduceLROnPlateau, "step", self._plateau_steps)
         iterator = torch_private.loader_iterator()
         if iterator is not None:
-            patch(iterator, "__next__", self._loading, self._loaded)
+            mark = self._marks.mark
+            patch(
+                iterator,
+                "__next__",
+                lambda *_call: mark(step_marks.LOADING),
+                lambda *_call: mark(step_marks.LOADED),
+            )
         self._forget_what_goes()
         self._observer.on_bucket = self._patches.contained(self._bucket)
         self._bypassed = self._patches.contained(self._look_at_bypass)
@@ -167,6 +173,8 @@ class TrainingHooks(Component):
     def _forward_begins(
         self, args: tuple[Any, ...], named: dict[str, Any], compiler: Any
     ) -> Replica:
+        # Once torch compiles what is called from here, no hook may be on the module: torch compiles
+        # a module with hooks otherwise, or not at all. A forward past the object is missed then.
         wrapped, tracker, samplers = args[0], self._tracker, self._samplers
         inputs = args[1:], named
         replica = tracker.replica(wrapped)
@@ -225,6 +233,7 @@ class TrainingHooks(Component):
             self._marks.bucket()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _named: Any) -> None:
+        # The mark comes first, so that what is counted here falls into the optimizer's part.
         if not self._off():
             self._marks.mark(step_marks.STEP)
             self._tracker.step_begins(optimizer)
@@ -243,12 +252,6 @@ class TrainingHooks(Component):
         metric: Any = args[1] if len(args) > 1 else named.get("metrics")
         with contextlib.suppress(TypeError, ValueError):
             self._tracker.metric(args[0].optimizer, float(metric))  # as torch does itself
-
-    def _loading(self, *_call: Any) -> None:
-        self._marks.mark(step_marks.LOADING)
-
-    def _loaded(self, _done: bool, _token: Any, _iterator: Any) -> None:
-        self._marks.mark(step_marks.LOADED)
 
     # -- DDP objects that go ---------------------------------------------------------------
 

@@ -116,6 +116,7 @@ class Samplers:
     def loaded(self, loader: DataLoader[Any]) -> None:
         """A DataLoader is iterated."""
         self.iterations += 1
+        # Who gives it a DistributedSampler divides the data, and is judged by that: `sampled`.
         batches = getattr(loader, "batch_sampler", None)
         sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None)
         if isinstance(sampler, DistributedSampler):
@@ -143,6 +144,8 @@ class Samplers:
 
     def backward(self) -> None:
         """A backward begins: the loader that is being iterated is trained on."""
+        # Only once for each iteration. Which loader a batch came from is not known, so that of the
+        # loader which was iterated last is taken: an evaluation in between begins its own.
         source = self.current
         if source is None or source.trained:
             return
@@ -248,6 +251,8 @@ def _text(item: object) -> str | None:
 
 def hash_of(inputs: Any) -> str:
     """A hash of all tensors in a model's inputs; "" if one cannot be read, or without any."""
+    # None of a tensor on a device, which would wait for that, and none of a part: a hash of the
+    # first tensors alone might be equal on ranks whose other tensors differ.
     tensors = list(itertools.islice(tensors_in(inputs), _MOST_TENSORS + 1))
     if not tensors or len(tensors) > _MOST_TENSORS:
         return ""
@@ -343,6 +348,8 @@ class Moments:
 
     def trains(self, inputs: Any, loads: int) -> None:
         """A forward with gradients begins; `loads` counts the loaders iterated so far."""
+        # Did the user's code draw random numbers since the last step? A DataLoader that begins
+        # draws the seed of its workers, and that is none of the user's.
         if len(self.starts) >= _STARTS:
             return
         if self.start_line is None:
@@ -365,6 +372,8 @@ class Moments:
 
         Its batches may be those that are trained on.
         """
+        # Forwards without gradients on a batch that is trained on next belong to the training: a
+        # target network's, a teacher's. That shows only now, by the loader.
         ended, self.evaluating = self.evaluating, None
         if ended is not None:
             written = _printed()

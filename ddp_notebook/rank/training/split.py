@@ -105,6 +105,8 @@ class Split:
             self._see(stack, method, args, ranks)
 
     def _see(self, stack: list[FrameType], method: str, args: Sequence[Any], ranks: Ranks) -> None:
+        # Told apart by modules on the stack: DTensor's own code redistributes as its placements
+        # say, FSDP's reduces gradients, and only what is neither can be a sum of the user's own.
         modules = [str(frame.f_globals.get("__name__", "")) for frame in stack]
         placed = any(module.startswith(_TENSOR) for module in modules)
         ours = not any(module.startswith((_TENSOR, _SHARDED)) for module in modules)
@@ -159,6 +161,8 @@ class Split:
                 self._claimed(local_tensor, device_mesh, placements)
             return original(local_tensor, device_mesh, placements, **named)
 
+        # In its place only while it is needed: a wrapper around a static method of torch's costs
+        # each DTensor that is made, and the compiler refuses to trace it.
         self._from_local = original
         owner.from_local = staticmethod(from_local)  # type: ignore[union-attr]
 
@@ -307,6 +311,8 @@ def _split_rows(
     placed: Mapping[int, list[fsdp_private.Row]],
 ) -> tuple[list[fsdp_private.Row], list[fsdp_private.Row]]:
     """The rows along which these parameters are in parts: by a plan, and by FSDP2."""
+    # FSDP2 shards a plan's shards once more. Along its own row ranks train on other samples, so
+    # what they have in common is kept equal by it, and not by the plan.
     managed = {id(e.tensor): e.group for e in fsdp_private.held_by_units().values()}
     planned: dict[Ranks, fsdp_private.Row] = {}
     by_fsdp: dict[Ranks, fsdp_private.Row] = {}

@@ -39,6 +39,9 @@ _STEPS_TO_BE_IDLE = 3
 
 def _twins(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
     """Parameters of one shape and equal values; not those of layers that are copies of another."""
+    # By a few values first: to compare each pair of tensors whole would take minutes. Constants
+    # (zeros of biases, ones of norms) are equal in any model, and layers made by deepcopy, as those
+    # of an encoder or a teacher's beside a student's, are equal under the same last names.
     by_values: dict[tuple[object, ...], list[tuple[str, torch.Tensor]]] = {}
     for name, parameter in islice(module.named_parameters(), 2000):
         values = _some_values(parameter) if parameter.dim() > 1 else ()
@@ -157,6 +160,8 @@ class Replica:
         """A forward through the wrapper begins, whose backward reduces gradients or does not."""
         self.inside += 1
         self.forwards += 1
+        # Several forwards may precede a backward. One of them that reduces has the reducer's hooks
+        # run for all gradients of it, so it decides; `pending` is handed on when that begins.
         if reduces:
             self.pending = REDUCED
         else:
@@ -198,6 +203,7 @@ class Replica:
             return
         # An optimizer that makes no step now, and will, is in no table yet.
         later = _held_by(objects_of(torch.optim.Optimizer))
+        # Their values are kept: what another code path updates by hand is held by no optimizer.
         self._unheld = [
             (name, weakref.ref(each), _some_values(each))
             for name, each in lacking
@@ -281,6 +287,7 @@ class Gradients:
             self.factors.append(_factor(self._after_backward, self._values()))
             self._after_backward = []
             self.watched = len(self.factors) < _WATCHED_STEPS
+        # The rest is a step's usual way: what is read there costs each step of a long training.
         if self._pending is None:
             return False
         pending = bool(self._pending)
@@ -391,8 +398,9 @@ class TrackedOptimizer:
     ) -> None:
         """The optimizer is about to make a step; `split` has the models that are split."""
         groups = optimizer.param_groups
+        # Nearly always the first parameter has a gradient, and the others need not be looked at.
         first = groups[0]["params"] if groups else ()
-        if not first or first[0].grad is None:  # else it is not idle, as one look shows
+        if not first or first[0].grad is None:
             self.idle_steps += all(p.grad is None for group in groups for p in group["params"])
         if self.gradients is None:
             if self.shape is None:
@@ -411,6 +419,8 @@ class TrackedOptimizer:
         others: Mapping[int, TrackedOptimizer],
     ) -> None:
         """The optimizer has made a step; `made` counts the DDP objects so far."""
+        # Which models it updates is looked up again only when its groups, or the DDP objects that
+        # there are, have changed: add_param_group, a model that is wrapped after the first steps.
         groups = optimizer.param_groups
         shape = (made, len(groups), sum([len(group["params"]) for group in groups]))
         if shape != self.shape:
@@ -492,6 +502,9 @@ class TrackedOptimizer:
         self._begin_looks()
 
     def _begin_looks(self) -> None:
+        # A gradient that is there already, and stays as it is, was left by a backward of another
+        # model: a generator's backward fills gradients of the discriminator too. So what there is
+        # when another look begins is remembered, and does not count as a gradient of these steps.
         self._looks = 0
         self.idle = [ref for _, ref in self.unwrapped]
         found = ((id(ref), ref()) for ref in (self.idle if self.steps else ()))
@@ -614,6 +627,7 @@ class Tracker:
 
     def backward(self, loss: Any) -> None:
         """A backward of `loss` begins."""
+        # In each backward of the user's: cheap things first, and nothing that waits for a device.
         number = self.backwards
         self.backwards = number + 1
         self._small_buckets = 0
@@ -687,6 +701,7 @@ class Tracker:
             metrics.append(value)
 
     def _optimizer(self, optimizer: torch.optim.Optimizer) -> TrackedOptimizer:
+        # By its id, which another object may get when it is gone: so the reference is compared too.
         found = self.optimizers.get(id(optimizer))
         if found is None or found.ref() is not optimizer:
             if len(self.optimizers) >= _MOST:
