@@ -228,9 +228,15 @@ class TrainingHooks(Component):
             self._tracker.backward_over()
 
     def _bucket(self, args: Sequence[Any]) -> None:
-        if args and not self._tracker.broken:
-            self._tracker.bucket(args[0][0])
-            self._marks.bucket()
+        """A collective of a backward begins: DDP's reducer hands over a bucket, or FSDP a unit."""
+        if not args or self._tracker.broken:
+            return
+        self._marks.bucket()
+        # What is to be summed comes in a list of one tensor. FSDP's other methods begin with the
+        # tensor that is to be filled, whose values mean nothing yet.
+        tensors = args[0]
+        if type(tensors) is list and len(tensors) == 1 and isinstance(tensors[0], torch.Tensor):
+            self._tracker.bucket(tensors[0])
 
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _named: Any) -> None:
         # The mark comes first, so that what is counted here falls into the optimizer's part.
