@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_notebook.model import Remark, StepPart, StepTimes, TimedStep, name_ranks
+from ddp_notebook.model import Remark, StepPart, StepTimes, name_ranks
 
 KIND = "slow-rank"
 FEWEST_STEPS = 24
@@ -101,16 +101,24 @@ def _side_by_side(times: Mapping[int, StepTimes]) -> _Steps | None:
     common = _common(times)
     if len(common) < FEWEST_STEPS:
         return None
-    rows = {rank: _rows(of.rows, common) for rank, of in times.items()}
+    by_number = {rank: {row.number: row for row in of.rows} for rank, of in times.items()}
+    rows = {rank: [of[number] for number in common] for rank, of in by_number.items()}
+    # Who may use other cores than most; all where each has its own.
+    cores = Counter(of.cores for of in times.values())
+    usual, alone = cores.most_common(1)[0][0], len(cores) == len(times)
+    bound = tuple(rank for rank, of in times.items() if of.cores != usual or alone)
     everyone = [row for of_rank in rows.values() for row in of_rank]
     own = {rank: [(*row.own_us, row.queued_us) for row in of] for rank, of in rows.items()}
     return _Steps(
         tuple(rows),
-        _bound(times),
+        bound,
         statistics.median(row.whole_us for row in everyone),
         statistics.median(sum(row.own_us) for row in everyone),
         _beyond_others({rank: [row.waited_us for row in of] for rank, of in rows.items()}),
-        {part: _beyond_others(_part(own, at)) for at, part in enumerate(_PARTS)},
+        {
+            part: _beyond_others({rank: [row[at] for row in of] for rank, of in own.items()})
+            for at, part in enumerate(_PARTS)
+        },
     )
 
 
@@ -119,23 +127,6 @@ def _common(times: Mapping[int, StepTimes]) -> list[int]:
     numbers = set.intersection(*({row.number for row in of.rows} for of in times.values()))
     newest = max(FEWEST_STEPS, _MOST_VALUES // len(times))
     return [number for number in sorted(numbers) if number >= _WARM_UP][-newest:]
-
-
-def _bound(times: Mapping[int, StepTimes]) -> tuple[int, ...]:
-    """The ranks that may use other cores than most; all where each has its own."""
-    cores = Counter(of.cores for of in times.values())
-    usual = cores.most_common(1)[0][0]
-    alone = len(cores) == len(times)
-    return tuple(rank for rank, of in times.items() if of.cores != usual or alone)
-
-
-def _part(own: Mapping[int, Sequence[Sequence[float]]], at: int) -> dict[int, list[float]]:
-    return {rank: [values[at] for values in of_rank] for rank, of_rank in own.items()}
-
-
-def _rows(rows: Iterable[TimedStep], numbers: Sequence[int]) -> list[TimedStep]:
-    by_number = {row.number: row for row in rows}
-    return [by_number[number] for number in numbers]
 
 
 def _beyond_others(values: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
