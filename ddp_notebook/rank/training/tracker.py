@@ -132,6 +132,7 @@ class Replica:
         self.bad_place: Line | None = None
         self.local_place: Line | None = None
         self.unready: tuple[str, ...] = ()
+        self._all_buckets = 0
         self._unheld: list[tuple[str, weakref.ref[torch.Tensor], tuple[float, ...]]] = []
         self.loads = Loads(self._users_line)
 
@@ -218,13 +219,19 @@ class Replica:
             n for n, tensor, v in known if tensor is not None and _some_values(tensor) == v
         )
 
-    def step(self) -> None:
-        """An optimizer has updated its parameters."""
+    def step(self, buckets: int) -> None:
+        """An optimizer has updated its parameters, after a backward with so many buckets."""
         self.steps += 1
         if self.last == REDUCED:
+            # A bucket is sent once all of its parameters have gradients: as many as in a backward
+            # after which none was lacking, and again none is. To ask the reducer itself releases
+            # Python's lock, which other threads then keep for a while.
+            if buckets and buckets == self._all_buckets:
+                return
             wrapped = self.ref()
             places_left = ddp.unready(wrapped) if wrapped is not None else []
             if not places_left:
+                self._all_buckets = buckets
                 return
             self.unready_steps += 1
             self.unready = tuple(self.names[i] for i in places_left if i < len(self.names))
@@ -417,8 +424,12 @@ class TrackedOptimizer:
         replicas: Mapping[int, Replica],
         made: int,
         others: Mapping[int, TrackedOptimizer],
+        buckets: int,
     ) -> None:
-        """The optimizer has made a step; `made` counts the DDP objects so far."""
+        """The optimizer has made a step; `made` counts the DDP objects so far.
+
+        `buckets` are those of the last backward, 0 where they may be of several DDP objects.
+        """
         # Which models it updates is looked up again only when its groups, or the DDP objects that
         # there are, have changed: add_param_group, a model that is wrapped after the first steps.
         groups = optimizer.param_groups
@@ -450,7 +461,7 @@ class TrackedOptimizer:
         # Within a backward the reducer is not done yet, and the step is one of many.
         if not torch_private.in_backward():
             for replica in self.replicas:
-                replica.step()
+                replica.step(buckets)
 
     def _look_for_idle(self, others: Mapping[int, TrackedOptimizer]) -> None:
         """Which tensors no forward uses; after a few steps, which parameters no optimizer has."""
@@ -565,8 +576,8 @@ class Tracker:
         """Those of the optimizers that have made few steps, while a backward is under way."""
         self.split = Split(call_sites)
         """Models that are split over ranks."""
-        self._small_buckets = 0
-        """Of the backward that is under way."""
+        self._buckets = self._small_buckets = 0
+        """Of the last backward, or of that which is under way."""
         self.nan_backward: int | None = None
         self.nan_what = ""
         self.nan_place: Line | None = None
@@ -630,7 +641,7 @@ class Tracker:
         # In each backward of the user's: cheap things first, and nothing that waits for a device.
         number = self.backwards
         self.backwards = number + 1
-        self._small_buckets = 0
+        self._buckets = self._small_buckets = 0
         optimizers = self.optimizers.values()
         self._watched = [
             g for each in optimizers if (g := each.gradients) is not None and g.watched
@@ -653,6 +664,7 @@ class Tracker:
 
     def bucket(self, gradients: torch.Tensor) -> None:
         """A bucket of this rank's own gradients is about to be reduced."""
+        self._buckets += 1
         small = gradients.numel() <= 4096
         if small:
             # To look at such a bucket would take as long as to send it: of those of one backward
@@ -692,7 +704,9 @@ class Tracker:
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step."""
-        self._optimizer(optimizer).step(optimizer, self.replicas, self.made, self.optimizers)
+        buckets = self._buckets if len(self.replicas) == 1 else 0
+        tracked = self._optimizer(optimizer)
+        tracked.step(optimizer, self.replicas, self.made, self.optimizers, buckets)
 
     def metric(self, optimizer: torch.optim.Optimizer, value: float) -> None:
         """ReduceLROnPlateau judges by this value whether the learning rate is to be lower."""
