@@ -62,6 +62,8 @@ def compare(fingerprints: Mapping[int, Fingerprint], name: str = "model") -> tup
     Its cause is the first difference in words; the evidence says for each set of such ranks
     how much differs. `name` is the variable, for what to type.
     """
+    # The first place where any rank differs from most: what comes behind it often follows from it,
+    # as one layer more moves all names that are after it.
     votes = vote(fingerprints) if fingerprints else None
     if votes is None or not votes.others:
         return ()
@@ -202,6 +204,8 @@ def failures(
 
     `dead` maps ranks to exit codes. `waiting` are ranks that have not left the stage.
     """
+    # One that is gone, or has no memory, makes the others fail too, with errors that name only a
+    # lost connection: so these come first, and the other ranks count as waiting.
     memory = {rank: failure for rank, failure in failed.items() if failure.kind == "memory"}
     victims = tuple(sorted({*waiting, *failed} - memory.keys()))
     if dead:

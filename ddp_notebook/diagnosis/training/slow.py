@@ -43,6 +43,8 @@ _SURE = 4.0
 
 def slow_ranks(times: Mapping[int, StepTimes]) -> tuple[Remark, ...]:
     """A finding for ranks that are slow; none if no rank is, or too little is known."""
+    # Ranks of one host alone: a machine that is slower on the whole is no rank's doing, and clocks
+    # and cores of two hosts cannot be compared.
     together: dict[tuple[str, str], dict[int, StepTimes]] = {}
     for rank, of_rank in sorted(times.items()):
         if of_rank.key:
@@ -132,6 +134,8 @@ def _common(times: Mapping[int, StepTimes]) -> list[int]:
 def _beyond_others(values: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
     """By how much each rank's value is above the median of the others', step by step."""
     beyond: dict[int, list[float]] = {rank: [] for rank in values}
+    # Against the others' median and not their mean: with four ranks one that is late as well would
+    # hide the first. Sorted once for each step, as a thousand ranks would each sort it again.
     for step in zip(*values.values(), strict=True):
         in_order = sorted(step)
         for rank, value in zip(values, step, strict=True):
@@ -174,6 +178,8 @@ def _always(margins: Sequence[float], floor_us: float) -> tuple[float, float] | 
     middle = statistics.median(margins)
     if middle < floor_us:
         return None
+    # By blocks, because what disturbs a step disturbs the next ones too: a hundred late steps in a
+    # row are one event and no hundred. The spread is that of the blocks' medians.
     medians = [statistics.median(block) for block in _blocks(margins, _BLOCKS)]
     center = statistics.median(medians)
     spread = _SPREAD * statistics.median(abs(median - center) for median in medians)
@@ -192,6 +198,8 @@ def _at_times(
     It must be so too without the blocks in which it is late most often: something may have held
     it up there for a while.
     """
+    # A rank that reads a file in each fourth step is late in a quarter of them, and its median says
+    # nothing. Chance makes others late too: this one must be so three times as often as any.
     share = _late_steps(margins, late_us) / len(margins)
     if share < _SOME_STEPS:  # so with nearly all of a thousand ranks, and what follows is dear
         return None
@@ -219,6 +227,8 @@ def _in_all(steps: _Steps, rank: int, part: str, late_us: float, share: float) -
 
     One that waits in a part where that cannot be told from work waits less in another.
     """
+    # Waiting for a lock, or for a device, looks like work to the marks: then less is waited for in
+    # the collective that follows, and the sum over all parts is that of the others.
     own = [steps.parts[each][rank] for each in (*StepPart, *([_CORE] if part == _CORE else []))]
     total = [sum(step) for step in zip(*own, strict=True)]
     if part == _CORE and statistics.median(steps.awaited(rank)) < late_us / 2:

@@ -221,6 +221,7 @@ def first_nan(context: Context) -> Iterator[Finding]:
 
 def shared_gpus(context: Context) -> Iterator[Finding]:
     """Find ranks on one GPU while another is free."""
+    # By host: a GPU's number is that of its host, and ranks see no other host's GPUs.
     hosts: dict[str, dict[int, RunFacts]] = {}
     for rank, run in sorted(context.facts.items()):
         if run.gpu and any(replica.device.startswith("cuda") for replica in run.replicas):
@@ -334,6 +335,7 @@ def _is_reported(context: Context, of: Mapping[int, EvaluationFacts]) -> bool:
 
 def _exchanged(context: Context, model: Model, first: Mapping[int, EvaluationFacts]) -> bool:
     """True when results may have been joined: by anything but DDP and barriers, or unknown."""
+    # Records that were overwritten since may have had it: `first` is then more than 0.
     since = min(evaluation.backwards for evaluation in first.values())
     collectives = context.collectives
     return any(
@@ -427,6 +429,8 @@ def diverged_replicas(context: Context) -> Iterator[Finding]:
             for rank, replica in model.of.items()
         }
         steps = {rank: replica.steps for rank, replica in model.of.items()}
+        # Who made more or fewer steps than most is to blame, whatever its values are. Otherwise the
+        # values vote; with two ranks, or where all differ, nobody is right rather than another.
         ranks = minority(steps) or outvoted(states)
         whose = "between the ranks" if len(ranks) == len(states) else "from the other ranks'"
         reduced = all(replica.forwards for replica in model.of.values())
