@@ -22,6 +22,26 @@ def step(model=None, opt=opt):
 BOTH, SECOND = (0, 1), (1,)
 
 WRONG = {
+    "parameters that the last of several steps does not use": (
+        "unused-params",
+        BOTH,
+        """
+import gc
+class Toy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+    def forward(self, x, both):
+        return self.b(self.a(x)) if both else self.a(x)
+net = DDP(Toy(), bucket_cap_mb=0.00001)
+gc.collect()  # the model before: buckets are counted where there is one
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for i in range(8):
+    opt.zero_grad()
+    net(batch(), i < 7).pow(2).mean().backward()
+    opt.step()
+""",
+    ),
     "gradients of micro-batches that are clipped before they are averaged": (
         "local-statistic",
         BOTH,

@@ -188,6 +188,7 @@ class CurvePlan:
         """
         if not self.operation.sized:
             return (0,)
+        # Rounded down, two sizes may become one, which is to be measured once.
         least = DTYPE_BYTES[self.dtype] * (self.world_size if self.operation.shared else 1)
         return tuple(dict.fromkeys(size // least * least for size in wanted if size >= least))
 
@@ -328,6 +329,8 @@ class Schedule:
 
     def next(self, spent_s: float) -> Item | None:
         """Return what to measure now, `spent_s` after the start; None when all is done."""
+        # When the time is over the first round still comes to its end: a size that was never
+        # measured would leave a gap in its curve. What was measured once is then passed over.
         out_of_time = spent_s >= self.plan.budget_s
         while True:
             over = out_of_time and self._rounds_begun > 0
@@ -343,6 +346,8 @@ class Schedule:
         Estimated by the mean: of times with a long tail the median is too low. A round should take
         a tenth of the budget: many short rounds sample more moments than few long ones.
         """
+        # Nothing is known before the first round but the warm-up, of which the slowest counts: too
+        # few iterations cost precision, and too many the budget of all other sizes.
         before = [t for times in self._slowest[item] for t in times]
         each_ns = statistics.fmean(before) if before else max(warm_ns)
         affordable = int(self.plan.budget_s * 1e8 / len(self.items) / max(each_ns, 1.0))

@@ -97,6 +97,7 @@ def curve_of(curve: CurvePlan, ranks: Sequence[int], visits: Sequence[Visits], p
     used: a rank may have died, or a message may be lost. Raises ValueError if the ranks measured
     different things, since their iterations cannot be compared then.
     """
+    # By their numbers, which are the same on all ranks: messages may be lost, or a rank has died.
     by_number = [{visit["number"]: visit for visit in by_rank} for by_rank in visits]
     by_size: dict[int, list[tuple[Mapping[str, Any], ...]]] = {}
     for number in sorted(set.intersection(*map(set, by_number))):
@@ -186,6 +187,8 @@ def _straggler(points: Sequence[BenchPoint]) -> tuple[int, float] | None:
     """
     if not points or len(points[0].issue_us) < 2:
         return None
+    # By the times to issue and not by those to complete, which are equal on all ranks: all wait for
+    # the one that is late.
     for rank in range(len(points[0].issue_us)):
         late = []
         for point in points:

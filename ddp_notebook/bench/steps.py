@@ -277,6 +277,8 @@ def summarise(
     A block that one rank lacks, because it was stopped or died, is left out for all ranks.
     `rounds` are those of the plan: the budget may end before.
     """
+    # Only blocks that all ranks have: the time of a step is that of its slowest rank, and without
+    # that rank's record it would be too short.
     by_number = [{record["block"]: record for record in records} for records in per_rank]
     numbers = set.intersection(*map(set, by_number)) if by_number else set()
     blocks = [[records[number] for records in by_number] for number in sorted(numbers)]
@@ -357,6 +359,7 @@ def middle_parts(steps: Sequence[Sequence[int]]) -> list[float]:
 
     Medians of the parts do not add up to the median of the whole; the sum of these means is close.
     """
+    # Whole steps are chosen, by their sums, so that the parts of one step stay together.
     ordered = sorted(steps, key=sum)
     outside = 2 * len(ordered) // 5
     middle = ordered[outside : len(ordered) - outside]

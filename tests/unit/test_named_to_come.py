@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_notebook.rank.debugger.named import to_come
+from ddp_notebook.rank.debugger.source import to_come
 
 FILES = {
     "tocome/__init__.py": "from .inner.model import Net as Model\nfrom tocome.tools import step\n",

@@ -39,8 +39,6 @@ from ddp_notebook.state.descriptions import exit_text
 _MOST_NAMES = 6
 _ASKED = re.compile(r"allocate (\d+ bytes|[\d.]+ [KMGT]iB)")
 """How much was asked for: torch's CPU allocator tells bytes, that of CUDA tells MiB or GiB."""
-_CONNECTION_LOST = ("connection closed", "connection reset", "broken pipe")
-_WRONG_DEVICE = "no backend type associated with device type"
 
 
 # -- parameters and buffers ------------------------------------------------------------
@@ -64,6 +62,8 @@ def compare(fingerprints: Mapping[int, Fingerprint], name: str = "model") -> tup
     Its cause is the first difference in words; the evidence says for each set of such ranks
     how much differs. `name` is the variable, for what to type.
     """
+    # The first place where any rank differs from most: what comes behind it often follows from it,
+    # as one layer more moves all names that are after it.
     votes = vote(fingerprints) if fingerprints else None
     if votes is None or not votes.others:
         return ()
@@ -204,6 +204,8 @@ def failures(
 
     `dead` maps ranks to exit codes. `waiting` are ranks that have not left the stage.
     """
+    # One that is gone, or has no memory, makes the others fail too, with errors that name only a
+    # lost connection: so these come first, and the other ranks count as waiting.
     memory = {rank: failure for rank, failure in failed.items() if failure.kind == "memory"}
     victims = tuple(sorted({*waiting, *failed} - memory.keys()))
     if dead:
@@ -249,7 +251,9 @@ def _out_of_memory(
             remedy = f"Give {them(ranks)} more memory, {restart}, then "
             remedy += f"again: %ddp_wrap {name}. %ddp_restart says which rank it cannot free"
         asked = _ASKED.search(failure.text)
-        more = f": {_as_size(asked[1])} more were not to be had" if asked else ""
+        size = asked[1] if asked else ""
+        size = format_bytes(int(size.split()[0])) if size.endswith("bytes") else size
+        more = f": {size} more were not to be had" if size else ""
         yield Finding(
             Category.OOM_ON_ONE_RANK,
             ranks,
@@ -261,17 +265,13 @@ def _out_of_memory(
         )
 
 
-def _as_size(asked: str) -> str:
-    return format_bytes(int(asked.split()[0])) if asked.endswith("bytes") else asked
-
-
 def _raised(
     stage: WrapStage, failed: Mapping[int, RankFailure], waiting: Ranks, name: str
 ) -> Iterable[Finding]:
     for ranks, failure in by_value(failed):
         category = Category.EXCEPTION_ON_ONE_RANK
         remedy = f"Correct it in a cell, then again: %ddp_wrap {name}"
-        if _WRONG_DEVICE in failure.text.lower():
+        if "no backend type associated with device type" in failure.text.lower():
             category = Category.BACKEND_DEVICE_MISMATCH
             remedy = f"Move it to the ranks' device: {name}.to(device), then %ddp_wrap {name}"
         commands = (_restart(ranks),) if waiting else ()
@@ -323,19 +323,17 @@ def stopped_rows(
         if rank in dead:
             return before(stage), "dead", "its process is gone"
         if rank in failed:
-            return before(stage), "failed", _why(failed[rank].text, dead)
+            text = failed[rank].text
+            lost = "connection closed", "connection reset", "broken pipe"
+            if dead and any(words in text.lower() for words in lost):  # its error follows from that
+                text = f"lost its connection: {name_ranks(dead)} died"
+            return before(stage), "failed", text
         if rank in waiting:
             return before(stage), "waiting", f"in stage {stage}"
         return before(stage), "paused", "has done its part"
 
     needed = tuple(sorted({*dead, *failed}))
     return rows({rank: state(rank) for rank in ranks}, waits_for=needed)
-
-
-def _why(text: str, dead: Ranks) -> str:
-    if dead and any(words in text.lower() for words in _CONNECTION_LOST):
-        return f"lost its connection: {name_ranks(dead)} died"
-    return text
 
 
 def blamed_rows(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks
@@ -65,26 +66,36 @@ def _apart_and_not_by_hand(context: Context) -> Iterator[Mapping[int, ReplicaFac
     yield from (of for of in _not_by_hand(context) if Model(of).diverged)
 
 
-def _counts(of: _Replicas, text: Callable[[ReplicaFacts], str]) -> Iterator[str]:
+def _title(seen: _Replicas) -> str:
+    return Model(seen.by_rank).title
+
+
+def _at(seen: _Replicas, place: str) -> str:
+    """Return a place of the culprits in brackets: ``bad_place``."""
+    return Model(seen.by_rank).place_of(seen.culprits, attrgetter(place))
+
+
+def _counts(seen: _Replicas, text: Callable[[ReplicaFacts], str]) -> Iterator[str]:
     """Yield what the culprits counted, and that the replicas differ by now."""
-    model = Model(of.of)
-    yield from model.counts(of.ranks, text)
+    model = Model(seen.by_rank)
+    yield from model.counts(seen.culprits, text)
     yield from model.apart
 
 
 def _trained_outside(of: Mapping[int, ReplicaFacts], each: ReplicaFacts) -> tuple[str, ...]:
     """Return the parameters that a reducer does not know, and that its rank trains."""
+    # Without a gradient, and equal on all ranks, it was frozen for all of this run.
     trained = {digest.name for digest in each.gradients} | set(Model(of).diverged)
     return tuple(name for name in each.outside if name in trained)
 
 
-def _without_replaced(of: _Replicas) -> tuple[int, ...]:
+def _without_replaced(seen: _Replicas) -> tuple[int, ...]:
     """Return the ranks with unready steps, unless the reducer does not know what came in place."""
     return tuple(
         rank
-        for rank, each in of.of.items()
+        for rank, each in seen.by_rank.items()
         if each.unready_steps
-        and not (each.unready and set(each.unready) <= set(_trained_outside(of.of, each)))
+        and not (each.unready and set(each.unready) <= set(_trained_outside(seen.by_rank, each)))
     )
 
 
@@ -93,24 +104,26 @@ unused_parameters = rule(
     "unused_parameters",
     _all_models,
     Row(
-        lambda replica: replica.unready_steps,
-        Category.UNUSED_PARAMS,
-        lambda of: (
-            f"{some(of.each.unready or ('some parameters',))} of {Model(of.of).title} got no "
+        read=attrgetter("unready_steps"),
+        category=Category.UNUSED_PARAMS,
+        cause=lambda seen: (
+            f"{some(seen.culprit.unready or ('some parameters',))} of {_title(seen)} got no "
             "gradient: a bucket was never reduced, and the step used gradients of one rank"
-            f"{Model(of.of).place_of(of.ranks, lambda e: e.bad_place)}"
+            f"{_at(seen, 'bad_place')}"
         ),
-        "Use the parameters in forward, leave them out of the model, or give "
-        "DistributedDataParallel find_unused_parameters=True.",
-        lambda of: _counts(
-            of,
+        remedy=(
+            "Use the parameters in forward, leave them out of the model, or give "
+            "DistributedDataParallel find_unused_parameters=True."
+        ),
+        evidence=lambda seen: _counts(
+            seen,
             lambda e: (
                 f"{e.unready_steps} of {e.steps} steps came before all of "
                 f"{some(e.unready or ('its parameters',))} had a gradient"
             ),
         ),
-        wrong=lambda of: bool(_without_replaced(of)),
-        culprits=_without_replaced,
+        is_wrong=lambda seen: bool(_without_replaced(seen)),
+        whose=_without_replaced,
     ),
 )
 
@@ -120,25 +133,27 @@ def _was_reduced(context: Context, ranks: Iterable[int]) -> bool:
     return any(record.part is Part.BACKWARD for rank in ranks for record in of.get(rank, ()))
 
 
-def _bypassed(of: _Replicas) -> bool:
-    ranks = those_that_have(of)
-    never = not any(of.of[rank].forwards for rank in ranks)
-    alone = never and not _was_reduced(of.context, ranks)
-    return bool(ranks) and (alone or bool(Model(of.of).diverged))
+def _bypassed(seen: _Replicas) -> bool:
+    # A model may also be called past DDP on purpose, beside forwards that are reduced: then only
+    # replicas that differ prove the mistake.
+    ranks = those_that_have(seen)
+    never = not any(seen.by_rank[rank].forwards for rank in ranks)
+    alone = never and not _was_reduced(seen.context, ranks)
+    return bool(ranks) and (alone or bool(Model(seen.by_rank).diverged))
 
 
-def _never_forwarded(of: _Replicas) -> bool:
+def _never_forwarded(seen: _Replicas) -> bool:
     """True where a method of the module was called, and not the module, by all that is known.
 
     That replicas differ proves that nothing else reduced their gradients.
     """
-    went_through = any(replica.forwards or replica.bypasses for replica in of.of.values())
-    reduced = _was_reduced(of.context, of.context.collectives.of)
-    return not went_through and bool(Model(of.of).diverged) and not reduced
+    went_through = any(replica.forwards or replica.bypasses for replica in seen.by_rank.values())
+    reduced = _was_reduced(seen.context, seen.context.collectives.of)
+    return not went_through and bool(Model(seen.by_rank).diverged) and not reduced
 
 
-def _of_no_forward(of: _Replicas) -> str:
-    key, held = of.each.key, optimizers(of.context.facts).values()
+def _say_no_forward(seen: _Replicas) -> str:
+    key, held = seen.culprit.key, optimizers(seen.context.facts).values()
     trains = (
         each
         for each in held
@@ -146,7 +161,7 @@ def _of_no_forward(of: _Replicas) -> str:
     )
     optimizer = next(iter(next(trains, {}).values()), None)
     return (
-        f"no forward that was trained on came through {Model(of.of).title}, so no gradient is "
+        f"no forward that was trained on came through {_title(seen)}, so no gradient is "
         "reduced: the optimizer steps with gradients of one rank"
         f"{in_brackets(optimizer.place if optimizer is not None else None)}"
     )
@@ -159,45 +174,45 @@ module_bypass = rule(
     "module_bypass",
     _not_by_hand,
     Row(
-        lambda replica: replica.bypassed_steps,
-        Category.DDP_BYPASS,
-        lambda of: (
-            f"the forward calls the module inside {Model(of.of).title} and not the wrapper: no "
-            f"gradient is reduced{Model(of.of).place_of(of.ranks, lambda e: e.bypass_place)}"
+        read=attrgetter("bypassed_steps"),
+        category=Category.DDP_BYPASS,
+        cause=lambda seen: (
+            f"the forward calls the module inside {_title(seen)} and not the wrapper: no "
+            f"gradient is reduced{_at(seen, 'bypass_place')}"
         ),
-        lambda of: (
+        remedy=lambda seen: (
             "Call the DistributedDataParallel object itself in training: "
-            f"{_name(of)}(x), not {_name(of)}.module(x)."
+            f"{_name(seen)}(x), not {_name(seen)}.module(x)."
         ),
-        lambda of: _counts(
-            of,
+        evidence=lambda seen: _counts(
+            seen,
             lambda e: (
                 f"{e.bypassed_steps} of {e.steps} steps after forwards around the wrapper; "
                 f"{e.forwards} forwards through it"
             ),
         ),
-        wrong=_bypassed,
-        culprits=those_that_have,
+        is_wrong=_bypassed,
+        whose=those_that_have,
     ),
     Row(
-        lambda replica: replica.forwards,
-        Category.DDP_BYPASS,
-        _of_no_forward,
-        lambda of: (
+        read=attrgetter("forwards"),
+        category=Category.DDP_BYPASS,
+        cause=_say_no_forward,
+        remedy=lambda seen: (
             "Compute the loss from a call of the DistributedDataParallel object itself, "
-            f"{_name(of)}(...), not of {_name(of)}.module, its layers or its methods: have the "
+            f"{_name(seen)}(...), not of {_name(seen)}.module, its layers or its methods: have the "
             "module's forward do what they do."
         ),
-        lambda of: _counts(of, lambda e: f"{e.steps} steps, no forward through it"),
-        wrong=_never_forwarded,
-        culprits=everyone,
+        evidence=lambda seen: _counts(seen, lambda e: f"{e.steps} steps, no forward through it"),
+        is_wrong=_never_forwarded,
+        whose=everyone,
     ),
     most=1,
 )
 
 
-def _name(of: _Replicas) -> str:
-    return Model(of.of).first.name or "model"
+def _name(seen: _Replicas) -> str:
+    return Model(seen.by_rank).first.name or "model"
 
 
 # https://github.com/modelscope/FunASR/pull/3472
@@ -205,23 +220,23 @@ no_sync = rule(
     "no_sync",
     _apart_and_not_by_hand,
     Row(
-        lambda replica: replica.local_steps,
-        Category.NO_SYNC_MISUSE,
-        lambda of: (
+        read=attrgetter("local_steps"),
+        category=Category.NO_SYNC_MISUSE,
+        cause=lambda seen: (
             "no_sync covers the last backward before the optimizer's step: "
-            f"{Model(of.of).title} steps with gradients of one rank"
-            f"{Model(of.of).place_of(of.ranks, lambda e: e.bad_place)}"
+            f"{_title(seen)} steps with gradients of one rank"
+            f"{_at(seen, 'bad_place')}"
         ),
-        "Leave no_sync for the last micro-batch before optimizer.step().",
-        lambda of: _counts(
-            of,
+        remedy="Leave no_sync for the last micro-batch before optimizer.step().",
+        evidence=lambda seen: _counts(
+            seen,
             lambda e: (
                 f"{e.local_steps} of {e.steps} steps used gradients that were not reduced; "
                 f"{e.no_sync_forwards} of {e.forwards} forwards under no_sync"
             ),
         ),
-        wrong=any_has,
-        culprits=those_that_have,
+        is_wrong=any_has,
+        whose=those_that_have,
     ),
 )
 
@@ -235,19 +250,25 @@ kept_back = rule(
     "kept_back",
     _all_optimizers,
     Row(
-        lambda optimizer: optimizer.pending_steps,
-        Category.NO_SYNC_MISUSE,
-        lambda of: (
-            f"{of.each.type} steps while the last backward's gradients are not reduced: gradient "
-            f"sync is off for it, and they go into a later step{in_brackets(of.each.pending_place)}"
+        read=attrgetter("pending_steps"),
+        category=Category.NO_SYNC_MISUSE,
+        cause=lambda seen: (
+            f"{seen.culprit.type} steps while the last backward's gradients are not reduced: "
+            "gradient sync is off for it, and they go into a later step"
+            f"{in_brackets(seen.culprit.pending_place)}"
         ),
-        "Have set_requires_gradient_sync(True) (and set_requires_all_reduce) for the last "
-        "micro-batch before optimizer.step().",
-        lambda of: by_ranks(
-            {r: f"{of.of[r].pending_steps} of {of.of[r].steps} steps" for r in of.ranks}
+        remedy=(
+            "Have set_requires_gradient_sync(True) (and set_requires_all_reduce) for the last "
+            "micro-batch before optimizer.step()."
         ),
-        wrong=any_has,
-        culprits=those_that_have,
+        evidence=lambda seen: by_ranks(
+            {
+                r: f"{seen.by_rank[r].pending_steps} of {seen.by_rank[r].steps} steps"
+                for r in seen.culprits
+            }
+        ),
+        is_wrong=any_has,
+        whose=those_that_have,
     ),
 )
 
@@ -257,10 +278,10 @@ kept_back = rule(
 _HARDLY = 0.1
 
 
-def _of_outside(of: _Replicas) -> str:
-    names = _trained_outside(of.of, of.each)
+def _say_outside(seen: _Replicas) -> str:
+    names = _trained_outside(seen.by_rank, seen.culprit)
     return (
-        f"{some(names)} of {Model(of.of).title} {agree(names, 'was', 'were')} added or unfrozen "
+        f"{some(names)} of {_title(seen)} {agree(names, 'was', 'were')} added or unfrozen "
         f"after wrapping: {agree(names, 'its', 'their')} gradients are not reduced"
     )
 
@@ -275,14 +296,22 @@ def unwrapped_parameters(context: Context) -> Iterator[Finding]:
 
 
 _OUTSIDE: Row[ReplicaFacts] = Row(
-    lambda replica: replica.outside,
-    Category.PARAMS_OUTSIDE_DDP,
-    _of_outside,
-    "Add and unfreeze parameters before DistributedDataParallel(model), or wrap the "
-    "model again after it.",
-    lambda of: _counts(of, lambda e: f"trains {some(_trained_outside(of.of, e))}, without a hook"),
-    wrong=lambda of: any(_trained_outside(of.of, each) for each in of.of.values()),
-    culprits=lambda of: tuple(r for r, each in of.of.items() if _trained_outside(of.of, each)),
+    read=attrgetter("outside"),
+    category=Category.PARAMS_OUTSIDE_DDP,
+    cause=_say_outside,
+    remedy=(
+        "Add and unfreeze parameters before DistributedDataParallel(model), or wrap the "
+        "model again after it."
+    ),
+    evidence=lambda seen: _counts(
+        seen, lambda e: f"trains {some(_trained_outside(seen.by_rank, e))}, without a hook"
+    ),
+    is_wrong=lambda seen: any(
+        _trained_outside(seen.by_rank, each) for each in seen.by_rank.values()
+    ),
+    whose=lambda seen: tuple(
+        r for r, each in seen.by_rank.items() if _trained_outside(seen.by_rank, each)
+    ),
 )
 
 
@@ -292,6 +321,7 @@ def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:
             continue
         if not all(key in optimizer.replicas[:1] for optimizer in of.values()):
             continue
+        # Ranks that exchange anything large may have joined them in a way that is not seen here.
         names = _apart_by_now(of)
         numels = [digest.numel for digest in next(iter(of.values())).unwrapped]
         if names and not may_have_joined(context.collectives, of, numels):
@@ -320,6 +350,8 @@ def _hardly_apart(of: _Optimizers, name: str) -> bool:
 
     Rounding and statistics of batches do that, where all train on the same samples.
     """
+    # By the few sampled values of each digest, as points in space: how far training has moved them
+    # from where they began, against how far the ranks are from each other.
     begins = [_values(optimizer.begins, name) for optimizer in of.values()]
     ends = [_values(optimizer.unwrapped, name) for optimizer in of.values()]
     if len({len(row) for row in (*begins, *ends)}) > 1 or not ends[0]:
@@ -362,6 +394,7 @@ def _as_large(model: Model, of: _Optimizers) -> bool:
 
 
 def _alike(each: OptimizerFacts, numels: Sequence[int]) -> bool:
+    # As multisets: many layers have one size.
     shared = Counter(each.numels) & Counter(numels)
     return shared.total() * 2 > max(len(each.numels), len(numels))
 
@@ -430,18 +463,18 @@ def _detached_in_part(of: _Optimizers) -> Finding:
     )
 
 
-def _of_unheld(of: _Replicas) -> str:
-    get, they = ("gets", "it is") if len(of.each.unheld) == 1 else ("get", "they are")
+def _say_unheld(seen: _Replicas) -> str:
+    get, they = ("gets", "it is") if len(seen.culprit.unheld) == 1 else ("get", "they are")
     return (
-        f"no optimizer holds {some(of.each.unheld)} of {Model(of.of).title}, which {get} "
+        f"no optimizer holds {some(seen.culprit.unheld)} of {_title(seen)}, which {get} "
         f"gradients: {they} never updated, though what is before and after is"
     )
 
 
-def _are_forgotten(of: _Replicas) -> bool:
-    names, runs = of.of[min(of.of)].unheld, of.context.facts.values()
+def _are_forgotten(seen: _Replicas) -> bool:
+    names, runs = seen.by_rank[min(seen.by_rank)].unheld, seen.context.facts.values()
     told = {name for run in runs for each in run.optimizers for name in each.unheld}
-    same = all(unheld == names for unheld in of.values.values())
+    same = all(unheld == names for unheld in seen.values.values())
     return bool(names) and same and not told.issuperset(names)
 
 
@@ -449,17 +482,19 @@ unheld_parameters = rule(
     "unheld_parameters",
     _all_models,
     Row(
-        lambda replica: replica.unheld,
-        Category.OPTIMIZER_DETACHED,
-        _of_unheld,
-        "Give the optimizer all parameters that are to be trained; call requires_grad_(False) "
-        "on those that are not, before DistributedDataParallel(model).",
-        lambda of: [
-            f"on {name_ranks(of.of)}: a gradient in each step, in no optimizer, the same values "
-            f"after {of.each.steps} steps: {some(of.each.unheld)}"
+        read=attrgetter("unheld"),
+        category=Category.OPTIMIZER_DETACHED,
+        cause=_say_unheld,
+        remedy=(
+            "Give the optimizer all parameters that are to be trained; call requires_grad_(False) "
+            "on those that are not, before DistributedDataParallel(model)."
+        ),
+        evidence=lambda seen: [
+            f"on {name_ranks(seen.by_rank)}: a gradient in each step, in no optimizer, the same "
+            f"values after {seen.culprit.steps} steps: {some(seen.culprit.unheld)}"
         ],
-        wrong=_are_forgotten,
-        culprits=everyone,
+        is_wrong=_are_forgotten,
+        whose=everyone,
     ),
 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import each_with, outvoted
@@ -65,6 +66,8 @@ def _stepping_together(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
 
 def _of_one_group(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
     """Yield the optimizers of a run, those of models in groups of their own for each group."""
+    # Pipelines and ensembles give each group of ranks a model of its own under one key: there a
+    # learning rate of its own is meant, unless the groups average by hand what they hold.
     for of in optimizers(context.facts).values():
         apart: dict[Ranks, dict[int, OptimizerFacts]] = {}
         for rank, optimizer in of.items():
@@ -84,78 +87,83 @@ def _read_other_metrics(of: Mapping[int, OptimizerFacts]) -> bool:
     return () not in metrics and len(set(metrics)) > 1
 
 
-def _whose_rate(of: Compared[OptimizerFacts]) -> Ranks:
-    if _read_other_metrics(of.of):
-        return outvoted({rank: optimizer.metrics for rank, optimizer in of.of.items()})
-    return strayed(of.context.sources, of.values, _RATE)
+def _whose_rate(seen: Compared[OptimizerFacts]) -> Ranks:
+    if _read_other_metrics(seen.by_rank):
+        return outvoted({rank: optimizer.metrics for rank, optimizer in seen.by_rank.items()})
+    return strayed(seen.context.sources, seen.values, _RATE)
 
 
-def _of_rates(of: Compared[OptimizerFacts]) -> str:
-    rates = {rank: _rates(optimizer) for rank, optimizer in of.of.items()}
-    right = next((rates[rank] for rank in sorted(rates) if rank not in of.ranks), "")
-    which = f"{rates[of.ranks[0]]}, others with {right}"
-    if _read_other_metrics(of.of):
+def _say_other_rates(seen: Compared[OptimizerFacts]) -> str:
+    rates = {rank: _rates(optimizer) for rank, optimizer in seen.by_rank.items()}
+    right = next((rates[rank] for rank in sorted(rates) if rank not in seen.culprits), "")
+    which = f"{rates[seen.culprits[0]]}, others with {right}"
+    if _read_other_metrics(seen.by_rank):
         which = f"{each_with(rates)}, as ReduceLROnPlateau reads a metric of each rank's own"
     elif not right:
         which = f"{each_with(rates)}, which of them is meant cannot be told"
-    at = in_brackets(of.each.place)
-    return f"{of.each.type} steps with learning rate {which}: replicas drift apart{at}"
+    at = in_brackets(seen.culprit.place)
+    return f"{seen.culprit.type} steps with learning rate {which}: replicas drift apart{at}"
 
 
 def _rates(optimizer: OptimizerFacts) -> str:
     return ", ".join("?" if lr is None else f"{lr:g}" for lr in optimizer.lrs)
 
 
-def _rates_shown(of: Compared[OptimizerFacts]) -> Iterator[str]:
-    yield from of.lines(lambda optimizer: f"learning rate {_rates(optimizer)}")
-    for rank, optimizer in of.of.items() if _read_other_metrics(of.of) else ():
+def _rates_shown(seen: Compared[OptimizerFacts]) -> Iterator[str]:
+    yield from seen.lines(lambda optimizer: f"learning rate {_rates(optimizer)}")
+    for rank, optimizer in seen.by_rank.items() if _read_other_metrics(seen.by_rank) else ():
         first = ", ".join(f"{value:.6g}" for value in optimizer.metrics[:_SHOWN_METRICS])
         more = " ..." if len(optimizer.metrics) > _SHOWN_METRICS else ""
         yield f"rank {rank}: its metric was {first}{more}"
 
 
-def _own_options(of: Compared[OptimizerFacts]) -> dict[int, tuple[str, ...]]:
+def _own_options(seen: Compared[OptimizerFacts]) -> dict[int, tuple[str, ...]]:
     """Return each rank's options that not all have; all of them where these are the same."""
-    common = set.intersection(*map(set, of.values.values()))
+    # Of ten options the one that differs is to be named, and not all ten of each rank.
+    common = set.intersection(*map(set, seen.values.values()))
     return {
         r: tuple(e for e in dict.fromkeys(options) if e not in common) or options
-        for r, options in of.values.items()
+        for r, options in seen.values.items()
     }
 
 
-def _whose_options(of: Compared[OptimizerFacts]) -> Ranks:
-    names = {each.partition("=")[0] for own in _own_options(of).values() for each in own}
-    return strayed(of.context.sources, of.values, names)
+def _whose_options(seen: Compared[OptimizerFacts]) -> Ranks:
+    names = {each.partition("=")[0] for own in _own_options(seen).values() for each in own}
+    return strayed(seen.context.sources, seen.values, names)
 
 
-def _of_options(of: Compared[OptimizerFacts]) -> str:
-    texts = {rank: some(own) for rank, own in _own_options(of).items()}
-    has = f"{texts[of.ranks[0]]}, and something else on the other ranks"
-    if of.undecided:
+def _say_other_options(seen: Compared[OptimizerFacts]) -> str:
+    texts = {rank: some(own) for rank, own in _own_options(seen).items()}
+    has = f"{texts[seen.culprits[0]]}, and something else on the other ranks"
+    if seen.undecided:
         has = f"{each_with(texts)}, which of them is meant cannot be told"
-    return f"{of.each.type} has {has}: replicas drift apart{in_brackets(of.each.place)}"
+    return f"{seen.culprit.type} has {has}: replicas drift apart{in_brackets(seen.culprit.place)}"
 
 
 learning_rates = rule(
     "learning_rates",
     _stepping_together,
     Row(
-        lambda optimizer: optimizer.lrs,
-        Category.REPLICA_DIVERGENCE,
-        _of_rates,
-        "Give the optimizer and its scheduler the same values on every rank; a scheduler "
-        "that reads a metric needs the same metric (all_reduce it).",
-        _rates_shown,
-        culprits=_whose_rate,
+        read=attrgetter("lrs"),
+        category=Category.REPLICA_DIVERGENCE,
+        cause=_say_other_rates,
+        remedy=(
+            "Give the optimizer and its scheduler the same values on every rank; a scheduler "
+            "that reads a metric needs the same metric (all_reduce it)."
+        ),
+        evidence=_rates_shown,
+        whose=_whose_rate,
     ),
     Row(
-        lambda optimizer: optimizer.options,
-        Category.REPLICA_DIVERGENCE,
-        _of_options,
-        "Give the optimizer the same options on every rank.",
-        lambda of: of.lines(lambda optimizer: ", ".join(optimizer.options[:8])),
-        wrong=lambda of: differs(of) and len({len(own) for own in of.values.values()}) == 1,
-        culprits=_whose_options,
+        read=attrgetter("options"),
+        category=Category.REPLICA_DIVERGENCE,
+        cause=_say_other_options,
+        remedy="Give the optimizer the same options on every rank.",
+        evidence=lambda seen: seen.lines(lambda optimizer: ", ".join(optimizer.options[:8])),
+        is_wrong=lambda seen: (
+            differs(seen) and len({len(own) for own in seen.values.values()}) == 1
+        ),
+        whose=_whose_options,
     ),
 )
 
@@ -179,34 +187,34 @@ def _first_other_setting(context: Context) -> Iterator[dict[int, str]]:
                 return
 
 
-def _whose_setting(of: Compared[str]) -> Ranks:
-    last = _setting(of).rpartition(".")[2].removesuffix("()")
+def _whose_setting(seen: Compared[str]) -> Ranks:
+    last = _setting(seen).rpartition(".")[2].removesuffix("()")
     what = last.removeprefix("get_").removeprefix("are_").removesuffix("_enabled")
-    return strayed(of.context.sources, of.values, (last, f"set_{what}", f"use_{what}"))
+    return strayed(seen.context.sources, seen.values, (last, f"set_{what}", f"use_{what}"))
 
 
-def _setting(of: Compared[str]) -> str:
-    return of.of[min(of.of)].partition("=")[0]
+def _setting(seen: Compared[str]) -> str:
+    return seen.by_rank[min(seen.by_rank)].partition("=")[0]
 
 
-def _of_setting(of: Compared[str]) -> str:
-    values = {rank: text.partition("=")[2] for rank, text in of.of.items()}
-    what = f"is {values[of.ranks[0]]}, and something else on other ranks"
-    if of.undecided:
+def _say_other_setting(seen: Compared[str]) -> str:
+    values = {rank: text.partition("=")[2] for rank, text in seen.by_rank.items()}
+    what = f"is {values[seen.culprits[0]]}, and something else on other ranks"
+    if seen.undecided:
         what = f"is {each_with(values)}, which of them is meant cannot be told"
-    return f"{_setting(of)} {what}: they compute with other precision"
+    return f"{_setting(seen)} {what}: they compute with other precision"
 
 
 other_precision = rule(
     "other_precision",
     _first_other_setting,
     Row(
-        lambda setting: setting,
-        Category.NUMERICS_MISMATCH,
-        _of_setting,
-        lambda of: f"Make the same setting on every rank: {_setting(of)}.",
-        lambda of: of.lines(lambda setting: setting),
-        culprits=_whose_setting,
+        read=lambda setting: setting,
+        category=Category.NUMERICS_MISMATCH,
+        cause=_say_other_setting,
+        remedy=lambda seen: f"Make the same setting on every rank: {_setting(seen)}.",
+        evidence=lambda seen: seen.lines(lambda setting: setting),
+        whose=_whose_setting,
     ),
 )
 
@@ -221,6 +229,7 @@ def _with_ddp(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
 
 def _drifted(of: Mapping[int, ReplicaFacts]) -> tuple[str, ...]:
     """Return the buffers that nobody sends and that differ; ranks may have other statistics."""
+    # Statistics of batches may differ with broadcast_buffers=False, as each rank has seen others.
     model = Model(of)
     sent = not model.whole or any(replica.broadcast_buffers for replica in of.values())
     if sent or len(of) < 2 or not all(replica.steps for replica in of.values()):
@@ -229,12 +238,12 @@ def _drifted(of: Mapping[int, ReplicaFacts]) -> tuple[str, ...]:
     return tuple(name for name in found if name not in model.first.batch_buffers)
 
 
-def _of_order(of: Compared[ReplicaFacts]) -> str:
-    same = len({tuple(sorted(order)) for order in of.values.values()}) == 1
+def _say_other_order(seen: Compared[ReplicaFacts]) -> str:
+    same = len({tuple(sorted(order)) for order in seen.values.values()}) == 1
     what = "in another order" if same else "of other names"
     return (
-        f"the buffers of {Model(of.of).title} are {what} than on the other ranks: DDP sends them "
-        "by place, so they get each other's values"
+        f"the buffers of {Model(seen.by_rank).title} are {what} than on the other ranks: DDP sends "
+        "them by place, so they get each other's values"
     )
 
 
@@ -242,23 +251,25 @@ buffers = rule(
     "buffers",
     _with_ddp,
     Row(
-        lambda replica: replica.buffer_order,
-        Category.BUFFER_SYNC,
-        _of_order,
-        "Register the same buffers in the same order on every rank.",
-        lambda of: of.lines(lambda replica: some(replica.buffer_order or ("none",))),
+        read=attrgetter("buffer_order"),
+        category=Category.BUFFER_SYNC,
+        cause=_say_other_order,
+        remedy="Register the same buffers in the same order on every rank.",
+        evidence=lambda seen: seen.lines(lambda replica: some(replica.buffer_order or ("none",))),
     ),
     Row(
-        lambda replica: replica.buffers,
-        Category.BUFFER_SYNC,
-        lambda of: (
-            f"with broadcast_buffers=False the buffer {some(_drifted(of.of))} of "
-            f"{Model(of.of).title} is another on every rank by now"
+        read=attrgetter("buffers"),
+        category=Category.BUFFER_SYNC,
+        cause=lambda seen: (
+            f"with broadcast_buffers=False the buffer {some(_drifted(seen.by_rank))} of "
+            f"{Model(seen.by_rank).title} is another on every rank by now"
         ),
-        "Leave broadcast_buffers=True, or all_reduce the buffer where it changes.",
-        lambda of: [f"not the same on {name_ranks(of.of)}: {some(_drifted(of.of))}"],
-        wrong=lambda of: bool(_drifted(of.of)),
-        culprits=everyone,
+        remedy="Leave broadcast_buffers=True, or all_reduce the buffer where it changes.",
+        evidence=lambda seen: [
+            f"not the same on {name_ranks(seen.by_rank)}: {some(_drifted(seen.by_rank))}"
+        ],
+        is_wrong=lambda seen: bool(_drifted(seen.by_rank)),
+        whose=everyone,
     ),
     most=1,
 )
@@ -293,20 +304,22 @@ other_statistics = rule(
     "other_statistics",
     _first_own_statistics,
     Row(
-        lambda each: each.evaluation.statistics,
-        Category.BUFFER_SYNC,
-        lambda of: (
-            f"with broadcast_buffers=False the running statistics of {of.each.model.title} are "
-            "those of each rank's own batches: every rank evaluates another model"
-            f"{in_brackets(of.each.evaluation.place)}"
+        read=lambda each: each.evaluation.statistics,
+        category=Category.BUFFER_SYNC,
+        cause=lambda seen: (
+            "with broadcast_buffers=False the running statistics of "
+            f"{seen.culprit.model.title} are those of each rank's own batches: every rank "
+            f"evaluates another model{in_brackets(seen.culprit.evaluation.place)}"
         ),
-        "Use SyncBatchNorm, leave broadcast_buffers=True, or all_reduce running_mean and "
-        "running_var before each evaluation.",
-        lambda of: [
-            f"running statistics differ between {name_ranks(of.of)} at the begin of "
-            f"{counted(of.each.times, 'evaluation')}"
+        remedy=(
+            "Use SyncBatchNorm, leave broadcast_buffers=True, or all_reduce running_mean and "
+            "running_var before each evaluation."
+        ),
+        evidence=lambda seen: [
+            f"running statistics differ between {name_ranks(seen.by_rank)} at the begin of "
+            f"{counted(seen.culprit.times, 'evaluation')}"
         ],
-        culprits=everyone,
+        whose=everyone,
     ),
 )
 
@@ -331,26 +344,27 @@ def _samplers(context: Context) -> Iterator[dict[int, SamplerFacts]]:
     yield from by_key(context.facts, lambda run: run.samplers).values()
 
 
-def _is_divided_among_all(of: Compared[SamplerFacts]) -> bool:
-    return _divided_among(of.context) == len(of.of) > 0
+def _is_divided_among_all(seen: Compared[SamplerFacts]) -> bool:
+    return _divided_among(seen.context) == len(seen.by_rank) > 0
 
 
-def _wrongly_divided(of: Compared[SamplerFacts]) -> Ranks:
-    size = _divided_among(of.context)
-    return tuple(rank for rank, number in of.values.items() if number != size)
+def _wrongly_divided(seen: Compared[SamplerFacts]) -> Ranks:
+    size = _divided_among(seen.context)
+    return tuple(rank for rank, number in seen.values.items() if number != size)
 
 
-def _other_ranks_shards(of: Compared[SamplerFacts]) -> Ranks:
-    own = {rank: place for place, rank in enumerate(sorted(of.of))}
-    return tuple(rank for rank, shard in of.values.items() if shard != own[rank])
+def _other_ranks_shards(seen: Compared[SamplerFacts]) -> Ranks:
+    own = {rank: place for place, rank in enumerate(sorted(seen.by_rank))}
+    return tuple(rank for rank, shard in seen.values.items() if shard != own[rank])
 
 
-def _is_of_other_order(of: Compared[SamplerFacts]) -> bool:
+def _is_of_other_order(seen: Compared[SamplerFacts]) -> bool:
     """The data sets have the same data in another order, or are another part of the same data."""
-    size, orders = _divided_among(of.context), list(of.values.values())
-    data = {sampler.data for sampler in of.of.values()}
-    divided = {sampler.num_replicas for sampler in of.of.values()} == {size}
-    if not divided or size != max(2, len(of.of)) or len(data) > 1 or "" in {*data, *orders}:
+    # Only where the sampler divides among all that train: then each rank's list must be the same.
+    size, orders = _divided_among(seen.context), list(seen.values.values())
+    data = {sampler.data for sampler in seen.by_rank.values()}
+    divided = {sampler.num_replicas for sampler in seen.by_rank.values()} == {size}
+    if not divided or size != max(2, len(seen.by_rank)) or len(data) > 1 or "" in {*data, *orders}:
         return False
     return any(_is_other_order(orders[0], order) for order in orders)
 
@@ -365,36 +379,37 @@ def _is_other_order(one: str, other: str) -> bool:
     return part != other_part or all(a != b for a, b in lists)
 
 
-def _whose_seed(of: Compared[SamplerFacts]) -> Ranks:
-    counts_up = len({seed - rank for rank, seed in of.values.items()}) == 1
-    return everyone(of) if counts_up else strayed(of.context.sources, of.values, ("seed",))
+def _whose_seed(seen: Compared[SamplerFacts]) -> Ranks:
+    # seed + rank is a habit that is right for dropout, and wrong here on every rank alike.
+    counts_up = len({seed - rank for rank, seed in seen.values.items()}) == 1
+    return everyone(seen) if counts_up else strayed(seen.context.sources, seen.values, ("seed",))
 
 
-def _shuffled(of: Compared[SamplerFacts]) -> dict[int, SamplerFacts]:
-    return {r: each for r, each in of.of.items() if each.shuffle and len(each.epochs) > 1}
+def _shuffled(seen: Compared[SamplerFacts]) -> dict[int, SamplerFacts]:
+    return {r: each for r, each in seen.by_rank.items() if each.shuffle and len(each.epochs) > 1}
 
 
-def _same_each_time(of: Compared[SamplerFacts]) -> Ranks:
-    shuffled = _shuffled(of)
+def _same_each_time(seen: Compared[SamplerFacts]) -> Ranks:
+    shuffled = _shuffled(seen)
     return tuple(rank for rank, sampler in shuffled.items() if len(set(sampler.epochs)) == 1)
 
 
-def _of_same_epoch(of: Compared[SamplerFacts]) -> str:
-    never = not any(of.of[rank].epochs_set for rank in of.ranks)
-    why = "set_epoch is never called" if never else f"every epoch is epoch {of.each.epochs[0]}"
+def _say_same_epoch(seen: Compared[SamplerFacts]) -> str:
+    never = not any(seen.by_rank[rank].epochs_set for rank in seen.culprits)
+    why = "set_epoch is never called" if never else f"every epoch is epoch {seen.culprit.epochs[0]}"
     return (
-        f"DistributedSampler was iterated {len(of.each.epochs)} times in the same order: {why}"
-        f"{in_brackets(of.each.place)}"
+        f"DistributedSampler was iterated {len(seen.culprit.epochs)} times in the same order: {why}"
+        f"{in_brackets(seen.culprit.place)}"
     )
 
 
-def _are_other_epochs(of: Compared[SamplerFacts]) -> bool:
-    epochs = [sampler.epochs for sampler in _shuffled(of).values()]
+def _are_other_epochs(seen: Compared[SamplerFacts]) -> bool:
+    epochs = [sampler.epochs for sampler in _shuffled(seen).values()]
     return len({len(own) for own in epochs}) == 1 and len(set(epochs)) > 1
 
 
-def _epochs(of: Compared[SamplerFacts]) -> Iterator[str]:
-    for rank, sampler in _shuffled(of).items():
+def _epochs_shown(seen: Compared[SamplerFacts]) -> Iterator[str]:
+    for rank, sampler in _shuffled(seen).items():
         yield f"rank {rank}: epochs {', '.join(map(str, sampler.epochs[:8]))}"
 
 
@@ -404,75 +419,83 @@ sampler_misuse = rule(
     "sampler_misuse",
     _samplers,
     Row(
-        lambda sampler: sampler.num_replicas,
-        Category.SAMPLER_MISUSE,
-        lambda of: (
-            f"its DistributedSampler divides the data by num_replicas={of.each.num_replicas}, "
-            f"and {len(of.of)} ranks train{in_brackets(of.each.place)}"
+        read=attrgetter("num_replicas"),
+        category=Category.SAMPLER_MISUSE,
+        cause=lambda seen: (
+            f"its DistributedSampler divides the data by num_replicas={seen.culprit.num_replicas}, "
+            f"and {len(seen.by_rank)} ranks train{in_brackets(seen.culprit.place)}"
         ),
-        lambda of: f"Leave num_replicas and rank out, or give num_replicas={len(of.of)}.",
-        lambda of: of.lines(lambda e: f"num_replicas={e.num_replicas}, rank={e.rank}"),
-        wrong=lambda of: _is_divided_among_all(of) and bool(_wrongly_divided(of)),
-        culprits=_wrongly_divided,
+        remedy=lambda seen: (
+            f"Leave num_replicas and rank out, or give num_replicas={len(seen.by_rank)}."
+        ),
+        evidence=lambda seen: seen.lines(lambda e: f"num_replicas={e.num_replicas}, rank={e.rank}"),
+        is_wrong=lambda seen: _is_divided_among_all(seen) and bool(_wrongly_divided(seen)),
+        whose=_wrongly_divided,
     ),
     Row(
-        lambda sampler: sampler.rank,
-        Category.SAMPLER_MISUSE,
-        lambda of: (
+        read=attrgetter("rank"),
+        category=Category.SAMPLER_MISUSE,
+        cause=lambda seen: (
             "its DistributedSampler takes the shard of another rank: both train on the same "
-            f"samples, and others are never seen{in_brackets(of.each.place)}"
+            f"samples, and others are never seen{in_brackets(seen.culprit.place)}"
         ),
-        "Leave rank= out of DistributedSampler, or give dist.get_rank().",
-        lambda of: of.lines(lambda e: f"shard {e.rank} of {e.num_replicas}"),
-        wrong=lambda of: _is_divided_among_all(of) and len(set(of.values.values())) < len(of.of),
-        culprits=_other_ranks_shards,
+        remedy="Leave rank= out of DistributedSampler, or give dist.get_rank().",
+        evidence=lambda seen: seen.lines(lambda e: f"shard {e.rank} of {e.num_replicas}"),
+        is_wrong=lambda seen: (
+            _is_divided_among_all(seen) and len(set(seen.values.values())) < len(seen.by_rank)
+        ),
+        whose=_other_ranks_shards,
     ),
     Row(
-        lambda sampler: sampler.order,
-        Category.SAMPLER_MISUSE,
-        lambda of: (
+        read=attrgetter("order"),
+        category=Category.SAMPLER_MISUSE,
+        cause=lambda seen: (
             "its data set has the same data as the others' in another order, or another part of "
             "them: DistributedSampler takes each rank's samples from another list, so ranks train "
-            f"on the same samples, and others are never seen{in_brackets(of.each.place)}"
+            f"on the same samples, and others are never seen{in_brackets(seen.culprit.place)}"
         ),
-        "Shuffle and split on every rank with the same seed: random_split(..., "
-        "generator=torch.Generator().manual_seed(seed)), a random.Random(seed) of its own, "
-        "sorted() of a list of files.",
-        lambda of: of.lines(lambda e: f"order {e.order} of {e.length} samples"),
-        wrong=_is_of_other_order,
+        remedy=(
+            "Shuffle and split on every rank with the same seed: random_split(..., "
+            "generator=torch.Generator().manual_seed(seed)), a random.Random(seed) of its own, "
+            "sorted() of a list of files."
+        ),
+        evidence=lambda seen: seen.lines(lambda e: f"order {e.order} of {e.length} samples"),
+        is_wrong=_is_of_other_order,
     ),
     Row(
-        lambda sampler: sampler.seed,
-        Category.SAMPLER_MISUSE,
-        lambda of: (
+        read=attrgetter("seed"),
+        category=Category.SAMPLER_MISUSE,
+        cause=lambda seen: (
             "its DistributedSampler has another seed than the others': the ranks' shards are of "
-            f"other orders, and overlap{in_brackets(of.each.place)}"
+            f"other orders, and overlap{in_brackets(seen.culprit.place)}"
         ),
-        "Give DistributedSampler the same seed= on every rank.",
-        lambda of: of.lines(lambda e: f"seed={e.seed}"),
-        wrong=lambda of: differs(of) and all(sampler.shuffle for sampler in of.of.values()),
-        culprits=_whose_seed,
+        remedy="Give DistributedSampler the same seed= on every rank.",
+        evidence=lambda seen: seen.lines(lambda e: f"seed={e.seed}"),
+        is_wrong=lambda seen: (
+            differs(seen) and all(sampler.shuffle for sampler in seen.by_rank.values())
+        ),
+        whose=_whose_seed,
     ),
     Row(
-        lambda sampler: sampler.epochs,
-        Category.SAMPLER_MISUSE,
-        _of_same_epoch,
-        "Call sampler.set_epoch(epoch) before each epoch's loop.",
-        _epochs,
-        wrong=lambda of: bool(_same_each_time(of)),
-        culprits=_same_each_time,
+        read=attrgetter("epochs"),
+        category=Category.SAMPLER_MISUSE,
+        cause=_say_same_epoch,
+        remedy="Call sampler.set_epoch(epoch) before each epoch's loop.",
+        evidence=_epochs_shown,
+        is_wrong=lambda seen: bool(_same_each_time(seen)),
+        whose=_same_each_time,
     ),
     Row(
-        lambda sampler: sampler.epochs,
-        Category.SAMPLER_MISUSE,
-        lambda of: (
+        read=attrgetter("epochs"),
+        category=Category.SAMPLER_MISUSE,
+        cause=lambda seen: (
             "set_epoch is given other numbers than on the other ranks: their shards are of other "
-            f"orders, and overlap{in_brackets(of.each.place)}"
+            f"orders, and overlap{in_brackets(seen.culprit.place)}"
         ),
-        "Call sampler.set_epoch(epoch) with the same epoch on every rank.",
-        _epochs,
-        wrong=_are_other_epochs,
-        culprits=lambda of: outvoted({r: each.epochs for r, each in _shuffled(of).items()}),
+        remedy="Call sampler.set_epoch(epoch) with the same epoch on every rank.",
+        evidence=_epochs_shown,
+        is_wrong=_are_other_epochs,
+        whose=lambda seen: outvoted({r: each.epochs for r, each in _shuffled(seen).items()}),
     ),
     most=1,
 )
@@ -486,8 +509,8 @@ def _loaders(context: Context) -> Iterator[dict[int, LoaderFacts]]:
             yield of
 
 
-def _of_same_batches(of: Compared[LoaderFacts]) -> str:
-    each = of.each
+def _say_same_batches(seen: Compared[LoaderFacts]) -> str:
+    each = seen.culprit
     why = f"the DataLoader has a {each.sampler} and no DistributedSampler"
     if each.stream:
         why = f"{each.stream}, an IterableDataset, is not divided among the ranks"
@@ -496,8 +519,8 @@ def _of_same_batches(of: Compared[LoaderFacts]) -> str:
     return f"every rank trains on the same batches: {why}{in_brackets(each.place)}"
 
 
-def _division(of: Compared[LoaderFacts]) -> str:
-    each = of.each
+def _how_to_divide(seen: Compared[LoaderFacts]) -> str:
+    each = seen.culprit
     if each.stream:
         return (
             f"Have {each.stream}.__iter__ yield a part for each rank: every world-size-th sample, "
@@ -511,13 +534,13 @@ def _division(of: Compared[LoaderFacts]) -> str:
     return "Give the DataLoader sampler=DistributedSampler(dataset), and no shuffle=."
 
 
-def _same_inputs_shown(of: Compared[LoaderFacts]) -> Iterator[str]:
+def _same_inputs_shown(seen: Compared[LoaderFacts]) -> Iterator[str]:
     yield (
-        f"the first {len(of.each.inputs)} inputs are the same, byte for byte, on "
-        f"{name_ranks(of.of)}"
+        f"the first {len(seen.culprit.inputs)} inputs are the same, byte for byte, on "
+        f"{name_ranks(seen.by_rank)}"
     )
-    if of.each.length:
-        yield f"the data set has {of.each.length} samples"
+    if seen.culprit.length:
+        yield f"the data set has {seen.culprit.length} samples"
 
 
 # https://github.com/huggingface/datasets/issues/5360
@@ -526,14 +549,16 @@ same_batches = rule(
     "same_batches",
     _loaders,
     Row(
-        lambda loader: loader.inputs,
-        Category.SAMPLER_MISUSE,
-        _of_same_batches,
-        _division,
-        _same_inputs_shown,
+        read=attrgetter("inputs"),
+        category=Category.SAMPLER_MISUSE,
+        cause=_say_same_batches,
+        remedy=_how_to_divide,
+        evidence=_same_inputs_shown,
         # One batch alone may be meant to be the same on all ranks.
-        wrong=lambda of: not differs(of) and len(set(of.of[min(of.of)].inputs)) >= _FEWEST_INPUTS,
-        culprits=everyone,
+        is_wrong=lambda seen: (
+            not differs(seen) and len(set(seen.by_rank[min(seen.by_rank)].inputs)) >= _FEWEST_INPUTS
+        ),
+        whose=everyone,
     ),
 )
 
@@ -573,8 +598,8 @@ def _are_drawn_for_own_inputs(row: tuple[StepStart, ...]) -> bool:
     return all(start.drew and start.input for start in row) and len(inputs) == len(row)
 
 
-def _draw_the_same(of: Compared[_Drawing]) -> bool:
-    return all(len(set(row)) == 1 for row in zip(*of.values.values(), strict=False))
+def _draw_the_same(seen: Compared[_Drawing]) -> bool:
+    return all(len(set(row)) == 1 for row in zip(*seen.values.values(), strict=False))
 
 
 # https://github.com/Robbyant/lingbot-vla-v2/issues/41
@@ -583,21 +608,24 @@ same_draws = rule(
     "same_draws",
     _drawing_for_their_own,
     Row(
-        lambda drawing: tuple(start.random for start in drawing.starts),
-        Category.RNG_MISMATCH,
-        lambda of: (
+        read=lambda drawing: tuple(start.random for start in drawing.starts),
+        category=Category.RNG_MISMATCH,
+        cause=lambda seen: (
             "the random numbers drawn for each sample are the same on every rank: all were given "
-            f"the same seed ({of.each.draw})"
+            f"the same seed ({seen.culprit.draw})"
         ),
-        "After the model is made, seed each rank on its own: "
-        "torch.manual_seed(seed + dist.get_rank()).",
-        lambda of: [
-            f"before {of.each.steps} of the first {len(of.each.starts)} training forwards torch's "
-            f"generator had drawn numbers, and was the same on {name_ranks(of.of)}",
+        remedy=(
+            "After the model is made, seed each rank on its own: "
+            "torch.manual_seed(seed + dist.get_rank())."
+        ),
+        evidence=lambda seen: [
+            f"before {seen.culprit.steps} of the first {len(seen.culprit.starts)} training "
+            "forwards torch's generator had drawn numbers, and was the same on "
+            f"{name_ranks(seen.by_rank)}",
             "the model got other samples on each of them",
         ],
-        wrong=_draw_the_same,
-        culprits=everyone,
+        is_wrong=_draw_the_same,
+        whose=everyone,
     ),
 )
 
@@ -624,7 +652,7 @@ _SUMS = ("all_reduce", "all_reduce_coalesced", "reduce")
 
 @dataclass(frozen=True)
 class _Fed:
-    """What a rank with a part of a model got in the training steps that can be compared."""
+    """What a rank with a part of a model got in the training steps that can be seen."""
 
     inputs: tuple[Hashable, ...]
     why: str
@@ -662,6 +690,7 @@ def _fed(of: Mapping[int, RunFacts], why: str) -> dict[int, _Fed]:
 
 def _steps_with_other_inputs(of: Mapping[int, RunFacts]) -> Iterator[dict[int, tuple[str, ...]]]:
     """Yield the steps in which not all got the same; with as many inputs on each, all read."""
+    # A pipeline's stages, or gradient checkpointing, call the model more than once in a step.
     for step in sorted({e.backwards for e in _inputs_of(next(iter(of.values())))}):
         got = {
             rank: tuple(e.hash for e in _inputs_of(run) if e.backwards == step)
@@ -689,6 +718,8 @@ def _is_untrue(of: Mapping[int, RunFacts], ranks: Ranks, step: int) -> bool:
 
 
 def _come_to_other_losses(of: Mapping[int, RunFacts]) -> bool:
+    # The loss is computed from what the ranks have summed, so it is one number on all of them; it
+    # is another only where what went into the sums belongs to other samples.
     rows = [run.split.losses for run in of.values()]
     if len({len(row) for row in rows}) != 1 or len(rows[0]) < _FEWEST_LOSSES:
         return False
@@ -714,6 +745,7 @@ def summed(context: Context) -> list[Ranks]:
 
 def _shares_batches(context: Context, ranks: Ranks) -> bool:
     """True where these ranks also average gradients, or have parts of a batch or a sequence."""
+    # By sizes, since no name says it: gradients that are averaged have the sizes of parameters.
     collectives = context.collectives
     held = [optimizer.numels for rank in ranks for optimizer in context.facts[rank].optimizers]
     sizes = {numel for numels in held for numel in (*numels, sum(numels))}
@@ -737,20 +769,24 @@ other_inputs = rule(
     "other_inputs",
     _holding_parts,
     Row(
-        lambda fed: fed.inputs,
-        Category.REPLICA_INPUT_MISMATCH,
-        lambda of: (
+        read=attrgetter("inputs"),
+        category=Category.REPLICA_INPUT_MISMATCH,
+        cause=lambda seen: (
             "ranks that hold parts of one model get other samples each: what they compute together "
-            f"belongs to no sample{in_brackets(of.each.place)}"
+            f"belongs to no sample{in_brackets(seen.culprit.place)}"
         ),
-        "Feed every rank of a tensor-parallel group the same samples: "
-        "DistributedSampler(data, num_replicas=<size of dp>, rank=<the rank's place in dp>), and "
-        "the same seed, in place of those of the global rank.",
-        lambda of: [
-            f"{name_ranks(of.of)}: {of.each.why}, and the model's inputs differ in "
-            f"{len(of.each.inputs)} of the first training steps"
+        remedy=(
+            "Feed every rank of a tensor-parallel group the same samples: DistributedSampler(data, "
+            "num_replicas=<size of dp>, rank=<the rank's place in dp>), and the same seed, in "
+            "place of those of the global rank."
+        ),
+        evidence=lambda seen: [
+            f"{name_ranks(seen.by_rank)}: {seen.culprit.why}, and the model's inputs differ in "
+            f"{len(seen.culprit.inputs)} of the first training steps"
         ],
-        wrong=lambda of: differs(of) and len(of.of[min(of.of)].inputs) >= _FEWEST_INPUTS,
+        is_wrong=lambda seen: (
+            differs(seen) and len(seen.by_rank[min(seen.by_rank)].inputs) >= _FEWEST_INPUTS
+        ),
     ),
 )
 
@@ -796,9 +832,9 @@ def _got_the_same(of: Mapping[int, RunFacts]) -> bool:
     return len(got) == 1 and len(inputs) >= _FEWEST_INPUTS and all(hash for _, hash in inputs)
 
 
-def _draw_otherwise(of: Compared[RunFacts]) -> bool:
+def _draw_otherwise(seen: Compared[RunFacts]) -> bool:
     """True where random numbers are known, and not the same before any of the forwards."""
-    rows = zip(*of.values.values(), strict=True)
+    rows = zip(*seen.values.values(), strict=True)
     return all("" not in row and len(set(row)) > 1 for row in rows)
 
 
@@ -806,21 +842,23 @@ other_draws = rule(
     "other_draws",
     _dropping_apart,
     Row(
-        lambda run: tuple(each.random for each in _inputs_of(run)),
-        Category.RNG_MISMATCH,
-        lambda of: (
+        read=lambda run: tuple(each.random for each in _inputs_of(run)),
+        category=Category.RNG_MISMATCH,
+        cause=lambda seen: (
             "ranks that hold parts of one model get the same samples, and their dropout draws "
-            f"other random numbers on each{in_brackets(of.each.split.forwards[0].place)}: what "
-            "they compute together is of no one model, and what all of them have drifts apart"
+            f"other random numbers on each{in_brackets(seen.culprit.split.forwards[0].place)}: "
+            "what they compute together is of no one model, and what all of them have drifts apart"
         ),
-        "Give ranks of one tensor-parallel group one seed where a layer works on what all of "
-        "them have: torch.manual_seed(seed + <the rank's place in dp>), the same within tp.",
-        lambda of: [
-            f"torch's generator was not the same on {name_ranks(of.of)} before the first "
-            f"{len(_inputs_of(of.each))} training forwards",
+        remedy=(
+            "Give ranks of one tensor-parallel group one seed where a layer works on what all of "
+            "them have: torch.manual_seed(seed + <the rank's place in dp>), the same within tp."
+        ),
+        evidence=lambda seen: [
+            f"torch's generator was not the same on {name_ranks(seen.by_rank)} before the first "
+            f"{len(_inputs_of(seen.culprit))} training forwards",
             "the model's inputs were the same there, and it has dropout",
         ],
-        wrong=_draw_otherwise,
-        culprits=everyone,
+        is_wrong=_draw_otherwise,
+        whose=everyone,
     ),
 )

@@ -128,6 +128,8 @@ def differing(tensors: Mapping[int, Iterable[TensorDigest]]) -> tuple[str, ...]:
 
 def differ(a: TensorDigest, b: TensorDigest) -> bool:
     """True when two tensors are not the same, beyond what rounding makes of it."""
+    # Equal hashes end it; other hashes prove nothing, since ranks on unlike machines round sums in
+    # another order. So norms and samples decide, where there are some, by what rounding may do.
     if a.numel != b.numel or a.finite != b.finite:
         return True
     if not a.finite or (a.hash and a.hash == b.hash):
@@ -144,6 +146,8 @@ def differ(a: TensorDigest, b: TensorDigest) -> bool:
 
 def by_hand(model: Model, collectives: Collectives) -> bool:
     """The ranks exchange what has the size of this model's parameters, without DDP."""
+    # By sizes: what code averages has the size of a parameter, or of all in one flat tensor. A loss
+    # or a metric has one value, and proves nothing.
     sizes = {digest.numel for digest in model.first.parameters}
     sizes.add(sum(digest.numel for digest in model.first.parameters))
     return any(
@@ -169,6 +173,7 @@ def exchanging(
     sizes = {
         numel for optimizer in of.values() for numel in (*optimizer.numels, sum(optimizer.numels))
     } - {1}
+    # Groups that share a rank train together: a mesh's rows join through its columns.
     parts: list[set[int]] = []
     for rank in of:
         for group in _groups_for(collectives, rank, sizes):

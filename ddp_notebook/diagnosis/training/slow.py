@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_notebook.model import Remark, StepPart, StepTimes, TimedStep, name_ranks
+from ddp_notebook.model import Remark, StepPart, StepTimes, name_ranks
 
 KIND = "slow-rank"
 FEWEST_STEPS = 24
@@ -43,6 +43,8 @@ _SURE = 4.0
 
 def slow_ranks(times: Mapping[int, StepTimes]) -> tuple[Remark, ...]:
     """A finding for ranks that are slow; none if no rank is, or too little is known."""
+    # Ranks of one host alone: a machine that is slower on the whole is no rank's doing, and clocks
+    # and cores of two hosts cannot be compared.
     together: dict[tuple[str, str], dict[int, StepTimes]] = {}
     for rank, of_rank in sorted(times.items()):
         if of_rank.key:
@@ -101,16 +103,24 @@ def _side_by_side(times: Mapping[int, StepTimes]) -> _Steps | None:
     common = _common(times)
     if len(common) < FEWEST_STEPS:
         return None
-    rows = {rank: _rows(of.rows, common) for rank, of in times.items()}
+    by_number = {rank: {row.number: row for row in of.rows} for rank, of in times.items()}
+    rows = {rank: [of[number] for number in common] for rank, of in by_number.items()}
+    # Who may use other cores than most; all where each has its own.
+    cores = Counter(of.cores for of in times.values())
+    usual, alone = cores.most_common(1)[0][0], len(cores) == len(times)
+    bound = tuple(rank for rank, of in times.items() if of.cores != usual or alone)
     everyone = [row for of_rank in rows.values() for row in of_rank]
     own = {rank: [(*row.own_us, row.queued_us) for row in of] for rank, of in rows.items()}
     return _Steps(
         tuple(rows),
-        _bound(times),
+        bound,
         statistics.median(row.whole_us for row in everyone),
         statistics.median(sum(row.own_us) for row in everyone),
         _beyond_others({rank: [row.waited_us for row in of] for rank, of in rows.items()}),
-        {part: _beyond_others(_part(own, at)) for at, part in enumerate(_PARTS)},
+        {
+            part: _beyond_others({rank: [row[at] for row in of] for rank, of in own.items()})
+            for at, part in enumerate(_PARTS)
+        },
     )
 
 
@@ -121,26 +131,11 @@ def _common(times: Mapping[int, StepTimes]) -> list[int]:
     return [number for number in sorted(numbers) if number >= _WARM_UP][-newest:]
 
 
-def _bound(times: Mapping[int, StepTimes]) -> tuple[int, ...]:
-    """The ranks that may use other cores than most; all where each has its own."""
-    cores = Counter(of.cores for of in times.values())
-    usual = cores.most_common(1)[0][0]
-    alone = len(cores) == len(times)
-    return tuple(rank for rank, of in times.items() if of.cores != usual or alone)
-
-
-def _part(own: Mapping[int, Sequence[Sequence[float]]], at: int) -> dict[int, list[float]]:
-    return {rank: [values[at] for values in of_rank] for rank, of_rank in own.items()}
-
-
-def _rows(rows: Iterable[TimedStep], numbers: Sequence[int]) -> list[TimedStep]:
-    by_number = {row.number: row for row in rows}
-    return [by_number[number] for number in numbers]
-
-
 def _beyond_others(values: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
     """By how much each rank's value is above the median of the others', step by step."""
     beyond: dict[int, list[float]] = {rank: [] for rank in values}
+    # Against the others' median and not their mean: with four ranks one that is late as well would
+    # hide the first. Sorted once for each step, as a thousand ranks would each sort it again.
     for step in zip(*values.values(), strict=True):
         in_order = sorted(step)
         for rank, value in zip(values, step, strict=True):
@@ -183,6 +178,8 @@ def _always(margins: Sequence[float], floor_us: float) -> tuple[float, float] | 
     middle = statistics.median(margins)
     if middle < floor_us:
         return None
+    # By blocks, because what disturbs a step disturbs the next ones too: a hundred late steps in a
+    # row are one event and no hundred. The spread is that of the blocks' medians.
     medians = [statistics.median(block) for block in _blocks(margins, _BLOCKS)]
     center = statistics.median(medians)
     spread = _SPREAD * statistics.median(abs(median - center) for median in medians)
@@ -201,6 +198,8 @@ def _at_times(
     It must be so too without the blocks in which it is late most often: something may have held
     it up there for a while.
     """
+    # A rank that reads a file in each fourth step is late in a quarter of them, and its median says
+    # nothing. Chance makes others late too: this one must be so three times as often as any.
     share = _late_steps(margins, late_us) / len(margins)
     if share < _SOME_STEPS:  # so with nearly all of a thousand ranks, and what follows is dear
         return None
@@ -228,6 +227,8 @@ def _in_all(steps: _Steps, rank: int, part: str, late_us: float, share: float) -
 
     One that waits in a part where that cannot be told from work waits less in another.
     """
+    # Waiting for a lock, or for a device, looks like work to the marks: then less is waited for in
+    # the collective that follows, and the sum over all parts is that of the others.
     own = [steps.parts[each][rank] for each in (*StepPart, *([_CORE] if part == _CORE else []))]
     total = [sum(step) for step in zip(*own, strict=True)]
     if part == _CORE and statistics.median(steps.awaited(rank)) < late_us / 2:

@@ -5,7 +5,7 @@ The last rule finds that replicas differ although nothing else explains it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.majority import by_ranks, minority, outvoted
@@ -68,17 +68,15 @@ def _misused(of: Mapping[int, WorkFacts]) -> Finding:
         f"{what} before {each.operation} was waited for{in_brackets(each.place)}: the result "
         "depends on which is first",
         "Keep every handle, and call its wait() before the tensor is used.",
-        evidence=by_ranks({rank: _handles(one) for rank, one in of.items()}),
+        evidence=by_ranks(
+            {
+                rank: f"{one.issued} started, {one.unwaited} never waited for"
+                + (f"; {one.written} tensors changed before" if one.written else "")
+                + (f"; {one.stepped} gradients used before" if one.stepped else "")
+                for rank, one in of.items()
+            }
+        ),
     )
-
-
-def _handles(each: WorkFacts) -> str:
-    words = [f"{each.issued} started, {each.unwaited} never waited for"]
-    if each.written:
-        words.append(f"{each.written} tensors changed before")
-    if each.stepped:
-        words.append(f"{each.stepped} gradients used before")
-    return "; ".join(words)
 
 
 def _functional(of: Mapping[int, FunctionalFacts]) -> Iterator[Finding]:
@@ -223,6 +221,7 @@ def first_nan(context: Context) -> Iterator[Finding]:
 
 def shared_gpus(context: Context) -> Iterator[Finding]:
     """Find ranks on one GPU while another is free."""
+    # By host: a GPU's number is that of its host, and ranks see no other host's GPUs.
     hosts: dict[str, dict[int, RunFacts]] = {}
     for rank, run in sorted(context.facts.items()):
         if run.gpu and any(replica.device.startswith("cuda") for replica in run.replicas):
@@ -286,6 +285,7 @@ def unjoined_results(context: Context) -> Iterator[Finding]:
     for model in context.models.values():
         if not model.whole or not all(replica.steps for replica in model.of.values()):
             continue
+        # Whether a number is reported as that of the whole no record tells: the source is asked.
         evaluations = evaluated_together(model)
         wrong = [of for of in evaluations if _are_of_parts(of) and _is_reported(context, of)]
         if not wrong or _exchanged(context, model, evaluations[0]):
@@ -335,6 +335,7 @@ def _is_reported(context: Context, of: Mapping[int, EvaluationFacts]) -> bool:
 
 def _exchanged(context: Context, model: Model, first: Mapping[int, EvaluationFacts]) -> bool:
     """True when results may have been joined: by anything but DDP and barriers, or unknown."""
+    # Records that were overwritten since may have had it: `first` is then more than 0.
     since = min(evaluation.backwards for evaluation in first.values())
     collectives = context.collectives
     return any(
@@ -423,8 +424,13 @@ def diverged_replicas(context: Context) -> Iterator[Finding]:
             continue  # steps of one rank alone, averaged by hand: that is meant so
         if any(replica.hook for replica in model.of.values()):
             continue  # what the hook does with gradients is its own affair: PostLocalSGD, gossip
-        states = {rank: _state(replica, names) for rank, replica in model.of.items()}
+        states = {
+            rank: tuple((d.hash, d.norm, d.sample) for d in replica.parameters if d.name in names)
+            for rank, replica in model.of.items()
+        }
         steps = {rank: replica.steps for rank, replica in model.of.items()}
+        # Who made more or fewer steps than most is to blame, whatever its values are. Otherwise the
+        # values vote; with two ranks, or where all differ, nobody is right rather than another.
         ranks = minority(steps) or outvoted(states)
         whose = "between the ranks" if len(ranks) == len(states) else "from the other ranks'"
         reduced = all(replica.forwards for replica in model.of.values())
@@ -441,11 +447,6 @@ def diverged_replicas(context: Context) -> Iterator[Finding]:
                 *_other_states(context.facts),
             ),
         )
-
-
-def _state(each: ReplicaFacts, names: Iterable[str]) -> tuple[object, ...]:
-    wanted = set(names)
-    return tuple((d.hash, d.norm, d.sample) for d in each.parameters if d.name in wanted)
 
 
 def _other_states(facts: Mapping[int, RunFacts]) -> Iterator[str]:

@@ -9,7 +9,7 @@ are reports of people who had the mistake.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
@@ -26,73 +26,75 @@ class Compared(Generic[T]):
     """One thing on several ranks, the value of it that is compared, and whose value is wrong."""
 
     context: Context
-    of: Mapping[int, T]
+    by_rank: Mapping[int, T]
     values: Mapping[int, Any]
-    ranks: Ranks = ()
+    culprits: Ranks = ()
+    """The ranks whose value is wrong; none before that was judged."""
 
     @property
-    def each(self) -> T:
-        """That of the first rank whose value is wrong."""
-        return self.of[self.ranks[0]]
+    def culprit(self) -> T:
+        """What the first of the culprits has."""
+        return self.by_rank[self.culprits[0]]
 
     @property
     def undecided(self) -> bool:
         """True where no rank's value is right rather than another's."""
-        return len(self.ranks) == len(self.of)
+        return len(self.culprits) == len(self.by_rank)
 
     def lines(self, text: Callable[[T], str]) -> tuple[str, ...]:
         """Return what each rank has, as lines of evidence."""
-        return tuple(f"rank {rank}: {text(each)}" for rank, each in self.of.items())
+        return tuple(f"rank {rank}: {text(each)}" for rank, each in self.by_rank.items())
 
 
-def differs(of: Compared[Any]) -> bool:
+def differs(seen: Compared[Any]) -> bool:
     """True where not all ranks have the same value."""
-    return len(set(of.values.values())) > 1
+    return len(set(seen.values.values())) > 1
 
 
-def everyone(of: Compared[Any]) -> Ranks:
+def everyone(seen: Compared[Any]) -> Ranks:
     """Return all ranks: each has the same mistake, or none is more right than another."""
-    return tuple(sorted(of.of))
+    return tuple(sorted(seen.by_rank))
 
 
-def any_has(of: Compared[Any]) -> bool:
+def any_has(seen: Compared[Any]) -> bool:
     """True where the value of some rank is not empty, or not zero."""
-    return any(of.values.values())
+    return any(seen.values.values())
 
 
-def those_that_have(of: Compared[Any]) -> Ranks:
+def those_that_have(seen: Compared[Any]) -> Ranks:
     """Return the ranks whose value is not empty, or not zero."""
-    return tuple(rank for rank, value in of.values.items() if value)
+    return tuple(rank for rank, value in seen.values.items() if value)
 
 
 @dataclass(frozen=True)
 class Row(Generic[T]):
     """A row of the table: how one value is read, judged and explained.
 
-    `wrong` is by default that not all ranks have the same, and `culprits` are then those whose
-    value is not that of most.
+    `is_wrong` is by default that not all ranks have the same, and `whose` mistake it then is that
+    of the ranks whose value is not that of most.
     """
 
-    value: Callable[[T], Hashable]
+    read: Callable[[T], Hashable]
     category: Category
     cause: Callable[[Compared[T]], str]
     remedy: str | Callable[[Compared[T]], str]
     evidence: Callable[[Compared[T]], Iterable[str]]
-    wrong: Callable[[Compared[T]], bool] = field(default=differs)
-    culprits: Callable[[Compared[T]], Ranks] = field(default=lambda of: outvoted(of.values))
+    is_wrong: Callable[[Compared[T]], bool] = differs
+    whose: Callable[[Compared[T]], Ranks] = lambda seen: outvoted(seen.values)
 
-    def finding(self, context: Context, of: Mapping[int, T]) -> Finding | None:
+    def finding(self, context: Context, by_rank: Mapping[int, T]) -> Finding | None:
         """Return the mistake in this value on these ranks; None where there is none."""
-        compared = Compared(context, of, {rank: self.value(each) for rank, each in of.items()})
-        if not self.wrong(compared):
+        values = {rank: self.read(each) for rank, each in by_rank.items()}
+        seen = Compared(context, by_rank, values)
+        if not self.is_wrong(seen):
             return None
-        compared = replace(compared, ranks=self.culprits(compared))
+        seen = replace(seen, culprits=self.whose(seen))
         return Finding(
             self.category,
-            compared.ranks,
-            self.cause(compared),
-            self.remedy if isinstance(self.remedy, str) else self.remedy(compared),
-            evidence=tuple(self.evidence(compared)),
+            seen.culprits,
+            self.cause(seen),
+            self.remedy if isinstance(self.remedy, str) else self.remedy(seen),
+            evidence=tuple(self.evidence(seen)),
         )
 
 
@@ -105,8 +107,8 @@ def rule(
     """
 
     def find(context: Context) -> Iterator[Finding]:
-        for of in scope(context):
-            found = (row.finding(context, of) for row in rows)
+        for by_rank in scope(context):
+            found = (row.finding(context, by_rank) for row in rows)
             yield from islice((finding for finding in found if finding is not None), most)
 
     find.__name__ = name

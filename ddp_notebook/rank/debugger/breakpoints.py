@@ -13,8 +13,17 @@ from typing import Any
 
 from ddp_notebook.rank.calls import Bound, Breakpoint
 from ddp_notebook.rank.debugger.lines import Lines
-from ddp_notebook.rank.debugger.named import code_of, defined_at, first_line, named, to_come
-from ddp_notebook.rank.debugger.source import line_with_code, parsed, plain, source_of
+from ddp_notebook.rank.debugger.source import (
+    code_of,
+    defined_at,
+    first_line,
+    line_with_code,
+    named,
+    parsed,
+    plain,
+    source_of,
+    to_come,
+)
 from ddp_notebook.rank.inspect.frames import CELL_NAME, IsUsers, globals_for
 
 

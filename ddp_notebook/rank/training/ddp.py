@@ -102,6 +102,8 @@ def reduced(module: torch.nn.Module) -> Reduced:
 
     Found as `_build_params_for_reducer` finds them, a method of the object to be made.
     """
+    # In the order of `named_modules` and not of `named_parameters`: a shared parameter counts where
+    # it is met first, and an index that torch names in an error is one of this list.
     left_out = ignored(module)
     found: dict[torch.nn.Parameter, tuple[str, bool]] = {}
     for prefix, part in module.named_modules():

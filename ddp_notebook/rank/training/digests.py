@@ -12,20 +12,14 @@ import torch
 
 from ddp_notebook import model
 
-MOST_SECONDS = 0.25
-MOST_TENSORS = 900
-"""The most digests in a rank's answer, of about 200 bytes each."""
-_HASHED_BYTES = 64 * 2**20
-"""Larger tensors, and those on a device, are described only by their norm and a sample."""
-_NORMED = 16 * 2**20
-"""The most values of a tensor that are read on a CPU."""
-_SAMPLE = 4
-
 
 class Digester:
-    """Digests tensors until the time or number limit is reached; `notes` says what is left out."""
+    """Digests tensors until the time or number limit is reached; `notes` says what is left out.
 
-    def __init__(self, seconds: float = MOST_SECONDS, tensors: int = MOST_TENSORS) -> None:
+    A digest takes about 200 bytes of a rank's answer.
+    """
+
+    def __init__(self, seconds: float = 0.25, tensors: int = 900) -> None:
         self._until_s = time.monotonic() + seconds
         self._left = tensors
         self.notes: list[str] = []
@@ -63,40 +57,29 @@ def _digest(name: str, tensor: torch.Tensor) -> model.TensorDigest | None:
     numel = tensor.numel()
     if not numel:
         return model.TensorDigest(name, 0)
-    hashed = _hash(tensor)
-    values = tensor if tensor.is_floating_point() else None
-    norm, finite = _norm(values) if values is not None else (None, True)
-    flat = tensor.reshape(-1)[:: max(1, numel // _SAMPLE)][:_SAMPLE] if _flat(tensor) else None
-    sample = tuple(map(_number, flat.tolist())) if flat is not None else ()
+    hashed = ""
+    # Larger tensors, and those on a device, are described only by their norm and a sample.
+    if tensor.is_cpu and numel * tensor.element_size() <= 64 * 2**20:
+        bytes_of = tensor.contiguous().reshape(-1).view(torch.uint8)
+        hashed = f"{zlib.crc32(bytes_of.numpy().data):08x}"
+    norm, finite = _norm(tensor) if tensor.is_floating_point() else (None, True)
+    sample: tuple[float | None, ...] = ()
+    if tensor.is_contiguous():  # else reshape would copy it
+        values = map(float, tensor.reshape(-1)[:: max(1, numel // 4)][:4].tolist())
+        sample = tuple(short(value) if math.isfinite(value) else None for value in values)
     return model.TensorDigest(name, numel, hashed, norm, sample, finite)
-
-
-def _flat(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous()  # else reshape would copy it
-
-
-def _hash(tensor: torch.Tensor) -> str:
-    size = tensor.numel() * tensor.element_size()
-    if tensor.device.type != "cpu" or size > _HASHED_BYTES:
-        return ""
-    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-    return f"{zlib.crc32(flat.numpy().data):08x}"
 
 
 def _norm(tensor: torch.Tensor) -> tuple[float | None, bool]:
     numel = tensor.numel()
-    if numel > _NORMED and tensor.is_cpu and tensor.is_contiguous():
-        tensor = tensor.view(-1)[:: numel // _NORMED]  # all of it would take too long
+    most = 16 * 2**20
+    if numel > most and tensor.is_cpu and tensor.is_contiguous():
+        tensor = tensor.view(-1)[:: numel // most]  # all of it would take too long
     wide = torch.float32 if tensor.element_size() < 4 else tensor.dtype
     norm = float(torch.linalg.vector_norm(tensor, dtype=wide))
     if math.isfinite(norm):
         return short(norm), True
     return None, bool(torch.isfinite(tensor).all())  # large values overflow in a norm
-
-
-def _number(value: Any) -> float | None:
-    number = float(value)
-    return short(number) if math.isfinite(number) else None
 
 
 def short(number: float) -> float:

@@ -14,7 +14,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook import model
-from ddp_notebook.model import Ranks
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import place_of
 from ddp_notebook.rank.collectives.observer import Observer
@@ -25,7 +24,6 @@ from ddp_notebook.rank.training.fsdp_private import Sharded
 from ddp_notebook.rank.training.inputs import Samplers
 from ddp_notebook.rank.training.tracker import Replica, TrackedOptimizer, Tracker
 
-_DYING_SECONDS, _DYING_TENSORS = 0.1, 400
 _MOST_NAMES, _MOST_NUMELS = 40, 2000
 
 
@@ -50,15 +48,18 @@ class RunSummary:
 
     def facts(self) -> model.RunFacts:
         """The whole summary. Only if nothing runs: it reads what the main thread would change."""
+        # One digester for all, which stops after its time: parameters come first, then buffers,
+        # gradients and optimizers, so that of a large model the parameters at least are compared.
         tracker, digester = self._tracker, Digester()
         replicas = self._replicas(digester)
         keys = {id(replica): facts.key for replica, facts in replicas}
+        meshes = {unit.mesh for unit in self._sharded.units()}
+        copies = [o.copies for o in list(tracker.optimizers.values()) if o.copies is not None]
         facts = model.RunFacts(
             rank=self._process.rank,
             run=self._observer.run,
             host=socket.gethostname(),
-            gpu=_gpu(),
-            gpus=torch.cuda.device_count() if torch_private.uses_cuda() else 0,
+            **_gpus(),
             backwards=tracker.backwards,
             nan_backward=tracker.nan_backward,
             nan_what=tracker.nan_what,
@@ -72,26 +73,19 @@ class RunSummary:
             collectives=self._observer.issued(),
             precision=_precision(),
             sharded_without_optimizer=self._without_optimizer(),
-            split=replace(tracker.split.facts(), data_ranks=self._data_ranks()),
+            split=replace(
+                tracker.split.facts(copies),
+                data_ranks=tuple(sorted(meshes.pop())) if len(meshes) == 1 else (),
+            ),
         )
         observer = self._observer
         broken, unrecorded = tracker.broken or observer.broken, observer.unrecorded
         return replace(facts, notes=tuple(digester.notes), broken=broken, unrecorded=unrecorded)
 
     def _without_optimizer(self) -> tuple[int, ...]:
-        optimizers = [tracked.ref() for tracked in list(self._tracker.optimizers.values())]
-        groups = [
-            group
-            for optimizer in optimizers
-            if optimizer is not None
-            for group in optimizer.param_groups
-        ]
-        held = {id(parameter) for group in groups for parameter in group["params"]}
+        optimizers = list(self._tracker.optimizers.values())
+        held = set().union(*(tracked.holds() for tracked in optimizers))
         return self._sharded.without(held)[:_MOST_NUMELS]
-
-    def _data_ranks(self) -> Ranks:
-        meshes = {unit.mesh for unit in self._sharded.units()}
-        return tuple(sorted(meshes.pop())) if len(meshes) == 1 else ()
 
     def counts(self) -> tuple[model.ReplicaCounts, ...]:
         """The counts of each DDP object, which may be read during a run: no tensor is."""
@@ -105,7 +99,8 @@ class RunSummary:
         replica = self._tracker.replicas.get(id(wrapped))
         if replica is None or not (replica.steps or replica.backwards):
             return None
-        digester = Digester(_DYING_SECONDS, _DYING_TENSORS)
+        # The user's code waits for it, maybe in a loop that makes a model each time.
+        digester = Digester(seconds=0.1, tensors=400)
         facts = self._facts(replica, wrapped, digester)
         for optimizer in list(self._tracker.optimizers.values()):
             if replica in optimizer.replicas:
@@ -114,6 +109,8 @@ class RunSummary:
 
     def _used(self) -> Iterator[tuple[Replica, str]]:
         """The replicas that this run trained, each with a key that is the model's on all ranks."""
+        # Keys must be equal on all ranks, which share no numbers: a hash of the names and shapes,
+        # and a count of the models with that hash, in the order in which they were wrapped.
         everyone = (*self._tracker.gone, *list(self._tracker.replicas.values()))
         counted: Counter[str] = Counter()
         for replica in sorted(everyone, key=lambda each: each.number):
@@ -155,7 +152,12 @@ class RunSummary:
             broadcast_buffers=bool(wrapped.broadcast_buffers),
             outside=self._unmanaged(replica, named)[:_MOST_NAMES],
             buffer_order=tuple(n for n, _ in buffers)[:200],
-            batch_buffers=tuple(_batch_buffers(module))[:200],
+            batch_buffers=tuple(
+                f"{prefix}.{name}".removeprefix(".")
+                for prefix, part in module.named_modules()
+                if hasattr(part, "running_mean") and hasattr(part, "running_var")
+                for name, _ in part.named_buffers(recurse=False)
+            )[:200],
             parameters=digester.all("parameters", named),
             buffers=digester.all("buffers", buffers),
             gradients=digester.all("gradients", ((n, p.grad) for n, p in named)),
@@ -245,13 +247,6 @@ def _counts(replica: Replica, name: str) -> dict[str, Any]:
     }
 
 
-def _batch_buffers(module: torch.nn.Module) -> Iterator[str]:
-    for prefix, part in module.named_modules():
-        if hasattr(part, "running_mean") and hasattr(part, "running_var"):
-            for name, _ in part.named_buffers(recurse=False):
-                yield f"{prefix}.{name}".removeprefix(".")
-
-
 def _variable(wrapped: Any, names: Mapping[str, Any]) -> str:
     """The name of an object among `names`, or in `__main__`."""
     spaces = [names, vars(sys.modules.get("__main__", sys))]
@@ -299,8 +294,10 @@ def _precision() -> tuple[str, ...]:
     )
 
 
-def _gpu() -> str:
+def _gpus() -> dict[str, Any]:
+    """The unique id of the GPU in use, and how many there are."""
     if not torch_private.uses_cuda():
-        return ""
+        return {}
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return str(getattr(properties, "uuid", "") or torch.cuda.current_device())
+    gpu = str(getattr(properties, "uuid", "") or torch.cuda.current_device())
+    return {"gpu": gpu, "gpus": torch.cuda.device_count()}

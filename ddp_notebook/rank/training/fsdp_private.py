@@ -10,6 +10,7 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -25,19 +26,7 @@ PARAM_GROUP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 _STATE_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _ALL_STATES_MODULE = "torch.distributed._composable_state"
 _REDISTRIBUTE_MODULE = "torch.distributed.tensor._redistribute"
-_MOST_FRAMES = 24
-_MOST_MODELS, _MOST_UNITS = 8, 512
 _CHANGED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError)
-
-
-class Unit(NamedTuple):
-    """A module, or several, that FSDP gathers as one; `mesh` are the ranks that have its parts."""
-
-    name: str
-    parameters: int
-    reshards: bool
-    mesh: tuple[int, ...]
-    trained: int
 
 
 class HeldByUnit(NamedTuple):
@@ -50,7 +39,7 @@ class HeldByUnit(NamedTuple):
 
 def root_of(frame: FrameType | None) -> Any:
     """What all units of the model share in whose FSDP code these frames are; None for none."""
-    for _ in range(_MOST_FRAMES):
+    for _ in range(24):
         if frame is None:
             return None
         if frame.f_globals.get("__name__") in (PARAM_GROUP_MODULE, _STATE_MODULE):
@@ -73,11 +62,12 @@ def _shared(owner: Any) -> Any:
     return context if hasattr(context, "all_states") else None
 
 
-def units(context: Any) -> tuple[Unit, ...]:
-    """The units of a model by what `root_of` gave; () where this FSDP is another."""
-    with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
+def units(context: Any, number: int = 0) -> tuple[model.ShardedUnit, ...]:
+    """Return the units of a model by what `root_of` gave; none where this FSDP is another."""
+    with contextlib.suppress(*_CHANGED):
         return tuple(
-            Unit(
+            model.ShardedUnit(
+                number,
                 str(group._module_fqn or ""),
                 sum(int(param._orig_size.numel()) for param in group.fsdp_params),
                 group.post_forward_mesh_info is not None,
@@ -94,11 +84,13 @@ def purpose(frames: Iterable[FrameType]) -> str:
     """What FSDP2 or DTensor communicates in these frames, innermost first; empty for neither."""
     for frame in frames:
         module, known = frame.f_globals.get("__name__"), ""
-        with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError, KeyError):
+        with contextlib.suppress(*_CHANGED):
             if module == PARAM_GROUP_MODULE:
                 known = _of_unit(frame.f_locals["self"])
             elif module == _REDISTRIBUTE_MODULE:
-                known = _of_placements(frame.f_locals)
+                specs = (frame.f_locals[name] for name in ("current_spec", "target_spec"))
+                before, after = (_placements(spec.placements) for spec in specs)
+                known = f"{before} to {after} (DTensor)"
         if known:
             return known
     return ""
@@ -106,13 +98,8 @@ def purpose(frames: Iterable[FrameType]) -> str:
 
 def _of_unit(group: Any) -> str:
     phase = str(group._training_state.name).rpartition("_")[2].lower()
-    name = group._module_fqn or "the root"
-    return f"{name} (FSDP2, {phase})" if phase in ("forward", "backward") else f"{name} (FSDP2)"
-
-
-def _of_placements(values: Mapping[str, Any]) -> str:
-    before, after = values["current_spec"].placements, values["target_spec"].placements
-    return f"{_placements(before)} to {_placements(after)} (DTensor)"
+    phase = f", {phase}" if phase in ("forward", "backward") else ""
+    return f"{group._module_fqn or 'the root'} (FSDP2{phase})"
 
 
 def _placements(placements: Iterable[Any]) -> str:
@@ -152,6 +139,7 @@ def sharded_in(
     Of meshes within each other the largest; none where there are others beside each other.
     `flat_over` is what `flat` gave.
     """
+    # Meshes beside each other are of experts or stages, of which no ranks hold one whole model.
     found = [
         (parameter, flat_over.get(id(parameter)) or _placed_over(parameter))
         for parameter in parameters
@@ -180,7 +168,7 @@ def flat(roots: Iterable[torch.nn.Module]) -> dict[int, Ranks]:
             handle = getattr(module, "_handle", None)
             whole = getattr(handle, "flat_param", None)
             if handle is not None and whole is not None:
-                ranks = tuple(sorted(_members(handle.process_group)))
+                ranks = tuple(sorted(members(handle.process_group)))
                 found |= {id(each): ranks for each in (whole, *(whole._params or ()))}
     return found
 
@@ -220,7 +208,7 @@ def held_by_units() -> dict[tuple[int, str], HeldByUnit]:
         with contextlib.suppress(*_CHANGED):
             again = group.post_forward_mesh_info is not None and not _becomes_root(group)
             gathers = ("forward", "backward") if again else ("forward",)
-            ranks = _members(getattr(group.mesh_info, "shard_process_group", None))
+            ranks = members(getattr(group.mesh_info, "shard_process_group", None))
             for param in group.fsdp_params:
                 info = param._module_info
                 held = HeldByUnit(param.sharded_param, gathers, ranks)
@@ -230,44 +218,23 @@ def held_by_units() -> dict[tuple[int, str], HeldByUnit]:
     return found
 
 
-def _members(group: Any) -> Ranks:
-    """None of a group that was destroyed."""
+def members(group: Any) -> Ranks:
+    """Return the ranks of a group; none of one that torch does not know, or that was destroyed."""
     with contextlib.suppress(*_CHANGED):
         return tuple(dist.get_process_group_ranks(group)) if group is not None else ()
     return ()
 
 
-def without(held: set[int], contexts: Iterable[Any]) -> tuple[int, ...]:
-    """The sizes of the sharded parameters of models, sorted; none where one has an id of `held`.
-
-    The models are told by what `root_of` gave.
-    """
-    with contextlib.suppress(*_CHANGED):
-        parameters = [
-            param.sharded_param
-            for context in contexts
-            for state in context.all_states
-            for group in state._fsdp_param_groups
-            for param in group.fsdp_params
-        ]
-        if held.isdisjoint(map(id, parameters)):
-            return tuple(sorted(int(e.numel()) for e in parameters if e.requires_grad))
-    return ()
-
-
 def _becomes_root(group: Any) -> bool:
     """True before the first forward of a model whose root stays gathered from then on."""
-    state = group.modules[0]._get_fsdp_state()
-    return state._is_root is None and bool(state._auto_reshard_after_forward) and _is_top(group)
-
-
-def _is_top(group: Any) -> bool:
-    inside = {id(part) for part in group.modules[0].modules()}
-    others = [each.modules[0] for each in _groups() if each is not group]
+    module = group.modules[0]
+    state = module._get_fsdp_state()
+    if state._is_root is not None or not state._auto_reshard_after_forward:
+        return False
+    inside = {id(part) for part in module.modules()}
+    others = (each.modules[0] for each in _groups() if each is not group)
     return not any(
-        id(group.modules[0]) in map(id, other.modules())
-        for other in others
-        if id(other) not in inside
+        id(module) in map(id, other.modules()) for other in others if id(other) not in inside
     )
 
 
@@ -299,6 +266,8 @@ def _holds(group: Any, parameters: set[int]) -> bool:
 
 
 def _is_pending(group: Any) -> bool:
+    # Where FSDP leaves unreduced gradients: of HSDP's outer all-reduce in the group, of parameters
+    # in another dtype than gradients in the accumulated ones, else in the gathered parameter's.
     if getattr(group, "_partial_reduce_output", None) is not None:
         return True
     for each in _ends(group):
@@ -366,23 +335,29 @@ class Sharded(Component):
 
     def see(self, frame: FrameType | None, *_about: object) -> None:
         """Remember the model whose FSDP code issues a collective of a new kind on these frames."""
-        if PARAM_GROUP_MODULE not in sys.modules or len(self._roots) >= _MOST_MODELS:
+        if PARAM_GROUP_MODULE not in sys.modules or len(self._roots) >= 8:
             return
-        with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
+        with contextlib.suppress(*_CHANGED):
             root = root_of(frame)
             if root is not None and all(known() is not root for known in self._roots):
                 self._roots.append(weakref.ref(root))
 
     def without(self, held: set[int]) -> tuple[int, ...]:
-        """The sizes of the parameters of these models; none where one has an id of `held`."""
-        roots = [root for known in self._roots if (root := known()) is not None]
-        return without(held, roots)
+        """The sizes of the parameters of these models, sorted; none if one has an id of `held`."""
+        with contextlib.suppress(*_CHANGED):
+            parameters = [
+                param.sharded_param
+                for known in self._roots
+                if (root := known()) is not None
+                for state in root.all_states
+                for group in state._fsdp_param_groups
+                for param in group.fsdp_params
+            ]
+            if held.isdisjoint(map(id, parameters)):
+                return tuple(sorted(int(p.numel()) for p in parameters if p.requires_grad))
+        return ()
 
     def units(self) -> tuple[model.ShardedUnit, ...]:
         """The units of all models, as they are now."""
-        found = [
-            model.ShardedUnit(number, *unit)
-            for number, known in enumerate(self._roots)
-            for unit in units(known())
-        ]
-        return tuple(found[:_MOST_UNITS])
+        found = (unit for at, known in enumerate(self._roots) for unit in units(known(), at))
+        return tuple(islice(found, 512))

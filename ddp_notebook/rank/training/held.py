@@ -23,7 +23,6 @@ from ddp_notebook.rank.inspect.objects import objects_of
 from ddp_notebook.rank.training import fsdp_private
 
 _MOST_PARAMETERS = 2000
-_MOST_FRAMES = 64
 _WRAPPED = "module."
 """The prefix that DDP gives the names of its parameters."""
 
@@ -90,7 +89,7 @@ def _locals() -> Iterator[Mapping[str, Any]]:
     main = threading.main_thread().ident
     frame = sys._current_frames().get(main) if main is not None else None
     frames: list[FrameType] = []
-    while frame is not None and len(frames) < _MOST_FRAMES:
+    while frame is not None and len(frames) < 64:
         frames.append(frame)
         frame = frame.f_back
     for outer in reversed(frames):

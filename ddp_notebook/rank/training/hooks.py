@@ -72,7 +72,13 @@ class TrainingHooks(Component):
         patch(ReduceLROnPlateau, "step", self._plateau_steps)
         iterator = torch_private.loader_iterator()
         if iterator is not None:
-            patch(iterator, "__next__", self._loading, self._loaded)
+            mark = self._marks.mark
+            patch(
+                iterator,
+                "__next__",
+                lambda *_call: mark(step_marks.LOADING),
+                lambda *_call: mark(step_marks.LOADED),
+            )
         self._forget_what_goes()
         self._observer.on_bucket = self._patches.contained(self._bucket)
         self._bypassed = self._patches.contained(self._look_at_bypass)
@@ -167,6 +173,8 @@ class TrainingHooks(Component):
     def _forward_begins(
         self, args: tuple[Any, ...], named: dict[str, Any], compiler: Any
     ) -> Replica:
+        # Once torch compiles what is called from here, no hook may be on the module: torch compiles
+        # a module with hooks otherwise, or not at all. A forward past the object is missed then.
         wrapped, tracker, samplers = args[0], self._tracker, self._samplers
         inputs = args[1:], named
         replica = tracker.replica(wrapped)
@@ -193,7 +201,7 @@ class TrainingHooks(Component):
         """A forward of a module begins that a DDP object contains, or of a copy of one."""
         tracker = self._tracker
         replica = tracker.inside_of(module)
-        if replica is None or self._off():
+        if replica is None or tracker.broken:  # the hook asks the compiler itself
             return
         if torch.is_grad_enabled():
             tracker.bypass(replica)
@@ -220,11 +228,18 @@ class TrainingHooks(Component):
             self._tracker.backward_over()
 
     def _bucket(self, args: Sequence[Any]) -> None:
-        if args and not self._tracker.broken:
-            self._tracker.bucket(args[0][0])
-            self._marks.bucket()
+        """A collective of a backward begins: DDP's reducer hands over a bucket, or FSDP a unit."""
+        if not args or self._tracker.broken:
+            return
+        self._marks.bucket()
+        # What is to be summed comes in a list of one tensor. FSDP's other methods begin with the
+        # tensor that is to be filled, whose values mean nothing yet.
+        tensors = args[0]
+        if type(tensors) is list and len(tensors) == 1 and isinstance(tensors[0], torch.Tensor):
+            self._tracker.bucket(tensors[0])
 
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _named: Any) -> None:
+        # The mark comes first, so that what is counted here falls into the optimizer's part.
         if not self._off():
             self._marks.mark(step_marks.STEP)
             self._tracker.step_begins(optimizer)
@@ -243,12 +258,6 @@ class TrainingHooks(Component):
         metric: Any = args[1] if len(args) > 1 else named.get("metrics")
         with contextlib.suppress(TypeError, ValueError):
             self._tracker.metric(args[0].optimizer, float(metric))  # as torch does itself
-
-    def _loading(self, *_call: Any) -> None:
-        self._marks.mark(step_marks.LOADING)
-
-    def _loaded(self, _done: bool, _token: Any, _iterator: Any) -> None:
-        self._marks.mark(step_marks.LOADED)
 
     # -- DDP objects that go ---------------------------------------------------------------
 

@@ -30,10 +30,7 @@ from torch.utils.data import (
 from ddp_notebook import model
 from ddp_notebook.rank.collectives.call_sites import CallSites, Line, place_of
 
-_MOST = 32
-_EPOCHS = 32
-_INPUTS = 8
-_MOST_ITEMS, _SOME = 100_000, 64
+_MOST_ITEMS = 100_000
 _HASHED_BYTES, _MOST_TENSORS = 2**20, 8
 
 
@@ -82,7 +79,7 @@ class Samplers:
         # One that is gone and was of use keeps its facts, under a number no object has.
         if known is not None:
             sources[-len(sources) - 1] = known
-        if len(sources) >= _MOST:
+        if len(sources) >= 32:
             return None
         source = sources[id(owner)] = Source(owner, self._call_sites.users_line())
         return source
@@ -119,6 +116,7 @@ class Samplers:
     def loaded(self, loader: DataLoader[Any]) -> None:
         """A DataLoader is iterated."""
         self.iterations += 1
+        # Who gives it a DistributedSampler divides the data, and is judged by that: `sampled`.
         batches = getattr(loader, "batch_sampler", None)
         sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None)
         if isinstance(sampler, DistributedSampler):
@@ -142,15 +140,17 @@ class Samplers:
         source = self.current
         if source is not None and "sampler" in source.seen and not source.complete:
             source.inputs.append(hash_of(inputs))
-            source.complete = len(source.inputs) >= _INPUTS
+            source.complete = len(source.inputs) >= 8
 
     def backward(self) -> None:
         """A backward begins: the loader that is being iterated is trained on."""
+        # Only once for each iteration. Which loader a batch came from is not known, so that of the
+        # loader which was iterated last is taken: an evaluation in between begins its own.
         source = self.current
         if source is None or source.trained:
             return
         source.trained = True
-        if "sampler" not in source.seen and len(source.epochs) < _EPOCHS:
+        if "sampler" not in source.seen and len(source.epochs) < 32:
             source.epochs.append(source.epoch)
 
     def sampler_facts(self) -> tuple[model.SamplerFacts, ...]:
@@ -203,51 +203,38 @@ def order_of(dataset: Any, nested: int = 3) -> tuple[str, str]:
     length = _length(dataset)
     if not 0 < length <= _MOST_ITEMS:
         return "", ""
-    columns = [hashes for each in _columns(dataset, length) if (hashes := _hashes(each))]
-    inner = [] if columns else _inner(dataset, length)
-    if len(inner) == 1 and nested:
+    attributes = (*getattr(dataset, "__dict__", {}).values(),)
+    columns: tuple[Any, ...] = attributes
+    if isinstance(dataset, TensorDataset):
+        columns = dataset.tensors
+    elif isinstance(dataset, list | tuple):
+        columns = (dataset,)
+    hashed = [
+        hashes
+        for column in columns
+        if isinstance(column, list | tuple | torch.Tensor) and _length(column) == length
+        if (hashes := _hashes(column))
+    ]
+    inner = [e for e in attributes if isinstance(e, Dataset) and _length(e) == length]
+    if not hashed and len(inner) == 1 and nested:
         return order_of(inner[0], nested - 1)
-    return _order_of(columns, length)
-
-
-def _order_of(columns: list[list[int]], length: int) -> tuple[str, str]:
-    sums = " ".join(f"{sum(hashes):x}" for hashes in columns)
-    varied = (array("Q", hashes).tobytes() for hashes in columns if len(set(hashes)) > 1)
+    # The sums do not depend on the order. Of a column whose items are all alike there is none.
+    sums = " ".join(f"{sum(hashes):x}" for hashes in hashed)
+    varied = (array("Q", hashes).tobytes() for hashes in hashed if len(set(hashes)) > 1)
     in_order = " ".join(f"{zlib.crc32(text):08x}" for text in varied)
     return (f"{length}: {sums}", in_order) if in_order else ("", "")
 
 
-def _columns(dataset: Any, length: int) -> list[Any]:
-    """The lists and tensors of a data set that are as long as it is."""
-    of = (*getattr(dataset, "__dict__", {}).values(),)
-    if isinstance(dataset, TensorDataset):
-        of = dataset.tensors
-    elif isinstance(dataset, list | tuple):
-        of = (dataset,)
-    columns = (each for each in of if isinstance(each, list | tuple | torch.Tensor))
-    return [each for each in columns if _length(each) == length]
-
-
-def _inner(dataset: Any, length: int) -> list[Any]:
-    """The data sets of this length that a data set has as attributes."""
-    of = (*getattr(dataset, "__dict__", {}).values(),)
-    return [each for each in of if isinstance(each, Dataset) and _length(each) == length]
-
-
 def _hashes(column: Any) -> list[int]:
     """A hash of each item of a column of data, or of some of a large one; none of other items."""
-    if isinstance(column, torch.Tensor):
-        return _hashes_of_rows(column)
-    texts = [text for item in column if (text := _text(item)) is not None]
-    same = len(texts) == len(column)
-    return [zlib.crc32(text.encode(errors="replace")) for text in texts] if same else []
-
-
-def _hashes_of_rows(tensor: torch.Tensor) -> list[int]:
-    if type(tensor) is not torch.Tensor or tensor.device.type != "cpu":
+    if not isinstance(column, torch.Tensor):
+        texts = [text for item in column if (text := _text(item)) is not None]
+        same = len(texts) == len(column)
+        return [zlib.crc32(text.encode(errors="replace")) for text in texts] if same else []
+    if type(column) is not torch.Tensor or column.device.type != "cpu":
         return []
-    large = tensor.numel() * tensor.element_size() > _HASHED_BYTES
-    rows = tensor.detach()[:: max(1, len(tensor) // _SOME) if large else 1]
+    large = column.numel() * column.element_size() > _HASHED_BYTES
+    rows = column.detach()[:: max(1, len(column) // 64) if large else 1]
     flat = rows.reshape(len(rows), -1).contiguous().view(torch.uint8)
     return [zlib.crc32(row.data) for row in flat.numpy()]
 
@@ -264,6 +251,8 @@ def _text(item: object) -> str | None:
 
 def hash_of(inputs: Any) -> str:
     """A hash of all tensors in a model's inputs; "" if one cannot be read, or without any."""
+    # None of a tensor on a device, which would wait for that, and none of a part: a hash of the
+    # first tensors alone might be equal on ranks whose other tensors differ.
     tensors = list(itertools.islice(tensors_in(inputs), _MOST_TENSORS + 1))
     if not tensors or len(tensors) > _MOST_TENSORS:
         return ""
@@ -292,12 +281,11 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 # -- evaluations, and the random numbers before training forwards --------------------------
 
-_EVALUATIONS, _EVALUATED, _STARTS = 8, 2, 8
-DROPOUTS = (
+_STARTS = 8
+_DROPOUTS = (
     *(torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d),
     *(torch.nn.AlphaDropout, torch.nn.FeatureAlphaDropout),
 )
-_STATISTICS, _STATISTICS_BYTES = 64, 2**20
 
 
 class Evaluation:
@@ -339,7 +327,8 @@ class Moments:
         self.starts: list[model.StepStart] = []
         self.start_line: Line | None = None
         self.autocast = ""
-        self._evaluation: Evaluation | None = None
+        self.evaluating: Evaluation | None = None
+        """The evaluation that is under way."""
         self._random = ""
         self._loads = 0
 
@@ -347,23 +336,27 @@ class Moments:
         self, module: torch.nn.Module, inputs: Any, backwards: int, source: Source | None
     ) -> None:
         """A forward without gradients begins; its batches may come from `source`."""
-        current = self._evaluation
+        current = self.evaluating
         if current is None:
-            if len(self.evaluations) >= _EVALUATIONS:
+            if len(self.evaluations) >= 8:
                 return
-            current = self._evaluation = Evaluation(backwards, module, self._users_line())
+            current = self.evaluating = Evaluation(backwards, module, self._users_line())
             self.evaluations.append(current)
         current.source = source
-        if len(current.inputs) < _EVALUATED:
+        if len(current.inputs) < 2:
             current.inputs.append(hash_of(inputs))
 
     def trains(self, inputs: Any, loads: int) -> None:
         """A forward with gradients begins; `loads` counts the loaders iterated so far."""
+        # Did the user's code draw random numbers since the last step? A DataLoader that begins
+        # draws the seed of its workers, and that is none of the user's.
         if len(self.starts) >= _STARTS:
             return
         if self.start_line is None:
             self.start_line = self._users_line()
-            self.autocast = _autocast()
+            on = [device for device in ("cuda", "cpu") if torch.is_autocast_enabled(device)]
+            dtypes = (str(torch.get_autocast_dtype(device)) for device in on)
+            self.autocast = next(dtypes, "").removeprefix("torch.")
         random = random_state()
         drew = bool(self._random) and random != self._random and loads == self._loads
         self.starts.append(model.StepStart(random, drew, hash_of(inputs)))
@@ -379,7 +372,9 @@ class Moments:
 
         Its batches may be those that are trained on.
         """
-        ended, self._evaluation = self._evaluation, None
+        # Forwards without gradients on a batch that is trained on next belong to the training: a
+        # target network's, a teacher's. That shows only now, by the loader.
+        ended, self.evaluating = self.evaluating, None
         if ended is not None:
             written = _printed()
             ended.wrote = None if written is None else written > ended.written
@@ -397,17 +392,9 @@ def _printed() -> int | None:
     return count() if callable(count) else None
 
 
-def _autocast() -> str:
-    """The dtype of torch.autocast, on a CPU or a GPU; "" where it is off."""
-    for device in ("cuda", "cpu"):
-        if torch.is_autocast_enabled(device):
-            return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-    return ""
-
-
 def drops_out(layer: torch.nn.Module) -> bool:
     """True of a layer that drops values at random in training mode."""
-    if isinstance(layer, DROPOUTS):
+    if isinstance(layer, _DROPOUTS):
         return layer.p > 0
     if isinstance(layer, torch.nn.RNNBase):
         return layer.num_layers > 1 and layer.dropout > 0
@@ -429,7 +416,7 @@ def _statistics(module: torch.nn.Module) -> str:
                 continue
             seen += 1
             size += tensor.numel() * tensor.element_size()
-            if seen > _STATISTICS or size > _STATISTICS_BYTES:
+            if seen > 64 or size > 2**20:
                 return ""
             hashed = zlib.crc32(tensor.detach().contiguous().numpy().data, hashed)
     return f"{hashed:08x}" if seen else ""

@@ -12,8 +12,9 @@ import contextlib
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +33,7 @@ if TYPE_CHECKING:
 
 _MODULE, _TENSOR = torch.nn.Module.__module__, "torch.distributed.tensor"
 _SHARDED = "torch.distributed.fsdp"
-_MOST_FRAMES, _MOST_SEEN = 200, 2000
-_MOST_ROOTS, _MOST_INPUTS, _MOST_CLAIMS, _MOST_LOSSES = 4, 8, 64, 8
-_MOST_SUMS, _MOST_COPIES, _COPIED_VALUES = 16, 24, 2**14
-_LOOKED_AT = (1, 2, 4, 8)
-"""Copies are digested after these steps."""
-_MOST_OPTIMIZERS = 8
-_VALUES = 2**16
+_MOST_CLAIMS = 64
 _CHANGED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError)
 
 
@@ -79,13 +74,8 @@ class Split:
         self._roots = []
         self._claims: list[model.Claim] = []
         self._sums: dict[Ranks, None] = {}
-        self._optimizers: dict[int, Copies] = {}
         self.losses: list[float] = []
         self.backwards = self._seen = 0
-
-    def sees(self, module: torch.nn.Module) -> bool:
-        """True of a model whose forwards are seen here."""
-        return any(root.ref() is module for root in self._roots)
 
     def take_out(self) -> None:
         """Remove the hooks: the run is over."""
@@ -105,31 +95,36 @@ class Split:
     ) -> None:
         """A collective of a new kind is called on these frames, by a `part` of DDP or others."""
         self._seen += part is None
-        if part is not None or self._seen > _MOST_SEEN:
+        if part is not None or self._seen > 2000:
             return  # no kind of these calls is known: they come here each time
         with contextlib.suppress(*_CHANGED):
-            self._see(list(_frames(frame)), method, args, ranks)
+            stack: list[FrameType] = []
+            while frame is not None and len(stack) < 200:
+                stack.append(frame)
+                frame = frame.f_back
+            self._see(stack, method, args, ranks)
 
     def _see(self, stack: list[FrameType], method: str, args: Sequence[Any], ranks: Ranks) -> None:
+        # Told apart by modules on the stack: DTensor's own code redistributes as its placements
+        # say, FSDP's reduces gradients, and only what is neither can be a sum of the user's own.
         modules = [str(frame.f_globals.get("__name__", "")) for frame in stack]
         placed = any(module.startswith(_TENSOR) for module in modules)
-        if method == "allreduce" and not any(e.startswith((_TENSOR, _SHARDED)) for e in modules):
-            self._summed(stack, args[0], ranks)
-        call = _outermost(stack, modules, _MODULE, torch_private.CALL_OF_MODULE)
-        if call is not None:
-            self._root(call.f_locals["self"], placed, call.f_back)
-
-    def _summed(self, stack: list[FrameType], tensors: Sequence[Any], ranks: Ranks) -> None:
-        in_function = any(map(_is_of_function, stack))
-        if in_function and tensors[0].dim() > 1 and len(self._sums) < _MOST_SUMS:
+        ours = not any(module.startswith((_TENSOR, _SHARDED)) for module in modules)
+        ours = ours and method == "allreduce" and len(self._sums) < 16
+        if ours and args[0][0].dim() > 1 and any(map(_is_of_function, stack)):
             self._sums[ranks] = None
+        # The outermost module: it is the model.
+        for caller, name in zip(reversed(stack), reversed(modules), strict=True):
+            if name == _MODULE and caller.f_code.co_name == torch_private.CALL_OF_MODULE:
+                self._root(caller.f_locals["self"], placed, caller.f_back)
+                break
 
     def _root(self, module: torch.nn.Module, placed: bool, caller: FrameType | None = None) -> None:
         if any(torch_private.is_compiled(part) for part in module.modules()):
             return  # a hook would have it compiled again
         if placed:
             self._hear_claims()
-        if len(self._roots) >= _MOST_ROOTS or any(root.ref() is module for root in self._roots):
+        if len(self._roots) >= 4 or any(root.ref() is module for root in self._roots):
             return
         name = type(module).__name__
         number = Counter(root.key.partition(" ")[0] for root in self._roots)[name]
@@ -147,7 +142,7 @@ class Split:
                 root.drops = any(part.training and drops_out(part) for part in module.modules())
             root.inputs.append(model.Input(self.backwards, hash_of(inputs), random_state()))
             self.trains(inputs)
-            if len(root.inputs) >= _MOST_INPUTS:
+            if len(root.inputs) >= 8:
                 root.take_out()
 
     # -- what DTensor is told --------------------------------------------------------------
@@ -166,6 +161,8 @@ class Split:
                 self._claimed(local_tensor, device_mesh, placements)
             return original(local_tensor, device_mesh, placements, **named)
 
+        # In its place only while it is needed: a wrapper around a static method of torch's costs
+        # each DTensor that is made, and the compiler refuses to trace it.
         self._from_local = original
         owner.from_local = staticmethod(from_local)  # type: ignore[union-attr]
 
@@ -182,7 +179,7 @@ class Split:
         local = fsdp_private.local_part(tensor)
         if len(ranks) < 2 or local is None or isinstance(tensor, torch.nn.Parameter):
             return
-        digest = digests.digest("", local.reshape(-1)[:_VALUES])
+        digest = digests.digest("", local.reshape(-1)[: 2**16])
         line = self._call_sites.users_line()
         if digest is not None:
             place = place_of(line)
@@ -195,55 +192,34 @@ class Split:
     def backward(self, number: int, loss: float | None) -> None:
         """The backward of this number begins, of a loss that is known where it is on a CPU."""
         self.backwards = number + 1
-        if loss is not None and len(self.losses) < _MOST_LOSSES:
+        if loss is not None and len(self.losses) < 8:
             self.losses.append(loss)
 
-    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to make a step."""
-        known = self._optimizers.get(id(optimizer))
-        if known is not None and known.ref() is optimizer:
-            return
-        if len(self._optimizers) < _MOST_OPTIMIZERS:
-            with contextlib.suppress(*_CHANGED):
-                if self._sums and not self._roots:
-                    self._find_roots(optimizer)
-                self._optimizers[id(optimizer)] = Copies(optimizer, self._names())
-
-    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer has made the step."""
-        known = self._optimizers.get(id(optimizer))
-        if known is not None and known.split:
-            known.stepped()
-
-    def _find_roots(self, optimizer: torch.optim.Optimizer) -> None:
-        """Find the model where only a backward communicates: no frame names it."""
-        trained = {
-            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
-        }
-        for module in held.roots():
-            if any(id(parameter) in trained for parameter in module.parameters()):
-                self._root(module, placed=False)
+    def copies_of(self, optimizer: torch.optim.Optimizer) -> Copies:
+        """Return what other ranks have too of an optimizer that is about to step."""
+        with contextlib.suppress(*_CHANGED):
+            if self._sums and not self._roots:  # only backwards communicate: no frame names a model
+                groups = optimizer.param_groups
+                trained = {id(parameter) for group in groups for parameter in group["params"]}
+                for module in held.roots():
+                    if any(id(parameter) in trained for parameter in module.parameters()):
+                        self._root(module, placed=False)
+            models = [model for root in self._roots if (model := root.ref()) is not None]
+            named = (pair for model in models for pair in model.named_parameters())
+            return Copies(optimizer, {id(parameter): name for name, parameter in named})
+        return Copies()
 
     def flat(self) -> dict[int, Ranks]:
         """The ranks over which FSDP1 shards, by the ids of parameters."""
         return fsdp_private.flat(module for e in self._roots if (module := e.ref()) is not None)
 
-    def _names(self) -> dict[int, str]:
-        return {
-            id(parameter): name
-            for root in self._roots
-            if (module := root.ref()) is not None
-            for name, parameter in module.named_parameters()
-        }
-
     # -- reports ------------------------------------------------------------------------------
 
-    def facts(self) -> model.SplitFacts:
-        """All facts."""
-        optimizers = list(self._optimizers.values())
+    def facts(self, copies: Iterable[Copies]) -> model.SplitFacts:
+        """All facts; `copies` are those of the run's optimizers."""
         return model.SplitFacts(
             tuple(self._claims),
-            tuple(copy for optimizer in optimizers for copy in optimizer.facts()),
+            tuple(islice((copy for each in copies for copy in each.facts()), 192)),
             tuple(
                 model.Forwards(root.key, tuple(root.inputs), place_of(root.line), root.drops)
                 for root in self._roots
@@ -251,28 +227,6 @@ class Split:
             tuple(self._sums),
             tuple(self.losses) if self._sums else (),
         )
-
-
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            return
-        yield frame
-        frame = frame.f_back
-
-
-def _outermost(
-    stack: list[FrameType], modules: list[str], module: str, function: str
-) -> FrameType | None:
-    """The outermost of these frames, innermost first, that is in a function of a module."""
-    return next(
-        (
-            frame
-            for frame, name in zip(reversed(stack), reversed(modules), strict=True)
-            if name == module and frame.f_code.co_name == function
-        ),
-        None,
-    )
 
 
 def _is_of_function(frame: FrameType) -> bool:
@@ -300,18 +254,23 @@ class _Copy:
 class Copies:
     """The replicated parameters of one optimizer."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
-        self.ref = weakref.ref(optimizer)
+    def __init__(
+        self, optimizer: torch.optim.Optimizer | None = None, names: Mapping[int, str] = {}
+    ) -> None:
         self._steps = 0
-        named = list(_named(optimizer, names))
+        named = [
+            (names.get(id(parameter), f"param_groups[{g}]['params'][{i}]"), parameter)
+            for g, group in enumerate(optimizer.param_groups if optimizer is not None else ())
+            for i, parameter in enumerate(group["params"])
+        ]
         self.split = any(fsdp_private.is_placed(tensor) for _, tensor in named)
         """Some of its parameters are DTensors."""
-        self._copies = list(_copies(named))[:_MOST_COPIES] if self.split else []
+        self._copies = list(_copies(named))[:24] if self.split else []
 
     def stepped(self) -> None:
-        """Make digests after a step, if it is one of `_LOOKED_AT`."""
+        """Make digests after the first steps: each takes as long as to read the values."""
         self._steps += 1
-        if self._copies and self._steps in _LOOKED_AT:
+        if self._copies and self._steps in (1, 2, 4, 8):
             self._look()
 
     def facts(self) -> tuple[model.Copy, ...]:
@@ -328,14 +287,6 @@ class Copies:
             copy.end = _digest_of(copy.name, copy.tensor()) or copy.end
 
 
-def _named(
-    optimizer: torch.optim.Optimizer, names: Mapping[int, str]
-) -> Iterable[tuple[str, torch.Tensor]]:
-    for g, group in enumerate(optimizer.param_groups):
-        for i, parameter in enumerate(group["params"]):
-            yield names.get(id(parameter), f"param_groups[{g}]['params'][{i}]"), parameter
-
-
 def _copies(named: list[tuple[str, torch.Tensor]]) -> Iterable[_Copy]:
     placed = {
         id(tensor): list(fsdp_private.rows(tensor))
@@ -350,19 +301,18 @@ def _copies(named: list[tuple[str, torch.Tensor]]) -> Iterable[_Copy]:
             for row in own:
                 if not row.sharded:
                     yield _Copy(name, weakref.ref(tensor), row, True, digest, digest)
-            for row in _without(own, split) if id(tensor) in placed else [*split, *data]:
+            # A DTensor says itself what it is along its own rows; of others only the plan does.
+            others = [r for r in split if not any(set(r.ranks) <= set(o.ranks) for o in own)]
+            for row in others if id(tensor) in placed else [*split, *data]:
                 yield _Copy(name, weakref.ref(tensor), row, False, digest, digest)
-
-
-def _without(own: list[fsdp_private.Row], split: list[fsdp_private.Row]) -> list[fsdp_private.Row]:
-    """The rows that none of a tensor's own has."""
-    return [r for r in split if not any(set(r.ranks) <= set(other.ranks) for other in own)]
 
 
 def _split_rows(
     placed: Mapping[int, list[fsdp_private.Row]],
 ) -> tuple[list[fsdp_private.Row], list[fsdp_private.Row]]:
     """The rows along which these parameters are in parts: by a plan, and by FSDP2."""
+    # FSDP2 shards a plan's shards once more. Along its own row ranks train on other samples, so
+    # what they have in common is kept equal by it, and not by the plan.
     managed = {id(e.tensor): e.group for e in fsdp_private.held_by_units().values()}
     planned: dict[Ranks, fsdp_private.Row] = {}
     by_fsdp: dict[Ranks, fsdp_private.Row] = {}
@@ -378,4 +328,4 @@ def _digest_of(name: str, tensor: Any) -> TensorDigest | None:
     local = fsdp_private.local_part(tensor) if tensor is not None else None
     if local is None or not local.is_contiguous():
         return None
-    return digests.digest(name, local.view(-1)[:_COPIED_VALUES])
+    return digests.digest(name, local.view(-1)[: 2**14])

@@ -1,7 +1,7 @@
 """Marks of when the parts of each training step begin on this rank, made as they begin.
 
 A mark is a kind, the clock and, of some, for how long the thread has been ready to run without a
-core. It takes some microseconds, so of short steps only some are marked. What the steps were made
+core. Of short steps only some are marked, see `_JUDGED`. What the steps were made
 of is found out when somebody asks.
 """
 
@@ -43,8 +43,9 @@ _FIRST_BUCKETS, _EVERY_BUCKET = 4, 16
 """Of the buckets of a backward, those at which the time without a core is read."""
 _LINES_EVERY, _LINES_OF = 512, 12
 """Of so many marks the first have the user's line looked up: it may be another loop by now."""
-_SHORT_NS, _OF_SHORT, _JUDGED = 5_000_000, 4, 64
-"""Of steps that are shorter, one of so many is marked; that is judged every so many steps."""
+_JUDGED, _BETWEEN_NS, _FEWEST_OF = 32, 100_000_000, 16
+"""After so many steps it is judged how many of them are marked: one in so long a time, one of so
+many at least. To mark a step takes 0.15 ms where the caches are full of the user's data."""
 _now_ns, _this_thread = time.monotonic_ns, threading.get_ident
 
 
@@ -121,8 +122,13 @@ class StepMarks:
         self._backwards = count = self._backwards + 1
         now_ns = _now_ns()
         if not count % _JUDGED:
-            short = now_ns - self._judged_ns < _JUDGED * _SHORT_NS
-            self._judged_ns, self._one_of = now_ns, _OF_SHORT if short else 1
+            step_ns = (now_ns - self._judged_ns) // _JUDGED
+            # A power of two: ranks do not agree on it, and the steps that one marks which thinks
+            # them shorter are then among those of the others. Only what all have is compared.
+            self._one_of = 1
+            while self._one_of * step_ns < _BETWEEN_NS and self._one_of < _FEWEST_OF:
+                self._one_of *= 2
+            self._judged_ns = now_ns
         ends, self._on = self._on, (count + 1) % self._one_of == 0
         if ends or self._on:
             self._write(REDUCED, 0, now_ns, self._queued_ns(REDUCED))

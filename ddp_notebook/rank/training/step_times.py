@@ -110,6 +110,8 @@ def steps(marks: Sequence[Mark], spans: Sequence[tuple[int, int]]) -> list[Timed
     for one, other in pairwise(marks):
         kind, number, begin_ns, queued_ns = one
         following, _, end_ns, queued_then_ns = other
+        # Two kinds of steps: where buckets are handed over, a backward's end ends the step; where
+        # the user averages by hand, the first optimizer step after a collective does.
         waited_ns = within.between(begin_ns, end_ns)
         if (kind, following) == _LEFT_OUT:
             step = _Step()
