@@ -38,10 +38,9 @@ from ddp_notebook.launch.addresses import own_loopback
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.environment import child_environment
 from ddp_notebook.launch.timeouts import scaled_for_load
-from ddp_notebook.model import Ranks
+from ddp_notebook.model import Ranks, exit_text
 from ddp_notebook.rank.calls import Answer, Call, CannotAnswer, Order, Question, Request
 from ddp_notebook.rank.rank_process import questions_of
-from ddp_notebook.state.descriptions import exit_text
 
 ExitCallback = Callable[[int, int, int], None]
 """Called with rank (CONTROLLER for the controller), pid and exit code."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from ddp_notebook.archive.history import History, Kept
 from ddp_notebook.model import Event, Ranks, RankState, Snapshot, Stage, Status
-from ddp_notebook.state.fold import fold, fold_rank, set_up_anew, without_group
+from ddp_notebook.model.fold import fold, fold_rank, set_up_anew, without_group
 
 
 class Record:

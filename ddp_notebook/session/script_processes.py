@@ -19,7 +19,7 @@ from ddp_notebook.model import CellFinished, Event, Output, OutputKind, RankExit
 from ddp_notebook.rank.calls import Script
 from ddp_notebook.rank.rank_process import questions_of, started_in, streams_of
 from ddp_notebook.session.started_ranks import StartedRanks
-from ddp_notebook.state.output import STREAMS
+from ddp_notebook.views.output_log import STREAMS
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.channels import EventReceiver

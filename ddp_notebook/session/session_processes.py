@@ -32,6 +32,7 @@ from ddp_notebook.model import (
     Snapshot,
     Status,
     agree,
+    exit_text,
     format_ranks,
     name_ranks,
 )
@@ -42,7 +43,6 @@ from ddp_notebook.session.record import Record
 from ddp_notebook.session.script_processes import Places, ScriptProcesses
 from ddp_notebook.session.store_process import StoreProcess
 from ddp_notebook.session.unresponsive import KeptAwake, StoppedRanks, deaths
-from ddp_notebook.state.descriptions import exit_text
 
 _LISTENING = (Status.READY, Status.RUNNING)
 """Ranks that answer questions, for they are past set-up."""

@@ -22,6 +22,7 @@ from ddp_notebook.model import (
     Status,
     agree,
     are,
+    exit_text,
     format_ranks,
     name_ranks,
     verb,
@@ -32,8 +33,7 @@ from ddp_notebook.session.findings import SET_UP, Found
 from ddp_notebook.session.guards import check_ranks, living
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.pool import launch_mode
-from ddp_notebook.state.board_rows import board
-from ddp_notebook.state.descriptions import exit_text
+from ddp_notebook.views.board_rows import board
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.devices import DevicePlan

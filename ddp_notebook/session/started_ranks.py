@@ -26,7 +26,7 @@ from ddp_notebook.launch.process_groups import (
 )
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Activity, Case, Collectives, Diagnosis, Place, RankReport, Remark
-from ddp_notebook.state.board_rows import BoardFacts
+from ddp_notebook.views.board_rows import BoardFacts
 
 if TYPE_CHECKING:
     from ddp_notebook.jobs.records import Job

@@ -33,9 +33,9 @@ from ddp_notebook.rank.training.pipelines import Pipelines
 from ddp_notebook.rank.training.step_marks import StepMarks
 from ddp_notebook.rank.training.step_times import steps
 from ddp_notebook.session.runs.post_run import remarks
-from ddp_notebook.state.board_rows import BoardFacts, board_of
 from ddp_notebook.testing import fake_run
 from ddp_notebook.views import findings
+from ddp_notebook.views.board_rows import BoardFacts, board_of
 
 PARTS = tuple(StepPart)
 STEP_US = 20_000

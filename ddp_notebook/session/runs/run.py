@@ -39,7 +39,7 @@ from ddp_notebook.session.runs.gather import (
 from ddp_notebook.session.runs.run_events import RunEvents
 from ddp_notebook.session.runs.settling import Settling, table
 from ddp_notebook.session.runs.stall_detector import StallDetector
-from ddp_notebook.state.output import split_errors
+from ddp_notebook.views.output_log import split_errors
 
 if TYPE_CHECKING:
     from ddp_notebook.session.session_processes import Processes

@@ -19,7 +19,7 @@ from ddp_notebook.model import (
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import How, answered
 from ddp_notebook.session.runs.settling import Settling, paused_ranks
-from ddp_notebook.state import collective_table
+from ddp_notebook.views import step_rows
 
 if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellRun
@@ -65,7 +65,7 @@ class Step:
     @property
     def operation(self) -> str:
         """The operation before which ranks are to be paused; empty for none."""
-        return self.to if self.to in collective_table.OPERATIONS else ""
+        return self.to if self.to in step_rows.OPERATIONS else ""
 
 
 def step(run: CellRun, wanted: Step, interrupted: Callable[[], bool]) -> StepTable:
