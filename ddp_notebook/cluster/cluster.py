@@ -170,9 +170,17 @@ class IPyParallelCluster:
         ended = self._ends[rank] = threading.Event()
         pid: Future[int] = Future()
 
+        def exited(code: int) -> None:
+            try:
+                self._exited(rank, pid.result(), code)
+            finally:
+                ended.set()
+
+        # Two races. A process can end before `spawn` has returned its pid, hence the future. And
+        # `stop` must not return before everybody knows of the end: a board that is drawn then
+        # would call the rank ready. Hence first the word of it, then `ended`.
         def on_exit(code: int) -> None:
-            ended.set()
-            pid.add_done_callback(lambda _: self._exited(rank, pid.result(), code))
+            pid.add_done_callback(lambda _: exited(code))
 
         pid.set_result(self._fork_server.spawn(spec, on_exit))
         return pid.result()

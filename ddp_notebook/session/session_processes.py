@@ -38,6 +38,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.rank.rank_process import multiprocessing_folder, questions_of
 from ddp_notebook.session.collective_logs import CollectiveLogs
+from ddp_notebook.session.interrupts import deferred, noted
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.script_processes import Places, ScriptProcesses
@@ -147,15 +148,26 @@ class Processes:
             self.record.note(loading=loading)
 
     def launch(self, ranks: Ranks) -> None:
-        """Start the processes of `ranks` and wait until they accept calls. Raises SetupFailed."""
-        for rank in ranks:
-            self._launch_one(rank)
-        stopped = StoppedRanks(lambda: self.record.snapshot.ranks)
-        missing = self.cluster.wait_for(
-            ranks,
-            self.options.timeout_s + 30.0,
-            lambda: self._any_dead(ranks) or bool(stopped.among(ranks)),
-        )
+        """Start the processes of `ranks` and wait until they accept calls.
+
+        Raises SetupFailed, and KeyboardInterrupt, after which `ranks` have no process.
+        """
+        with noted() as interrupted:
+            for rank in ranks:
+                self._launch_one(rank)
+            stopped = StoppedRanks(lambda: self.record.snapshot.ranks)
+            missing = self.cluster.wait_for(
+                ranks,
+                self.options.timeout_s + 30.0,
+                lambda: interrupted() or self._any_dead(ranks) or bool(stopped.among(ranks)),
+            )
+            if interrupted():
+                # A process that nobody waits for could register as an engine at any time later,
+                # and would be a rank that has no group. Ended, they are simply dead ranks, which
+                # every verb knows how to treat.
+                for rank in ranks:
+                    self.cluster.stop(rank)
+                raise KeyboardInterrupt
         if missing and self.record.snapshot.ended:
             raise SessionLost(f"{self.record.snapshot.ended} Start again: %ddp_init")
         if missing:
@@ -349,8 +361,9 @@ class Processes:
         """
         self._need_folder("No rank was ended.")
         self.end_script()
-        for rank in ranks:
-            self.cluster.stop(rank)
+        with deferred():
+            for rank in ranks:
+                self.cluster.stop(rank)
 
     @property
     def folder_gone(self) -> str:
