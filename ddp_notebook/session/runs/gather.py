@@ -82,6 +82,23 @@ def gather(
     )
 
 
+def without_earlier_failures(case: Case, run: int) -> Case:
+    """Return `case` with ranks idle that have failed before `run` began, and are not in it.
+
+    A rank keeps the error of its last cell until it gets another one. Whoever waits for it in a
+    later cell waits because it does not run that cell, not because of an error that is past. One
+    that failed in a run which began later may be the cause, and stays.
+    """
+
+    def now(report: RankReport) -> RankReport:
+        if report.activity is not Activity.FAILED or report.inside or report.run >= run:
+            return report
+        idle = replace(report, activity=Activity.IDLE, doing="")
+        return replace(idle, error_type="", error_text="", error_at=())
+
+    return replace(case, ranks=tuple(map(now, case.ranks)))
+
+
 def with_sources_in_use(case: Case, earlier: Mapping[str, str]) -> Case:
     """Add to `case` the sources of those earlier cells in whose functions ranks were seen.
 

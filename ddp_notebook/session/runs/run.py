@@ -35,6 +35,7 @@ from ddp_notebook.session.runs.gather import (
     gather,
     still_waiting,
     with_sources_in_use,
+    without_earlier_failures,
 )
 from ddp_notebook.session.runs.run_events import RunEvents
 from ddp_notebook.session.runs.settling import Settling, table
@@ -332,6 +333,8 @@ class CellRun:
             sources=self.sources,
             finished=self.events.finished,
         )
+        if not alone:
+            case = without_earlier_failures(case, self.cell)
         case = with_sources_in_use(case, self.earlier)
         if alone and self.started_ranks is not None:
             case = self.started_ranks.case(case) or case
