@@ -23,7 +23,7 @@ from ddp_notebook.model import (
     Status,
 )
 from ddp_notebook.model.fold import LinePause, state_at
-from ddp_notebook.session.runs.steps import source_of
+from ddp_notebook.session.stepping import source_of
 from ddp_notebook.views.board_rows import BoardFacts
 from ddp_notebook.views.step_rows import of_run
 

@@ -25,7 +25,7 @@ from ddp_notebook.model import (
     format_ranks,
     name_ranks,
 )
-from ddp_notebook.session.runs.past import PastRun
+from ddp_notebook.session.runs.registry import PastRun
 from ddp_notebook.session.tools.breakpoints import BreakpointRow
 from ddp_notebook.views import output, stacks
 from ddp_notebook.views.ansi import plain, preformatted, strip_ansi

@@ -1,4 +1,4 @@
-"""Starts ranks until they accept calls, starts the store, and ends both."""
+"""Starts ranks until they accept calls, starts the stores, and ends both."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ddp_notebook import files
@@ -24,13 +24,19 @@ from ddp_notebook.launch.lab_hosts import LabHosts, Placed
 from ddp_notebook.launch.process_groups import end_sessions
 from ddp_notebook.launch.session_folder import Held, make_folder, remove_shared_memory
 from ddp_notebook.model import (
+    SESSION,
+    Category,
+    Diagnosis,
     Event,
+    Finding,
     Loading,
     RankExited,
     Ranks,
     RankSpawned,
     Snapshot,
     Status,
+    StoreFailed,
+    StoreOpened,
     agree,
     exit_text,
     format_ranks,
@@ -42,8 +48,77 @@ from ddp_notebook.session.interrupts import deferred, noted
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.script_processes import Places, ScriptProcesses
-from ddp_notebook.session.store_process import StoreProcess
 from ddp_notebook.session.unresponsive import KeptAwake, StoppedRanks, deaths
+
+
+class StoreProcess:
+    """A process that hosts one TCPStore at `host`:`port` (0: the system chooses)."""
+
+    def __init__(
+        self,
+        fork_server: ForkServerClient,
+        receiver: EventReceiver,
+        record: Record,
+        folder: Path,
+        host: str,
+        port: int,
+    ) -> None:
+        self._fork_server = fork_server
+        self._record = record
+        self._answers: list[StoreOpened | StoreFailed] = []
+        self._ended = False
+        self._unsubscribe = record.subscribe(self._watch)
+        receiver.expect_from_start(SESSION)
+        arguments = {"url": receiver.url, "source": receiver.source, "host": host, "port": port}
+        self.pid = fork_server.spawn_call(
+            "ddp_notebook.rank.setup.store_process:main",
+            arguments,
+            folder / "store.log",
+            self._exited,
+        )
+
+    @property
+    def alive(self) -> bool:
+        """True while its process runs."""
+        return not self._ended
+
+    def address(self, timeout_s: float) -> tuple[str, int]:
+        """Wait until it listens; its address. Raises SetupFailed."""
+        self._record.wait_for(lambda: self._own_answer() is not None or self._ended, timeout_s)
+        # A process that cannot listen reports why and exits; its report may arrive after its exit.
+        self._record.wait_for(lambda: self._own_answer() is not None, 1.0)
+        answer = self._own_answer()
+        if answer is not None:
+            self._unsubscribe()  # it says nothing more, and the session may end without closing it
+        if isinstance(answer, StoreOpened):
+            return answer.host, answer.port
+        if answer is None:
+            raise SetupFailed("The store did not open in time. Try again: %ddp_init")
+        category = Category(answer.category or Category.ENV_INVALID)
+        finding = Finding(category, (), answer.cause.rstrip("."), answer.remedy)
+        raise SetupFailed(
+            f"{answer.cause}\n  What to do: {answer.remedy}", diagnosis=Diagnosis((finding,))
+        )
+
+    def close(self) -> None:
+        """End the process; returns when its port is free."""
+        self._unsubscribe()
+        if not self._ended:
+            self._fork_server.signal(self.pid, signal.SIGKILL)
+            self._record.wait_for(lambda: self._ended, 2.0)
+
+    def _own_answer(self) -> StoreOpened | StoreFailed | None:
+        return next((event for event in self._answers if event.pid == self.pid), None)
+
+    def _watch(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, (StoreOpened, StoreFailed)):
+                self._answers.append(event)
+
+    def _exited(self, code: int) -> None:
+        self._ended = True
+        self._record.add(())
+
 
 _LISTENING = (Status.READY, Status.RUNNING)
 """Ranks that answer questions, for they are past set-up."""

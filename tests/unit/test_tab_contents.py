@@ -19,7 +19,7 @@ from ddp_notebook.model import (
     RankStack,
 )
 from ddp_notebook.rank.calls import Bound, Breakpoint
-from ddp_notebook.session.runs.past import PastRun
+from ddp_notebook.session.runs.registry import PastRun
 from ddp_notebook.session.tools.breakpoints import BreakpointRow
 from ddp_notebook.views import stack_tree
 
