@@ -339,6 +339,9 @@ class ScriptProcesses:
                 "errors": str(errors),
                 "host": dict(hosts.get(rank, {})),
             }
+            # The client's thread may call `_exited` before `spawn` returns here, or at any moment
+            # after. Whoever of the two comes second to the lock below finds both pid and code, and
+            # tells; so an end is told once, and never without the pid that it is of.
             pid = self._fork_server.spawn(spec, partial(self._exited, rank))
             self._places.is_process(rank, pid, self._folder)
             with self._lock:
@@ -361,6 +364,10 @@ class ScriptProcesses:
 
     def end(self) -> None:
         """End the remaining processes; the session's own processes are the ranks again."""
+        # The order matters. Every end is told first, while the places are still the script's: its
+        # run has to hear of it. Then nothing is received from there any more, and what a thread
+        # has in hand is passed to the run alone. Only then do the ranks' own processes get their
+        # places: an event of the script's would change the state of a process that lives on.
         self.kill(self.ranks)
         with self._gone:
             self._gone.wait_for(lambda: self._told >= self._pids.keys(), 5.0)
@@ -391,6 +398,9 @@ class ScriptProcesses:
 
     def _unsent(self, rank: int) -> list[Output]:
         """Output that a process wrote but could not send any more."""
+        # A killed process leaves in its files what it had not sent, and perhaps events on the way
+        # that were sent before. From here on the files count: output that still arrives for this
+        # rank is dropped by `_hear`, under the same lock, or it would be shown twice.
         with self._lock:
             self._read.add(rank)
             sent = {what: self._sent.get((rank, what), 0) for what in STREAMS}

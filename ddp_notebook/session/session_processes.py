@@ -198,6 +198,8 @@ class Processes:
         _need_current_folder()
         if why := why_no_loopback():
             raise SetupFailed(why)
+        # The controller needs no torch, and takes as long to start as torch takes to load: the fork
+        # server forks it between two imports. All else is forked from the loaded server.
         began_ns = time.monotonic_ns()
         self.fork_server.on_loading(lambda done: self._show_loading(done, began_ns))
         self.cluster.start()
@@ -471,6 +473,9 @@ class Processes:
         if self._closing:
             return False
         self._closing = True
+        # The client first, so that no thread waits for an answer of a process that is ended next.
+        # Then the processes; and only when none is left, what they use: the socket of events, the
+        # mapped logs, and the folder with all of it, of which a live process would make new files.
         self.cluster.close()
         stays = keep_warm and self.fork_server.reset()
         if not stays:
@@ -491,6 +496,7 @@ class Processes:
         if rank == CONTROLLER:
             self._on_lost(f"The ipyparallel controller (pid {pid}) ended, {exit_text(code)}.")
             return
+        # Only in the folder that this session has made: at its path may be another one by now.
         if self._held.is_there:
             _remove_files_of(pid, self.folder, self.output_folder)
         self._say(
@@ -525,6 +531,7 @@ class Processes:
     def _fork_server_lost(self) -> None:
         if self._closing:
             return
+        # Nobody is left to tell which rank ended how, so the session as a whole is lost.
         # The kernel kills its children with it (PR_SET_PDEATHSIG), but not what they started.
         end_sessions(state.pid for state in self.record.snapshot.ranks if state.pid)
         remove_shared_memory((str(self.folder),), self._started_s, wait_s=1.0)

@@ -154,9 +154,12 @@ class SetUp:
         under_way = [run.heading for run in self._runs.all if run.state.claimed]
         processes.end_script()
         with self._unless_lost("%ddp_init"), self._record.restarting(ended):
+            # Those that go end first: ranks that stay may wait for them in a collective, and torch
+            # lets them out once the connection is closed. The others are then freed for certain.
             processes.stop(ended)
             blocked = self.free(tuple(sorted(kept)))
             self._runs.await_released()
+            # In one piece: between the two halves options and record have different world sizes.
             with deferred():
                 self._runs.reset()
                 processes.adopt(options)
@@ -178,6 +181,8 @@ class SetUp:
             self.bring_up = BringUp(processes, self._record)
             processes.start()
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # nothing may be left
+            # Whatever it was, and wherever an interrupt came: nothing was run on these ranks, so
+            # there are no variables to save, and ending all of them leaves no half-started one.
             with noted():  # an impatient user interrupts again
                 failed, lost = self._board(), self._pool.lost_reason
                 self._pool.close("The ranks could not be started.")
@@ -275,6 +280,9 @@ class SetUp:
             for run in runs:
                 run.signal_started()
                 run.end_started_ranks()
+            # Runs first, then set-up: a rank in a cell leaves it by a signal, one in a stage by a
+            # request at its control socket. What does neither, as C code that never returns to
+            # Python does not, can only be ended; its variables are the price of a group that works.
             blocked = bring_up.free(ranks)
             bring_up.processes.replace(blocked)
             return blocked

@@ -372,10 +372,13 @@ class RunRegistry:
                 run.state.claimed and (run.done or run.state in ending) for run in self.all
             )
 
+        # A run that is only stuck, or waits for ranks that nobody has freed, is not waited for.
         self._record.wait_for(released, _RELEASED_WITHIN_S)
 
     def lose_all(self, reason: str) -> None:
         """Wake all threads that wait for a run, before the processes of the session end."""
+        # They are waited for, with a limit, before anything is closed: a thread in `see_through`
+        # may be asking ranks or reading their logs, and would find both gone in the middle.
         for run in self.all:
             run.lose(reason)
         self.await_released()
