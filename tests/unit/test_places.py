@@ -178,7 +178,7 @@ def test_a_death_while_a_script_gives_the_places_back_is_not_lost(
 ) -> None:
     record = Record()
     record.begin(1)
-    record.hear((RankSpawned(rank=0, pid=7),))
+    record.hear((RankSpawned(rank=0, pid=7, device="cpu"),))
     record.lend((0,))
     change_all = record._change_all
 
