@@ -12,9 +12,9 @@ from ddp_notebook.model.codec import OMIT_DEFAULT, DecodeError
 from ddp_notebook.model.collectives import Collectives, CollectiveTable
 from ddp_notebook.model.diagnosis import Diagnosis
 from ddp_notebook.model.events import SESSION, CellFinished, Output, RankExited
+from ddp_notebook.model.fold import LinePause, LineStops
 from ddp_notebook.model.ranks import Ranks
 from ddp_notebook.model.state import Moment, Snapshot
-from ddp_notebook.state.line_stops import LinePause, LineStops
 
 FORMAT = "ddp_notebook run"
 """What a file of ours says it is."""

@@ -27,10 +27,10 @@ from ddp_notebook.model import (
     name_ranks,
 )
 from ddp_notebook.model.codec import DecodeError
-from ddp_notebook.state.board_rows import BoardFacts, board, board_of
-from ddp_notebook.state.fold import state_at
-from ddp_notebook.state.output import OutputLog
+from ddp_notebook.model.fold import state_at
 from ddp_notebook.views.ansi import plain
+from ddp_notebook.views.board_rows import BoardFacts, board, board_of
+from ddp_notebook.views.output_log import OutputLog
 
 LARGEST_FILE = 64 << 20
 """Bytes; a full record of sixteen ranks takes less than half of it."""

@@ -35,9 +35,9 @@ from ddp_notebook.model import (
     StagePaused,
     StageStarted,
     Status,
+    exit_text,
 )
-from ddp_notebook.state.descriptions import exit_text
-from ddp_notebook.state.line_stops import LinePause, LineStops
+from ddp_notebook.model.fold import LinePause, LineStops
 
 
 def trace(saved: SavedRun) -> dict[str, Any]:

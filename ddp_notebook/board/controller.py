@@ -17,11 +17,11 @@ from ddp_notebook.board.tabs import TabFeed
 from ddp_notebook.board.timeline import FREED, Timeline, died_ns
 from ddp_notebook.model import Board, Diagnosis, Snapshot
 from ddp_notebook.session import Session
-from ddp_notebook.state.board_rows import BoardFacts, board_of
-from ddp_notebook.state.collective_table import collectives_at
-from ddp_notebook.state.stack_locations import pending_locations
+from ddp_notebook.views.board_rows import BoardFacts, board_of
 from ddp_notebook.views.live_region import BOARD_INTERVAL_S, LiveRegion
 from ddp_notebook.views.notebook import mime_bundle
+from ddp_notebook.views.stack_tree import pending_locations
+from ddp_notebook.views.step_rows import collectives_at
 
 if TYPE_CHECKING:
     from ddp_notebook.board.widget import BoardWidget

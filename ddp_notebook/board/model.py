@@ -25,9 +25,9 @@ from ddp_notebook.model import (
     Status,
     format_ranks,
 )
-from ddp_notebook.state.stack_locations import code_around
 from ddp_notebook.views.ansi import plain, preformatted, strip_ansi
 from ddp_notebook.views.findings import past_words, sentence, symbol, waiting_words
+from ddp_notebook.views.stack_tree import code_around
 
 MOST_ROWS = 128
 MOST_FINDINGS = 8

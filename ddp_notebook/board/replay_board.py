@@ -17,10 +17,10 @@ from ddp_notebook.board.past import Moment
 from ddp_notebook.board.timeline import FREED, Timeline, died_ns
 from ddp_notebook.model import Collective, Collectives, Diagnosis, Snapshot, Status
 from ddp_notebook.session.interrupts import do_meanwhile
-from ddp_notebook.state.board_rows import BoardFacts, board_of
-from ddp_notebook.state.collective_table import collectives_at, of_run
-from ddp_notebook.state.stack_locations import locations
+from ddp_notebook.views.board_rows import BoardFacts, board_of
 from ddp_notebook.views.notebook import mime_bundle
+from ddp_notebook.views.stack_tree import locations
+from ddp_notebook.views.step_rows import collectives_at, of_run
 
 if TYPE_CHECKING:
     from ddp_notebook.board.running_line import RunningLine

@@ -22,11 +22,10 @@ from ddp_notebook.model import (
     Snapshot,
     Status,
 )
-from ddp_notebook.session.runs.steps import source_of
-from ddp_notebook.state.board_rows import BoardFacts
-from ddp_notebook.state.collective_table import of_run
-from ddp_notebook.state.fold import state_at
-from ddp_notebook.state.line_stops import LinePause
+from ddp_notebook.model.fold import LinePause, state_at
+from ddp_notebook.session.stepping import source_of
+from ddp_notebook.views.board_rows import BoardFacts
+from ddp_notebook.views.step_rows import of_run
 
 if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellRun

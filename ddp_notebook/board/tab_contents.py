@@ -25,12 +25,12 @@ from ddp_notebook.model import (
     format_ranks,
     name_ranks,
 )
-from ddp_notebook.session.runs.past import PastRun
+from ddp_notebook.session.runs.registry import PastRun
 from ddp_notebook.session.tools.breakpoints import BreakpointRow
-from ddp_notebook.state.line_table import StoppedFile, stop_text, stopped_files
-from ddp_notebook.state.output import of_any_rank
 from ddp_notebook.views import output, stacks
 from ddp_notebook.views.ansi import plain, preformatted, strip_ansi
+from ddp_notebook.views.output_log import of_any_rank
+from ddp_notebook.views.step_rows import StoppedFile, stop_text, stopped_files
 from ddp_notebook.views.variables import unread_words
 
 _MOST_CLASSES = 32

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from ddp_notebook.model import Collective, Part, Phase, Snapshot, Status
-from ddp_notebook.state.line_stops import LinePause
+from ddp_notebook.model.fold import LinePause
 
 FREED, PAUSED = "freed", "paused"
 PHASES = (*map(str, Phase), FREED, PAUSED)

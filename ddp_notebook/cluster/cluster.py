@@ -38,10 +38,9 @@ from ddp_notebook.launch.addresses import own_loopback
 from ddp_notebook.launch.client import ForkServerClient
 from ddp_notebook.launch.environment import child_environment
 from ddp_notebook.launch.timeouts import scaled_for_load
-from ddp_notebook.model import Ranks
+from ddp_notebook.model import Ranks, exit_text
 from ddp_notebook.rank.calls import Answer, Call, CannotAnswer, Order, Question, Request
 from ddp_notebook.rank.rank_process import questions_of
-from ddp_notebook.state.descriptions import exit_text
 
 ExitCallback = Callable[[int, int, int], None]
 """Called with rank (CONTROLLER for the controller), pid and exit code."""
@@ -171,9 +170,17 @@ class IPyParallelCluster:
         ended = self._ends[rank] = threading.Event()
         pid: Future[int] = Future()
 
+        def exited(code: int) -> None:
+            try:
+                self._exited(rank, pid.result(), code)
+            finally:
+                ended.set()
+
+        # Two races. A process can end before `spawn` has returned its pid, hence the future. And
+        # `stop` must not return before everybody knows of the end: a board that is drawn then
+        # would call the rank ready. Hence first the word of it, then `ended`.
         def on_exit(code: int) -> None:
-            ended.set()
-            pid.add_done_callback(lambda _: self._exited(rank, pid.result(), code))
+            pid.add_done_callback(lambda _: exited(code))
 
         pid.set_result(self._fork_server.spawn(spec, on_exit))
         return pid.result()

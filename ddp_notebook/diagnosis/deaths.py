@@ -14,11 +14,11 @@ from ddp_notebook.model import (
     RankReport,
     Ranks,
     agree,
+    exit_text,
     format_bytes,
     format_ranks,
     them,
 )
-from ddp_notebook.state.descriptions import exit_text
 
 _SIGKILL = -9
 

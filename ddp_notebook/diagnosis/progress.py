@@ -18,7 +18,7 @@ from ddp_notebook.model import (
     verb,
     without_ports,
 )
-from ddp_notebook.state.fold import MISMATCH
+from ddp_notebook.model.fold import MISMATCH
 
 IN_SETUP = ("store", "rendezvous", "process-group")
 """The parts of set-up in which a rank waits for the others to arrive."""

@@ -49,7 +49,7 @@ from ddp_notebook.model import (
     verb,
 )
 from ddp_notebook.model.codec import DecodeError
-from ddp_notebook.state import stack_tree
+from ddp_notebook.views import stack_tree
 from ddp_notebook.views.ansi import plain, preformatted
 
 # -- commands that are run there -------------------------------------------------------------

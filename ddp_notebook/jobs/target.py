@@ -48,9 +48,9 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.prepared import job_folder
-from ddp_notebook.state import stack_tree
-from ddp_notebook.state.board_rows import BoardFacts, board_rows
+from ddp_notebook.views import stack_tree
 from ddp_notebook.views.ansi import plain
+from ddp_notebook.views.board_rows import BoardFacts, board_rows
 
 
 class Target(ABC):

@@ -18,7 +18,6 @@ from ddp_notebook.model import Event, Pulse, StepTable, name_ranks
 from ddp_notebook.session import Session
 from ddp_notebook.session.runs.endings import CellResult
 from ddp_notebook.session.runs.run import CellRun
-from ddp_notebook.state.output import split_errors
 from ddp_notebook.views.findings import divided
 from ddp_notebook.views.folded import whole
 from ddp_notebook.views.live_region import BOARD_INTERVAL_S, LiveRegion
@@ -30,6 +29,7 @@ from ddp_notebook.views.notebook import (
     victims_bundle,
     withheld_text,
 )
+from ddp_notebook.views.output_log import split_errors
 
 _REGION_DELAY_S = 0.06
 """A shorter cell shows its output once, without a live region before it."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from ddp_notebook.model import Snapshot
-from ddp_notebook.state.descriptions import headline, loading_text
+from ddp_notebook.views.board_rows import headline, loading_text
 
 _AGAIN_AFTER_S = 0.2
 

@@ -9,6 +9,7 @@ ddp.py             DDP's construction as values; what each rank holds of each pa
 diagnosis.py       Findings: what is wrong with a job, the culprits, and the remedy.
 doctor.py          What `%ddp_doctor` found: one line per check, each with a verdict and remedy.
 events.py          Events: facts, each sent once by the rank that it is about; and messages of them.
+fold.py            The state is a fold over events, and where ranks are paused at lines.
 ranks.py           Rank sets, and how rank sets, sizes and long texts are displayed.
 stacks.py          The ranks' stacks as one tree, and their variables as one table.
 stages.py          The stages of set-up, and the table that a step of the debugger gives.
@@ -62,7 +63,7 @@ _FILES = {
         "Variable VariableCell VariableRow VariableSection VariableTable"
     ),
     "stages": "OWN_STORE PRIVATE_STORE InitArguments Stage StepRow StepTable",
-    "state": "Loading Moment OutputGroup OutputItem RankState Snapshot Status",
+    "state": "Loading Moment OutputGroup OutputItem RankState Snapshot Status exit_text",
     "training": (
         "Claim Copy EvaluationFacts Forwards FunctionalFacts Input LoaderFacts OptimizerFacts "
         "ReplicaCounts ReplicaFacts RunFacts SamplerFacts SplitFacts StepPart StepStart StepTimes "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -148,3 +149,13 @@ class Moment:
     event: AnyEvent | None = field(default=None, metadata=OMIT_DEFAULT)
     state: Snapshot | None = field(default=None, metadata=OMIT_DEFAULT)
     until_ns: int = field(default=0, metadata=OMIT_DEFAULT)
+
+
+def exit_text(exit_code: int) -> str:
+    """How a process ended: ``killed by SIGKILL``, ``exited with code 3``."""
+    if exit_code >= 0:
+        return f"exited with code {exit_code}"
+    try:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"killed by signal {-exit_code}"

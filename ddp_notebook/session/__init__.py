@@ -11,13 +11,11 @@ preflight.py          What is checked before ranks start, and what is named when
 queries.py            Calls ranks without waiting for answers that cannot arrive.
 record.py             The session's events, the state they fold into, and waiting for a change.
 runs/                 Cells and scripts on the ranks, from the claim of their ranks to their end.
-script_processes.py   A script's processes: starts them, receives their events, ends them.
+script_processes.py   A script's processes, and the ranks that these start themselves.
 session.py            The session: one method per verb, each handed to the part that does it.
-session_processes.py  Starts ranks until they accept calls, starts the store, and ends both.
+session_processes.py  Starts ranks until they accept calls, starts the stores, and ends both.
 set_up.py             Brings ranks up, sets them up again, and frees them: init, restart and abort.
-started_ranks.py      Ranks that a script starts itself, seen as a job of its own.
 stepping.py           `%ddp_step`: finds what is paused (a run, set-up, construction) and steps it.
-store_process.py      The session's stores: each runs in its own process.
 tools/                What a session does besides running code: DDP construction, benchmarks, ...
 unresponsive.py       Dead, silent and stopped processes; those that serve the ranks are resumed.
 """

@@ -33,7 +33,7 @@ from ddp_notebook.session.record import Record
 from ddp_notebook.session.runs.gather import LaunchParameters, gather
 from ddp_notebook.session.runs.stall_detector import StallDetector
 from ddp_notebook.session.unresponsive import deaths, process_of
-from ddp_notebook.state.setup_table import step_table
+from ddp_notebook.views.step_rows import setup_table
 
 if TYPE_CHECKING:
     from ddp_notebook.session.session_processes import Processes
@@ -271,7 +271,7 @@ class BringUp:
 
     def table(self) -> StepTable:
         """Return where all ranks stand, with who hosts the store and whose keys are in it."""
-        made = step_table(self.record.snapshot, self.store)
+        made = setup_table(self.record.snapshot, self.store)
         address = self.launch.values.get("MASTER_ADDR", "")
         if not address:
             return made

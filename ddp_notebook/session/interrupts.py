@@ -39,7 +39,11 @@ def noted() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    previous = signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
+
+    def note(number: int, _frame: object) -> None:
+        signals.append(number)
+
+    previous = signal.signal(signal.SIGINT, note)
 
     def interrupted() -> bool:
         for act in _meanwhile:
@@ -50,6 +54,24 @@ def noted() -> Iterator[Callable[[], bool]]:
         yield interrupted
     finally:
         signal.signal(signal.SIGINT, previous)
+        # A context around this one, if there is one, is to know of it, too: what it waits for
+        # may have begun a context of its own only to finish something that must not be torn.
+        if signals and getattr(previous, "__qualname__", "") == note.__qualname__:
+            assert callable(previous)
+            previous(signals[-1], None)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Finish what is inside the context, and raise KeyboardInterrupt only then.
+
+    For changes of which neither half may be seen alone: a process that has ended while its rank is
+    called ready, a world size that options have and the record has not.
+    """
+    with noted() as interrupted:
+        yield
+    if interrupted():
+        raise KeyboardInterrupt
 
 
 @contextmanager

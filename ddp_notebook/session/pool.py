@@ -156,7 +156,8 @@ class RankPool:
             self.lost_reason = reason
         self._record.note(ended=reason)
         self._record.add(())
-        # What broke may be the fork server.
+        # On a thread of its own: this one may be the fork server client's, and `close` waits for
+        # what that thread is told. And what broke may be the fork server, so it is not kept.
         close = partial(self.close, reason, keep_warm=False, begun=begun)
         threading.Thread(target=close, name="ddp-close", daemon=True).start()
 

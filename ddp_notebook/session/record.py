@@ -11,7 +11,7 @@ from typing import Any
 
 from ddp_notebook.archive.history import History, Kept
 from ddp_notebook.model import Event, Ranks, RankState, Snapshot, Stage, Status
-from ddp_notebook.state.fold import fold, fold_rank, set_up_anew, without_group
+from ddp_notebook.model.fold import fold, fold_rank, set_up_anew, without_group
 
 
 class Record:
@@ -151,9 +151,9 @@ class Record:
 
     def take_back(self) -> None:
         """Give their places back to the session's own processes, as they are now."""
-        with self._changed:
-            lent, self._lent = self._lent, {}
-        self._change_all(lambda s: lent.get(s.rank, s))
+        # Rank by rank in the one change, under its lock: an event of a rank's own process, such as
+        # its death, that came between two steps would be folded into the state of the script's.
+        self._change_all(lambda s: self._lent.pop(s.rank, s))
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until `predicate` is true, checking it after each change; returns its last value."""

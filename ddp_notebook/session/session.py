@@ -10,9 +10,8 @@ from ddp_notebook.session.findings import LastFindings
 from ddp_notebook.session.pool import RankPool
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.runs.registry import RunRegistry
-from ddp_notebook.session.runs.steps import Step
 from ddp_notebook.session.set_up import SetUp
-from ddp_notebook.session.stepping import Stepping
+from ddp_notebook.session.stepping import Step, Stepping
 from ddp_notebook.session.tools.bench import Benchmarks
 from ddp_notebook.session.tools.breakpoints import Breakpoints
 from ddp_notebook.session.tools.ddp_construction import DdpConstruction

@@ -1,4 +1,4 @@
-"""Starts ranks until they accept calls, starts the store, and ends both."""
+"""Starts ranks until they accept calls, starts the stores, and ends both."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ddp_notebook import files
@@ -24,25 +24,101 @@ from ddp_notebook.launch.lab_hosts import LabHosts, Placed
 from ddp_notebook.launch.process_groups import end_sessions
 from ddp_notebook.launch.session_folder import Held, make_folder, remove_shared_memory
 from ddp_notebook.model import (
+    SESSION,
+    Category,
+    Diagnosis,
     Event,
+    Finding,
     Loading,
     RankExited,
     Ranks,
     RankSpawned,
     Snapshot,
     Status,
+    StoreFailed,
+    StoreOpened,
     agree,
+    exit_text,
     format_ranks,
     name_ranks,
 )
 from ddp_notebook.rank.rank_process import multiprocessing_folder, questions_of
 from ddp_notebook.session.collective_logs import CollectiveLogs
+from ddp_notebook.session.interrupts import deferred, noted
 from ddp_notebook.session.options import InitOptions
 from ddp_notebook.session.record import Record
 from ddp_notebook.session.script_processes import Places, ScriptProcesses
-from ddp_notebook.session.store_process import StoreProcess
 from ddp_notebook.session.unresponsive import KeptAwake, StoppedRanks, deaths
-from ddp_notebook.state.descriptions import exit_text
+
+
+class StoreProcess:
+    """A process that hosts one TCPStore at `host`:`port` (0: the system chooses)."""
+
+    def __init__(
+        self,
+        fork_server: ForkServerClient,
+        receiver: EventReceiver,
+        record: Record,
+        folder: Path,
+        host: str,
+        port: int,
+    ) -> None:
+        self._fork_server = fork_server
+        self._record = record
+        self._answers: list[StoreOpened | StoreFailed] = []
+        self._ended = False
+        self._unsubscribe = record.subscribe(self._watch)
+        receiver.expect_from_start(SESSION)
+        arguments = {"url": receiver.url, "source": receiver.source, "host": host, "port": port}
+        self.pid = fork_server.spawn_call(
+            "ddp_notebook.rank.setup.store_process:main",
+            arguments,
+            folder / "store.log",
+            self._exited,
+        )
+
+    @property
+    def alive(self) -> bool:
+        """True while its process runs."""
+        return not self._ended
+
+    def address(self, timeout_s: float) -> tuple[str, int]:
+        """Wait until it listens; its address. Raises SetupFailed."""
+        self._record.wait_for(lambda: self._own_answer() is not None or self._ended, timeout_s)
+        # A process that cannot listen reports why and exits; its report may arrive after its exit.
+        self._record.wait_for(lambda: self._own_answer() is not None, 1.0)
+        answer = self._own_answer()
+        if answer is not None:
+            self._unsubscribe()  # it says nothing more, and the session may end without closing it
+        if isinstance(answer, StoreOpened):
+            return answer.host, answer.port
+        if answer is None:
+            raise SetupFailed("The store did not open in time. Try again: %ddp_init")
+        category = Category(answer.category or Category.ENV_INVALID)
+        finding = Finding(category, (), answer.cause.rstrip("."), answer.remedy)
+        raise SetupFailed(
+            f"{answer.cause}\n  What to do: {answer.remedy}", diagnosis=Diagnosis((finding,))
+        )
+
+    def close(self) -> None:
+        """End the process; returns when its port is free."""
+        self._unsubscribe()
+        if not self._ended:
+            self._fork_server.signal(self.pid, signal.SIGKILL)
+            self._record.wait_for(lambda: self._ended, 2.0)
+
+    def _own_answer(self) -> StoreOpened | StoreFailed | None:
+        return next((event for event in self._answers if event.pid == self.pid), None)
+
+    def _watch(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, (StoreOpened, StoreFailed)):
+                self._answers.append(event)
+
+    def _exited(self, code: int) -> None:
+        self._ended = True
+        self._record.add(())
+
 
 _LISTENING = (Status.READY, Status.RUNNING)
 """Ranks that answer questions, for they are past set-up."""
@@ -122,6 +198,8 @@ class Processes:
         _need_current_folder()
         if why := why_no_loopback():
             raise SetupFailed(why)
+        # The controller needs no torch, and takes as long to start as torch takes to load: the fork
+        # server forks it between two imports. All else is forked from the loaded server.
         began_ns = time.monotonic_ns()
         self.fork_server.on_loading(lambda done: self._show_loading(done, began_ns))
         self.cluster.start()
@@ -147,15 +225,26 @@ class Processes:
             self.record.note(loading=loading)
 
     def launch(self, ranks: Ranks) -> None:
-        """Start the processes of `ranks` and wait until they accept calls. Raises SetupFailed."""
-        for rank in ranks:
-            self._launch_one(rank)
-        stopped = StoppedRanks(lambda: self.record.snapshot.ranks)
-        missing = self.cluster.wait_for(
-            ranks,
-            self.options.timeout_s + 30.0,
-            lambda: self._any_dead(ranks) or bool(stopped.among(ranks)),
-        )
+        """Start the processes of `ranks` and wait until they accept calls.
+
+        Raises SetupFailed, and KeyboardInterrupt, after which `ranks` have no process.
+        """
+        with noted() as interrupted:
+            for rank in ranks:
+                self._launch_one(rank)
+            stopped = StoppedRanks(lambda: self.record.snapshot.ranks)
+            missing = self.cluster.wait_for(
+                ranks,
+                self.options.timeout_s + 30.0,
+                lambda: interrupted() or self._any_dead(ranks) or bool(stopped.among(ranks)),
+            )
+            if interrupted():
+                # A process that nobody waits for could register as an engine at any time later,
+                # and would be a rank that has no group. Ended, they are simply dead ranks, which
+                # every verb knows how to treat.
+                for rank in ranks:
+                    self.cluster.stop(rank)
+                raise KeyboardInterrupt
         if missing and self.record.snapshot.ended:
             raise SessionLost(f"{self.record.snapshot.ended} Start again: %ddp_init")
         if missing:
@@ -349,8 +438,9 @@ class Processes:
         """
         self._need_folder("No rank was ended.")
         self.end_script()
-        for rank in ranks:
-            self.cluster.stop(rank)
+        with deferred():
+            for rank in ranks:
+                self.cluster.stop(rank)
 
     @property
     def folder_gone(self) -> str:
@@ -383,6 +473,9 @@ class Processes:
         if self._closing:
             return False
         self._closing = True
+        # The client first, so that no thread waits for an answer of a process that is ended next.
+        # Then the processes; and only when none is left, what they use: the socket of events, the
+        # mapped logs, and the folder with all of it, of which a live process would make new files.
         self.cluster.close()
         stays = keep_warm and self.fork_server.reset()
         if not stays:
@@ -403,6 +496,7 @@ class Processes:
         if rank == CONTROLLER:
             self._on_lost(f"The ipyparallel controller (pid {pid}) ended, {exit_text(code)}.")
             return
+        # Only in the folder that this session has made: at its path may be another one by now.
         if self._held.is_there:
             _remove_files_of(pid, self.folder, self.output_folder)
         self._say(
@@ -437,6 +531,7 @@ class Processes:
     def _fork_server_lost(self) -> None:
         if self._closing:
             return
+        # Nobody is left to tell which rank ended how, so the session as a whole is lost.
         # The kernel kills its children with it (PR_SET_PDEATHSIG), but not what they started.
         end_sessions(state.pid for state in self.record.snapshot.ranks if state.pid)
         remove_shared_memory((str(self.folder),), self._started_s, wait_s=1.0)

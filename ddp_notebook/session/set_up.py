@@ -22,6 +22,7 @@ from ddp_notebook.model import (
     Status,
     agree,
     are,
+    exit_text,
     format_ranks,
     name_ranks,
     verb,
@@ -30,10 +31,9 @@ from ddp_notebook.session import preflight
 from ddp_notebook.session.bring_up import BringUp
 from ddp_notebook.session.findings import SET_UP, Found
 from ddp_notebook.session.guards import check_ranks, living
-from ddp_notebook.session.interrupts import noted
+from ddp_notebook.session.interrupts import deferred, noted
 from ddp_notebook.session.pool import launch_mode
-from ddp_notebook.state.board_rows import board
-from ddp_notebook.state.descriptions import exit_text
+from ddp_notebook.views.board_rows import board
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.devices import DevicePlan
@@ -107,6 +107,10 @@ class SetUp:
         are set up again in place. `replace` ends existing ranks first. Raises UsageMistake for
         options that cannot work, SetupFailed when set-up cannot succeed; started ranks are kept.
         """
+        with self._interrupted_in_words("%ddp_init"):
+            return self._init(options, replace=replace)
+
+    def _init(self, options: InitOptions, *, replace: bool) -> Board:
         processes = self._pool.processes
         why_anew = ""
         if processes is not None and not self._pool.lost_reason and not replace:
@@ -133,7 +137,8 @@ class SetUp:
             if not why_anew:
                 return self._resize(processes, options, devices)
             why_anew = f"All processes are new, without variables: {why_anew}."
-        self._pool.close("New ranks were started.")
+        with deferred():
+            self._pool.close("New ranks were started.")
         self._start(options, devices, why_anew)
         return self._set_up(options)
 
@@ -149,12 +154,16 @@ class SetUp:
         under_way = [run.heading for run in self._runs.all if run.state.claimed]
         processes.end_script()
         with self._unless_lost("%ddp_init"), self._record.restarting(ended):
+            # Those that go end first: ranks that stay may wait for them in a collective, and torch
+            # lets them out once the connection is closed. The others are then freed for certain.
             processes.stop(ended)
             blocked = self.free(tuple(sorted(kept)))
             self._runs.await_released()
-            self._runs.reset()
-            processes.adopt(options)
-            processes.resize(tuple(kept), devices)
+            # In one piece: between the two halves options and record have different world sizes.
+            with deferred():
+                self._runs.reset()
+                processes.adopt(options)
+                processes.resize(tuple(kept), devices)
         note = _kept(kept - set(blocked), {*ended, *blocked}, options.world_size)
         self._record.note(notes=(*devices.notes, *options.notes()))
         self._note_replaced((*(f"{run} ran, and was ended by this." for run in under_way), note))
@@ -172,6 +181,8 @@ class SetUp:
             self.bring_up = BringUp(processes, self._record)
             processes.start()
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # nothing may be left
+            # Whatever it was, and wherever an interrupt came: nothing was run on these ranks, so
+            # there are no variables to save, and ending all of them leaves no half-started one.
             with noted():  # an impatient user interrupts again
                 failed, lost = self._board(), self._pool.lost_reason
                 self._pool.close("The ranks could not be started.")
@@ -187,16 +198,18 @@ class SetUp:
         """Take the ranks that there are through set-up again. Raises SetupFailed."""
         self._findings.begin(Found(SET_UP))
         self.make_ready()
-        return self._set_up(options)
+        with self._interrupted_in_words("%ddp_init"):
+            return self._set_up(options)
 
     def make_ready(self) -> None:
         """Unblock every rank and replace dead ones, so that all accept calls."""
         bring_up = self.need("%ddp_fault")
-        bring_up.processes.end_script()
-        blocked = self.free(bring_up.everyone)
-        self._runs.await_released()
-        unblocked = [_not_unblocked(blocked)] if blocked else []
-        self._note_replaced((*unblocked, *self._replace_dead(bring_up.everyone)))
+        with self._interrupted_in_words("Set-up"):
+            bring_up.processes.end_script()
+            blocked = self.free(bring_up.everyone)
+            self._runs.await_released()
+            unblocked = [_not_unblocked(blocked)] if blocked else []
+            self._note_replaced((*unblocked, *self._replace_dead(bring_up.everyone)))
 
     def _set_up(self, options: InitOptions) -> Board:
         """Take the ranks through set-up, or stop before it. They stay whatever the outcome."""
@@ -267,6 +280,9 @@ class SetUp:
             for run in runs:
                 run.signal_started()
                 run.end_started_ranks()
+            # Runs first, then set-up: a rank in a cell leaves it by a signal, one in a stage by a
+            # request at its control socket. What does neither, as C code that never returns to
+            # Python does not, can only be ended; its variables are the price of a group that works.
             blocked = bring_up.free(ranks)
             bring_up.processes.replace(blocked)
             return blocked
@@ -280,6 +296,10 @@ class SetUp:
         bring_up = self.need("%ddp_abort")
         members = ranks if ranks is not None else bring_up.everyone
         check_ranks(members, self._record.snapshot)
+        with self._interrupted_in_words("%ddp_abort"):
+            return self._abort(bring_up, members)
+
+    def _abort(self, bring_up: BringUp, members: Ranks) -> Board:
         script = bring_up.processes.script
         if script is not None and self._runs.in_script:
             self._unblock(bring_up, script.ranks)  # it is one job: it ends on all its ranks
@@ -343,7 +363,7 @@ class SetUp:
         in_stages = self._record.snapshot.with_status(Status.SETTING_UP, Status.PAUSED)
         in_set_up = tuple(rank for rank in survivors if rank in in_stages)
         paused = tuple(rank for rank in survivors if rank in self._runs.paused())
-        try:
+        with self._interrupted_in_words("%ddp_restart"):
             with self._unless_lost("%ddp_restart"), self._record.restarting(members):
                 self._runs.restarts(members)
                 if paused:  # nothing else would let them leave their cell
@@ -360,10 +380,30 @@ class SetUp:
                     freed = (f"{who} paused: {their} cell was aborted, {their} variables stay.",)
                 self._note_replaced(freed)
                 processes.launch(members)
+            return self._set_up(self.as_before())
+
+    @contextmanager
+    def _interrupted_in_words(self, what: str) -> Iterator[None]:
+        """Turn an interrupt inside the context into SetupFailed: what is left, and what to type.
+
+        Wherever it comes, a rank has a process, or is known to be dead: processes are ended and
+        started in `deferred` pieces. So what is left can be read from the state.
+        """
+        try:
+            yield
         except KeyboardInterrupt:
-            why = "The restart was interrupted. Ranks that it had stopped are gone: %ddp_restart"
-            raise SetupFailed(why, self._board()) from None
-        return self._set_up(self.as_before())
+            snapshot = self._record.snapshot
+            dead = snapshot.with_status(Status.DEAD)
+            if self._pool.processes is None:
+                left = "Nothing is left running. Try again with %ddp_init."
+            elif dead:
+                back = f"%ddp_restart --ranks {format_ranks(dead)}"
+                left = f"{verb(dead, 'has', 'have').capitalize()} no process now. Start: {back}"
+            elif self.half_way:
+                left = "Every rank has its process. To set them up again: %ddp_init"
+            else:
+                left = "The ranks are as they were."
+            raise SetupFailed(f"{what} was interrupted. {left}", self._board()) from None
 
     @contextmanager
     def _unless_lost(self, verb: str) -> Iterator[None]:

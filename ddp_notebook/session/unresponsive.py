@@ -20,8 +20,9 @@ from ddp_notebook.model import (
     Snapshot,
     Stage,
     Status,
+    exit_text,
 )
-from ddp_notebook.state.descriptions import describe, exit_text
+from ddp_notebook.views.board_rows import describe
 
 
 def silent(state: RankState) -> RankReport:

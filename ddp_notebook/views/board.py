@@ -6,9 +6,9 @@ from html import escape
 from textwrap import indent
 
 from ddp_notebook.model import Board, BoardRow, Role, Stage, Status, format_ranks
-from ddp_notebook.state.descriptions import loading_text
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import strip_ansi
+from ddp_notebook.views.board_rows import loading_text
 from ddp_notebook.views.table import Cell, Column, Row, Table
 
 WIDTH = 120

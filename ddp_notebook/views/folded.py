@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ddp_notebook.model import OutputGroup, OutputItem, Ranks, format_ranks, name_ranks
-from ddp_notebook.state.output import STREAMS
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import strip_ansi
 from ddp_notebook.views.output import GROUP, blocks, item_text
+from ddp_notebook.views.output_log import STREAMS
 
 _FOLD_FROM = 150
 """Up to this many lines of all ranks together nothing is folded."""

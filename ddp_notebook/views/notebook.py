@@ -23,7 +23,6 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.model.ddp import MeshLayout
 from ddp_notebook.model.doctor import DoctorReport
-from ddp_notebook.state.output import bars_apart
 from ddp_notebook.views import (
     bench,
     bench_figures,
@@ -39,6 +38,7 @@ from ddp_notebook.views import (
 from ddp_notebook.views import board as board_view
 from ddp_notebook.views import variables as variables_view
 from ddp_notebook.views.ansi import ansi_to_html
+from ddp_notebook.views.output_log import bars_apart
 
 _STREAM_OF = {OutputKind.STDOUT: "stdout", OutputKind.STDERR: "stderr"}
 

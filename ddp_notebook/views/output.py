@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from html import escape
 
 from ddp_notebook.model import OutputGroup, OutputItem, OutputKind, counted, name_ranks
-from ddp_notebook.state.output import STREAMS, bars_apart
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import after_escape, ansi_to_html, strip_ansi
+from ddp_notebook.views.output_log import STREAMS, bars_apart
 
 _CHARACTERS_PER_LINE = 200
 """If lines are longer on average, fewer are shown while a cell runs."""

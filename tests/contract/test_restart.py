@@ -17,6 +17,7 @@ from support import GONE_WITHIN_S, eventually, pids_of
 from ddp_notebook.cluster import cluster as cluster_module
 from ddp_notebook.cluster.ipyparallel_private import unregister
 from ddp_notebook.errors import SessionLost, SetupFailed, Stuck, UsageMistake
+from ddp_notebook.launch.process_groups import is_running
 from ddp_notebook.model import Status
 from ddp_notebook.rank import calls
 from ddp_notebook.session import InitOptions, Session
@@ -280,6 +281,81 @@ def test_a_store_process_that_was_killed_is_replaced_at_the_next_restart(session
     eventually(lambda: not processes_of(session).store_alive, 5)
     session.restart((0,))
     assert last_values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+
+
+# -- an interrupt while ranks are replaced -------------------------------------------------------
+
+
+def interrupted(session: Session, call: Callable[[], Any], when: Callable[[Any], bool]) -> str:
+    """Interrupt `call` as Ctrl-C does, as soon as `when` is true of the session's ranks.
+
+    Return what it raises in words. Its board, and the state, call no rank ready whose process is
+    gone.
+    """
+    over, states = threading.Event(), lambda: session.record.snapshot.ranks
+
+    def press() -> None:
+        eventually(lambda: over.is_set() or when(states()), 15, poll_s=0.0005)
+        while not over.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
+            over.wait(10)
+
+    thread = threading.Thread(target=press, name="ctrl-c", daemon=True)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        thread.start()
+        with pytest.raises(SetupFailed) as caught:
+            call()
+        over.set()
+        thread.join(30)
+    finally:
+        over.set()
+        signal.signal(signal.SIGINT, before)
+    shown = caught.value.board
+    assert shown is not None
+    for state in (*shown.snapshot.ranks, *states()):
+        there = state.status is Status.DEAD or is_running(state.pid)
+        assert there, f"rank {state.rank} is called {state.status}, and is gone"
+    return str(caught.value)
+
+
+MOMENTS = {
+    "before a process is ended": lambda states: any(s.restarting for s in states),
+    "once one has ended": lambda states: any(s.status is Status.DEAD for s in states),
+    "while one starts": lambda states: any(s.status is Status.STARTING for s in states),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_interrupted_restart_says_what_is_left_and_the_next_one_goes_on(
+    session: Session, moment: str
+) -> None:
+    session.run_cell("mine = rank * 10").raise_for_error()
+    said = interrupted(session, lambda: session.restart((1,)), MOMENTS[moment])
+    assert "was interrupted" in said
+    dead = session.record.snapshot.with_status(Status.DEAD)
+    assert ("%ddp_restart --ranks 1" in said) == (dead == (1,)), said
+    assert session.restart(dead or (1,)).snapshot.ready
+    assert last_values(session, ALL_REDUCE) == {(0, 1, 2): "3.0"}
+    assert last_values(session, "mine", ranks=(0, 2)) == {(0,): "0", (2,): "20"}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "moment"),
+    [(2, "before a process is ended"), (2, "once one has ended"), (4, "while one starts")],
+)
+def test_an_interrupted_replacement_ends_in_words_and_can_be_started_again(
+    session: Session, world_size: int, moment: str
+) -> None:
+    """With fewer ranks some end, with more some start."""
+    session.run_cell("mine = rank * 10").raise_for_error()
+    options = InitOptions(world_size=world_size, device="cpu")
+    said = interrupted(session, lambda: session.init(options, replace=True), MOMENTS[moment])
+    assert "was interrupted" in said
+    assert session.init(options, replace=True).snapshot.ready
+    everyone = tuple(range(world_size))
+    assert last_values(session, ALL_REDUCE) == {everyone: f"{world_size}.0"}
+    assert last_values(session, "mine", ranks=(0,)) == {(0,): "0"}
 
 
 def test_who_still_asks_when_the_session_ends_gets_no_answers(session: Session) -> None:

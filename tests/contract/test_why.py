@@ -358,6 +358,29 @@ def test_of_an_interrupted_run_it_is_still_told_which_rank_was_late(ranks: Any) 
     assert "has not called barrier" in after.headline and after.run.over and not after.wrong
 
 
+@pytest.mark.parametrize("before", ["interrupted", "raised", "finished"])
+def test_a_rank_alone_in_a_barrier_names_who_does_not_run_it_however_their_last_cell_ended(
+    ranks: Any, before: str
+) -> None:
+    """The end of an earlier cell was taken for the cause, or for no known state."""
+    if before == "interrupted":
+        ranks.run_cell("import time\nprint('begun')\ntime.sleep(60)", detach=True)
+        eventually(lambda: ranks.runs.current.events.written(0), what="a cell that runs")
+        ranks.runs.detached.stop()
+        assert isinstance(ranks.wait().error, CellInterrupted)
+    else:
+        ranks.run_cell("raise ValueError(3)" if before == "raised" else "x = 1")
+    result = ranks.run_cell("dist.barrier()", ranks=(0,))
+    (finding,) = result.diagnosis.findings
+    assert (finding.category, finding.ranks) == (Category.MISSING_RANK, (1, 2))
+    assert finding.waiting == (0,)
+    assert (ranks.why().findings[0].category, ranks.why().findings[0].ranks) == (
+        Category.MISSING_RANK,
+        (1, 2),
+    )
+    ranks.abort()
+
+
 def test_ranks_that_wait_for_what_is_no_store_get_no_green_sentence(
     ranks: Any, tmp_path: Path
 ) -> None:

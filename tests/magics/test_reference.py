@@ -20,7 +20,7 @@ from ddp_notebook.magics.verbs import VERBS
 from ddp_notebook.magics.verbs.tour import TOUR_TEXT
 from ddp_notebook.model import Board, Diagnosis, Snapshot, StepTable
 from ddp_notebook.session import Session
-from ddp_notebook.state.board_rows import board
+from ddp_notebook.views.board_rows import board
 
 PAGE = Path(__file__).parents[2] / "notebooks" / "REFERENCE.md"
 BY_NAME = {verb.name: verb for verb in VERBS}

@@ -79,7 +79,8 @@ def test_a_prepared_rank_starts_without_what_only_answers_need() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["model", "errors", "state.board_rows", "state.output", "diagnosis.diagnose"]
+    "module",
+    ["model", "errors", "model.fold", "views.board_rows", "views.output_log", "diagnosis.diagnose"],
 )
 def test_model_errors_and_analysis_need_the_standard_library_alone(module: str) -> None:
     loaded = imported_by(f"import ddp_notebook.{module}")

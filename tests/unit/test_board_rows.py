@@ -34,12 +34,12 @@ from ddp_notebook.model import (
     Status,
     parse_ranks,
 )
-from ddp_notebook.state.board_rows import BoardFacts, board_of, board_rows
-from ddp_notebook.state.collective_table import collectives_at
-from ddp_notebook.state.fold import fold_rank
-from ddp_notebook.state.stack_locations import locations, pending_locations
+from ddp_notebook.model.fold import fold_rank
 from ddp_notebook.views import board as board_view
 from ddp_notebook.views import markup
+from ddp_notebook.views.board_rows import BoardFacts, board_of, board_rows
+from ddp_notebook.views.stack_tree import locations, pending_locations
+from ddp_notebook.views.step_rows import collectives_at
 
 S = 1_000_000_000
 

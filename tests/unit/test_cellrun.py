@@ -16,8 +16,8 @@ from ddp_notebook.model import (
     OutputKind,
     RankExited,
 )
-from ddp_notebook.session.runs.cell_syntax import check_cell
 from ddp_notebook.session.runs.endings import exits
+from ddp_notebook.session.runs.registry import check_cell
 from ddp_notebook.testing import fake_run
 
 

@@ -25,8 +25,8 @@ from ddp_notebook.jobs.frames import Sources
 from ddp_notebook.jobs.target import Left
 from ddp_notebook.jobs.verdict import Outcome, Verdict
 from ddp_notebook.model import Activity, Case, Diagnosis, RankReport, Stage
-from ddp_notebook.state.board_rows import board
 from ddp_notebook.views import board as board_view
+from ddp_notebook.views.board_rows import board
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 SCRIPT = """\

@@ -18,6 +18,7 @@ from ddp_notebook.doctor.software import (
     check_version,
 )
 from ddp_notebook.launch.devices import Gpu
+from ddp_notebook.launch.environment import torchrun_agents_variables, torchrun_variables
 from ddp_notebook.model.doctor import Check, Verdict
 
 
@@ -125,6 +126,19 @@ def test_variables_that_differ_between_ranks(
     environment = {"RANK": "2", "WORLD_SIZE": "3", **own}
     checks = verdicts(check_ranks(ranks(3, environment=environment)))
     assert checks["variables on ranks"] == (verdict, found)
+
+
+def test_what_is_set_for_each_rank_by_itself_is_no_difference() -> None:
+    """After a script the doctor asks its processes: each has its own number and error file."""
+    facts = {}
+    for rank in range(3):
+        environment = {
+            **torchrun_variables(rank, 3, ("127.0.0.1", 29500), agent_store=True),
+            **torchrun_agents_variables(rank, 3),
+            "TORCHELASTIC_ERROR_FILE": f"/tmp/script-1/error-{100 + rank}.json",
+        }
+        facts[rank] = {**ranks(1)[0], "environment": environment}
+    assert verdicts(check_ranks(facts))["variables on ranks"] == (OK, "ranks 0-2: all the same")
 
 
 GPUS = (

@@ -23,10 +23,10 @@ from ddp_notebook.model import (
     StageFinished,
     StageStarted,
     Status,
+    exit_text,
 )
-from ddp_notebook.state.board_rows import board
-from ddp_notebook.state.descriptions import describe, exit_text, headline, notes
-from ddp_notebook.state.fold import fold
+from ddp_notebook.model.fold import fold
+from ddp_notebook.views.board_rows import board, describe, headline, notes
 
 
 def session(world_size: int) -> Snapshot:

@@ -26,8 +26,8 @@ from ddp_notebook.model import (
     StageFinished,
     StageStarted,
 )
+from ddp_notebook.model.fold import state_at
 from ddp_notebook.session.record import Record
-from ddp_notebook.state.fold import state_at
 
 MS = 1_000_000
 

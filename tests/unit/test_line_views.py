@@ -18,8 +18,8 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.session.tools.breakpoints import moved
 from ddp_notebook.session.tools.looking import unravelled
-from ddp_notebook.state.line_table import frames_text, line_table, names_of, watched
-from ddp_notebook.state.variable_table import fold, spark
+from ddp_notebook.views.step_rows import frames_text, line_table, names_of, watched
+from ddp_notebook.views.variable_table import fold, spark
 
 FRAMES = (
     Frame("cell 3", 4, "inner", "y = x"),

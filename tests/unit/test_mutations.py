@@ -50,8 +50,8 @@ from ddp_notebook.model import (
 from ddp_notebook.session import BenchResult
 from ddp_notebook.session.collective_logs import CollectiveLogs
 from ddp_notebook.session.record import Record
-from ddp_notebook.state.board_rows import board
 from ddp_notebook.views.bench import table_html, table_text, title
+from ddp_notebook.views.board_rows import board
 from ddp_notebook.views.notebook import mime_bundle
 
 pytestmark = within

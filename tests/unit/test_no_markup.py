@@ -28,12 +28,12 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.jobs.target import stack_of
 from ddp_notebook.model import Case, OutputGroup, OutputItem, OutputKind
 from ddp_notebook.session import BenchResult
-from ddp_notebook.state.stack_tree import merge
 from ddp_notebook.views import doctor, mesh, step_table, variables
 from ddp_notebook.views.bench import live as live_bundle
 from ddp_notebook.views.bench import live_steps, steps_html, table_html
 from ddp_notebook.views.notebook import mime_bundle
 from ddp_notebook.views.output import live
+from ddp_notebook.views.stack_tree import merge
 
 EVIL = "</td></title></style></pre></script><script>alert('1')</script>\"' onload=a()><img src=x>"
 ADDRESS = re.compile(r"(data:image/|https://|#)")

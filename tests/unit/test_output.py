@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddp_notebook.model import Output, OutputItem, OutputKind
-from ddp_notebook.state.output import (
+from ddp_notebook.views.output_log import (
     OutputLog,
     apply_carriage_returns,
     bars_apart,

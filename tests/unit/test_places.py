@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -170,3 +171,21 @@ def test_a_character_is_not_cut_in_two(text: str) -> None:
         whole = whole_characters(data[:end])
         assert whole.decode() == text[: len(whole.decode())]
     assert whole_characters(data) == data
+
+
+def test_a_death_while_a_script_gives_the_places_back_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record = Record()
+    record.begin(1)
+    record.hear((RankSpawned(rank=0, pid=7, device="cpu"),))
+    record.lend((0,))
+    change_all = record._change_all
+
+    def meanwhile(change: Any) -> None:
+        record.hear((RankExited(rank=0, pid=7, exit_code=-9),))
+        change_all(change)
+
+    monkeypatch.setattr(record, "_change_all", meanwhile)
+    record.take_back()
+    assert record.snapshot.ranks[0].status is Status.DEAD

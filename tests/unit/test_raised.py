@@ -11,13 +11,13 @@ from test_fold import life
 
 from ddp_notebook.board import model
 from ddp_notebook.model import CellFinished, CellStarted, Event, RankState, Role, Snapshot, Status
+from ddp_notebook.model.fold import fold
 from ddp_notebook.rank.cells.raised import in_thread, without_ours, wrapped
 from ddp_notebook.rank.cells.threads import ThreadErrors
 from ddp_notebook.rank.inspect.frames import UserCode
 from ddp_notebook.rank.main_thread import Aborted
-from ddp_notebook.state.board_rows import board
-from ddp_notebook.state.fold import fold
 from ddp_notebook.views import board as view
+from ddp_notebook.views.board_rows import board
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -32,10 +32,10 @@ from ddp_notebook.rank.training import pipelines, step_marks
 from ddp_notebook.rank.training.pipelines import Pipelines
 from ddp_notebook.rank.training.step_marks import StepMarks
 from ddp_notebook.rank.training.step_times import steps
-from ddp_notebook.session.runs.post_run import remarks
-from ddp_notebook.state.board_rows import BoardFacts, board_of
+from ddp_notebook.session.runs.gather import remarks_on
 from ddp_notebook.testing import fake_run
 from ddp_notebook.views import findings
+from ddp_notebook.views.board_rows import BoardFacts, board_of
 
 PARTS = tuple(StepPart)
 STEP_US = 20_000
@@ -125,10 +125,10 @@ class Answers:
 def test_a_rank_that_the_user_stops_in_every_step_is_not_called_slow() -> None:
     cluster: Any = Answers(ranks_of(2, late(1, 30)))
     run = fake_run(1, (0, 1), cluster=cluster)
-    assert only(remarks(run.events, cluster)).ranks == (1,)
+    assert only(remarks_on(run.events, cluster)).ranks == (1,)
     stopped = LineStopped(rank=1, cell=1, stop=1, file="cell 1", line=3, function="<module>")
     run.take([stopped, LineLeft(rank=1, cell=1, stop=1)])
-    assert remarks(run.events, cluster) == ()
+    assert remarks_on(run.events, cluster) == ()
 
 
 def test_its_part_and_its_lines_are_named() -> None:

@@ -23,8 +23,8 @@ from ddp_notebook.model import (
     StackTree,
     codec,
 )
-from ddp_notebook.state.stack_tree import merge
 from ddp_notebook.views import stacks
+from ddp_notebook.views.stack_tree import merge
 
 BLOCKED = Doing(Activity.WAITING, "all_reduce")
 BUSY = Doing(Activity.BUSY)

@@ -28,8 +28,8 @@ from ddp_notebook.model import (
     Stage,
     Status,
 )
-from ddp_notebook.state.board_rows import board
-from ddp_notebook.state.line_stops import LinePause
+from ddp_notebook.model.fold import LinePause
+from ddp_notebook.views.board_rows import board
 
 MOST_BYTES = 20_000
 SVG = "{http://www.w3.org/2000/svg}"

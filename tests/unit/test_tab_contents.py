@@ -19,9 +19,9 @@ from ddp_notebook.model import (
     RankStack,
 )
 from ddp_notebook.rank.calls import Bound, Breakpoint
-from ddp_notebook.session.runs.past import PastRun
+from ddp_notebook.session.runs.registry import PastRun
 from ddp_notebook.session.tools.breakpoints import BreakpointRow
-from ddp_notebook.state import stack_tree
+from ddp_notebook.views import stack_tree
 
 STEP = Frame("cell 4", 3, "step", "dist.all_reduce(loss)")
 TORCH = Frame("/x/torch/distributed.py", 900, "all_reduce", module="torch.d", library=True)

@@ -28,10 +28,10 @@ from ddp_notebook.model import (
     Snapshot,
     Status,
 )
+from ddp_notebook.model.fold import LinePause, LineStops
 from ddp_notebook.session.runs.run import CellRun
-from ddp_notebook.state.collective_table import of_run
-from ddp_notebook.state.line_stops import LinePause, LineStops
 from ddp_notebook.testing import fake_run
+from ddp_notebook.views.step_rows import of_run
 
 
 class Page:

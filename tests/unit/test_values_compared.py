@@ -12,7 +12,7 @@ import pytest
 from ddp_notebook.model import VariableTable, codec
 from ddp_notebook.rank.calls import Evaluated, Expression
 from ddp_notebook.rank.debugger.expressions import Expressions
-from ddp_notebook.state import variable_table
+from ddp_notebook.views import variable_table
 
 MOST_BYTES = 64 << 10
 PARTLY = ", not compared to its end"

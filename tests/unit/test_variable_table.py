@@ -9,8 +9,8 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from ddp_notebook.model import RankVariables, Scope, TensorFacts, Unread, Variable, VariableTable
-from ddp_notebook.state.variable_table import fold, row, tensor_text
 from ddp_notebook.views import variables as view
+from ddp_notebook.views.variable_table import fold, row, tensor_text
 
 
 def table(*ranks: tuple[Variable, ...], **more: str) -> VariableTable:

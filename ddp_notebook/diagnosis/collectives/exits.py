@@ -30,7 +30,7 @@ from ddp_notebook.model import (
     name_ranks,
     verb,
 )
-from ddp_notebook.state.fold import MISMATCH
+from ddp_notebook.model.fold import MISMATCH
 
 _ENDED_BY_OTHERS = (-15, 143)
 """SIGTERM: a launcher ends the remaining ranks when one has died."""

@@ -18,6 +18,7 @@ from ddp_notebook.model import (
     StepRow,
     by_value,
     counted,
+    exit_text,
     format_bytes,
     format_ranks,
     name_ranks,
@@ -34,7 +35,6 @@ from ddp_notebook.model.ddp import (
     TensorInfo,
     WrapStage,
 )
-from ddp_notebook.state.descriptions import exit_text
 
 _MOST_NAMES = 6
 _ASKED = re.compile(r"allocate (\d+ bytes|[\d.]+ [KMGT]iB)")

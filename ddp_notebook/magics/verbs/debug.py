@@ -13,7 +13,7 @@ from ddp_notebook.magics.verb import Verb, VerbButton
 from ddp_notebook.model import Ranks, VariableTable, counted, name_ranks
 from ddp_notebook.rank.calls import ON, Breakpoint
 from ddp_notebook.session.options import check_choice
-from ddp_notebook.state.line_table import frames_text
+from ddp_notebook.views.step_rows import frames_text
 
 _NONE = (
     "There are no breakpoints. %ddp_break 7 stops at line 7 of the last cell, %ddp_break "

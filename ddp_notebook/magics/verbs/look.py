@@ -17,9 +17,9 @@ from ddp_notebook.magics.verbs import attach
 from ddp_notebook.model import Board, Category, Diagnosis, StackTree, Stage, StepTable
 from ddp_notebook.model.ddp import WrapStage
 from ddp_notebook.rank.calls import How
-from ddp_notebook.session.runs.steps import END
-from ddp_notebook.state.collective_table import OPERATIONS
+from ddp_notebook.session.stepping import END
 from ddp_notebook.views import findings, stacks, step_table
+from ddp_notebook.views.step_rows import OPERATIONS
 
 
 def _status(ui: NotebookUi, _args: argparse.Namespace) -> Board:

@@ -21,8 +21,8 @@ from ddp_notebook.session.options import (
     STORES,
     parse_settings,
 )
-from ddp_notebook.state.board_rows import board
 from ddp_notebook.views import board as board_view
+from ddp_notebook.views.board_rows import board
 from ddp_notebook.views.notebook import mime_bundle
 
 _FRESH = "Fresh ranks: %ddp_restart"

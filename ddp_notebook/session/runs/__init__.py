@@ -1,15 +1,11 @@
 """Cells and scripts on the ranks, from the claim of their ranks to their end; stall detection.
 
-cell_syntax.py       Compiles a cell in the notebook before any rank runs it.
 endings.py           How a run ended, in words: its result and its error.
-gather.py            Collects the ranks' reports into a case for diagnosis.
-past.py              The history of a session's runs: each one's outcome and diagnosis.
-post_run.py          Post-run checks: did a finished run compute what it should?
+gather.py            Asks the ranks: for reports, and for what a run computed.
 registry.py          Which run has which ranks; runs cells and scripts, and waits for them.
 run.py               One run: claimed, sent, watched, ended; the table of its states.
 run_events.py        What a run's ranks have told: who is in it, how each left it, what it wrote.
 scripts.py           A script on the ranks, as torchrun would run it.
 settling.py          Whether the ranks of a run have come to rest, and where each stands.
 stall_detector.py    Decides whether ranks that wait are stuck.
-steps.py             Steps a run by lines or by collectives, until each rank is paused again.
 """

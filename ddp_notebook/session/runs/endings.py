@@ -16,6 +16,7 @@ from ddp_notebook.model import (
     StepTable,
     by_value,
     cut,
+    exit_text,
     format_ranks,
     name_ranks,
     them,
@@ -23,7 +24,6 @@ from ddp_notebook.model import (
     without_ports,
 )
 from ddp_notebook.session.guards import doings
-from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
     from ddp_notebook.session.runs.run_events import RunEvents

@@ -1,4 +1,7 @@
-"""Collects the ranks' reports into a case; a dead rank's report comes from the record."""
+"""Asks the ranks: for reports, which make a case; after a run, for what it computed.
+
+A dead rank's report comes from the record.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,21 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from ddp_notebook.diagnosis import diagnose_training
+from ddp_notebook.diagnosis.training.slow import slow_ranks
 from ddp_notebook.model import (
     Activity,
     Case,
     CellFinished,
     Collectives,
+    Diagnosis,
     ProcessEnd,
+    RankError,
     RankReport,
     Ranks,
     RankState,
+    Remark,
+    RunFacts,
     Snapshot,
     Status,
 )
@@ -24,7 +33,11 @@ from ddp_notebook.rank.calls import CannotAnswer, answered
 from ddp_notebook.session.unresponsive import silent
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ddp_notebook.cluster.rank_cluster import RankCluster
+    from ddp_notebook.session.collective_logs import CollectiveLogs
+    from ddp_notebook.session.runs.run_events import RunEvents
 
 _ASK_TIMEOUT_S = 1.0
 _HALF_A_TICK_S = 0.005
@@ -81,6 +94,22 @@ def gather(
         sources=sources,
         script=launch.script,
     )
+
+
+def without_earlier_failures(case: Case, run: int) -> Case:
+    """Return `case` with ranks idle that have failed before `run` began, and are not in it.
+
+    A rank keeps the error of its last cell until it gets another one. Whoever waits for it in a
+    later cell waits because it does not run that cell, not because of an error that is past. One
+    that failed in a run which began later may be the cause, and stays.
+    """
+
+    def now(report: RankReport) -> RankReport:
+        if report.activity is not Activity.FAILED or report.inside or report.run >= run:
+            return report
+        return replace(report, activity=Activity.IDLE, doing="", error=RankError())
+
+    return replace(case, ranks=tuple(map(now, case.ranks)))
 
 
 def with_sources_in_use(case: Case, earlier: Mapping[str, str]) -> Case:
@@ -195,3 +224,41 @@ def _with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[Rank
         replace(report, network=replace(report.network, reach=reached.get(report.rank, ())))
         for report in ranks
     )
+
+
+def examine_results(
+    events: RunEvents, cluster: RankCluster, logs: CollectiveLogs, sources: Mapping[str, str]
+) -> Diagnosis | None:
+    """Diagnose a run that every rank has finished; None if no problem is found.
+
+    Asks only after training, or if a collective was not waited for: other cells stay fast.
+    """
+    ends = {(end.outcome, end.trained) for end in events.finished.values()}
+    if len(events.ranks) < 2 or len(events.finished) < len(events.ranks):
+        return None
+    if not {("ok", True)} <= ends <= {("ok", True), ("ok", False)}:
+        return None
+    facts = _facts(events, cluster)
+    if set(facts) != set(events.ranks):
+        return None  # of some ranks alone little can be compared
+    diagnosis = diagnose_training(facts, Collectives(), sources)
+    # What ranks averaged by hand is no mistake. Not always: records are read slowly.
+    if diagnosis.findings:
+        collectives = logs.read(events.ranks, events.cell)
+        diagnosis = diagnose_training(facts, collectives, sources)
+    return diagnosis if diagnosis.findings or diagnosis.notes else None
+
+
+def _facts(events: RunEvents, cluster: RankCluster) -> dict[int, RunFacts]:
+    """Ask the ranks for their training reports of the run; only those that took part have one."""
+    answers = cluster.ask(events.ranks, calls.RUN_FACTS, calls.Nothing(), 2.0)
+    return {rank: facts for rank, facts in answered(answers).items() if facts.run == events.cell}
+
+
+def remarks_on(events: RunEvents, cluster: RankCluster) -> tuple[Remark, ...]:
+    """Return remarks on a run without a problem: whether a rank is slow."""
+    answers = cluster.ask(events.ranks, calls.STEP_TIMES, calls.Nothing(), 2.0)
+    times = {rank: times for rank, times in answered(answers).items() if times.run == events.cell}
+    # A pause at a line is the user's time, and stands in the rank's own.
+    known = set(times) == set(events.ranks) and not events.pauses
+    return slow_ranks(times) if known else ()

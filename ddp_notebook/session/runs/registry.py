@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, TypeVar
 
 from ddp_notebook import files
-from ddp_notebook.errors import UsageMistake
+from ddp_notebook.errors import CellSyntaxError, UsageMistake
 from ddp_notebook.model import Diagnosis, Event, LineStopped, Ranks, name_ranks
 from ddp_notebook.rank import calls
 from ddp_notebook.session.guards import idle_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.preflight import check_processes
-from ddp_notebook.session.runs.cell_syntax import check_cell, ipython_syntax
-from ddp_notebook.session.runs.endings import CellResult
-from ddp_notebook.session.runs.past import PastRuns
+from ddp_notebook.session.runs.endings import CellResult, exits
 from ddp_notebook.session.runs.run import CellRun, RunOptions, RunState
 from ddp_notebook.session.runs.scripts import (
     Script,
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from ddp_notebook.session.options import Settings
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.record import Record
+    from ddp_notebook.session.runs.run import CellRun
 
 _RELEASED_WITHIN_S = 10.0
 """How long the thread that waits for a run has to notice its end and clean up."""
@@ -368,10 +372,13 @@ class RunRegistry:
                 run.state.claimed and (run.done or run.state in ending) for run in self.all
             )
 
+        # A run that is only stuck, or waits for ranks that nobody has freed, is not waited for.
         self._record.wait_for(released, _RELEASED_WITHIN_S)
 
     def lose_all(self, reason: str) -> None:
         """Wake all threads that wait for a run, before the processes of the session end."""
+        # They are waited for, with a limit, before anything is closed: a thread in `see_through`
+        # may be asking ranks or reading their logs, and would find both gone in the middle.
         for run in self.all:
             run.lose(reason)
         self.await_released()
@@ -380,3 +387,101 @@ class RunRegistry:
         """Forget all runs: the ranks were replaced."""
         self.all, self.detached = [], None
         self.past.clear()
+
+
+MOST_RUNS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class PastRun:
+    """A summary of a run. `exits` says how ranks left it; `pending` are still in it.
+
+    `began` is in seconds since the epoch. `headline` and `category` are those of the finding, empty
+    without one.
+    """
+
+    title: str
+    number: int
+    ranks: Ranks
+    began: float
+    duration_s: float
+    exits: Mapping[str, Ranks]
+    pending: Ranks = ()
+    headline: str = ""
+    category: str = ""
+
+
+class PastRuns:
+    """The last runs of a session, the newest last. Of those that are over only a summary is kept.
+
+    Any thread may read them, while one that claims ranks adds to them.
+    """
+
+    def __init__(self) -> None:
+        self._runs: tuple[tuple[CellRun, float] | PastRun, ...] = ()
+
+    def begin(self, run: CellRun) -> None:
+        """Add a run that begins."""
+        kept = [
+            old if isinstance(old, PastRun) or old[0].pending else _summary(*old)
+            for old in self._runs[1 - MOST_RUNS :]
+        ]
+        self._runs = (*kept, (run, time.time()))
+
+    def clear(self) -> None:
+        """Forget them: a session begins."""
+        self._runs = ()
+
+    @property
+    def runs(self) -> tuple[PastRun, ...]:
+        """As they are now."""
+        return tuple(old if isinstance(old, PastRun) else _summary(*old) for old in self._runs)
+
+
+def _summary(run: CellRun, began: float) -> PastRun:
+    left_ns, pending, diagnosis = run.events.left_ns, run.pending, run.found.diagnosis
+    findings = diagnosis.findings if diagnosis is not None else ()
+    end_s = time.monotonic() if pending or not left_ns else max(left_ns.values()) / 1e9
+    return PastRun(
+        run.title,
+        run.cell,
+        run.ranks,
+        began,
+        max(0.0, end_s - run.began_s),
+        exits(run.events),
+        pending,
+        diagnosis.headline if diagnosis is not None and findings else "",
+        findings[0].category.value if findings else "",
+    )
+
+
+def ipython_syntax(source: str) -> str:
+    """Turn magics and shell escapes in `source` into Python."""
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    transformed: str = TransformerManager().transform_cell(source)
+    return transformed
+
+
+def check_cell(source: str, transform: Callable[[str], str]) -> bool:
+    """Compile a cell here, before any rank runs it; True when it has a top-level `await`.
+
+    Raises CellSyntaxError with the notebook's own line numbers (the magic is line 1).
+    """
+
+    def compiled(python: str) -> CodeType:
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        code: CodeType = compile(python, "<cell>", "exec", flags=flags, dont_inherit=True)
+        return code
+
+    try:
+        try:  # most cells are plain Python and need no transformation
+            code = compiled(source)
+        except SyntaxError:
+            code = compiled(transform(source))
+    except SyntaxError as error:
+        error.lineno = (error.lineno or 0) + 1
+        raise CellSyntaxError(error) from None
+    except ValueError as error:  # a null character
+        raise CellSyntaxError(SyntaxError(str(error), ("<cell>", 1, 1, ""))) from None
+    return bool(code.co_flags & inspect.CO_COROUTINE)

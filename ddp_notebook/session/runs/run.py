@@ -28,22 +28,24 @@ from ddp_notebook.model import (
 from ddp_notebook.rank import calls
 from ddp_notebook.session.findings import Found
 from ddp_notebook.session.interrupts import LOOK_EVERY_S, quick_switches
-from ddp_notebook.session.runs import endings, post_run
+from ddp_notebook.session.runs import endings
 from ddp_notebook.session.runs.endings import CellResult
 from ddp_notebook.session.runs.gather import (
     LaunchParameters,
+    examine_results,
     gather,
     still_waiting,
     with_sources_in_use,
+    without_earlier_failures,
 )
 from ddp_notebook.session.runs.run_events import RunEvents
 from ddp_notebook.session.runs.settling import Settling, table
 from ddp_notebook.session.runs.stall_detector import StallDetector
-from ddp_notebook.state.output import split_errors
+from ddp_notebook.views.output_log import split_errors
 
 if TYPE_CHECKING:
+    from ddp_notebook.session.script_processes import StartedRanks
     from ddp_notebook.session.session_processes import Processes
-    from ddp_notebook.session.started_ranks import StartedRanks
 
 _STOP_WITHIN_S = 0.7
 """How long to wait for interrupted ranks to stop before control returns without them."""
@@ -332,6 +334,8 @@ class CellRun:
             sources=self.sources,
             finished=self.events.finished,
         )
+        if not alone:
+            case = without_earlier_failures(case, self.cell)
         case = with_sources_in_use(case, self.earlier)
         if alone and self.started_ranks is not None:
             case = self.started_ranks.case(case) or case
@@ -457,7 +461,7 @@ class CellRun:
 
     def examine(self) -> Diagnosis | None:
         """Return what post-run checks find in it once every rank has finished it."""
-        return post_run.examine(self.events, self.cluster, self.logs, self.sources)
+        return examine_results(self.events, self.cluster, self.logs, self.sources)
 
     def _judge(self, result: CellResult) -> None:
         """Keep the diagnosis, or else what its ranks raised or died of."""

@@ -27,9 +27,8 @@ from ddp_notebook.model import (
     RankSpawned,
     Traceback,
 )
-from ddp_notebook.state.fold import MISMATCH
-from ddp_notebook.state.line_stops import LinePause, LineStops
-from ddp_notebook.state.output import OutputLog, group, group_live, split_errors
+from ddp_notebook.model.fold import MISMATCH, LinePause, LineStops
+from ddp_notebook.views.output_log import OutputLog, group, group_live, split_errors
 
 
 class RunEvents:

@@ -11,8 +11,8 @@ from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import answered
 from ddp_notebook.session.collective_logs import READ_LAST
 from ddp_notebook.session.runs.endings import failures
-from ddp_notebook.state import collective_table
-from ddp_notebook.state.line_table import line_table
+from ddp_notebook.views import step_rows
+from ddp_notebook.views.step_rows import line_table
 
 if TYPE_CHECKING:
     from ddp_notebook.cluster.rank_cluster import RankCluster
@@ -55,7 +55,7 @@ class Settling:
             rank
             for rank, tail in tails.items()
             for record in tail
-            if collective_table.is_paused(record) and record.number != self._left.get(rank)
+            if step_rows.is_paused(record) and record.number != self._left.get(rank)
         }
         free = tuple(rank for rank in pending if rank not in {*held, *self._events.stops})
         if not free:
@@ -85,7 +85,7 @@ def table(events: RunEvents, logs: CollectiveLogs) -> StepTable:
     # A rank paused at a line is shown at that line; of its collectives only the count is shown.
     last = 1 if stops.keys() >= set(events.pending) else READ_LAST
     collectives = logs.read(events.ranks, events.cell, last)
-    made = collective_table.step_table(
+    made = step_rows.collective_table(
         collectives,
         events.ranks,
         events.pending,
@@ -101,5 +101,5 @@ def paused_ranks(events: RunEvents, logs: CollectiveLogs, ranks: Ranks | None = 
     among = tuple(rank for rank in events.pending if ranks is None or rank in ranks)
     others = tuple(rank for rank in among if rank not in events.stops)
     tails = logs.read(others, events.cell, last=1).of if others else {}
-    held = {rank for rank, tail in tails.items() if any(map(collective_table.is_paused, tail))}
+    held = {rank for rank, tail in tails.items() if any(map(step_rows.is_paused, tail))}
     return tuple(rank for rank in among if rank in held or rank in events.stops)

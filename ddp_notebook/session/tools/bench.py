@@ -23,6 +23,7 @@ from ddp_notebook.model import (
     Ranks,
     Status,
     codec,
+    exit_text,
     format_bytes,
     format_ranks,
     name_ranks,
@@ -35,7 +36,6 @@ from ddp_notebook.session.guards import check_name
 from ddp_notebook.session.options import BACKENDS, DEVICES, check_choice, cores
 from ddp_notebook.session.queries import Answers, ask
 from ddp_notebook.session.tools.bench_result import BenchResult
-from ddp_notebook.state.descriptions import exit_text
 
 if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool

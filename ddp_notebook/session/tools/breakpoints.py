@@ -16,7 +16,7 @@ from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import ON, Bound, Breakpoint, CannotAnswer
 from ddp_notebook.rank.inspect.frames import CELL_NAME, cell_file
 from ddp_notebook.session.guards import existing
-from ddp_notebook.state.line_table import place
+from ddp_notebook.views.step_rows import place
 
 if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool

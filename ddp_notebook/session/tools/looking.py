@@ -24,7 +24,7 @@ from ddp_notebook.model import (
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import Answer, CannotAnswer, Question, Request, answered
 from ddp_notebook.session.guards import existing, living
-from ddp_notebook.state import line_table, variable_table
+from ddp_notebook.views import step_rows, variable_table
 
 if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool
@@ -127,7 +127,7 @@ class Looking:
         paused = self._paused()
         if not paused or not self.watched:
             return table
-        lines = [line_table.watched(each, self.evaluate(each, paused)) for each in self.watched]
+        lines = [step_rows.watched(each, self.evaluate(each, paused)) for each in self.watched]
         return replace(table, details=(*table.details, *lines))
 
     def evaluate(

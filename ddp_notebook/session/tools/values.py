@@ -21,7 +21,7 @@ from ddp_notebook.session.guards import (
     existing,
     living,
 )
-from ddp_notebook.state import variable_table
+from ddp_notebook.views import variable_table
 from ddp_notebook.views.ansi import strip_ansi
 
 if TYPE_CHECKING:

@@ -27,9 +27,8 @@ from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer, answered
 from ddp_notebook.session.guards import existing, living
 from ddp_notebook.session.unresponsive import last_known, process_of
-from ddp_notebook.state import stack_tree
-from ddp_notebook.state.board_rows import BoardFacts, board_of, stuck_note
-from ddp_notebook.state.descriptions import describe
+from ddp_notebook.views import stack_tree
+from ddp_notebook.views.board_rows import BoardFacts, board_of, describe, stuck_note
 
 if TYPE_CHECKING:
     from ddp_notebook.diagnosis.collectives.meshes import Mesh

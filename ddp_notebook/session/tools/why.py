@@ -19,7 +19,7 @@ from ddp_notebook.model import (
     name_ranks,
 )
 from ddp_notebook.session.findings import SET_UP
-from ddp_notebook.session.runs import post_run
+from ddp_notebook.session.runs.gather import remarks_on
 
 if TYPE_CHECKING:
     from ddp_notebook.session.findings import LastFindings
@@ -210,7 +210,7 @@ class Why:
         if diagnosis.findings or len(run.ranks) < 2:
             return diagnosis
         started = run.started_ranks.remarks() if run.started_ranks is not None else ()
-        remarks = post_run.remarks(run.events, run.cluster)
+        remarks = remarks_on(run.events, run.cluster)
         return replace(diagnosis, remarks=(*started, *remarks))
 
 

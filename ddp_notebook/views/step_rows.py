@@ -1,0 +1,525 @@
+"""Where ranks stand, as step tables: at stages of set-up, at collectives, at lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from types import MappingProxyType
+
+from ddp_notebook.model import (
+    Collective,
+    Collectives,
+    Frame,
+    LineStopped,
+    Part,
+    Phase,
+    Ranks,
+    RankState,
+    Snapshot,
+    Stage,
+    Status,
+    StepRow,
+    StepTable,
+    VariableTable,
+    by_value,
+    format_bytes,
+    format_ranks,
+    name_ranks,
+)
+
+_WAIT_FOR_ALL = (Stage.RENDEZVOUS, Stage.PROCESS_GROUP, Stage.VERIFIED)
+"""Stages that a rank passes only together with the others."""
+
+
+def setup_table(snapshot: Snapshot, store: str = "session") -> StepTable:
+    """The step table of set-up. `store` is session or rank0."""
+    rows = tuple(_stage_row(state, snapshot, store) for state in snapshot.ranks)
+    entering = _stage_in_view(snapshot)
+    return StepTable(
+        title=_stages_title(snapshot),
+        rows=rows,
+        about=f"{entering.value}: {entering.about}" if entering else "",
+        link=entering.link if entering else "",
+        next_call=_next_after_stages(snapshot),
+    )
+
+
+def waits_in_stage(state: RankState, snapshot: Snapshot, store: str) -> Ranks:
+    """The ranks for which a rank in a stage waits."""
+    stage = state.entering
+    if state.status is not Status.SETTING_UP or stage is None:
+        return ()
+    if stage is Stage.STORE:
+        host = snapshot.ranks[0]
+        absent = store == "rank0" and state.rank != 0 and _reached(host) < Stage.STORE.number
+        return (0,) if absent else ()
+    if stage not in _WAIT_FOR_ALL:
+        return ()
+    return tuple(s.rank for s in snapshot.ranks if _arrived_at(s) < stage.number)
+
+
+def _reached(state: RankState) -> int:
+    """The number of the last stage this rank has passed."""
+    return state.stage.number if state.stage else 0
+
+
+def _arrived_at(state: RankState) -> int:
+    """The number of the stage this rank is in, or has passed."""
+    inside = state.status is Status.SETTING_UP and state.entering is not None
+    return state.entering.number if inside and state.entering else _reached(state)
+
+
+def _stage_row(state: RankState, snapshot: Snapshot, store: str) -> StepRow:
+    words = {
+        Status.SETTING_UP: "waiting",
+        Status.PAUSED: "paused",
+        Status.FAILED: "failed",
+        Status.DEAD: "dead",
+        Status.READY: "done",
+    }
+    text = state.doing or state.detail
+    if state.status is Status.FAILED:
+        text = f"{state.entering.value if state.entering else 'set-up'}: {state.cause}"
+    elif state.status is Status.SETTING_UP and state.entering:
+        stage = state.entering.value
+        text = ", ".join(filter(None, (f"in {stage}", text.removeprefix(f"{stage}: "))))
+    since_s = (snapshot.taken_ns - state.since_ns) / 1e9 if state.since_ns else 0.0
+    return StepRow(
+        ranks=(state.rank,),
+        passed=state.stage.value if state.stage else "",
+        state=words.get(state.status, state.status.value),
+        text=text,
+        waits_for=waits_in_stage(state, snapshot, store),
+        since_s=max(0.0, since_s),
+    )
+
+
+def _stage_in_view(snapshot: Snapshot) -> Stage | None:
+    """The stage to explain: the one in which ranks are, or the next one."""
+    inside = [s.entering for s in snapshot.ranks if s.status is Status.SETTING_UP and s.entering]
+    if inside:
+        return max(inside, key=lambda stage: stage.number)
+    paused = [_reached(s) for s in snapshot.ranks if s.status is Status.PAUSED]
+    return list(Stage)[min(paused)] if paused and min(paused) < len(Stage) else None
+
+
+def _stages_title(snapshot: Snapshot) -> str:
+    counts = {status: snapshot.with_status(status) for status in Status}
+    if len(counts[Status.READY]) == snapshot.world_size:
+        return "Set-up is complete: every rank is verified."
+    parts = []
+    for status, words in (
+        (Status.PAUSED, "paused"),
+        (Status.SETTING_UP, "waiting"),
+        (Status.FAILED, "failed"),
+        (Status.DEAD, "dead"),
+        (Status.READY, "done"),
+    ):
+        if counts[status]:
+            parts.append(f"{name_ranks(counts[status])} {words}")
+    return f"Set-up, step by step: {'; '.join(parts)}"
+
+
+def _next_after_stages(snapshot: Snapshot) -> str:
+    paused = snapshot.with_status(Status.PAUSED)
+    if not paused:
+        return "%ddp_why" if snapshot.with_status(Status.FAILED, Status.SETTING_UP) else ""
+    everyone = len(paused) == snapshot.world_size
+    return "%ddp_step" if everyone else f"%ddp_step --ranks {format_ranks(paused)}"
+
+
+_DOCUMENTED = "https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed."
+_ABOUT = {
+    "all_reduce": "Every rank brings a tensor; each gets the sum (or MAX, MIN, ...) of them all.",
+    "broadcast": "One rank's tensor is copied to all the others.",
+    "barrier": "No rank continues until every rank has called it.",
+    "all_gather": "Every rank brings a tensor; each gets all of them.",
+    "all_gather_into_tensor": "Every rank brings a tensor; each gets all of them, in one tensor.",
+    "reduce": "The sum of all ranks' tensors is given to one rank.",
+    "gather": "All ranks' tensors are given to one rank.",
+    "scatter": "One rank gives each rank a tensor of its own.",
+    "reduce_scatter": "The sum of all ranks' tensors is computed, and each rank gets a part of it.",
+    "all_to_all": "Each rank gives each other rank a tensor of its own.",
+    "send": "A tensor for one other rank, which must call recv.",
+    "recv": "A tensor from one other rank, which must call send.",
+}
+
+OPERATIONS = tuple(_ABOUT)
+"""The values of `%ddp_step --to`."""
+
+_Row = tuple[str, str, str, Ranks, float]
+
+
+def collective_table(
+    collectives: Collectives,
+    members: Ranks,
+    pending: Ranks,
+    now_ns: int = 0,
+    *,
+    what: str = "The cell",
+    failures: Mapping[int, str] = MappingProxyType({}),
+) -> StepTable:
+    """The step table of the run `what`, as it begins a sentence.
+
+    `pending` are the ranks that have not left it. `failures` says how ranks left it that did not
+    finish it.
+    """
+    latest = {rank: collectives.of[rank][-1] for rank in members if collectives.of.get(rank)}
+    missing = MissingRanks(collectives)
+    ranks_of: dict[_Row, list[int]] = {}
+    since: dict[_Row, float] = {}
+    for rank in members:
+        record = latest.get(rank)
+        failure = failures.get(rank, "")
+        row = _collective_row(record, rank in pending, collectives, missing, failure)
+        ranks_of.setdefault(row, []).append(rank)
+        if record is not None and now_ns and rank in pending:
+            since[row] = max(since.get(row, 0.0), (now_ns - record.issued_ns) / 1e9)
+    rows = tuple(
+        StepRow(tuple(ranks), *row[:-1], since.get(row, 0.0), row[-1])
+        for row, ranks in ranks_of.items()
+    )
+    paused = next((row for row in rows if row.state == "paused"), None)
+    operation = latest[paused.ranks[0]].operation if paused is not None else ""
+    about = _ABOUT.get(operation, "")
+    link = f"{_DOCUMENTED}{operation}" if about else ""
+    title, call = (
+        _collectives_title(rows, pending, what),
+        _next_after_collectives(bool(operation), pending),
+    )
+    return StepTable(title, rows, about, link, call)
+
+
+def _collective_row(
+    record: Collective | None,
+    pending: bool,
+    collectives: Collectives,
+    missing: MissingRanks,
+    failure: str,
+) -> _Row:
+    """What is equal for ranks that share a row."""
+    state = "failed" if failure else _collective_state(record, pending)
+    if record is None:
+        return "0 issued", state, failure, (), 0.0
+    text = describe_collective(record, collectives.of[record.rank]) if pending else failure
+    waits_for = missing.of(record) if state == "waiting" else ()
+    passed = f"{record.number + (not is_paused(record))} issued"
+    return passed, state, text, waits_for, record.call.limit_s if state == "waiting" else 0.0
+
+
+def is_paused(record: Collective) -> bool:
+    """True when its rank is paused before it."""
+    return record.phase is Phase.HELD
+
+
+def _collective_state(record: Collective | None, pending: bool) -> str:
+    if not pending:
+        return "done"
+    if record is None:
+        return "busy"
+    if is_paused(record):
+        return "paused"
+    return "busy" if record.over else "waiting"
+
+
+def describe_collective(record: Collective, before: Sequence[Collective] = ()) -> str:
+    """``all_reduce of float32 [28] (112 B), DDP's backward, bucket 2 of 3, train.py:41``."""
+    kind = f"({record.reduce_op})" if record.reduce_op not in ("", "SUM") else ""
+    what = f"{record.operation}{kind}"
+    if record.dtype:
+        what += f" of {record.dtype} {list(record.shape)} ({format_bytes(record.bytes)})"
+    if record.peer is not None:
+        what += f" {'to' if record.operation == 'send' else 'from'} rank {record.peer}"
+    label = repr(record.label) if record.label else ""
+    site = str(record.place) if record.place is not None else ""
+    return ", ".join(filter(None, (what, _origin(record, before), label, site)))
+
+
+def _origin(record: Collective, before: Sequence[Collective]) -> str:
+    """Which part of DDP or function of torch issued it; empty if that is obvious."""
+    match record.part:
+        case Part.BACKWARD:
+            bucket, of = buckets(record, before)
+            return f"bucket {bucket}{f' of {of}' if of else ''} of DDP's backward"
+        case Part.FORWARD:
+            return "DDP's forward (buffers, new buckets)"
+        case Part.CONSTRUCTOR:
+            return "DDP's constructor"
+        case _:
+            return record.api if record.api != record.operation else ""
+
+
+def buckets(record: Collective, before: Sequence[Collective]) -> tuple[int, int]:
+    """Which bucket of its backward a record is, from 1, and how many an earlier one had (or 0)."""
+    counts: list[int] = []
+    last: Collective | None = None
+    for other in before:
+        if other.number > record.number:
+            break
+        if other.part is Part.BACKWARD and other.path == record.path:
+            if last is not None and last.backwards == other.backwards:
+                counts[-1] += 1
+            else:
+                counts.append(1)
+            last = other
+    if not counts:
+        return 1, 0
+    earlier = counts[-2] if len(counts) > 1 else 0
+    return counts[-1], earlier if earlier >= counts[-1] else 0
+
+
+class MissingRanks:
+    """Which ranks have not issued a collective. Cached: most ranks wait in the same one."""
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+        self._missing: dict[tuple[str, int], Ranks] = {}
+
+    def of(self, record: Collective) -> Ranks:
+        """The ranks that have not issued the collective in which `record`'s rank waits."""
+        if record.is_point_to_point:
+            return (record.peer,) if record.peer is not None else ()
+        key = (record.group, record.slot)
+        if key not in self._missing:
+            members = self._collectives.groups.get(record.group, ())
+            self._missing[key] = tuple(m for m in members if not self._issued(m, record))
+        return self._missing[key]
+
+    def _issued(self, rank: int, record: Collective) -> bool:
+        return any(
+            other.slot >= record.slot
+            and other.group == record.group
+            and not other.is_point_to_point
+            and not is_paused(other)
+            for other in reversed(self._collectives.of.get(rank, ()))
+        )
+
+
+def of_run(records: Sequence[Collective], left_ns: Mapping[int, int]) -> tuple[Collective, ...]:
+    """The records that a run's code issued. `left_ns`: when each rank has left the run.
+
+    What no line of the user's issues after that is set-up's: %ddp_abort builds a group and checks
+    it, minutes later perhaps.
+    """
+    return tuple(
+        record
+        for record in records
+        if record.path or record.issued_ns <= left_ns.get(record.rank, record.issued_ns)
+    )
+
+
+def collectives_at(collectives: Collectives, at_ns: int) -> Collectives:
+    """The collectives called by `at_ns`, in the phase that they were in then."""
+    of = {
+        rank: tuple(_at(record, at_ns) for record in issued if called_ns(record) <= at_ns)
+        for rank, issued in collectives.of.items()
+    }
+    return replace(collectives, of=of)
+
+
+def called_ns(record: Collective) -> int:
+    """When the rank called it; it was issued later if the rank was paused."""
+    return record.issued_ns - record.call.held_ns
+
+
+def _at(record: Collective, at_ns: int) -> Collective:
+    """The record as it was at `at_ns`, after the call."""
+    if record.issued_ns > at_ns:
+        began_ns = called_ns(record)
+        call = replace(record.call, held_ns=0)
+        return replace(record, phase=Phase.HELD, issued_ns=began_ns, call=call, done_ns=0)
+    if not record.over or record.done_ns <= at_ns:
+        return record
+    return replace(record, phase=Phase.ISSUED, done_ns=0, call=replace(record.call, freed=False))
+
+
+def _collectives_title(rows: Sequence[StepRow], pending: Ranks, what: str) -> str:
+    if not pending:
+        failed = sorted(rank for row in rows if row.state == "failed" for rank in row.ranks)
+        end = f"ended: {name_ranks(failed)} failed" if failed else "finished on every rank"
+        return f"{what} has {end}."
+    if any(row.state == "paused" for row in rows):
+        return "Ranks are paused before their next collective."
+    return "No rank is paused; ranks that wait need other ranks."
+
+
+def _next_after_collectives(paused: bool, pending: Ranks) -> str:
+    if not pending:
+        return ""
+    if paused:
+        return (
+            "%ddp_step, or one rank alone: %ddp_step --ranks 0, or to the end: %ddp_step --to end"
+        )
+    return "%ddp_why"
+
+
+_NEXT = (
+    "%ddp_step (the next line), %ddp_step --into, --out, --to LINE; to the next breakpoint or the "
+    "end: %ddp_step --to end"
+)
+_GAP = 2
+"""The most lines missing between two pieces of source that are shown as one."""
+
+
+@dataclass
+class StoppedFile:
+    """The lines of a cell or a file around those at which ranks are paused."""
+
+    file: str
+    lines: dict[int, str] = field(default_factory=dict)
+    stops: dict[int, list[LineStopped]] = field(default_factory=dict)
+    """By line, the ranks that are there, in their order."""
+
+    def ranks_at(self, line: int) -> Ranks:
+        """The ranks that are paused at this line."""
+        return tuple(stop.rank for stop in self.stops.get(line, ()))
+
+
+def line_table(
+    stops: Mapping[int, LineStopped],
+    others: StepTable,
+) -> StepTable:
+    """The table of `stops`, and of the ranks of `others` without one."""
+    issued = {rank: row.passed for row in others.rows for rank in row.ranks}
+    rows = []
+    names = names_of(stop.file for stop in stops.values())
+    at = {r: (s.file, s.line, s.function, s.why, s.thread) for r, s in stops.items()}
+    for ranks, _ in by_value(at):
+        for same, passed in by_value({rank: issued.get(rank, "") for rank in ranks}):
+            stop = stops[same[0]]
+            rows.append(StepRow(same, passed, "paused", stop_text(stop, names[stop.file])))
+    for row in others.rows:
+        left = tuple(rank for rank in row.ranks if rank not in stops)
+        if left:
+            rows.append(replace(row, ranks=left, text=f"{row.text}{_limit(row)}"))
+    title = f"Paused: {_lines_title(stops, names)}."
+    return StepTable(title, tuple(rows), next_call=_NEXT, details=_source_around(stops))
+
+
+def _limit(row: StepRow) -> str:
+    """The warning that a collective may time out while others are paused: it was issued before."""
+    if not row.limit_s:
+        return ""
+    left_s = max(0.0, row.limit_s - row.since_s)
+    left = f"{left_s / 60:.0f} min" if left_s >= 120 else f"{left_s:.0f} s"
+    limit = f"{row.limit_s / 60:g} min" if row.limit_s >= 120 else f"{row.limit_s:g} s"
+    return f"; its group's timeout ({limit}) ends it in {left}"
+
+
+def place(file: str, line: int, name: str = "") -> str:
+    """``train.py:43``, ``cell 3, line 4``; `name` is the file's where its own does not tell."""
+    return f"{file}, line {line}" if _is_cell(file) else f"{name or PurePath(file).name}:{line}"
+
+
+def names_of(files: Iterable[str]) -> dict[str, str]:
+    """A short name for each file: its own, with its folder's if two have the same."""
+    own = {file: PurePath(file) for file in files}
+    names = [path.name for path in own.values()]
+    return {
+        file: "/".join(path.parts[-2:]) if names.count(path.name) > 1 else path.name
+        for file, path in own.items()
+    }
+
+
+def watched(name: str, table: VariableTable) -> str:
+    """``loss: 0.5 (ranks 0, 2-3), nan (rank 1)``: a line of a step table."""
+    rows = [row for section in table.sections for row in section.rows]
+    values = [f"{cell.text} ({name_ranks(cell.ranks)})" for row in rows for cell in row.cells]
+    values += [f"{name_ranks(unread.ranks)}: {unread.why}" for unread in table.unread]
+    summary = next((f"; {row.summary}" for row in rows if row.summary), "")
+    return f"{name}: {', '.join(values)}{summary}"
+
+
+def frames_text(
+    ranks: Ranks, frames: Sequence[Frame], chosen: int, why: str = ""
+) -> tuple[str, ...]:
+    """The frames of paused ranks, of which `frames` has the innermost first; `chosen` is marked.
+
+    Shown as in a traceback and in a stack tree: the innermost, number 0, is the last.
+    """
+    if not frames:
+        return (f"{name_ranks(ranks)}: {why}",)
+    lines = [f"{name_ranks(ranks)}:"]
+    for number, frame in reversed(tuple(enumerate(frames))):
+        function = f", in {frame.function}" if frame.function not in ("", "<module>") else ""
+        mark = "→" if number == chosen else " "
+        lines.append(
+            f"{mark} {number:>2}  {place(frame.file, frame.line)}{function}: {frame.source}"
+        )
+    return tuple(lines)
+
+
+def places_of(stops: Mapping[int, LineStopped]) -> dict[tuple[str, int], Ranks]:
+    """The ranks at each line; the line of the most ranks first."""
+    places = by_value({rank: (stop.file, stop.line) for rank, stop in stops.items()})
+    return {place: ranks for ranks, place in sorted(places, key=lambda each: (-len(each[0]), each))}
+
+
+def _is_cell(file: str) -> bool:
+    return file.startswith("cell ")
+
+
+def _lines_title(
+    stops: Mapping[int, LineStopped],
+    names: Mapping[str, str],
+) -> str:
+    parts, before = [], ""
+    for (file, line), ranks in places_of(stops).items():
+        where = place(file, line, names[file])
+        if file == before:
+            where = f"line {line}" if _is_cell(file) else f":{line}"
+        before = file
+        parts.append(f"{name_ranks(ranks)} at {where}")
+    return "; ".join(parts)
+
+
+def stop_text(stop: LineStopped, name: str = "") -> str:
+    """``cell 1, line 4, in f: a = i * 2 (breakpoint 1)``; `name` as of `place`."""
+    where = place(stop.file, stop.line, name)
+    if stop.function not in ("", "<module>"):
+        where += f", in {stop.function}"
+    if stop.thread:
+        where += f", thread {stop.thread}"
+    index = stop.line - stop.first
+    line = stop.source[index].strip() if 0 <= index < len(stop.source) else ""
+    why = f" ({stop.why})" if stop.why and stop.why not in line else ""
+    return f"{where}: {line}{why}" if line else f"{where}{why}"
+
+
+def stopped_files(stops: Mapping[int, LineStopped]) -> list[StoppedFile]:
+    """The known lines around each stop, file by file."""
+    files: dict[str, StoppedFile] = {}
+    for _, stop in sorted(stops.items()):
+        file = files.setdefault(stop.file, StoppedFile(stop.file))
+        file.lines.update({stop.first + i: text for i, text in enumerate(stop.source)})
+        file.stops.setdefault(stop.line, []).append(stop)
+    return list(files.values())
+
+
+def _source_around(stops: Mapping[int, LineStopped]) -> tuple[str, ...]:
+    """The lines around each stop, and beside them which ranks are there."""
+    files = stopped_files(stops)
+    shown: list[str] = []
+    for file in files:
+        if len(files) > 1:
+            shown.append(f"{file.file}:")
+        shown += _marked(file)
+    return tuple(shown)
+
+
+def _marked(file: StoppedFile) -> list[str]:
+    shown: list[str] = []
+    width = len(str(max(file.lines, default=0)))
+    longest = max((len(file.lines.get(line, "").rstrip()) for line in file.stops), default=0)
+    last = 0
+    for number, line in sorted(file.lines.items()):
+        if last and number - last > _GAP:
+            shown.append(f"  {'…':>{width}}")
+        last = number
+        text = line.rstrip()
+        if ranks := file.ranks_at(number):
+            shown.append(f"→ {number:>{width}}  {text:<{longest}}   ← {name_ranks(ranks)}")
+        else:
+            shown.append(f"  {number:>{width}}  {text}".rstrip())
+    return shown
