@@ -108,6 +108,8 @@ def test_two_names_that_the_code_spells_are_two_things_and_not_two_shapes() -> N
     loss, hist = all_reduce(4, shape=(1,), label="loss"), all_reduce(4, shape=(7,), label="hist")
     case = play({0: [loss, hist], 1: [hist, loss]})
     assert [c for c, _ in found(case, {"train.py": NAMES})] == ["mismatched-order"]
+    first = play({0: [loss], 1: [hist]})  # the second was refused: no name is shared yet
+    assert [c for c, _ in found(first, {"train.py": NAMES})] == ["mismatched-order"]
     of_data = [replace(loss, label="shard-0"), replace(hist, label="shard-1")]
     case = play({0: of_data[:1], 1: of_data[1:]})
     assert [c for c, _ in found(case, {"train.py": NAMES})] == ["shape-mismatch"]

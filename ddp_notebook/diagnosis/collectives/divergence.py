@@ -328,7 +328,7 @@ def _mismatch(
         # One line with two names: another thing may well have another shape.
         names = bool(a.label and b.label) and a.label != b.label and call_site(a) == call_site(b)
         named = names and what is not Difference.GROUP  # a group's name is no tensor's
-        if named and (labels_are_shared(divergence.deviation, a)):
+        if named and (labels_are_shared(divergence.deviation, a) or sources.spells(a, b)):
             what = Difference.LABEL
         sides = divergence.own, divergence.other
         culprits = _who_mismatches(divergence, a, b)

@@ -87,6 +87,13 @@ class Sources:
         """True when a file that leads to `record` has this word."""
         return any(word in self._texts.get(place.file, "") for place in record.path)
 
+    def spells(self, *records: Collective) -> bool:
+        """True when the labels stand in the code, which all ranks run: they are no one's data."""
+        trees = {place.file: self.tree(place) for record in records for place in record.path}
+        nodes = [node for tree in trees.values() if tree for node in ast.walk(tree)]
+        texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
+        return all(record.label in texts for record in records)
+
     def ties(self, one: str, other: str) -> Place | None:
         """Where the code makes two parameters one tensor: ``a.weight = b.weight``."""
         names = {_last_two(one), _last_two(other)}
