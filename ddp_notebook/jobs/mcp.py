@@ -26,9 +26,29 @@ _ABOUT = (
 )
 
 
+class _Server(MCPServer):
+    """Refuses arguments of a name that a tool does not have.
+
+    The package ignores them: `{"targets": [...]}` would be answered with the newest job, and the
+    program that asked would take that for the job it named.
+    """
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], *more: Any, **named: Any
+    ) -> Any:
+        """Call a tool. Raises ToolError, in words, for arguments of a wrong name."""
+        for tool in await self.list_tools():
+            known = tool.input_schema.get("properties", {})
+            wrong = [argument for argument in arguments if argument not in known]
+            if tool.name == name and wrong:
+                has = f"its only argument is {', '.join(known)}" if known else "it has no arguments"
+                raise ToolError(f"{name} has no argument {', '.join(wrong)}: {has}.")
+        return await super().call_tool(name, arguments, *more, **named)
+
+
 def server() -> MCPServer:
     """Return the server with its tools."""
-    made = MCPServer("ddp-notebook", instructions=_ABOUT)
+    made = _Server("ddp-notebook", instructions=_ABOUT)
     for tool in (jobs, why, where):
         made.add_tool(tool, annotations=_LOOKS)
     return made

@@ -57,7 +57,7 @@ _COLLECTIVE_OPTIONS = (
     ),
     Option(
         "--mode NAMES",
-        "blocking: one at a time; pipelined: several in flight; both: blocking,pipelined",
+        "blocking: one at a time; pipelined: several in flight; or blocking,pipelined for each",
         default="blocking",
         completer=list_of(MODES),
     ),
