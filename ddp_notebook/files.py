@@ -1,7 +1,7 @@
 """Files that others may have made: opened without waiting, regular ones only, read to a bound.
 
 Beside a script in a shared folder, or among logs, another user may leave a FIFO, at which who opens
-it waits for ever, or a link to a device, which has no end.
+it waits forever, or a link to a device, which has no end.
 """
 
 from __future__ import annotations

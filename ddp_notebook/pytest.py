@@ -79,7 +79,7 @@ class Watch:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Have the ranks of tests prepare themselves, in a folder of this run's."""
-    config.addinivalue_line("markers", f"{_MARK}: the ranks of this test may wait for ever")
+    config.addinivalue_line("markers", f"{_MARK}: the ranks of this test may wait forever")
     # A socket's path is short, wherever temporary folders are.
     folder = Path(tempfile.mkdtemp(prefix="ddp-pytest-", dir=_parent()))
     config.stash[_MADE] = (folder, folder.stat())

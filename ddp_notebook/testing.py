@@ -35,7 +35,7 @@ def cluster_of(session: Session) -> Any:
 
 
 def bring_up_of(session: Session) -> BringUp:
-    """The set-up of the ranks of a session. Raises NoSession, SessionLost."""
+    """The setup of the ranks of a session. Raises NoSession, SessionLost."""
     return session.setup.need("A test")
 
 

@@ -1,6 +1,6 @@
 """A run as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-In the trace-event format: a process per rank, in it a thread for set-up and cells, and one for
+In the trace-event format: a process per rank, in it a thread for setup and cells, and one for
 collectives; where some of them overlap, as those of a backward pass do, as many threads as are
 needed. Arrows join the parts that the ranks have in one collective.
 
@@ -101,7 +101,7 @@ def _rank(
     yield _meta("process_name", pid, main, name=f"rank {rank}")
     yield _meta("process_labels", pid, main, labels=where)
     yield _meta("process_sort_index", pid, main, sort_index=rank)
-    yield _thread(pid, main, "set-up and cells")
+    yield _thread(pid, main, "setup and cells")
     events = _EventSlices(saved, state, axis)
     for span in events.slices:
         yield _complete(span, pid, main, axis)
@@ -197,7 +197,7 @@ def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
     )
 
 
-# -- set-up and cells ----------------------------------------------------------------------
+# -- setup and cells ----------------------------------------------------------------------
 
 
 class _EventSlices:
@@ -229,14 +229,14 @@ class _EventSlices:
         if before.status is Status.RUNNING:
             self._begin(self._cell_name(0, before.cell), "cell", time_ns)
         elif before.entering is not None and before.status is Status.SETTING_UP:
-            self._begin(before.entering.value, "set-up", time_ns)
+            self._begin(before.entering.value, "setup", time_ns)
 
     def _take(self, event: Event, time_ns: int) -> None:
         match event:
             case RankSpawned():
-                self._begin(Stage.LAUNCHED.value, "set-up", time_ns, pid=event.pid)
+                self._begin(Stage.LAUNCHED.value, "setup", time_ns, pid=event.pid)
             case StageStarted():
-                self._begin(event.stage.value, "set-up", time_ns, waits_for=event.waiting_for)
+                self._begin(event.stage.value, "setup", time_ns, waits_for=event.waiting_for)
             case StagePaused():
                 self._begin(f"paused before {event.stage.value}", "held", time_ns)
             case StageFinished():

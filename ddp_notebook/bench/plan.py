@@ -1,4 +1,4 @@
-"""What a benchmark of collectives runs: the operations, their sizes, and in which order.
+"""The plan of a benchmark of collectives: the operations, their sizes, and in which order.
 
 A plan is a list of curves, one for each combination of operation, dtype, mode and world size. Each
 curve has a point for each size. Rank 0 asks the `Schedule` what to measure next, by the times so

@@ -39,7 +39,7 @@ MOST_CHARACTERS = 600
 _ROW_FIELDS = tuple(field.name for field in fields(BoardRow) if field.name != "age_s")
 
 STAGES = [{"name": stage.value, "about": stage.about} for stage in Stage]
-"""The stages of set-up, which are sent to a page once."""
+"""The stages of setup, which are sent to a page once."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def actions(
 
 
 def _end_of(rows: Sequence[BoardRow]) -> str:
-    """What Continue leads to, outside of runs: the last stage, until set-up is done."""
+    """What Continue leads to, outside of runs: the last stage, until setup is done."""
     in_setup = any(row.stages_passed < len(Stage) for row in rows)
     return Stage.VERIFIED.value if in_setup else "end"
 

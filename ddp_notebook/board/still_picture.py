@@ -195,12 +195,12 @@ def _state(row: BoardRow) -> Cell:
     if row.role is Role.CULPRIT and row.status is Status.DEAD:
         mark, word = "†", "dead"
     elif row.role is Role.RUNNING and row.status is not Status.RUNNING:
-        word = row.word or row.status.value  # in set-up
+        word = row.word or row.status.value  # in setup
     return Cell(f"{mark} {word}", colour=colour)
 
 
 def _doing(row: BoardRow, now_ns: int) -> Cell:
-    """For whom they wait, for how long, and in what; the stage, until set-up is done."""
+    """For whom they wait, for how long, and in what; the stage, until setup is done."""
     verb = "" if row.role is Role.WAITING else "waits "
     waits = f"{verb}for {name_ranks(row.waits_for)}" if row.waits_for else ""
     age = board_view.age_words((now_ns - row.since_ns) / 1e9) if row.since_ns else ""

@@ -131,7 +131,7 @@ def check_ranks(rank_facts: Mapping[int, Facts]) -> tuple[Check, ...]:
     wrong = {rank: number for rank, number in numbers.items() if number != str(rank)}
     if wrong:
         text = ", ".join(f"RANK is {number} on rank {rank}" for rank, number in wrong.items())
-        text += ": a process group built from the environment would wait for ever"
+        text += ": a process group built from the environment would wait forever"
         remedy = "Code on the rank changed it. Start new processes: %ddp_restart --ranks "
         checks.append(Check.failure("RANK on ranks", text, remedy + ",".join(map(str, wrong))))
     else:

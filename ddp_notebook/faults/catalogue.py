@@ -63,7 +63,7 @@ _FAULTS = (
     ),
     _settings(
         name="address-unreachable",
-        title="MASTER_ADDR is an address where nobody answers",
+        title="MASTER_ADDR is an address that does not answer",
         lesson="All ranks connect to a machine that does not answer. They cannot tell: a silent "
         "network and a slow one look the same until the timeout.",
         category=Category.UNREACHABLE_MASTER,

@@ -473,7 +473,7 @@ def _left(case: Case) -> list[Finding]:
 
 
 def _ended_in_set_up(case: Case) -> Iterable[Finding]:
-    """Return ranks that ended normally while others waited in set-up until their timeout."""
+    """Return ranks that ended normally while others waited in setup until their timeout."""
     if any(case.collectives.of.values()):
         return
     waited = tuple(

@@ -244,7 +244,7 @@ def _torchs(main: Thread) -> Iterator[tuple[Frame, Mapping[str, str]]]:
 
 
 def _inside(frames: Iterable[Frame]) -> str:
-    """Return what torch's frames wait in: a part of set-up, or a collective; empty for neither."""
+    """Return what torch's frames wait in: a part of setup, or a collective; empty for neither."""
     own = list(itertools.takewhile(lambda frame: not frame.users, frames))
     rendezvous, c10d, ddp = (
         [frame.function for frame in own if frame.file.endswith(file)]

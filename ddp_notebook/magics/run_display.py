@@ -178,7 +178,7 @@ class RunDisplay:
         ended.add_done_callback(lambda _: region.nudge())
 
     def follow_set_up(self, table: StepTable) -> None:
-        """Continue to show a set-up that pauses before each stage, until it is complete."""
+        """Continue to show a setup that pauses before each stage, until it is complete."""
         session, processes, last = self._session, self._session.pool.processes, table
 
         def gone() -> bool:
@@ -224,7 +224,7 @@ class RunDisplay:
 
 
 _SHOW_ALL = "Show all of it: %ddp_wait"
-_ENDED_EARLY = "This set-up, step by step, was ended before it was complete."
+_ENDED_EARLY = "This setup, step by step, was ended before it was complete."
 
 
 def _headlines(result: CellResult) -> list[Bundle]:

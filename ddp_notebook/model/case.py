@@ -1,4 +1,4 @@
-"""What a diagnosis needs: a report of each rank, their collectives, and the user's code."""
+"""The input of a diagnosis: a report of each rank, their collectives, and the user's code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddp_notebook.model.training import ReplicaCounts
 
 
 class Activity(StrEnum):
-    """What a rank's main thread does, from the other ranks' point of view."""
+    """The activity of a rank's main thread, from the other ranks' point of view."""
 
     BUSY = "busy"
     """It runs its own code, and may still call what the others wait in."""
@@ -27,7 +27,7 @@ class Activity(StrEnum):
     IDLE = "idle"
     """It is idle: it has finished, or was given nothing to run."""
     FAILED = "failed"
-    """What it ran raised an error; it runs nothing now."""
+    """Its cell or script raised an error; it is idle now."""
     DEAD = "dead"
     """Its process is gone."""
     SILENT = "silent"
@@ -56,7 +56,7 @@ class StoreFile:
     claims: Mapping[str, int] = field(default_factory=dict)
     """How often each rank's address was written into it, by rank."""
     lost: bool = False
-    """What the rank wrote into it is not there, or the file does not exist.
+    """The rank's own entries are missing from it, or the file does not exist.
 
     Of a rank that has a default group, or that has waited for the others for seconds.
     """
@@ -87,7 +87,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class ThreadError:
-    """What ended a thread of a rank other than the main one; `path` are the user's lines."""
+    """An error that ended a thread other than the main one; `path` are the user's lines."""
 
     thread: str
     type: str
@@ -131,7 +131,7 @@ class ShardedUnit:
 
 @dataclass(frozen=True, slots=True)
 class PipelinePart:
-    """What a rank is in a pipeline of torch's: the stages that it runs, and how.
+    """A rank's part in a pipeline of torch's: the stages that it runs, and how.
 
     `meant` are the stages that torch expects on it; `members` are ranks of the default group.
     `forward` and `backward` are the micro-batches that it is at, None for none, or not known.
@@ -153,7 +153,7 @@ class RankReport:
     """The report of one rank. Only `rank` and `activity` are always known.
 
     `rank` is the session's number; `arguments.rank` is what the process itself claims.
-    `inside` is what its main thread waits in: a part of set-up (store, rendezvous,
+    `inside` is what its main thread waits in: a part of setup (store, rendezvous,
     process-group, ddp), a collective, or a key of a store; empty for none.
     `entered` counts its calls of `init_process_group` in this run and `initialized` is true when
     it has a default group.
@@ -183,15 +183,15 @@ class RankReport:
     polls_for: str = ""
     """A file that its own code waits for in a loop, and that does not exist."""
     workers: tuple[Worker, ...] = ()
-    """Those of the DataLoader in which its main thread waits for a batch."""
+    """The workers of the DataLoader in which its main thread waits for a batch."""
     joins: bool = False
     """Its main thread waits for the end of processes that it started."""
     still_s: float = 0.0
     """For how many seconds it was seen at one place, where it used no CPU time."""
     in_threads: tuple[ThreadError, ...] = ()
-    """What ended threads of it in this run."""
+    """The errors that ended threads of it in this run."""
     handles: ThreadError | None = None
-    """What its main thread has raised and not done with: it is in an `except` or a `finally`."""
+    """The error that its main thread is handling: it is in an `except` or a `finally`."""
     pid: int = 0
     """Its process, on its own host; 0 if unknown."""
     probe: Probe = Probe()
@@ -206,13 +206,13 @@ class RankReport:
     """Its attempts to reach the others there."""
     versions: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What names resolve to on the rank's host, by name; nothing when they do not."""
+    """The addresses of names on the rank's host, by name; nothing when they do not."""
     runnable: bool = False
     """Its main thread, or one of torch's, is runnable and may only lack a CPU."""
     main_cpu_s: float = 0.0
     """CPU time of its main thread so far."""
     process: str = ""
-    """Of a rank that does not answer, the system's state: sleeping, stopped, …"""
+    """The system's state of the process, for a rank that does not answer: sleeping, stopped, …"""
     cannot_answer: str = field(default="", metadata=OMIT_DEFAULT)
     """The error that its report failed with."""
     exit_code: int | None = None
@@ -226,15 +226,15 @@ class RankReport:
     groups_made: tuple[GroupMade, ...] = ()
     """Its last calls of `new_group`, the one that it is in included, the oldest first."""
     splits: Splits | None = None
-    """What it brought to its last all_to_all."""
+    """Its splits of the last all_to_all."""
     sharded: tuple[ShardedUnit, ...] = ()
     """The units of the models that FSDP2 shards, of those that it used in this run."""
     pipelines: tuple[PipelinePart, ...] = ()
-    """What it is in the pipelines of torch's that ran in this run."""
+    """Its parts in the pipelines of torch's that ran in this run."""
     purpose: str = ""
-    """What torch does with the collective in which it waits: ``layers.5 (FSDP2, forward)``."""
+    """The purpose of the collective in which it waits: ``layers.5 (FSDP2, forward)``."""
     model: Fingerprint | None = None
-    """What the model is made of whose DDP it is constructing."""
+    """The parameters of the model whose DDP it is constructing."""
     path: tuple[Place, ...] = ()
     """Where its main thread is in the user's code, the outermost line first."""
     waits_for: int | None = None

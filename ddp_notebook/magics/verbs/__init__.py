@@ -6,7 +6,7 @@ debug.py        `%ddp_break`, `%ddp_frame`, `%ddp_print`, `%ddp_set`: ranks at l
 ddp.py          `%ddp_wrap`: a model becomes a DistributedDataParallel, one visible stage at a time.
 doctor.py       `%ddp_doctor`: can DDP work here?
 files.py        `%ddp_save` and `%ddp_replay`: a run kept in a file, and looked at without ranks.
-lab.py          `%ddp_fault`: the fault lab, where set-up goes wrong on purpose.
+lab.py          `%ddp_fault`: the fault lab, where setup goes wrong on purpose.
 look.py         `%ddp_status`, `%ddp_board`, `%ddp_why`, `%ddp_where`, `%ddp_step`: look at ranks.
 mesh.py         `%ddp_mesh`: where each rank is in the mesh, and what it holds.
 ranks.py        `%ddp_init`, `%ddp_restart`, `%ddp_abort`, `%ddp_shutdown`: from start to end.

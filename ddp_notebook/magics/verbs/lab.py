@@ -1,4 +1,4 @@
-"""`%ddp_fault`: the fault lab, where set-up goes wrong on purpose."""
+"""`%ddp_fault`: the fault lab, where setup goes wrong on purpose."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def _fault(ui: NotebookUi, args: argparse.Namespace) -> Diagnosis | Board | None
     result = ui.session.fault(fault.name)
     _say_replaced(ui, result)
     if result.diagnosis is None:
-        ui.say("Set-up succeeded despite the fault; no problem was found.")
+        ui.say("Setup succeeded despite the fault; no problem was found.")
     elif fault.passes:
-        ui.say("Set-up succeeded in the end. While the other ranks waited, this was found:")
+        ui.say("Setup succeeded in the end. While the other ranks waited, this was found:")
     else:
         ui.say("This was found. To apply the remedy: %ddp_fault --repair")
     return result.diagnosis
@@ -46,7 +46,7 @@ def _repair(ui: NotebookUi, args: argparse.Namespace) -> Board:
     _say_replaced(ui, result)
     if result.error:
         raise UsageMistake(f"The repair did not work: {result.error}")
-    ui.say(f"Repaired: {result.fault.title}. Set-up succeeded.")
+    ui.say(f"Repaired: {result.fault.title}. Setup succeeded.")
     return ui.session.status()
 
 
@@ -57,7 +57,7 @@ def _say_replaced(ui: NotebookUi, result: FaultResult) -> None:
 
 FAULT = Verb(
     "ddp_fault",
-    about="Inject a fault into set-up and show what is found; without a name, list the faults. "
+    about="Inject a fault into setup and show what is found; without a name, list the faults. "
     "Returns a Diagnosis; after --repair, the board.",
     examples=(
         ("%ddp_fault duplicate-rank", "two processes have the same rank"),

@@ -153,12 +153,12 @@ _GOALS = tuple(
         [*(stage.value for stage in list(Stage)[1:]), *WrapStage, _COLLECTIVE, *OPERATIONS, END]
     )
 )
-"""The first stage is where a paused set-up starts: there is no going to it."""
+"""The first stage is where a paused setup starts: there is no going to it."""
 
 STEP = Verb(
     "ddp_step",
     about="Move paused ranks to the next line, past the next collective, or through the next "
-    "stage of set-up or of %ddp_wrap. Returns a table: where each rank is, and for which ranks it "
+    "stage of setup or of %ddp_wrap. Returns a table: where each rank is, and for which ranks it "
     "waits. Before Python 3.12, a trace function of yours, such as coverage's, sees nothing of a "
     "thread while that is stepped, and gets it back then.",
     examples=(
@@ -166,7 +166,7 @@ STEP = Verb(
         ("%ddp_step", "every paused rank"),
         ("%ddp_step --into", "into the function that the line calls; --out: out of this one"),
         ("%ddp_step --to 57", "to line 57 of this function; --to collective: to the next one"),
-        ("%ddp_step --to verified", "through to the end of set-up"),
+        ("%ddp_step --to verified", "through to the end of setup"),
     ),
     run=_step,
     options=(

@@ -54,7 +54,7 @@ def _init(ui: NotebookUi, args: argparse.Namespace) -> Board | StepTable:
 def start_ranks(
     ui: NotebookUi, wanted: InitOptions, *, replace: bool = False, place: Place = "auto"
 ) -> Board | StepTable:
-    """Start ranks under a live board; when set-up fails, the finding stands above the error."""
+    """Start ranks under a live board; when setup fails, the finding stands above the error."""
     known = ui.session.record.snapshot
     alive = not known.ended and len(known.with_status(Status.DEAD)) < known.world_size
     if ui.session.ready and alive and not replace:
@@ -122,7 +122,7 @@ INIT = Verb(
         Option("-n --world-size N", "number of ranks", default=4),
         Option("--backend", "auto: nccl when each rank has a GPU, else gloo", choices=BACKENDS),
         Option("--device", "auto: GPUs if every rank can have one, else CPUs", choices=DEVICES),
-        Option("--timeout S", "seconds that a stage of set-up may wait", default=60.0),
+        Option("--timeout S", "seconds that a stage of setup may wait", default=60.0),
         Option("--master-addr ADDRESS", "where the store listens", default="127.0.0.1"),
         Option("--master-port PORT", "its port (default: a free one)", default=0),
         Option(
@@ -185,7 +185,7 @@ def _abort(ui: CallerUi, args: argparse.Namespace) -> Board:
 
 ABORT = Verb(
     "ddp_abort",
-    about="Free ranks that are blocked in set-up, a cell or a script. A rank whose process "
+    about="Free ranks that are blocked in setup, a cell or a script. A rank whose process "
     "survives keeps its variables. Returns the board.",
     examples=(
         ("%ddp_abort", "free the ranks that are blocked; they keep their variables"),

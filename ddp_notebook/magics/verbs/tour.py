@@ -18,7 +18,7 @@ Five things to try
   3  %%ddp                          a hang: rank 0 alone calls barrier. It ends by itself,
      if rank == 0:                  with the rank, the line and the remedy; then %ddp_abort
          dist.barrier()
-  4  %ddp_fault duplicate-rank      a set-up that fails, explained; then %ddp_fault --repair
+  4  %ddp_fault duplicate-rank      a setup that fails, explained; then %ddp_fault --repair
   5  %ddp_bench --max 4M            what an all_reduce costs on this machine
 
 Every magic has a page of help (%ddp_init?), and Tab completes its options."""

@@ -1,4 +1,4 @@
-"""Whether an expression may issue a collective: looked up, and nothing of it is run."""
+"""Finds out whether an expression may issue a collective, without running it."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Expressions:
         self._kept: torch.Tensor | None = None
 
     def evaluate(self, wanted: Expression) -> Evaluated:
-        """The value, or why there is none. Any thread."""
+        """Return the value, or why it has none. Any thread."""
         stop, places, busy = self._where()
         if busy:
             return Evaluated(problem=_BUSY)
@@ -89,7 +89,7 @@ class Expressions:
         return Standing(tuple(shown(frame.f_code, line) for frame, line in places[:60]), busy)
 
     def checksums(self, part: TensorPart) -> Checksums:
-        """What tells where in a tensor ranks differ. Any thread."""
+        """Return digests that show where in a tensor ranks differ. Any thread."""
         tensor = self._last() if self._last is not None else None
         if tensor is None:
             return Checksums()
