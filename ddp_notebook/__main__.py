@@ -1,7 +1,7 @@
 """The console script `ddp-notebook`: demo and doctor here, the commands for jobs in `jobs`.
 
-What only the demo needs (nbclient, nbformat, JupyterLab) is imported where it is used: it is an
-extra, and may not be installed.
+The packages that only the demo needs (nbclient, nbformat, JupyterLab) are imported where they are
+used: they are an extra, and may not be installed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from ddp_notebook.views import doctor as doctor_view
 
 WRONG_USAGE = 3
 """The exit code; 0 is no problem, 1 a finding, 2 undecided."""
-_CELL_TIMEOUT_S = 300
-_KERNELS_TRIED = 3
 _SECTIONS = {"board": "Board", "accuracy": "Accuracy", "all_reduce": "all_reduce"}
 """Tags of the tutorial's cells whose outputs the headless demo prints, and the titles for them."""
 _WIDTH = 60
@@ -57,14 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return WRONG_USAGE
     except BrokenPipeError:  # who reads has enough, as `head` has; Python flushes once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _READER_GONE
+        return 128 + 13  # as of a program that SIGPIPE ends
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return 130
-
-
-_READER_GONE = 128 + 13
-"""As of a program that SIGPIPE ends."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -115,7 +109,7 @@ def _add_demo(commands: Any) -> None:
 def _add_doctor(commands: Any) -> None:
     doctor = commands.add_parser(
         "doctor",
-        help="check whether DDP can work here, and say what to do if not",
+        help="check whether DDP can work here, and how to fix what is wrong",
         description="Check whether DDP can work here, before anything starts. "
         "The exit code is 1 when it cannot.",
         allow_abbrev=False,
@@ -251,10 +245,10 @@ def _kernel(notebook: Any, folder: Path) -> Iterator[Any]:
     from nbclient import NotebookClient
 
     with contextlib.ExitStack() as stack:
-        for tries_left in reversed(range(_KERNELS_TRIED)):
+        for tries_left in reversed(range(3)):
             client = NotebookClient(
                 notebook,
-                timeout=_CELL_TIMEOUT_S,
+                timeout=300,
                 kernel_name="python3",
                 resources={"metadata": {"path": str(folder)}},
                 # Suppress its warning about encryption, which is for kernels on other hosts.

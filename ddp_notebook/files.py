@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 _SOURCES_BYTES = 1 << 20
-_MOST_SOURCES = 200
 
 
 @contextlib.contextmanager
@@ -74,7 +73,8 @@ def sources(script: Path, before_s: float | None = None) -> dict[str, str]:
     """A script and the Python files beside it, by their names; no more than a megabyte."""
     found: dict[str, str] = {}
     left_bytes = _SOURCES_BYTES
-    for path in (script, *sorted(script.parent.glob("*.py"))[:_MOST_SOURCES]):
+    # A shared folder may hold thousands of files.
+    for path in (script, *sorted(script.parent.glob("*.py"))[:200]):
         if path.name not in found and (text := source(path, before_s, left_bytes)):
             left_bytes -= len(text.encode("utf-8"))
             found[path.name] = text

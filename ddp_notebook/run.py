@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _prepare() -> None:
-    """What torch's entry point does when the variable is set."""
+    """Do what torch's entry point does when the variable is set."""
     os.environ["DDP_NOTEBOOK"] = "1"
     with contextlib.suppress(Exception):  # no torch, or an unknown one: the script runs as ever
         load("ddp_notebook.autoload").load()

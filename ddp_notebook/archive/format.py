@@ -1,4 +1,4 @@
-"""What a file holds: events, collectives, what was known of each rank."""
+"""The content of a file: events, collectives, and a report of each rank."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ddp_notebook.model.state import Moment, Snapshot
 from ddp_notebook.state.line_stops import LinePause, LineStops
 
 FORMAT = "ddp_notebook run"
-"""What a file of ours says it is."""
+"""Marks a file as ours."""
 VERSION = 1
-"""Of the format; a reader takes its own version and those before."""
+"""The version of the format; a reader takes its own and earlier ones."""
 KEY = "ddp_notebook"
 """Where in the file the run stands. Beside it are ``traceEvents``, for viewers of traces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What is not there because no more than so much is kept.
+    """How much was dropped, because only so much is kept.
 
     `events` before the first that is there; pieces of `outputs` before the first, 0 when no
     output was asked for; per rank as many `collectives` before its first.
@@ -81,7 +81,7 @@ class SavedRun:
     """`diagnosis` stands on more than `case` has: on a look at a job from outside, or on post-run
     checks."""
     observed: Observed | None = field(default=None, metadata=OMIT_DEFAULT)
-    """Of a job that no notebook started."""
+    """How the job was looked at, if no notebook started it."""
 
     @property
     def world_size(self) -> int:
@@ -90,7 +90,7 @@ class SavedRun:
 
     @property
     def collectives(self) -> Collectives:
-        """What the ranks issued in their last run."""
+        """The collectives of the last run."""
         return self.case.collectives if self.case is not None else Collectives()
 
     @property

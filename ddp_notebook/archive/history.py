@@ -26,7 +26,7 @@ _PLAIN = "text/plain"
 
 @dataclass(frozen=True)
 class Kept:
-    """What is left: the state before the first moment, the moments, and how much went before."""
+    """The kept part: the state before the first moment, the moments, and how much was dropped."""
 
     start: Snapshot
     moments: tuple[Moment, ...]
@@ -60,7 +60,7 @@ class _Chapter:
 
 
 class History:
-    """What happened since a session began with the state `start`."""
+    """The events since a session began with the state `start`."""
 
     def __init__(self, start: Snapshot | None = None) -> None:
         self._chapters = deque([_Chapter(start or Snapshot())])

@@ -36,8 +36,8 @@ def saved_run(
 ) -> SavedRun:
     """Return all that is known of a run, to be written; what the ranks wrote only with `output`.
 
-    `case` is None if no rank is left to ask. `found` is what `%ddp_why` says: what post-run checks
-    found of a run that is over is not in `case`. `script` and `run` say what ran last.
+    No rank was left to ask where `case` is None. `found` is what `%ddp_why` says: what post-run
+    checks found of a run that is over is not in `case`. `script` and `run` say what ran last.
     """
     case = _with_sources_in_use(case) if case is not None else None
     collectives = case.collectives if case is not None else None
@@ -72,7 +72,7 @@ def _judged(case: Case | None, found: Diagnosis | None) -> tuple[Diagnosis | Non
 
 
 def _versions(case: Case | None) -> dict[str, str]:
-    """Of the package, Python and torch: as the ranks have it, or as it is installed here."""
+    """Return the versions of the package, Python and torch, of the ranks or else installed here."""
     versions = {"python": platform.python_version()}
     for name in ("ddp_notebook", "torch"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

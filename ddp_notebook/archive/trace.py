@@ -183,7 +183,7 @@ def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
         "place": str(place) if place is not None else "",
         "line": place.text if place is not None else "",
         "label": collective.label,
-        "freed": "nobody waits for it any more" if collective.freed else "",
+        "freed": "no rank waits for it any more" if collective.freed else "",
     }
     known = {name: value for name, value in args.items() if value not in ("", None, [])}
     if not collective.over:
@@ -201,7 +201,7 @@ def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
 
 
 class _EventSlices:
-    """What one rank's events tell: slices that follow each other, and instants."""
+    """One rank's events as slices that follow each other, and instants."""
 
     def __init__(self, saved: SavedRun, state: RankState, axis: _Axis) -> None:
         self.slices: list[_Slice] = []
@@ -225,7 +225,7 @@ class _EventSlices:
         self.slices += [_pause(pause, axis) for pause in pauses]
 
     def _begin_with(self, before: RankState, time_ns: int) -> None:
-        """What went on already when the first event that was kept came."""
+        """Begin with the activity at the time of the first event that was kept."""
         if before.status is Status.RUNNING:
             self._begin(self._cell_name(0, before.cell), "cell", time_ns)
         elif before.entering is not None and before.status is Status.SETTING_UP:
@@ -286,13 +286,13 @@ class _Arrows:
     """Joins the parts of one collective, from the rank that issued it first to the last.
 
     Equal slots of one group meet. Sends and receives are left out: their slots do not. A group
-    that is made anew counts its slots from 0 again.
+    that is made again counts its slots from 0.
     """
 
     def __init__(self) -> None:
         self._parts: dict[tuple[str, int, int], list[tuple[float, int, int]]] = {}
         self._counted: dict[tuple[str, int], tuple[int, int]] = {}
-        """Per group and rank: how often it was made anew, and the last slot."""
+        """Per group and rank: how often it was made again, and the last slot."""
 
     def add(self, collective: Collective, ts: float, pid: int, tid: int) -> None:
         """One rank's part of a collective."""

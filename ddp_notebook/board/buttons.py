@@ -16,8 +16,6 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Diagnosis
 from ddp_notebook.session import Session
 
-_MAX_ANSWERS = 4
-"""Answers that stay on the board."""
 _AT_LINES = ("%ddp_step", "%ddp_break")
 """What these do is seen in the code, while ranks are paused at lines."""
 
@@ -95,7 +93,7 @@ class Buttons:
             # A button has one answer, whatever is typed after its magic.
             name = magic.partition(" ")[0]
             others = tuple(a for a in self.answers if a["magic"].partition(" ")[0] != name)
-            self.answers = others if seen else (answer, *others)[:_MAX_ANSWERS]
+            self.answers = others if seen else (answer, *others)[:4]
         self._changed()
 
     def _act(self, magic: str) -> str:

@@ -26,18 +26,10 @@ from ddp_notebook.views.notebook import mime_bundle
 if TYPE_CHECKING:
     from ddp_notebook.board.widget import BoardWidget
 
-_PICTURE_INTERVAL_S = 1.0
-"""Below a widget the picture is for later: it need not be drawn as often."""
-_QUIET_S = 1.0
 _CAPTION = (
     '<div style="margin-top: 6px; font-size: 0.88em; opacity: 0.8">As it was when this cell ended. '
     "Now: <code>%ddp_status</code></div>"
 )
-_BEAT_S = 2.0
-"""A page that watches gets a message this often; without one it reports that the kernel is gone."""
-_WATCHED_S = 90.0
-"""A page that watches reports every minute, and no page can while a cell runs. Otherwise no message
-is sent at all: only then can Jupyter see that the kernel is idle, or that it has ended."""
 
 
 def _still(board: Board, html: str = "") -> dict[str, str]:
@@ -146,7 +138,10 @@ class LiveBoard:
         no_rank = model.actions_json(model.actions((), running=False, in_run=False))
         self._widget: BoardWidget = widget_class()(self._on_message, board=empty, actions=no_rank)
         self._picture = LiveRegion(
-            self._publisher, self._still, _PICTURE_INTERVAL_S, settle_s=BOARD_INTERVAL_S
+            self._publisher,
+            self._still,
+            1.0,  # below a widget it is for later, and need not be drawn as often
+            settle_s=BOARD_INTERVAL_S,
         )
 
     def open(
@@ -244,7 +239,7 @@ class LiveBoard:
             self._draw()
             time.sleep(BOARD_INTERVAL_S)
             if not self._closed and not self._in_run:
-                self._wake.wait(_QUIET_S)
+                self._wake.wait(1.0)
 
     def _draw(self, *, closing: bool = False) -> None:
         """Bring the widget up to date; what did not change is not sent."""
@@ -310,7 +305,9 @@ class LiveBoard:
         message = timeline.news()
         now_s = time.monotonic()
         watched = self.cell_runs or now_s < self._watched_until_s
-        if message is None and watched and self._sent_s + _BEAT_S < now_s:
+        # A page that watches gets a message this often; without one it reports that the kernel is
+        # gone.
+        if message is None and watched and self._sent_s + 2.0 < now_s:
             message = {"kind": "beat"}
         if message is not None:
             self._sent_s = now_s
@@ -341,7 +338,10 @@ class LiveBoard:
     def _on_message(self, content: Mapping[str, Any]) -> None:
         """A page sent a message; any thread, and nothing here takes long."""
         kind = content.get("kind")
-        self._watched_until_s = time.monotonic() + _WATCHED_S
+        # A page that watches reports every minute, and no page can while a cell runs. Otherwise no
+        # message is sent at all: only then can Jupyter see that the kernel is idle, or that it has
+        # ended.
+        self._watched_until_s = time.monotonic() + 90.0
         self._tabs.message(content, str(content.get("view", ""))[:64])
         if kind == "do" and not self._closed:
             self._widget.tell({"kind": "took"}, self._now_us())

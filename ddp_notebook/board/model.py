@@ -30,7 +30,6 @@ from ddp_notebook.views.ansi import plain, preformatted, strip_ansi
 from ddp_notebook.views.findings import past_words, sentence, symbol, waiting_words
 
 MOST_ROWS = 128
-MOST_FINDINGS = 8
 MOST_EVIDENCE = 40
 MOST_SIDES = 6
 MOST_CHARACTERS = 600
@@ -131,7 +130,7 @@ def findings_json(
     if diagnosis is None:
         return []
     made: list[dict[str, Any]] = []
-    for finding in diagnosis.findings[:MOST_FINDINGS]:
+    for finding in diagnosis.findings[:8]:
         sides = [_side(side, sources or {}) for side in finding.sides[:MOST_SIDES]]
         if not sides and not made:
             own = sorted(at, key=lambda each: not set(each.ranks) & set(finding.ranks))

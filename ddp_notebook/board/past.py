@@ -10,10 +10,6 @@ from typing import Any
 from ddp_notebook.board.timeline import Timeline
 from ddp_notebook.model import Collectives
 
-_MOST_MOMENTS = 400
-"""How many changes of the findings are kept, the newest ones."""
-_MOST_RUNS = 30
-
 
 @dataclass(frozen=True)
 class Moment:
@@ -42,10 +38,9 @@ class Memory:
 class Past:
     """Records what a board shows, for when its user scrubs back."""
 
-    _moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=_MOST_MOMENTS))
-    _runs: deque[tuple[int, int, Collectives]] = field(
-        default_factory=lambda: deque(maxlen=_MOST_RUNS)
-    )
+    # Bounded: a board may be open for days.
+    _moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=400))
+    _runs: deque[tuple[int, int, Collectives]] = field(default_factory=lambda: deque(maxlen=30))
 
     def note(self, moment: Moment) -> None:
         """Record what is shown from now on."""

@@ -20,9 +20,6 @@ from ddp_notebook.board.model import answer_json
 from ddp_notebook.board.still_picture import hidden_beside
 from ddp_notebook.session import Session
 
-_BEAT_S = 5.0
-"""A page gets a message this often, or it says that the kernel is not heard."""
-
 
 class Shown(anywidget.AnyWidget):  # type: ignore[misc]
     """A widget as a notebook shows it, until it is closed."""
@@ -73,7 +70,8 @@ class RunningLine(Shown):
     def look(self, text: str) -> None:
         """Say what the run does now. To be called about once a second."""
         now_s = time.monotonic()
-        if text != self.text or now_s - self._sent_s > _BEAT_S:
+        # A page that gets no message for longer says that the kernel does not answer.
+        if text != self.text or now_s - self._sent_s > 5.0:
             self._sent_s = now_s
             with self.hold_sync():
                 self.text, self.age_s = text, now_s - self._began_s

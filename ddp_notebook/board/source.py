@@ -33,13 +33,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.stall_detector import StallDetector
     from ddp_notebook.session.session import Session
 
-_CHECKED_WITHIN_S = 10
-"""By then a run that has ended is examined, or nothing waits for it."""
-_LOOK_AFTER_S = 0.5
-"""The ranks are asked why when nothing has changed for this long."""
-_LOOK_AFTER_IN_SETUP_S = 1.2
-"""Ranks that are about to meet look for a moment like ranks of which some are missing."""
-
 
 _rank_key = attrgetter(
     *(f.name for f in fields(RankState) if f.name not in ("cell", "heard_ns", "since_ns"))
@@ -104,7 +97,8 @@ class BoardSource:
         if run is None or run.found.judged or not (run.done and ended_badly(run)):
             return False
         ended_ns = max(run.events.left_ns.values(), default=0)
-        return time.monotonic_ns() - ended_ns < _CHECKED_WITHIN_S * 1_000_000_000
+        # By then a run that has ended is examined, or nothing waits for it.
+        return time.monotonic_ns() - ended_ns < 10 * 1_000_000_000
 
     @property
     def left_ns(self) -> Mapping[int, int]:
@@ -241,7 +235,9 @@ class BoardSource:
 
     def _long_still(self, snapshot: Snapshot) -> bool:
         in_setup = snapshot.with_status(Status.SETTING_UP, Status.STARTING)
-        least_s = _LOOK_AFTER_IN_SETUP_S if in_setup else _LOOK_AFTER_S
+        # The ranks are asked why when nothing has changed for this long; longer in setup, where
+        # ranks that are about to meet look for a moment as if some were missing.
+        least_s = 1.2 if in_setup else 0.5
         return time.monotonic() - self._still_since_s > least_s
 
     def _ask(self, key: object) -> None:

@@ -64,8 +64,6 @@ ROLES = {
 """The mark and the colour of each; the page's script has the same marks."""
 _TONES = {markup.BAD: "failed", markup.WARN: "late", markup.OK: "ready", markup.BUSY: "running"}
 """The class of a row, for the colours of the theme."""
-_MOST_SIDES = 2
-"""Of a finding, beside each other; the rest is in its evidence."""
 
 _COLUMNS = (
     Column("ranks", names_row=True, rank_set=True),
@@ -82,8 +80,6 @@ _CODE = (
 )
 _SMALL = f"font-size: 0.88em; margin: 4px 0 0; {markup.MUTED}"
 MOST_ROWS = 12
-_LAST = 24
-"""How many collectives of each rank are drawn."""
 _WIDE, _HIGH = 1000, 14
 _FULL, _THIN = (1, 12), (5, 4)
 """Where bars begin, and how high they are."""
@@ -113,7 +109,8 @@ def html(
     """The board as one element. `sides` are those of the first finding, as the page gets them."""
     finding = ""
     if diagnosis is not None and diagnosis.findings:
-        shown = _sides(sides[:_MOST_SIDES])
+        # Two sides fit beside each other; further ones are in the evidence.
+        shown = _sides(sides[:2])
         finding = findings_view.html(diagnosis, shown, with_doing=False)  # the rows say it
     drawn = drawings(timeline, [row.ranks for row in board.rows])
     about = f'<div style="{_SMALL}">{escape(drawn.about)}</div>' if drawn.about else ""
@@ -234,7 +231,8 @@ def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:
     """Draw `rows`, ranks in the same state, of which the first is drawn."""
     if timeline is None:
         return Drawings([""] * len(rows))
-    last = _newest(timeline, [timeline.last(ranks[0], _LAST) for ranks in rows[:MOST_ROWS]])
+    # Of each row the newest 24 collectives of its first rank are drawn.
+    last = _newest(timeline, [timeline.last(ranks[0], 24) for ranks in rows[:MOST_ROWS]])
     issued = [slice_ for slices in last for slice_ in slices]
     if not issued:
         return Drawings([""] * len(rows))

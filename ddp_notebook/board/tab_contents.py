@@ -34,15 +34,12 @@ from ddp_notebook.views.ansi import plain, preformatted, strip_ansi
 from ddp_notebook.views.variables import unread_words
 
 _MOST_CLASSES = 32
-_MOST_LINES = 400
 _MOST_CHARACTERS = 64_000
 """Of the output of all ranks; shared among those that wrote something different."""
-_LEAST_CHARACTERS = 2_000
 _LONGEST = 300
 _AROUND = 3
 _NEAR = 40
 """Lines of code before and after one at which ranks are paused."""
-_MOST_FILES = 6
 _STREAMS = {OutputKind.STDERR: "err", OutputKind.ERROR: "raised"}
 _CELL = re.compile(r"cell (\d+)")
 
@@ -120,7 +117,7 @@ def source_json(
     `texts` is the code by file, as far as it can be read here.
     """
     files = sorted(stopped_files(stops), key=lambda each: -sum(map(len, each.stops.values())))
-    shown = [_file(file, texts.get(file.file, ""), breakpoints) for file in files[:_MOST_FILES]]
+    shown = [_file(file, texts.get(file.file, ""), breakpoints) for file in files[:6]]
     return {"title": plain(title), "files": shown}
 
 
@@ -217,7 +214,7 @@ def console_json(
     title: str, groups: Sequence[OutputGroup], withheld_bytes: Mapping[int, int]
 ) -> dict[str, Any]:
     """The end of what ranks wrote in a run, once for ranks that wrote the same."""
-    share = max(_LEAST_CHARACTERS, _MOST_CHARACTERS // max(1, len(groups)))
+    share = max(2_000, _MOST_CHARACTERS // max(1, len(groups)))
     shown = [_console(group, share) for group in groups[:_MOST_CLASSES]]
     more = [
         f"{name_ranks((rank,))} wrote more than is shown. All of it: %ddp_output --ranks {rank}"
@@ -235,7 +232,7 @@ def _console(group: OutputGroup, share: int) -> dict[str, Any]:
         shown = preformatted(text[-_MOST_CHARACTERS:]) if text else []
         lines += [[stream, line[:_LONGEST]] for line in shown]
     last, room = len(lines), share
-    while last and len(lines) - last < _MOST_LINES and (room := room - len(lines[last - 1][1])) > 0:
+    while last and len(lines) - last < 400 and (room := room - len(lines[last - 1][1])) > 0:
         last -= 1
     return {"ranks": format_ranks(group.ranks), "lines": lines[last:], "left_out": left_out + last}
 

@@ -26,9 +26,6 @@ _SETTLED_S = 0.25
 """Ranks are asked when nothing has changed for so long: those that train on are left alone."""
 _WRITTEN_S = 0.5
 """Between two looks at what ranks wrote."""
-_MOST_VIEWS = 16
-_FORGOTTEN_S = 180.0
-"""A page that was not heard for so long has no tab open any more."""
 
 
 class TabFeed:
@@ -59,7 +56,7 @@ class TabFeed:
                     self._told.pop(each, None)
             if known:
                 self._watching[view] = (known, time.monotonic())
-            while len(self._watching) > _MOST_VIEWS:
+            while len(self._watching) > 16:
                 del self._watching[next(iter(self._watching))]
 
     def turn(self, key: object) -> None:
@@ -84,7 +81,8 @@ class TabFeed:
         """The tabs that pages have open."""
         with self._lock:
             open_tabs = self._watching.values()
-            tabs = {tab for tab, at_s in open_tabs if now_s - at_s < _FORGOTTEN_S}
+            # A page reports every minute; one that is silent for three was closed.
+            tabs = {tab for tab, at_s in open_tabs if now_s - at_s < 180.0}
         beside = (each for tab in tabs for each in _BESIDE.get(tab, ()))
         return tabs.union(beside) if self._session.runs.stops else tabs
 

@@ -10,14 +10,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session.collective_logs import CollectiveLogs
     from ddp_notebook.session.runs.run import CellRun
 
-_KEPT = 256
-"""How many records of each rank are kept, to describe what it does."""
-_AT_ONCE = 512
-"""If a rank has more new records than this, the oldest are skipped."""
-
-_MAY_CHANGE = 64
-"""How many of the newest records are read again, as they may have changed."""
-
 
 class Tails:
     """Follows one run after another. Not for several threads at once."""
@@ -33,7 +25,8 @@ class Tails:
         """The records of `run` that are new or have changed since the last call."""
         if run.cell != self.run:
             self.run, self._kept, self._next, self._groups = run.cell, {}, {}, {}
-        found = logs.read_since(run.ranks, run.cell, self._next, _AT_ONCE)
+        # Of more than 512 new records of a rank the oldest are skipped.
+        found = logs.read_since(run.ranks, run.cell, self._next, 512)
         self._groups.update(found.groups)
         news = [record for rank, records in found.of.items() for record in self._new(rank, records)]
         return tuple(news)
@@ -49,10 +42,12 @@ class Tails:
         kept = self._kept.setdefault(rank, {})
         news = [record for record in records if kept.get(record.number) != record]
         kept.update((record.number, record) for record in news)
-        for number in list(kept)[: max(0, len(kept) - _KEPT)]:
+        # The newest 256 of a rank are enough to describe what it does.
+        for number in list(kept)[: max(0, len(kept) - 256)]:
             del kept[number]
         end = max(kept, default=-1) + 1
-        # Work that no code waits for is never seen to be done: it stays pending here.
-        pending = [n for n, record in kept.items() if n >= end - _MAY_CHANGE and not record.over]
+        # Pending records are read again, as they may have changed; but work that no code waits for
+        # is never seen to be done, so only the newest 64 are.
+        pending = [n for n, record in kept.items() if n >= end - 64 and not record.over]
         self._next[rank] = min([*pending, end])
         return news

@@ -23,12 +23,9 @@ FREED, PAUSED = "freed", "paused"
 PHASES = (*map(str, Phase), FREED, PAUSED)
 """As a page has them: a collective is freed that no rank waits for any more, by %ddp_abort, by an
 interrupt or because its rank left the cell; PAUSED is a pause at a line that is over."""
-MOST_SLICES = 40_000
-"""How many slices are kept, of all ranks together; a page keeps as many."""
 MOST_PER_RANK = 2_000
 MOST_AT_ONCE = 2_000
 """In one message about what is new; of more, the oldest are skipped, and their number is sent."""
-MOST_TITLES = 100
 MOST_KINDS = 4_000
 """With more, the page is told to forget everything, and gets the newest again."""
 
@@ -67,7 +64,8 @@ class Timeline:
         self._next = 0
         self._last_pause_ns: dict[int, int] = {}
         """When the newest pause of each rank began."""
-        self._per_rank = max(8, min(MOST_PER_RANK, MOST_SLICES // max(1, world_size)))
+        # Of all ranks together 40,000 are kept; a page keeps as many.
+        self._per_rank = max(8, min(MOST_PER_RANK, 40_000 // max(1, world_size)))
         self._forget()
 
     def _forget(self) -> None:
@@ -96,7 +94,7 @@ class Timeline:
             self._forget()
         if run != self.run:
             self.run, self._from = run, self._next
-            self._titles = dict([*self._titles.items(), (run, title)][-MOST_TITLES:])
+            self._titles = dict([*self._titles.items(), (run, title)][-100:])
             self._close()
         for record in records:
             self._take(record)

@@ -89,7 +89,7 @@ def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
         return told
     if not was_set(pid) and not has_torch(pid):
         return (
-            f"Process {pid} has not loaded torch, and is neither a rank nor the launcher of one. "
+            f"Process {pid} has not loaded torch: it is not a rank, nor a launcher of ranks. "
             "Your jobs: ddp-notebook jobs"
         )
     how = (outside.elsewhere(pid) or _WAS_SET) if was_set(pid) else HOW_TO_PREPARE
@@ -139,7 +139,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A job and its state. `stuck` is None if unknown."""
+    """A job and its state; `stuck` is unknown where it is None."""
 
     script: str
     world_size: int

@@ -2,8 +2,8 @@
 
 Nothing listens anywhere for it, and nothing is sent but the command that is run there, which only
 looks. Its output is read to a bound and within a time limit; what is not as expected is said in
-words, with what the other program said. What several hosts saw is joined: each rank as its own host
-knows it.
+words, with what the other program said. The observations of several hosts are joined: each rank as
+its own host knows it.
 """
 
 from __future__ import annotations
@@ -55,14 +55,13 @@ from ddp_notebook.views.ansi import plain, preformatted
 # -- commands that are run there -------------------------------------------------------------
 
 SSH_VARIABLE = "DDP_NOTEBOOK_SSH"
-"""What to run in place of ssh, with its options: `ssh -J login`."""
+"""The command to run in place of ssh, with its options: `ssh -J login`."""
 THERE_VARIABLE = "DDP_NOTEBOOK_THERE"
 """Where `ddp-notebook` is on the other hosts."""
 _WITHIN_S = 60.0
-_CONNECTS_WITHIN_S = 10
 _HOST = re.compile(r"[A-Za-z0-9_]([\w.@-]*[\w.])?", re.ASCII)
 _RUN_THERE = 'if [ -x "$0" ]; then exec "$0" "$@"; fi; exec ddp-notebook "$@"'
-"""What a shell there does: it prefers the same file as here, as where hosts share a file system."""
+"""The script of the shell there; it prefers the file of here, as hosts may share a file system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class Host:
     name: str
     reached: tuple[str, ...]
     by_hand: str
-    """What a user can try in a shell."""
+    """The command that a user can try in a shell."""
     joins: bool = False
 
     def run(self, words: Sequence[str]) -> bytes:
@@ -134,9 +133,9 @@ def by_ssh(name: str) -> Host:
     except ValueError as error:
         raise UsageMistake(f"{SSH_VARIABLE}={plain(given)} is no command: {error}.") from None
     # No terminal, no agent and no X11 are passed on (-T -a -x): what runs there needs none, and a
-    # host on which somebody else is root should get none. BatchMode: a question for a password that
-    # nobody sees would wait until the time limit.
-    options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECTS_WITHIN_S}")
+    # host on which another user is root should get none. BatchMode: a question for a password that
+    # no one sees would wait until the time limit.
+    options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={10}")
     reached = (*program, *options, "-T", "-a", "-x", "--", name)
     return Host(name, reached, shlex.join((*program, name, "true")), joins=True)
 
@@ -260,7 +259,7 @@ def _started(call: Sequence[str], errors: IO[bytes]) -> Iterator[subprocess.Pope
 
 NOT_SEEN = "no process of it was found on the hosts that were asked"
 Runs = Mapping[str, SavedRun]
-"""What was seen, by host."""
+"""The observations, by host."""
 
 
 def joined(runs: Runs) -> Case:
@@ -482,13 +481,13 @@ class Elsewhere(Target):
         return {host.name: out for host, out in pairs if isinstance(out, bytes)}
 
     def _notes(self) -> list[str]:
-        """Say which hosts were not heard, and which have another version."""
+        """Say which hosts did not answer, and which have another version."""
         here = metadata.version("ddp-notebook")
         versions = {host: run.versions.get("ddp_notebook") for host, run in self._runs.items()}
         return [
             *self._missing,
             *(
-                f"{host} has ddp_notebook {plain(there)}, this host has {here}: what is said of "
+                f"{host} has ddp_notebook {plain(there)}, this host has {here}: answers on "
                 "the job may differ"
                 for host, there in versions.items()
                 if there and there != here

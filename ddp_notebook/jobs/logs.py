@@ -1,4 +1,4 @@
-"""What ranks, NCCL's watchdogs and torchrun's agent wrote: errors, timeouts and exits of ranks.
+"""Logs of ranks, of NCCL's watchdogs and of torchrun's agent: errors, timeouts and exits of ranks.
 
 A log says little: the last error of a rank, where it was raised, and how processes ended. Which
 collectives were issued before is not in it. Which rank wrote a line is known by the marks that
@@ -23,7 +23,7 @@ _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 _COMPILED = re.compile(r'  File "([^"]+)", line (\d{1,9})$')
 _UNREADABLE = re.compile(r"(SyntaxError|IndentationError|TabError): (.*)")
 _REFUSED = re.compile(r"[\w./-]{1,200}: error: .+")
-"""What argparse writes, after a line with the usage, before it ends a process."""
+"""The last line of argparse, after a line with the usage, before it ends a process."""
 _MOST_MESSAGE_LINES = 8
 _ABORTED = re.compile(r"\s*what\(\):\s*(.*)")
 _EXIT = re.compile(r"\brank\s+: (\d{1,7}) \(local_rank: (\d{1,7})\)")
@@ -160,7 +160,7 @@ def _group(text: str | None) -> str:
 
 @dataclass
 class Logs:
-    """What logs say about ranks. `exits` are codes; negative for signals.
+    """The facts about ranks in logs. `exits` are codes; negative for signals.
 
     `exits` of a rank that was not listed by an agent that listed others is 0: it had ended well.
     """

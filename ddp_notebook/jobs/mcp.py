@@ -55,12 +55,13 @@ def server() -> MCPServer:
 
 
 def jobs() -> dict[str, Any]:
-    """The distributed jobs of this user on this host: pids, ranks, which run, which are stuck."""
+    """List the distributed jobs of this user on this host: pids, ranks, which run, which are
+    stuck."""
     return find.to_json(find.listed())
 
 
 def why(target: list[str] | None = None) -> dict[str, Any]:
-    """What is wrong with a job: findings with ranks, cause, remedy, evidence; or undecided.
+    """Say what is wrong with a job: findings with ranks, cause, remedy, evidence; or undecided.
 
     `target` is a pid (a rank's or the launcher's), or the folder or files that a job left: logs,
     dumps of torch's flight recorder. Without one: the job that runs, or the last one.
@@ -69,7 +70,8 @@ def why(target: list[str] | None = None) -> dict[str, Any]:
 
 
 def where(target: list[str] | None = None) -> dict[str, Any]:
-    """At which lines of the user's code each rank of a job is, or was last; `target` as of why."""
+    """Say at which lines of the user's code each rank of a job is, or was last; `target` as of
+    why."""
     return _of_job(target, lambda job: places_to_json(job.places(), job=job.name))
 
 

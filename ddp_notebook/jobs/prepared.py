@@ -16,7 +16,7 @@ from pathlib import Path
 from ddp_notebook import files
 from ddp_notebook.cluster.questions import ask
 from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
-from ddp_notebook.jobs import outside, records
+from ddp_notebook.jobs import records
 from ddp_notebook.jobs.records import CRASHES, DAMAGED, ORPHANED, Job, Process
 from ddp_notebook.jobs.verdict import AT_REST, Verdict, for_others, own_errors
 from ddp_notebook.model import (
@@ -97,11 +97,8 @@ def case_of(job: Job) -> Case:
     """Return all that is known of a job now."""
     answers = ask(sockets_of(job), calls.REPORT, calls.Nothing(), ASK_TIMEOUT_S)
     first, alive = job.first, bool(job.alive)
-    halted = stopped_early(job)
     reports = tuple(
-        _stopped(rank, halted[rank])
-        if rank in halted
-        else _report(rank, job.processes.get(rank), answers.get(rank), alive)
+        _report(rank, job.processes.get(rank), answers.get(rank), alive)
         for rank in range(job.world_size)
     )
     return Case(
@@ -132,15 +129,6 @@ def _with_splits(job: Job, reports: tuple[RankReport, ...]) -> tuple[RankReport,
     return tuple(replace(e, splits=meets[e.rank]) if e.rank in meets else e for e in reports)
 
 
-def stopped_early(job: Job) -> dict[int, int]:
-    """Return the ranks of a running job that were stopped before they were prepared: processes."""
-    return (
-        outside.stopped(job.first.parent, job.absent, records.pids())
-        if job.alive and job.absent
-        else {}
-    )
-
-
 def sockets_of(job: Job) -> dict[int, Path]:
     """Return where ranks can be asked: those that run, without the ones that were stopped."""
     running = {rank: job.processes[rank] for rank in job.alive}
@@ -164,13 +152,9 @@ def _report(
         if not why_not and (user := processes.other_user(pid)) is not None:
             why_not = f" as user {user}, and answers no other user"
         if (state := _state(pid)) == _STOPPED:
-            return _stopped(rank, pid)
+            return RankReport(rank, doing=f"process {pid} is stopped", process=_STOPPED, pid=pid)
         return RankReport(rank, doing=f"process {pid} runs{why_not}", process=state, pid=pid)
     return process.last_report(rank, others_run)
-
-
-def _stopped(rank: int, pid: int) -> RankReport:
-    return RankReport(rank, doing=f"process {pid} is stopped", process=_STOPPED, pid=pid)
 
 
 _LOST = re.compile("Connection (closed|reset)|Broken pipe|Socket closed|remote process exited")
@@ -218,7 +202,7 @@ def _ended_at(report: RankReport) -> str:
 
 _ABORTED, _TERMINATED = -signal.SIGABRT.value, -signal.SIGTERM.value
 _NO_RECORD = "a signal, a crash or os._exit()"
-"""What ends a process before Python can write anything."""
+"""The ends that leave Python no time to write."""
 
 
 def _state(pid: int) -> str:
@@ -419,19 +403,12 @@ def _unsure_of_ended(job: Job, case: Case) -> str:
 
 
 def _elsewhere(job: Job) -> Iterator[str]:
-    """Say that ranks of a running job may be on other hosts, and which its store connects."""
+    """Say that ranks of a running job may be on other hosts."""
     if not (job.alive and job.absent):
         return
-    port = (job.first.told or {}).get("MASTER_PORT", "")
-    pid = job.processes[job.alive[0]].about.pid
-    others = sorted(outside.connected_hosts(pid, int(port))) if port.isdecimal() else []
-    where = (
-        f", perhaps {' or '.join(others[:8])}, which its store is connected with" if others else ""
-    )
-    there = others[0] if others else "HOST"
     yield (
-        f"{verb(job.absent, 'was', 'were')} not found on this host: not started, or on another one"
-        f"{where}. Then look at all of the job: ddp-notebook why {job.first.pid} {there}:PID"
+        f"{verb(job.absent, 'was', 'were')} not found on this host: not started, or on another "
+        f"one. Then look at all of the job: ddp-notebook why {job.first.pid} HOST:PID"
     )
 
 

@@ -1,7 +1,7 @@
 """Python stacks of running processes, read by py-spy, and what each rank does by its stack.
 
-py-spy pauses nothing and runs nothing there. What a stack does not show stays unknown: which
-collectives were issued before, in which group.
+py-spy pauses no process and runs no code in it. A stack does not show which collectives were issued
+before, nor in which group: that stays unknown.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """What could be read, by process; of the others, why not, a line each."""
+    """The stacks by process, and why those of others could not be read, a line each."""
 
     of: Mapping[int, tuple[Thread, ...]]
     why_not: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What Tab offers for the values of options: rank sets, lists, files, variables."""
+"""Completions of the values of options: rank sets, lists, files, variables."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Iterable, Sequence
 from ddp_notebook.magics.parser import Completer, Surroundings
 from ddp_notebook.model import by_value, format_ranks
 
-_MAX_SINGLE_RANKS = 16
-
 
 def starting_with(word: str, candidates: Iterable[str]) -> list[str]:
-    """Those of `candidates` that begin with `word`."""
+    """Return the `candidates` that begin with `word`."""
     return [candidate for candidate in candidates if candidate.startswith(word)]
 
 
@@ -43,5 +41,5 @@ def rank_sets(word: str, around: Surroundings) -> Sequence[str]:
     """The likely rank sets: all ranks, those in the same state, each rank alone."""
     by_status = by_value({state.rank: state.status for state in around.ranks})
     together = [format_ranks(ranks) for ranks, _ in by_status if len(ranks) > 1]
-    alone = [str(state.rank) for state in around.ranks[:_MAX_SINGLE_RANKS]]
+    alone = [str(state.rank) for state in around.ranks[:16]]
     return starting_with(word, dict.fromkeys(["all", *together, *alone]))

@@ -101,7 +101,7 @@ def withdraw_completion(shell: Any) -> None:
 
 
 def _matchers(shell: Any) -> list[Any]:
-    """The matchers of the shell's completer; of a shell that has none, a list of no effect."""
+    """Return the matchers of the shell's completer; without one, a list of no effect."""
     return getattr(getattr(shell, "Completer", None), "custom_matchers", [])
 
 

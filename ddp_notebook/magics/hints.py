@@ -1,4 +1,4 @@
-"""What the shell adds to IPython's answers: the verb that was meant, values, and %debug."""
+"""Additions to IPython's answers: the verb that was meant, values, and %debug."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MAGIC_OF = {verb.name: verb.magic for verb in VERBS}
 _CALLS = re.compile(r"^\s*(?:[\w, ]+=\s*)?%%?([\w-]+)", re.MULTILINE)
 _EMPTY = re.compile(r"\s*%%ddp\b[^\n]*\s*")
-"""A cell for the ranks without its code; IPython would suggest a line magic that runs nothing."""
+"""A cell for the ranks without its code; IPython would suggest a line magic, which has no cell."""
 _BELOW = re.compile(r"\s*(?!\s|%%)[^\n]*\n(?:[^\n]*\n)*?\s*(%%ddp)\b")
 """A cell whose %%ddp has something above it that is no magic of cells."""
 _REPLACED = ("show_usage_error", "debugger")
@@ -59,7 +59,7 @@ def unknown_magic(cell: str, known: Callable[[str], bool]) -> str:
 
 
 def after(error: Exception, ended: frozenset[int]) -> str:
-    """What to type instead of `%debug` after `error`; `ended` are ranks without a process."""
+    """Say what to type instead of `%debug` after `error`; `ended` are ranks without a process."""
     first = "There is nothing for a debugger in the notebook: "
     if isinstance(error, Stuck):
         return (

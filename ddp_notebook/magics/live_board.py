@@ -19,8 +19,6 @@ from ddp_notebook.session import Session
 Place = Literal["auto", "here", "side", "off"]
 PLACES: tuple[Place, ...] = ("auto", "here", "side", "off")
 """Where the last board was, in the running cell, in a panel beside the notebook, nowhere."""
-_FIRST_PAINT_AFTER_S = 0.02
-"""By then `init` has cleared the record: the previous session's board is not shown."""
 _MOST_EARLIER = 10
 """How many closed boards stay live in their cells; each holds what ranks did, for scrubbing."""
 
@@ -68,7 +66,8 @@ class NotebookBoard:
                 self._panel.show(bundle, anew=place == "side")
             self._shell.display_pub.publish(data=dict(bundle), metadata={})
 
-        self._open.open(_FIRST_PAINT_AFTER_S, show, in_panel=in_panel)
+        # By then `init` has cleared the record, so the previous session's board is not shown.
+        self._open.open(0.02, show, in_panel=in_panel)
 
     def _check_side(self) -> None:
         if not (can_show_widgets(self._shell) and can_have_panel()):

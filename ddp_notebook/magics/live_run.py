@@ -74,7 +74,7 @@ class LiveRun:
         self._has_line: bool | None = None
         """None until the run has lasted long enough for a line."""
         self._words = ""
-        """What stands in place of the line where a page has no such widget."""
+        """The words in place of the line where a page has no such widget."""
         self._show_line: Show = lambda _: None
         self.region = LiveRegion(
             publisher,

@@ -20,7 +20,7 @@ from ddp_notebook.model import DASHES, RankState
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What Tab completion may look at: the notebook's variables, and the state of the ranks."""
+    """The facts for Tab completion: the notebook's variables, and the state of the ranks."""
 
     variables: Sequence[str] = ()
     ranks: Sequence[RankState] = ()

@@ -28,9 +28,9 @@ _NO_FOLDER = "The notebook's current folder was removed. Go to another one: %cd 
 _UI = "_ddp_notebook_magics"
 """The attribute of a shell that holds its NotebookUi while the extension is loaded."""
 _HINTS = "_ddp_notebook_hints"
-"""The same of its Hints."""
+"""The attribute that holds its Hints."""
 _NAMES = "_ddp_notebook_names"
-"""The same of its RankNames."""
+"""The attribute that holds its RankNames."""
 
 
 def load(shell: Any) -> None:

@@ -31,9 +31,6 @@ from ddp_notebook.views.notebook import (
     withheld_text,
 )
 
-_REGION_DELAY_S = 0.06
-"""A shorter cell shows its output once, without a live region before it."""
-
 Begin = Callable[[Callable[[CellRun], None]], CellResult]
 """Starts a run and waits for its end; calls its argument when the run has begun."""
 
@@ -80,7 +77,8 @@ class RunDisplay:
                 live.region.nudge()
             if live is not None or not runs or not self._output.is_live:
                 return
-            if time.monotonic() - started_s > _REGION_DELAY_S:
+            # A shorter cell shows its output once, without a live region before it.
+            if time.monotonic() - started_s > 0.06:
                 with self._opening:
                     if live is None and not over:
                         live = LiveRun(publisher, self._lines, runs[0], context=context)
@@ -228,7 +226,7 @@ _ENDED_EARLY = "This setup, step by step, was ended before it was complete."
 
 
 def _headlines(result: CellResult) -> list[Bundle]:
-    """What is shown first: the finding, the errors of its culprits, those of other ranks."""
+    """Return what is shown first: the finding, the errors of its culprits, those of other ranks."""
     if isinstance(result.error, Stuck):
         return [mime_bundle(result.error.diagnosis)]
     diagnosis = result.diagnosis if result.error is not None else None
@@ -248,7 +246,7 @@ def _how_it_ended(result: CellResult, elapsed_s: float) -> str:
     if elapsed_s < 1 or (result.pending and error is None):
         return ""
     if isinstance(error, Stuck):
-        return f"no rank makes progress, after {elapsed_s:.1f} s"
+        return f"stopped after {elapsed_s:.1f} s: no rank can continue"
     if error is not None:
         return f"did not finish; it ran for {elapsed_s:.1f} s"
     return f"finished in {elapsed_s:.1f} s"
@@ -277,7 +275,7 @@ def _end_bundle(run: CellRun, ended: Future[CellResult], more: str = "") -> Bund
 
 
 def _failed(ended: Future[CellResult]) -> BaseException | None:
-    """What it raised, or ended with; None if every rank finished it."""
+    """Return its error; None if every rank finished it."""
     return ended.exception() or ended.result().error
 
 

@@ -1,4 +1,4 @@
-"""What a verb works with: the session, the shell, the cell's output and the live board."""
+"""The environment of a verb: the session, the shell, the cell's output and the live board."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ddp_notebook.views.notebook import Displays, Shown, mime_bundle
 
 
 class CallerUi(Protocol):
-    """What a verb may use, whether a cell or a button of the board calls it."""
+    """The part of it that a verb may use, called by a cell or by a button of the board."""
 
     session: Session
 
@@ -99,7 +99,7 @@ class NotebookUi:
         return len(inputs) - 1 if len(inputs) > 1 else int(self.shell.execution_count)
 
     def surroundings(self) -> Surroundings:
-        """What Tab completion may offer besides options."""
+        """Return the facts for Tab completion."""
         names = [name for name in self.variables if not name.startswith("_")]
         return Surroundings(names, self.session.record.snapshot.ranks)
 

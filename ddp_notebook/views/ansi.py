@@ -16,11 +16,9 @@ from html import escape
 _ESCAPE = re.compile(
     r"\x1b\[(?P<codes>[0-?]*)[ -/]*(?P<final>[@-~]|\Z)"  # CSI: colours, cursor; or cut at the end
     r"|\x1b[\]P^_][^\x07\x1b\n]*(?:\x07|\x1b\\|\Z)"  # OSC and its like: titles, hyperlinks
-    r"|\x1b[ -/]*[0-~]?"  # two-character escapes, and an ESC that is none
+    r"|\x1b[ -/]*[0-~]?"  # two-character escapes, and a lone ESC
 )
 
-_LONGEST_LOOK_BACK = 64
-"""The longest escape code that a cut may split, in characters."""
 
 # JupyterLab's own sixteen, so that a traceback looks as it does elsewhere in the notebook.
 _BASIC = (
@@ -130,7 +128,8 @@ def ansi_to_html(text: str) -> str:
 
 def after_escape(text: str, cut: int) -> int:
     """`cut`, moved if it lies within an escape code."""
-    start = text.rfind("\x1b", max(0, cut - _LONGEST_LOOK_BACK), cut)
+    # The longest escape code that a cut may split, in characters.
+    start = text.rfind("\x1b", max(0, cut - 64), cut)
     match = _ESCAPE.match(text, start) if start >= 0 else None
     return max(cut, match.end()) if match else cut
 
@@ -158,7 +157,7 @@ def _number(code: str) -> int:
 
 
 def _extended(numbers: Iterator[int]) -> str:
-    """The colour after 38 or 48 (``5;n`` or ``2;r;g;b``); empty if it is none."""
+    """The colour after 38 or 48 (``5;n`` or ``2;r;g;b``); empty for another code."""
     mode = next(numbers, -1)
     values = [next(numbers, -1) for _ in range({5: 1, 2: 3}.get(mode, 0))]
     if not values or not all(0 <= value <= 255 for value in values):

@@ -202,7 +202,7 @@ def _sentences(result: StepBenchResult) -> Iterator[str]:
     for point in dict.fromkeys((result.main_points[0], result.main_points[-1])):
         step = f"a step of {ms(point.step_us)} ms"
         if point.exposed_interval_us[0] <= 0:
-            adds = f"what communication adds to {step} is within the noise"
+            adds = f"the cost of communication in {step} is within the noise"
         else:
             share = f"{point.exposed_share:.0%}"
             adds = f"communication adds {ms(point.exposed_us)} ms to {step} ({share})"

@@ -65,7 +65,7 @@ def text(board: Board) -> str:
 
 
 def brief(board: Board) -> str:
-    """What a button has come to, for a reader who sees the rows of the board anyway."""
+    """Return the result of a button, for a reader who sees the rows of the board anyway."""
     return "\n".join([strip_ansi(board.headline), *map(_note, board.notes)])
 
 

@@ -21,7 +21,7 @@ _COLUMNS = (
 
 
 def text(report: DoctorReport) -> str:
-    """The headline, and one or more lines for each check; what to do follows an arrow."""
+    """Return the headline, and one or more lines for each check, with remedies behind arrows."""
     headline = plain(report.headline)
     return f"{headline}\n\n{_table(report.checks).text()}" if report.checks else headline
 

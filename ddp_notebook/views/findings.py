@@ -1,4 +1,4 @@
-"""A diagnosis, what is wrong and what to do about it: as text and as HTML."""
+"""A diagnosis, what is wrong and how to fix it: as text and as HTML."""
 
 from __future__ import annotations
 
@@ -25,23 +25,19 @@ from ddp_notebook.views.ansi import plain, preformatted
 from ddp_notebook.views.paragraphs import box, indented, view
 from ddp_notebook.views.table import Cell, Column, Row, Table
 
-WHAT_TO_DO = "what to do"
+FIX = "fix"
 EVIDENCE = "evidence"
 BUSY = "busy, not stuck"
 FURTHER = "also found"
-RAISED_TOO = "what other ranks raised"
-DOING = "what the ranks were doing"
+RAISED_TOO = "errors of other ranks"
+DOING = "rank activity"
 
 CALM, WRONG, UNDECIDED, PASSING = "✓", "✗", "?", "►"
 """The symbol of a diagnosis without findings, and of each kind of finding."""
 
 _COLOURS = {WRONG: markup.BAD, UNDECIDED: markup.WARN, PASSING: markup.BUSY}
-_MOST_OPEN_ROWS = 8
-"""With more rows, the table of what the ranks were doing is folded: the finding matters more."""
 _MOST_TRACEBACKS, _MOST_LINES = 4, 160
 """How many different tracebacks are shown, and how much of each."""
-_DEEPEST_WHO = 20
-"""Longer rank sets do not indent the other lines."""
 _DOING_COLUMNS = (
     Column("who", names_row=True, rank_set=True),
     Column("doing", fills=True, breaks=True),
@@ -68,7 +64,7 @@ R = TypeVar("R", bound=_Raised)
 
 
 def symbol(finding: Finding) -> str:
-    """Whether a finding is a mistake (✗), undecided (?) or will pass by itself (►)."""
+    """Return the sign of a mistake (✗), of one undecided (?), or of what passes by itself (►)."""
     if finding.passing:
         return PASSING
     return UNDECIDED if finding.category is Category.UNDECIDED else WRONG
@@ -111,7 +107,7 @@ def _age(age_s: float) -> str:
 
 
 def _more(d: Diagnosis) -> str:
-    """Whose tracebacks are not shown, and how to see them."""
+    """Name the ranks whose tracebacks are not shown, and how to see them."""
     ranks = sorted(
         {rank for traceback in d.tracebacks[_MOST_TRACEBACKS:] for rank in traceback.ranks}
     )
@@ -158,8 +154,8 @@ def folded_doing(doing: Mapping[int, str] | None) -> list[tuple[str, str]]:
 
 
 def text(d: Diagnosis) -> str:
-    """What the culprits raised; the finding, what to do, who waits, the evidence; then further
-    findings, what other ranks raised, and what the ranks did.
+    """Return the culprits' errors; the finding, its fix, who waits, the evidence; then further
+    findings, the errors of other ranks, and the activity of all.
     """
     first, others = divided(d, d.tracebacks[:_MOST_TRACEBACKS])
     parts = [past_words(d), *map(_traceback_text, first), "" if others else _more(d)]
@@ -200,7 +196,7 @@ def _finding_text(finding: Finding, d: Diagnosis) -> str:
     parts = [indented(headline, f"{symbol(finding)} ")]
     remedy, waiting = plain(finding.remedy), waiting_words(finding, d)
     if remedy:
-        parts.append(f"  {WHAT_TO_DO}:\n{indented(remedy, '      ')}")
+        parts.append(f"  {FIX}:\n{indented(remedy, '      ')}")
     if waiting:
         parts.append(indented(waiting, "  "))
     if finding.evidence:
@@ -210,11 +206,12 @@ def _finding_text(finding: Finding, d: Diagnosis) -> str:
 
 
 def _doing_text(doing: Mapping[int, str] | None) -> str:
-    """What each rank did, the texts below each other."""
+    """Return the activity of each rank, the texts below each other."""
     folded = folded_doing(doing)
     if not folded:
         return ""
-    deepest = max((len(who) for who, _ in folded if len(who) <= _DEEPEST_WHO), default=0)
+    # A longer rank set stands on a line of its own, and does not indent the others.
+    deepest = max((len(who) for who, _ in folded if len(who) <= 20), default=0)
     return "\n".join([f"{DOING}:", *(_who_did(who, text, deepest) for who, text in folded)])
 
 
@@ -229,8 +226,8 @@ def _who_did(who: str, text: str, deepest: int) -> str:
 
 
 def html(d: Diagnosis, sides: str = "", *, with_doing: bool = True) -> str:
-    """What the culprits raised; the finding, what to do, who waits, the evidence; then further
-    findings, what other ranks raised, and what the ranks did.
+    """Return the culprits' errors; the finding, its fix, who waits, the evidence; then further
+    findings, the errors of other ranks, and the activity of all.
 
     `sides` is HTML that goes below the finding's sentence.
     """
@@ -252,7 +249,7 @@ def html(d: Diagnosis, sides: str = "", *, with_doing: bool = True) -> str:
 
 
 def _traceback(traceback: Traceback) -> str:
-    """What ranks raised, under their names; a long one scrolls."""
+    """Return a traceback under the names of its ranks; a long one scrolls."""
     text = escape("\n".join(_lines_of(traceback)), quote=False)
     return (
         f'<div style="margin: 0 0 4px"><b>{name_ranks(traceback.ranks)}</b></div>'
@@ -267,13 +264,13 @@ def _calm(d: Diagnosis) -> str:
 
 
 def _note(note: str) -> str:
-    """What is not known because a rule failed, as HTML."""
+    """Return a note on what is not known because a rule failed."""
     sign = f'<span style="{_SYMBOL}; color: rgb({markup.WARN})">{UNDECIDED}</span>'
     return f'<div style="margin: 0 0 8px">{sign}{markup.words(note)}</div>'
 
 
 def _remark(remark: Remark) -> str:
-    """What is no mistake, and worth knowing."""
+    """Return a remark, which is no mistake, and worth knowing."""
     sign = f'<span style="{_SYMBOL}; color: rgb({markup.BUSY})">{PASSING}</span>'
     kind = f'<span style="{markup.MUTED}; white-space: nowrap">[{remark.kind}]</span>'
     text = f"{sign}{markup.words(remark.text)} {kind}"
@@ -304,8 +301,8 @@ def _sentence(finding: Finding, sign: str, colour: str) -> str:
 
 
 def _remedy(finding: Finding) -> str:
-    """What to do, in a box of its own."""
-    return box(WHAT_TO_DO, finding.remedy, _BELOW) if plain(finding.remedy) else ""
+    """Return the fix, in a box of its own."""
+    return box(FIX, finding.remedy, _BELOW) if plain(finding.remedy) else ""
 
 
 def _waiting(finding: Finding, d: Diagnosis) -> str:
@@ -329,11 +326,12 @@ def _evidence(evidence: Sequence[str]) -> str:
 
 
 def _doing(doing: Mapping[int, str] | None) -> str:
-    """What each rank did, as a table that can be folded."""
+    """Return the activity of each rank, as a table that can be folded."""
     rows = [Row((Cell(who), Cell(activity))) for who, activity in folded_doing(doing)]
     if not rows:
         return ""
-    is_open = " open" if len(rows) <= _MOST_OPEN_ROWS else ""
+    # A long table is folded: the finding matters more than what each rank was doing.
+    is_open = " open" if len(rows) <= 8 else ""
     return (
         f'<details{is_open} style="margin: 0">'
         f'<summary style="{_SUMMARY}">{DOING}</summary>'

@@ -23,10 +23,6 @@ OUTPUT_INTERVAL_S = 0.008
 """Output may be drawn more often: what a rank prints should be seen at once."""
 OUTPUT_SETTLE_S = 0.001
 """Ranks print at about the same time: after this delay one drawing shows what all of them wrote."""
-_COST_FACTOR = 2
-_LARGE_CHARACTERS = 20_000
-_LARGE_INTERVAL_S = 0.1
-"""A large region is drawn less often: browsers are slow, and nobody reads ten screens a second."""
 
 
 class LiveRegion:
@@ -140,9 +136,10 @@ class LiveRegion:
             self.draw()
             cost_s = time.monotonic() - started
             # A quiet region is looked at once a second: silence is news too.
-            rest_s = max(self._interval_s - self._settle_s, _COST_FACTOR * cost_s)
-            if sum(map(len, (self._shown or {}).values())) > _LARGE_CHARACTERS:
-                rest_s = max(rest_s, _LARGE_INTERVAL_S)
+            rest_s = max(self._interval_s - self._settle_s, 2 * cost_s)
+            if sum(map(len, (self._shown or {}).values())) > 20_000:
+                # Browsers draw large regions slowly, and no one reads ten screens a second.
+                rest_s = max(rest_s, 0.1)
             if not self._closed:
                 time.sleep(rest_s)
             if not self._closed and self._wake.wait(1.0) and self._settle_s:

@@ -14,7 +14,7 @@ from ddp_notebook.views.paragraphs import WIDTH, indented, view
 from ddp_notebook.views.table import Cell, Column, Row, Table
 
 _MOST_COLUMNS, _MOST_LINES = 6, 32
-"""Of a larger mesh a line names its ranks together; of more lines the rest are counted."""
+"""The lines of a larger mesh name their ranks together; further lines are counted."""
 _MOST_ROWS = 60
 _COLUMNS = (
     Column("parameter", widest=30, always=True, names_row=True),

@@ -42,9 +42,6 @@ from ddp_notebook.views.ansi import ansi_to_html
 
 _STREAM_OF = {OutputKind.STDOUT: "stdout", OutputKind.STDERR: "stderr"}
 
-_LIVE_LINES = 240
-"""Lines shown while a cell runs, shared by the groups; all of it is shown at the end."""
-
 
 Shown: TypeAlias = (
     Board | Diagnosis | StepTable | StackTree | VariableTable | DoctorReport | MeshLayout
@@ -88,7 +85,8 @@ def live_bundle(
     groups: Sequence[OutputGroup], doing: str, table: StepTable | None = None
 ) -> dict[str, str]:
     """A running cell: the ranks' output so far, what they do, and where they are paused."""
-    lines = max(5, _LIVE_LINES // max(1, len(groups)))
+    # The groups share 240 lines while the cell runs; all of it is shown at the end.
+    lines = max(5, 240 // max(1, len(groups)))
     if table is None:
         return {"text/plain": doing, "text/html": output.live(groups, "", doing, lines)}
     shown = mime_bundle(table)
@@ -135,7 +133,7 @@ def victims_bundle(groups: Sequence[OutputGroup]) -> dict[str, str]:
     """Tracebacks of ranks that are not the cause, folded."""
     text = traceback_bundle(groups)["text/plain"]
     who = name_ranks(sorted({rank for group in groups for rank in group.ranks}))
-    summary = f"What {who} raised"
+    summary = f"Errors of {who}"
     html = (
         f'<div class="ddp-view">{markup.STYLE}<details><summary style="cursor: pointer">{summary}'
         f'</summary><div class="ddp-folded"><pre>{ansi_to_html(text)}</pre></div></details></div>'

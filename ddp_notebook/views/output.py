@@ -1,4 +1,4 @@
-"""What ranks wrote and displayed: as text, and as the HTML of a running cell."""
+"""The output of ranks: as text, and as the HTML of a running cell."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ from ddp_notebook.state.output import STREAMS, bars_apart
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import after_escape, ansi_to_html, strip_ansi
 
-_CHARACTERS_PER_LINE = 200
-"""If lines are longer on average, fewer are shown while a cell runs."""
-_IMAGE_LINES = 20
-"""An image counts as this many lines."""
 _IMAGES = ("image/png", "image/jpeg")
 _MARKS = {OutputKind.STDERR: f'class="ddp-stderr" style="background: rgba({markup.BAD}, 0.12)"'}
 GROUP = f"margin-bottom: 10px; padding-left: 9px; border-left: 3px solid rgba({markup.IDLE}, 0.3)"
@@ -24,7 +20,7 @@ GROUP = f"margin-bottom: 10px; padding-left: 9px; border-left: 3px solid rgba({m
 
 
 def outputs(groups: Sequence[OutputGroup]) -> str:
-    """What the ranks wrote and displayed, each piece under the ranks that it came from."""
+    """Return the output of ranks, each piece under the ranks that it came from."""
     return "\n\n".join(_text_group(group) for group in groups)
 
 
@@ -59,11 +55,12 @@ def item_text(item: OutputItem) -> str:
 
 
 def live(groups: Sequence[OutputGroup], below_html: str, doing: str, tail_lines: int = 60) -> str:
-    """What is shown while a cell runs: the end of each group's output, what it does, and more.
+    """Return the display of a running cell: the end of each group's output, the line on its
+    activity, and more.
 
-    Of each group the last `tail_lines` lines are shown (an image counts as several), and above
-    them how much is left out. HTML that a rank displays is not put into the page: its
-    ``text/plain`` is shown. `below_html` is empty or a view's.
+    Of each group the last `tail_lines` lines are shown (an image counts as several), and above them
+    how much is left out. HTML that a rank displays is not put into the page: its ``text/plain`` is
+    shown. `below_html` is empty or a view's.
     """
     style = "" if markup.STYLE in below_html else markup.STYLE
     shown = "".join(_live_group(group, tail_lines) for group in groups)
@@ -111,13 +108,15 @@ class _Tail:
 
 def _tail(items: Sequence[OutputItem], lines: int) -> _Tail:
     """The last `lines` lines of `items`. Of the text before them only the lines are counted."""
-    tail, room, characters = _Tail(), lines, lines * _CHARACTERS_PER_LINE
+    # Where lines have more than 200 characters on average, fewer are shown.
+    tail, room, characters = _Tail(), lines, lines * 200
     for item in reversed(items):
         if _image(item):
             tail.images += room <= 0
             if room > 0:
                 tail.items.append(item)
-                room -= _IMAGE_LINES
+                # An image is about as high as 20 lines.
+                room -= 20
             continue
         text = item_text(item)
         start, used = _last_lines(text, room, characters)
@@ -178,7 +177,7 @@ def _pre(items: Sequence[OutputItem]) -> str:
 
 
 def _image(item: OutputItem) -> str:
-    """An item's image; nothing if it has none that a page can show."""
+    """An item's image; nothing without one that a page can show."""
     if item.what in STREAMS:
         return ""
     for mime in _IMAGES:

@@ -1,4 +1,4 @@
-"""What views are built of beside tables: indented text, boxes to copy from."""
+"""The parts of views beside tables: indented text, boxes to copy from."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def view(parts: Sequence[str]) -> str:
 
 
 def box(label: str, command: str, style: str) -> str:
-    """What to type, in a box from which it is easy to copy."""
+    """Return a call in a box from which it is easy to copy."""
     return (
         f'<div style="{style}"><span style="{markup.MUTED}">{label}</span>'
         f'<code style="{_COPY}">{markup.words(command)}</code></div>'

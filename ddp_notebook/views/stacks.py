@@ -31,14 +31,11 @@ NO_RANKS = "There are no ranks."
 _GAP = "  "
 _CHILD, _LAST_CHILD, _BESIDE, _BELOW = "├─ ", "└─ ", "│  ", "   "
 _WIDEST_PLACE, _WIDEST_FUNCTION, _NARROWEST_SOURCE = 36, 28, 12
-_NARROWEST = 40
-"""The least width of a line, at any depth of the tree."""
-_LONGEST_STATE = 200
 
 _STATES = {
     Activity.HELD: ("paused (%ddp_step continues)", "paused before {more}"),
-    Activity.IDLE: ("runs nothing", "runs nothing"),
-    Activity.FAILED: ("runs nothing", "runs nothing, since it failed: {more}"),
+    Activity.IDLE: ("idle", "idle"),
+    Activity.FAILED: ("idle", "idle, since it failed: {more}"),
     Activity.DEAD: ("dead", "dead: {more}"),
     Activity.SILENT: ("does not answer", "does not answer: {more}"),
 }
@@ -99,7 +96,7 @@ def _last_parts(file: str, count: int) -> str:
 
 def state_words(doing: Doing, tail: Sequence[Frame]) -> str:
     """The state of ranks at the end of a path; `tail` are the frames of libraries they are in."""
-    more = cut(plain(doing.text), _LONGEST_STATE)
+    more = cut(plain(doing.text), 200)
     if doing.activity in _STATES:
         alone, with_more = _STATES[doing.activity]
         return with_more.replace("{more}", more) if more else alone
@@ -208,7 +205,8 @@ class _Drawing:
         label = head + name_ranks(branch.ranks)
         if branch.doing is not None:
             label += _GAP + state_words(branch.doing, tail)
-        rows = self._rows(branch, max(_NARROWEST, WIDTH - len(own)))
+        # However deep the branch, its lines have 40 columns.
+        rows = self._rows(branch, max(40, WIDTH - len(own)))
         first = rows[0] if len(rows) == 1 or (rows and branch.doing is None) else ""
         if first and len(label + _GAP + first) <= WIDTH:
             yield label + _GAP + first
@@ -321,7 +319,7 @@ def _library_words(frames: Sequence[Frame]) -> str:
 
 
 def _chip(doing: Doing, tail: Sequence[Frame]) -> str:
-    """What the ranks are at, in the colour of it."""
+    """Return the state of ranks, in its colour."""
     return markup.chip(plain(state_words(doing, tail)), _COLOURS[doing.activity])
 
 

@@ -1,4 +1,4 @@
-"""A step table, who arrived where and who waits for whom: as text and as HTML."""
+"""A step table, where each rank is and which it waits for: as text and as HTML."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def text(t: StepTable) -> str:
 
 
 def html(t: StepTable) -> str:
-    """The same as HTML: no scripts, every value escaped."""
+    """Return it as HTML: no scripts, every value escaped."""
     title = f'<div style="font-weight: 600; margin: 0 0 6px">{markup.words(t.title)}</div>'
     table = _table(t).html() if t.rows else ""
     next_call = box(NEXT, t.next_call, "margin: 10px 0 0") if plain(t.next_call) else ""
@@ -96,7 +96,10 @@ def _row(row: StepRow) -> Row:
 
 
 def _about(t: StepTable) -> str:
-    """What the stage is about, and where to read on. Only a web address becomes a link."""
+    """Return the description of the stage, and where to read on.
+
+    Only a web address becomes a link.
+    """
     about, link = markup.words(t.about), plain(t.link)
     read_on = markup.breakable(link)
     if link.startswith(("https://", "http://")):

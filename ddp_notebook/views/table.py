@@ -15,8 +15,6 @@ _GAP = "  "
 _BREAK = "\x0b"
 """A place inside a rank set at which a line may end: a space for textwrap, then taken out."""
 _LONG_RANK_SET = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?){7,}")
-_LONGEST_ON_ONE_LINE = 24
-"""Characters of a row's name that stays on one line of a page."""
 
 _TABLE = (
     "border-collapse: collapse; table-layout: auto; margin: 0; color: inherit;"
@@ -76,7 +74,8 @@ class Column:
         """How a cell of a page looks."""
         if self.fills:
             wrap = f"white-space: pre-wrap; {markup.BREAKABLE}; min-width: 12em; max-width: 60em"
-        elif self.names_row and len(text) > _LONGEST_ON_ONE_LINE:
+        # Characters of a row's name that stays on one line of a page.
+        elif self.names_row and len(text) > 24:
             wrap = "max-width: 14em"
         else:  # a browser would break 0-2 behind its hyphen
             wrap = "white-space: nowrap"
@@ -90,7 +89,7 @@ class Cell:
 
     text: str
     remedy: str = ""
-    """What to do about it, on lines of its own behind an arrow."""
+    """A remedy, on lines of its own behind an arrow."""
     colour: str = ""
     before: str = ""
     bold: bool = False

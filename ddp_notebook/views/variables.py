@@ -38,7 +38,7 @@ def text(t: VariableTable) -> str:
 
 
 def html(t: VariableTable) -> str:
-    """The same as HTML: no scripts, every value escaped."""
+    """Return it as HTML: no scripts, every value escaped."""
     parts = []
     for section in t.sections:
         if section.rows:
@@ -92,5 +92,5 @@ def _notes(t: VariableTable) -> list[str]:
 
 
 def unread_words(unread: Unread) -> str:
-    """Of which ranks something is not known, and why."""
+    """Name the ranks whose variables are not known, and why."""
     return f"{name_ranks(unread.ranks)}: {plain(unread.why)}"

@@ -42,9 +42,7 @@ ATTACH = Verb(
     "ddp_attach",
     about="Look at a job that no notebook started: one that runs on this host, or the files that "
     "one left. Most is known of one that was started with DDP_NOTEBOOK=1; of another, what py-spy "
-    "shows from outside, and torch's flight recorder where the ranks give it away: by torch's "
-    "worker server at TORCH_WORKER_SERVER_SOCKET, or by dumps that NCCL's watchdog has written "
-    "(never run). %ddp_why, %ddp_where and %ddp_board then mean that job, until %ddp_detach. "
+    "shows from outside. Until %ddp_detach, %ddp_why, %ddp_where and %ddp_board mean that job. "
     "Nothing changes what it does: it is not paused, gets no signal, and goes on when the notebook "
     "ends. A rank sees of DDP_NOTEBOOK=1: two threads and five file descriptors more, "
     "DDP_NOTEBOOK_RANK_PID in its environment, functions of ours as sys.excepthook, "

@@ -37,7 +37,7 @@ def _break(ui: CallerUi, args: argparse.Namespace) -> None:
 
 
 def _break_by_click(ui: CallerUi, args: argparse.Namespace) -> None:
-    """What a page asks for: places and numbers, and no code to run on ranks."""
+    """Do a page's order, which has places and numbers, and no code to run on ranks."""
     if args.condition or args.log:
         raise UsageMistake("A board sets plain breakpoints. Type that one in a cell.")
     _break(ui, args)
@@ -197,8 +197,8 @@ BREAK = Verb(
     "and threads that torch starts do not stop at it. For an editor, call debugpy.listen on the "
     "rank yourself: it asks for no password. "
     "A cell that was edited and runs again has the breakpoints of its old version. --on nan "
-    "means the first such value of a run, on whichever rank; a step that a GradScaler skips is "
-    "none unless its scale is down to 1. Without a place: list the breakpoints.",
+    "means the first such value of a run, on whichever rank; a step that a GradScaler skips "
+    "counts only if its scale is down to 1. Without a place: list the breakpoints.",
     examples=(
         ("%ddp_break train.py:42", "line 42 of a file, imported or not"),
         ("%ddp_break 7 --ranks 1", "line 7 of the last cell, rank 1 alone"),

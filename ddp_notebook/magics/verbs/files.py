@@ -20,7 +20,9 @@ def _save(ui: NotebookUi, args: argparse.Namespace) -> None:
     if job is not None:
         other = f"Of {job.name}, in a shell: ddp-notebook save PID_OR_FILES {args.path}"
         if not ui.session.running:
-            raise UsageMistake(f"%ddp_save saves the session's own run, and has none. {other}")
+            raise UsageMistake(
+                f"%ddp_save saves the session's own run, and this session has no ranks. {other}"
+            )
     saved = ui.session.save(args.path, output=args.output, force=args.force)
     path = named_file(args.path)
     issued = sum(len(collectives) for collectives in saved.collectives.of.values())
@@ -40,7 +42,7 @@ SAVE = Verb(
     about="Write the run to a file, for %ddp_replay and for ui.perfetto.dev or chrome://tracing. "
     "In a program: session.save.",
     examples=(
-        ("%ddp_save run.json", "what is known of this session, for a bug report"),
+        ("%ddp_save run.json", "this session's run, for a bug report"),
         ("%ddp_save run.json --output", "with what the ranks wrote"),
     ),
     run=_save,

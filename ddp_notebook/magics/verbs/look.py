@@ -87,16 +87,16 @@ WHY = Verb(
     "ddp_why",
     about="Say what is wrong, which ranks cause it, and what to type. Returns a Diagnosis.",
     examples=(
-        ("%ddp_why", "what is wrong, which ranks cause it, what to type"),
-        ("%ddp_why --json", "the same for a program"),
-        ("%ddp_why --explain straggler", "what a finding of that category means"),
+        ("%ddp_why", "the cause, the ranks at fault, and the fix"),
+        ("%ddp_why --json", "as JSON, for a program"),
+        ("%ddp_why --explain straggler", "the meaning of a category"),
     ),
     run=_why,
     options=(
         options.JSON,
         Option(
             "--explain CATEGORY",
-            "what a category means: what torch prints then, how it is found, how to correct it",
+            "explain a category: torch's error texts, how it is found, how to correct it",
             completer=one_of([category.value for category in Category]),
             default=None,
         ),
@@ -118,7 +118,7 @@ WHERE = Verb(
     "tree. Returns a StackTree.",
     examples=(
         ("%ddp_where --ranks 0,2 --locals", "the stacks of two ranks, with their variables"),
-        ("%ddp_where", "those of all ranks, merged into one tree"),
+        ("%ddp_where", "the stacks of all ranks, merged into one tree"),
     ),
     run=_where,
     options=(
@@ -153,7 +153,7 @@ _GOALS = tuple(
         [*(stage.value for stage in list(Stage)[1:]), *WrapStage, _COLLECTIVE, *OPERATIONS, END]
     )
 )
-"""The first stage is where a paused setup starts: there is no going to it."""
+"""The first stage is where a paused setup starts: it cannot be a goal."""
 
 STEP = Verb(
     "ddp_step",

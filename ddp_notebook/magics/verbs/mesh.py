@@ -22,8 +22,8 @@ MESH = Verb(
     "MeshLayout.",
     examples=(
         ("%ddp_mesh", "the mesh, and what each rank holds"),
-        ("%ddp_mesh --ranks dp=0", "what the ranks at a place in the mesh hold"),
+        ("%ddp_mesh --ranks dp=0", "the parameters of the ranks at a place in the mesh"),
     ),
     run=_mesh,
-    options=(options.ranks("what these ranks hold"), options.JSON),
+    options=(options.ranks("show these ranks only"), options.JSON),
 )

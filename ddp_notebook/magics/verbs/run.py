@@ -99,7 +99,7 @@ def _run_script(ui: NotebookUi, args: argparse.Namespace) -> None:
 
 
 def _ensure_ranks(ui: NotebookUi, world_size: int) -> None:
-    """Start `world_size` ranks, if there are none. Raises UsageMistake for another number."""
+    """Start `world_size` ranks, unless they are running. Raises UsageMistake for another number."""
     running = ui.session.record.snapshot.world_size
     if not running:
         start_ranks(ui, InitOptions(world_size=world_size))
@@ -141,7 +141,7 @@ SCRIPT = Verb(
             choices=STORES,
         ),
         options.settings("1:RANK=0"),
-        Option("-n --world-size N", "start N ranks first, if there are none", type=int),
+        Option("-n --world-size N", "start N ranks first, unless they are running", type=int),
         Option("-m", "run a module by its name, such as package.train, in place of a script"),
         Option(
             "--python",
@@ -165,7 +165,7 @@ def _wait(ui: NotebookUi, args: argparse.Namespace) -> CellResult:
         def started(run: CellRun) -> None:
             runs.append(run)
             if known is not None and known.reported and run is known:
-                ui.say(f"{run.heading} is over. Its result once more:")
+                ui.say(f"{run.heading} is over. Its result again:")
             begun(run)
 
         return ui.session.wait(args.timeout, started)

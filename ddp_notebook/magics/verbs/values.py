@@ -114,13 +114,15 @@ OUTPUT = Verb(
     "to show (over 1 MB).",
     examples=(
         ("%ddp_output --ranks 0", "the last lines that rank 0 wrote"),
-        ("%ddp_output --ranks 1 --log", "what C code wrote there, not through Python"),
+        ("%ddp_output --ranks 1 --log", "messages of C code, not written through Python"),
     ),
     run=_output,
     options=(
         options.ranks("show what these ranks wrote", default="0"),
         Option("--tail N", "how many lines", default=100),
         Option("--save FILE", "write all of it to FILE instead", completer=files),
-        Option("--log", "what the process wrote, but not through Python: messages of C code"),
+        Option(
+            "--log", "messages of C code: output of the process that was not written through Python"
+        ),
     ),
 )

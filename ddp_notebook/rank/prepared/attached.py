@@ -2,7 +2,7 @@
 
 A rank that was forked from a process with the runtime has it already: so are those that a script of
 `%ddp_run` forks. They are prepared as ranks of other jobs are, with their files in a folder of the
-run's, where the session looks. A process that is not forked is told by variables, and prepares
+run's, where the session looks. Variables tell a process that is not forked to prepare
 itself when it imports torch.
 
 It observes and answers a few questions that only read, and does nothing else: no one who asks can
@@ -48,7 +48,6 @@ from ddp_notebook.rank.watched import Watched
 RUN = 1
 """The number of the run: a prepared process has one."""
 FACTS = "facts.json"
-_READY_AFTER_S = 1.0
 _ANSWERED = frozenset({"report", "stack", "run facts"})
 """The questions that `jobs` asks. A rank of a notebook answers more, such as ``evaluate``: none of
 these may ever be answered here, where whoever shares the user and the folder can ask."""
@@ -79,11 +78,11 @@ class _Asked:
 
     def get_ready_later(self) -> None:
         """The same a second later, unless a question was asked before."""
-        time.sleep(_READY_AFTER_S)
+        time.sleep(1.0)
         self.get_ready()
 
     def report(self) -> Any:
-        """The answer to the question what the rank does. Raises KeyError if there is none."""
+        """Return the rank's report of itself. Raises KeyError without an answer."""
         return self.answer("report", {})["answer"]
 
 
@@ -136,11 +135,11 @@ def _begin(watched: Watched, folder: Path) -> None:
 
 _AGENTS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _STARTS = "start_processes"
-"""What `torch.multiprocessing.spawn` and the launchers of other libraries call."""
+"""The function that `torch.multiprocessing.spawn` and launchers of other libraries call."""
 
 
 class Children:
-    """What `script`, in this process, starts; `world_size` processes of it run.
+    """The processes that `script`, in this process, starts; `world_size` processes of it run.
 
     Ranks among them have their files in `folder`.
     """
