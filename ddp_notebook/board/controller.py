@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import model, still_picture
 from ddp_notebook.board.buttons import Button, Buttons
-from ddp_notebook.board.past import Memory, Moment, Past
 from ddp_notebook.board.replay_board import can_show_widgets, past_message, widget_class
 from ddp_notebook.board.source import BoardSource
-from ddp_notebook.board.tabs import TabFeed
-from ddp_notebook.board.timeline import FREED, Timeline, died_ns
+from ddp_notebook.board.tab_contents import TabFeed
+from ddp_notebook.board.timeline import FREED, Memory, Moment, Past, Timeline, died_ns
 from ddp_notebook.model import Board, Diagnosis, Snapshot
 from ddp_notebook.session import Session
 from ddp_notebook.state.board_rows import BoardFacts, board_of

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ddp_notebook.archive.replay import Replay
 from ddp_notebook.board import model, still_picture
 from ddp_notebook.board.kernel_messages import widget_messages
-from ddp_notebook.board.past import Moment
-from ddp_notebook.board.timeline import FREED, Timeline, died_ns
+from ddp_notebook.board.timeline import FREED, Moment, Timeline, died_ns
 from ddp_notebook.model import Collective, Collectives, Diagnosis, Snapshot, Status
 from ddp_notebook.session.interrupts import do_meanwhile
 from ddp_notebook.state.board_rows import BoardFacts, board_of

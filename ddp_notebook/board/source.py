@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import tab_contents
-from ddp_notebook.board.tails import Tails
+from ddp_notebook.board.timeline import Tails
 from ddp_notebook.errors import DDPError
 from ddp_notebook.model import (
     Collective,

@@ -13,11 +13,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddp_notebook.model import Collective, Part, Phase, Snapshot, Status
+from ddp_notebook.model import Collective, Collectives, Part, Phase, Ranks, Snapshot, Status
 from ddp_notebook.state.line_stops import LinePause
+
+if TYPE_CHECKING:
+    from ddp_notebook.session.collective_logs import CollectiveLogs
+    from ddp_notebook.session.runs.run import CellRun
 
 FREED, PAUSED = "freed", "paused"
 PHASES = (*map(str, Phase), FREED, PAUSED)
@@ -285,3 +290,106 @@ class Timeline:
             "slices": [list(slice_) for slice_ in slices],
             "skipped": self._skipped,
         }
+
+
+# -- the newest records, while ranks issue them ------------------------------------------
+
+
+class Tails:
+    """Follows one run after another. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self.run = 0
+        """The number of the run that is followed."""
+        self._kept: dict[int, dict[int, Collective]] = {}
+        self._next: dict[int, int] = {}
+        self._groups: dict[str, Ranks] = {}
+
+    def follow(self, logs: CollectiveLogs, run: CellRun) -> tuple[Collective, ...]:
+        """The records of `run` that are new or have changed since the last call."""
+        if run.cell != self.run:
+            self.run, self._kept, self._next, self._groups = run.cell, {}, {}, {}
+        # Of more than 512 new records of a rank the oldest are skipped.
+        found = logs.read_since(run.ranks, run.cell, self._next, 512)
+        self._groups.update(found.groups)
+        news = [record for rank, records in found.of.items() for record in self._new(rank, records)]
+        return tuple(news)
+
+    @property
+    def collectives(self) -> Collectives:
+        """The newest records of each rank."""
+        return Collectives(
+            {rank: tuple(kept.values()) for rank, kept in self._kept.items()}, dict(self._groups)
+        )
+
+    def _new(self, rank: int, records: tuple[Collective, ...]) -> list[Collective]:
+        kept = self._kept.setdefault(rank, {})
+        news = [record for record in records if kept.get(record.number) != record]
+        kept.update((record.number, record) for record in news)
+        # The newest 256 of a rank are enough to describe what it does.
+        for number in list(kept)[: max(0, len(kept) - 256)]:
+            del kept[number]
+        end = max(kept, default=-1) + 1
+        # Pending records are read again, as they may have changed; but work that no code waits for
+        # is never seen to be done, so only the newest 64 are.
+        pending = [n for n, record in kept.items() if n >= end - 64 and not record.over]
+        self._next[rank] = min([*pending, end])
+        return news
+
+
+# -- earlier moments ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What was found from a time on, as a page has it."""
+
+    at_ns: int = 0
+    findings: Sequence[Any] = ()
+    locations: Sequence[Any] = ()
+
+
+@dataclass
+class Memory:
+    """What the boards of a session have shown, one after another: a new one begins with it.
+
+    For one board at a time; `of` says which session it is, by its beginning and its number of
+    ranks. Times are counted from `epoch_ns`.
+    """
+
+    of: tuple[int, int]
+    epoch_ns: int
+    timeline: Timeline
+    past: Past
+
+
+@dataclass
+class Past:
+    """Records what a board shows, for when its user scrubs back."""
+
+    # Bounded: a board may be open for days.
+    _moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=400))
+    _runs: deque[tuple[int, int, Collectives]] = field(default_factory=lambda: deque(maxlen=30))
+
+    def note(self, moment: Moment) -> None:
+        """Record what is shown from now on."""
+        last = self._moments[-1] if self._moments else Moment()
+        if (last.findings, last.locations) != (moment.findings, moment.locations):
+            self._moments.append(moment)
+
+    def keep(self, run: int, at_ns: int, collectives: Collectives) -> None:
+        """Record the newest collectives of a run as they are at `at_ns`."""
+        began_ns = at_ns
+        if self._runs and self._runs[-1][0] == run:
+            began_ns = self._runs.pop()[1]
+        self._runs.append((run, began_ns, collectives))
+
+    def found_at(self, at_ns: int) -> Moment:
+        """The findings at a time."""
+        earlier = [moment for moment in self._moments if moment.at_ns <= at_ns]
+        return earlier[-1] if earlier else Moment()
+
+    def collectives_at(self, at_ns: int) -> Collectives:
+        """The newest collectives of the run at a time."""
+        earlier = [kept for _, began_ns, kept in self._runs if began_ns <= at_ns]
+        return earlier[-1] if earlier else Collectives()

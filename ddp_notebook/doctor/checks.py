@@ -40,8 +40,11 @@ _COMPARED = {
 
 _ALIKE = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 """Variables that must be equal, or the ranks do not meet."""
-_OWN = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "CUDA_VISIBLE_DEVICES")
-"""Variables that may differ between ranks."""
+_OWN = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "CUDA_VISIBLE_DEVICES"),
+    "TORCHELASTIC_ERROR_FILE",
+)
+"""Variables that may differ between ranks, as torchrun, or we in its place, give each its own."""
 
 
 def check_version(distribution: str, version: str) -> Check:

@@ -17,7 +17,7 @@ from IPython.core.error import UsageError
 from IPython.utils.tokenutil import token_at_cursor
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.magics.completers import starting_with
+from ddp_notebook.magics.options import starting_with
 from ddp_notebook.magics.parser import HELP, HelpShown, Option, Surroundings
 from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
 from ddp_notebook.magics.verbs import VERBS

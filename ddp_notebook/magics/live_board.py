@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from ddp_notebook.board.buttons import Button
 from ddp_notebook.board.controller import LiveBoard, StillBoard, open_board
-from ddp_notebook.board.past import Memory
 from ddp_notebook.board.replay_board import can_show_widgets
 from ddp_notebook.board.side_panel import HOW, SidePanel, can_have_panel
+from ddp_notebook.board.timeline import Memory
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.run_display import is_news
 from ddp_notebook.model import Board, Event

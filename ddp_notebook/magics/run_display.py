@@ -20,7 +20,6 @@ from ddp_notebook.session.runs.endings import CellResult
 from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.state.output import split_errors
 from ddp_notebook.views.findings import divided
-from ddp_notebook.views.folded import whole
 from ddp_notebook.views.live_region import BOARD_INTERVAL_S, LiveRegion
 from ddp_notebook.views.notebook import (
     live_bundle,
@@ -30,6 +29,7 @@ from ddp_notebook.views.notebook import (
     victims_bundle,
     withheld_text,
 )
+from ddp_notebook.views.output import whole
 
 Begin = Callable[[Callable[[CellRun], None]], CellResult]
 """Starts a run and waits for its end; calls its argument when the run has begun."""

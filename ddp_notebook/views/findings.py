@@ -22,8 +22,8 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain, preformatted
-from ddp_notebook.views.paragraphs import box, indented, view
-from ddp_notebook.views.table import Cell, Column, Row, Table
+from ddp_notebook.views.markup import box, view
+from ddp_notebook.views.table import Cell, Column, Row, Table, indented
 
 FIX = "fix"
 EVIDENCE = "evidence"

@@ -10,8 +10,8 @@ from itertools import groupby
 from ddp_notebook.model import counted, format_bytes, format_ranks, name_ranks
 from ddp_notebook.model.ddp import MeshLayout, ModelLayout, Placed
 from ddp_notebook.views import markup
-from ddp_notebook.views.paragraphs import WIDTH, indented, view
-from ddp_notebook.views.table import Cell, Column, Row, Table
+from ddp_notebook.views.markup import view
+from ddp_notebook.views.table import WIDTH, Cell, Column, Row, Table, indented
 
 _MOST_COLUMNS, _MOST_LINES = 6, 32
 """The lines of a larger mesh name their ranks together; further lines are counted."""

@@ -29,7 +29,6 @@ from ddp_notebook.views import (
     bench_figures,
     doctor,
     findings,
-    folded,
     markup,
     mesh,
     output,
@@ -104,13 +103,13 @@ def show_outputs(publisher: Any, groups: Sequence[OutputGroup], *, fold: bool = 
 
     With `fold`, long text becomes HTML that shows its beginning and its end.
     """
-    fold = fold and folded.are_long(groups)
+    fold = fold and output.are_long(groups)
     for group in groups:
         sys.stdout.write(f"── {name_ranks(group.ranks)} ──\n")
-        for piece in folded.pieces(group.items):
-            if fold and folded.is_long(piece):
+        for piece in output.pieces(group.items):
+            if fold and output.is_long(piece):
                 sys.stdout.flush()
-                publisher.publish(data=folded.bundle(group.ranks, piece), metadata={})
+                publisher.publish(data=output.bundle(group.ranks, piece), metadata={})
             else:
                 _show_piece(publisher, piece)
     if groups:  # to a kernel's thread and back: half a millisecond, which a quiet cell saves

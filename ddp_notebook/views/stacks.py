@@ -24,7 +24,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain
-from ddp_notebook.views.paragraphs import WIDTH
+from ddp_notebook.views.table import WIDTH
 
 NO_RANKS = "There are no ranks."
 

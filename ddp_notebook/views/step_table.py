@@ -8,8 +8,8 @@ from html import escape
 from ddp_notebook.model import StepRow, StepTable, format_ranks, name_ranks
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain, preformatted
-from ddp_notebook.views.paragraphs import WIDTH, box, indented, view
-from ddp_notebook.views.table import Cell, Column, Row, Table, wrapped
+from ddp_notebook.views.markup import box, view
+from ddp_notebook.views.table import WIDTH, Cell, Column, Row, Table, indented, wrapped
 
 STATE_SYMBOLS = {"paused": "‖", "waiting": "…", "failed": "✗", "dead": "†", "done": "✓"}
 """Each is one column wide and in every font that has box-drawing characters."""

@@ -11,6 +11,8 @@ from textwrap import TextWrapper
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain
 
+WIDTH = 100
+"""The width of a line of text in characters, boards apart."""
 _GAP = "  "
 _BREAK = "\x0b"
 """A place inside a rank set at which a line may end: a space for textwrap, then taken out."""
@@ -237,3 +239,10 @@ def wrapped(text: str, width: int, most_lines: int = 0, *, any_comma: bool = Fal
     if most_lines:
         text = text[: width * (most_lines + 1)]  # a rank may raise a megabyte
     return [line.replace(_BREAK, "") for line in wrapper.wrap(text)]
+
+
+def indented(text: str, first: str) -> str:
+    """`text` behind `first`, its further lines indented as far."""
+    lines = wrapped(text, WIDTH - len(first)) or [""]
+    starts = [first, *[" " * len(first)] * (len(lines) - 1)]
+    return "\n".join(f"{start}{line}".rstrip() for start, line in zip(starts, lines, strict=True))

@@ -15,8 +15,8 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain
-from ddp_notebook.views.paragraphs import WIDTH, indented, view
-from ddp_notebook.views.table import Cell, Column, Row, Table
+from ddp_notebook.views.markup import view
+from ddp_notebook.views.table import WIDTH, Cell, Column, Row, Table, indented
 
 NONE = "There are no variables."
 _ABSENT = "—"

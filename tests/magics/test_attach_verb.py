@@ -88,7 +88,9 @@ def test_a_dead_job_is_read_without_a_session_and_left_again(
     assert shown.endswith(f"Attached to what a job left in {logs}."), "a mistake changes nothing"
 
     _, shown = run(shell, capsys, "%ddp_save run.json")
-    assert shown.startswith("UsageError: %ddp_save saves the session's own run, and this session has no ranks. Of ")
+    assert shown.startswith(
+        "UsageError: %ddp_save saves the session's own run, and this session has no ranks. Of "
+    )
     assert shown.endswith("in a shell: ddp-notebook save PID_OR_FILES run.json")
     _, shown = run(shell, capsys, "%ddp_detach")
     assert shown.startswith(f"Detached from what a job left in {logs}.")

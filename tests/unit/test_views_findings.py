@@ -23,7 +23,7 @@ from ddp_notebook.model import (
 from ddp_notebook.views import findings, step_table
 from ddp_notebook.views.ansi import plain
 from ddp_notebook.views.notebook import mime_bundle
-from ddp_notebook.views.paragraphs import WIDTH
+from ddp_notebook.views.table import WIDTH
 
 EVIL = "</td></code></details><script>alert('1')</script>\"><img src=x onerror=a()>&lt;&amp;"
 TAGS = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddp_notebook import jobs
 from ddp_notebook.errors import NoSession, UsageMistake
-from ddp_notebook.magics.completers import files
+from ddp_notebook.magics.options import files
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import CallerUi, NotebookUi
 from ddp_notebook.magics.verb import Verb

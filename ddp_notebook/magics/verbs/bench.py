@@ -18,7 +18,7 @@ from ddp_notebook.bench.result import BenchRun
 from ddp_notebook.bench.steps import StepBenchResult, StepPlan, parse_batches, parse_buckets
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
-from ddp_notebook.magics.completers import files, list_of
+from ddp_notebook.magics.options import files, list_of
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import Verb

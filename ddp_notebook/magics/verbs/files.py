@@ -7,7 +7,7 @@ import argparse
 from ddp_notebook.archive.replay import Replay, what_is_missing
 from ddp_notebook.board.replay_board import ReplayBoard, can_show_widgets
 from ddp_notebook.errors import UsageMistake, named_file
-from ddp_notebook.magics.completers import files
+from ddp_notebook.magics.options import files
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import NotebookUi
 from ddp_notebook.magics.verb import ValueDisplay, Verb

@@ -1,4 +1,4 @@
-"""`%ddp_status`, `%ddp_board`, `%ddp_why`, `%ddp_where`, `%ddp_step`: look, and move ranks on."""
+"""The verbs that look at ranks, as `%ddp_why` and `%ddp_mesh` do, and `%ddp_step`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ddp_notebook.board.side_panel import HOW, can_have_panel
 from ddp_notebook.diagnosis import pages
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
-from ddp_notebook.magics.completers import one_of
+from ddp_notebook.magics.options import one_of
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks, value_or_json
 from ddp_notebook.magics.verb import Verb, VerbButton
 from ddp_notebook.magics.verbs import attach
 from ddp_notebook.model import Board, Category, Diagnosis, StackTree, Stage, StepTable
-from ddp_notebook.model.ddp import WrapStage
+from ddp_notebook.model.ddp import MeshLayout, WrapStage
 from ddp_notebook.rank.calls import How
 from ddp_notebook.session.runs.steps import END
 from ddp_notebook.state.collective_table import OPERATIONS
@@ -182,4 +182,23 @@ STEP = Verb(
         ),
     ),
     button=VerbButton(_step, step_table.text, moves_ranks=True),
+)
+
+
+def _mesh(ui: CallerUi, args: argparse.Namespace) -> MeshLayout | None:
+    ui.session.pool.need("%ddp_mesh")
+    return value_or_json(ui, args, ui.session.layout(chosen_ranks(ui.session, args)))
+
+
+MESH = Verb(
+    "ddp_mesh",
+    about="Show the device mesh and the models on it, at any time: where each rank is, each "
+    "parameter's placement, its bytes on each rank, and which ranks gather it when. Returns a "
+    "MeshLayout.",
+    examples=(
+        ("%ddp_mesh", "the mesh, and what each rank holds"),
+        ("%ddp_mesh --ranks dp=0", "the parameters of the ranks at a place in the mesh"),
+    ),
+    run=_mesh,
+    options=(options.ranks("show these ranks only"), options.JSON),
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
-from ddp_notebook.magics.completers import files
+from ddp_notebook.magics.options import files
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import ValueDisplay, Verb

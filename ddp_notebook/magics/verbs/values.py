@@ -8,7 +8,7 @@ from typing import Any
 
 from ddp_notebook.errors import UsageMistake, named_file
 from ddp_notebook.magics import options
-from ddp_notebook.magics.completers import files, variables
+from ddp_notebook.magics.options import files, variables
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import NotebookUi, chosen_ranks, value_or_json
 from ddp_notebook.magics.verb import Verb
