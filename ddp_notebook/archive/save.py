@@ -36,7 +36,7 @@ def saved_run(
 ) -> SavedRun:
     """Return all that is known of a run, to be written; what the ranks wrote only with `output`.
 
-    No rank was left to ask where `case` is None. `found` is what `%ddp_why` says: what post-run
+    Without a rank to ask, `case` is empty. `found` is what `%ddp_why` says: what post-run
     checks found of a run that is over is not in `case`. `script` and `run` say what ran last.
     """
     case = _with_sources_in_use(case) if case is not None else None

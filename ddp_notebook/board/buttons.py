@@ -17,13 +17,13 @@ from ddp_notebook.model import Diagnosis
 from ddp_notebook.session import Session
 
 _AT_LINES = ("%ddp_step", "%ddp_break")
-"""What these do is seen in the code, while ranks are paused at lines."""
+"""The code shows the effect of these while ranks are paused at lines."""
 
 
 @dataclass(frozen=True)
 class Button:
-    """What a button does. `press` gets the words after the magic's name, and gives the magic's
-    value and what is shown of it; it raises what the magic raises.
+    """The action of a button. `press` gets the words after the magic's name, and gives the magic's
+    value and the text to show; it raises what the magic raises.
 
     `moves_ranks`: only one such button at a time; asking and aborting are possible meanwhile.
     """
@@ -97,7 +97,7 @@ class Buttons:
         self._changed()
 
     def _act(self, magic: str) -> str:
-        """What the magic gives, as text. Raises what it raises."""
+        """Return the value of the magic as text. Raises what it raises."""
         if magic == INTERRUPT:
             return self._cancel()
         button = self._button(magic)

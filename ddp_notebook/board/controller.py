@@ -125,13 +125,13 @@ class LiveBoard:
         self._closed_us = 0
         """When it was closed: what it shows does not become older after that."""
         self.cell_runs = True
-        """A cell of the notebook runs: pages are told that the kernel lives, watched or not."""
+        """A cell of the notebook runs: every page gets signs of life, watched or not."""
         self._watched_until_s = 0.0
         self._sent_s = 0.0
         self._kept = False
         self._found: Diagnosis | None = None
         self._shown: Board | None = None
-        """What the widget shows."""
+        """The board that the widget shows."""
         starting = Board("The ranks are starting.", (), (), Snapshot())
         empty = model.board_json(starting, self._epoch_ns)
         no_rank = model.actions_json(model.actions((), running=False, in_run=False))
@@ -170,7 +170,7 @@ class LiveBoard:
         self._picture.nudge()
 
     def cell_begins(self) -> None:
-        """A cell of the notebook begins to run: no page is heard until it ends."""
+        """A cell of the notebook begins to run: no message of a page arrives until it ends."""
         self.cell_runs = True
 
     def cell_ended(self) -> None:
@@ -261,7 +261,7 @@ class LiveBoard:
         self._tabs.turn(self._source.key())
 
     def _memory_of(self, world_size: int) -> Memory:
-        """What is remembered of this session: begun anew with it."""
+        """Return the memory of this session; a new session gets a new one."""
         of = (self._session.record.began_ns, world_size)
         before = self.memory
         if before is None or before.of != of:

@@ -1,4 +1,4 @@
-"""What the live board draws, as JSON: small, and the same for the same picture.
+"""The content of the live board as JSON: small, and the same for the same picture.
 
 Times are microseconds since `epoch_ns` of the session's monotonic clock. Nothing here changes
 while nothing happens: the browser counts ages on by itself. Texts are for `textContent`; escape
@@ -140,7 +140,7 @@ def findings_json(
 
 
 def _side(side: Side, sources: Mapping[str, str]) -> dict[str, Any]:
-    """What ranks called, with its line and those around it."""
+    """Return the call of ranks, with its line and those around it."""
     place = side.place
     return {
         "ranks": format_ranks(side.ranks),
@@ -208,7 +208,7 @@ def actions(
     measuring: bool = False,
     at_lines: bool = False,
 ) -> tuple[Action, ...]:
-    """What can be done with the ranks as they are. `in_run`: they are in a cell or a script;
+    """Return the buttons for the ranks as they are. `in_run`: they are in a cell or a script;
     `measuring`: in a benchmark; `at_lines`: some are paused at one.
     """
     no_line = "" if at_lines else _NO_LINE
@@ -229,7 +229,7 @@ def actions(
 
 
 def _end_of(rows: Sequence[BoardRow]) -> str:
-    """What Continue leads to, outside of runs: the last stage, until setup is done."""
+    """Return the goal of Continue outside of runs: the last stage, until setup is done."""
     in_setup = any(row.stages_passed < len(Stage) for row in rows)
     return Stage.VERIFIED.value if in_setup else "end"
 
@@ -273,14 +273,14 @@ _NO_STEP = (
 _NO_LINE = "no rank is paused at a line; breakpoint() and %ddp_break pause them"
 
 INTERRUPT = "interrupt the cell: I, I"
-"""What the button that cancels a benchmark does as it is done by hand: the keys of Jupyter."""
+"""The button that cancels a benchmark, as keys of Jupyter."""
 
 CHOOSE_RANKS = "choose the ranks to restart: click them"
 """Not all of them by one click: their variables would be gone."""
 
 
 def answer_json(answer: Mapping[str, Any], begun: int) -> dict[str, Any]:
-    """What a button gave, as text of bounded length; old once another run has begun."""
+    """Return the answer of a button, as text of bounded length; old once another run has begun."""
     text = strip_ansi(str(answer["text"]))
     cut = len(text) > _MOST_ANSWER_CHARACTERS
     shown = {name: value for name, value in answer.items() if name != "begun"}

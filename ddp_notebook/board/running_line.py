@@ -1,6 +1,6 @@
 """The line above a running cell's output: what the run does, for how long, Where and Abort.
 
-Importing this needs anywidget. The clock is the page's, and stops when the kernel is not heard.
+Importing this needs anywidget. The clock is the page's, and stops when the kernel does not answer.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RunningLine(Shown):
     stand_in = traitlets.Unicode().tag(sync=True)
     """Names the model, and the words that stand below it for pages that have no such widget."""
     text = traitlets.Unicode().tag(sync=True)
-    """What the run does; at its end, how it ended."""
+    """The run's activity; at its end, how it ended."""
     age_s = traitlets.Float().tag(sync=True)
     """For how long it ran when `text` was set last."""
     over = traitlets.Bool(False).tag(sync=True)

@@ -20,7 +20,7 @@ def can_have_panel() -> bool:
 
 
 def _title() -> str:
-    """What its tab says: also which notebook it is of, for a page that has several."""
+    """Return the title of its tab, with the notebook, as a page may have several."""
     notebook = Path(os.environ.get("JPY_SESSION_NAME", "")).stem
     return f"DDP ranks: {notebook}" if notebook else "DDP ranks"
 
@@ -36,9 +36,9 @@ class SidePanel:
         """True once something was shown; also when its tab was closed on the page."""
         return self._panel is not None
 
-    def show(self, bundle: Mapping[str, Any], *, anew: bool) -> None:
-        """Show a MIME bundle in the panel; `anew` opens it again, where it was closed."""
-        if anew:
+    def show(self, bundle: Mapping[str, Any], *, again: bool) -> None:
+        """Show a MIME bundle in the panel; `again` opens it where it was closed."""
+        if again:
             self.close()
         if self._panel is None:
             from sidecar import Sidecar  # it may not be installed

@@ -1,4 +1,4 @@
-"""What a live board shows of a session: read often, without asking the ranks."""
+"""A session's state for a live board: read often, without asking the ranks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _session_key = attrgetter(
 
 
 def ended_badly(run: CellRun | None) -> bool:
-    """Whether a run may have ended with a fault; of ranks that were freed nothing is to be told."""
+    """Return True if a run may have ended with a fault; not where its ranks were freed."""
     ended = run.events.finished.values() if run is not None else ()
     freed = any(end.outcome == "interrupted" for end in ended)
     return not freed and any(end.trained or end.outcome != "ok" for end in ended)
@@ -59,7 +59,7 @@ def _raised_in(run: CellRun | None, snapshot: Snapshot) -> dict[int, Sequence[Pl
 
 
 def _of_started_ranks(run: CellRun | None, diagnosis: Diagnosis | None) -> BoardFacts | None:
-    """What is known of the ranks that a script has started itself; None where none run."""
+    """Return the facts of ranks that a script has started itself; None without such ranks."""
     if run is None or run.started_ranks is None:
         return None
     return run.started_ranks.shown(run.title, diagnosis)
@@ -86,7 +86,7 @@ class BoardSource:
 
     @property
     def title(self) -> str:
-        """What that run is called."""
+        """The title of that run."""
         run = self._session.runs.current
         return run.title if run is not None and run.cell == self.run else ""
 

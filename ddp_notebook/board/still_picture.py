@@ -129,7 +129,7 @@ def _head(board: Board) -> str:
 
 
 def _sides(sides: Sequence[Mapping[str, Any]]) -> str:
-    """What ranks called, and where: beside each other."""
+    """Return the sides of a finding, calls and places, beside each other."""
     if not sides:
         return ""
     cells = "".join(f'<td style="{_SIDE}">{_side(side)}</td>' for side in sides)
@@ -153,7 +153,7 @@ def _side(side: Mapping[str, Any]) -> str:
 
 
 def _to_do(board: Board) -> str:
-    """What a reader is to do."""
+    """Return the notes that ask the reader to do something."""
     return _list([note for note in board.notes if note not in board.snapshot.notes])
 
 
@@ -197,7 +197,7 @@ def _state(row: BoardRow) -> Cell:
 
 
 def _doing(row: BoardRow, now_ns: int) -> Cell:
-    """For whom they wait, for how long, and in what; the stage, until setup is done."""
+    """Return the ranks that they wait for, how long and where; the stage, until setup is done."""
     verb = "" if row.role is Role.WAITING else "waits "
     waits = f"{verb}for {name_ranks(row.waits_for)}" if row.waits_for else ""
     age = board_view.age_words((now_ns - row.since_ns) / 1e9) if row.since_ns else ""
@@ -228,7 +228,7 @@ class Drawings:
 
 
 def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:
-    """Draw `rows`, ranks in the same state, of which the first is drawn."""
+    """Draw the first rank of each of `rows`, which are ranks in the same state."""
     if timeline is None:
         return Drawings([""] * len(rows))
     # Of each row the newest 24 collectives of its first rank are drawn.

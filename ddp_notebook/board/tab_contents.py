@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _MOST_CLASSES = 32
 _MOST_CHARACTERS = 64_000
-"""Of the output of all ranks; shared among those that wrote something different."""
+"""The output of all ranks; shared among those that wrote something different."""
 _LONGEST = 300
 _AROUND = 3
 _NEAR = 40
@@ -275,7 +275,7 @@ def _run(run: PastRun) -> dict[str, Any]:
 
 
 def without_age(run: PastRun) -> PastRun:
-    """The same for a run that goes on, however long it does."""
+    """Return a value that stays the same while a run goes on."""
     return replace(run, duration_s=0.0) if run.pending else run
 
 
@@ -286,7 +286,7 @@ TABS = ("stack", "source", "variables", "console", "history")
 _ASKING = ("stack", "variables")
 """The tabs for which the ranks are asked."""
 _BESIDE = {"source": _ASKING}
-"""What a tab shows besides its own content."""
+"""The further contents that a tab shows."""
 _SETTLED_S = 0.25
 """Ranks are asked when nothing has changed for so long: those that train on are left alone."""
 _WRITTEN_S = 0.5

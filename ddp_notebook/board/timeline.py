@@ -32,7 +32,7 @@ MOST_PER_RANK = 2_000
 MOST_AT_ONCE = 2_000
 """In one message about what is new; of more, the oldest are skipped, and their number is sent."""
 MOST_KINDS = 4_000
-"""With more, the page is told to forget everything, and gets the newest again."""
+"""With more, the page has to forget everything, and gets the newest again."""
 
 Slice = list[int]
 RANK, NUMBER, KIND, SEQ_ID, ISSUED, DONE, PHASE, HELD = range(8)
@@ -40,7 +40,7 @@ RANK, NUMBER, KIND, SEQ_ID, ISSUED, DONE, PHASE, HELD = range(8)
 
 
 def is_pause(slice_: Slice) -> bool:
-    """Whether it is a pause at a line, and no collective."""
+    """Return True for a pause at a line, which is no collective."""
     return slice_[NUMBER] < 0
 
 
@@ -53,14 +53,14 @@ def died_ns(snapshot: Snapshot) -> dict[int, int]:
 class Timeline:
     """The slices of the session's runs, the newest of each rank.
 
-    A rank counts its collectives anew in each run; their numbers here go on.
+    A rank counts its collectives from 0 in each run; their numbers here go on.
     """
 
     def __init__(self, epoch_ns: int, world_size: int) -> None:
         self.epoch_ns = epoch_ns
         self.run = 0
         self._titles: dict[int, str] = {}
-        """What each run is called, of the newest."""
+        """The titles of the newest runs."""
         self._sent_run = 0
         self.generation = 0
         """Counts how often what was sent before became invalid."""
@@ -112,7 +112,7 @@ class Timeline:
             self._end(slice_, slice_[DONE] or slice_[ISSUED], FREED)
 
     def _end(self, slice_: Slice, done: int, phase: str) -> None:
-        """What was open is in `phase` since `done`; a pause at a line is over."""
+        """End an open slice in `phase` at `done`; a pause at a line is over."""
         slice_[DONE] = done
         slice_[PHASE] = PHASES.index(PAUSED if is_pause(slice_) else phase)
         self._changed(slice_)
@@ -136,7 +136,7 @@ class Timeline:
             self._add([*key, kind, pause.stop, *progress])
 
     def _goes_on(self, key: tuple[int, int], progress: Slice) -> bool:
-        """Whether a slice is known already; it then has this `progress`."""
+        """Give a known slice this `progress`; return False for an unknown one."""
         known = self._index.get(key)
         if known is not None and known[ISSUED:] != progress:
             known[ISSUED:] = progress
@@ -172,7 +172,7 @@ class Timeline:
             self._open.pop(key, None)
 
     def end(self, ended_ns: Mapping[int, int], phase: str = Phase.FAILED) -> None:
-        """What ranks had not done when they ended is in `phase`: failed when they died in it."""
+        """End the open slices of ranks that have ended in `phase`: failed when they died in it."""
         for slice_ in list(self._open.values()):
             at_ns = ended_ns.get(slice_[RANK], 0)
             # A board that is opened later has what was issued before at negative times.
@@ -342,7 +342,7 @@ class Tails:
 
 @dataclass(frozen=True)
 class Moment:
-    """What was found from a time on, as a page has it."""
+    """The findings from a time on, as a page has them."""
 
     at_ns: int = 0
     findings: Sequence[Any] = ()
@@ -351,7 +351,7 @@ class Moment:
 
 @dataclass
 class Memory:
-    """What the boards of a session have shown, one after another: a new one begins with it.
+    """The memory of the boards of a session, one after another: a new one begins with it.
 
     For one board at a time; `of` says which session it is, by its beginning and its number of
     ranks. Times are counted from `epoch_ns`.

@@ -4,7 +4,7 @@ Importing this needs anywidget. The class knows nothing of sessions: it holds wh
 passes on the messages of the page.
 
 Jupyter saves a widget's state in the notebook. That is what was drawn when the board's own cell
-ended, as the text around it is of then; what is drawn later is told to the pages alone.
+ended, as the text around it is of then; what is drawn later is sent to the pages alone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _notebook() -> str:
 
 
 class BoardWidget(Shown):
-    """What the page draws; `board.model` makes it. Safe to set from any thread.
+    """The content that the page draws; `board.model` makes it. Safe to set from any thread.
 
     `still` names the model, and the picture without scripts that stands below it in the notebook:
     while the script draws, it hides that; wherever the script does not run, the picture is what is

@@ -129,8 +129,8 @@ _FAULTS = (
     _settings(
         name="wrong-interface",
         title="GLOO_SOCKET_IFNAME names an interface that does not exist",
-        lesson="gloo looks for the network interface by name and fails at once where there is "
-        "none. The name was copied from another machine.",
+        lesson="gloo looks for the network interface by name and fails at once if none "
+        "matches. The name was copied from another machine.",
         category=Category.WRONG_INTERFACE,
         culprits=(1,),
         settings={1: {"GLOO_SOCKET_IFNAME": "bogus0"}},

@@ -139,7 +139,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A job and its state; `stuck` is unknown where it is None."""
+    """A job and its state; an unknown `stuck` is None."""
 
     script: str
     world_size: int

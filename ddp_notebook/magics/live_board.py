@@ -63,7 +63,7 @@ class NotebookBoard:
 
         def show(bundle: Mapping[str, Any]) -> None:
             if in_panel:
-                self._panel.show(bundle, anew=place == "side")
+                self._panel.show(bundle, again=place == "side")
             self._shell.display_pub.publish(data=dict(bundle), metadata={})
 
         # By then `init` has cleared the record, so the previous session's board is not shown.

@@ -52,7 +52,7 @@ class Expressions:
         self._kept: torch.Tensor | None = None
 
     def evaluate(self, wanted: Expression) -> Evaluated:
-        """Return the value, or why it has none. Any thread."""
+        """Return the value, or why there is no value. Any thread."""
         stop, places, busy = self._where()
         if busy:
             return Evaluated(problem=_BUSY)
