@@ -98,8 +98,13 @@ class Buttons:
 
     def _act(self, magic: str) -> str:
         """Return the value of the magic as text. Raises what it raises."""
-        if magic == INTERRUPT:
-            return self._cancel()
+        if magic == INTERRUPT:  # the benchmark's own cell shows the result
+            measuring = self._session.benchmarks.current
+            if measuring is None:
+                raise UsageMistake("No benchmark is running.")
+            measuring.cancel()
+            measuring.over.wait()
+            return f"The benchmark stopped at {measuring.done:.0%}. What is measured is kept."
         button = self._button(magic)
         if button is None:
             raise UsageMistake(f"The board has no button for {magic}.")
@@ -116,12 +121,3 @@ class Buttons:
     def _button(self, magic: str) -> Button | None:
         name = magic.partition(" ")[0]
         return self._buttons.get(name[1:]) if name.startswith("%") else None
-
-    def _cancel(self) -> str:
-        """End the benchmark that runs; its own cell shows the result."""
-        measuring = self._session.benchmarks.current
-        if measuring is None:
-            raise UsageMistake("No benchmark is running.")
-        measuring.cancel()
-        measuring.over.wait()
-        return f"The benchmark stopped at {measuring.done:.0%}. What is measured is kept."

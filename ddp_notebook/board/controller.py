@@ -88,11 +88,6 @@ class StillBoard:
         """It is only a picture."""
 
 
-def _has_ranks(snapshot: Snapshot) -> bool:
-    """True of a session that has begun and has not ended."""
-    return bool(snapshot.ranks) and not snapshot.ended
-
-
 class LiveBoard:
     """A board that changes by itself, from `open` to `close`.
 
@@ -247,7 +242,8 @@ class LiveBoard:
                 return
             source = self._source
             facts, news = source.look()
-            if self._shown is None and not closing and not _has_ranks(facts.snapshot):
+            no_ranks = not facts.snapshot.ranks or facts.snapshot.ended
+            if self._shown is None and not closing and no_ranks:
                 return  # %ddp_init has not cleared the record yet
             memory = self._memory_of(facts.snapshot.world_size)
             memory.timeline.take(source.run, news, source.title, source.pauses)

@@ -30,7 +30,6 @@ from ddp_notebook.state.line_stops import LinePause
 
 if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellRun
-    from ddp_notebook.session.runs.stall_detector import StallDetector
     from ddp_notebook.session.session import Session
 
 
@@ -49,20 +48,6 @@ def ended_badly(run: CellRun | None) -> bool:
     ended = run.events.finished.values() if run is not None else ()
     freed = any(end.outcome == "interrupted" for end in ended)
     return not freed and any(end.trained or end.outcome != "ok" for end in ended)
-
-
-def _raised_in(run: CellRun | None, snapshot: Snapshot) -> dict[int, Sequence[Place]]:
-    """The lines at which ranks raised in the run; nothing once they were freed, or are new."""
-    if run is None or run.generation != snapshot.generation:
-        return {}
-    return {rank: end.path for rank, end in run.events.finished.items() if end.outcome == "error"}
-
-
-def _of_started_ranks(run: CellRun | None, diagnosis: Diagnosis | None) -> BoardFacts | None:
-    """Return the facts of ranks that a script has started itself; None without such ranks."""
-    if run is None or run.started_ranks is None:
-        return None
-    return run.started_ranks.shown(run.title, diagnosis)
 
 
 class BoardSource:
@@ -121,18 +106,31 @@ class BoardSource:
             # The collective logs are closed from another thread when the session ends.
             with contextlib.suppress(ValueError):
                 news = of_run(self._tails.follow(logs, run), run.events.left_ns)
+        diagnosis = self._diagnosis(snapshot, bool(news))
+        store, stops = session.setup.store, session.runs.stops
+        if run is None:
+            return BoardFacts(
+                snapshot, Collectives(), (), diagnosis, {}, store, {}, stops, ()
+            ), news
+        own = run.started_ranks  # which the script started itself: they are shown in its place
+        if own is not None and (started := own.shown(run.title, diagnosis)) is not None:
+            return started, news
+        raised: dict[int, Sequence[Place]] = {}
+        if run.generation == snapshot.generation:  # else its ranks were freed, or are new
+            ended = run.events.finished.items()
+            raised = {rank: end.path for rank, end in ended if end.outcome == "error"}
         facts = BoardFacts(
             snapshot,
-            self._tails.collectives if run is not None else Collectives(),
-            run.pending if run is not None else (),
-            self._diagnosis(snapshot, bool(news)),
-            run.sources if run is not None else {},
-            session.setup.store,
-            _raised_in(run, snapshot),
-            session.runs.stops,
-            run.ranks if run is not None else (),
+            self._tails.collectives,
+            run.pending,
+            diagnosis,
+            run.sources,
+            store,
+            raised,
+            stops,
+            run.ranks,
         )
-        return _of_started_ranks(run, facts.diagnosis) or facts, news
+        return facts, news
 
     def stops(self) -> dict[str, Any]:
         """The lines at which ranks are paused, with the code around and its breakpoints."""
@@ -184,56 +182,37 @@ class BoardSource:
 
     def _diagnosis(self, snapshot: Snapshot, moved: bool) -> Diagnosis | None:
         """The findings about the current state; looked for again while it does not change."""
-        detector = self._detector()
+        run = self._session.runs.current
+        detector = run.detector if run is not None else None
         key = tuple((s.status, s.stage, s.entering, s.cause) for s in snapshot.ranks)
         if moved or key != self._key:
-            self._begin_anew(key, detector)
+            # Ranks have moved: earlier findings no longer hold. Only those that a detector has when
+            # the board is opened do, until ranks move.
+            opened = self._key is None
+            self._old = detector.latest if detector is not None and not opened else None
+            self._key, self._still_since_s = key, time.monotonic()
+            self._asked, self._found = False, None
         if detector is not None:
             if detector.latest is not self._old:
                 self._found = detector.latest
-        elif self._found is None:
-            self._found = self._found_at_end(snapshot.generation)
+        elif self._found is None and run is not None and run.generation == snapshot.generation:
+            # The findings that the run's cell has shown: it is over, or its ranks are stuck in it.
+            # With another group, its ranks were freed, or are new.
+            self._found = run.found.diagnosis if not run.done or ended_badly(run) else None
         if self._found is None and detector is None and self._may_ask(snapshot):
             self._asked = True
             threading.Thread(target=self._ask, args=(key,), name="ddp-why", daemon=True).start()
         return self._found
 
-    def _begin_anew(self, key: object, detector: StallDetector | None) -> None:
-        """Ranks have gone on: what was found before is not so any more.
-
-        When a board is opened it is so, until they go on.
-        """
-        opened = self._key is None
-        self._old = detector.latest if detector is not None and not opened else None
-        self._key, self._still_since_s = key, time.monotonic()
-        self._asked, self._found = False, None
-
-    def _detector(self) -> StallDetector | None:
-        """The stall detector of the run that ranks are in; None without one."""
-        run = self._session.runs.current
-        return run.detector if run is not None else None
-
-    def _found_at_end(self, generation: int) -> Diagnosis | None:
-        """The findings that the run's cell has shown: it is over, or its ranks are stuck in it.
-
-        Nothing once its ranks have another group: they were freed, or are new.
-        """
-        run = self._session.runs.current
-        if run is None or run.generation != generation:
-            return None
-        return run.found.diagnosis if not run.done or ended_badly(run) else None
-
     def _may_ask(self, snapshot: Snapshot) -> bool:
-        return not self._asked and self._may_be_wrong(snapshot) and self._long_still(snapshot)
-
-    def _may_be_wrong(self, snapshot: Snapshot) -> bool:
-        if not snapshot.ranks or snapshot.ended or not self._session.running:
+        """Return True when something may be wrong, and the ranks have been still for long."""
+        session = self._session
+        if self._asked or not snapshot.ranks or snapshot.ended or not session.running:
             return False
-        if self._session.benchmarks.current is not None:
-            return False  # what is asked would be measured too
-        return not snapshot.ready or ended_badly(self._session.runs.current)
-
-    def _long_still(self, snapshot: Snapshot) -> bool:
+        if session.benchmarks.current is not None:
+            return False  # the question would be measured too
+        if snapshot.ready and not ended_badly(session.runs.current):
+            return False
         in_setup = snapshot.with_status(Status.SETTING_UP, Status.STARTING)
         # The ranks are asked why when nothing has changed for this long; longer in setup, where
         # ranks that are about to meet look for a moment as if some were missing.

@@ -45,7 +45,7 @@ from ddp_notebook.views import board as board_view
 from ddp_notebook.views import findings as findings_view
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain, strip_ansi
-from ddp_notebook.views.table import Cell, Column, Row, Table
+from ddp_notebook.views.table import Cell, Column, Row, Table, age_words
 
 ROLES = {
     Role.CULPRIT: ("✗", markup.BAD),
@@ -114,18 +114,16 @@ def html(
         finding = findings_view.html(diagnosis, shown, with_doing=False)  # the rows say it
     drawn = drawings(timeline, [row.ranks for row in board.rows])
     about = f'<div style="{_SMALL}">{escape(drawn.about)}</div>' if drawn.about else ""
-    return (
-        f'<div class="ddp-view ddp-picture">{markup.STYLE}{_head(board)}{board_view.loading(board)}'
-        f"{finding}{_to_do(board)}"
-        f"{_rows(board, drawn.of_rows) if board.rows else ''}{about}{_about(board)}</div>"
-    )
-
-
-def _head(board: Board) -> str:
     address = board.snapshot.init_method or ""
     headline = board.headline.replace(f" · {address}", "") if address else board.headline
-    style = "font-weight: 600; margin-bottom: 6px"
-    return f'<div class="ddp-headline" style="{style}">{markup.words(headline)}</div>'
+    # Notes that stand are folded at the end; the others ask the reader to do something.
+    to_do = [note for note in board.notes if note not in board.snapshot.notes]
+    return (
+        f'<div class="ddp-view ddp-picture">{markup.STYLE}<div class="ddp-headline"'
+        f' style="font-weight: 600; margin-bottom: 6px">{markup.words(headline)}</div>'
+        f"{board_view.loading(board)}{finding}{_list(to_do)}"
+        f"{_rows(board, drawn.of_rows) if board.rows else ''}{about}{_about(board)}</div>"
+    )
 
 
 def _sides(sides: Sequence[Mapping[str, Any]]) -> str:
@@ -150,11 +148,6 @@ def _side(side: Mapping[str, Any]) -> str:
     )
     shown = f'<pre style="{_CODE}">{code}</pre>' if code else ""
     return f"<div><b>{who}</b> {about}</div>{shown}"
-
-
-def _to_do(board: Board) -> str:
-    """Return the notes that ask the reader to do something."""
-    return _list([note for note in board.notes if note not in board.snapshot.notes])
 
 
 def _list(notes: Sequence[str]) -> str:
@@ -200,7 +193,7 @@ def _doing(row: BoardRow, now_ns: int) -> Cell:
     """Return the ranks that they wait for, how long and where; the stage, until setup is done."""
     verb = "" if row.role is Role.WAITING else "waits "
     waits = f"{verb}for {name_ranks(row.waits_for)}" if row.waits_for else ""
-    age = board_view.age_words((now_ns - row.since_ns) / 1e9) if row.since_ns else ""
+    age = age_words((now_ns - row.since_ns) / 1e9) if row.since_ns else ""
     in_set_up = row.stages_passed < len(Stage) and row.role is not Role.ENDED
     stage = board_view.stage_words(row) if in_set_up else ""
     text = " · ".join(filter(None, (waits, age, stage, plain(row.text))))
@@ -232,7 +225,10 @@ def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:
     if timeline is None:
         return Drawings([""] * len(rows))
     # Of each row the newest 24 collectives of its first rank are drawn.
-    last = _newest(timeline, [timeline.last(ranks[0], 24) for ranks in rows[:MOST_ROWS]])
+    last = [timeline.last(ranks[0], 24) for ranks in rows[:MOST_ROWS]]
+    # Only the newest run: minutes may lie between two, and both would be two dots.
+    newest = max((timeline.run_of(each) for slices in last for each in slices), default=0)
+    last = [[each for each in slices if timeline.run_of(each) == newest] for slices in last]
     issued = [slice_ for slices in last for slice_ in slices]
     if not issued:
         return Drawings([""] * len(rows))
@@ -249,12 +245,6 @@ def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:
         [*drawn, *[""] * (len(rows) - len(drawn))],
         f"The last collectives, {span}: {_LEGEND}.{more}",
     )
-
-
-def _newest(timeline: Timeline, rows: Sequence[Sequence[Slice]]) -> list[list[Slice]]:
-    """The slices of the newest run: minutes may lie between two, and both would be two dots."""
-    newest = max((timeline.run_of(each) for slices in rows for each in slices), default=0)
-    return [[each for each in slices if timeline.run_of(each) == newest] for slices in rows]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ddp_notebook.model import Category, Ranks, format_ranks, name_ranks
 from ddp_notebook.rank.prepared import job_folder, processes
 from ddp_notebook.rank.prepared.processes import has_torch
 from ddp_notebook.views.ansi import plain
-from ddp_notebook.views.table import Cell, Column, Row, Table
+from ddp_notebook.views.table import Cell, Column, Row, Table, age_words
 
 # -- named -------------------------------------------------------------------------------
 
@@ -218,18 +218,11 @@ def _row(job: Listed, now_s: float) -> Row:
         str(job.pids[min(job.pids)]),
         plain(Path(job.script).name) or "python",
         f"{format_ranks(tuple(job.pids))} of {job.world_size}",
-        _age(now_s - job.began_s),
+        age_words(now_s - job.began_s),
         "yes" if job.prepared else "no",
         job.state,
     )
     return Row([Cell(text) for text in texts])
-
-
-def _age(age_s: float) -> str:
-    for unit, worth in (("d", 86400), ("h", 3600), ("min", 60)):
-        if age_s >= 2 * worth:
-            return f"{age_s / worth:.0f} {unit}"
-    return f"{max(0.0, age_s):.0f} s"
 
 
 def to_json(jobs: Sequence[Listed]) -> dict[str, Any]:

@@ -137,7 +137,9 @@ def after_escape(text: str, cut: int) -> int:
 @lru_cache(maxsize=256)
 def _apply(pen: _Pen, codes: str) -> _Pen:
     """The pen after the colour codes between ``ESC[`` and ``m``; unknown ones change nothing."""
-    numbers = iter([_number(code) for code in codes.split(";")])
+    # An empty code is 0; -1 is no code, as what is no number.
+    words = (code or "0" for code in codes.split(";"))
+    numbers = iter([int(w) if len(w) < 4 and w.isdecimal() else -1 for w in words])
     for number in numbers:
         if number == 0:
             pen = _Pen()
@@ -148,12 +150,6 @@ def _apply(pen: _Pen, codes: str) -> _Pen:
         elif number in _SETS:
             pen = replace(pen, **_SETS[number])  # type: ignore[arg-type]
     return pen
-
-
-def _number(code: str) -> int:
-    """A code as a number; 0 if it is empty, -1 if it is no number."""
-    code = code or "0"
-    return int(code) if len(code) < 4 and code.isdecimal() else -1
 
 
 def _extended(numbers: Iterator[int]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
-from itertools import groupby
 
 from ddp_notebook.model import counted, format_bytes, format_ranks, name_ranks
 from ddp_notebook.model.ddp import MeshLayout, ModelLayout, Placed
@@ -63,14 +62,11 @@ def _title(layout: MeshLayout) -> str:
     if not layout.dimensions:
         return f"No mesh; {ranks}."
     shape = " x ".join(f"{name}[{size}]" for name, size in layout.dimensions)
-    return f"Mesh {shape}, {ranks}. Each rank holds {_range(list(layout.bytes.values()))}."
-
-
-def _range(sizes: Sequence[int]) -> str:
-    if not sizes or max(sizes) == 0:
-        return "no parameters"
-    least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
-    return f"{most} of parameters" if least == most else f"{least} to {most} of parameters"
+    sizes = layout.bytes.values()
+    least, most = format_bytes(min(sizes, default=0)), format_bytes(max(sizes, default=0))
+    holds = f"{most} of parameters" if least == most else f"{least} to {most} of parameters"
+    holds = holds if any(sizes) else "no parameters"
+    return f"Mesh {shape}, {ranks}. Each rank holds {holds}."
 
 
 def _lines(layout: MeshLayout) -> Iterator[tuple[str, list[str]]]:
@@ -166,17 +162,8 @@ def _folded(parameters: Sequence[Placed]) -> Iterator[tuple[str, Placed]]:
             [],
         ).append(parameter)
     for group in groups.values():
-        yield _range_of_names([parameter.name for parameter in group]), group[0]
-
-
-def _range_of_names(names: Sequence[str]) -> str:
-    """``layers.0-3.weight``; the name itself where it is one."""
-    numbers = sorted(int(m[0]) for name in names if (m := re.search(r"\d+", name)))
-    if len(names) == 1:
-        return names[0]
-    spans = [
-        [number for _, number in run]
-        for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
-    ]
-    text = ",".join(f"{s[0]}-{s[-1]}" if len(s) > 1 else str(s[0]) for s in spans)
-    return re.sub(r"\d+", text, names[0], count=1)
+        name = group[0].name
+        if len(group) > 1:  # ``layers.0-3.weight``
+            firsts = (int(m[0]) for each in group if (m := re.search(r"\d+", each.name)))
+            name = re.sub(r"\d+", format_ranks(firsts), name, count=1)
+        yield name, group[0]

@@ -29,24 +29,17 @@ GROUP = f"margin-bottom: 10px; padding-left: 9px; border-left: 3px solid rgba({m
 
 def outputs(groups: Sequence[OutputGroup]) -> str:
     """Return the output of ranks, each piece under the ranks that it came from."""
-    return "\n\n".join(_text_group(group) for group in groups)
-
-
-def _text_group(group: OutputGroup) -> str:
-    """One group under its header. Streams continue where they ended; the rest is on new lines."""
-    body = strip_ansi("".join(_pieces(group.items))).rstrip("\n") or "(no output)"
-    return f"── {name_ranks(group.ranks)} ──\n{body}"
-
-
-def _pieces(items: Sequence[OutputItem]) -> Iterator[str]:
-    """The items as text, with their colours; only a stream begins or ends within a line."""
-    line_open = False
-    for item in items:
-        text = item_text(item)
-        if not text:
-            continue
-        yield f"\n{text}" if line_open and item.what not in STREAMS else text
-        line_open = not text.endswith("\n")
+    shown = []
+    for group in groups:
+        body = ""
+        for item in group.items:
+            # Streams continue where they ended; anything else begins on a new line.
+            text = item_text(item)
+            on_new_line = text and body and body[-1] != "\n" and item.what not in STREAMS
+            body += f"\n{text}" if on_new_line else text
+        body = strip_ansi(body).rstrip("\n") or "(no output)"
+        shown.append(f"── {name_ranks(group.ranks)} ──\n{body}")
+    return "\n\n".join(shown)
 
 
 def item_text(item: OutputItem) -> str:
@@ -71,25 +64,21 @@ def live(groups: Sequence[OutputGroup], below_html: str, doing: str, tail_lines:
     shown. `below_html` is empty or a view's.
     """
     style = "" if markup.STYLE in below_html else markup.STYLE
-    shown = "".join(_live_group(group, tail_lines) for group in groups)
+    shown = ""
+    for group in groups:
+        tail = _tail(group.items, max(tail_lines, 1))
+        above = tail.left_out()
+        left_out = f'<span class="ddp-left-out" style="{markup.MUTED}"> · {above}</span>'
+        left_out = left_out if above else ""
+        shown += (  # scrolled to its last line by the style of ddp-tail
+            f'<div class="ddp-group" style="{GROUP}">'
+            f'<div class="ddp-who"><b>{name_ranks(group.ranks)}</b>{left_out}</div>'
+            f'<div class="ddp-tail"><div>{blocks(tail.items)}</div></div></div>'
+        )
     return (
         f'<div class="ddp-view ddp-live">{style}{shown}'
         f'<div class="ddp-elapsed" style="{markup.MUTED}; margin-bottom: 8px">'
         f"{escape(strip_ansi(doing), quote=False)}</div>{below_html}</div>"
-    )
-
-
-def _live_group(group: OutputGroup, tail_lines: int) -> str:
-    """The end of one group's output under its ranks, scrolled to its last line."""
-    tail = _tail(group.items, max(tail_lines, 1))
-    above = tail.left_out()
-    left_out = (
-        f'<span class="ddp-left-out" style="{markup.MUTED}"> · {above}</span>' if above else ""
-    )
-    return (
-        f'<div class="ddp-group" style="{GROUP}">'
-        f'<div class="ddp-who"><b>{name_ranks(group.ranks)}</b>{left_out}</div>'
-        f'<div class="ddp-tail"><div>{blocks(tail.items)}</div></div></div>'
     )
 
 
@@ -290,14 +279,9 @@ def _cut(piece: Piece, lines: int) -> tuple[Piece, Piece]:
             before.append(item)
             lines -= count
             continue
-        end = _end_of_line(item.text, lines)
+        end = 0
+        for _ in range(lines):
+            end = item.text.index("\n", end) + 1
         head = (replace(item, text=item.text[:end]),) if end else ()
         return (*before, *head), (replace(item, text=item.text[end:]), *piece[index + 1 :])
     return tuple(before), ()
-
-
-def _end_of_line(text: str, lines: int) -> int:
-    end = 0
-    for _ in range(lines):
-        end = text.index("\n", end) + 1
-    return end

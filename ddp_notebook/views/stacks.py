@@ -100,20 +100,15 @@ def state_words(doing: Doing, tail: Sequence[Frame]) -> str:
     if doing.activity in _STATES:
         alone, with_more = _STATES[doing.activity]
         return with_more.replace("{more}", more) if more else alone
-    call = _call(doing, tail)
+    # ``all_reduce (torch.distributed)``; without a call of torch, the innermost call.
+    call = plain(doing.operation)
+    innermost = tail[-1] if tail and not call else None
+    frame = next((f for f in tail if call and f.function == doing.operation), innermost)
+    call = _in_module(frame) if frame is not None else call
     aside = f" ({more})" if more else ""
     if doing.activity is Activity.WAITING:
         return f"waits in {call}{aside}"
     return f"in {call}{aside}" if call else f"running{aside}"
-
-
-def _call(doing: Doing, tail: Sequence[Frame]) -> str:
-    """``all_reduce (torch.distributed)``; without a call of torch, the innermost call."""
-    operation = plain(doing.operation)
-    if not operation:
-        return _in_module(tail[-1]) if tail else ""
-    frame = next((frame for frame in tail if frame.function == doing.operation), None)
-    return _in_module(frame) if frame is not None else operation
 
 
 def _in_module(frame: Frame) -> str:
@@ -212,7 +207,7 @@ class _Drawing:
             yield label + _GAP + first
             rows = rows[1:]
         else:
-            yield from _folded(label, own)
+            yield from wrap(label, WIDTH, subsequent_indent=own + _BELOW) or [label]
         yield from (own + row for row in rows)
         for child in branch.children[:-1]:
             yield from self.lines(child, below + _CHILD, below + _BESIDE, tail)
@@ -231,22 +226,9 @@ class _Drawing:
             left = room - len(before) - len(_GAP)
             source = _clip(plain(frame.source), left) if left >= _NARROWEST_SOURCE else ""
             rows.append(f"{before}{_GAP}{source}".rstrip() if before else source)
-            rows += _locals(branch, frame, room)
+            for words in locals_words(branch, frame):
+                rows += wrap(words, room, initial_indent="    ", subsequent_indent="      ")
         return rows
-
-
-def _locals(branch: Branch, frame: Frame, room: int) -> list[str]:
-    """The variables below their frame, folded."""
-    return [
-        line
-        for words in locals_words(branch, frame)
-        for line in wrap(words, room, initial_indent="    ", subsequent_indent="      ")
-    ]
-
-
-def _folded(label: str, own: str) -> list[str]:
-    """A label in as many lines as it takes."""
-    return wrap(label, WIDTH, subsequent_indent=own + _BELOW, drop_whitespace=True) or [label]
 
 
 def _clip(text: str, width: int, *, end: bool = False) -> str:
@@ -275,7 +257,9 @@ class _Page:
     def branch(self, branch: Branch, tail: tuple[Frame, ...]) -> str:
         """A branch, its children within it."""
         tail = tail_after(branch, tail)
-        state = _chip(branch.doing, tail) if branch.doing is not None else ""
+        doing, state = branch.doing, ""
+        if doing is not None:
+            state = markup.chip(plain(state_words(doing, tail)), _COLOURS[doing.activity])
         who = f'<span style="font-weight: 600">{_words(name_ranks(branch.ranks))}</span>'
         children = "".join(self.branch(child, tail) for child in branch.children)
         frames = "".join(self._frames(branch))
@@ -316,11 +300,6 @@ def _library_words(frames: Sequence[Frame]) -> str:
     count = counted(len(frames), "frame")
     libraries = dict.fromkeys(frame.module.partition(".")[0] for frame in frames if frame.module)
     return f"{count} of {', '.join(libraries)}" if libraries else count
-
-
-def _chip(doing: Doing, tail: Sequence[Frame]) -> str:
-    """Return the state of ranks, in its colour."""
-    return markup.chip(plain(state_words(doing, tail)), _COLOURS[doing.activity])
 
 
 def _words(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from textwrap import TextWrapper
@@ -155,12 +155,23 @@ class Table:
         widths = [max(len(line) for cell in column for line in cell) for column in folded]
         blocks: list[Sequence[Sequence[str]]] = list(zip(*folded, strict=True))
         blocks.insert(1, [["─" * width] for width in widths])
-        return "\n".join(line for block in blocks for line in _lines(block, columns, widths))
+        lines = []
+        for block in blocks:
+            for number in range(max(map(len, block))):  # a cell may take several lines
+                parts = (
+                    column.align(cell[number] if number < len(cell) else "", width)
+                    for cell, column, width in zip(block, columns, widths, strict=True)
+                )
+                lines.append(_GAP.join(parts).rstrip())
+        return "\n".join(lines)
 
     def html(self) -> str:
         """The table as an element that scrolls where it is too wide. Needs no style sheet."""
-        used = self._used()
-        head = "".join(self._header(self.columns[index]) for index in used)
+        used, head = self._used(), ""
+        for column in (self.columns[index] for index in used):
+            style = f"text-align: {'right' if column.right else 'left'}; {_ALIGNED}; {markup.MUTED}"
+            style += "; font-weight: 400; white-space: nowrap"
+            head += f'<th scope="col" style="{style}">{escape(column.header)}</th>'
         body = "".join(self._row(row, used) for row in self.rows)
         css = f' class="{self.css_class}"' if self.css_class else ""
         return (
@@ -188,12 +199,6 @@ class Table:
                 taken += max(map(len, lines))
         return max(narrowest, self.width - taken)
 
-    @staticmethod
-    def _header(column: Column) -> str:
-        side = "right" if column.right else "left"
-        style = f"text-align: {side}; {_ALIGNED}; {markup.MUTED}; font-weight: 400"
-        return f'<th scope="col" style="{style}; white-space: nowrap">{escape(column.header)}</th>'
-
     def _row(self, row: Row, used: Sequence[int]) -> str:
         cells = "".join(
             row.cells[index].html(
@@ -204,18 +209,6 @@ class Table:
         tint = f"background: rgba({row.colour}, 0.09)" if row.colour else "background: none"
         css = f' class="{row.css_class}"' if row.css_class else ""
         return f'<tr{css} style="{_LINE}; {tint}">{cells}</tr>'
-
-
-def _lines(
-    block: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int]
-) -> Iterator[str]:
-    """One row of cells, each of one line or more, as lines of text."""
-    for number in range(max(map(len, block))):
-        parts = (
-            column.align(cell[number] if number < len(cell) else "", width)
-            for cell, column, width in zip(block, columns, widths, strict=True)
-        )
-        yield _GAP.join(parts).rstrip()
 
 
 def wrapped(text: str, width: int, most_lines: int = 0, *, any_comma: bool = False) -> list[str]:
@@ -246,3 +239,14 @@ def indented(text: str, first: str) -> str:
     lines = wrapped(text, WIDTH - len(first)) or [""]
     starts = [first, *[" " * len(first)] * (len(lines) - 1)]
     return "\n".join(f"{start}{line}".rstrip() for start, line in zip(starts, lines, strict=True))
+
+
+def age_words(seconds: float) -> str:
+    """Return a rounded time span: ``< 1 s``, ``12 s``, ``3 min``, ``2 h``, ``5 d``."""
+    if seconds < 1:
+        return "< 1 s"
+    for unit, worth in (("d", 86_400), ("h", 3600), ("min", 60)):
+        # From two units on, as rounded: a healthy rank's text does not change all the time.
+        if seconds >= 1.9916 * worth:
+            return f"{seconds / worth:.0f} {unit}"
+    return f"{seconds:.0f} s"
