@@ -50,6 +50,13 @@ def ended_badly(run: CellRun | None) -> bool:
     return not freed and any(end.trained or end.outcome != "ok" for end in ended)
 
 
+def _raised_in(run: CellRun | None, snapshot: Snapshot) -> dict[int, Sequence[Place]]:
+    """Return the lines at which ranks raised in the run; none once they were freed, or are new."""
+    if run is None or run.generation != snapshot.generation:
+        return {}
+    return {rank: end.path for rank, end in run.events.finished.items() if end.outcome == "error"}
+
+
 class BoardSource:
     """Follows a session. For one thread at a time."""
 
@@ -115,10 +122,6 @@ class BoardSource:
         own = run.started_ranks  # which the script started itself: they are shown in its place
         if own is not None and (started := own.shown(run.title, diagnosis)) is not None:
             return started, news
-        raised: dict[int, Sequence[Place]] = {}
-        if run.generation == snapshot.generation:  # else its ranks were freed, or are new
-            ended = run.events.finished.items()
-            raised = {rank: end.path for rank, end in ended if end.outcome == "error"}
         facts = BoardFacts(
             snapshot,
             self._tails.collectives,
@@ -126,7 +129,7 @@ class BoardSource:
             diagnosis,
             run.sources,
             store,
-            raised,
+            _raised_in(run, snapshot),
             stops,
             run.ranks,
         )
