@@ -70,8 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     version = f"ddp-notebook {metadata.version('ddp-notebook')}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    _add_demo(commands)
-    _add_doctor(commands)
+    _add_demo_and_doctor(commands)
     commandline.add(commands)
     return parser
 
@@ -84,7 +83,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(WRONG_USAGE, f"{self.prog}: {message}\n")
 
 
-def _add_demo(commands: Any) -> None:
+def _add_demo_and_doctor(commands: Any) -> None:
     demo = commands.add_parser(
         "demo",
         help="open the tutorial in JupyterLab, or run it with --headless",
@@ -104,9 +103,6 @@ def _add_demo(commands: Any) -> None:
         help="run the tutorial here, without a browser, and print its main results",
     )
     demo.add_argument("--no-browser", action="store_true", help="start JupyterLab, open no browser")
-
-
-def _add_doctor(commands: Any) -> None:
     doctor = commands.add_parser(
         "doctor",
         help="check whether DDP can work here, and how to fix what is wrong",
@@ -135,7 +131,13 @@ def _doctor(args: argparse.Namespace) -> int:
 
 def _demo(args: argparse.Namespace, for_jupyter: Sequence[str]) -> int:
     needed = ("nbclient", "nbformat") if args.headless else ("jupyterlab",)
-    _require(*needed, "sklearn")
+    packages = {"sklearn": "scikit-learn"}
+    missing = [packages.get(n, n) for n in (*needed, "sklearn") if find_spec(n) is None]
+    if missing:
+        raise UsageMistake(
+            f"The demo needs {' and '.join(missing)}, which this Python does not have. "
+            f'Type: {sys.executable} -m pip install "ddp-notebook[demo]"'
+        )
     tutorial = copy_notebooks(args.dir)[0]
     if args.headless:
         return _run_headless(tutorial)
@@ -147,17 +149,6 @@ def _demo(args: argparse.Namespace, for_jupyter: Sequence[str]) -> int:
     # In this process and not a child, so that JupyterLab handles Control-C.
     labapp.main([str(tutorial), *options, *for_jupyter])
     return 0
-
-
-def _require(*modules: str) -> None:
-    """Raises UsageMistake, with the command to type, when one of `modules` is not installed."""
-    packages = {"sklearn": "scikit-learn"}
-    missing = [packages.get(name, name) for name in modules if find_spec(name) is None]
-    if missing:
-        raise UsageMistake(
-            f"The demo needs {' and '.join(missing)}, which this Python does not have. "
-            f'Type: {sys.executable} -m pip install "ddp-notebook[demo]"'
-        )
 
 
 def copy_notebooks(folder: Path) -> list[Path]:
@@ -232,7 +223,11 @@ def _execute(notebook: Any, folder: Path) -> None:
             began_s = time.monotonic()
             client.execute_cell(cell, index)
             took_s = time.monotonic() - began_s
-            print(f"{number:4} of {len(code)} {took_s:6.1f} s  {_gist(cell.source)}", flush=True)
+            # A cell in one line: its first line, and the second when the first is a cell magic.
+            lines = [line.strip() for line in cell.source.splitlines() if line.strip()] or [""]
+            gist = " · ".join(lines[:2]) if lines[0].startswith("%%") else lines[0]
+            gist = gist if len(gist) <= _WIDTH else gist[: _WIDTH - 1] + "…"
+            print(f"{number:4} of {len(code)} {took_s:6.1f} s  {gist}", flush=True)
 
 
 @contextlib.contextmanager
@@ -264,13 +259,6 @@ def _kernel(notebook: Any, folder: Path) -> Iterator[Any]:
                         f"See why: {sys.executable} -m ipykernel_launcher"
                     ) from error
         yield client
-
-
-def _gist(source: str) -> str:
-    """A cell in one line: its first line, and the second when the first is a cell magic."""
-    lines = [line.strip() for line in source.splitlines() if line.strip()] or [""]
-    gist = " · ".join(lines[:2]) if lines[0].startswith("%%") else lines[0]
-    return gist if len(gist) <= _WIDTH else gist[: _WIDTH - 1] + "…"
 
 
 def tagged_outputs(notebook: Any, tag: str) -> Iterator[str]:

@@ -78,14 +78,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Have the ranks of tests prepare themselves, in a folder of this run's."""
     config.addinivalue_line("markers", f"{_MARK}: the ranks of this test may wait forever")
     # A socket's path is short, wherever temporary folders are.
-    folder = Path(tempfile.mkdtemp(prefix="ddp-pytest-", dir=_parent()))
+    parent = "/tmp" if Path("/tmp").is_dir() else tempfile.gettempdir()  # noqa: S108
+    folder = Path(tempfile.mkdtemp(prefix="ddp-pytest-", dir=parent))
     config.stash[_MADE] = (folder, folder.stat())
     os.environ[job_folder.FOLDER_VARIABLE] = str(folder)
     os.environ["DDP_NOTEBOOK"] = "1"
-
-
-def _parent() -> str:
-    return "/tmp" if Path("/tmp").is_dir() else tempfile.gettempdir()  # noqa: S108
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -14,7 +14,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 
 from ddp_notebook.launch.child import load
 
@@ -34,7 +34,10 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"ddp_notebook.run: there is no file {rest[0]}\n{USAGE}\n")
         return WRONG_USAGE
     sys.argv[:] = rest
-    _prepare()
+    # As torch's entry point does when the variable is set.
+    os.environ["DDP_NOTEBOOK"] = "1"
+    with contextlib.suppress(Exception):  # no torch, or an unknown one: the script runs as ever
+        load("ddp_notebook.autoload").load()
     try:
         if as_module:
             runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
@@ -42,17 +45,12 @@ def main(arguments: Sequence[str]) -> int:
             _run_file(rest[0])
     except Exception as error:  # noqa: BLE001  # Python, too, shows whatever ends a script
         # As Python shows it: without the lines that led to the script.
-        trace = _of_script(error.__traceback__)
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+            trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 1
     return 0
-
-
-def _prepare() -> None:
-    """Do what torch's entry point does when the variable is set."""
-    os.environ["DDP_NOTEBOOK"] = "1"
-    with contextlib.suppress(Exception):  # no torch, or an unknown one: the script runs as ever
-        load("ddp_notebook.autoload").load()
 
 
 def _run_file(name: str) -> None:
@@ -65,13 +63,6 @@ def _run_file(name: str) -> None:
     sys.modules["__main__"] = main_module
     code = compile(path.read_bytes(), str(path), "exec")
     exec(code, vars(main_module))  # noqa: S102  # it is what was asked for
-
-
-def _of_script(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback from its first frame on that is not ours."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
-        trace = trace.tb_next
-    return trace
 
 
 if __name__ == "__main__":

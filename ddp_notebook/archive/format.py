@@ -165,7 +165,7 @@ def _with(saved: SavedRun, collectives: Collectives) -> SavedRun:
 
 
 def _check(saved: SavedRun) -> None:
-    """Ranks are those that there are. Raises DecodeError."""
+    """Check that all ranks in it exist, which types do not say. Raises DecodeError."""
     everyone = range(saved.world_size)
     states = [("snapshot", saved.snapshot), ("start", saved.start)]
     states += [("moments", m.state) for m in saved.moments if m.state is not None]
@@ -179,15 +179,12 @@ def _check(saved: SavedRun) -> None:
             raise DecodeError(
                 f"has an event of rank {moment.event.rank}, which is not there", "moments"
             )
-    if saved.case is not None:
-        _check_case(saved.case, everyone)
-
-
-def _check_case(case: Case, everyone: range) -> None:
-    ranks = [evidence.rank for evidence in case.ranks]
+    if saved.case is None:
+        return
+    ranks = [report.rank for report in saved.case.ranks]
     if len(set(ranks)) != len(ranks) or not set(ranks) <= set(everyone):
         raise DecodeError("must have ranks that are there, each once", "case.ranks")
-    collectives = case.collectives
+    collectives = saved.case.collectives
     members = {rank for group in collectives.groups.values() for rank in group}
     if not members | set(collectives.of) | set(collectives.first) <= set(everyone):
         raise DecodeError("are of ranks that are not there", "case.collectives")

@@ -48,7 +48,19 @@ class Replay:
     def read(cls, path: str | os.PathLike[str]) -> Replay:
         """Return the run in the file at `path`. Raises UsageMistake where it holds no run."""
         file = named_file(path)
-        return cls(_decoded(file, _text_of(file)), file.name)
+        try:
+            with files.opened(file) as stream:
+                size_bytes = os.fstat(stream.fileno()).st_size
+                text = stream.read(LARGEST_FILE)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise UsageMistake(f"{file} cannot be read: {why}. Type: %ddp_replay FILE") from None
+        if size_bytes > LARGEST_FILE:
+            raise UsageMistake(
+                f"{file} has {format_bytes(size_bytes)}, and no run that %ddp_save wrote has more "
+                f"than {format_bytes(LARGEST_FILE)}. Save the run again: %ddp_save FILE"
+            )
+        return cls(_decoded(file, text), file.name)
 
     @classmethod
     def of_text(cls, text: bytes, name: str) -> Replay:
@@ -208,23 +220,6 @@ def _decoded(file: Path, text: bytes) -> SavedRun:
         return decode_run(wire)
     except DecodeError as error:
         raise _damaged(file, str(error)) from None
-
-
-def _text_of(file: Path) -> bytes:
-    """Return what is in a file. Raises UsageMistake where it cannot be a run."""
-    try:
-        with files.opened(file) as stream:
-            size_bytes = os.fstat(stream.fileno()).st_size
-            text = stream.read(LARGEST_FILE)
-        if size_bytes > LARGEST_FILE:
-            raise UsageMistake(
-                f"{file} has {format_bytes(size_bytes)}, and no run that %ddp_save wrote has more "
-                f"than {format_bytes(LARGEST_FILE)}. Save the run again: %ddp_save FILE"
-            )
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise UsageMistake(f"{file} cannot be read: {why}. Type: %ddp_replay FILE") from None
-    return text
 
 
 def _run_in(file: Path, text: bytes) -> dict[str, Any]:

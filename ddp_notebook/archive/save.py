@@ -39,9 +39,15 @@ def saved_run(
     Without a rank to ask, `case` is empty. `found` is what `%ddp_why` says: what post-run
     checks found of a run that is over is not in `case`. `script` and `run` say what ran last.
     """
-    case = _with_sources_in_use(case) if case is not None else None
+    if case is not None:
+        # Only the files that ranks were seen in: beside a script lies much else.
+        paths = [record.path for issued in case.collectives.of.values() for record in issued]
+        seen = {p.file for path in (*paths, *(e.path for e in case.ranks)) for p in path}
+        case = replace(case, sources={n: text for n, text in case.sources.items() if n in seen})
     collectives = case.collectives if case is not None else None
-    diagnosis, stands = _judged(case, found)
+    diagnosis = diagnose_run(case) if case is not None else None
+    # What `found` has of a run that is over stands on more than the case, as post-run checks do.
+    stands = bool(found and found.findings and not (diagnosis and diagnosis.findings))
     saved = SavedRun(
         snapshot=snapshot,
         start=kept.start,
@@ -49,7 +55,7 @@ def saved_run(
         moments=kept.moments,
         outputs=kept.outputs if output else (),
         case=case,
-        diagnosis=diagnosis,
+        diagnosis=found if stands else diagnosis,
         script=script,
         run=run,
         versions=_versions(case),
@@ -63,14 +69,6 @@ def saved_run(
     return saved if output else _without_output(saved)
 
 
-def _judged(case: Case | None, found: Diagnosis | None) -> tuple[Diagnosis | None, bool]:
-    """The diagnosis of `case`; if that has no finding, `found`, which stands on more, if it has."""
-    diagnosis = diagnose_run(case) if case is not None else Diagnosis()
-    if found is not None and found.findings and not diagnosis.findings:
-        return found, True
-    return (diagnosis if case is not None else None), False
-
-
 def _versions(case: Case | None) -> dict[str, str]:
     """Return the versions of the package, Python and torch, of the ranks or else installed here."""
     versions = {"python": platform.python_version()}
@@ -79,17 +77,6 @@ def _versions(case: Case | None) -> dict[str, str]:
             versions[name] = importlib.metadata.version(name)
     of_ranks = [e.versions for e in case.ranks if e.versions] if case is not None else []
     return {**versions, **(of_ranks[0] if of_ranks else {})}
-
-
-# -- what the user wrote -----------------------------------------------------------------------
-
-
-def _with_sources_in_use(case: Case) -> Case:
-    """The case with those files alone that ranks were seen in: beside a script lies much else."""
-    paths = [collective.path for issued in case.collectives.of.values() for collective in issued]
-    paths += [evidence.path for evidence in case.ranks]
-    seen = {place.file for path in paths for place in path}
-    return replace(case, sources={n: text for n, text in case.sources.items() if n in seen})
 
 
 # -- what ranks wrote --------------------------------------------------------------------------

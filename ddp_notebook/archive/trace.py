@@ -37,7 +37,7 @@ from ddp_notebook.model import (
     Status,
 )
 from ddp_notebook.state.descriptions import exit_text
-from ddp_notebook.state.line_stops import LinePause, LineStops
+from ddp_notebook.state.line_stops import LineStops
 
 
 def trace(saved: SavedRun) -> dict[str, Any]:
@@ -45,16 +45,13 @@ def trace(saved: SavedRun) -> dict[str, Any]:
     axis = _Axis(saved)
     events: list[dict[str, Any]] = []
     arrows = _Arrows()
-    for state, pid in zip(saved.snapshot.ranks, _pids(saved), strict=True):
-        events += _rank(saved, state, pid, axis, arrows)
-    return {"traceEvents": [*events, *arrows.events()], "displayTimeUnit": "ms"}
-
-
-def _pids(saved: SavedRun) -> list[int]:
-    """The numbers of the ranks' processes, or others where these are not known or not unique."""
+    # Viewers tell processes by their numbers, which are not known of all, nor unique across hosts.
     pids = [state.pid for state in saved.snapshot.ranks]
     real = len(set(pids)) == len(pids) and all(0 < pid < 2**31 for pid in pids)
-    return pids if real else list(range(1, len(pids) + 1))
+    for number, state in enumerate(saved.snapshot.ranks, 1):
+        pid = state.pid if real else number
+        events += _rank(saved, state, pid, axis, arrows)
+    return {"traceEvents": [*events, *arrows.events()], "displayTimeUnit": "ms"}
 
 
 class _Axis:
@@ -154,15 +151,6 @@ def _held(collective: Collective) -> _Slice | None:
     return _Slice(name, "paused", begin_ns, collective.issued_ns, {"phase": Phase.HELD.value})
 
 
-def _pause(pause: LinePause, axis: _Axis) -> _Slice:
-    """For how long its rank was paused at a line: inside the slice of its cell."""
-    args = {"place": str(pause.place), "line": pause.place.text, "why": pause.why}
-    # One that came while the run was being saved began after what was saved.
-    ended_ns = pause.ended_ns or max(axis.end_ns, pause.began_ns)
-    name = f"line {pause.place.line} (paused)"
-    return _Slice(name, "paused", pause.began_ns, ended_ns, _without_empty(args))
-
-
 def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
     """Return a collective from its issue to its end. What is unknown of it is left out."""
     place = collective.place
@@ -210,7 +198,12 @@ class _EventSlices:
         self._open: _Slice | None = None
         self._stops = [LineStops()]
         """Of each cell."""
-        self._begin_with(saved.start.ranks[state.rank], saved.began_ns)
+        # The activity at the time of the first event that was kept.
+        before = saved.start.ranks[state.rank]
+        if before.status is Status.RUNNING:
+            self._begin(self._cell_name(0, before.cell), "cell", saved.began_ns)
+        elif before.entering is not None and before.status is Status.SETTING_UP:
+            self._begin(before.entering.value, "setup", saved.began_ns)
         for moment in saved.moments:
             event = moment.event
             if event is not None and event.rank == state.rank:
@@ -221,15 +214,14 @@ class _EventSlices:
                 self._stops[-1].take(event, time_ns)
         if self._open is not None:
             self._close(axis.end_ns, unfinished=True)
-        pauses = [pause for stops in self._stops for pause in stops.pauses]
-        self.slices += [_pause(pause, axis) for pause in pauses]
-
-    def _begin_with(self, before: RankState, time_ns: int) -> None:
-        """Begin with the activity at the time of the first event that was kept."""
-        if before.status is Status.RUNNING:
-            self._begin(self._cell_name(0, before.cell), "cell", time_ns)
-        elif before.entering is not None and before.status is Status.SETTING_UP:
-            self._begin(before.entering.value, "setup", time_ns)
+        for pause in (pause for stops in self._stops for pause in stops.pauses):
+            args = {"place": str(pause.place), "line": pause.place.text, "why": pause.why}
+            # One that came while the run was being saved began after what was saved.
+            ended_ns = pause.ended_ns or max(axis.end_ns, pause.began_ns)
+            name = f"line {pause.place.line} (paused)"  # inside the slice of its cell
+            self.slices.append(
+                _Slice(name, "paused", pause.began_ns, ended_ns, _without_empty(args))
+            )
 
     def _take(self, event: Event, time_ns: int) -> None:
         match event:

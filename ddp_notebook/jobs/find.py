@@ -159,14 +159,13 @@ def listed() -> list[Listed]:
     Running, prepared jobs are asked for their state.
     """
     jobs = records.jobs()
-    return [*map(_prepared, jobs), *map(_unprepared, others(jobs))]
-
-
-def _prepared(job: Job) -> Listed:
-    stuck, state = _state(job)
-    pids = {rank: process.about.pid for rank, process in job.processes.items()}
-    first = job.first
-    return Listed(first.script, job.world_size, pids, job.alive, first.wall_s, True, stuck, state)
+    listed = []
+    for job in jobs:
+        pids = {rank: process.about.pid for rank, process in job.processes.items()}
+        script, began_s = job.first.script, job.first.wall_s
+        state = _state(job)
+        listed.append(Listed(script, job.world_size, pids, job.alive, began_s, True, *state))
+    return [*listed, *map(_unprepared, others(jobs))]
 
 
 def _unprepared(ranks: Mapping[int, Seen]) -> Listed:
@@ -206,23 +205,22 @@ def text(jobs: Sequence[Listed]) -> str:
     parts = []
     if jobs:
         now_s = time.time()
-        parts.append(Table(_COLUMNS, [_row(job, now_s) for job in jobs]).text())
+        rows = []
+        for job in jobs:
+            texts = (
+                str(job.pids[min(job.pids)]),
+                plain(Path(job.script).name) or "python",
+                f"{format_ranks(tuple(job.pids))} of {job.world_size}",
+                age_words(now_s - job.began_s),
+                "yes" if job.prepared else "no",
+                job.state,
+            )
+            rows.append(Row([*map(Cell, texts)]))
+        parts.append(Table(_COLUMNS, rows).text())
     if not any(job.prepared or outside.was_set(min(job.pids.values())) for job in jobs):
         where = looked_in()
         parts.append(f"No job of yours on this host was prepared ({where}). {HOW_TO_PREPARE}")
     return "\n\n".join(parts)
-
-
-def _row(job: Listed, now_s: float) -> Row:
-    texts = (
-        str(job.pids[min(job.pids)]),
-        plain(Path(job.script).name) or "python",
-        f"{format_ranks(tuple(job.pids))} of {job.world_size}",
-        age_words(now_s - job.began_s),
-        "yes" if job.prepared else "no",
-        job.state,
-    )
-    return Row([Cell(text) for text in texts])
 
 
 def to_json(jobs: Sequence[Listed]) -> dict[str, Any]:

@@ -396,7 +396,14 @@ def judged(gathered: Gathered) -> Diagnosis:
     if all(finding.passing for finding in findings):
         findings += [*_ended_in_set_up(case), *own_errors(case), *_conditional(by_rules)]
     # From what proves most to what proves least; each is asked where those before it are silent.
-    findings = findings or _apart(gathered) or _died(case) or _left(case) or _undecided(gathered)
+    dead = [report for report in case.ranks if report.activity is Activity.DEAD]
+    findings = (
+        findings
+        or _apart(gathered)
+        or [finding for finding in deaths(case, dead, ()) if not _is_victim(finding, case)]
+        or _left(case)
+        or _undecided(gathered)
+    )
     what = {report.rank: _doing(report) for report in case.ranks}
     diagnosis = replace(diagnosis, findings=tuple(findings), doing=what)
     all_ended_well = bool(case.ranks) and all(report.exit_code == 0 for report in case.ranks)
@@ -421,12 +428,6 @@ def _apart(gathered: Gathered) -> list[Finding]:
     known = any(gathered.case.collectives.of.values())  # gloo's dumps have no sends
     stood = {rank: (record,) for rank, record in gathered.stood.items() if not known}
     return list(apart(replace(gathered.case, collectives=Collectives(stood))))
-
-
-def _died(case: Case) -> list[Finding]:
-    """Return processes that ended by a signal or an exit code, if no rank waited for them."""
-    dead = [report for report in case.ranks if report.activity is Activity.DEAD]
-    return [finding for finding in deaths(case, dead, ()) if not _is_victim(finding, case)]
 
 
 def _left(case: Case) -> list[Finding]:

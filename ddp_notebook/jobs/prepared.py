@@ -23,7 +23,6 @@ from ddp_notebook.model import (
     Activity,
     Case,
     Category,
-    Collective,
     Collectives,
     Diagnosis,
     Finding,
@@ -298,7 +297,10 @@ def by_rules(case: Case, all_seen: bool = True) -> Diagnosis:
     if before.wrong:
         return replace(before, doing=diagnosis.doing)
     more: tuple[Finding, ...] = own_errors(case)
-    if not more and all_seen and (finding := failures.unexplained(case, _waited_s(case))):
+    # How long each rank has been in its collective; long enough in a job that has ended.
+    issued, now_ns = case.collectives.of, time.monotonic_ns()
+    waited_s = {r: (now_ns - issued[r][-1].issued_ns) / 1e9 for r in case.waiting if issued.get(r)}
+    if not more and all_seen and (finding := failures.unexplained(case, waited_s)):
         more = (finding,)
     return (
         replace(diagnosis, findings=(*more, *diagnosis.findings), unsure="") if more else diagnosis
@@ -316,7 +318,10 @@ def _before_ends(case: Case) -> Case:
     ranks = []
     for report in case.ranks:
         issued = of.get(report.rank, ())
-        if _lost_connection(report) and _raised_in_last(report, issued):
+        # The line of the last collective raised the error; gloo's is done even then.
+        last, line = (issued[-1].place if issued else None), report.error_at[-1:]
+        raised_in_last = last and (last.file, last.line) in [(at.file, at.line) for at in line]
+        if _lost_connection(report) and raised_in_last:
             of[report.rank] = (*issued[:-1], replace(issued[-1], phase=Phase.ISSUED))
             report = replace(
                 report,
@@ -328,12 +333,6 @@ def _before_ends(case: Case) -> Case:
             )
         ranks.append(report)
     return replace(case, ranks=tuple(ranks), collectives=replace(case.collectives, of=of))
-
-
-def _raised_in_last(report: RankReport, issued: Sequence[Collective]) -> bool:
-    """True where the line of the last collective raised the error; gloo's is done even then."""
-    last, line = (issued[-1].place if issued else None), report.error_at[-1:]
-    return last is not None and (last.file, last.line) in [(at.file, at.line) for at in line]
 
 
 def _trained(job: Job, case: Case, diagnosis: Diagnosis) -> Diagnosis:

@@ -121,7 +121,17 @@ def _reason(pid: int, error: str) -> str:
     """Say why py-spy read nothing, and what would let it."""
     lower = error.lower()
     if "permission denied" in lower or "operation not permitted" in lower:
-        return f"py-spy may not read the ranks' processes. {_rights()}"
+        try:
+            scope = _PTRACE.read_text().strip()
+        except OSError:
+            scope = "0"
+        rights = "Run ddp-notebook as root; in a container, start that with --cap-add=SYS_PTRACE"
+        if scope in ("1", "2"):
+            rights = (
+                f"kernel.yama.ptrace_scope is {scope} here. As root: sysctl "
+                "kernel.yama.ptrace_scope=0 (or run ddp-notebook as root)"
+            )
+        return f"py-spy may not read the ranks' processes. {rights}"
     gone = ("no such process", "failed to find process", "no such file")
     if any(words in lower for words in gone):
         return f"process {pid} has ended meanwhile"
@@ -130,19 +140,6 @@ def _reason(pid: int, error: str) -> str:
     reasons = list(itertools.takewhile(lambda line: not line.startswith("Stack backtrace"), lines))
     words = " ".join(line.removeprefix("Error: ") for line in reasons)
     return f"{_MAY_CHANGE} process {pid}: {cut(words, 200) or 'no stack'}"
-
-
-def _rights() -> str:
-    try:
-        scope = _PTRACE.read_text().strip()
-    except OSError:
-        scope = "0"
-    if scope in ("1", "2"):
-        return (
-            f"kernel.yama.ptrace_scope is {scope} here. As root: sysctl kernel.yama.ptrace_scope=0"
-            " (or run ddp-notebook as root)"
-        )
-    return "Run ddp-notebook as root; in a container, start that with --cap-add=SYS_PTRACE"
 
 
 def parse(output: bytes, pid: int) -> tuple[Thread, ...]:

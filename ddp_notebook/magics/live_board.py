@@ -51,8 +51,8 @@ class NotebookBoard:
         What is in the panel is in the cell, too, for pages that have no such panel. Raises
         UsageMistake.
         """
-        if place == "side":
-            self._check_side()
+        if place == "side" and not (can_show_widgets(self._shell) and can_have_panel()):
+            raise UsageMistake(f"A board beside the notebook needs a package, sidecar. {HOW}")
         self.close()
         if place == "off":
             return
@@ -68,10 +68,6 @@ class NotebookBoard:
 
         # By then `init` has cleared the record, so the previous session's board is not shown.
         self._open.open(0.02, show, in_panel=in_panel)
-
-    def _check_side(self) -> None:
-        if not (can_show_widgets(self._shell) and can_have_panel()):
-            raise UsageMistake(f"A board beside the notebook needs a package, sidecar. {HOW}")
 
     def close(self, final: Board | None = None) -> None:
         """Stop drawing; `final`, or else the last drawing, stays."""

@@ -21,7 +21,8 @@ _VERBS = "%ddp_why, %ddp_where and %ddp_board"
 def _attach(ui: NotebookUi, args: argparse.Namespace) -> None:
     if not args.job and args.slurm is None:
         ui.say(jobs.find.text(jobs.find.listed()))
-        _say_which(ui)
+        job = ui.attached
+        ui.say("Look at one: %ddp_attach PID" if job is None else f"Attached to {job.name}.")
         return
     if len(args.job) == 1 and args.job[0].endswith(":"):
         ui.say(jobs.hosts.listed(args.job[0].removesuffix(":")))
@@ -31,11 +32,6 @@ def _attach(ui: NotebookUi, args: argparse.Namespace) -> None:
         f"Attached to {_first_line(job)}\n{_VERBS} mean it from now on. Nothing is sent to it that "
         "changes what it does: all others act on the session's ranks. Back to these: %ddp_detach"
     )
-
-
-def _say_which(ui: NotebookUi) -> None:
-    job = ui.attached
-    ui.say(f"Attached to {job.name}." if job is not None else "Look at one: %ddp_attach PID")
 
 
 ATTACH = Verb(

@@ -99,17 +99,15 @@ _STEP_OPTIONS = (
 """With any of these options `%ddp_bench` measures training steps."""
 
 
-def _bench(ui: NotebookUi, args: argparse.Namespace) -> BenchResult | StepBenchResult:
-    ui.session.pool.need("%ddp_bench")
-    return _training_steps(ui, args) if wants_steps(args) else _collectives(ui, args)
-
-
 def wants_steps(args: argparse.Namespace) -> bool:
     """Return True when one of the options for training steps was given."""
     return any(getattr(args, option.attribute) != option.default for option in _STEP_OPTIONS)
 
 
-def _collectives(ui: NotebookUi, args: argparse.Namespace) -> BenchResult:
+def _bench(ui: NotebookUi, args: argparse.Namespace) -> BenchResult | StepBenchResult:
+    ui.session.pool.need("%ddp_bench")
+    if wants_steps(args):
+        return _training_steps(ui, args)
     plan = _plan(args, on_gpu=args.device != "cpu" and "cuda" in ui.session.benchmarks.device)
     problem = check_export(args.export) if args.export else ""
     if problem:
@@ -161,27 +159,20 @@ def _training_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult
                 f"{name} is for collectives, and this call measures training steps: leave out "
                 f"{name}, or --model, --batch and the other options of training steps."
             )
-    plan = _step_plan(args)
+    given = {name: getattr(args, name) for name in ("model", "loss", "data")}
+    try:
+        given["batches"] = parse_batches(args.batch) if args.batch is not None else None
+        given["buckets"] = parse_buckets(args.bucket_mb) if args.bucket_mb is not None else None
+        chosen = {name: value for name, value in given.items() if value is not None}
+        plan = StepPlan(budget_s=parse_seconds(args.budget), **chosen)
+    except ValueError as error:
+        raise UsageMistake(str(error)) from None
 
     def render(result: StepBenchResult | None, done: float, elapsed_s: float) -> Mapping[str, str]:
         return view.live_steps(plan.model, result, done, elapsed_s)
 
     with ui.output.progress(render) as watch:
         return ui.session.bench_steps(plan, watch=watch)
-
-
-def _step_plan(args: argparse.Namespace) -> StepPlan:
-    """Return the plan that the options describe. Raises UsageMistake."""
-    given = {name: getattr(args, name) for name in ("model", "loss", "data")}
-    try:
-        lists = {
-            "batches": parse_batches(args.batch) if args.batch is not None else None,
-            "buckets": parse_buckets(args.bucket_mb) if args.bucket_mb is not None else None,
-        }
-        chosen = {name: value for name, value in (given | lists).items() if value is not None}
-        return StepPlan(budget_s=parse_seconds(args.budget), **chosen)
-    except ValueError as error:
-        raise UsageMistake(str(error)) from None
 
 
 BENCH = Verb(

@@ -24,7 +24,10 @@ _NONE = (
 def _break(ui: CallerUi, args: argparse.Namespace) -> None:
     ranks = chosen_ranks(ui.session, args)
     if args.clear:
-        _clear(ui, args.place)
+        if args.place and not args.place.isdecimal():
+            raise UsageMistake("--clear takes the number of a breakpoint, or none for all.")
+        count = ui.session.breakpoints.clear(int(args.place) if args.place else None)
+        ui.say(f"{counted(count, 'breakpoint')} cleared.")
     elif args.off or args.on == "":
         ui.session.breakpoints.enable(not args.off)
         off = "Breakpoints are passed, breakpoint() too. On again: %ddp_break --on"
@@ -41,13 +44,6 @@ def _break_by_click(ui: CallerUi, args: argparse.Namespace) -> None:
     if args.condition or args.log:
         raise UsageMistake("A board sets plain breakpoints. Type that one in a cell.")
     _break(ui, args)
-
-
-def _clear(ui: CallerUi, which: str) -> None:
-    if which and not which.isdecimal():
-        raise UsageMistake("--clear takes the number of a breakpoint, or none for all.")
-    count = ui.session.breakpoints.clear(int(which) if which else None)
-    ui.say(f"{counted(count, 'breakpoint')} cleared.")
 
 
 def _set_breakpoint(ui: CallerUi, args: argparse.Namespace, ranks: Ranks | None) -> None:

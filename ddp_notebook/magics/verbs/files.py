@@ -57,10 +57,6 @@ SAVE = Verb(
 )
 
 
-def _replay(_ui: NotebookUi, args: argparse.Namespace) -> Replay:
-    return Replay.read(args.path)
-
-
 def _show_replay(ui: NotebookUi, replay: Replay) -> None:
     """A replay as a board and a diagnosis; a live one where there can be widgets."""
     ui.say(replay.about)
@@ -88,7 +84,7 @@ REPLAY = Verb(
         ("%ddp_replay run.json", "the board and the diagnosis of a saved run"),
         ("replay = %ddp_replay run.json", "as a value: replay.at(-5) is 5 seconds before its end"),
     ),
-    run=_replay,
+    run=lambda _ui, args: Replay.read(args.path),
     options=(Option("path", "a file that %ddp_save wrote", completer=files),),
     value_display=ValueDisplay(Replay, _show_replay),
 )

@@ -95,10 +95,6 @@ Five things to try
 Every magic has a page of help (%ddp_init?), and Tab completes its options."""
 
 
-def _tour(ui: NotebookUi, _args: argparse.Namespace) -> None:
-    ui.say(TOUR_TEXT)
-
-
 TOUR = Verb(
     "ddp_tour",
     about="Print five things to try.",
@@ -106,5 +102,5 @@ TOUR = Verb(
         ("%ddp_tour", "five things to try"),
         ("%ddp_init?", "any magic's own page of help"),
     ),
-    run=_tour,
+    run=lambda ui, _args: ui.say(TOUR_TEXT),
 )

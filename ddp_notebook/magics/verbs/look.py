@@ -21,11 +21,6 @@ from ddp_notebook.session.runs.steps import END
 from ddp_notebook.state.collective_table import OPERATIONS
 from ddp_notebook.views import findings, stacks, step_table
 
-
-def _status(ui: NotebookUi, _args: argparse.Namespace) -> Board:
-    return ui.session.status() if ui.attached is None else ui.attached.board()
-
-
 STATUS = Verb(
     "ddp_status",
     about="Show the board: where every rank is now. Returns it.",
@@ -33,7 +28,7 @@ STATUS = Verb(
         ("%ddp_status", "the board"),
         ("board = %ddp_status", "as a value: board.snapshot.ready"),
     ),
-    run=_status,
+    run=lambda ui, _args: ui.session.status() if ui.attached is None else ui.attached.board(),
 )
 
 

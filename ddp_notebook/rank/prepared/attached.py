@@ -93,14 +93,6 @@ def attach(rank: int, folder: Path) -> None:
     _begin(watched, folder)
 
 
-def _attach_fork(watched: Watched, rank: int, folder: Path) -> None:
-    """The same in a child that was forked from the process that `watched` watches."""
-    watched.process.becomes(rank, folder)
-    watched.observer.open_log()
-    watched.hooks.count_in_child()
-    _begin(watched, folder)
-
-
 def _begin(watched: Watched, folder: Path) -> None:
     """Answer questions from now on, and leave for later what can then not be asked any more."""
     # The socket comes before anything that may fail, and the handlers after it, in a thread: who
@@ -214,7 +206,11 @@ class Children:
             if folder is not None:
                 note_the_end(folder)
                 write_stacks_when_ended(folder)
-                _attach_fork(self._watched, arguments.rank, folder)
+                # The runtime was forked with the process: it goes on, as another rank.
+                self._watched.process.becomes(arguments.rank, folder)
+                self._watched.observer.open_log()
+                self._watched.hooks.count_in_child()
+                _begin(self._watched, folder)
         elif self._alone and (arguments.world_size or 1) > 1:
             self._known = os.getpid()
             self._appear_too(arguments.rank, arguments.world_size)
