@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return WRONG_USAGE
+    # Unknown options of the demo are JupyterLab's: --port, --ip, ...
     if unknown and (args.command != "demo" or args.headless):
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
@@ -161,6 +162,7 @@ def copy_notebooks(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     package = _notebooks_folder()
     notebooks = sorted(package.glob("*.ipynb"))
+    # A learner's own work in an existing copy is never overwritten.
     for source in (*notebooks, *sorted(package.rglob("*.md"))):
         copy = folder / source.relative_to(package)
         copy.parent.mkdir(exist_ok=True)

@@ -56,6 +56,7 @@ class CellSyntaxError(DDPError):
 
     def __init__(self, error: SyntaxError) -> None:
         source = (error.text or "").rstrip()
+        # The caret stands below the column of the error, in the line without its indentation.
         indent = len(source) - len(source.lstrip())
         caret = " " * max(0, (error.offset or 1) - 1 - indent) + "^"
         shown = f"\n    {source.lstrip()}\n    {caret}" if source else ""

@@ -21,6 +21,9 @@ _SOURCES_BYTES = 1 << 20
 def opened(path: Path) -> Iterator[BinaryIO]:
     """A regular file, to be read. Raises OSError for anything else, and for no name of a file."""
     try:
+        # O_NONBLOCK: opening a FIFO does not wait for a writer. The type is looked at after
+        # opening, on the descriptor: a file that is checked by its name may be replaced before it
+        # is opened.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except ValueError:  # a zero byte, or half of a character
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None

@@ -96,6 +96,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Watch the ranks of a test; where they hang, end them."""
+    # A rank that was left by the test before must not be taken for one of this test.
     for process in job_folder.processes():
         if not process[0].alive:  # of a test before
             shutil.rmtree(process[1], ignore_errors=True)

@@ -133,6 +133,7 @@ class SavedRun:
 
 def encode_run(saved: SavedRun) -> dict[str, Any]:
     """Return a run as a JSON object, with its format and version first."""
+    # Collectives are written as a table of columns: one object for each would repeat all names.
     plain = saved if saved.case is None else _with(saved, Collectives())
     wire = {"format": FORMAT, "version": VERSION, **codec.encode(plain)}
     if saved.case is not None:

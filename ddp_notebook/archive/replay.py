@@ -208,6 +208,8 @@ def what_is_missing(saved: SavedRun) -> list[str]:
 def _decoded(file: Path, text: bytes) -> SavedRun:
     """Return the run in the text of a file. Raises UsageMistake."""
     wire = _run_in(file, text)
+    # Before the content is decoded: a newer version may have fields that this one would call
+    # damaged.
     version = wire.get("version")
     if type(version) is not int or version < 1:
         raise _damaged(file, "it has no version of its format")

@@ -145,6 +145,8 @@ def line(saved: SavedRun) -> str:
 def write(target: Path, saved: SavedRun, force: bool) -> None:
     """Write beside the target first and put it in place when it is whole."""
     # traceEvents come first: viewers look there to know what a file is.
+    # One file for both readers: no one has to export a trace separately, and viewers pass over keys
+    # that they do not know.
     whole = {**trace(saved), KEY: encode_run(saved)}
     text = codec.dumps(whole)
     try:

@@ -119,6 +119,8 @@ def _rank(
         if not collective.over and left_ns > collective.issued_ns:
             collective = replace(collective, phase=Phase.FAILED, done_ns=left_ns, freed=True)
         span, held = _slice_of(collective, axis), _held(collective)
+        # Viewers take overlapping slices of one thread for nested calls, so buckets of one backward
+        # pass need a thread each.
         thread = main + 1 + _lane(lanes, span, held)
         if held is not None:
             yield _complete(held, pid, thread, axis)
@@ -292,6 +294,8 @@ class _Arrows:
             return
         group, slot = collective.group, collective.slot
         times, last = self._counted.get((group, pid), (0, -1))
+        # A slot that goes back means that the group was made again: its collectives are others than
+        # those before.
         times += slot <= last
         self._counted[group, pid] = times, slot
         if collective.phase is not Phase.REFUSED:

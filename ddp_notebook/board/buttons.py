@@ -76,6 +76,7 @@ class Buttons:
             self._answer(magic, str(error) or type(error).__name__, ok=False)
 
     def _answer(self, magic: str, text: str, *, ok: bool) -> None:
+        # Ranks that are paused at lines are shown in the code: an answer in words would cover it.
         seen = ok and magic.startswith(_AT_LINES) and bool(self._session.runs.stops)
         with self._lock:
             self.busy = tuple(other for other in self.busy if other != magic)

@@ -231,6 +231,8 @@ class LiveBoard:
         while not self._closed:
             self._wake.clear()
             self._draw()
+            # A pause after each drawing, however many events wake it: ten ranks that print do not
+            # redraw the board a hundred times a second.
             time.sleep(BOARD_INTERVAL_S)
             if not self._closed and not self._in_run:
                 self._wake.wait(1.0)
@@ -241,6 +243,8 @@ class LiveBoard:
             if self._closed:
                 return
             source = self._source
+            # One look is what all of this drawing is made of: findings, rows and slices of
+            # different moments would contradict each other.
             facts, news = source.look()
             no_ranks = not facts.snapshot.ranks or facts.snapshot.ended
             if self._shown is None and not closing and no_ranks:
@@ -277,6 +281,8 @@ class LiveBoard:
         widget, session = self._widget, self._session
         benchmark = session.benchmarks.current
         in_run = self._in_run and bool(facts.pending)
+        # What did not change is compared by value and not sent, so nothing here may hold an age or
+        # a time of day.
         shown = model.board_json(board, self._epoch_ns)
         at = pending_locations(facts)
         widget.draw(
@@ -346,6 +352,7 @@ class LiveBoard:
         elif kind == "watch":
             self._wake.set()
         elif kind == "hello" or (kind == "at" and isinstance(content.get("at"), int)):
+            # A page that is scrubbed sends many of these: only the latest of a kind is answered.
             self._questions[str(kind)] = content
             if self._closed:
                 self._answer()

@@ -75,6 +75,7 @@ def _handled(frames: list[Any], kernel: Any) -> bool:
         kind = session.deserialize(rest, content=False, copy=False)["header"]["msg_type"]
     except (ValueError, TypeError, KeyError):
         return False  # the loop's to judge
+    # An execute request stays for later: run here, its cell would run within the cell that waits.
     if kind not in (*_COMMS, *_QUESTIONS):
         return False
     try:

@@ -249,6 +249,7 @@ CHOOSE_RANKS = "choose the ranks to restart: click them"
 
 def answer_json(answer: Mapping[str, Any], begun: int) -> dict[str, Any]:
     """Return the answer of a button, as text of bounded length; old once another run has begun."""
+    # The answer may quote what ranks printed.
     text = strip_ansi(str(answer["text"]))
     cut = len(text) > _MOST_ANSWER_CHARACTERS
     shown = {name: value for name, value in answer.items() if name != "begun"}

@@ -34,6 +34,7 @@ def can_show_widgets(shell: Any) -> bool:
 def may_show_widgets(shell: Any) -> bool:
     """Return True where a kernel can talk to a page, and the packages for that are installed."""
     kernel = getattr(shell, "kernel", None)
+    # IPython in a terminal has no kernel; a kernel without comms cannot talk to a page.
     if kernel is None or getattr(kernel, "comm_manager", None) is None:
         return False
     return all(importlib.util.find_spec(name) for name in ("anywidget", "ipywidgets"))
@@ -125,6 +126,7 @@ class ReplayBoard:
         reports = saved.case.ranks if saved.case is not None else ()
         sources = saved.case.sources if saved.case is not None else {}
         raised = {report.rank: report.error_at for report in reports if report.error_at}
+        # Where ranks raised, that line says more than where they were left.
         paths = raised or {report.rank: report.path for report in reports if report.path}
         at = locations(paths, sources)
         findings, lines = model.findings_json(diagnosis, sources, at), model.locations_json(at)

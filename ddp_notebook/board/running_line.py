@@ -91,6 +91,7 @@ class RunningLine(Shown):
 
     def _heard(self, content: Any) -> None:
         """A page sent a message: a button was pressed, or it may have missed what was said."""
+        # A page can send what it likes.
         if not isinstance(content, dict):
             return
         if content.get("kind") == "hello":

@@ -160,6 +160,7 @@ class BoardSource:
         """
         session = self._session
         snapshot, run, logs = session.record.snapshot, session.runs.current, session.pool.logs
+        # The collective logs are mapped files: how much was written is cheap to read.
         written: tuple[tuple[int, int], ...] = ()
         if run is not None and logs is not None:
             with contextlib.suppress(ValueError):
@@ -225,5 +226,6 @@ class BoardSource:
     def _ask(self, key: object) -> None:
         with contextlib.suppress(DDPError):
             diagnosis = self._session.why_now()
+            # Ranks may have moved while they were asked: then the answer is about the past.
             if key == self._key:
                 self._found = diagnosis

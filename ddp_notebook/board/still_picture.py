@@ -286,6 +286,7 @@ def _drawing(ranks: Ranks, slices: Sequence[Slice], drawn: Bars, timeline: Timel
     title = escape(f"{name_ranks(ranks[:1])}: {about}")
     paths = "".join(_path(look, spans) for look, spans in drawn.items() if spans)
     return (
+        # Where a sanitizer removes SVG, its title stays as text: GitHub does so.
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDE} {_HIGH}" width="100%"'
         f' height="{_HIGH}" preserveAspectRatio="none" role="img"'
         f' style="{_DRAWING}"><title>{title}</title>{paths}</svg>'
@@ -342,5 +343,7 @@ def hidden_beside(mark: str) -> str:
     the widget: nothing else makes a widget's view that has no element in it.
     """
     view = "> .jp-OutputArea-output.jupyter-widgets"
+    # JupyterLab's message for a widget without a model cannot be told from the widget by its class,
+    # only by being empty.
     lost = f".jp-OutputArea-child:has({view}):not(:has({view} *))"
     return f"<style>.jp-OutputArea:has(.{mark}) > {lost} {{ display: none }}</style>"

@@ -132,6 +132,7 @@ def source_json(
 
 def _file(stopped: StoppedFile, text: str, breakpoints: Sequence[BreakpointRow]) -> dict[str, Any]:
     file, is_cell = stopped.file, bool(_CELL.fullmatch(stopped.file))
+    # A breakpoint may have been set by another name of the same file, through a link.
     real = file if is_cell else os.path.realpath(file)
     typed = file if is_cell else _typed(Path(real))
     lines = _lines_around(stopped, text.splitlines())
@@ -372,6 +373,7 @@ class TabFeed:
             content = {"error": str(error)}
         finally:
             self._asked.discard(tab)
+        # `of` names the run that the answer is about: the page shows it beside a newer one.
         run = self._session.runs.current
         about = {"at": time.strftime("%H:%M:%S"), "of": run.title if run is not None else ""}
         self._tell({tab: {**content, **about}})

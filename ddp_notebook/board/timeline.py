@@ -95,6 +95,7 @@ class Timeline:
         """Take in records that are new or have changed, each rank's in their order. `title` is what
         the run is called, `pauses` are all of its pauses at lines.
         """
+        # A program that makes new shapes all the time makes new kinds all the time.
         if len(self._kinds) > MOST_KINDS:
             self._forget()
         if run != self.run:
@@ -118,6 +119,8 @@ class Timeline:
         self._changed(slice_)
 
     def _take(self, record: Collective) -> None:
+        # The page files slices by rank and number, and ranks count from 0 in each run: `_from` is
+        # where this run begins.
         number = self._from + record.number
         key = (record.rank, number)
         self._next = max(self._next, number + 1)
@@ -266,6 +269,8 @@ class Timeline:
         fresh = list(self._fresh.values())
         skipped = max(0, len(fresh) - MOST_AT_ONCE)
         if skipped:
+            # A page that got a hundred thousand slices in one message would freeze; the newest are
+            # what it shows.
             fresh = sorted(fresh, key=lambda slice_: slice_[ISSUED])[skipped:]
         message = self._message(fresh, self._sent_kinds)
         self._skipped += skipped

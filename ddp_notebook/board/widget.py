@@ -39,6 +39,8 @@ def _joined(kind: str) -> str:
 
     Without comments, indentation, empty lines and names for tests: a page has no use for them.
     """
+    # Bundled here and not by a build step: the page is a dozen small files, and a wheel needs no
+    # node.
     text = "\n".join(path.read_text("utf-8") for path in sorted(_PAGE.glob(f"*.{kind}")))
     return _INDENTATION.sub("", _EXPORTS.sub("", _COMMENTS.sub("", text)))
 
@@ -97,9 +99,12 @@ class BoardWidget(Shown):
         self.drawn.update(changed)
         if "board" in changed:
             changed["board"] = {**changed["board"], "now": now_us}
+        # Values that are set as traits are saved in the notebook by Jupyter. Once the board's own
+        # cell has ended, what is drawn later is of other cells, and is sent as a message instead.
         if self._kept:
             self.tell({"kind": "state", "values": changed}, now_us)
         else:
+            # One message for all of it, or the page would draw states that never were.
             with self.hold_sync():
                 for name, value in changed.items():
                     setattr(self, name, value)

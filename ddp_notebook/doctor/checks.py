@@ -150,6 +150,8 @@ def check_ranks(rank_facts: Mapping[int, Facts]) -> tuple[Check, ...]:
         checks.append(Check.failure("RANK on ranks", text, remedy + ",".join(map(str, wrong))))
     else:
         checks.append(Check.ok("RANK on ranks", "each rank has its own number"))
+    # Of variables that place a rank a difference keeps ranks from meeting; any other is worth
+    # knowing.
     if found := _differing(variables):
         verdict = Verdict.FAILURE if found.keys() & {*_ALIKE} else Verdict.WARNING
         remedy = "Set the same on all ranks (%%ddp, os.environ), or start new ones: %ddp_restart"
@@ -397,6 +399,7 @@ def check_master_addr(lookup: Lookup | None, own: Collection[str]) -> Check:
     shown = lookup.name
     if lookup.addresses != (lookup.name,):
         shown += f" resolves to {', '.join(lookup.addresses)}"
+    # Interfaces may be hidden, as in a container: then nothing is said against an address.
     leads_here = any(a in own or is_loopback(a) for a in lookup.addresses)
     if own and not leads_here:
         return Check.warning(
@@ -439,6 +442,7 @@ def check_interfaces(
 def _interface_trouble(variable: str, value: str, interfaces: Mapping[str, Interface]) -> str:
     """Return why the interfaces that `value` names cannot be used; empty when they can."""
     if variable.startswith("NCCL"):
+        # NCCL takes the first interfaces that match, so one that works is enough.
         chosen = nccl_interfaces(value, interfaces)
         if any(not _unusable(interfaces[name]) for name in chosen):
             return ""
@@ -533,6 +537,7 @@ def check_shared_memory(size: tuple[int, int] | None, nccl_wanted: bool) -> Chec
             f"{found}: DataLoader workers will crash",
             "See what fills it: ls /dev/shm",
         )
+    # Docker gives a container 64 MiB by default.
     if total < 256 << 20:
         return Check.warning(name, f"{found}: too little for DataLoader workers", more)
     return Check.ok(name, found)
@@ -551,6 +556,7 @@ def check_cores(cores: int, world_size: int, asked: int, omp_num_threads: str | 
             f"For timings: -n {cores}",
         )
     first = (omp_num_threads or "").partition(",")[0].strip()  # OpenMP allows a list
+    # torch reads OMP_NUM_THREADS in a script; %ddp_init sets it to cores / ranks.
     threads = asked or (int(first) if first.isdecimal() else 1)
     if world_size * threads > cores:
         whose = "--threads-per-rank" if asked else "OMP_NUM_THREADS"
@@ -579,6 +585,7 @@ def check_visible_devices(value: str | None, gpus: Sequence[Gpu], usable: int | 
         return Check.ok(name, f"{value!r} hides all GPUs")
     indices = _indices(gpus) or "none"
     remedy = f"Name each GPU once, of those there are ({indices}), or unset it."
+    # An index and a UUID may name the same GPU twice.
     indexed = [_find(part, gpus) for part in named]
     meant = [index or part for index, part in zip(indexed, named, strict=True)]
     twice = sorted(part for part in meant if meant.count(part) > 1)

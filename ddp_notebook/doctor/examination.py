@@ -62,6 +62,7 @@ def examine(
     torch = rank_facts[min(rank_facts)] if rank_facts else torch_facts()
     environment = dict(os.environ)
     chosen, gpus = environment.get("CUDA_VISIBLE_DEVICES"), devices.gpus()
+    # Without the variable CUDA shows all GPUs; with it those that it names, in its order.
     pool = [gpu.index for gpu in gpus] if chosen is None else list(devices.visible_gpus())
     on_gpus = world_size <= len(pool)
     nccl = backend == "nccl" or (backend == "auto" and on_gpus)
@@ -153,6 +154,7 @@ def torch_facts(timeout_s: float = 90.0) -> dict[str, Any]:
         return {"torch_error": f"importing it takes longer than {timeout_s:.0f} s"}
     except OSError as error:
         return {"torch_error": f"{sys.executable} cannot be started: {error}"}
+    # What importing torch prints comes before; the answer is the last line.
     lines = asked.stdout.splitlines()
     if asked.returncode == 0 and lines:
         with contextlib.suppress(ValueError):
@@ -178,6 +180,7 @@ def try_port(port: int) -> int:
     It is bound as torch's store binds it, and closed without listening.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # torch sets SO_REUSEADDR as well: without it a port in TIME_WAIT would seem to be taken.
         if sys.platform != "win32":  # there it would take another process's port
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -192,6 +195,7 @@ def holders_of(port: int) -> tuple[Holder, ...]:
     sockets: list[Any] = []
     with contextlib.suppress(psutil.Error, OSError):  # where that is forbidden
         sockets = [s for s in psutil.net_connections("tcp") if s.laddr and s.laddr.port == port]
+    # Those that are connected to the port, as ranks are, do not hold it.
     listening = [s for s in sockets if s.status == psutil.CONN_LISTEN]
     holders = []
     for pid in dict.fromkeys(s.pid for s in listening or sockets):

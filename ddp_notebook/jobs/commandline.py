@@ -76,6 +76,8 @@ def _mcp(_args: argparse.Namespace) -> NoReturn:
         raise UsageMistake(
             'The package mcp is not installed. Type: pip install "ddp-notebook[mcp]"'
         )
+    # The process is replaced, so that stdin and stdout are the server's alone: what an import here
+    # had printed would break the protocol.
     os.execv(sys.executable, [sys.executable, "-m", "ddp_notebook.jobs.mcp"])  # noqa: S606
 
 

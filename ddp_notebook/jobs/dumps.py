@@ -272,6 +272,8 @@ def _group(name: str, description: str) -> str:
 def _record(
     entry: Mapping[str, Any], rank: int, groups: Mapping[str, tuple[int, ...]], shared: _Shared
 ) -> Collective | None:
+    # `nccl:all_reduce`, `gloo:_all_gather_base`: the names are those of C++ functions, which differ
+    # from Python's.
     backend, _, operation = _text(entry.get("profiling_name")).partition(":")
     pair = entry.get("process_group")
     names = [_text(each) for each in pair[:2]] if isinstance(pair, list | tuple) else []

@@ -67,6 +67,8 @@ HOW_TO_PREPARE = (
 
 def looked_in() -> str:
     """Say where prepared jobs are looked for: one that was told another folder is not seen."""
+    # The commonest reason for an empty list: the job was started with another TMPDIR, or the folder
+    # can be entered by others, and then no rank writes into it.
     folder = job_folder.root()
     named = f", of {job_folder.FOLDER_VARIABLE}" if job_folder.FOLDER_VARIABLE in os.environ else ""
     if os.path.lexists(folder) and not is_private(folder):
@@ -193,6 +195,7 @@ def _state(job: Job) -> tuple[bool | None, str]:
         if finding.category is not Category.UNDECIDED:
             who = f": {name_ranks(finding.ranks)}" if finding.ranks else ""
             return bool(finding.waiting), f"runs, {finding.category.value}{who}"
+    # Undecided is not "stuck": a program that polls this list should not restart a job for it.
     if wrong:
         who = name_ranks(wrong[0].waiting)
         return None, f"runs, perhaps stuck: {who}" if who else "runs, perhaps stuck"

@@ -221,6 +221,8 @@ def _output(call: Sequence[str]) -> tuple[int | None, bytes, str]:
             late.set()
             process.kill()
 
+        # `communicate(timeout=)` would keep all of the output in memory; this reads to a bound, and
+        # a timer ends what takes too long.
         limit = threading.Timer(_WITHIN_S, end)
         limit.daemon = True
         limit.start()

@@ -350,6 +350,7 @@ def _report(
     rank: int, records: tuple[Collective, ...], error: RankReport | None, written: Logs
 ) -> RankReport:
     """Return one rank's report: its error, else how its process ended, else what it was in."""
+    # A dump with records proves that the process group was made; a log proves nothing of it.
     had_group = bool(records)
     known = RankReport(
         rank,

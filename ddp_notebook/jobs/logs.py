@@ -299,6 +299,8 @@ def _last_raised(lines: list[str], certain: bool) -> Raised | None:
         return None
     rest = [line for line in lines[at + 1 : at + _MOST_MESSAGE_LINES] if line.strip()]
     text = "\n".join([match[2] or "", *rest]).strip()
+    # An error that is followed by more of the rank's output was caught and logged, unless torch's
+    # own hook marked it.
     ends = not any(line.strip() for line in lines[at + _MOST_MESSAGE_LINES :])
     name = match[1].rpartition(".")[2]
     return Raised(name, text, tuple(frames), tuple(texts), certain or ends)

@@ -75,6 +75,7 @@ def where(target: list[str] | None = None) -> dict[str, Any]:
     return _of_job(target, lambda job: places_to_json(job.places(), job=job.name))
 
 
+# An error of ours is an answer for the program, and no crash of the server.
 def _of_job(target: list[str] | None, answer: Callable[[Target], dict[str, Any]]) -> dict[str, Any]:
     try:
         return answer(on_this_host(target or []))

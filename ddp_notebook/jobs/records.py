@@ -188,6 +188,8 @@ def _frames_of_main(text: str) -> tuple[Frame, ...] | None:
 
     None where only that line was written.
     """
+    # faulthandler writes the thread that crashed first, and the others by number; which one is the
+    # main thread only our own first line says.
     main, thread = "", ""
     frames: dict[str, list[Frame]] = {}
     for line in text.splitlines():

@@ -451,6 +451,8 @@ def on_this_host(words: Sequence[str]) -> Target:
     if not words:
         return _newest()
     first = words[0]
+    # A folder may have a number for its name, as torchrun's attempts and Slurm's jobs do: then it
+    # is meant.
     if first.isascii() and first.isdigit() and not files.exists(Path(first)):
         if len(words) > 1:
             raise UsageMistake("Name one pid, or files of one job.")
@@ -509,6 +511,8 @@ def _of_pid(pid: int) -> Target:
         not_prepared = mistake
     if (ranks := outside.job_of(pid, records.pids())) is not None:
         return Unprepared(ranks, pid)
+    # mp.spawn tells its children no rank: the process that was named has none, but those that it
+    # started may be known by their own records.
     started = {}
     for child in outside.untold(pid):
         with contextlib.suppress(UsageMistake):

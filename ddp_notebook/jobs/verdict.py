@@ -72,6 +72,7 @@ def for_others(diagnosis: Diagnosis, basis: str, unread: Iterable[str] = ()) -> 
 
 
 def _without_magics(finding: Finding) -> Finding:
+    # A late rank may still come, and then nothing was wrong.
     if finding.passing:
         return replace(finding, remedy="Wait, or end the job.", commands=())
     if not finding.commands:

@@ -43,6 +43,7 @@ class CellOutput:
     @property
     def folds(self) -> bool:
         """True if long text should be folded: it is displayed, and not captured."""
+        # %%capture and redirect_stdout want the text itself, all of it.
         captured = isinstance(self.publisher, CapturingDisplayPublisher)
         if captured or isinstance(sys.stdout, io.StringIO):
             return False
@@ -66,6 +67,8 @@ class CellOutput:
         began_s = time.monotonic()
         latest: tuple[float, Callable[[], T] | None] = (0.0, None)
 
+        # Called on the drawing thread while the work goes on: the ranks' result so far is computed
+        # only as often as it is drawn.
         def bundle() -> Bundle:
             done, so_far = latest
             result = so_far() if so_far is not None else None

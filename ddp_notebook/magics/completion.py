@@ -79,6 +79,7 @@ def offer_completion(shell: Any, surroundings: Callable[[], Surroundings]) -> No
     @context_matcher(identifier=_LINE_MATCHER)
     def matches(context: Any) -> dict[str, Any]:
         line = context.line_with_cursor[: context.cursor_position]
+        # Below its first line a cell magic has code, which is not ours to complete here.
         in_cell = line.lstrip().startswith("%%") and context.cursor_line > 0
         completion = None if in_cell else complete(line, surroundings())
         if completion is None:
@@ -162,6 +163,8 @@ class RankNames:
         if first is None:
             return self._inspect_elsewhere(code, cursor_pos, detail_level, omit_sections)
         name = token_at_cursor(code[first.end() :], cursor_pos - first.end())
+        # An answer of the notebook's own would be wrong: `x` there is another variable than `x` on
+        # the ranks. So without an answer of a rank nothing is shown.
         inspection = self._ui.session.values.describe(
             NameToInspect(name, detail_level, tuple(omit_sections)), self._ranks(first["options"])
         )

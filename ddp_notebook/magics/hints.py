@@ -90,6 +90,8 @@ class ShowsValues(ast.NodeTransformer):
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
         """A cell. IPython shows its last line, or all of its lines."""
+        # IPython shows the value of the last expression itself, or with "all" every one: those are
+        # left alone, or they would be shown twice.
         shown = len(node.body) if self._shell.ast_node_interactivity == "all" else 1
         for statement in node.body:
             if not (isinstance(statement, ast.Expr) and statement in node.body[-shown:]):
@@ -99,6 +101,8 @@ class ShowsValues(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         """An expression whose value would be lost."""
         match node.value:
+            # IPython's transformer has turned `%ddp_why` into
+            # `get_ipython().run_line_magic("ddp_why", "")` before this sees the tree.
             case ast.Call(ast.Attribute(shell, "run_line_magic"), [ast.Constant(name), _]):
                 if name in _MAGIC_OF:
                     node.value = ast.Call(ast.Attribute(shell, _SHOW, ast.Load()), [node.value], [])
@@ -164,6 +168,8 @@ class Hints:
         return bool(self._shell.find_line_magic(name) or self._shell.find_cell_magic(name))
 
     def _on_debug(self, force: bool = False) -> None:
+        # `%debug` looks at the last error of the notebook. Ours was raised on a rank, and its
+        # frames in the notebook are of this package alone, which would only confuse.
         error = getattr(sys, "last_value", None)
         if not isinstance(error, DDPError | UsageError):
             self._debugger(force)

@@ -61,6 +61,8 @@ class NotebookBoard:
         if not in_panel:
             self._panel.close()
 
+        # Where the page has no sidecar (nbviewer, another front end), the panel is not shown, and
+        # the copy in the cell is seen.
         def show(bundle: Mapping[str, Any]) -> None:
             if in_panel:
                 self._panel.show(bundle, again=place == "side")
@@ -76,6 +78,7 @@ class NotebookBoard:
             board.close(final)
             self._memory = board.memory
             self._earlier.append(board)
+            # Each keeps a widget with its comm, and the history that its page may scrub through.
             while len(self._earlier) > _MOST_EARLIER:
                 self._earlier.popleft().let_go()
 

@@ -100,6 +100,7 @@ class LiveRun:
         if self.region.closed:
             self._end_line("")
             return self._final()
+        # The widget is made only for a run that lasts: making one takes longer than a short cell.
         if self._has_line is None and time.monotonic() - run.began_s >= self._line_after_s:
             self._begin_line()
         if self._line is not None:
@@ -118,6 +119,8 @@ class LiveRun:
         if line is not None:
             began = f"{run.heading} began at {_since(run)}."
             self._words = line.words(f"{began} This was saved before it ended.")
+            # The line takes the place of the region, and the output continues below it: front ends
+            # cannot insert an output above one that exists.
             self._show_line = self.region.give_up_place(
                 line.bundle(f"{began} Where it is: %ddp_where")
             )

@@ -159,6 +159,8 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
 
     def read(self, line: str) -> argparse.Namespace:
         """The arguments of `line`. Raises UsageError, HelpShown."""
+        # Python text, as of %ddp_print, is not split into words: quotes and spaces are its own.
+        # Only the options in front of it are parsed.
         text = next((option for option in self._options if option.is_text), None)
         options, source = self._parted(line) if text is not None else (line, "")
         # Quotes are taken off as a shell does; on Windows a backslash is part of a path.
@@ -182,6 +184,8 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
 
         The line with quotes and dashes as on a keyboard, or the option most like an unknown one.
         """
+        # Text that is pasted from a page or a chat often has curly quotes, and one long dash for
+        # two short ones.
         straight = _LONG_DASH.sub("--", line.translate(_STRAIGHT))
         if straight != line and not self.parse_known_args(arg_split(straight, strict=False))[1]:
             return straight.strip()
@@ -206,6 +210,7 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
             if name not in takes_value and not _LIKE_AN_OPTION.fullmatch(word[1]):
                 break
             at = word.end()
+            # argparse allows an option to be shortened: --rank is --ranks.
             takes = any(takes_value[full] for full in takes_value if full.startswith(name))
             if takes and not equals and (value := _WORD.match(line, at)):
                 at = value.end()

@@ -60,6 +60,7 @@ def reference(verbs: Iterable[Verb] = VERBS) -> str:
         for verb in verbs
     ]
     index = ["| magic | what it does |", "|---|---|", *rows, ""]
+    # The anchors are written out: GitHub and JupyterLab make different ones from headings with a %.
     sections = [line for verb in verbs for line in _section(verb)]
     return "\n".join([_INTRODUCTION.format(stages=stages), *index, *sections, _PROGRAM])
 

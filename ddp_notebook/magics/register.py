@@ -49,7 +49,10 @@ def load(shell: Any) -> None:
     names = RankNames(ui)
     setattr(shell, _NAMES, names)
     names.offer()
+    # A kernel that is shut down or restarted runs this. One that is killed does not: then the fork
+    # server sees that its connection is gone, and ends the ranks.
     atexit.register(session.shutdown)
+    # Imports torch in the background, so that the first %ddp_init has to wait for the rest only.
     session.pool.warm()
 
 
@@ -66,6 +69,7 @@ def unload(shell: Any) -> None:
         ui.say(f"{one} variables are gone. For new ones: {again}")
     ui.board.withdraw()
     NOTEBOOK.ranks = lambda: 0
+    # IPython has no call that removes a magic.
     for kind in ("line", "cell"):
         for verb in VERBS:
             shell.magics_manager.magics[kind].pop(verb.name, None)
@@ -94,6 +98,8 @@ def _magic(ui: NotebookUi, verb: Verb) -> Any:
     """The function that IPython calls for a verb."""
 
     def magic(line: str, cell: str | None = None) -> Any:
+        # A detached run may have ended since the last cell. In a terminal nothing shows that by
+        # itself, so the next magic says it first.
         if verb is not WAIT:  # which shows the whole run itself
             ui.runs.announce_end()
         try:
@@ -113,9 +119,12 @@ def _magic(ui: NotebookUi, verb: Verb) -> Any:
                 raise UsageError(_NO_FOLDER) from None
             raise
 
+    # The whole page would be shown by every tooltip; the summary and one call are enough there.
     magic.__doc__ = f"{verb.summary} For example: {verb.examples[0][0]}"
     # IPython's `?` asks an object for `getdoc` before it looks at its docstring.
     setattr(magic, "getdoc", verb.help_page)  # noqa: B010  # a function has no such attribute
+    # IPython replaces {x} and $x in the line by variables of the notebook before it calls the
+    # magic; in `x = {1: 2}` or an f-string the braces are Python's.
     return no_var_expand(magic) if verb.is_python else magic
 
 

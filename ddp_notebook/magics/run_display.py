@@ -84,6 +84,8 @@ class RunDisplay:
                         live = LiveRun(publisher, self._lines, runs[0], context=context)
                         live.region.open()
 
+        # The record calls `nudge` on the thread that receives events, so a region may be opened
+        # there while this thread ends the run: `_opening` decides who comes first.
         unsubscribe = self._session.record.subscribe(nudge)
         try:
             result = begin(begun)
@@ -93,6 +95,8 @@ class RunDisplay:
                 over = True
             if live is not None and sys.exc_info()[0] is not None:
                 live.end(NOTHING, "")
+        # Paused ranks will move when another cell says so, and what they do then belongs to this
+        # cell.
         if self._output.is_live and result.steps is not None and to_the_end:
             if live is not None:
                 live.end(NOTHING, "")
@@ -179,6 +183,7 @@ class RunDisplay:
         """Continue to show a setup that pauses before each stage, until it is complete."""
         session, processes, last = self._session, self._session.pool.processes, table
 
+        # A restart or a shutdown replaces the processes: this table is about the old ones then.
         def gone() -> bool:
             return session.pool.processes is not processes or bool(session.record.snapshot.ended)
 
@@ -229,6 +234,8 @@ def _headlines(result: CellResult) -> list[Bundle]:
     """Return what is shown first: the finding, the errors of its culprits, those of other ranks."""
     if isinstance(result.error, Stuck):
         return [mime_bundle(result.error.diagnosis)]
+    # The cause comes first: the tracebacks of ranks that lost a connection to the culprit are long,
+    # and lead astray.
     diagnosis = result.diagnosis if result.error is not None else None
     if diagnosis is None or not diagnosis.findings:
         return [traceback_bundle(result.tracebacks)] if result.tracebacks else []

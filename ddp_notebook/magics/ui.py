@@ -74,6 +74,8 @@ class NotebookUi:
 
     def open_board(self, place: Place = "auto") -> None:
         """Show a live board if there is a front end; an earlier one is closed."""
+        # At the limit of threads Python ends the process, which is the notebook, when a thread
+        # cannot start.
         if not self.output.is_live or not has_room_for_threads():
             return  # what starts processes says that there is no room
         self.board.open(place)
@@ -94,6 +96,8 @@ class NotebookUi:
     @property
     def prompt_number(self) -> int:
         """The n of this cell's ``In [n]``; some shells count it before a cell runs, some after."""
+        # A terminal counts a cell after it ran, ipykernel before: only the length of `In` is the
+        # same in both.
         inputs = self.variables.get("In", ())
         return len(inputs) - 1 if len(inputs) > 1 else int(self.shell.execution_count)
 

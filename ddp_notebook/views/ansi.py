@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from html import escape
 
+# A rank may print anything. In a terminal an escape code could move the cursor over our own words,
+# set the title or, by OSC 52, the clipboard; in a page it would be garbage. So all are known here,
+# and all but colours are dropped.
 _ESCAPE = re.compile(
     r"\x1b\[(?P<codes>[0-?]*)[ -/]*(?P<final>[@-~]|\Z)"  # CSI: colours, cursor; or cut at the end
     r"|\x1b[\]P^_][^\x07\x1b\n]*(?:\x07|\x1b\\|\Z)"  # OSC and its like: titles, hyperlinks
@@ -34,6 +37,7 @@ _RESETS: dict[int, dict[str, str | bool]] = {
     39: {"fg": ""},
     49: {"bg": ""},
 }
+# The pen is a value that is replaced, so equal looks are made once (lru_cache).
 _SETS: dict[int, dict[str, str | bool]] = {
     1: {"bold": True},
     3: {"italic": True},
@@ -103,6 +107,8 @@ def preformatted(text: str) -> list[str]:
 
 def _in_a_line(character: str) -> str:
     """A printable character itself, a space for other whitespace, nothing for control codes."""
+    # Also bidirectional marks and zero-width characters are not printable: they could make a name
+    # read as another one.
     if character.isprintable():
         return character
     return " " if character.isspace() else ""
@@ -113,6 +119,7 @@ def ansi_to_html(text: str) -> str:
 
     Every other escape code is dropped. Spans do not nest and are always closed.
     """
+    # Most text has no colours, and this runs for each drawing of a live cell.
     if "\x1b" not in text:
         return escape(text, quote=False)
     parts: list[str] = []
@@ -120,6 +127,7 @@ def ansi_to_html(text: str) -> str:
     for match in _ESCAPE.finditer(text):
         parts.append(pen.write(text[end : match.start()]))
         end = match.end()
+        # Every other code moves the cursor or changes the terminal, which a page has not.
         if match["final"] == "m":
             pen = _apply(pen, match["codes"])
     parts.append(pen.write(text[end:]))

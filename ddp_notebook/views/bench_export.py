@@ -107,6 +107,7 @@ def _nccl_line(curve: Curve, point: BenchPoint) -> str:
     )
     # The width of nccl-tests' columns for one placement (in-place or out-of-place).
     nothing = " " * 33
+    # Tools that read this table find values by the position of their column.
     places = (nothing, measured) if curve.operation.in_place else (measured, nothing)
     return (
         f"{head['size']:>12}  {head['count']:>12}  {head['type']:>8}  {head['redop']:>6}"

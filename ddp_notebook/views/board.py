@@ -113,6 +113,8 @@ def _row(row: BoardRow) -> Row:
         Cell(strip_ansi(row.host)),
         Cell(heard_words(row), bold=row.silent),
     )
+    # A rank that says nothing is marked by the text, by bold type and by the style sheet: the last
+    # is lost in a notebook that is not trusted.
     silent = " ddp-silent" if row.silent else ""
     return Row(cells, markup.BAD if row.gone else "", css_class + silent)
 
@@ -144,6 +146,7 @@ def heard_words(row: BoardRow) -> str:
 
 def strip(row: BoardRow) -> str:
     """The stages as a strip of named segments; the words are beside it."""
+    # The strip repeats the words beside it: it is hidden from screen readers.
     dead = row.status is Status.DEAD or row.role is Role.ENDED
     looks = {
         "passed": f"background: rgb({markup.IDLE if dead else markup.OK})",

@@ -116,6 +116,8 @@ def divided(d: Diagnosis, raised: Sequence[R]) -> tuple[list[R], list[R]]:
     finding = d.findings[0] if d.findings else None
     if finding is None or finding.category is Category.UNDECIDED or not finding.ranks:
         return list(raised), []
+    # A victim's traceback is the longest and names a lost connection: shown first, it is taken for
+    # the cause.
     of_culprits = [each for each in raised if set(each.ranks) & set(finding.ranks)]
     return of_culprits, [each for each in raised if each not in of_culprits]
 
@@ -126,6 +128,7 @@ def _lines_of(traceback: Traceback) -> list[str]:
     left_out = len(lines) - _MOST_LINES
     if left_out <= 0:
         return lines
+    # Where it was raised is at the end, and what called that at the beginning.
     half = _MOST_LINES // 2
     return [*lines[:half], f"[... {left_out:,} lines not shown ...]", *lines[-half:]]
 

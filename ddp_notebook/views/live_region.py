@@ -48,6 +48,8 @@ class LiveRegion:
         """
         self._publisher = publisher
         self._over = over
+        # ipykernel finds the cell that a message belongs to in a context variable, and a new thread
+        # has none.
         self._context = context or contextvars.copy_context()
         self._render = render
         self._interval_s = interval_s
@@ -99,6 +101,8 @@ class LiveRegion:
 
     def draw(self) -> None:
         """Draw the present state, if it differs from what is shown."""
+        # `close` may come from another thread at any time: what is drawn after the final state
+        # would stay.
         with self._lock:
             if self._closed:
                 return
@@ -113,6 +117,7 @@ class LiveRegion:
 
         Returns a function that replaces `bundle` by another one.
         """
+        # A front end can update a display, and not insert one above it.
         place = self._display_id
         self._send(place, bundle, update=self._shown is not None)
         self._display_id, self._shown = uuid.uuid4().hex, None
@@ -128,12 +133,15 @@ class LiveRegion:
         )
 
     def _draw_loop(self, delay_s: float) -> None:
+        # Most cells are over before the delay is, and are never drawn by this thread.
         if delay_s:
             time.sleep(delay_s)
         while not self._closed:
             started = time.monotonic()
             self._wake.clear()
             self.draw()
+            # Drawing takes time from the ranks on a machine with few cores: at most a third of a
+            # core.
             cost_s = time.monotonic() - started
             # A quiet region is looked at once a second: silence is news too.
             rest_s = max(self._interval_s - self._settle_s, 2 * cost_s)

@@ -100,6 +100,7 @@ def _grid(layout: MeshLayout) -> str:
 
 
 def _drawn(cell: str, layout: MeshLayout, most: int) -> str:
+    # In a mesh that is wide a cell names many ranks, and has no bar.
     rank = re.fullmatch(r"rank (\d+)", cell)
     size = layout.bytes.get(int(rank[1])) if rank else None
     bar = ""
@@ -148,6 +149,8 @@ def _folded(parameters: Sequence[Placed]) -> Iterator[tuple[str, Placed]]:
     """Parameters with their names; those alike but for one number in the name as one."""
     groups: dict[tuple[object, ...], list[Placed]] = {}
     for parameter in parameters:
+        # `layers.0.weight` and `layers.1.weight` fold; `a.0.b.0` and `a.1.b.1` do not, as only the
+        # first number may differ.
         numbers = re.findall(r"\d+", parameter.name)
         key = (re.sub(r"\d+", "#", parameter.name), *numbers[1:], parameter.shape, parameter.dtype)
         groups.setdefault(

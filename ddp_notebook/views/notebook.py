@@ -50,6 +50,8 @@ Shown: TypeAlias = (
 
 def mime_bundle(value: Shown) -> dict[str, str]:
     """A value as text and as HTML."""
+    # Values know nothing of how they look: a program that runs without a notebook loads none of
+    # this.
     match value:
         case Board():
             text, html = board_view.text(value), board_view.html(value)
@@ -118,6 +120,8 @@ def show_outputs(publisher: Any, groups: Sequence[OutputGroup], *, fold: bool = 
 
 def _show_piece(publisher: Any, piece: Sequence[OutputItem]) -> None:
     for item in bars_apart(piece):
+        # Streams go to sys.stdout and sys.stderr, and not as displays: then %%capture, a log of the
+        # terminal and the notebook's own folding treat them as output of the cell.
         if item.what in _STREAM_OF:
             sys.stdout.flush()  # what comes on stderr belongs under its header
             stream = getattr(sys, _STREAM_OF[item.what])
@@ -178,6 +182,8 @@ class Displays:
 
     def shown_already(self, value: object = None) -> None:
         """The running cell shows its value (or only this one) itself: IPython need not."""
+        # The number of the cell, and not a flag: a cell that fails in between would leave a flag
+        # behind.
         if value is not None:
             self._shown = value, self._shell.execution_count
         else:
@@ -193,6 +199,8 @@ class Displays:
             self._show(board)
 
     def _show(self, value: Shown) -> None:
+        # A verb that shows its value in mid-cell has done what IPython would do with the value of
+        # the last line.
         shown, cell = self._shown
         if value is shown and cell == self._shell.execution_count:
             return

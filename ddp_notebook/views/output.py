@@ -107,6 +107,7 @@ def _tail(items: Sequence[OutputItem], lines: int) -> _Tail:
     """The last `lines` lines of `items`. Of the text before them only the lines are counted."""
     # Where lines have more than 200 characters on average, fewer are shown.
     tail, room, characters = _Tail(), lines, lines * 200
+    # From the end: a rank may have written a million lines, and only the last ones are looked at.
     for item in reversed(items):
         if _image(item):
             tail.images += room <= 0
@@ -117,6 +118,8 @@ def _tail(items: Sequence[OutputItem], lines: int) -> _Tail:
             continue
         text = item_text(item)
         start, used = _last_lines(text, room, characters)
+        # What is cut must not begin within an escape code (`after_escape`), or its rest would be
+        # shown as text.
         if start < len(text):
             tail.items.append(OutputItem(item.what, text[start:]))
             tail.in_line = start > 0 and text[start - 1] != "\n"
@@ -140,6 +143,7 @@ def _last_lines(text: str, room: int, characters: int) -> tuple[int, int]:
             start = newline + 1
             break
         used, end = used + 1, newline
+    # A rank may write a megabyte without a newline.
     if len(text) - start > characters:
         start = after_escape(text, len(text) - characters)
     return start, used
@@ -163,6 +167,7 @@ def blocks(items: Sequence[OutputItem]) -> str:
 def _pre(items: Sequence[OutputItem]) -> str:
     """A piece of text; stderr is marked."""
     parts: list[str] = []
+    # A traceback after `print(x, end="")` begins on a line of its own.
     line_open = False
     for item in items:
         newline = "\n" if line_open and item.what not in STREAMS else ""
@@ -178,6 +183,8 @@ def _image(item: OutputItem) -> str:
     if item.what in STREAMS:
         return ""
     for mime in _IMAGES:
+        # Only images: HTML of a rank would run in the page with the rights of the notebook, and a
+        # script in it could press the board's buttons.
         data = item.data.get(mime)
         if isinstance(data, str) and data:
             alt = escape(str(item.data.get("text/plain", "image")))
@@ -227,6 +234,8 @@ def bundle(ranks: Ranks, piece: Piece) -> dict[str, str]:
     """A long piece of text as HTML with all of it, and as text that says how to get it."""
     first, rest = _cut(piece, _FIRST)
     middle, last = _cut(rest, sum(map(_lines, rest)) - _LAST)
+    # The middle is in the page, too, and a click opens it: nothing is lost that a notebook is to
+    # keep.
     count = sum(map(_lines, middle))
     summary = f"{count:,} more lines"
     html = (

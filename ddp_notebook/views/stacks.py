@@ -129,6 +129,8 @@ def drawn(branch: Branch) -> tuple[Frame, ...]:
 
 def tail_after(branch: Branch, tail: tuple[Frame, ...]) -> tuple[Frame, ...]:
     """The frames of libraries at the end of a branch; `tail` are those of the branch before."""
+    # A branch may begin within a library, where ranks part below a common call of torch: then the
+    # frames before it count, too.
     for number in range(len(branch.frames), 0, -1):
         if not branch.frames[number - 1].library:
             return branch.frames[number:]
@@ -149,6 +151,7 @@ def without_library_lines(branch: Branch, tail: tuple[Frame, ...]) -> Branch:
         if child.doing is None or not all(frame.library for frame in child.frames):
             apart.append(child)
             continue
+        # The words are the key: they name the call of torch, and not the line in it.
         words = state_words(child.doing, tail_after(child, tail))
         before = ends.get(words, replace(child, ranks=()))
         ends[words] = replace(before, ranks=tuple(sorted((*before.ranks, *child.ranks))))
@@ -202,6 +205,7 @@ class _Drawing:
             label += _GAP + state_words(branch.doing, tail)
         # However deep the branch, its lines have 40 columns.
         rows = self._rows(branch, max(40, WIDTH - len(own)))
+        # A branch with one line stands beside its ranks; others have a line each below.
         first = rows[0] if len(rows) == 1 or (rows and branch.doing is None) else ""
         if first and len(label + _GAP + first) <= WIDTH:
             yield label + _GAP + first
@@ -274,6 +278,7 @@ class _Page:
                 yield from (self._frame(frame, branch) for frame in frames)
                 continue
             inside = "".join(self._frame(frame, branch) for frame in frames)
+            # Frames of libraries are folded, except where ranks differ only in them.
             is_open = " open" if frames[-1:] == list(apart) else ""
             yield (
                 f'<details{is_open} style="{_FRAME}"><summary style="{_SUMMARY}">'

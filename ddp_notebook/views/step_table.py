@@ -104,6 +104,7 @@ def _about(t: StepTable) -> str:
     """
     about, link = markup.words(t.about), plain(t.link)
     read_on = markup.breakable(link)
+    # A link of another kind (javascript:, file:) in a saved run would act on a click.
     if link.startswith(("https://", "http://")):
         new_tab = 'target="_blank" rel="noopener noreferrer"'
         read_on = f'<a href="{escape(link)}" {new_tab}>{read_on}</a>'

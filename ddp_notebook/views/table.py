@@ -102,6 +102,7 @@ class Cell:
         if self.remedy:
             remedy = escape(plain(self.remedy), quote=False)
             text += f'<div style="font-weight: 600">→ {remedy}</div>'
+        # What is cut is seen when the pointer rests on it.
         title = f' title="{escape(self.text)}"' if column.cuts else ""
         style = column.style(self.text) + ("; font-weight: 600" if self.bold else "")
         tag, scope = ("th", ' scope="row"') if column.names_row else ("td", "")
@@ -116,6 +117,8 @@ class Cell:
         text = escape(self.text, quote=False)
         if column.right:
             number = text.rstrip(" ")
+            # HTML drops spaces at the end of a cell, and decimal points would not be below each
+            # other.
             return number + "\N{FIGURE SPACE}" * (len(text) - len(number))  # as wide as a digit
         return f"{self.before}<span>{text}</span>" if self.before else text
 
@@ -149,6 +152,8 @@ class Table:
         head = [Cell(column.header) for column in columns]
         rows = [head, *([row.cells[index] for index in used] for row in self.rows)]
         room = self._room(columns, rows)
+        # Each cell is folded into lines first; then a column is as wide as its widest line, and a
+        # row as high as its highest cell.
         folded = [
             [column.fold(row[index], room) for row in rows] for index, column in enumerate(columns)
         ]
@@ -192,6 +197,8 @@ class Table:
         taken = len(_GAP) * (len(columns) - 1)
         narrowest = 0
         for index, column in enumerate(columns):
+            # The one column that fills takes what the others leave; a long value there is folded,
+            # and never pushes the table out of the page.
             if column.fills:
                 narrowest = column.narrowest
             else:
@@ -217,6 +224,8 @@ def wrapped(text: str, width: int, most_lines: int = 0, *, any_comma: bool = Fal
     A long rank set is broken behind its commas, with `any_comma` every rank set. Of more than
     `most_lines` lines (if not 0) the first are given, the last of them with an ellipsis.
     """
+    # textwrap breaks lines at spaces only. A vertical tab stands for a break inside a rank set, as
+    # no text of ranks can hold one (`plain`).
     if any_comma:
         text = text.replace(",", f",{_BREAK}")
     else:
@@ -230,6 +239,7 @@ def wrapped(text: str, width: int, most_lines: int = 0, *, any_comma: bool = Fal
         placeholder=" …",
     )
     if most_lines:
+        # textwrap looks at all of the text before it drops lines.
         text = text[: width * (most_lines + 1)]  # a rank may raise a megabyte
     return [line.replace(_BREAK, "") for line in wrapper.wrap(text)]
 

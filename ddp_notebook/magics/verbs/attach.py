@@ -24,6 +24,7 @@ def _attach(ui: NotebookUi, args: argparse.Namespace) -> None:
         job = ui.attached
         ui.say("Look at one: %ddp_attach PID" if job is None else f"Attached to {job.name}.")
         return
+    # `HOST:` alone lists the jobs of that host.
     if len(args.job) == 1 and args.job[0].endswith(":"):
         ui.say(jobs.hosts.listed(args.job[0].removesuffix(":")))
         return
@@ -128,6 +129,8 @@ def without_ranks(mistake: NoSession, job: jobs.target.Target | None) -> str:
 
 def say_whose_ranks(ui: NotebookUi, verb_name: str) -> None:
     """Say that a verb which acts means the session's ranks while a job is attached."""
+    # Nothing acts on an attached job. Whoever types %ddp_abort after %ddp_attach may think
+    # otherwise, and would end their own cell.
     if ui.attached is not None and verb_name in _ACTS and ui.session.running:
         job = ui.attached.name
         ui.say(f"This is about the session's own ranks: {job} is only looked at")

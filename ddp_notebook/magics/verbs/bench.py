@@ -108,6 +108,7 @@ def _bench(ui: NotebookUi, args: argparse.Namespace) -> BenchResult | StepBenchR
     ui.session.pool.need("%ddp_bench")
     if wants_steps(args):
         return _training_steps(ui, args)
+    # The default of --max depends on the device: 64 MiB on gloo takes as long as 1 GiB on NVLink.
     plan = _plan(args, on_gpu=args.device != "cpu" and "cuda" in ui.session.benchmarks.device)
     problem = check_export(args.export) if args.export else ""
     if problem:
@@ -115,6 +116,7 @@ def _bench(ui: NotebookUi, args: argparse.Namespace) -> BenchResult | StepBenchR
     baseline = BenchResult.read(args.baseline) if args.baseline else None
     wanted = BenchOptions(chosen_ranks(ui.session, args), args.backend, args.device, baseline)
 
+    # Text and a bar only: drawing a figure takes a core from the ranks that are measured.
     def render(run: BenchRun | None, done: float, elapsed_s: float) -> Mapping[str, str]:
         left_s = plan.budget_s - elapsed_s
         return view.live(run, done, left_s if left_s > 0 else None)
@@ -132,6 +134,7 @@ def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
         dtypes = parse_names(args.dtype, tuple(DTYPE_BYTES), "dtype")
         smallest = max(4, *(DTYPE_BYTES[dtype] for dtype in dtypes))
         largest = _GPU_MAX if on_gpu else _CPU_MAX
+        # Sizes are sorted and each taken once: a curve of one world size is one curve.
         worlds = [size.strip() for size in args.world_sizes.split(",") if size.strip()]
         if not all(size.isdigit() and int(size) for size in worlds):
             raise ValueError(

@@ -41,6 +41,8 @@ def _break(ui: CallerUi, args: argparse.Namespace) -> None:
 
 def _break_by_click(ui: CallerUi, args: argparse.Namespace) -> None:
     """Do a page's order, which has places and numbers, and no code to run on ranks."""
+    # A page may be shown to anyone, as in a notebook that was sent: it must not bring code to the
+    # ranks.
     if args.condition or args.log:
         raise UsageMistake("A board sets plain breakpoints. Type that one in a cell.")
     _break(ui, args)
@@ -75,6 +77,8 @@ _BEHIND = re.compile(
 
 def source_of(text: str, args: argparse.Namespace) -> str:
     """The Python text of a line; options behind it count as those before it."""
+    # People write `%ddp_print loss --ranks 1` as they would in a shell. `loss --ranks` is also a
+    # valid expression, but hardly one that is meant.
     while (behind := _BEHIND.fullmatch(text)) is not None:
         if behind["flag"] and behind["flag"] not in args:
             break
@@ -91,6 +95,8 @@ def source_of(text: str, args: argparse.Namespace) -> str:
 def _print(ui: NotebookUi, args: argparse.Namespace) -> VariableTable | None:
     source = source_of(args.expression, args)
     looking = ui.session.looking
+    # Without an expression, --watch lists what is shown after each step; --unwatch takes one away,
+    # or all.
     if args.unwatch or (args.watch and not source):
         if args.unwatch:
             looking.unwatch(source)
@@ -157,6 +163,7 @@ FRAME = Verb(
 def _set(ui: NotebookUi, args: argparse.Namespace) -> None:
     source = source_of(args.assignment, args)
     table = ui.session.evaluate(source, chosen_ranks(ui.session, args), args.up, assign=True)
+    # An assignment may work on some ranks and fail on others: both are said.
     failed = {rank for unread in table.unread for rank in unread.ranks}
     ranks = chosen_ranks(ui.session, args) or tuple(range(table.world_size))
     done = tuple(rank for rank in ranks if rank not in failed)

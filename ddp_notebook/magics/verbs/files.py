@@ -16,6 +16,7 @@ from ddp_notebook.views.notebook import mime_bundle
 
 
 def _save(ui: NotebookUi, args: argparse.Namespace) -> None:
+    # An attached job has no record here: its run is saved where it runs, by the console script.
     job, other = ui.attached, ""
     if job is not None:
         other = f"Of {job.name}, in a shell: ddp-notebook save PID_OR_FILES {args.path}"
@@ -65,6 +66,8 @@ def _show_replay(ui: NotebookUi, replay: Replay) -> None:
         diagnosis = replay.why()
     except UsageMistake as mistake:
         ui.say(str(mistake))
+    # The widget has the timeline, and a slider through the run; the picture below it stays in the
+    # notebook where no kernel runs.
     if can_show_widgets(ui.shell):
         board = ReplayBoard(replay, diagnosis)
         bundles = [board.widget.bundle(), board.picture()]

@@ -26,6 +26,8 @@ def _fault(ui: NotebookUi, args: argparse.Namespace) -> Diagnosis | Board | None
         return None
     ui.session.pool.need("%ddp_fault")
     ui.say(fault_lab.story(fault))
+    # The fault is injected into the environment of some ranks, or of a second host; what follows is
+    # the session's own setup and diagnosis, as for a mistake of the user's.
     result = ui.session.fault(fault.name)
     _say_replaced(ui, result)
     if result.diagnosis is None:

@@ -38,6 +38,8 @@ def _board(ui: NotebookUi, args: argparse.Namespace) -> Board | None:
     ui.session.pool.need("%ddp_board")
     if not ui.output.is_live:
         return ui.session.status()
+    # sidecar in the kernel says nothing of the page, which needs its extension, too; without it the
+    # board in the cell stays visible.
     beside = can_have_panel() and not args.here
     ui.open_board("side" if beside else "here")
     if not (beside or args.here):
@@ -134,6 +136,7 @@ def _step(ui: CallerUi, args: argparse.Namespace) -> StepTable:
     if args.into + args.out + (args.to is not None) > 1:
         raise UsageMistake("Give one of --into, --out and --to.")
     how = How.INTO if args.into else How.OUT if args.out else How.NEXT
+    # The output since the last stop is shown with each step; of setup stages there is none.
     run = ui.session.runs.current
     paused = run is not None and run.paused
     table = ui.session.step(chosen_ranks(ui.session, args), args.to, how)
@@ -143,6 +146,8 @@ def _step(ui: CallerUi, args: argparse.Namespace) -> StepTable:
 
 
 _COLLECTIVE = How.COLLECTIVE.value
+# Stages of setup and of %ddp_wrap, and collectives by their names: which of them can be a goal
+# depends on where the ranks are, and the session says so.
 _GOALS = tuple(
     dict.fromkeys(
         [*(stage.value for stage in list(Stage)[1:]), *WrapStage, _COLLECTIVE, *OPERATIONS, END]

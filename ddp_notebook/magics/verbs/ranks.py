@@ -67,6 +67,8 @@ def start_ranks(
         with ui.progress():
             board = ui.session.init(wanted, replace=replace)
         return _stepped(ui) if wanted.step else board
+    # The board is closed with the state in which setup failed: the session goes on to change, as
+    # ranks are ended, and would show something else.
     except SetupFailed as failure:
         ui.board.close(failure.board)
         if failure.diagnosis is not None and failure.diagnosis.findings:
@@ -82,6 +84,7 @@ def start_ranks(
 def _running_already(ui: NotebookUi, wanted: InitOptions, place: Place) -> Board:
     """The ranks that there are, if they are idle and as `wanted`. Raises UsageMistake."""
     known = ui.session.record.snapshot
+    # Run All after a change of nothing: the ranks stay, and so do their variables.
     if wanted != ui.session.options or len(known.with_status(Status.READY)) < known.world_size:
         return ui.session.init(wanted)  # which raises, and says what to type
     ui.open_board(place)
@@ -92,6 +95,7 @@ def _running_already(ui: NotebookUi, wanted: InitOptions, place: Place) -> Board
 def _stepped(ui: NotebookUi) -> StepTable:
     """Where the ranks are; in a notebook the cell goes on to show it."""
     table = ui.session.stepping.table()
+    # The table stays live, so that a step that is taken in another cell is seen here, too.
     if ui.output.is_live:
         ui.runs.follow_set_up(table)
         ui.displays.shown_already(table)

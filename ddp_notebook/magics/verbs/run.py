@@ -77,9 +77,12 @@ def _run_script(ui: NotebookUi, args: argparse.Namespace) -> None:
     if args.world_size is not None:
         _ensure_ranks(ui, args.world_size)
     ui.session.pool.need("%ddp_run")
+    # `%ddp_run torchrun train.py` would start ranks within ranks.
     if args.script in _LAUNCHERS and not args.m and not Path(args.script).exists():
         named = next((word for word in args.arguments if word.endswith(".py")), "train.py")
         raise UsageMistake(f"%ddp_run is the launcher. Leave {args.script} out: %ddp_run {named}")
+    # All words behind the script are the script's own, so this is only said, and the script gets
+    # them.
     if behind := sorted(_ONLY_OURS.intersection(args.arguments)):
         ui.say(
             f"{behind[0]} stands behind the script, so the script gets it. Options of %ddp_run "
@@ -170,6 +173,7 @@ def _wait(ui: NotebookUi, args: argparse.Namespace) -> CellResult:
 
         return ui.session.wait(args.timeout, started)
 
+    # An interrupt of %ddp_wait interrupts the ranks: it stands for the cell that they are in.
     result = ui.runs.show(begin, to_the_end=False)
     if result.pending and result.steps is None:
         ui.say(

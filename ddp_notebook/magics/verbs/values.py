@@ -70,6 +70,8 @@ PUSH = Verb(
 
 def _pull(ui: NotebookUi, args: argparse.Namespace) -> Any:
     ranks = chosen_ranks(ui.session, args)
+    # The kernel does not import torch by itself, which takes seconds: without it tensors come as
+    # arrays of NumPy.
     values = ui.session.pull(args.name, ranks, keep_tensors="torch" in sys.modules)
     value = next(iter(values.values())) if ranks is not None and len(ranks) == 1 else values
     ui.variables[args.target or args.name] = value
@@ -95,6 +97,7 @@ PULL = Verb(
 
 def _output(ui: NotebookUi, args: argparse.Namespace) -> None:
     for rank in chosen_ranks(ui.session, args) or (0,):
+        # All of it is in a file of the rank's: a notebook gets a megabyte of a cell at most.
         output = ui.session.values.output(rank, log=args.log)
         if args.save:
             path = named_file(args.save)

@@ -167,6 +167,7 @@ def make(about: About, folder: Path | None = None) -> Path | None:
     if not is_private(folder):
         return None
     own = folder / f"{about.pid}-{about.began}"
+    # The start time is in the name: a pid that is used again gets a folder of its own.
     own.mkdir(mode=0o700, exist_ok=True)  # it may run another program now (exec)
     write(own / _ABOUT, asdict(about))
     return own
