@@ -112,7 +112,10 @@ class LiveBoard:
         self._opened_ns = time.monotonic_ns()
         self._last_slices: Mapping[str, Any] = {}
         """All that the timeline shows, once it is closed."""
-        self._tabs = TabFeed(session, self._tell_tab)
+        # Pages are told what a tab shows; nothing of it is saved in the notebook.
+        self._tabs = TabFeed(
+            session, lambda v: self._widget.tell({"kind": "state", "values": v}, self._now_us())
+        )
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._questions: dict[str, Mapping[str, Any]] = {}
@@ -313,10 +316,6 @@ class LiveBoard:
         if message is not None:
             self._sent_s = now_s
             self._widget.tell(message, self._now_us())
-
-    def _tell_tab(self, values: Mapping[str, Any]) -> None:
-        """Tell pages what a tab shows; nothing of it is saved in the notebook."""
-        self._widget.tell({"kind": "state", "values": values}, self._now_us())
 
     def _pressed(self) -> None:
         """A button was pressed, or has answered: that is shown at once, the rest in its turn."""

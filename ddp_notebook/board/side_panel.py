@@ -19,12 +19,6 @@ def can_have_panel() -> bool:
     return importlib.util.find_spec("sidecar") is not None
 
 
-def _title() -> str:
-    """Return the title of its tab, with the notebook, as a page may have several."""
-    notebook = Path(os.environ.get("JPY_SESSION_NAME", "")).stem
-    return f"DDP ranks: {notebook}" if notebook else "DDP ranks"
-
-
 class SidePanel:
     """One panel, in which boards are shown one after another."""
 
@@ -43,7 +37,10 @@ class SidePanel:
         if self._panel is None:
             from sidecar import Sidecar  # it may not be installed
 
-            self._panel = Sidecar(title=_title(), anchor="split-right")
+            # The title has the notebook, as a page may have several.
+            notebook = Path(os.environ.get("JPY_SESSION_NAME", "")).stem
+            title = f"DDP ranks: {notebook}" if notebook else "DDP ranks"
+            self._panel = Sidecar(title=title, anchor="split-right")
         output = {"output_type": "display_data", "data": dict(bundle), "metadata": {}}
         self._panel.outputs = (output,)
 

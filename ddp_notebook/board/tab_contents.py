@@ -141,7 +141,15 @@ def _file(stopped: StoppedFile, text: str, breakpoints: Sequence[BreakpointRow])
         "path": "" if is_cell else plain(file),
         "break": f"%ddp_break {shlex.quote(typed)}:" if is_cell or Path(real).is_file() else "",
         "lines": [[n, preformatted(line)[0][:_LONGEST]] for n, line in sorted(lines.items())],
-        "at": [_at(stopped, line) for line in stopped.stops],
+        "at": [
+            {
+                "line": line,
+                "ranks": format_ranks(stopped.ranks_at(line)),
+                # Why they are there, if it was no step.
+                "text": plain("; ".join(dict.fromkeys(map(stop_text, stops)))),
+            }
+            for line, stops in stopped.stops.items()
+        ],
         "breakpoints": [
             {"line": row.place[1], "number": row.breakpoint.number, "text": plain(row.text)}
             | {"off": not row.enabled}
@@ -166,16 +174,6 @@ def _lines_around(stopped: StoppedFile, text: Sequence[str]) -> dict[int, str]:
             first, last = max(1, line - _NEAR), min(len(text), line + _NEAR)
             lines.update((n, text[n - 1]) for n in range(first, last + 1))
     return lines
-
-
-def _at(stopped: StoppedFile, line: int) -> dict[str, Any]:
-    """Which ranks are at a line, and why, if it was no step."""
-    why = dict.fromkeys(stop_text(stop) for stop in stopped.stops[line])
-    return {
-        "line": line,
-        "ranks": format_ranks(stopped.ranks_at(line)),
-        "text": plain("; ".join(why)),
-    }
 
 
 # -- variables -----------------------------------------------------------------------------
@@ -337,11 +335,16 @@ class TabFeed:
         if "console" in wanted and now_s - self._looked_s > _WRITTEN_S:
             self._looked_s = now_s
             self._show_console()
-        settled = now_s - self._changed_s > _SETTLED_S or self._all_stand
+        stops, run = self._session.runs.stops, self._session.runs.current
+        # Where every rank of the run is paused at a line, nothing changes by itself.
+        all_stand = bool(stops) and run is not None and run.stops.keys() >= set(run.pending)
+        settled = now_s - self._changed_s > _SETTLED_S or all_stand
         settled = settled and self._session.benchmarks.current is None
         for tab in wanted.intersection(_ASKING) - self._asked:
-            if settled or tab not in self._told:
-                self._ask_once(tab, key)
+            if (settled or tab not in self._told) and self._told.get(tab) != key:
+                self._asked.add(tab)
+                self._told[tab] = key
+                threading.Thread(target=self._ask, args=(tab,), name="ddp-tab", daemon=True).start()
 
     def _wanted(self, now_s: float) -> set[str]:
         """The tabs that pages have open."""
@@ -352,23 +355,15 @@ class TabFeed:
         beside = (each for tab in tabs for each in _BESIDE.get(tab, ()))
         return tabs.union(beside) if self._session.runs.stops else tabs
 
-    @property
-    def _all_stand(self) -> bool:
-        """Every rank that is in the run is paused at a line: nothing changes by itself."""
-        run = self._session.runs.current
-        return run is not None and bool(run.stops) and run.stops.keys() >= set(run.pending)
-
-    def _ask_once(self, tab: str, key: object) -> None:
-        if self._told.get(tab) == key:
-            return
-        self._asked.add(tab)
-        self._told[tab] = key
-        threading.Thread(target=self._ask, args=(tab,), name="ddp-tab", daemon=True).start()
-
     def _ask(self, tab: str) -> None:
         """Ask the ranks, and tell what they answer; why not, where they cannot be asked."""
         try:
-            content = self._stack() if tab == "stack" else self._variables()
+            run = self._session.runs.current
+            if tab == "stack":
+                sources = run.sources if run is not None else {}
+                content = stack_json(self._session.where(), sources)
+            else:
+                content = variables_json(self._session.variables())
         except DDPError as error:
             content = {"error": str(error)}
         finally:
@@ -377,14 +372,6 @@ class TabFeed:
         run = self._session.runs.current
         about = {"at": time.strftime("%H:%M:%S"), "of": run.title if run is not None else ""}
         self._tell({tab: {**content, **about}})
-
-    def _stack(self) -> dict[str, Any]:
-        run = self._session.runs.current
-        sources = run.sources if run is not None else {}
-        return stack_json(self._session.where(), sources)
-
-    def _variables(self) -> dict[str, Any]:
-        return variables_json(self._session.variables())
 
     def _show_history(self) -> None:
         runs = self._session.runs.past.runs

@@ -101,16 +101,13 @@ class Timeline:
         if run != self.run:
             self.run, self._from = run, self._next
             self._titles = dict([*self._titles.items(), (run, title)][-100:])
-            self._close()
+            # Unfinished collectives of the run before are freed: no rank waits for them any more.
+            for slice_ in list(self._open.values()):
+                self._end(slice_, slice_[DONE] or slice_[ISSUED], FREED)
         for record in records:
             self._take(record)
         for pause in pauses:
             self._take_pause(pause)
-
-    def _close(self) -> None:
-        """Unfinished collectives of the previous run are freed: no rank waits for them any more."""
-        for slice_ in list(self._open.values()):
-            self._end(slice_, slice_[DONE] or slice_[ISSUED], FREED)
 
     def _end(self, slice_: Slice, done: int, phase: str) -> None:
         """End an open slice in `phase` at `done`; a pause at a line is over."""
@@ -124,7 +121,14 @@ class Timeline:
         number = self._from + record.number
         key = (record.rank, number)
         self._next = max(self._next, number + 1)
-        if not self._goes_on(key, progress := self._progress(record)):
+        phase = PHASES.index(FREED if record.freed else record.phase)
+        progress = [
+            self._micros(record.issued_ns),
+            self._micros(record.done_ns),
+            phase,
+            record.held_ns // 1000,
+        ]
+        if not self._goes_on(key, progress):
             kind = self._number_of(self._kind(record))
             self._add([record.rank, number, kind, record.slot, *progress])
 
@@ -135,8 +139,11 @@ class Timeline:
         new = pause.began_ns > self._last_pause_ns.get(pause.rank, 0)
         if not self._goes_on(key, progress) and new:  # else it was dropped for newer ones
             self._last_pause_ns[pause.rank] = pause.began_ns
-            kind = self._number_of(self._kind_of_pause(pause))
-            self._add([*key, kind, pause.stop, *progress])
+            # What it has of a collective's kind is its line, and why as the label.
+            place = pause.place
+            line = (str(place), place.text, pause.why, self.run)
+            kind = (f"line {place.line}", "", "", 0, "", "", (), 0, "", -1, *line)
+            self._add([*key, self._number_of(kind), pause.stop, *progress])
 
     def _goes_on(self, key: tuple[int, int], progress: Slice) -> bool:
         """Give a known slice this `progress`; return False for an unknown one."""
@@ -155,16 +162,6 @@ class Timeline:
             oldest = row.popleft()
             del self._index[oldest[RANK], oldest[NUMBER]]
             self._open.pop((oldest[RANK], oldest[NUMBER]), None)
-
-    def _progress(self, record: Collective) -> Slice:
-        """The fields of a slice that change."""
-        phase = PHASES.index(FREED if record.freed else record.phase)
-        return [
-            self._micros(record.issued_ns),
-            self._micros(record.done_ns),
-            phase,
-            record.held_ns // 1000,
-        ]
 
     def _changed(self, slice_: Slice) -> None:
         key = (slice_[RANK], slice_[NUMBER])
@@ -206,12 +203,6 @@ class Timeline:
             record.label,
             self.run,
         )
-
-    def _kind_of_pause(self, pause: LinePause) -> tuple[Any, ...]:
-        """A pause as a kind: what it has of a collective's is its line, and why as the label."""
-        place = pause.place
-        line = (str(place), place.text, pause.why, self.run)
-        return (f"line {place.line}", "", "", 0, "", "", (), 0, "", -1, *line)
 
     def _bucket(self, record: Collective) -> int:
         """Which bucket of its backward pass it is, from 1; 0 for none."""

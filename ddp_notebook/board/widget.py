@@ -45,12 +45,6 @@ def _joined(kind: str) -> str:
     return _INDENTATION.sub("", _EXPORTS.sub("", _COMMENTS.sub("", text)))
 
 
-def _notebook() -> str:
-    """A name for the kernel's notebook that tells nothing of its path: the state is saved."""
-    path = os.environ.get("JPY_SESSION_NAME", "")
-    return hashlib.sha256(path.encode(errors="replace")).hexdigest()[:12] if path else ""
-
-
 class BoardWidget(Shown):
     """The content that the page draws; `board.model` makes it. Safe to set from any thread.
 
@@ -82,8 +76,11 @@ class BoardWidget(Shown):
     """The answers of the last buttons, the newest first."""
 
     def __init__(self, on_message: Callable[[Mapping[str, Any]], None], **values: Any) -> None:
+        # A name for the kernel's notebook that tells nothing of its path: the state is saved.
+        path = os.environ.get("JPY_SESSION_NAME", "").encode(errors="replace")
+        notebook = hashlib.sha256(path).hexdigest()[:12] if path else ""
         name = uuid.uuid4().hex
-        super().__init__(model_id=name, still=name, notebook=_notebook(), **values)
+        super().__init__(model_id=name, still=name, notebook=notebook, **values)
         self.drawn: dict[str, Any] = {}
         """The values that were drawn last, by the names above."""
         self._kept = False

@@ -24,7 +24,6 @@ _COMPILED = re.compile(r'  File "([^"]+)", line (\d{1,9})$')
 _UNREADABLE = re.compile(r"(SyntaxError|IndentationError|TabError): (.*)")
 _REFUSED = re.compile(r"[\w./-]{1,200}: error: .+")
 """The last line of argparse, after a line with the usage, before it ends a process."""
-_MOST_MESSAGE_LINES = 8
 _ABORTED = re.compile(r"\s*what\(\):\s*(.*)")
 _EXIT = re.compile(r"\brank\s+: (\d{1,7}) \(local_rank: (\d{1,7})\)")
 _CODE = re.compile(r"\bexitcode\s+: (-?\d{1,5})\b(?: \(pid: (\d+)\))?")
@@ -297,11 +296,13 @@ def _last_raised(lines: list[str], certain: bool) -> Raised | None:
     match = _RAISED.match(lines[at]) if at < len(lines) else None
     if match is None or not frames:
         return None
-    rest = [line for line in lines[at + 1 : at + _MOST_MESSAGE_LINES] if line.strip()]
+    # An error's message has eight lines at most, or it is taken for what follows.
+    message, after = lines[at + 1 : at + 8], lines[at + 8 :]
+    rest = [line for line in message if line.strip()]
     text = "\n".join([match[2] or "", *rest]).strip()
     # An error that is followed by more of the rank's output was caught and logged, unless torch's
     # own hook marked it.
-    ends = not any(line.strip() for line in lines[at + _MOST_MESSAGE_LINES :])
+    ends = not any(line.strip() for line in after)
     name = match[1].rpartition(".")[2]
     return Raised(name, text, tuple(frames), tuple(texts), certain or ends)
 

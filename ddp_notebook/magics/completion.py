@@ -18,7 +18,7 @@ from IPython.utils.tokenutil import token_at_cursor
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.options import starting_with
-from ddp_notebook.magics.parser import HELP, HelpShown, Option, Surroundings
+from ddp_notebook.magics.parser import HELP, HelpShown, Surroundings
 from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
 from ddp_notebook.magics.verbs import VERBS
 from ddp_notebook.magics.verbs.run import CELL
@@ -45,9 +45,12 @@ def complete(line: str, around: Surroundings) -> tuple[str, Sequence[str]] | Non
         return None
     options = _OPTIONS[match["name"]]
     *before, word = re.split(r"\s+", match["rest"])
-    option = _awaiting_value(options, before)
+    last = before[-1] if before else ""
+    option = next((o for o in options if last in o.names and not o.is_flag), None)
     if option is None and word.startswith("-"):
-        return word, starting_with(word, _unused(options, before))
+        unused = (o.names for o in options if not set(o.names) & set(before))
+        names = [name for own in unused for name in own if name.startswith("--")]
+        return word, starting_with(word, names)
     if option is None:
         option = next((option for option in options if option.is_positional), None)
     if option is None or (option.is_positional and option.completer is None):
@@ -56,21 +59,6 @@ def complete(line: str, around: Surroundings) -> tuple[str, Sequence[str]] | Non
         return word, starting_with(word, option.choices)
     candidates = option.completer(word, around)
     return None if candidates is None else (word, candidates)
-
-
-def _awaiting_value(options: Sequence[Option], before: Sequence[str]) -> Option | None:
-    """The option whose value comes next."""
-    last = before[-1] if before else ""
-    return next((option for option in options if last in option.names and not option.is_flag), None)
-
-
-def _unused(options: Sequence[Option], before: Sequence[str]) -> list[str]:
-    return [
-        name
-        for option in options
-        for name in option.names
-        if name.startswith("--") and not set(option.names) & set(before)
-    ]
 
 
 def offer_completion(shell: Any, surroundings: Callable[[], Surroundings]) -> None:

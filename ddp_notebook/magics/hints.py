@@ -155,7 +155,8 @@ class Hints:
         if _EMPTY.fullmatch(self._cell):
             error = "The cell is empty: write what the ranks are to run below %%ddp. Help: %ddp -h"
         self._show_usage_error(error)
-        if hint := unknown_magic(self._cell, self._is_known):
+        line, cell = self._shell.find_line_magic, self._shell.find_cell_magic
+        if hint := unknown_magic(self._cell, lambda name: bool(line(name) or cell(name))):
             self._ui.say(hint)
 
     def _show(self, value: object) -> None:
@@ -163,9 +164,6 @@ class Hints:
             data, metadata = self._shell.display_formatter.format(value)
             if data:  # else it has shown itself
                 self._shell.display_pub.publish(data=data, metadata=metadata)
-
-    def _is_known(self, name: str) -> bool:
-        return bool(self._shell.find_line_magic(name) or self._shell.find_cell_magic(name))
 
     def _on_debug(self, force: bool = False) -> None:
         # `%debug` looks at the last error of the notebook. Ours was raised on a rank, and its

@@ -23,9 +23,6 @@ from ddp_notebook.views.notebook import live_bundle
 if TYPE_CHECKING:
     from ddp_notebook.board.running_line import RunningLine
 
-LINE_AFTER_S = 1.0
-"""A shorter run has no line."""
-
 Show = Callable[[Bundle], None]
 
 
@@ -63,7 +60,7 @@ class LiveRun:
         run: CellRun,
         over: Callable[[], bool] = lambda: False,
         final: Callable[[], Bundle] = lambda: NOTHING,
-        line_after_s: float = LINE_AFTER_S,
+        line_after_s: float = 1.0,  # a shorter run has no line
         context: Context | None = None,
     ) -> None:
         self._run = run

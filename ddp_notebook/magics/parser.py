@@ -142,16 +142,12 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
 
     def error(self, message: str) -> NoReturn:
         """Raises a UsageError that says what is wrong and what to type."""
-        raise UsageError(
-            f"{message}. For example: {self._example(message)}   ({self._all_options})"
-        )
-
-    def _example(self, message: str) -> str:
-        """A call with the option that `message` is about, if there is one; else the first."""
+        # A call with the option that the message is about, if one has it; else the first.
         about = _ABOUT_OPTION.match(message)
         names = set(about[1].split("/")) if about is not None else set()
         own = (call for call in self._calls if names & set(call.split()))
-        return next(own, self._calls[0])
+        example = next(own, self._calls[0])
+        raise UsageError(f"{message}. For example: {example}   ({self._all_options})")
 
     @property
     def _all_options(self) -> str:

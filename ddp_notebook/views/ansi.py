@@ -28,15 +28,7 @@ _BASIC = (
     *("#3e424d", "#e75c58", "#00a250", "#ddb62b", "#208ffb", "#d160c4", "#60c6c8", "#c5c1b4"),
     *("#282c36", "#b22b31", "#007427", "#b27d12", "#0065ca", "#a03196", "#258f8f", "#a1a6b2"),
 )
-_CUBE = (0, 95, 135, 175, 215, 255)
 
-_RESETS: dict[int, dict[str, str | bool]] = {
-    22: {"bold": False},
-    23: {"italic": False},
-    24: {"underline": False},
-    39: {"fg": ""},
-    49: {"bg": ""},
-}
 # The pen is a value that is replaced, so equal looks are made once (lru_cache).
 _SETS: dict[int, dict[str, str | bool]] = {
     1: {"bold": True},
@@ -46,7 +38,11 @@ _SETS: dict[int, dict[str, str | bool]] = {
     **{90 + n: {"fg": _BASIC[8 + n]} for n in range(8)},
     **{40 + n: {"bg": _BASIC[n]} for n in range(8)},
     **{100 + n: {"bg": _BASIC[8 + n]} for n in range(8)},
-    **_RESETS,
+    22: {"bold": False},
+    23: {"italic": False},
+    24: {"underline": False},
+    39: {"fg": ""},
+    49: {"bg": ""},
 }
 
 
@@ -175,5 +171,5 @@ def _palette(index: int) -> str:
         return _BASIC[index]
     if index >= 232:
         return f"#{8 + 10 * (index - 232):02x}" + 2 * f"{8 + 10 * (index - 232):02x}"
-    cube = index - 16
-    return "#" + "".join(f"{_CUBE[cube // step % 6]:02x}" for step in (36, 6, 1))
+    levels, cube = (0, 95, 135, 175, 215, 255), index - 16  # of each of red, green and blue
+    return "#" + "".join(f"{levels[cube // step % 6]:02x}" for step in (36, 6, 1))

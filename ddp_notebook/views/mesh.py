@@ -12,8 +12,7 @@ from ddp_notebook.views import markup
 from ddp_notebook.views.markup import view
 from ddp_notebook.views.table import WIDTH, Cell, Column, Row, Table, indented
 
-_MOST_COLUMNS, _MOST_LINES = 6, 32
-"""The lines of a larger mesh name their ranks together; further lines are counted."""
+_MOST_LINES = 32
 _MOST_ROWS = 60
 _COLUMNS = (
     Column("parameter", widest=30, always=True, names_row=True),
@@ -77,7 +76,7 @@ def _lines(layout: MeshLayout) -> Iterator[tuple[str, list[str]]]:
     rows: dict[tuple[int, ...], list[int]] = {}
     for rank, place in sorted(layout.coordinates.items(), key=lambda item: item[1]):
         rows.setdefault(place[:-1], []).append(rank)
-    wide = size > _MOST_COLUMNS
+    wide = size > 6  # then a line names its ranks together
     if not wide:
         yield "", [f"{last}={at}" for at in range(size)]
     for place, ranks in list(rows.items())[:_MOST_LINES]:

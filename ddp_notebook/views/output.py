@@ -195,19 +195,12 @@ def _image(item: OutputItem) -> str:
 # -- long output, folded -----------------------------------------------------------------
 
 
-_FOLD_FROM = 150
-"""Up to this many lines of all ranks together nothing is folded."""
-_LONG = 40
-"""With more lines, a piece of text that is longer than this is folded."""
-_FIRST, _LAST = 6, 12
-"""Lines of it that are seen."""
-
 Piece = tuple[OutputItem, ...]
 
 
 def are_long(groups: Sequence[OutputGroup]) -> bool:
     """True when there is so much text that it is to be folded."""
-    return sum(_lines(item) for group in groups for item in group.items) > _FOLD_FROM
+    return sum(_lines(item) for group in groups for item in group.items) > 150
 
 
 def pieces(items: Sequence[OutputItem]) -> Iterator[Piece]:
@@ -227,13 +220,14 @@ def pieces(items: Sequence[OutputItem]) -> Iterator[Piece]:
 
 def is_long(piece: Piece) -> bool:
     """True of text that is folded where there is much of it."""
-    return piece[0].what in STREAMS and sum(map(_lines, piece)) > _LONG
+    return piece[0].what in STREAMS and sum(map(_lines, piece)) > 40
 
 
 def bundle(ranks: Ranks, piece: Piece) -> dict[str, str]:
     """A long piece of text as HTML with all of it, and as text that says how to get it."""
-    first, rest = _cut(piece, _FIRST)
-    middle, last = _cut(rest, sum(map(_lines, rest)) - _LAST)
+    # More is seen of the end: an error stands there.
+    first, rest = _cut(piece, 6)
+    middle, last = _cut(rest, sum(map(_lines, rest)) - 12)
     # The middle is in the page, too, and a click opens it: nothing is lost that a notebook is to
     # keep.
     count = sum(map(_lines, middle))

@@ -30,7 +30,6 @@ NO_RANKS = "There are no ranks."
 
 _GAP = "  "
 _CHILD, _LAST_CHILD, _BESIDE, _BELOW = "├─ ", "└─ ", "│  ", "   "
-_WIDEST_PLACE, _WIDEST_FUNCTION, _NARROWEST_SOURCE = 36, 28, 12
 
 _STATES = {
     Activity.HELD: ("paused (%ddp_step continues)", "paused before {more}"),
@@ -104,18 +103,14 @@ def state_words(doing: Doing, tail: Sequence[Frame]) -> str:
     call = plain(doing.operation)
     innermost = tail[-1] if tail and not call else None
     frame = next((f for f in tail if call and f.function == doing.operation), innermost)
-    call = _in_module(frame) if frame is not None else call
+    if frame is not None:
+        module = ".".join(plain(frame.module).split(".")[:2])
+        name = function_words(frame).removesuffix("()") or "its import"
+        call = f"{name} ({module})" if module else name
     aside = f" ({more})" if more else ""
     if doing.activity is Activity.WAITING:
         return f"waits in {call}{aside}"
     return f"in {call}{aside}" if call else f"running{aside}"
-
-
-def _in_module(frame: Frame) -> str:
-    """A function and the first two parts of its module's name."""
-    module = ".".join(plain(frame.module).split(".")[:2])
-    name = function_words(frame).removesuffix("()") or "its import"
-    return f"{name} ({module})" if module else name
 
 
 def drawn(branch: Branch) -> tuple[Frame, ...]:
@@ -221,14 +216,14 @@ class _Drawing:
     def _rows(self, branch: Branch, room: int) -> list[str]:
         """A line for each frame that is drawn, in aligned columns, and its local variables."""
         frames = drawn(branch)
-        places = [_clip(place_words(f, self.names), _WIDEST_PLACE, end=True) for f in frames]
-        functions = [_clip(function_words(f), _WIDEST_FUNCTION) for f in frames]
+        places = [_clip(place_words(f, self.names), 36, end=True) for f in frames]
+        functions = [_clip(function_words(f), 28) for f in frames]
         widths = [max(map(len, column), default=0) for column in (places, functions)]
         rows = []
         for place, function, frame in zip(places, functions, frames, strict=True):
             before = _GAP.join(filter(None, (place.ljust(widths[0]), function.ljust(widths[1]))))
             left = room - len(before) - len(_GAP)
-            source = _clip(plain(frame.source), left) if left >= _NARROWEST_SOURCE else ""
+            source = _clip(plain(frame.source), left) if left >= 12 else ""  # a rest says nothing
             rows.append(f"{before}{_GAP}{source}".rstrip() if before else source)
             for words in locals_words(branch, frame):
                 rows += wrap(words, room, initial_indent="    ", subsequent_indent="      ")
@@ -280,9 +275,13 @@ class _Page:
             inside = "".join(self._frame(frame, branch) for frame in frames)
             # Frames of libraries are folded, except where ranks differ only in them.
             is_open = " open" if frames[-1:] == list(apart) else ""
+            modules = (frame.module.partition(".")[0] for frame in frames if frame.module)
+            count = counted(len(frames), "frame")
+            if libraries := ", ".join(dict.fromkeys(modules)):
+                count += f" of {libraries}"
             yield (
                 f'<details{is_open} style="{_FRAME}"><summary style="{_SUMMARY}">'
-                f"{_words(_library_words(frames))}</summary>"
+                f"{_words(count)}</summary>"
                 f'<div style="margin-left: 1.3em; {markup.MUTED}">{inside}</div></details>'
             )
 
@@ -298,13 +297,6 @@ class _Page:
         lines = locals_words(branch, frame)
         below = "".join(f'<div style="{_LOCALS}">{_words(line)}</div>' for line in lines)
         return f'<div style="{_FRAME}" title="{title}">{call}</div>{below}'
-
-
-def _library_words(frames: Sequence[Frame]) -> str:
-    """``3 frames of torch``."""
-    count = counted(len(frames), "frame")
-    libraries = dict.fromkeys(frame.module.partition(".")[0] for frame in frames if frame.module)
-    return f"{count} of {', '.join(libraries)}" if libraries else count
 
 
 def _words(text: str) -> str:

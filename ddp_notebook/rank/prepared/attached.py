@@ -45,8 +45,6 @@ from ddp_notebook.rank.prepared.ending import (
 from ddp_notebook.rank.rank_process import Events, RankProcess
 from ddp_notebook.rank.watched import Watched
 
-RUN = 1
-"""The number of the run: a prepared process has one."""
 FACTS = "facts.json"
 _ANSWERED = frozenset({"report", "stack", "run facts"})
 """The questions that `jobs` asks. A rank of a notebook answers more, such as ``evaluate``: none of
@@ -100,7 +98,7 @@ def _begin(watched: Watched, folder: Path) -> None:
     asked = _Asked(watched)
     questions = ControlSocket(watched.process.questions, asked.answer)
     questions.attach()
-    Lifecycle(watched.components()).run_begins(Run(RUN))
+    Lifecycle(watched.components()).run_begins(Run(1))  # a prepared process has one run
     pid = os.getpid()
 
     def ends() -> None:
