@@ -8,7 +8,6 @@ page/               The page's side of the live board: scripts and styles, joine
 replay_board.py     Whether a notebook supports widgets, and a saved run shown in one.
 running_line.js     The page's side of the line above a running cell's output.
 running_line.py     The line above a running cell's output: what the run does, Where and Abort.
-side_panel.py       A panel beside the notebook for the live board, by jupyter-widgets' sidecar.
 source.py           Reads a session's data for the live board: often, without calling the ranks.
 still_picture.py    The board without scripts: what a saved notebook, nbviewer and GitHub show.
 tab_contents.py     The tabs below the ranks, as JSON, and when the ranks are asked for them.

@@ -8,7 +8,6 @@ its own host knows it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -19,12 +18,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ddp_notebook.archive.format import Observed, SavedRun
 from ddp_notebook.archive.replay import LARGEST_FILE, Replay
@@ -214,15 +213,21 @@ def last_line(output: bytes) -> bytes:
 
 def _output(call: Sequence[str]) -> tuple[int | None, bytes, str]:
     """Return a command's exit code, None if it took too long, its output, its last error line."""
-    with tempfile.TemporaryFile() as errors, _started(call, errors) as process:
-        late = threading.Event()
+    late = threading.Event()
+    # Error output goes to a file: what ssh leaves running for other connections keeps it open, and
+    # a pipe would not end. `communicate(timeout=)` would keep all of the output in memory; this
+    # reads to a bound, and a timer ends what takes too long.
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
+            call, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+        ) as process,
+    ):
 
         def end() -> None:
             late.set()
             process.kill()
 
-        # `communicate(timeout=)` would keep all of the output in memory; this reads to a bound, and
-        # a timer ends what takes too long.
         limit = threading.Timer(_WITHIN_S, end)
         limit.daemon = True
         limit.start()
@@ -232,6 +237,9 @@ def _output(call: Sequence[str]) -> tuple[int | None, bytes, str]:
             if len(output) > LARGEST_FILE:
                 process.kill()
             code = process.wait()
+        except BaseException:  # an interrupt: Popen would wait for the command's end
+            process.kill()
+            raise
         finally:
             limit.cancel()
         errors.seek(0)
@@ -239,22 +247,6 @@ def _output(call: Sequence[str]) -> tuple[int | None, bytes, str]:
     if len(output) > LARGEST_FILE:
         raise UsageMistake(f"{call[0]} printed more than {LARGEST_FILE >> 20} MiB: that is no job.")
     return (None if late.is_set() else code), output, cut(plain(said[-1]), 500) if said else ""
-
-
-@contextlib.contextmanager
-def _started(call: Sequence[str], errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command; it is ended where the block is left early, as by an interrupt.
-
-    Error output goes to a file: what ssh leaves running for other connections keeps it open.
-    """
-    with subprocess.Popen(
-        call, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
-    ) as process:
-        try:
-            yield process
-        except BaseException:
-            process.kill()
-            raise
 
 
 # -- joined ----------------------------------------------------------------------------------
@@ -452,7 +444,11 @@ class Elsewhere(Target):
         for host, output in self._answers("where", *options).items():
             run = self._runs.get(host)
             there = None if run is None or len(self._hosts) == 1 else observed(run).ranks
-            found = _stacks(host, output)
+            try:
+                wire: Any = json.loads(output[output.find(b"{") :])
+                found = codec.decode(tuple[RankStack, ...], codec.readable(wire.get("stacks")))
+            except (DecodeError, ValueError, AttributeError, RecursionError) as error:
+                raise UsageMistake(f"What {host} answers cannot be read: {error}.") from None
             stacks |= {stack.rank: stack for stack in found if there is None or stack.rank in there}
         return stack_tree.merge(stacks.values(), self.world_size)
 
@@ -495,14 +491,3 @@ class Elsewhere(Target):
                 if there and there != here
             ),
         ]
-
-
-def _stacks(host: str, output: bytes) -> tuple[RankStack, ...]:
-    try:
-        wire: Any = json.loads(output[output.find(b"{") :])
-        stacks: tuple[RankStack, ...] = codec.decode(
-            tuple[RankStack, ...], codec.readable(wire.get("stacks"))
-        )
-    except (DecodeError, ValueError, AttributeError, RecursionError) as error:
-        raise UsageMistake(f"What {host} answers cannot be read: {error}.") from None
-    return stacks

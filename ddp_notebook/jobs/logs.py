@@ -114,10 +114,9 @@ class Watchdogs:
             return (
                 "NCCL's watchdogs timed out, and the log does not tell in which of several groups"
             )
-        groups = sorted({group for _, group in self.timed_out})
-        return self._words(groups[0]) if groups else ""
-
-    def _words(self, group: str) -> str:
+        if not self.timed_out:
+            return ""
+        group = min(group for _, group in self.timed_out)
         late = {rank: each for (rank, of), each in self.timed_out.items() if of == group}
         first = min(number for number, _ in late.values())
         same: dict[str, list[int]] = {}

@@ -63,7 +63,13 @@ def judged(job: Job) -> tuple[Case, Verdict]:
         diagnosis = _with_rest(in_both(diagnosis, _diagnosed(job, case)), before, case)
     if job.alive != alive:  # who ended meanwhile may have written how
         return judged(job)
-    return case, for_others(diagnosis, _basis(job, case), _elsewhere(job))
+    notes: tuple[str, ...] = ()
+    if job.alive and job.absent:  # ranks of a running job may be on other hosts
+        notes = (
+            f"{verb(job.absent, 'was', 'were')} not found on this host: not started, or on another "
+            f"one. Then look at all of the job: ddp-notebook why {job.first.pid} HOST:PID",
+        )
+    return case, for_others(diagnosis, _basis(job, case), notes)
 
 
 def in_both(first: Diagnosis, second: Diagnosis) -> Diagnosis:
@@ -399,16 +405,6 @@ def _unsure_of_ended(job: Job, case: Case) -> str:
     if failed:
         begins = f"{name_ranks(failed).capitalize()} failed, and the cause is not known; "
     return f"{begins}{'; '.join(parts)}." if parts else ""
-
-
-def _elsewhere(job: Job) -> Iterator[str]:
-    """Say that ranks of a running job may be on other hosts."""
-    if not (job.alive and job.absent):
-        return
-    yield (
-        f"{verb(job.absent, 'was', 'were')} not found on this host: not started, or on another "
-        f"one. Then look at all of the job: ddp-notebook why {job.first.pid} HOST:PID"
-    )
 
 
 _NOTHING = "left nothing on this host"

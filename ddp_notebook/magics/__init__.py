@@ -4,7 +4,6 @@ cell_output.py  The output of the notebook cell that runs: text, MIME bundles, p
 completion.py   Answers for Tab and Shift-Tab, on the line of a magic and in a cell for ranks.
 hints.py        Additions to IPython's error messages: the intended verb, and %debug.
 live_board.py   The live board of a notebook: shown in one cell at a time.
-live_run.py     The live display of a run under its cell: the ranks' output, and a line above it.
 options.py      Options that several verbs have, and the completions of their values.
 parser.py       The options of a verb, and the parser of its line: bad input ends with a call.
 reference.py    The reference page, made from the verbs: notebooks/REFERENCE.md.

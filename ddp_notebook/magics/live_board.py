@@ -1,15 +1,20 @@
-"""The live board of a notebook: it stands in one cell at a time, the one that opened it last."""
+"""The live board of a notebook: it stands in one cell at a time, the one that opened it last.
+
+It may stand in a panel beside the notebook, by jupyter-widgets' sidecar.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from ddp_notebook.board.buttons import Button
 from ddp_notebook.board.controller import LiveBoard, StillBoard, open_board
 from ddp_notebook.board.replay_board import can_show_widgets
-from ddp_notebook.board.side_panel import HOW, SidePanel, can_have_panel
 from ddp_notebook.board.timeline import Memory
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.run_display import is_news
@@ -98,3 +103,49 @@ class NotebookBoard:
     def _changed(self, events: Sequence[Event]) -> None:
         if is_news(events):
             self.nudge()
+
+
+# -- beside the notebook -----------------------------------------------------------------
+
+
+HOW = (
+    "To have it beside the notebook: right-click on the board, Create New View for Cell Output. "
+    "Or: %pip install sidecar, reload the page, %ddp_board"
+)
+
+
+def can_have_panel() -> bool:
+    """True where sidecar is installed for the kernel; the page needs it, too."""
+    return importlib.util.find_spec("sidecar") is not None
+
+
+class SidePanel:
+    """One panel, in which boards are shown one after another."""
+
+    def __init__(self) -> None:
+        self._panel: Any = None
+
+    @property
+    def is_open(self) -> bool:
+        """True once something was shown; also when its tab was closed on the page."""
+        return self._panel is not None
+
+    def show(self, bundle: Mapping[str, Any], *, again: bool) -> None:
+        """Show a MIME bundle in the panel; `again` opens it where it was closed."""
+        if again:
+            self.close()
+        if self._panel is None:
+            from sidecar import Sidecar  # it may not be installed
+
+            # The title has the notebook, as a page may have several.
+            notebook = Path(os.environ.get("JPY_SESSION_NAME", "")).stem
+            title = f"DDP ranks: {notebook}" if notebook else "DDP ranks"
+            self._panel = Sidecar(title=title, anchor="split-right")
+        output = {"output_type": "display_data", "data": dict(bundle), "metadata": {}}
+        self._panel.outputs = (output,)
+
+    def close(self) -> None:
+        """Take the panel away."""
+        panel, self._panel = self._panel, None
+        if panel is not None:
+            panel.close()

@@ -14,9 +14,8 @@ from ddp_notebook.board.buttons import Button
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.cell_output import CellOutput, progress_line
 from ddp_notebook.magics.live_board import NotebookBoard, Place
-from ddp_notebook.magics.live_run import Lines
 from ddp_notebook.magics.parser import Surroundings
-from ddp_notebook.magics.run_display import RunDisplay
+from ddp_notebook.magics.run_display import Lines, RunDisplay
 from ddp_notebook.model import Ranks, parse_ranks
 from ddp_notebook.session import Session
 from ddp_notebook.session.preflight import has_room_for_threads

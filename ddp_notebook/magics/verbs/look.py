@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import difflib
 
-from ddp_notebook.board.side_panel import HOW, can_have_panel
 from ddp_notebook.diagnosis import pages
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
+from ddp_notebook.magics.live_board import HOW, can_have_panel
 from ddp_notebook.magics.options import one_of
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks, value_or_json
