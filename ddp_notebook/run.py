@@ -14,7 +14,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 
 from ddp_notebook.launch.child import load
 
@@ -45,12 +45,17 @@ def main(arguments: Sequence[str]) -> int:
             _run_file(rest[0])
     except Exception as error:  # noqa: BLE001  # Python, too, shows whatever ends a script
         # As Python shows it: without the lines that led to the script.
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
-            trace = trace.tb_next
+        trace = _of_script(error.__traceback__)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 1
     return 0
+
+
+def _of_script(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from its first frame on that is not ours."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+        trace = trace.tb_next
+    return trace
 
 
 def _run_file(name: str) -> None:

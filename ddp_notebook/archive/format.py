@@ -180,12 +180,15 @@ def _check(saved: SavedRun) -> None:
             raise DecodeError(
                 f"has an event of rank {moment.event.rank}, which is not there", "moments"
             )
-    if saved.case is None:
-        return
-    ranks = [report.rank for report in saved.case.ranks]
+    if saved.case is not None:
+        _check_case(saved.case, everyone)
+
+
+def _check_case(case: Case, everyone: range) -> None:
+    ranks = [report.rank for report in case.ranks]
     if len(set(ranks)) != len(ranks) or not set(ranks) <= set(everyone):
         raise DecodeError("must have ranks that are there, each once", "case.ranks")
-    collectives = saved.case.collectives
+    collectives = case.collectives
     members = {rank for group in collectives.groups.values() for rank in group}
     if not members | set(collectives.of) | set(collectives.first) <= set(everyone):
         raise DecodeError("are of ranks that are not there", "case.collectives")

@@ -40,14 +40,9 @@ def saved_run(
     checks found of a run that is over is not in `case`. `script` and `run` say what ran last.
     """
     if case is not None:
-        # Only the files that ranks were seen in: beside a script lies much else.
-        paths = [record.path for issued in case.collectives.of.values() for record in issued]
-        seen = {p.file for path in (*paths, *(e.path for e in case.ranks)) for p in path}
-        case = replace(case, sources={n: text for n, text in case.sources.items() if n in seen})
+        case = _with_sources_in_use(case)
     collectives = case.collectives if case is not None else None
-    diagnosis = diagnose_run(case) if case is not None else None
-    # What `found` has of a run that is over stands on more than the case, as post-run checks do.
-    stands = bool(found and found.findings and not (diagnosis and diagnosis.findings))
+    diagnosis, stands = _judged(case, found)
     saved = SavedRun(
         snapshot=snapshot,
         start=kept.start,
@@ -55,7 +50,7 @@ def saved_run(
         moments=kept.moments,
         outputs=kept.outputs if output else (),
         case=case,
-        diagnosis=found if stands else diagnosis,
+        diagnosis=diagnosis,
         script=script,
         run=run,
         versions=_versions(case),
@@ -67,6 +62,21 @@ def saved_run(
         stands=stands,
     )
     return saved if output else _without_output(saved)
+
+
+def _judged(case: Case | None, found: Diagnosis | None) -> tuple[Diagnosis | None, bool]:
+    """Return the diagnosis of `case`, or `found` where that alone has findings, as of post-run
+    checks: then it stands on more than the case."""
+    diagnosis = diagnose_run(case) if case is not None else None
+    stands = bool(found and found.findings and not (diagnosis and diagnosis.findings))
+    return (found if stands else diagnosis), stands
+
+
+def _with_sources_in_use(case: Case) -> Case:
+    """Return the case with the files that ranks were seen in: beside a script lies much else."""
+    paths = [record.path for issued in case.collectives.of.values() for record in issued]
+    seen = {p.file for path in (*paths, *(report.path for report in case.ranks)) for p in path}
+    return replace(case, sources={n: text for n, text in case.sources.items() if n in seen})
 
 
 def _versions(case: Case | None) -> dict[str, str]:

@@ -204,30 +204,50 @@ def actions(
     `measuring`: in a benchmark; `at_lines`: some are paused at one.
     """
     # Each why_not is empty where the button can be pressed; without ranks none can.
-    statuses, none = {row.status for row in rows}, "" if running else _NO_RANK
-    no_line = "" if at_lines else _NO_LINE
-    no_step = none
-    if not none and Role.PAUSED not in {row.role for row in rows}:
-        no_step = _MEASURING if measuring else _NO_STEP
+    none, no_line = "" if running else _NO_RANK, "" if at_lines else _NO_LINE
+    statuses = {row.status for row in rows}
+    no_step = none or _no_step(rows, measuring)
     no_answer = none or (_NO_ANSWER if statuses == {Status.STARTING} else "")
-    # Outside of runs Continue leads to the last stage, until setup is done.
-    in_setup = not in_run and any(row.stages_passed < len(Stage) for row in rows)
-    end = Stage.VERIFIED.value if in_setup else "end"
-    no_abort = none or ("" if _BLOCKED & statuses else _NO_ABORT)
-    abort = Action("abort", "Abort", "%ddp_abort", False, no_abort)
-    dead = tuple(rank for row in rows if row.status is Status.DEAD for rank in row.ranks)
-    restart = f"%ddp_restart --ranks {format_ranks(dead)}" if dead else "%ddp_restart"
-    no_restart = none or (_MEASURING if measuring else "" if dead else CHOOSE_RANKS)
+    end = "end" if in_run else _end_of(rows)
+    restart, no_restart = _restart(rows, none, measuring)
     return (
         Action("continue", "Continue", f"%ddp_step --to {end}", True, no_step),
         Action("step", "Step", "%ddp_step", True, no_step),
-        Action("cancel", "Cancel", INTERRUPT) if measuring else abort,
+        _abort(statuses, none, measuring),
         Action("restart", "Restart", restart, True, no_restart),
         Action("why", "Why?", "%ddp_why", False, no_answer),
         Action("where", "Where?", "%ddp_where", True, no_answer),
         Action("into", "Into", "%ddp_step --into", True, no_line),
         Action("out", "Out", "%ddp_step --out", True, no_line),
     )
+
+
+def _no_step(rows: Sequence[BoardRow], measuring: bool) -> str:
+    """Say why no rank can be stepped; empty when one can."""
+    if any(row.role is Role.PAUSED for row in rows):
+        return ""
+    return _MEASURING if measuring else _NO_STEP
+
+
+def _abort(statuses: set[Status], none: str, measuring: bool) -> Action:
+    """Return the button that frees blocked ranks, or ends the benchmark."""
+    if measuring:
+        return Action("cancel", "Cancel", INTERRUPT)
+    no_abort = none or ("" if _BLOCKED & statuses else _NO_ABORT)
+    return Action("abort", "Abort", "%ddp_abort", False, no_abort)
+
+
+def _end_of(rows: Sequence[BoardRow]) -> str:
+    """Return the goal of Continue outside of runs: the last stage, until setup is done."""
+    in_setup = any(row.stages_passed < len(Stage) for row in rows)
+    return Stage.VERIFIED.value if in_setup else "end"
+
+
+def _restart(rows: Sequence[BoardRow], none: str, measuring: bool) -> tuple[str, str]:
+    """Return the magic that restarts dead ranks, and why it cannot be pressed."""
+    dead = tuple(rank for row in rows if row.status is Status.DEAD for rank in row.ranks)
+    magic = f"%ddp_restart --ranks {format_ranks(dead)}" if dead else "%ddp_restart"
+    return magic, none or (_MEASURING if measuring else "" if dead else CHOOSE_RANKS)
 
 
 _BLOCKED = {Status.RUNNING, Status.SETTING_UP, Status.PAUSED}

@@ -226,9 +226,7 @@ def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:
         return Drawings([""] * len(rows))
     # Of each row the newest 24 collectives of its first rank are drawn.
     last = [timeline.last(ranks[0], 24) for ranks in rows[:MOST_ROWS]]
-    # Only the newest run: minutes may lie between two, and both would be two dots.
-    newest = max((timeline.run_of(each) for slices in last for each in slices), default=0)
-    last = [[each for each in slices if timeline.run_of(each) == newest] for slices in last]
+    last = _of_newest_run(timeline, last)
     issued = [slice_ for slices in last for slice_ in slices]
     if not issued:
         return Drawings([""] * len(rows))
@@ -245,6 +243,12 @@ def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:
         [*drawn, *[""] * (len(rows) - len(drawn))],
         f"The last collectives, {span}: {_LEGEND}.{more}",
     )
+
+
+def _of_newest_run(timeline: Timeline, rows: Sequence[Sequence[Slice]]) -> list[list[Slice]]:
+    """Return the slices of the newest run: minutes may lie between two, as empty space."""
+    newest = max((timeline.run_of(each) for slices in rows for each in slices), default=0)
+    return [[each for each in slices if timeline.run_of(each) == newest] for slices in rows]
 
 
 @dataclass(frozen=True)

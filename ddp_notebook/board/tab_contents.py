@@ -335,16 +335,11 @@ class TabFeed:
         if "console" in wanted and now_s - self._looked_s > _WRITTEN_S:
             self._looked_s = now_s
             self._show_console()
-        stops, run = self._session.runs.stops, self._session.runs.current
-        # Where every rank of the run is paused at a line, nothing changes by itself.
-        all_stand = bool(stops) and run is not None and run.stops.keys() >= set(run.pending)
-        settled = now_s - self._changed_s > _SETTLED_S or all_stand
+        settled = now_s - self._changed_s > _SETTLED_S or self._all_stand
         settled = settled and self._session.benchmarks.current is None
         for tab in wanted.intersection(_ASKING) - self._asked:
-            if (settled or tab not in self._told) and self._told.get(tab) != key:
-                self._asked.add(tab)
-                self._told[tab] = key
-                threading.Thread(target=self._ask, args=(tab,), name="ddp-tab", daemon=True).start()
+            if settled or tab not in self._told:
+                self._ask_once(tab, key)
 
     def _wanted(self, now_s: float) -> set[str]:
         """The tabs that pages have open."""
@@ -354,6 +349,18 @@ class TabFeed:
             tabs = {tab for tab, at_s in open_tabs if now_s - at_s < 180.0}
         beside = (each for tab in tabs for each in _BESIDE.get(tab, ()))
         return tabs.union(beside) if self._session.runs.stops else tabs
+
+    def _ask_once(self, tab: str, key: object) -> None:
+        if self._told.get(tab) != key:
+            self._asked.add(tab)
+            self._told[tab] = key
+            threading.Thread(target=self._ask, args=(tab,), name="ddp-tab", daemon=True).start()
+
+    @property
+    def _all_stand(self) -> bool:
+        """True where every rank of the run is paused at a line: nothing changes by itself."""
+        run = self._session.runs.current
+        return run is not None and bool(run.stops) and run.stops.keys() >= set(run.pending)
 
     def _ask(self, tab: str) -> None:
         """Ask the ranks, and tell what they answer; why not, where they cannot be asked."""

@@ -141,9 +141,7 @@ def after_escape(text: str, cut: int) -> int:
 @lru_cache(maxsize=256)
 def _apply(pen: _Pen, codes: str) -> _Pen:
     """The pen after the colour codes between ``ESC[`` and ``m``; unknown ones change nothing."""
-    # An empty code is 0; -1 is no code, as what is no number.
-    words = (code or "0" for code in codes.split(";"))
-    numbers = iter([int(w) if len(w) < 4 and w.isdecimal() else -1 for w in words])
+    numbers = iter([_number(code or "0") for code in codes.split(";")])
     for number in numbers:
         if number == 0:
             pen = _Pen()
@@ -154,6 +152,11 @@ def _apply(pen: _Pen, codes: str) -> _Pen:
         elif number in _SETS:
             pen = replace(pen, **_SETS[number])  # type: ignore[arg-type]
     return pen
+
+
+def _number(code: str) -> int:
+    """Return a code as a number; -1, which is no code, for anything else."""
+    return int(code) if len(code) < 4 and code.isdecimal() else -1
 
 
 def _extended(numbers: Iterator[int]) -> str:

@@ -99,18 +99,24 @@ def state_words(doing: Doing, tail: Sequence[Frame]) -> str:
     if doing.activity in _STATES:
         alone, with_more = _STATES[doing.activity]
         return with_more.replace("{more}", more) if more else alone
-    # ``all_reduce (torch.distributed)``; without a call of torch, the innermost call.
-    call = plain(doing.operation)
-    innermost = tail[-1] if tail and not call else None
-    frame = next((f for f in tail if call and f.function == doing.operation), innermost)
-    if frame is not None:
-        module = ".".join(plain(frame.module).split(".")[:2])
-        name = function_words(frame).removesuffix("()") or "its import"
-        call = f"{name} ({module})" if module else name
+    call = _call(doing, tail)
     aside = f" ({more})" if more else ""
     if doing.activity is Activity.WAITING:
         return f"waits in {call}{aside}"
     return f"in {call}{aside}" if call else f"running{aside}"
+
+
+def _call(doing: Doing, tail: Sequence[Frame]) -> str:
+    """Return the call of torch, ``all_reduce (torch.distributed)``; without one the innermost."""
+    operation = plain(doing.operation)
+    frame = next((frame for frame in tail if frame.function == doing.operation), None)
+    if not operation and tail:
+        frame = tail[-1]
+    if frame is None:
+        return operation
+    module = ".".join(plain(frame.module).split(".")[:2])
+    name = function_words(frame).removesuffix("()") or "its import"
+    return f"{name} ({module})" if module else name
 
 
 def drawn(branch: Branch) -> tuple[Frame, ...]:

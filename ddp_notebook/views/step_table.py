@@ -47,12 +47,15 @@ def text(t: StepTable) -> str:
         parts.append("\n".join(about))
     if t.details:
         lines = (line for detail in t.details for line in preformatted(detail))
-        # Their spaces stay: a line is folded only if it is too long.
-        folded = (line if len(line) <= WIDTH else "\n".join(wrapped(line, WIDTH)) for line in lines)
-        parts.append("\n".join(folded))
+        parts.append("\n".join(map(_within_width, lines)))
     if plain(t.next_call):
         parts.append(indented(plain(t.next_call), f"{NEXT}: "))
     return "\n\n".join(parts)
+
+
+def _within_width(line: str) -> str:
+    """Return a line with its spaces, folded only if it is too long."""
+    return line if len(line) <= WIDTH else "\n".join(wrapped(line, WIDTH))
 
 
 def html(t: StepTable) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from textwrap import TextWrapper
@@ -160,15 +160,7 @@ class Table:
         widths = [max(len(line) for cell in column for line in cell) for column in folded]
         blocks: list[Sequence[Sequence[str]]] = list(zip(*folded, strict=True))
         blocks.insert(1, [["─" * width] for width in widths])
-        lines = []
-        for block in blocks:
-            for number in range(max(map(len, block))):  # a cell may take several lines
-                parts = (
-                    column.align(cell[number] if number < len(cell) else "", width)
-                    for cell, column, width in zip(block, columns, widths, strict=True)
-                )
-                lines.append(_GAP.join(parts).rstrip())
-        return "\n".join(lines)
+        return "\n".join(line for block in blocks for line in _lines(block, columns, widths))
 
     def html(self) -> str:
         """The table as an element that scrolls where it is too wide. Needs no style sheet."""
@@ -216,6 +208,18 @@ class Table:
         tint = f"background: rgba({row.colour}, 0.09)" if row.colour else "background: none"
         css = f' class="{row.css_class}"' if row.css_class else ""
         return f'<tr{css} style="{_LINE}; {tint}">{cells}</tr>'
+
+
+def _lines(
+    block: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int]
+) -> Iterator[str]:
+    """Yield the lines of one row, whose cells have one line or more."""
+    for number in range(max(map(len, block))):
+        parts = (
+            column.align(cell[number] if number < len(cell) else "", width)
+            for cell, column, width in zip(block, columns, widths, strict=True)
+        )
+        yield _GAP.join(parts).rstrip()
 
 
 def wrapped(text: str, width: int, most_lines: int = 0, *, any_comma: bool = False) -> list[str]:

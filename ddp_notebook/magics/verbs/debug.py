@@ -24,10 +24,7 @@ _NONE = (
 def _break(ui: CallerUi, args: argparse.Namespace) -> None:
     ranks = chosen_ranks(ui.session, args)
     if args.clear:
-        if args.place and not args.place.isdecimal():
-            raise UsageMistake("--clear takes the number of a breakpoint, or none for all.")
-        count = ui.session.breakpoints.clear(int(args.place) if args.place else None)
-        ui.say(f"{counted(count, 'breakpoint')} cleared.")
+        _clear(ui, args.place)
     elif args.off or args.on == "":
         ui.session.breakpoints.enable(not args.off)
         off = "Breakpoints are passed, breakpoint() too. On again: %ddp_break --on"
@@ -37,6 +34,13 @@ def _break(ui: CallerUi, args: argparse.Namespace) -> None:
         ui.say("\n".join(row.text for row in rows) or _NONE)
     else:
         _set_breakpoint(ui, args, ranks)
+
+
+def _clear(ui: CallerUi, number: str) -> None:
+    if number and not number.isdecimal():
+        raise UsageMistake("--clear takes the number of a breakpoint, or none for all.")
+    count = ui.session.breakpoints.clear(int(number) if number else None)
+    ui.say(f"{counted(count, 'breakpoint')} cleared.")
 
 
 def _break_by_click(ui: CallerUi, args: argparse.Namespace) -> None:

@@ -59,9 +59,7 @@ def start_ranks(
     alive = not known.ended and len(known.with_status(Status.DEAD)) < known.world_size
     if ui.session.ready and alive and not replace:
         return _running_already(ui, wanted, place)
-    starts_more = not ui.session.running or wanted.world_size > known.world_size
-    if starts_more and (crowded := preflight.warning(wanted)):
-        ui.say(crowded)
+    _warn(ui, wanted)
     ui.open_board(place)
     try:
         with ui.progress():
@@ -90,6 +88,14 @@ def _running_already(ui: NotebookUi, wanted: InitOptions, place: Place) -> Board
     ui.open_board(place)
     ui.say(f"{known.world_size} ranks run already, and keep their variables. {_FRESH}")
     return ui.session.status()
+
+
+def _warn(ui: NotebookUi, wanted: InitOptions) -> None:
+    """Say what will be crowded, before anything is started."""
+    if ui.session.running and wanted.world_size <= ui.session.record.snapshot.world_size:
+        return
+    if crowded := preflight.warning(wanted):
+        ui.say(crowded)
 
 
 def _stepped(ui: NotebookUi) -> StepTable:
