@@ -156,8 +156,7 @@ def _take(file: Path, found: Found) -> int:
             status = os.fstat(stream.fileno())
             found.newest_s = max(found.newest_s, status.st_mtime)
             start = stream.read(2)
-            named_log = file.suffix in (".log", ".txt", ".out", ".err")
-            if named_log or (start[:1] not in (b"\x80", b"{", b"") and not file.suffix):
+            if _is_log(file, start):
                 stream.seek(max(0, status.st_size - _LOG_TAIL_BYTES))
                 text = stream.read(_LOG_TAIL_BYTES).decode("utf-8-sig", errors="replace")
                 found.logs.append((text, rank))
@@ -172,6 +171,13 @@ def _take(file: Path, found: Found) -> int:
     if data:
         _take_dump(file, data, found)
     return len(data)
+
+
+def _is_log(file: Path, start: bytes) -> bool:
+    """Return True for a log by its name, or without a suffix for what begins as no dump does."""
+    if not file.suffix:
+        return start[:1] not in (b"\x80", b"{", b"")
+    return file.suffix in (".log", ".txt", ".out", ".err")
 
 
 def _take_dump(file: Path, data: bytes, found: Found) -> None:

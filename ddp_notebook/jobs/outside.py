@@ -32,6 +32,7 @@ from ddp_notebook.model import (
     Diagnosis,
     Finding,
     Local,
+    Place,
     Probe,
     RankReport,
     Ranks,
@@ -399,6 +400,12 @@ class Outside:
         findings = tuple(self._with_rest(finding) for finding in diagnosis.findings)
         return replace(diagnosis, findings=findings, unsure=why)
 
+    def _may_go_on(self, finding: Finding, lines: Sequence[Place]) -> bool:
+        """Return True where ranks that use no CPU may go on: asleep, in setup, or on a GPU."""
+        sleeps = any("sleep(" in place.text for place in lines)
+        in_set_up = any(in_setup(self.case.ranks[rank]) for rank in finding.waiting)
+        return sleeps or in_set_up or not set(self.on_gpu).isdisjoint(finding.ranks)
+
     def _with_rest(self, finding: Finding) -> Finding:
         """Add to a finding on late ranks which of them do nothing at all meanwhile."""
         still = tuple(rank for rank in finding.ranks if rank in self.still)
@@ -406,10 +413,7 @@ class Outside:
             return finding
         fact = f"{name_ranks(still)} used no CPU time and stayed at one line for {BETWEEN_S} s"
         lines = [self.case.ranks[rank].path[-1] for rank in still if self.case.ranks[rank].path]
-        sleeps = any("sleep(" in place.text for place in lines)
-        in_set_up = any(in_setup(self.case.ranks[rank]) for rank in finding.waiting)
-        on_gpu = not set(self.on_gpu).isdisjoint(finding.ranks)  # which may work meanwhile
-        if sleeps or in_set_up or on_gpu or still != finding.ranks:
+        if still != finding.ranks or self._may_go_on(finding, lines):
             return replace(finding, evidence=(*finding.evidence, f"{fact}: {AT_REST}"))
         at = " and ".join(f"{place}: {place.text}" for place in dict.fromkeys(lines))
         return Finding(

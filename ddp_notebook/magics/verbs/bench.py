@@ -134,17 +134,11 @@ def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
         dtypes = parse_names(args.dtype, tuple(DTYPE_BYTES), "dtype")
         smallest = max(4, *(DTYPE_BYTES[dtype] for dtype in dtypes))
         largest = _GPU_MAX if on_gpu else _CPU_MAX
-        # Sizes are sorted and each taken once: a curve of one world size is one curve.
-        worlds = [size.strip() for size in args.world_sizes.split(",") if size.strip()]
-        if not all(size.isdigit() and int(size) for size in worlds):
-            raise ValueError(
-                f"--world-sizes {args.world_sizes!r}: write numbers of ranks, such as 2,4."
-            )
         return Plan(
             ops=parse_names(args.op, OP_NAMES, "operation"),
             dtypes=dtypes,
             modes=parse_names(args.mode, MODES, "mode"),
-            world_sizes=tuple(sorted({int(size) for size in worlds})),
+            world_sizes=_world_sizes(args.world_sizes),
             min_bytes=smallest if args.min == "auto" else parse_bytes(args.min),
             max_bytes=parse_bytes(largest if args.max == "auto" else args.max),
             factor=args.step,
@@ -152,6 +146,14 @@ def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
         )
     except ValueError as error:
         raise UsageMistake(str(error)) from None
+
+
+def _world_sizes(text: str) -> tuple[int, ...]:
+    """Return the world sizes in a list ``2,4``, each once. Raises ValueError."""
+    sizes = [size.strip() for size in text.split(",") if size.strip()]
+    if not all(size.isdigit() and int(size) for size in sizes):
+        raise ValueError(f"--world-sizes {text!r}: write numbers of ranks, such as 2,4.")
+    return tuple(sorted(set(map(int, sizes))))
 
 
 def _training_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult:
