@@ -5,17 +5,16 @@ from __future__ import annotations
 import importlib.util
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.archive.replay import Replay
 from ddp_notebook.board import model, still_picture
 from ddp_notebook.board.kernel_messages import widget_messages
 from ddp_notebook.board.timeline import FREED, Moment, Timeline, died_ns
-from ddp_notebook.model import Case, Collectives, Diagnosis, Snapshot, Status
+from ddp_notebook.model import Collective, Collectives, Diagnosis, Snapshot, Status
 from ddp_notebook.session.interrupts import do_meanwhile
 from ddp_notebook.state.board_rows import BoardFacts, board_of
 from ddp_notebook.state.collective_table import collectives_at, of_run
@@ -101,6 +100,12 @@ def past_message(
     }
 
 
+def _last_ns(records: Sequence[Collective]) -> int:
+    """When ranks last issued a collective, or were done with one by themselves."""
+    times = (max(record.issued_ns, record.done_ns) for record in records if not record.freed)
+    return max(times, default=0)
+
+
 class ReplayBoard:
     """A saved run in the same widget, with nothing to press."""
 
@@ -118,19 +123,15 @@ class ReplayBoard:
         board = board_of(replay.facts(diagnosis))
         named = replace(board, headline=f"{replay.name}: {board.headline}")
         shown = model.board_json(named, self._epoch_ns)
-        case = saved.case or Case(())
-        reports, sources = case.ranks, case.sources
+        reports = saved.case.ranks if saved.case is not None else ()
+        sources = saved.case.sources if saved.case is not None else {}
         raised = {report.rank: report.error_at for report in reports if report.error_at}
-        # Where ranks raised, that line says more than where they were left.
         paths = raised or {report.rank: report.path for report in reports if report.path}
         at = locations(paths, sources)
         findings, lines = model.findings_json(diagnosis, sources, at), model.locations_json(at)
         sides = findings[0]["sides"] if findings else ()
         self._still = still_picture.html(named, diagnosis, sides, self._timeline)
-        # When ranks last issued a collective, or were done with one by themselves, or left.
-        own = [record for record in records if not record.freed]
-        times = [*map(attrgetter("issued_ns"), own), *map(attrgetter("done_ns"), own)]
-        last_ns = max([*times, *saved.left_ns.values()], default=0)
+        last_ns = max(_last_ns(records), *saved.left_ns.values(), 0)
         self._found = Moment(last_ns, findings, lines)
         """The findings, which hold since the last action of a rank."""
         self.widget: BoardWidget = widget_class()(

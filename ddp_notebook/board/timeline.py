@@ -121,14 +121,7 @@ class Timeline:
         number = self._from + record.number
         key = (record.rank, number)
         self._next = max(self._next, number + 1)
-        phase = PHASES.index(FREED if record.freed else record.phase)
-        progress = [
-            self._micros(record.issued_ns),
-            self._micros(record.done_ns),
-            phase,
-            record.held_ns // 1000,
-        ]
-        if not self._goes_on(key, progress):
+        if not self._goes_on(key, progress := self._progress(record)):
             kind = self._number_of(self._kind(record))
             self._add([record.rank, number, kind, record.slot, *progress])
 
@@ -162,6 +155,16 @@ class Timeline:
             oldest = row.popleft()
             del self._index[oldest[RANK], oldest[NUMBER]]
             self._open.pop((oldest[RANK], oldest[NUMBER]), None)
+
+    def _progress(self, record: Collective) -> Slice:
+        """The fields of a slice that change."""
+        phase = PHASES.index(FREED if record.freed else record.phase)
+        return [
+            self._micros(record.issued_ns),
+            self._micros(record.done_ns),
+            phase,
+            record.held_ns // 1000,
+        ]
 
     def _changed(self, slice_: Slice) -> None:
         key = (slice_[RANK], slice_[NUMBER])

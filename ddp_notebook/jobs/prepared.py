@@ -23,6 +23,7 @@ from ddp_notebook.model import (
     Activity,
     Case,
     Category,
+    Collective,
     Collectives,
     Diagnosis,
     Finding,
@@ -157,9 +158,13 @@ def _report(
         if not why_not and (user := processes.other_user(pid)) is not None:
             why_not = f" as user {user}, and answers no other user"
         if (state := _state(pid)) == _STOPPED:
-            return RankReport(rank, doing=f"process {pid} is stopped", process=_STOPPED, pid=pid)
+            return _stopped(rank, pid)
         return RankReport(rank, doing=f"process {pid} runs{why_not}", process=state, pid=pid)
     return process.last_report(rank, others_run)
+
+
+def _stopped(rank: int, pid: int) -> RankReport:
+    return RankReport(rank, doing=f"process {pid} is stopped", process=_STOPPED, pid=pid)
 
 
 _LOST = re.compile("Connection (closed|reset)|Broken pipe|Socket closed|remote process exited")
@@ -324,10 +329,7 @@ def _before_ends(case: Case) -> Case:
     ranks = []
     for report in case.ranks:
         issued = of.get(report.rank, ())
-        # The line of the last collective raised the error; gloo's is done even then.
-        last, line = (issued[-1].place if issued else None), report.error_at[-1:]
-        raised_in_last = last and (last.file, last.line) in [(at.file, at.line) for at in line]
-        if _lost_connection(report) and raised_in_last:
+        if _lost_connection(report) and _raised_in_last(report, issued):
             of[report.rank] = (*issued[:-1], replace(issued[-1], phase=Phase.ISSUED))
             report = replace(
                 report,
@@ -339,6 +341,12 @@ def _before_ends(case: Case) -> Case:
             )
         ranks.append(report)
     return replace(case, ranks=tuple(ranks), collectives=replace(case.collectives, of=of))
+
+
+def _raised_in_last(report: RankReport, issued: Sequence[Collective]) -> bool:
+    """True where the line of the last collective raised the error; gloo's is done even then."""
+    last, line = (issued[-1].place if issued else None), report.error_at[-1:]
+    return last is not None and (last.file, last.line) in [(at.file, at.line) for at in line]
 
 
 def _trained(job: Job, case: Case, diagnosis: Diagnosis) -> Diagnosis:

@@ -116,7 +116,7 @@ class Process:
         # and on a crash; an end.json that was cut short; or nothing, by SIGKILL and os._exit().
         last, error = self._written(rank), self.error
         if error:
-            return replace(last, activity=Activity.FAILED, **_raised(error, self.about.wall_s))
+            return self._failed(last, error)
         if error is not None and not self._orphan:
             return replace(last, activity=Activity.IDLE, initialized=False, inside="", run=_RUN)
         if self._orphan:
@@ -128,6 +128,9 @@ class Process:
         if last.activity is Activity.WAITING and code not in CRASHES and (path or not others_run):
             return last  # a launcher's SIGTERM has ended it, or no rank is left
         return RankReport(rank, Activity.DEAD, path=path or last.path, exit_code=code)
+
+    def _failed(self, last: RankReport, error: Mapping[str, Any]) -> RankReport:
+        return replace(last, activity=Activity.FAILED, **_raised(error, self.about.wall_s))
 
     @property
     def _orphan(self) -> bool:
