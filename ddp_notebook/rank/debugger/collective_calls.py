@@ -1,4 +1,4 @@
-"""Finds out whether an expression may issue a collective, without running it."""
+"""Whether an expression may issue a collective: looked up, and nothing of it is run."""
 
 from __future__ import annotations
 

@@ -107,9 +107,9 @@ def _imported_from(tree: ast.AST, package: str | None, name: str) -> str:
 
 
 def defined_at(tree: ast.AST, name: str) -> int:
-    """Return the first line of the function of that name in `tree`; 0 without one.
+    """Return the first line of the function of that name in `tree`; 0 where there is none.
 
-    For a class, that of its `forward`, or else of its `__init__`.
+    Of a class: of its `forward`, or else of its `__init__`.
     """
     node: Any = tree
     for part in name.split(".") if name else ():
