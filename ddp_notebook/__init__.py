@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """What `%load_ext ddp_notebook` calls: register the magics, warm a fork server."""
+    """Register the magics and warm a fork server, for `%load_ext ddp_notebook`."""
     collecting = gc.isenabled()
     gc.disable()  # nothing that is loaded is garbage, and looking for it takes a fifth of the time
     try:
@@ -59,7 +59,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """What `%unload_ext ddp_notebook` calls: end the ranks, take the magics away."""
+    """End the ranks and remove the magics, for `%unload_ext ddp_notebook`."""
     from ddp_notebook import magics
 
     magics.unload(shell)

@@ -1,7 +1,7 @@
 """The console script `ddp-notebook`: demo and doctor here, the commands for jobs in `jobs`.
 
-What only the demo needs (nbclient, nbformat, JupyterLab) is imported where it is used: it is an
-extra, and may not be installed.
+The packages that only the demo needs (nbclient, nbformat, JupyterLab) are imported where they are
+used: they are an extra, and may not be installed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from ddp_notebook.views import doctor as doctor_view
 
 WRONG_USAGE = 3
 """The exit code; 0 is no problem, 1 a finding, 2 undecided."""
-_CELL_TIMEOUT_S = 300
-_KERNELS_TRIED = 3
 _SECTIONS = {"board": "Board", "accuracy": "Accuracy", "all_reduce": "all_reduce"}
 """Tags of the tutorial's cells whose outputs the headless demo prints, and the titles for them."""
 _WIDTH = 60
@@ -44,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return WRONG_USAGE
+    # Unknown options of the demo are JupyterLab's: --port, --ip, ...
     if unknown and (args.command != "demo" or args.headless):
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
@@ -57,14 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return WRONG_USAGE
     except BrokenPipeError:  # who reads has enough, as `head` has; Python flushes once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _READER_GONE
+        return 128 + 13  # as of a program that SIGPIPE ends
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return 130
-
-
-_READER_GONE = 128 + 13
-"""As of a program that SIGPIPE ends."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,8 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     version = f"ddp-notebook {metadata.version('ddp-notebook')}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    _add_demo(commands)
-    _add_doctor(commands)
+    _add_demo_and_doctor(commands)
     commandline.add(commands)
     return parser
 
@@ -90,7 +84,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(WRONG_USAGE, f"{self.prog}: {message}\n")
 
 
-def _add_demo(commands: Any) -> None:
+def _add_demo_and_doctor(commands: Any) -> None:
     demo = commands.add_parser(
         "demo",
         help="open the tutorial in JupyterLab, or run it with --headless",
@@ -110,12 +104,9 @@ def _add_demo(commands: Any) -> None:
         help="run the tutorial here, without a browser, and print its main results",
     )
     demo.add_argument("--no-browser", action="store_true", help="start JupyterLab, open no browser")
-
-
-def _add_doctor(commands: Any) -> None:
     doctor = commands.add_parser(
         "doctor",
-        help="check whether DDP can work here, and say what to do if not",
+        help="check whether DDP can work here, and how to fix what is wrong",
         description="Check whether DDP can work here, before anything starts. "
         "The exit code is 1 when it cannot.",
         allow_abbrev=False,
@@ -141,7 +132,13 @@ def _doctor(args: argparse.Namespace) -> int:
 
 def _demo(args: argparse.Namespace, for_jupyter: Sequence[str]) -> int:
     needed = ("nbclient", "nbformat") if args.headless else ("jupyterlab",)
-    _require(*needed, "sklearn")
+    packages = {"sklearn": "scikit-learn"}
+    missing = [packages.get(n, n) for n in (*needed, "sklearn") if find_spec(n) is None]
+    if missing:
+        raise UsageMistake(
+            f"The demo needs {' and '.join(missing)}, which this Python does not have. "
+            f'Type: {sys.executable} -m pip install "ddp-notebook[demo]"'
+        )
     tutorial = copy_notebooks(args.dir)[0]
     if args.headless:
         return _run_headless(tutorial)
@@ -155,17 +152,6 @@ def _demo(args: argparse.Namespace, for_jupyter: Sequence[str]) -> int:
     return 0
 
 
-def _require(*modules: str) -> None:
-    """Raises UsageMistake, with the command to type, when one of `modules` is not installed."""
-    packages = {"sklearn": "scikit-learn"}
-    missing = [packages.get(name, name) for name in modules if find_spec(name) is None]
-    if missing:
-        raise UsageMistake(
-            f"The demo needs {' and '.join(missing)}, which this Python does not have. "
-            f'Type: {sys.executable} -m pip install "ddp-notebook[demo]"'
-        )
-
-
 def copy_notebooks(folder: Path) -> list[Path]:
     """Copy the notebooks into `folder` and print each; the copies in order. Keeps existing ones.
 
@@ -176,6 +162,7 @@ def copy_notebooks(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     package = _notebooks_folder()
     notebooks = sorted(package.glob("*.ipynb"))
+    # A learner's own work in an existing copy is never overwritten.
     for source in (*notebooks, *sorted(package.rglob("*.md"))):
         copy = folder / source.relative_to(package)
         copy.parent.mkdir(exist_ok=True)
@@ -238,7 +225,11 @@ def _execute(notebook: Any, folder: Path) -> None:
             began_s = time.monotonic()
             client.execute_cell(cell, index)
             took_s = time.monotonic() - began_s
-            print(f"{number:4} of {len(code)} {took_s:6.1f} s  {_gist(cell.source)}", flush=True)
+            # A cell in one line: its first line, and the second when the first is a cell magic.
+            lines = [line.strip() for line in cell.source.splitlines() if line.strip()] or [""]
+            gist = " · ".join(lines[:2]) if lines[0].startswith("%%") else lines[0]
+            gist = gist if len(gist) <= _WIDTH else gist[: _WIDTH - 1] + "…"
+            print(f"{number:4} of {len(code)} {took_s:6.1f} s  {gist}", flush=True)
 
 
 @contextlib.contextmanager
@@ -251,10 +242,10 @@ def _kernel(notebook: Any, folder: Path) -> Iterator[Any]:
     from nbclient import NotebookClient
 
     with contextlib.ExitStack() as stack:
-        for tries_left in reversed(range(_KERNELS_TRIED)):
+        for tries_left in reversed(range(3)):
             client = NotebookClient(
                 notebook,
-                timeout=_CELL_TIMEOUT_S,
+                timeout=300,
                 kernel_name="python3",
                 resources={"metadata": {"path": str(folder)}},
                 # Suppress its warning about encryption, which is for kernels on other hosts.
@@ -270,13 +261,6 @@ def _kernel(notebook: Any, folder: Path) -> Iterator[Any]:
                         f"See why: {sys.executable} -m ipykernel_launcher"
                     ) from error
         yield client
-
-
-def _gist(source: str) -> str:
-    """A cell in one line: its first line, and the second when the first is a cell magic."""
-    lines = [line.strip() for line in source.splitlines() if line.strip()] or [""]
-    gist = " · ".join(lines[:2]) if lines[0].startswith("%%") else lines[0]
-    return gist if len(gist) <= _WIDTH else gist[: _WIDTH - 1] + "…"
 
 
 def tagged_outputs(notebook: Any, tag: str) -> Iterator[str]:

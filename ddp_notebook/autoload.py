@@ -7,6 +7,7 @@ and raises nothing: an error would break `import torch`.
 import contextlib
 import os
 
+# Read once, at import: torch calls load() at a time when the user may have changed it.
 _WANTED = os.environ.get("DDP_NOTEBOOK", "0") not in ("", "0")
 
 

@@ -6,7 +6,7 @@ Catch `DDPError` for all of them, or one of:
      ├── UsageMistake        the call was wrong; nothing was done
      │    └── NoSession      there are no ranks yet
      ├── CellSyntaxError     a cell is not valid Python; no rank ran it
-     ├── SetupFailed         set-up started and could not finish
+     ├── SetupFailed         setup started and could not finish
      ├── CellFailed          a cell or script failed on some ranks
      ├── Stuck               ranks wait for what will never happen; the diagnosis says why
      ├── CellInterrupted     the user interrupted a cell, script or benchmark
@@ -47,7 +47,7 @@ class NoSession(UsageMistake):
 
     def __init__(self, verb: str) -> None:
         super().__init__(
-            f"{verb} needs ranks, and there are none. Start them first: %ddp_init --world-size 4"
+            f"{verb} needs ranks, and none are running. Start them first: %ddp_init --world-size 4"
         )
 
 
@@ -56,6 +56,7 @@ class CellSyntaxError(DDPError):
 
     def __init__(self, error: SyntaxError) -> None:
         source = (error.text or "").rstrip()
+        # The caret stands below the column of the error, in the line without its indentation.
         indent = len(source) - len(source.lstrip())
         caret = " " * max(0, (error.offset or 1) - 1 - indent) + "^"
         shown = f"\n    {source.lstrip()}\n    {caret}" if source else ""

@@ -1,7 +1,7 @@
 """Files that others may have made: opened without waiting, regular ones only, read to a bound.
 
 Beside a script in a shared folder, or among logs, another user may leave a FIFO, at which who opens
-it waits for ever, or a link to a device, which has no end.
+it waits forever, or a link to a device, which has no end.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 _SOURCES_BYTES = 1 << 20
-_MOST_SOURCES = 200
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
     """A regular file, to be read. Raises OSError for anything else, and for no name of a file."""
     try:
+        # O_NONBLOCK: opening a FIFO does not wait for a writer. The type is looked at after
+        # opening, on the descriptor: a file that is checked by its name may be replaced before it
+        # is opened.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except ValueError:  # a zero byte, or half of a character
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
@@ -74,7 +76,8 @@ def sources(script: Path, before_s: float | None = None) -> dict[str, str]:
     """A script and the Python files beside it, by their names; no more than a megabyte."""
     found: dict[str, str] = {}
     left_bytes = _SOURCES_BYTES
-    for path in (script, *sorted(script.parent.glob("*.py"))[:_MOST_SOURCES]):
+    # A shared folder may hold thousands of files.
+    for path in (script, *sorted(script.parent.glob("*.py"))[:200]):
         if path.name not in found and (text := source(path, before_s, left_bytes)):
             left_bytes -= len(text.encode("utf-8"))
             found[path.name] = text

@@ -1,10 +1,10 @@
 """A plugin for pytest: a test whose ranks hang fails within seconds, with the finding.
 
-`pytest -p ddp_notebook.pytest`. Ranks that a test starts, by torchrun or as processes that load
-torch anew, are prepared by the variable DDP_NOTEBOOK. While a test runs, they are looked at. Once
-they wait for what cannot come, they are ended, and the test fails. One that fails otherwise gets
-what is wrong with its ranks beside its own error, as where a lost connection is only the end of
-it. A test that hangs on purpose is marked: `@pytest.mark.ddp_may_hang`.
+`pytest -p ddp_notebook.pytest`. The variable DDP_NOTEBOOK prepares ranks that a test starts, by
+torchrun or as processes that import torch themselves. They are looked at while the test runs. Once
+they wait for something that cannot happen, they are ended, and the test fails. A test that fails
+otherwise shows the finding about its ranks beside its own error, as a lost connection is often only
+the end of the story. A test that hangs on purpose is marked: `@pytest.mark.ddp_may_hang`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,10 @@ from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.views import findings
 
 _MARK = "ddp_may_hang"
-_LOOK_EVERY_S = 0.5
-_LASTS_S = 1.5
-"""For so long a finding must stand: what ends by itself meanwhile is the test's own affair."""
 _MADE = pytest.StashKey[tuple[Path, os.stat_result]]()
 _HUNG = pytest.StashKey[Verdict | None]()
 _HAS_HUNG = "The ranks of this test hung, and were ended."
-_OF_RANKS = "What was wrong with the ranks of this test"
+_OF_RANKS = "Problems of the ranks of this test"
 
 
 class Watch:
@@ -52,12 +49,12 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self._stopped.set()
         self._thread.join()
 
     def _look(self) -> None:
-        while not self._stopped.wait(_LOOK_EVERY_S):
+        while not self._stopped.wait(0.5):
             for job in records.jobs():
                 if job.alive:
                     self._judge(job)
@@ -69,26 +66,23 @@ class Watch:
             self._since.pop(key, None)
             return
         now_s = time.monotonic()
-        if now_s - self._since.setdefault(key, now_s) >= _LASTS_S:
+        # A finding must hold for 1.5 s: a wait that ends by itself is the test's own affair.
+        if now_s - self._since.setdefault(key, now_s) >= 1.5:
             self.verdict = verdict
-            alive = {job.processes[rank].about.pid for rank in job.alive}
-            for pid in {*alive, *prepared.stopped_early(job).values()} - {os.getpid()}:
+            for pid in {job.processes[rank].about.pid for rank in job.alive} - {os.getpid()}:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Have the ranks of tests prepare themselves, in a folder of this run's."""
-    config.addinivalue_line("markers", f"{_MARK}: the ranks of this test may wait for ever")
+    config.addinivalue_line("markers", f"{_MARK}: the ranks of this test may wait forever")
     # A socket's path is short, wherever temporary folders are.
-    folder = Path(tempfile.mkdtemp(prefix="ddp-pytest-", dir=_parent()))
+    parent = "/tmp" if Path("/tmp").is_dir() else tempfile.gettempdir()  # noqa: S108
+    folder = Path(tempfile.mkdtemp(prefix="ddp-pytest-", dir=parent))
     config.stash[_MADE] = (folder, folder.stat())
     os.environ[job_folder.FOLDER_VARIABLE] = str(folder)
     os.environ["DDP_NOTEBOOK"] = "1"
-
-
-def _parent() -> str:
-    return "/tmp" if Path("/tmp").is_dir() else tempfile.gettempdir()  # noqa: S108
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -102,6 +96,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Watch the ranks of a test; where they hang, end them."""
+    # A rank that was left by the test before must not be taken for one of this test.
     for process in job_folder.processes():
         if not process[0].alive:  # of a test before
             shutil.rmtree(process[1], ignore_errors=True)

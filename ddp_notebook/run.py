@@ -34,7 +34,10 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"ddp_notebook.run: there is no file {rest[0]}\n{USAGE}\n")
         return WRONG_USAGE
     sys.argv[:] = rest
-    _prepare()
+    # As torch's entry point does when the variable is set.
+    os.environ["DDP_NOTEBOOK"] = "1"
+    with contextlib.suppress(Exception):  # no torch, or an unknown one: the script runs as ever
+        load("ddp_notebook.autoload").load()
     try:
         if as_module:
             runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
@@ -48,11 +51,11 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _prepare() -> None:
-    """What torch's entry point does when the variable is set."""
-    os.environ["DDP_NOTEBOOK"] = "1"
-    with contextlib.suppress(Exception):  # no torch, or an unknown one: the script runs as ever
-        load("ddp_notebook.autoload").load()
+def _of_script(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from its first frame on that is not ours."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+        trace = trace.tb_next
+    return trace
 
 
 def _run_file(name: str) -> None:
@@ -65,13 +68,6 @@ def _run_file(name: str) -> None:
     sys.modules["__main__"] = main_module
     code = compile(path.read_bytes(), str(path), "exec")
     exec(code, vars(main_module))  # noqa: S102  # it is what was asked for
-
-
-def _of_script(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback from its first frame on that is not ours."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
-        trace = trace.tb_next
-    return trace
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def processes_of(session: Session) -> Processes:
-    """What runs for a session. Raises NoSession, SessionLost when nothing does."""
+    """Return the processes of a session. Raises NoSession, SessionLost without any."""
     return session.pool.need("A test")
 
 
@@ -35,7 +35,7 @@ def cluster_of(session: Session) -> Any:
 
 
 def bring_up_of(session: Session) -> BringUp:
-    """The set-up of the ranks of a session. Raises NoSession, SessionLost."""
+    """The setup of the ranks of a session. Raises NoSession, SessionLost."""
     return session.setup.need("A test")
 
 
@@ -52,7 +52,7 @@ def pids_of(session: Session) -> dict[str, Any]:
 
 
 Tell = Callable[[int, Any], Iterable[Event]]
-"""What a rank does on a request (of `tell`), or a signal (its number): the events it emits."""
+"""Returns the events that a rank emits on a request (of `tell`), or a signal (its number)."""
 
 
 @dataclass
@@ -68,15 +68,15 @@ class FakeCluster:
     answers: dict[str, Mapping[int, Any]] = field(default_factory=dict)
     """By the name of a call or a question: rank to answer."""
     tells: Tell = lambda rank, request: ()
-    """What ranks do that are told to run something."""
+    """The ranks' reaction to an order to run something."""
     unreachable: Ranks = ()
     """Ranks that nothing can be sent to."""
     signalled: Tell = lambda rank, number: ()
-    """What ranks do that get a signal, by its number."""
+    """The ranks' reaction to a signal, by its number."""
     meanwhile: dict[str, Callable[[], None]] = field(default_factory=dict)
-    """By the name of a call: what happens once it was made."""
+    """By the name of a call: called once it was made."""
     calls: dict[str, Tell] = field(default_factory=dict)
-    """By the name of a call: what ranks do that are called."""
+    """The ranks' reaction to calls, by the name of the call."""
     sent: list[tuple[Ranks, str]] = field(default_factory=list)
     called: list[str] = field(default_factory=list)
     signals: list[tuple[int, int]] = field(default_factory=list)
@@ -122,7 +122,7 @@ class FakeCluster:
         return {rank: known[rank] for rank in ranks if rank in known}
 
     def value_of(self, answer: Future[Answer], timeout_s: float) -> Answer:
-        """What a call gave."""
+        """Return the result of a call."""
         value = answer.result(timeout_s)
         if isinstance(value, UsageMistake):
             raise value
@@ -147,7 +147,7 @@ class FakeCluster:
 
     @property
     def controller_pid(self) -> int:
-        """There is none."""
+        """Return 0: nothing runs."""
         return 0
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class FakeCluster:
 
 
 class FakeProcesses(Processes):
-    """What runs for a session with a `FakeCluster`: nothing. Its ranks take calls at once."""
+    """The processes of a session with a `FakeCluster`: none. Its ranks take calls at once."""
 
     def __init__(self, cluster: FakeCluster, options: InitOptions, folder: Path) -> None:
         ranks = range(options.world_size)
@@ -211,7 +211,7 @@ class FakeProcesses(Processes):
 def fake_run(
     cell: int, ranks: Ranks, script: str = "", number: int = 0, cluster: Any = None
 ) -> CellRun:
-    """A run that nobody sends: what its ranks do is told to it."""
+    """Return a run that is not sent to ranks: a test gives it their events."""
     there: Any = SimpleNamespace(cluster=cluster, logs=None, record=Record())
     return CellRun(cell, ranks, there, RunOptions(number), script)
 

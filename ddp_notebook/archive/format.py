@@ -1,4 +1,4 @@
-"""What a file holds: events, collectives, what was known of each rank."""
+"""The content of a file: events, collectives, and a report of each rank."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ddp_notebook.model.ranks import Ranks
 from ddp_notebook.model.state import Moment, Snapshot
 
 FORMAT = "ddp_notebook run"
-"""What a file of ours says it is."""
+"""Marks a file as ours."""
 VERSION = 2
-"""Of the format; a reader takes its own version and those before.
+"""The version of the format; a reader takes its own and earlier ones.
 
 Since 2 what belongs together stands in one object of a rank's report.
 """
@@ -29,7 +29,7 @@ KEY = "ddp_notebook"
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What is not there because no more than so much is kept.
+    """How much was dropped, because only so much is kept.
 
     `events` before the first that is there; pieces of `outputs` before the first, 0 when no
     output was asked for; per rank as many `collectives` before its first.
@@ -84,7 +84,7 @@ class SavedRun:
     """`diagnosis` stands on more than `case` has: on a look at a job from outside, or on post-run
     checks."""
     observed: Observed | None = field(default=None, metadata=OMIT_DEFAULT)
-    """Of a job that no notebook started."""
+    """How the job was looked at, if no notebook started it."""
 
     @property
     def world_size(self) -> int:
@@ -93,7 +93,7 @@ class SavedRun:
 
     @property
     def collectives(self) -> Collectives:
-        """What the ranks issued in their last run."""
+        """The collectives of the last run."""
         return self.case.collectives if self.case is not None else Collectives()
 
     @property
@@ -136,6 +136,7 @@ class SavedRun:
 
 def encode_run(saved: SavedRun) -> dict[str, Any]:
     """Return a run as a JSON object, with its format and version first."""
+    # Collectives are written as a table of columns: one object for each would repeat all names.
     plain = saved if saved.case is None else _with(saved, Collectives())
     wire = {"format": FORMAT, "version": VERSION, **codec.encode(plain)}
     if saved.case is not None:
@@ -181,7 +182,7 @@ def _with(saved: SavedRun, collectives: Collectives) -> SavedRun:
 
 
 def _check(saved: SavedRun) -> None:
-    """Ranks are those that there are. Raises DecodeError."""
+    """Check that all ranks in it exist, which types do not say. Raises DecodeError."""
     everyone = range(saved.world_size)
     states = [("snapshot", saved.snapshot), ("start", saved.start)]
     states += [("moments", m.state) for m in saved.moments if m.state is not None]
@@ -200,7 +201,7 @@ def _check(saved: SavedRun) -> None:
 
 
 def _check_case(case: Case, everyone: range) -> None:
-    ranks = [evidence.rank for evidence in case.ranks]
+    ranks = [report.rank for report in case.ranks]
     if len(set(ranks)) != len(ranks) or not set(ranks) <= set(everyone):
         raise DecodeError("must have ranks that are there, each once", "case.ranks")
     collectives = case.collectives

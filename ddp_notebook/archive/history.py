@@ -26,7 +26,7 @@ _PLAIN = "text/plain"
 
 @dataclass(frozen=True)
 class Kept:
-    """What is left: the state before the first moment, the moments, and how much went before."""
+    """The kept part: the state before the first moment, the moments, and how much was dropped."""
 
     start: Snapshot
     moments: tuple[Moment, ...]
@@ -60,7 +60,7 @@ class _Chapter:
 
 
 class History:
-    """What happened since a session began with the state `start`."""
+    """The events since a session began with the state `start`."""
 
     def __init__(self, start: Snapshot | None = None) -> None:
         self._chapters = deque([_Chapter(start or Snapshot())])
@@ -87,6 +87,7 @@ class History:
                 self._outputs.append(_shortened(event, at_ns))
             elif isinstance(event, Progress):
                 pass  # of a task whose result is kept by itself
+            # Signs of life that say the same are one entry with an end.
             elif isinstance(event, Pulse):
                 self._sign(event, at_ns)
             else:
@@ -126,6 +127,8 @@ class History:
             return
         self._chapters.append(_Chapter(before))
         self._signs.clear()  # what a chapter says does not change any more
+        # Whole chapters are dropped: each begins with the state before it, so nothing has to be
+        # folded again.
         while self._events - len(self._chapters[0].entries) >= MOST_EVENTS:
             gone = len(self._chapters.popleft().entries)
             self._events -= gone

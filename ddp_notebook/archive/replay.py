@@ -46,9 +46,21 @@ class Replay:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Replay:
-        """Return the run in the file at `path`. Raises UsageMistake when there is none in it."""
+        """Return the run in the file at `path`. Raises UsageMistake where it holds no run."""
         file = named_file(path)
-        return cls(_decoded(file, _text_of(file)), file.name)
+        try:
+            with files.opened(file) as stream:
+                size_bytes = os.fstat(stream.fileno()).st_size
+                text = stream.read(LARGEST_FILE)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise UsageMistake(f"{file} cannot be read: {why}. Type: %ddp_replay FILE") from None
+        if size_bytes > LARGEST_FILE:
+            raise UsageMistake(
+                f"{file} has {format_bytes(size_bytes)}, and no run that %ddp_save wrote has more "
+                f"than {format_bytes(LARGEST_FILE)}. Save the run again: %ddp_save FILE"
+            )
+        return cls(_decoded(file, text), file.name)
 
     @classmethod
     def of_text(cls, text: bytes, name: str) -> Replay:
@@ -83,7 +95,7 @@ class Replay:
         return board(state_at(self.saved.start, self.saved.moments, at_ns))
 
     def why(self) -> Diagnosis:
-        """Return what was wrong, found anew from what was known of the ranks when it was saved.
+        """Return what was wrong, by the rules of this version, from the reports that were saved.
 
         `saved.diagnosis` is what was found then; of a job that no notebook started it is the
         answer. Raises UsageMistake when nothing was known.
@@ -124,7 +136,7 @@ class Replay:
 
     @property
     def collectives(self) -> Collectives:
-        """What the ranks issued in their last run."""
+        """The collectives of the last run."""
         return self.saved.collectives
 
     @property
@@ -140,7 +152,7 @@ class Replay:
 
     @property
     def about(self) -> str:
-        """What this is, and what is missing in it, in a line or two."""
+        """A line or two on the run, and on what is missing in it."""
         saved = self.saved
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(saved.wall_ns / 1e9))
         with_ = ", ".join(f"{name} {text}" for name, text in saved.versions.items() if text)
@@ -196,6 +208,8 @@ def what_is_missing(saved: SavedRun) -> list[str]:
 def _decoded(file: Path, text: bytes) -> SavedRun:
     """Return the run in the text of a file. Raises UsageMistake."""
     wire = _run_in(file, text)
+    # Before the content is decoded: a newer version may have fields that this one would call
+    # damaged.
     version = wire.get("version")
     if type(version) is not int or version < 1:
         raise _damaged(file, "it has no version of its format")
@@ -208,23 +222,6 @@ def _decoded(file: Path, text: bytes) -> SavedRun:
         return decode_run(wire)
     except DecodeError as error:
         raise _damaged(file, str(error)) from None
-
-
-def _text_of(file: Path) -> bytes:
-    """Return what is in a file. Raises UsageMistake where it cannot be a run."""
-    try:
-        with files.opened(file) as stream:
-            size_bytes = os.fstat(stream.fileno()).st_size
-            text = stream.read(LARGEST_FILE)
-        if size_bytes > LARGEST_FILE:
-            raise UsageMistake(
-                f"{file} has {format_bytes(size_bytes)}, and no run that %ddp_save wrote has more "
-                f"than {format_bytes(LARGEST_FILE)}. Save the run anew: %ddp_save FILE"
-            )
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise UsageMistake(f"{file} cannot be read: {why}. Type: %ddp_replay FILE") from None
-    return text
 
 
 def _run_in(file: Path, text: bytes) -> dict[str, Any]:

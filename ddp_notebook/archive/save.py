@@ -36,10 +36,11 @@ def saved_run(
 ) -> SavedRun:
     """Return all that is known of a run, to be written; what the ranks wrote only with `output`.
 
-    `case` is None if no rank is left to ask. `found` is what `%ddp_why` says: what post-run checks
-    found of a run that is over is not in `case`. `script` and `run` say what ran last.
+    Without a rank to ask, `case` is empty. `found` is what `%ddp_why` says: what post-run
+    checks found of a run that is over is not in `case`. `script` and `run` say what ran last.
     """
-    case = _with_sources_in_use(case) if case is not None else None
+    if case is not None:
+        case = _with_sources_in_use(case)
     collectives = case.collectives if case is not None else None
     diagnosis, stands = _judged(case, found)
     saved = SavedRun(
@@ -64,15 +65,22 @@ def saved_run(
 
 
 def _judged(case: Case | None, found: Diagnosis | None) -> tuple[Diagnosis | None, bool]:
-    """The diagnosis of `case`; if that has no finding, `found`, which stands on more, if it has."""
-    diagnosis = diagnose_run(case) if case is not None else Diagnosis()
-    if found is not None and found.findings and not diagnosis.findings:
-        return found, True
-    return (diagnosis if case is not None else None), False
+    """Return the diagnosis of `case`, or `found` where that alone has findings, as of post-run
+    checks: then it stands on more than the case."""
+    diagnosis = diagnose_run(case) if case is not None else None
+    stands = bool(found and found.findings and not (diagnosis and diagnosis.findings))
+    return (found if stands else diagnosis), stands
+
+
+def _with_sources_in_use(case: Case) -> Case:
+    """Return the case with the files that ranks were seen in: beside a script lies much else."""
+    paths = [record.path for issued in case.collectives.of.values() for record in issued]
+    seen = {p.file for path in (*paths, *(report.path for report in case.ranks)) for p in path}
+    return replace(case, sources={n: text for n, text in case.sources.items() if n in seen})
 
 
 def _versions(case: Case | None) -> dict[str, str]:
-    """Of the package, Python and torch: as the ranks have it, or as it is installed here."""
+    """Return the versions of the package, Python and torch, of the ranks or else installed here."""
     versions = {"python": platform.python_version()}
     for name in ("ddp_notebook", "torch"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -81,17 +89,6 @@ def _versions(case: Case | None) -> dict[str, str]:
         [e.process.versions for e in case.ranks if e.process.versions] if case is not None else []
     )
     return {**versions, **(of_ranks[0] if of_ranks else {})}
-
-
-# -- what the user wrote -----------------------------------------------------------------------
-
-
-def _with_sources_in_use(case: Case) -> Case:
-    """The case with those files alone that ranks were seen in: beside a script lies much else."""
-    paths = [collective.path for issued in case.collectives.of.values() for collective in issued]
-    paths += [evidence.path for evidence in case.ranks]
-    seen = {place.file for path in paths for place in path}
-    return replace(case, sources={n: text for n, text in case.sources.items() if n in seen})
 
 
 # -- what ranks wrote --------------------------------------------------------------------------
@@ -163,6 +160,8 @@ def line(saved: SavedRun) -> str:
 def write(target: Path, saved: SavedRun, force: bool) -> None:
     """Write beside the target first and put it in place when it is whole."""
     # traceEvents come first: viewers look there to know what a file is.
+    # One file for both readers: no one has to export a trace separately, and viewers pass over keys
+    # that they do not know.
     whole = {**trace(saved), KEY: encode_run(saved)}
     text = codec.dumps(whole)
     try:

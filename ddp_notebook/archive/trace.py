@@ -1,6 +1,6 @@
 """A run as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-In the trace-event format: a process per rank, in it a thread for set-up and cells, and one for
+In the trace-event format: a process per rank, in it a thread for setup and cells, and one for
 collectives; where some of them overlap, as those of a backward pass do, as many threads as are
 needed. Arrows join the parts that the ranks have in one collective.
 
@@ -37,7 +37,7 @@ from ddp_notebook.model import (
     Status,
     exit_text,
 )
-from ddp_notebook.model.fold import LinePause, LineStops
+from ddp_notebook.model.fold import LineStops
 
 
 def trace(saved: SavedRun) -> dict[str, Any]:
@@ -45,16 +45,13 @@ def trace(saved: SavedRun) -> dict[str, Any]:
     axis = _Axis(saved)
     events: list[dict[str, Any]] = []
     arrows = _Arrows()
-    for state, pid in zip(saved.snapshot.ranks, _pids(saved), strict=True):
-        events += _rank(saved, state, pid, axis, arrows)
-    return {"traceEvents": [*events, *arrows.events()], "displayTimeUnit": "ms"}
-
-
-def _pids(saved: SavedRun) -> list[int]:
-    """The numbers of the ranks' processes, or others where these are not known or not unique."""
+    # Viewers tell processes by their numbers, which are not known of all, nor unique across hosts.
     pids = [state.pid for state in saved.snapshot.ranks]
     real = len(set(pids)) == len(pids) and all(0 < pid < 2**31 for pid in pids)
-    return pids if real else list(range(1, len(pids) + 1))
+    for number, state in enumerate(saved.snapshot.ranks, 1):
+        pid = state.pid if real else number
+        events += _rank(saved, state, pid, axis, arrows)
+    return {"traceEvents": [*events, *arrows.events()], "displayTimeUnit": "ms"}
 
 
 class _Axis:
@@ -101,7 +98,7 @@ def _rank(
     yield _meta("process_name", pid, main, name=f"rank {rank}")
     yield _meta("process_labels", pid, main, labels=where)
     yield _meta("process_sort_index", pid, main, sort_index=rank)
-    yield _thread(pid, main, "set-up and cells")
+    yield _thread(pid, main, "setup and cells")
     events = _EventSlices(saved, state, axis)
     for span in events.slices:
         yield _complete(span, pid, main, axis)
@@ -123,6 +120,8 @@ def _rank(
             call = replace(collective.call, freed=True)
             collective = replace(collective, phase=Phase.FAILED, done_ns=left_ns, call=call)
         span, held = _slice_of(collective, axis), _held(collective)
+        # Viewers take overlapping slices of one thread for nested calls, so buckets of one backward
+        # pass need a thread each.
         thread = main + 1 + _lane(lanes, span, held)
         if held is not None:
             yield _complete(held, pid, thread, axis)
@@ -155,15 +154,6 @@ def _held(collective: Collective) -> _Slice | None:
     return _Slice(name, "paused", begin_ns, collective.issued_ns, {"phase": Phase.HELD.value})
 
 
-def _pause(pause: LinePause, axis: _Axis) -> _Slice:
-    """For how long its rank was paused at a line: inside the slice of its cell."""
-    args = {"place": str(pause.place), "line": pause.place.text, "why": pause.why}
-    # One that came while the run was being saved began after what was saved.
-    ended_ns = pause.ended_ns or max(axis.end_ns, pause.began_ns)
-    name = f"line {pause.place.line} (paused)"
-    return _Slice(name, "paused", pause.began_ns, ended_ns, _without_empty(args))
-
-
 def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
     """Return a collective from its issue to its end. What is unknown of it is left out."""
     place = collective.place
@@ -184,7 +174,7 @@ def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
         "place": str(place) if place is not None else "",
         "line": place.text if place is not None else "",
         "label": collective.label,
-        "freed": "nobody waits for it any more" if collective.call.freed else "",
+        "freed": "no rank waits for it any more" if collective.call.freed else "",
     }
     known = {name: value for name, value in args.items() if value not in ("", None, [])}
     if not collective.over:
@@ -199,11 +189,11 @@ def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
     )
 
 
-# -- set-up and cells ----------------------------------------------------------------------
+# -- setup and cells ----------------------------------------------------------------------
 
 
 class _EventSlices:
-    """What one rank's events tell: slices that follow each other, and instants."""
+    """One rank's events as slices that follow each other, and instants."""
 
     def __init__(self, saved: SavedRun, state: RankState, axis: _Axis) -> None:
         self.slices: list[_Slice] = []
@@ -212,7 +202,12 @@ class _EventSlices:
         self._open: _Slice | None = None
         self._stops = [LineStops()]
         """Of each cell."""
-        self._begin_with(saved.start.ranks[state.rank], saved.began_ns)
+        # The activity at the time of the first event that was kept.
+        before = saved.start.ranks[state.rank]
+        if before.status is Status.RUNNING:
+            self._begin(self._cell_name(0, before.cell), "cell", saved.began_ns)
+        elif before.entering is not None and before.status is Status.SETTING_UP:
+            self._begin(before.entering.value, "setup", saved.began_ns)
         for moment in saved.moments:
             event = moment.event
             if event is not None and event.rank == state.rank:
@@ -223,22 +218,21 @@ class _EventSlices:
                 self._stops[-1].take(event, time_ns)
         if self._open is not None:
             self._close(axis.end_ns, unfinished=True)
-        pauses = [pause for stops in self._stops for pause in stops.pauses]
-        self.slices += [_pause(pause, axis) for pause in pauses]
-
-    def _begin_with(self, before: RankState, time_ns: int) -> None:
-        """What went on already when the first event that was kept came."""
-        if before.status is Status.RUNNING:
-            self._begin(self._cell_name(0, before.cell), "cell", time_ns)
-        elif before.entering is not None and before.status is Status.SETTING_UP:
-            self._begin(before.entering.value, "set-up", time_ns)
+        for pause in (pause for stops in self._stops for pause in stops.pauses):
+            args = {"place": str(pause.place), "line": pause.place.text, "why": pause.why}
+            # One that came while the run was being saved began after what was saved.
+            ended_ns = pause.ended_ns or max(axis.end_ns, pause.began_ns)
+            name = f"line {pause.place.line} (paused)"  # inside the slice of its cell
+            self.slices.append(
+                _Slice(name, "paused", pause.began_ns, ended_ns, _without_empty(args))
+            )
 
     def _take(self, event: Event, time_ns: int) -> None:
         match event:
             case RankSpawned():
-                self._begin(Stage.LAUNCHED.value, "set-up", time_ns, pid=event.pid)
+                self._begin(Stage.LAUNCHED.value, "setup", time_ns, pid=event.pid)
             case StageStarted():
-                self._begin(event.stage.value, "set-up", time_ns, waits_for=event.waiting_for)
+                self._begin(event.stage.value, "setup", time_ns, waits_for=event.waiting_for)
             case StagePaused():
                 self._begin(f"paused before {event.stage.value}", "held", time_ns)
             case StageFinished():
@@ -288,13 +282,13 @@ class _Arrows:
     """Joins the parts of one collective, from the rank that issued it first to the last.
 
     Equal slots of one group meet. Sends and receives are left out: their slots do not. A group
-    that is made anew counts its slots from 0 again.
+    that is made again counts its slots from 0.
     """
 
     def __init__(self) -> None:
         self._parts: dict[tuple[str, int, int], list[tuple[float, int, int]]] = {}
         self._counted: dict[tuple[str, int], tuple[int, int]] = {}
-        """Per group and rank: how often it was made anew, and the last slot."""
+        """Per group and rank: how often it was made again, and the last slot."""
 
     def add(self, collective: Collective, ts: float, pid: int, tid: int) -> None:
         """One rank's part of a collective."""
@@ -302,6 +296,8 @@ class _Arrows:
             return
         group, slot = collective.group, collective.slot
         times, last = self._counted.get((group, pid), (0, -1))
+        # A slot that goes back means that the group was made again: its collectives are others than
+        # those before.
         times += slot <= last
         self._counted[group, pid] = times, slot
         if collective.phase is not Phase.REFUSED:

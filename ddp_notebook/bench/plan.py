@@ -1,4 +1,4 @@
-"""What a benchmark of collectives runs: the operations, their sizes, and in which order.
+"""The plan of a benchmark of collectives: the operations, their sizes, and in which order.
 
 A plan is a list of curves, one for each combination of operation, dtype, mode and world size. Each
 curve has a point for each size. Rank 0 asks the `Schedule` what to measure next, by the times so
@@ -240,21 +240,31 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Raises ValueError, with a message for the user, when this cannot be run."""
-        least = {"min_bytes": 1, "factor": 2, "budget_s": 0, "rounds": 1}
-        for name, low in (least | {"warmup": 2, "settled": 1, "min_iterations": 1}).items():
+        least, most = format_bytes(self.min_bytes), format_bytes(self.max_bytes)
+        if self.min_bytes < 1:
+            raise ValueError(f"The smallest size is {least}: it must be at least 1 B.")
+        if self.max_bytes < self.min_bytes:
+            raise ValueError(
+                f"The largest size, {most}, is less than the smallest, {least}: give a larger "
+                "--max, or a smaller --min."
+            )
+        if self.factor < 2:
+            raise ValueError(f"--step is {self.factor}: it must be at least 2.")
+        if not 0 <= self.budget_s < math.inf:
+            raise ValueError(
+                f"The budget is {self.budget_s:g} s: it must be 0 or more, such as --budget 30s."
+            )
+        for name, low in (  # no option sets these, but a file of another user may
+            ("rounds", 1),
+            ("max_rounds", self.rounds),
+            ("warmup", 2),
+            ("max_warmup", self.warmup),
+            ("settled", 1),
+            ("min_iterations", 1),
+            ("max_iterations", self.min_iterations),
+        ):
             if not getattr(self, name) >= low:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {low}.")
-        for name, lower in (
-            ("max_bytes", "min_bytes"),
-            ("max_rounds", "rounds"),
-            ("max_warmup", "warmup"),
-            ("max_iterations", "min_iterations"),
-        ):
-            most, low = getattr(self, name), getattr(self, lower)
-            if most < low:
-                raise ValueError(f"{name} is {most}, less than {lower}, {low}.")
-        if not math.isfinite(self.budget_s):
-            raise ValueError("budget_s must be a number of seconds, such as 30.")
         parse_names(",".join(self.ops), OP_NAMES, "operation")
         parse_names(",".join(self.dtypes), tuple(DTYPE_BYTES), "dtype")
         parse_names(",".join(self.modes), MODES, "mode")

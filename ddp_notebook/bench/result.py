@@ -1,4 +1,4 @@
-"""What a benchmark of collectives measured: points, curves, conditions."""
+"""The result of a benchmark of collectives: points, curves, conditions."""
 
 from __future__ import annotations
 
@@ -157,13 +157,13 @@ class Curve:
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """What must agree for two curves to be compared."""
+        """Return the properties that must agree for two curves to be compared."""
         return self.op, self.dtype, self.mode, self.world_size
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What else kept the machine busy during the measurement."""
+    """The other load of the machine during the measurement."""
 
     cores: int = 0
     """CPU cores that the ranks of one host share; 0 if not known."""
@@ -175,7 +175,7 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class BenchRun:
-    """What `%ddp_bench` measured, and under which conditions."""
+    """The measurements of `%ddp_bench`, and their conditions."""
 
     backend: str
     device: str

@@ -161,7 +161,7 @@ def _point(
 
 
 def _fit(curve: CurvePlan, points: Sequence[BenchPoint]) -> tuple[Fit | None, str]:
-    """Return the fit, or why there is none.
+    """Return the fit, or why the model does not fit.
 
     Gloo's ring cuts a tensor into two pieces for each rank. Tensors with fewer elements take fewer
     steps, so the model does not apply to them, and they are left out.

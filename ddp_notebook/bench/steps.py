@@ -175,7 +175,7 @@ class StepPoint:
     The time of a step is that of its slowest rank. `local_us` is the same step under no_sync, and
     `forward_us`, `backward_us` and `optimizer_us` are its parts. `exposed_us` is the step minus the
     local step: what communication adds to it, with its 95 % interval. `overlapped_us` is
-    communication during the backward, by a hook's timestamps; None if there are none. `alone_us` is
+    communication during the backward, by a hook's timestamps; None without them. `alone_us` is
     the step of one rank while the others are idle.
     """
 
@@ -216,7 +216,7 @@ class StepPoint:
 
 @dataclass(frozen=True, slots=True)
 class StepBenchResult:
-    """What `%ddp_bench --model` measured, by bucket size and then batch size.
+    """The measurements of `%ddp_bench --model`, by bucket size and then batch size.
 
     `problem` says what ended it early; empty when nothing did. `break_even` is the batch size
     from which all ranks together process more samples per second than a single rank, None
@@ -266,7 +266,7 @@ class StepBenchResult:
 # -- from blocks to points ---------------------------------------------------------------
 
 Record = Mapping[str, Any]
-"""What one rank measured in one block, as `rank.bench.steps` gives it."""
+"""One rank's measurements of one block, as `rank.bench.steps` gives it."""
 
 
 def summarise(

@@ -38,7 +38,7 @@ def worst_first(judged: Sequence[tuple[Trust, str]]) -> tuple[Trust, tuple[str, 
 def from_load(
     ranks: int, cores: int | None, others_cpu: float | None
 ) -> Iterable[tuple[Trust, str]]:
-    """What `ranks` on `cores` cores means, of which other processes kept `others_cpu` busy."""
+    """Say what `ranks` on `cores` cores mean, of which other processes kept `others_cpu` busy."""
     if cores and ranks > 1 and cores < _CORES_PER_RANK * ranks:
         yield (
             Trust.FAIR,

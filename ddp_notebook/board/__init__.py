@@ -5,16 +5,12 @@ controller.py       The live board in a notebook: a widget, and HTML for pages w
 kernel_messages.py  Every use of ipykernel's private API: a page's messages while a cell runs.
 model.py            What the live board draws, as JSON: compact, and equal for equal content.
 page/               The page's side of the live board: scripts and styles, joined by widget.py.
-past.py             The live board's history: findings, lines, collectives of earlier runs.
 replay_board.py     Whether a notebook supports widgets, and a saved run shown in one.
 running_line.js     The page's side of the line above a running cell's output.
 running_line.py     The line above a running cell's output: what the run does, Where and Abort.
-side_panel.py       A panel beside the notebook for the live board, by jupyter-widgets' sidecar.
 source.py           Reads a session's data for the live board: often, without calling the ranks.
 still_picture.py    The board without scripts: what a saved notebook, nbviewer and GitHub show.
-tab_contents.py     What the tabs below the ranks show, as JSON of bounded size.
-tabs.py             Fills the tabs that open pages show; calls the ranks only if necessary.
-tails.py            Follows the ranks' collectives live: the tails of their collective logs.
-timeline.py         The collectives as slices for the live board's timeline: the new ones, or all.
+tab_contents.py     The tabs below the ranks, as JSON, and when the ranks are asked for them.
+timeline.py         The newest collectives, as slices for the timeline; earlier moments of a board.
 widget.py           The live board as a widget: one class, one script, one style sheet.
 """

@@ -16,16 +16,14 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import Diagnosis
 from ddp_notebook.session import Session
 
-_MAX_ANSWERS = 4
-"""Answers that stay on the board."""
 _AT_LINES = ("%ddp_step", "%ddp_break")
-"""What these do is seen in the code, while ranks are paused at lines."""
+"""The code shows the effect of these while ranks are paused at lines."""
 
 
 @dataclass(frozen=True)
 class Button:
-    """What a button does. `press` gets the words after the magic's name, and gives the magic's
-    value and what is shown of it; it raises what the magic raises.
+    """The action of a button. `press` gets the words after the magic's name, and gives the magic's
+    value and the text to show; it raises what the magic raises.
 
     `moves_ranks`: only one such button at a time; asking and aborting are possible meanwhile.
     """
@@ -78,6 +76,7 @@ class Buttons:
             self._answer(magic, str(error) or type(error).__name__, ok=False)
 
     def _answer(self, magic: str, text: str, *, ok: bool) -> None:
+        # Ranks that are paused at lines are shown in the code: an answer in words would cover it.
         seen = ok and magic.startswith(_AT_LINES) and bool(self._session.runs.stops)
         with self._lock:
             self.busy = tuple(other for other in self.busy if other != magic)
@@ -95,13 +94,18 @@ class Buttons:
             # A button has one answer, whatever is typed after its magic.
             name = magic.partition(" ")[0]
             others = tuple(a for a in self.answers if a["magic"].partition(" ")[0] != name)
-            self.answers = others if seen else (answer, *others)[:_MAX_ANSWERS]
+            self.answers = others if seen else (answer, *others)[:4]
         self._changed()
 
     def _act(self, magic: str) -> str:
-        """What the magic gives, as text. Raises what it raises."""
-        if magic == INTERRUPT:
-            return self._cancel()
+        """Return the value of the magic as text. Raises what it raises."""
+        if magic == INTERRUPT:  # the benchmark's own cell shows the result
+            measuring = self._session.benchmarks.current
+            if measuring is None:
+                raise UsageMistake("No benchmark is running.")
+            measuring.cancel()
+            measuring.over.wait()
+            return f"The benchmark stopped at {measuring.done:.0%}. What is measured is kept."
         button = self._button(magic)
         if button is None:
             raise UsageMistake(f"The board has no button for {magic}.")
@@ -118,12 +122,3 @@ class Buttons:
     def _button(self, magic: str) -> Button | None:
         name = magic.partition(" ")[0]
         return self._buttons.get(name[1:]) if name.startswith("%") else None
-
-    def _cancel(self) -> str:
-        """End the benchmark that runs; its own cell shows the result."""
-        measuring = self._session.benchmarks.current
-        if measuring is None:
-            raise UsageMistake("No benchmark is running.")
-        measuring.cancel()
-        measuring.over.wait()
-        return f"The benchmark stopped at {measuring.done:.0%}. What is measured is kept."

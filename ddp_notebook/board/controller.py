@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import model, still_picture
 from ddp_notebook.board.buttons import Button, Buttons
-from ddp_notebook.board.past import Memory, Moment, Past
 from ddp_notebook.board.replay_board import can_show_widgets, past_message, widget_class
 from ddp_notebook.board.source import BoardSource
-from ddp_notebook.board.tabs import TabFeed
-from ddp_notebook.board.timeline import FREED, Timeline, died_ns
+from ddp_notebook.board.tab_contents import TabFeed
+from ddp_notebook.board.timeline import FREED, Memory, Moment, Past, Timeline, died_ns
 from ddp_notebook.model import Board, Diagnosis, Snapshot
 from ddp_notebook.session import Session
 from ddp_notebook.views.board_rows import BoardFacts, board_of
@@ -26,18 +25,10 @@ from ddp_notebook.views.step_rows import collectives_at
 if TYPE_CHECKING:
     from ddp_notebook.board.widget import BoardWidget
 
-_PICTURE_INTERVAL_S = 1.0
-"""Below a widget the picture is for later: it need not be drawn as often."""
-_QUIET_S = 1.0
 _CAPTION = (
     '<div style="margin-top: 6px; font-size: 0.88em; opacity: 0.8">As it was when this cell ended. '
     "Now: <code>%ddp_status</code></div>"
 )
-_BEAT_S = 2.0
-"""A page that watches gets a message this often; without one it reports that the kernel is gone."""
-_WATCHED_S = 90.0
-"""A page that watches reports every minute, and no page can while a cell runs. Otherwise no message
-is sent at all: only then can Jupyter see that the kernel is idle, or that it has ended."""
 
 
 def _still(board: Board, html: str = "") -> dict[str, str]:
@@ -97,11 +88,6 @@ class StillBoard:
         """It is only a picture."""
 
 
-def _has_ranks(snapshot: Snapshot) -> bool:
-    """True of a session that has begun and has not ended."""
-    return bool(snapshot.ranks) and not snapshot.ended
-
-
 class LiveBoard:
     """A board that changes by itself, from `open` to `close`.
 
@@ -126,7 +112,10 @@ class LiveBoard:
         self._opened_ns = time.monotonic_ns()
         self._last_slices: Mapping[str, Any] = {}
         """All that the timeline shows, once it is closed."""
-        self._tabs = TabFeed(session, self._tell_tab)
+        # Pages are told what a tab shows; nothing of it is saved in the notebook.
+        self._tabs = TabFeed(
+            session, lambda v: self._widget.tell({"kind": "state", "values": v}, self._now_us())
+        )
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._questions: dict[str, Mapping[str, Any]] = {}
@@ -134,19 +123,22 @@ class LiveBoard:
         self._closed_us = 0
         """When it was closed: what it shows does not become older after that."""
         self.cell_runs = True
-        """A cell of the notebook runs: pages are told that the kernel lives, watched or not."""
+        """A cell of the notebook runs: every page gets signs of life, watched or not."""
         self._watched_until_s = 0.0
         self._sent_s = 0.0
         self._kept = False
         self._found: Diagnosis | None = None
         self._shown: Board | None = None
-        """What the widget shows."""
+        """The board that the widget shows."""
         starting = Board("The ranks are starting.", (), (), Snapshot())
         empty = model.board_json(starting, self._epoch_ns)
         no_rank = model.actions_json(model.actions((), running=False, in_run=False))
         self._widget: BoardWidget = widget_class()(self._on_message, board=empty, actions=no_rank)
         self._picture = LiveRegion(
-            self._publisher, self._still, _PICTURE_INTERVAL_S, settle_s=BOARD_INTERVAL_S
+            self._publisher,
+            self._still,
+            1.0,  # below a widget it is for later, and need not be drawn as often
+            settle_s=BOARD_INTERVAL_S,
         )
 
     def open(
@@ -176,7 +168,7 @@ class LiveBoard:
         self._picture.nudge()
 
     def cell_begins(self) -> None:
-        """A cell of the notebook begins to run: no page is heard until it ends."""
+        """A cell of the notebook begins to run: no message of a page arrives until it ends."""
         self.cell_runs = True
 
     def cell_ended(self) -> None:
@@ -242,9 +234,11 @@ class LiveBoard:
         while not self._closed:
             self._wake.clear()
             self._draw()
+            # A pause after each drawing, however many events wake it: ten ranks that print do not
+            # redraw the board a hundred times a second.
             time.sleep(BOARD_INTERVAL_S)
             if not self._closed and not self._in_run:
-                self._wake.wait(_QUIET_S)
+                self._wake.wait(1.0)
 
     def _draw(self, *, closing: bool = False) -> None:
         """Bring the widget up to date; what did not change is not sent."""
@@ -252,8 +246,11 @@ class LiveBoard:
             if self._closed:
                 return
             source = self._source
+            # One look is what all of this drawing is made of: findings, rows and slices of
+            # different moments would contradict each other.
             facts, news = source.look()
-            if self._shown is None and not closing and not _has_ranks(facts.snapshot):
+            no_ranks = not facts.snapshot.ranks or facts.snapshot.ended
+            if self._shown is None and not closing and no_ranks:
                 return  # %ddp_init has not cleared the record yet
             memory = self._memory_of(facts.snapshot.world_size)
             memory.timeline.take(source.run, news, source.title, source.pauses)
@@ -267,7 +264,7 @@ class LiveBoard:
         self._tabs.turn(self._source.key())
 
     def _memory_of(self, world_size: int) -> Memory:
-        """What is remembered of this session: begun anew with it."""
+        """Return the memory of this session; a new session gets a new one."""
         of = (self._session.record.began_ns, world_size)
         before = self.memory
         if before is None or before.of != of:
@@ -287,6 +284,8 @@ class LiveBoard:
         widget, session = self._widget, self._session
         benchmark = session.benchmarks.current
         in_run = self._in_run and bool(facts.pending)
+        # What did not change is compared by value and not sent, so nothing here may hold an age or
+        # a time of day.
         shown = model.board_json(board, self._epoch_ns)
         at = pending_locations(facts)
         widget.draw(
@@ -310,15 +309,13 @@ class LiveBoard:
         message = timeline.news()
         now_s = time.monotonic()
         watched = self.cell_runs or now_s < self._watched_until_s
-        if message is None and watched and self._sent_s + _BEAT_S < now_s:
+        # A page that watches gets a message this often; without one it reports that the kernel is
+        # gone.
+        if message is None and watched and self._sent_s + 2.0 < now_s:
             message = {"kind": "beat"}
         if message is not None:
             self._sent_s = now_s
             self._widget.tell(message, self._now_us())
-
-    def _tell_tab(self, values: Mapping[str, Any]) -> None:
-        """Tell pages what a tab shows; nothing of it is saved in the notebook."""
-        self._widget.tell({"kind": "state", "values": values}, self._now_us())
 
     def _pressed(self) -> None:
         """A button was pressed, or has answered: that is shown at once, the rest in its turn."""
@@ -341,7 +338,10 @@ class LiveBoard:
     def _on_message(self, content: Mapping[str, Any]) -> None:
         """A page sent a message; any thread, and nothing here takes long."""
         kind = content.get("kind")
-        self._watched_until_s = time.monotonic() + _WATCHED_S
+        # A page that watches reports every minute, and no page can while a cell runs. Otherwise no
+        # message is sent at all: only then can Jupyter see that the kernel is idle, or that it has
+        # ended.
+        self._watched_until_s = time.monotonic() + 90.0
         self._tabs.message(content, str(content.get("view", ""))[:64])
         if kind == "do" and not self._closed:
             self._widget.tell({"kind": "took"}, self._now_us())
@@ -351,6 +351,7 @@ class LiveBoard:
         elif kind == "watch":
             self._wake.set()
         elif kind == "hello" or (kind == "at" and isinstance(content.get("at"), int)):
+            # A page that is scrubbed sends many of these: only the latest of a kind is answered.
             self._questions[str(kind)] = content
             if self._closed:
                 self._answer()

@@ -2,9 +2,9 @@
 
 A cell that waits for ranks blocks the kernel's loop, and with it what the board's buttons say;
 ipykernel 7's threads for such messages help only in some versions of it. So a waiting cell reads
-the pending messages itself: those of widgets are handled, and what a page asks that was loaded
-anew, so that its board comes back. All others are given back to the loop in their order, for when
-the cell is over.
+the pending messages itself: those of widgets are handled, and the questions of a page that was
+reloaded, so that its board comes back. All others are given back to the loop in their order, for
+when the cell is over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _QUESTIONS = ("kernel_info_request", "comm_info_request")
 
 
 def widget_messages(kernel: Any) -> Callable[[], None] | None:
-    """What handles the pending messages of widgets, for the main thread to call again and again.
+    """Return a function that handles pending messages of widgets; the main thread calls it often.
 
     None where the kernel is not built as is known here: buttons then work between cells.
     """
@@ -60,14 +60,14 @@ def _shell_stream(kernel: Any) -> Any:
 
 
 def _reply_socket(kernel: Any) -> Any:
-    """What the main thread's replies are sent on."""
+    """Return the socket for the main thread's replies."""
     if getattr(kernel, "shell_channel_thread", None) is not None:
         return kernel.shell_channel_thread.manager.get_subshell_to_shell_channel_socket(None)
     return kernel.shell_stream
 
 
 def _handled(frames: list[Any], kernel: Any) -> bool:
-    """Whether it was a message that can be handled now, and was."""
+    """Handle a message if that can be done now; return True if so."""
     session = kernel.session
     try:
         idents, rest = session.feed_identities(frames, copy=False)
@@ -75,6 +75,7 @@ def _handled(frames: list[Any], kernel: Any) -> bool:
         kind = session.deserialize(rest, content=False, copy=False)["header"]["msg_type"]
     except (ValueError, TypeError, KeyError):
         return False  # the loop's to judge
+    # An execute request stays for later: run here, its cell would run within the cell that waits.
     if kind not in (*_COMMS, *_QUESTIONS):
         return False
     try:

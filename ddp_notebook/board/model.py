@@ -1,4 +1,4 @@
-"""What the live board draws, as JSON: small, and the same for the same picture.
+"""The content of the live board as JSON: small, and the same for the same picture.
 
 Times are microseconds since `epoch_ns` of the session's monotonic clock. Nothing here changes
 while nothing happens: the browser counts ages on by itself. Texts are for `textContent`; escape
@@ -8,7 +8,7 @@ codes are taken out here, as in the other views.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ddp_notebook.model import (
@@ -16,7 +16,6 @@ from ddp_notebook.model import (
     BoardRow,
     Diagnosis,
     Finding,
-    Loading,
     Role,
     Side,
     Snapshot,
@@ -30,7 +29,6 @@ from ddp_notebook.views.findings import past_words, sentence, symbol, waiting_wo
 from ddp_notebook.views.stack_tree import code_around
 
 MOST_ROWS = 128
-MOST_FINDINGS = 8
 MOST_EVIDENCE = 40
 MOST_SIDES = 6
 MOST_CHARACTERS = 600
@@ -39,7 +37,7 @@ MOST_CHARACTERS = 600
 _ROW_FIELDS = tuple(field.name for field in fields(BoardRow) if field.name != "age_s")
 
 STAGES = [{"name": stage.value, "about": stage.about} for stage in Stage]
-"""The stages of set-up, which are sent to a page once."""
+"""The stages of setup, which are sent to a page once."""
 
 
 @dataclass(frozen=True)
@@ -60,24 +58,19 @@ def board_json(board: Board, epoch_ns: int) -> dict[str, Any]:
     """The board as JSON: the rows, and what is above and below them."""
     address, standing = board.snapshot.init_method or "", board.snapshot.notes
     headline = board.headline.replace(f" · {address}", "") if address else board.headline
+    loading = board.snapshot.loading
+    since_us = _micros(loading.since_ns, epoch_ns) if loading is not None else 0
     return {
         "headline": _line(headline),
         "address": _line(address),
         "world_size": board.snapshot.world_size,
         "ended": bool(board.snapshot.ended),
-        "loading": _loading(board.snapshot.loading, epoch_ns),
+        "loading": loading and {"percent": loading.percent, "since_us": since_us},
         "rows": [_row(row, board.snapshot, epoch_ns) for row in board.rows[:MOST_ROWS]],
         "left_out": format_ranks(rank for row in board.rows[MOST_ROWS:] for rank in row.ranks),
         "notes": [_line(note, 4 * MOST_CHARACTERS) for note in board.notes if note in standing],
         "todo": [_line(note, 4 * MOST_CHARACTERS) for note in board.notes if note not in standing],
     }
-
-
-def _loading(loading: Loading | None, epoch_ns: int) -> dict[str, Any] | None:
-    """The progress of loading torch, and since when."""
-    if loading is None:
-        return None
-    return {"percent": loading.percent, "since_us": _micros(loading.since_ns, epoch_ns)}
 
 
 def _row(row: BoardRow, snapshot: Snapshot, epoch_ns: int) -> dict[str, Any]:
@@ -131,17 +124,27 @@ def findings_json(
     if diagnosis is None:
         return []
     made: list[dict[str, Any]] = []
-    for finding in diagnosis.findings[:MOST_FINDINGS]:
+    for finding in diagnosis.findings[:8]:
         sides = [_side(side, sources or {}) for side in finding.sides[:MOST_SIDES]]
         if not sides and not made:
             own = sorted(at, key=lambda each: not set(each.ranks) & set(finding.ranks))
-            sides = [_side_at(location) for location in own[:MOST_SIDES]]
+            sides = [
+                {
+                    "ranks": format_ranks(location.ranks),
+                    "call": "",
+                    "tensor": "",
+                    "site": _line(location.call_site),
+                    "lines": [[number, _code(text)] for number, text in location.lines],
+                    "line": location.line,
+                }
+                for location in own[:MOST_SIDES]
+            ]
         made.append({**_finding(finding, diagnosis), "sides": sides})
     return made
 
 
 def _side(side: Side, sources: Mapping[str, str]) -> dict[str, Any]:
-    """What ranks called, with its line and those around it."""
+    """Return the call of ranks, with its line and those around it."""
     place = side.place
     return {
         "ranks": format_ranks(side.ranks),
@@ -150,18 +153,6 @@ def _side(side: Side, sources: Mapping[str, str]) -> dict[str, Any]:
         "site": _line(str(place)) if place is not None else "",
         "lines": [[n, _code(text)] for n, text in code_around(place, sources)] if place else [],
         "line": place.line if place is not None else 0,
-    }
-
-
-def _side_at(location: StackLocation) -> dict[str, Any]:
-    """A line in which ranks are."""
-    return {
-        "ranks": format_ranks(location.ranks),
-        "call": "",
-        "tensor": "",
-        "site": _line(location.call_site),
-        "lines": [[number, _code(text)] for number, text in location.lines],
-        "line": location.line,
     }
 
 
@@ -209,58 +200,54 @@ def actions(
     measuring: bool = False,
     at_lines: bool = False,
 ) -> tuple[Action, ...]:
-    """What can be done with the ranks as they are. `in_run`: they are in a cell or a script;
+    """Return the buttons for the ranks as they are. `in_run`: they are in a cell or a script;
     `measuring`: in a benchmark; `at_lines`: some are paused at one.
     """
-    no_line = "" if at_lines else _NO_LINE
-    none = "" if running else _NO_RANK
+    # Each why_not is empty where the button can be pressed; without ranks none can.
+    none, no_line = "" if running else _NO_RANK, "" if at_lines else _NO_LINE
+    statuses = {row.status for row in rows}
     no_step = none or _no_step(rows, measuring)
+    no_answer = none or (_NO_ANSWER if statuses == {Status.STARTING} else "")
     end = "end" if in_run else _end_of(rows)
-    restart = _restart(rows)
+    restart, no_restart = _restart(rows, none, measuring)
     return (
         Action("continue", "Continue", f"%ddp_step --to {end}", True, no_step),
         Action("step", "Step", "%ddp_step", True, no_step),
-        _abort(rows, none, measuring),
-        replace(restart, why_not=none or (_MEASURING if measuring else restart.why_not)),
-        Action("why", "Why?", "%ddp_why", False, none or _no_answer(rows)),
-        Action("where", "Where?", "%ddp_where", True, none or _no_answer(rows)),
+        _abort(statuses, none, measuring),
+        Action("restart", "Restart", restart, True, no_restart),
+        Action("why", "Why?", "%ddp_why", False, no_answer),
+        Action("where", "Where?", "%ddp_where", True, no_answer),
         Action("into", "Into", "%ddp_step --into", True, no_line),
         Action("out", "Out", "%ddp_step --out", True, no_line),
     )
 
 
-def _end_of(rows: Sequence[BoardRow]) -> str:
-    """What Continue leads to, outside of runs: the last stage, until set-up is done."""
-    in_setup = any(row.stages_passed < len(Stage) for row in rows)
-    return Stage.VERIFIED.value if in_setup else "end"
-
-
-def _no_answer(rows: Sequence[BoardRow]) -> str:
-    """Why no rank can be asked; empty when one can."""
-    return _NO_ANSWER if {row.status for row in rows} == {Status.STARTING} else ""
-
-
 def _no_step(rows: Sequence[BoardRow], measuring: bool) -> str:
-    """Why no rank can be stepped; empty when one can."""
-    if Role.PAUSED in {row.role for row in rows}:
+    """Say why no rank can be stepped; empty when one can."""
+    if any(row.role is Role.PAUSED for row in rows):
         return ""
     return _MEASURING if measuring else _NO_STEP
 
 
-def _abort(rows: Sequence[BoardRow], none: str, measuring: bool) -> Action:
-    """Free the ranks that are blocked, or end the benchmark."""
+def _abort(statuses: set[Status], none: str, measuring: bool) -> Action:
+    """Return the button that frees blocked ranks, or ends the benchmark."""
     if measuring:
         return Action("cancel", "Cancel", INTERRUPT)
-    blocked = _BLOCKED & {row.status for row in rows}
-    return Action("abort", "Abort", "%ddp_abort", False, none or ("" if blocked else _NO_ABORT))
+    no_abort = none or ("" if _BLOCKED & statuses else _NO_ABORT)
+    return Action("abort", "Abort", "%ddp_abort", False, no_abort)
 
 
-def _restart(rows: Sequence[BoardRow]) -> Action:
-    """Restart the dead ranks, if there are any."""
+def _end_of(rows: Sequence[BoardRow]) -> str:
+    """Return the goal of Continue outside of runs: the last stage, until setup is done."""
+    in_setup = any(row.stages_passed < len(Stage) for row in rows)
+    return Stage.VERIFIED.value if in_setup else "end"
+
+
+def _restart(rows: Sequence[BoardRow], none: str, measuring: bool) -> tuple[str, str]:
+    """Return the magic that restarts dead ranks, and why it cannot be pressed."""
     dead = tuple(rank for row in rows if row.status is Status.DEAD for rank in row.ranks)
-    if not dead:
-        return Action("restart", "Restart", "%ddp_restart", True, CHOOSE_RANKS)
-    return Action("restart", "Restart", f"%ddp_restart --ranks {format_ranks(dead)}", True)
+    magic = f"%ddp_restart --ranks {format_ranks(dead)}" if dead else "%ddp_restart"
+    return magic, none or (_MEASURING if measuring else "" if dead else CHOOSE_RANKS)
 
 
 _BLOCKED = {Status.RUNNING, Status.SETTING_UP, Status.PAUSED}
@@ -274,14 +261,15 @@ _NO_STEP = (
 _NO_LINE = "no rank is paused at a line; breakpoint() and %ddp_break pause them"
 
 INTERRUPT = "interrupt the cell: I, I"
-"""What the button that cancels a benchmark does as it is done by hand: the keys of Jupyter."""
+"""The button that cancels a benchmark, as keys of Jupyter."""
 
 CHOOSE_RANKS = "choose the ranks to restart: click them"
 """Not all of them by one click: their variables would be gone."""
 
 
 def answer_json(answer: Mapping[str, Any], begun: int) -> dict[str, Any]:
-    """What a button gave, as text of bounded length; old once another run has begun."""
+    """Return the answer of a button, as text of bounded length; old once another run has begun."""
+    # The answer may quote what ranks printed.
     text = strip_ansi(str(answer["text"]))
     cut = len(text) > _MOST_ANSWER_CHARACTERS
     shown = {name: value for name, value in answer.items() if name != "begun"}

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ddp_notebook.archive.replay import Replay
 from ddp_notebook.board import model, still_picture
 from ddp_notebook.board.kernel_messages import widget_messages
-from ddp_notebook.board.past import Moment
-from ddp_notebook.board.timeline import FREED, Timeline, died_ns
+from ddp_notebook.board.timeline import FREED, Moment, Timeline, died_ns
 from ddp_notebook.model import Collective, Collectives, Diagnosis, Snapshot, Status
 from ddp_notebook.session.interrupts import do_meanwhile
 from ddp_notebook.views.board_rows import BoardFacts, board_of
@@ -28,13 +27,14 @@ if TYPE_CHECKING:
 
 
 def can_show_widgets(shell: Any) -> bool:
-    """Whether there is a kernel that can talk to a page, and what is needed for that is loaded."""
+    """Return True where a kernel can talk to a page, and the packages for that are loaded."""
     return may_show_widgets(shell) and _are_loaded()
 
 
 def may_show_widgets(shell: Any) -> bool:
-    """The same before anything is loaded: what is needed is installed."""
+    """Return True where a kernel can talk to a page, and the packages for that are installed."""
     kernel = getattr(shell, "kernel", None)
+    # IPython in a terminal has no kernel; a kernel without comms cannot talk to a page.
     if kernel is None or getattr(kernel, "comm_manager", None) is None:
         return False
     return all(importlib.util.find_spec(name) for name in ("anywidget", "ipywidgets"))
@@ -49,13 +49,13 @@ def widget_class() -> type[BoardWidget]:
 
 
 def line_class() -> type[RunningLine]:
-    """The same of the line above a running cell's output."""
+    """Return the class of the line above a running cell's output."""
     return _classes()[1]
 
 
 @cache
 def _are_loaded() -> bool:
-    """Whether widgets can be loaded; says once why they cannot."""
+    """Return True where widgets can be loaded; warn once where they cannot."""
     try:
         _classes()
     except Exception as error:  # noqa: BLE001  # of versions that do not fit each other, any
@@ -133,7 +133,7 @@ class ReplayBoard:
         self._still = still_picture.html(named, diagnosis, sides, self._timeline)
         last_ns = max(_last_ns(records), *saved.left_ns.values(), 0)
         self._found = Moment(last_ns, findings, lines)
-        """What is wrong is so from the last on that the ranks did."""
+        """The findings, which hold since the last action of a rank."""
         self.widget: BoardWidget = widget_class()(
             self._on_message,
             board={**shown, "began": 0, "frozen": True, "now": self._end_us},
@@ -142,7 +142,7 @@ class ReplayBoard:
         )
 
     def picture(self) -> dict[str, str]:
-        """What is seen where the script does not run, and as text."""
+        """Return the picture for pages without scripts, and the text."""
         texts = [mime_bundle(self._replay.status())["text/plain"]]
         if self._diagnosis is not None:
             texts.append(mime_bundle(self._diagnosis)["text/plain"])

@@ -1,6 +1,6 @@
 """The line above a running cell's output: what the run does, for how long, Where and Abort.
 
-Importing this needs anywidget. The clock is the page's, and stops when the kernel is not heard.
+Importing this needs anywidget. The clock is the page's, and stops when the kernel does not answer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ from ddp_notebook.board.buttons import Button, Buttons
 from ddp_notebook.board.model import answer_json
 from ddp_notebook.board.still_picture import hidden_beside
 from ddp_notebook.session import Session
-
-_BEAT_S = 5.0
-"""A page gets a message this often, or it says that the kernel is not heard."""
 
 
 class Shown(anywidget.AnyWidget):  # type: ignore[misc]
@@ -50,7 +47,7 @@ class RunningLine(Shown):
     stand_in = traitlets.Unicode().tag(sync=True)
     """Names the model, and the words that stand below it for pages that have no such widget."""
     text = traitlets.Unicode().tag(sync=True)
-    """What the run does; at its end, how it ended."""
+    """The run's activity; at its end, how it ended."""
     age_s = traitlets.Float().tag(sync=True)
     """For how long it ran when `text` was set last."""
     over = traitlets.Bool(False).tag(sync=True)
@@ -73,7 +70,8 @@ class RunningLine(Shown):
     def look(self, text: str) -> None:
         """Say what the run does now. To be called about once a second."""
         now_s = time.monotonic()
-        if text != self.text or now_s - self._sent_s > _BEAT_S:
+        # A page that gets no message for longer says that the kernel does not answer.
+        if text != self.text or now_s - self._sent_s > 5.0:
             self._sent_s = now_s
             with self.hold_sync():
                 self.text, self.age_s = text, now_s - self._began_s
@@ -93,6 +91,7 @@ class RunningLine(Shown):
 
     def _heard(self, content: Any) -> None:
         """A page sent a message: a button was pressed, or it may have missed what was said."""
+        # A page can send what it likes.
         if not isinstance(content, dict):
             return
         if content.get("kind") == "hello":

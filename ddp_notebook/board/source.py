@@ -1,4 +1,4 @@
-"""What a live board shows of a session: read often, without asking the ranks."""
+"""A session's state for a live board: read often, without asking the ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.board import tab_contents
-from ddp_notebook.board.tails import Tails
+from ddp_notebook.board.timeline import Tails
 from ddp_notebook.errors import DDPError
 from ddp_notebook.model import (
     Collective,
@@ -32,13 +32,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.stall_detector import StallDetector
     from ddp_notebook.session.session import Session
 
-_CHECKED_WITHIN_S = 10
-"""By then a run that has ended is examined, or nothing waits for it."""
-_LOOK_AFTER_S = 0.5
-"""The ranks are asked why when nothing has changed for this long."""
-_LOOK_AFTER_IN_SETUP_S = 1.2
-"""Ranks that are about to meet look for a moment like ranks of which some are missing."""
-
 
 _rank_key = attrgetter(
     *(f.name for f in fields(RankState) if f.name not in ("cell", "heard_ns", "since_ns"))
@@ -51,24 +44,22 @@ _session_key = attrgetter(
 
 
 def ended_badly(run: CellRun | None) -> bool:
-    """Whether a run may have ended with a fault; of ranks that were freed nothing is to be told."""
+    """Return True if a run may have ended with a fault; not where its ranks were freed."""
     ended = run.events.finished.values() if run is not None else ()
     freed = any(end.outcome == "interrupted" for end in ended)
     return not freed and any(end.trained or end.outcome != "ok" for end in ended)
 
 
+def _shown_by(run: CellRun) -> Diagnosis | None:
+    """Return the findings that the run's cell has shown: it is over, or its ranks are stuck."""
+    return run.found.diagnosis if not run.done or ended_badly(run) else None
+
+
 def _raised_in(run: CellRun | None, snapshot: Snapshot) -> dict[int, Sequence[Place]]:
-    """The lines at which ranks raised in the run; nothing once they were freed, or are new."""
+    """Return the lines at which ranks raised in the run; none once they were freed, or are new."""
     if run is None or run.generation != snapshot.generation:
         return {}
     return {rank: end.path for rank, end in run.events.finished.items() if end.outcome == "error"}
-
-
-def _of_started_ranks(run: CellRun | None, diagnosis: Diagnosis | None) -> BoardFacts | None:
-    """What is known of the ranks that a script has started itself; None where none run."""
-    if run is None or run.started_ranks is None:
-        return None
-    return run.started_ranks.shown(run.title, diagnosis)
 
 
 class BoardSource:
@@ -92,7 +83,7 @@ class BoardSource:
 
     @property
     def title(self) -> str:
-        """What that run is called."""
+        """The title of that run."""
         run = self._session.runs.current
         return run.title if run is not None and run.cell == self.run else ""
 
@@ -103,7 +94,8 @@ class BoardSource:
         if run is None or run.found.judged or not (run.done and ended_badly(run)):
             return False
         ended_ns = max(run.events.left_ns.values(), default=0)
-        return time.monotonic_ns() - ended_ns < _CHECKED_WITHIN_S * 1_000_000_000
+        # By then a run that has ended is examined, or nothing waits for it.
+        return time.monotonic_ns() - ended_ns < 10 * 1_000_000_000
 
     @property
     def left_ns(self) -> Mapping[int, int]:
@@ -126,18 +118,27 @@ class BoardSource:
             # The collective logs are closed from another thread when the session ends.
             with contextlib.suppress(ValueError):
                 news = of_run(self._tails.follow(logs, run), run.events.left_ns)
+        diagnosis = self._diagnosis(snapshot, bool(news))
+        store, stops = session.setup.store, session.runs.stops
+        if run is None:
+            return BoardFacts(
+                snapshot, Collectives(), (), diagnosis, {}, store, {}, stops, ()
+            ), news
+        own = run.started_ranks  # which the script started itself: they are shown in its place
+        if own is not None and (started := own.shown(run.title, diagnosis)) is not None:
+            return started, news
         facts = BoardFacts(
             snapshot,
-            self._tails.collectives if run is not None else Collectives(),
-            run.pending if run is not None else (),
-            self._diagnosis(snapshot, bool(news)),
-            run.sources if run is not None else {},
-            session.setup.store,
+            self._tails.collectives,
+            run.pending,
+            diagnosis,
+            run.sources,
+            store,
             _raised_in(run, snapshot),
-            session.runs.stops,
-            run.ranks if run is not None else (),
+            stops,
+            run.ranks,
         )
-        return _of_started_ranks(run, facts.diagnosis) or facts, news
+        return facts, news
 
     def stops(self) -> dict[str, Any]:
         """The lines at which ranks are paused, with the code around and its breakpoints."""
@@ -164,6 +165,7 @@ class BoardSource:
         """
         session = self._session
         snapshot, run, logs = session.record.snapshot, session.runs.current, session.pool.logs
+        # The collective logs are mapped files: how much was written is cheap to read.
         written: tuple[tuple[int, int], ...] = ()
         if run is not None and logs is not None:
             with contextlib.suppress(ValueError):
@@ -189,62 +191,50 @@ class BoardSource:
 
     def _diagnosis(self, snapshot: Snapshot, moved: bool) -> Diagnosis | None:
         """The findings about the current state; looked for again while it does not change."""
-        detector = self._detector()
+        run = self._session.runs.current
+        detector = run.detector if run is not None else None
         key = tuple((s.status, s.stage, s.entering, s.cause) for s in snapshot.ranks)
         if moved or key != self._key:
-            self._begin_anew(key, detector)
+            self._begin_again(key, detector)
         if detector is not None:
             if detector.latest is not self._old:
                 self._found = detector.latest
-        elif self._found is None:
-            self._found = self._found_at_end(snapshot.generation)
+        elif self._found is None and run is not None and run.generation == snapshot.generation:
+            # With another group, its ranks were freed, or are new: then these are of the past.
+            self._found = _shown_by(run)
         if self._found is None and detector is None and self._may_ask(snapshot):
             self._asked = True
             threading.Thread(target=self._ask, args=(key,), name="ddp-why", daemon=True).start()
         return self._found
 
-    def _begin_anew(self, key: object, detector: StallDetector | None) -> None:
-        """Ranks have gone on: what was found before is not so any more.
+    def _begin_again(self, key: object, detector: StallDetector | None) -> None:
+        """Forget what was found: ranks have moved.
 
-        When a board is opened it is so, until they go on.
+        What a detector has found when the board is opened holds until they do.
         """
         opened = self._key is None
         self._old = detector.latest if detector is not None and not opened else None
         self._key, self._still_since_s = key, time.monotonic()
         self._asked, self._found = False, None
 
-    def _detector(self) -> StallDetector | None:
-        """The stall detector of the run that ranks are in; None without one."""
-        run = self._session.runs.current
-        return run.detector if run is not None else None
-
-    def _found_at_end(self, generation: int) -> Diagnosis | None:
-        """The findings that the run's cell has shown: it is over, or its ranks are stuck in it.
-
-        Nothing once its ranks have another group: they were freed, or are new.
-        """
-        run = self._session.runs.current
-        if run is None or run.generation != generation:
-            return None
-        return run.found.diagnosis if not run.done or ended_badly(run) else None
-
     def _may_ask(self, snapshot: Snapshot) -> bool:
-        return not self._asked and self._may_be_wrong(snapshot) and self._long_still(snapshot)
-
-    def _may_be_wrong(self, snapshot: Snapshot) -> bool:
-        if not snapshot.ranks or snapshot.ended or not self._session.running:
+        """Return True when something may be wrong, and the ranks have been still for long."""
+        session = self._session
+        if self._asked or not snapshot.ranks or snapshot.ended or not session.running:
             return False
-        if self._session.benchmarks.current is not None:
-            return False  # what is asked would be measured too
-        return not snapshot.ready or ended_badly(self._session.runs.current)
-
-    def _long_still(self, snapshot: Snapshot) -> bool:
+        if session.benchmarks.current is not None:
+            return False  # the question would be measured too
+        if snapshot.ready and not ended_badly(session.runs.current):
+            return False
         in_setup = snapshot.with_status(Status.SETTING_UP, Status.STARTING)
-        least_s = _LOOK_AFTER_IN_SETUP_S if in_setup else _LOOK_AFTER_S
+        # The ranks are asked why when nothing has changed for this long; longer in setup, where
+        # ranks that are about to meet look for a moment as if some were missing.
+        least_s = 1.2 if in_setup else 0.5
         return time.monotonic() - self._still_since_s > least_s
 
     def _ask(self, key: object) -> None:
         with contextlib.suppress(DDPError):
             diagnosis = self._session.why_now()
+            # Ranks may have moved while they were asked: then the answer is about the past.
             if key == self._key:
                 self._found = diagnosis

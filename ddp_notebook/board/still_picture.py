@@ -45,7 +45,7 @@ from ddp_notebook.views import board as board_view
 from ddp_notebook.views import findings as findings_view
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain, strip_ansi
-from ddp_notebook.views.table import Cell, Column, Row, Table
+from ddp_notebook.views.table import Cell, Column, Row, Table, age_words
 
 ROLES = {
     Role.CULPRIT: ("✗", markup.BAD),
@@ -64,8 +64,6 @@ ROLES = {
 """The mark and the colour of each; the page's script has the same marks."""
 _TONES = {markup.BAD: "failed", markup.WARN: "late", markup.OK: "ready", markup.BUSY: "running"}
 """The class of a row, for the colours of the theme."""
-_MOST_SIDES = 2
-"""Of a finding, beside each other; the rest is in its evidence."""
 
 _COLUMNS = (
     Column("ranks", names_row=True, rank_set=True),
@@ -82,8 +80,6 @@ _CODE = (
 )
 _SMALL = f"font-size: 0.88em; margin: 4px 0 0; {markup.MUTED}"
 MOST_ROWS = 12
-_LAST = 24
-"""How many collectives of each rank are drawn."""
 _WIDE, _HIGH = 1000, 14
 _FULL, _THIN = (1, 12), (5, 4)
 """Where bars begin, and how high they are."""
@@ -113,26 +109,25 @@ def html(
     """The board as one element. `sides` are those of the first finding, as the page gets them."""
     finding = ""
     if diagnosis is not None and diagnosis.findings:
-        shown = _sides(sides[:_MOST_SIDES])
+        # Two sides fit beside each other; further ones are in the evidence.
+        shown = _sides(sides[:2])
         finding = findings_view.html(diagnosis, shown, with_doing=False)  # the rows say it
     drawn = drawings(timeline, [row.ranks for row in board.rows])
     about = f'<div style="{_SMALL}">{escape(drawn.about)}</div>' if drawn.about else ""
+    address = board.snapshot.init_method or ""
+    headline = board.headline.replace(f" · {address}", "") if address else board.headline
+    # Notes that stand are folded at the end; the others ask the reader to do something.
+    to_do = [note for note in board.notes if note not in board.snapshot.notes]
     return (
-        f'<div class="ddp-view ddp-picture">{markup.STYLE}{_head(board)}{board_view.loading(board)}'
-        f"{finding}{_to_do(board)}"
+        f'<div class="ddp-view ddp-picture">{markup.STYLE}<div class="ddp-headline"'
+        f' style="font-weight: 600; margin-bottom: 6px">{markup.words(headline)}</div>'
+        f"{board_view.loading(board)}{finding}{_list(to_do)}"
         f"{_rows(board, drawn.of_rows) if board.rows else ''}{about}{_about(board)}</div>"
     )
 
 
-def _head(board: Board) -> str:
-    address = board.snapshot.init_method or ""
-    headline = board.headline.replace(f" · {address}", "") if address else board.headline
-    style = "font-weight: 600; margin-bottom: 6px"
-    return f'<div class="ddp-headline" style="{style}">{markup.words(headline)}</div>'
-
-
 def _sides(sides: Sequence[Mapping[str, Any]]) -> str:
-    """What ranks called, and where: beside each other."""
+    """Return the sides of a finding, calls and places, beside each other."""
     if not sides:
         return ""
     cells = "".join(f'<td style="{_SIDE}">{_side(side)}</td>' for side in sides)
@@ -153,11 +148,6 @@ def _side(side: Mapping[str, Any]) -> str:
     )
     shown = f'<pre style="{_CODE}">{code}</pre>' if code else ""
     return f"<div><b>{who}</b> {about}</div>{shown}"
-
-
-def _to_do(board: Board) -> str:
-    """What a reader is to do."""
-    return _list([note for note in board.notes if note not in board.snapshot.notes])
 
 
 def _list(notes: Sequence[str]) -> str:
@@ -195,15 +185,15 @@ def _state(row: BoardRow) -> Cell:
     if row.role is Role.CULPRIT and row.status is Status.DEAD:
         mark, word = "†", "dead"
     elif row.role is Role.RUNNING and row.status is not Status.RUNNING:
-        word = row.word or row.status.value  # in set-up
+        word = row.word or row.status.value  # in setup
     return Cell(f"{mark} {word}", colour=colour)
 
 
 def _doing(row: BoardRow, now_ns: int) -> Cell:
-    """For whom they wait, for how long, and in what; the stage, until set-up is done."""
+    """Return the ranks that they wait for, how long and where; the stage, until setup is done."""
     verb = "" if row.role is Role.WAITING else "waits "
     waits = f"{verb}for {name_ranks(row.waits_for)}" if row.waits_for else ""
-    age = board_view.age_words((now_ns - row.since_ns) / 1e9) if row.since_ns else ""
+    age = age_words((now_ns - row.since_ns) / 1e9) if row.since_ns else ""
     in_set_up = row.stages_passed < len(Stage) and row.role is not Role.ENDED
     stage = board_view.stage_words(row) if in_set_up else ""
     text = " · ".join(filter(None, (waits, age, stage, plain(row.text))))
@@ -231,10 +221,12 @@ class Drawings:
 
 
 def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:
-    """Draw `rows`, ranks in the same state, of which the first is drawn."""
+    """Draw the first rank of each of `rows`, which are ranks in the same state."""
     if timeline is None:
         return Drawings([""] * len(rows))
-    last = _newest(timeline, [timeline.last(ranks[0], _LAST) for ranks in rows[:MOST_ROWS]])
+    # Of each row the newest 24 collectives of its first rank are drawn.
+    last = [timeline.last(ranks[0], 24) for ranks in rows[:MOST_ROWS]]
+    last = _of_newest_run(timeline, last)
     issued = [slice_ for slices in last for slice_ in slices]
     if not issued:
         return Drawings([""] * len(rows))
@@ -253,8 +245,8 @@ def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:
     )
 
 
-def _newest(timeline: Timeline, rows: Sequence[Sequence[Slice]]) -> list[list[Slice]]:
-    """The slices of the newest run: minutes may lie between two, and both would be two dots."""
+def _of_newest_run(timeline: Timeline, rows: Sequence[Sequence[Slice]]) -> list[list[Slice]]:
+    """Return the slices of the newest run: minutes may lie between two, as empty space."""
     newest = max((timeline.run_of(each) for slices in rows for each in slices), default=0)
     return [[each for each in slices if timeline.run_of(each) == newest] for slices in rows]
 
@@ -298,6 +290,7 @@ def _drawing(ranks: Ranks, slices: Sequence[Slice], drawn: Bars, timeline: Timel
     title = escape(f"{name_ranks(ranks[:1])}: {about}")
     paths = "".join(_path(look, spans) for look, spans in drawn.items() if spans)
     return (
+        # Where a sanitizer removes SVG, its title stays as text: GitHub does so.
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDE} {_HIGH}" width="100%"'
         f' height="{_HIGH}" preserveAspectRatio="none" role="img"'
         f' style="{_DRAWING}"><title>{title}</title>{paths}</svg>'
@@ -354,5 +347,7 @@ def hidden_beside(mark: str) -> str:
     the widget: nothing else makes a widget's view that has no element in it.
     """
     view = "> .jp-OutputArea-output.jupyter-widgets"
+    # JupyterLab's message for a widget without a model cannot be told from the widget by its class,
+    # only by being empty.
     lost = f".jp-OutputArea-child:has({view}):not(:has({view} *))"
     return f"<style>.jp-OutputArea:has(.{mark}) > {lost} {{ display: none }}</style>"

@@ -1,4 +1,8 @@
-"""What the tabs below the ranks show, as JSON of bounded size: stacks, variables, output, runs."""
+"""The tabs below the ranks, as JSON of bounded size: stacks, variables, output, runs.
+
+`TabFeed` fills those that a page has open, and asks the ranks when something has changed. Nothing
+is asked for other tabs, nor while a benchmark runs: the answers would be measured too.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,14 @@ import contextlib
 import os
 import re
 import shlex
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ddp_notebook.errors import DDPError
 from ddp_notebook.model import (
     Branch,
     Frame,
@@ -33,16 +39,16 @@ from ddp_notebook.views.output_log import of_any_rank
 from ddp_notebook.views.step_rows import StoppedFile, stop_text, stopped_files
 from ddp_notebook.views.variables import unread_words
 
+if TYPE_CHECKING:
+    from ddp_notebook.session import Session
+
 _MOST_CLASSES = 32
-_MOST_LINES = 400
 _MOST_CHARACTERS = 64_000
-"""Of the output of all ranks; shared among those that wrote something different."""
-_LEAST_CHARACTERS = 2_000
+"""The output of all ranks; shared among those that wrote something different."""
 _LONGEST = 300
 _AROUND = 3
 _NEAR = 40
 """Lines of code before and after one at which ranks are paused."""
-_MOST_FILES = 6
 _STREAMS = {OutputKind.STDERR: "err", OutputKind.ERROR: "raised"}
 _CELL = re.compile(r"cell (\d+)")
 
@@ -120,12 +126,13 @@ def source_json(
     `texts` is the code by file, as far as it can be read here.
     """
     files = sorted(stopped_files(stops), key=lambda each: -sum(map(len, each.stops.values())))
-    shown = [_file(file, texts.get(file.file, ""), breakpoints) for file in files[:_MOST_FILES]]
+    shown = [_file(file, texts.get(file.file, ""), breakpoints) for file in files[:6]]
     return {"title": plain(title), "files": shown}
 
 
 def _file(stopped: StoppedFile, text: str, breakpoints: Sequence[BreakpointRow]) -> dict[str, Any]:
     file, is_cell = stopped.file, bool(_CELL.fullmatch(stopped.file))
+    # A breakpoint may have been set by another name of the same file, through a link.
     real = file if is_cell else os.path.realpath(file)
     typed = file if is_cell else _typed(Path(real))
     lines = _lines_around(stopped, text.splitlines())
@@ -134,7 +141,15 @@ def _file(stopped: StoppedFile, text: str, breakpoints: Sequence[BreakpointRow])
         "path": "" if is_cell else plain(file),
         "break": f"%ddp_break {shlex.quote(typed)}:" if is_cell or Path(real).is_file() else "",
         "lines": [[n, preformatted(line)[0][:_LONGEST]] for n, line in sorted(lines.items())],
-        "at": [_at(stopped, line) for line in stopped.stops],
+        "at": [
+            {
+                "line": line,
+                "ranks": format_ranks(stopped.ranks_at(line)),
+                # Why they are there, if it was no step.
+                "text": plain("; ".join(dict.fromkeys(map(stop_text, stops)))),
+            }
+            for line, stops in stopped.stops.items()
+        ],
         "breakpoints": [
             {"line": row.place[1], "number": row.breakpoint.number, "text": plain(row.text)}
             | {"off": not row.enabled}
@@ -159,16 +174,6 @@ def _lines_around(stopped: StoppedFile, text: Sequence[str]) -> dict[int, str]:
             first, last = max(1, line - _NEAR), min(len(text), line + _NEAR)
             lines.update((n, text[n - 1]) for n in range(first, last + 1))
     return lines
-
-
-def _at(stopped: StoppedFile, line: int) -> dict[str, Any]:
-    """Which ranks are at a line, and why, if it was no step."""
-    why = dict.fromkeys(stop_text(stop) for stop in stopped.stops[line])
-    return {
-        "line": line,
-        "ranks": format_ranks(stopped.ranks_at(line)),
-        "text": plain("; ".join(why)),
-    }
 
 
 # -- variables -----------------------------------------------------------------------------
@@ -217,7 +222,7 @@ def console_json(
     title: str, groups: Sequence[OutputGroup], withheld_bytes: Mapping[int, int]
 ) -> dict[str, Any]:
     """The end of what ranks wrote in a run, once for ranks that wrote the same."""
-    share = max(_LEAST_CHARACTERS, _MOST_CHARACTERS // max(1, len(groups)))
+    share = max(2_000, _MOST_CHARACTERS // max(1, len(groups)))
     shown = [_console(group, share) for group in groups[:_MOST_CLASSES]]
     more = [
         f"{name_ranks((rank,))} wrote more than is shown. All of it: %ddp_output --ranks {rank}"
@@ -235,7 +240,7 @@ def _console(group: OutputGroup, share: int) -> dict[str, Any]:
         shown = preformatted(text[-_MOST_CHARACTERS:]) if text else []
         lines += [[stream, line[:_LONGEST]] for line in shown]
     last, room = len(lines), share
-    while last and len(lines) - last < _MOST_LINES and (room := room - len(lines[last - 1][1])) > 0:
+    while last and len(lines) - last < 400 and (room := room - len(lines[last - 1][1])) > 0:
         last -= 1
     return {"ranks": format_ranks(group.ranks), "lines": lines[last:], "left_out": left_out + last}
 
@@ -269,5 +274,128 @@ def _run(run: PastRun) -> dict[str, Any]:
 
 
 def without_age(run: PastRun) -> PastRun:
-    """The same for a run that goes on, however long it does."""
+    """Return a value that stays the same while a run goes on."""
     return replace(run, duration_s=0.0) if run.pending else run
+
+
+# -- when they are asked for -------------------------------------------------------------
+
+
+TABS = ("stack", "source", "variables", "console", "history")
+_ASKING = ("stack", "variables")
+"""The tabs for which the ranks are asked."""
+_BESIDE = {"source": _ASKING}
+"""The further contents that a tab shows."""
+_SETTLED_S = 0.25
+"""Ranks are asked when nothing has changed for so long: those that train on are left alone."""
+_WRITTEN_S = 0.5
+"""Between two looks at what ranks wrote."""
+
+
+class TabFeed:
+    """The tabs that pages watch, and what was sent of them. `tell` sends values to all pages."""
+
+    def __init__(self, session: Session, tell: Callable[[Mapping[str, Any]], None]) -> None:
+        self._session = session
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._watching: dict[str, tuple[str, float]] = {}
+        """The open tab of each page, and when the page last sent a message."""
+        self._told: dict[str, object] = {}
+        """A key of what was last sent for each tab."""
+        self._asked: set[str] = set()
+        """Tabs for which the ranks are being asked."""
+        self._key: object = None
+        self._changed_s = 0.0
+        self._looked_s = 0.0
+
+    def message(self, content: Mapping[str, Any], view: str) -> None:
+        """A page sent a message (any thread): it is there, and may have another tab open now."""
+        tab, known = content.get("tab"), self._watching.get(view, ("", 0.0))[0]
+        with self._lock:
+            if content.get("kind") == "watch":
+                self._watching.pop(view, None)
+                known = tab if tab in TABS else ""
+                for each in (known, *_BESIDE.get(known, ())):
+                    self._told.pop(each, None)
+            if known:
+                self._watching[view] = (known, time.monotonic())
+            while len(self._watching) > 16:
+                del self._watching[next(iter(self._watching))]
+
+    def turn(self, key: object) -> None:
+        """Tell what is new. `key` is another one when a board would show something else."""
+        now_s = time.monotonic()
+        key = (key, self._session.findings.begun)
+        if key != self._key:
+            self._key, self._changed_s = key, now_s
+        wanted = self._wanted(now_s)
+        if "history" in wanted:
+            self._show_history()
+        if "console" in wanted and now_s - self._looked_s > _WRITTEN_S:
+            self._looked_s = now_s
+            self._show_console()
+        settled = now_s - self._changed_s > _SETTLED_S or self._all_stand
+        settled = settled and self._session.benchmarks.current is None
+        for tab in wanted.intersection(_ASKING) - self._asked:
+            if settled or tab not in self._told:
+                self._ask_once(tab, key)
+
+    def _wanted(self, now_s: float) -> set[str]:
+        """The tabs that pages have open."""
+        with self._lock:
+            open_tabs = self._watching.values()
+            # A page reports every minute; one that is silent for three was closed.
+            tabs = {tab for tab, at_s in open_tabs if now_s - at_s < 180.0}
+        beside = (each for tab in tabs for each in _BESIDE.get(tab, ()))
+        return tabs.union(beside) if self._session.runs.stops else tabs
+
+    def _ask_once(self, tab: str, key: object) -> None:
+        if self._told.get(tab) != key:
+            self._asked.add(tab)
+            self._told[tab] = key
+            threading.Thread(target=self._ask, args=(tab,), name="ddp-tab", daemon=True).start()
+
+    @property
+    def _all_stand(self) -> bool:
+        """True where every rank of the run is paused at a line: nothing changes by itself."""
+        run = self._session.runs.current
+        return run is not None and bool(run.stops) and run.stops.keys() >= set(run.pending)
+
+    def _ask(self, tab: str) -> None:
+        """Ask the ranks, and tell what they answer; why not, where they cannot be asked."""
+        try:
+            run = self._session.runs.current
+            if tab == "stack":
+                sources = run.sources if run is not None else {}
+                content = stack_json(self._session.where(), sources)
+            else:
+                content = variables_json(self._session.variables())
+        except DDPError as error:
+            content = {"error": str(error)}
+        finally:
+            self._asked.discard(tab)
+        # `of` names the run that the answer is about: the page shows it beside a newer one.
+        run = self._session.runs.current
+        about = {"at": time.strftime("%H:%M:%S"), "of": run.title if run is not None else ""}
+        self._tell({tab: {**content, **about}})
+
+    def _show_history(self) -> None:
+        runs = self._session.runs.past.runs
+        key = tuple(map(without_age, runs))
+        if self._told.get("history") != key:
+            self._told["history"] = key
+            self._tell({"history": history_json(runs)})
+
+    def _show_console(self) -> None:
+        run = self._session.runs.current
+        key = (
+            (run.cell, run.events.changes, tuple(run.events.withheld)) if run is not None else None
+        )
+        if self._told.get("console", self) == key:
+            return
+        self._told["console"] = key
+        groups = run.events.live_groups() if run is not None else ()
+        title = run.title if run is not None else ""
+        withheld = dict(run.events.withheld) if run is not None else {}
+        self._tell({"console": console_json(title, groups, withheld)})

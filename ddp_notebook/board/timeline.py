@@ -13,24 +13,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddp_notebook.model import Collective, Part, Phase, Snapshot, Status
+from ddp_notebook.model import Collective, Collectives, Part, Phase, Ranks, Snapshot, Status
 from ddp_notebook.model.fold import LinePause
+
+if TYPE_CHECKING:
+    from ddp_notebook.session.collective_logs import CollectiveLogs
+    from ddp_notebook.session.runs.run import CellRun
 
 FREED, PAUSED = "freed", "paused"
 PHASES = (*map(str, Phase), FREED, PAUSED)
 """As a page has them: a collective is freed that no rank waits for any more, by %ddp_abort, by an
 interrupt or because its rank left the cell; PAUSED is a pause at a line that is over."""
-MOST_SLICES = 40_000
-"""How many slices are kept, of all ranks together; a page keeps as many."""
 MOST_PER_RANK = 2_000
 MOST_AT_ONCE = 2_000
 """In one message about what is new; of more, the oldest are skipped, and their number is sent."""
-MOST_TITLES = 100
 MOST_KINDS = 4_000
-"""With more, the page is told to forget everything, and gets the newest again."""
+"""With more, the page has to forget everything, and gets the newest again."""
 
 Slice = list[int]
 RANK, NUMBER, KIND, SEQ_ID, ISSUED, DONE, PHASE, HELD = range(8)
@@ -38,7 +40,7 @@ RANK, NUMBER, KIND, SEQ_ID, ISSUED, DONE, PHASE, HELD = range(8)
 
 
 def is_pause(slice_: Slice) -> bool:
-    """Whether it is a pause at a line, and no collective."""
+    """Return True for a pause at a line, which is no collective."""
     return slice_[NUMBER] < 0
 
 
@@ -51,14 +53,14 @@ def died_ns(snapshot: Snapshot) -> dict[int, int]:
 class Timeline:
     """The slices of the session's runs, the newest of each rank.
 
-    A rank counts its collectives anew in each run; their numbers here go on.
+    A rank counts its collectives from 0 in each run; their numbers here go on.
     """
 
     def __init__(self, epoch_ns: int, world_size: int) -> None:
         self.epoch_ns = epoch_ns
         self.run = 0
         self._titles: dict[int, str] = {}
-        """What each run is called, of the newest."""
+        """The titles of the newest runs."""
         self._sent_run = 0
         self.generation = 0
         """Counts how often what was sent before became invalid."""
@@ -67,7 +69,8 @@ class Timeline:
         self._next = 0
         self._last_pause_ns: dict[int, int] = {}
         """When the newest pause of each rank began."""
-        self._per_rank = max(8, min(MOST_PER_RANK, MOST_SLICES // max(1, world_size)))
+        # Of all ranks together 40,000 are kept; a page keeps as many.
+        self._per_rank = max(8, min(MOST_PER_RANK, 40_000 // max(1, world_size)))
         self._forget()
 
     def _forget(self) -> None:
@@ -92,29 +95,29 @@ class Timeline:
         """Take in records that are new or have changed, each rank's in their order. `title` is what
         the run is called, `pauses` are all of its pauses at lines.
         """
+        # A program that makes new shapes all the time makes new kinds all the time.
         if len(self._kinds) > MOST_KINDS:
             self._forget()
         if run != self.run:
             self.run, self._from = run, self._next
-            self._titles = dict([*self._titles.items(), (run, title)][-MOST_TITLES:])
-            self._close()
+            self._titles = dict([*self._titles.items(), (run, title)][-100:])
+            # Unfinished collectives of the run before are freed: no rank waits for them any more.
+            for slice_ in list(self._open.values()):
+                self._end(slice_, slice_[DONE] or slice_[ISSUED], FREED)
         for record in records:
             self._take(record)
         for pause in pauses:
             self._take_pause(pause)
 
-    def _close(self) -> None:
-        """Unfinished collectives of the previous run are freed: no rank waits for them any more."""
-        for slice_ in list(self._open.values()):
-            self._end(slice_, slice_[DONE] or slice_[ISSUED], FREED)
-
     def _end(self, slice_: Slice, done: int, phase: str) -> None:
-        """What was open is in `phase` since `done`; a pause at a line is over."""
+        """End an open slice in `phase` at `done`; a pause at a line is over."""
         slice_[DONE] = done
         slice_[PHASE] = PHASES.index(PAUSED if is_pause(slice_) else phase)
         self._changed(slice_)
 
     def _take(self, record: Collective) -> None:
+        # The page files slices by rank and number, and ranks count from 0 in each run: `_from` is
+        # where this run begins.
         number = self._from + record.number
         key = (record.rank, number)
         self._next = max(self._next, number + 1)
@@ -129,11 +132,14 @@ class Timeline:
         new = pause.began_ns > self._last_pause_ns.get(pause.rank, 0)
         if not self._goes_on(key, progress) and new:  # else it was dropped for newer ones
             self._last_pause_ns[pause.rank] = pause.began_ns
-            kind = self._number_of(self._kind_of_pause(pause))
-            self._add([*key, kind, pause.stop, *progress])
+            # What it has of a collective's kind is its line, and why as the label.
+            place = pause.place
+            line = (str(place), place.text, pause.why, self.run)
+            kind = (f"line {place.line}", "", "", 0, "", "", (), 0, "", -1, *line)
+            self._add([*key, self._number_of(kind), pause.stop, *progress])
 
     def _goes_on(self, key: tuple[int, int], progress: Slice) -> bool:
-        """Whether a slice is known already; it then has this `progress`."""
+        """Give a known slice this `progress`; return False for an unknown one."""
         known = self._index.get(key)
         if known is not None and known[ISSUED:] != progress:
             known[ISSUED:] = progress
@@ -169,7 +175,7 @@ class Timeline:
             self._open.pop(key, None)
 
     def end(self, ended_ns: Mapping[int, int], phase: str = Phase.FAILED) -> None:
-        """What ranks had not done when they ended is in `phase`: failed when they died in it."""
+        """End the open slices of ranks that have ended in `phase`: failed when they died in it."""
         for slice_ in list(self._open.values()):
             at_ns = ended_ns.get(slice_[RANK], 0)
             # A board that is opened later has what was issued before at negative times.
@@ -200,12 +206,6 @@ class Timeline:
             record.label,
             self.run,
         )
-
-    def _kind_of_pause(self, pause: LinePause) -> tuple[Any, ...]:
-        """A pause as a kind: what it has of a collective's is its line, and why as the label."""
-        place = pause.place
-        line = (str(place), place.text, pause.why, self.run)
-        return (f"line {place.line}", "", "", 0, "", "", (), 0, "", -1, *line)
 
     def _bucket(self, record: Collective) -> int:
         """Which bucket of its backward pass it is, from 1; 0 for none."""
@@ -263,6 +263,8 @@ class Timeline:
         fresh = list(self._fresh.values())
         skipped = max(0, len(fresh) - MOST_AT_ONCE)
         if skipped:
+            # A page that got a hundred thousand slices in one message would freeze; the newest are
+            # what it shows.
             fresh = sorted(fresh, key=lambda slice_: slice_[ISSUED])[skipped:]
         message = self._message(fresh, self._sent_kinds)
         self._skipped += skipped
@@ -287,3 +289,106 @@ class Timeline:
             "slices": [list(slice_) for slice_ in slices],
             "skipped": self._skipped,
         }
+
+
+# -- the newest records, while ranks issue them ------------------------------------------
+
+
+class Tails:
+    """Follows one run after another. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self.run = 0
+        """The number of the run that is followed."""
+        self._kept: dict[int, dict[int, Collective]] = {}
+        self._next: dict[int, int] = {}
+        self._groups: dict[str, Ranks] = {}
+
+    def follow(self, logs: CollectiveLogs, run: CellRun) -> tuple[Collective, ...]:
+        """The records of `run` that are new or have changed since the last call."""
+        if run.cell != self.run:
+            self.run, self._kept, self._next, self._groups = run.cell, {}, {}, {}
+        # Of more than 512 new records of a rank the oldest are skipped.
+        found = logs.read_since(run.ranks, run.cell, self._next, 512)
+        self._groups.update(found.groups)
+        news = [record for rank, records in found.of.items() for record in self._new(rank, records)]
+        return tuple(news)
+
+    @property
+    def collectives(self) -> Collectives:
+        """The newest records of each rank."""
+        return Collectives(
+            {rank: tuple(kept.values()) for rank, kept in self._kept.items()}, dict(self._groups)
+        )
+
+    def _new(self, rank: int, records: tuple[Collective, ...]) -> list[Collective]:
+        kept = self._kept.setdefault(rank, {})
+        news = [record for record in records if kept.get(record.number) != record]
+        kept.update((record.number, record) for record in news)
+        # The newest 256 of a rank are enough to describe what it does.
+        for number in list(kept)[: max(0, len(kept) - 256)]:
+            del kept[number]
+        end = max(kept, default=-1) + 1
+        # Pending records are read again, as they may have changed; but work that no code waits for
+        # is never seen to be done, so only the newest 64 are.
+        pending = [n for n, record in kept.items() if n >= end - 64 and not record.over]
+        self._next[rank] = min([*pending, end])
+        return news
+
+
+# -- earlier moments ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The findings from a time on, as a page has them."""
+
+    at_ns: int = 0
+    findings: Sequence[Any] = ()
+    locations: Sequence[Any] = ()
+
+
+@dataclass
+class Memory:
+    """The memory of the boards of a session, one after another: a new one begins with it.
+
+    For one board at a time; `of` says which session it is, by its beginning and its number of
+    ranks. Times are counted from `epoch_ns`.
+    """
+
+    of: tuple[int, int]
+    epoch_ns: int
+    timeline: Timeline
+    past: Past
+
+
+@dataclass
+class Past:
+    """Records what a board shows, for when its user scrubs back."""
+
+    # Bounded: a board may be open for days.
+    _moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=400))
+    _runs: deque[tuple[int, int, Collectives]] = field(default_factory=lambda: deque(maxlen=30))
+
+    def note(self, moment: Moment) -> None:
+        """Record what is shown from now on."""
+        last = self._moments[-1] if self._moments else Moment()
+        if (last.findings, last.locations) != (moment.findings, moment.locations):
+            self._moments.append(moment)
+
+    def keep(self, run: int, at_ns: int, collectives: Collectives) -> None:
+        """Record the newest collectives of a run as they are at `at_ns`."""
+        began_ns = at_ns
+        if self._runs and self._runs[-1][0] == run:
+            began_ns = self._runs.pop()[1]
+        self._runs.append((run, began_ns, collectives))
+
+    def found_at(self, at_ns: int) -> Moment:
+        """The findings at a time."""
+        earlier = [moment for moment in self._moments if moment.at_ns <= at_ns]
+        return earlier[-1] if earlier else Moment()
+
+    def collectives_at(self, at_ns: int) -> Collectives:
+        """The newest collectives of the run at a time."""
+        earlier = [kept for _, began_ns, kept in self._runs if began_ns <= at_ns]
+        return earlier[-1] if earlier else Collectives()

@@ -4,7 +4,7 @@ Importing this needs anywidget. The class knows nothing of sessions: it holds wh
 passes on the messages of the page.
 
 Jupyter saves a widget's state in the notebook. That is what was drawn when the board's own cell
-ended, as the text around it is of then; what is drawn later is told to the pages alone.
+ended, as the text around it is of then; what is drawn later is sent to the pages alone.
 """
 
 from __future__ import annotations
@@ -39,18 +39,14 @@ def _joined(kind: str) -> str:
 
     Without comments, indentation, empty lines and names for tests: a page has no use for them.
     """
+    # Bundled here and not by a build step: the page is a dozen small files, and a wheel needs no
+    # node.
     text = "\n".join(path.read_text("utf-8") for path in sorted(_PAGE.glob(f"*.{kind}")))
     return _INDENTATION.sub("", _EXPORTS.sub("", _COMMENTS.sub("", text)))
 
 
-def _notebook() -> str:
-    """A name for the kernel's notebook that tells nothing of its path: the state is saved."""
-    path = os.environ.get("JPY_SESSION_NAME", "")
-    return hashlib.sha256(path.encode(errors="replace")).hexdigest()[:12] if path else ""
-
-
 class BoardWidget(Shown):
-    """What the page draws; `board.model` makes it. Safe to set from any thread.
+    """The content that the page draws; `board.model` makes it. Safe to set from any thread.
 
     `still` names the model, and the picture without scripts that stands below it in the notebook:
     while the script draws, it hides that; wherever the script does not run, the picture is what is
@@ -80,8 +76,11 @@ class BoardWidget(Shown):
     """The answers of the last buttons, the newest first."""
 
     def __init__(self, on_message: Callable[[Mapping[str, Any]], None], **values: Any) -> None:
+        # A name for the kernel's notebook that tells nothing of its path: the state is saved.
+        path = os.environ.get("JPY_SESSION_NAME", "").encode(errors="replace")
+        notebook = hashlib.sha256(path).hexdigest()[:12] if path else ""
         name = uuid.uuid4().hex
-        super().__init__(model_id=name, still=name, notebook=_notebook(), **values)
+        super().__init__(model_id=name, still=name, notebook=notebook, **values)
         self.drawn: dict[str, Any] = {}
         """The values that were drawn last, by the names above."""
         self._kept = False
@@ -97,9 +96,12 @@ class BoardWidget(Shown):
         self.drawn.update(changed)
         if "board" in changed:
             changed["board"] = {**changed["board"], "now": now_us}
+        # Values that are set as traits are saved in the notebook by Jupyter. Once the board's own
+        # cell has ended, what is drawn later is of other cells, and is sent as a message instead.
         if self._kept:
             self.tell({"kind": "state", "values": changed}, now_us)
         else:
+            # One message for all of it, or the page would draw states that never were.
             with self.hold_sync():
                 for name, value in changed.items():
                     setattr(self, name, value)

@@ -90,7 +90,7 @@ class EventReceiver:
 
 
 class _Source:
-    """Processes of which each rank has at most one, which counts its events."""
+    """Processes of ranks; a rank has at most one, which counts its events."""
 
     def __init__(self, receive: Callable[[Sequence[Event]], None]) -> None:
         self.receive = receive

@@ -4,7 +4,7 @@ ipyparallel's connection is the first of three channels to a rank. It carries wh
 main thread, and whose values only pickle can write: calls, and variables that are pushed. The other
 two are the control socket (`questions.py`) and the events (`channels.py`); their heads say why.
 Controller and engines are children of the fork server, which has torch loaded, so they are started
-here and not by ipyparallel's launchers, which would each start a Python anew.
+here and not by ipyparallel's launchers, which would each start a new Python.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _FORGOTTEN_WITHIN_S = 2.0
 _ASK_AGAIN_S = 10.0
 
 _CALL, _WAKE = "ddp_notebook.rank.runtime:call", "ddp_notebook.rank.runtime:wake"
-"""What `child.call` calls on a rank."""
+"""The function that `child.call` calls on a rank."""
 
 
 class _NoAnswer(Future[Any]):
@@ -313,7 +313,7 @@ class IPyParallelCluster:
         return questions.ask(sockets, question, request, timeout_s)
 
     def value_of(self, answer: Any, timeout_s: float) -> Any:
-        """What a call gave. Raises UsageMistake when the rank raised or did not answer in time."""
+        """Return the result of a call. Raises UsageMistake when the rank raised, or was late."""
         try:
             return answer.get(timeout_s)
         except TimeoutError:

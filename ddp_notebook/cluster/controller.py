@@ -19,7 +19,7 @@ from ddp_notebook.launch.child import die_with_parent
 
 
 def controller(argv: Sequence[str]) -> None:
-    """Run an ipyparallel controller until it is told to stop."""
+    """Run an ipyparallel controller until it is stopped."""
     if hasattr(os, "fork"):
         # If the heart monitor is a child process, it is forked (spawning one costs a second), and
         # must not outlive a killed controller.

@@ -21,7 +21,7 @@ _LIBRARIES = (
     "traitlets",
     "zmq",
 )
-"""What an engine consists of."""
+"""The parts of an engine."""
 
 
 class EngineStream(OutStream):  # type: ignore[misc]
@@ -36,7 +36,7 @@ class EngineStream(OutStream):  # type: ignore[misc]
 
 
 def engine(argv: Sequence[str]) -> None:
-    """Run an ipyparallel engine until it is told to stop."""
+    """Run an ipyparallel engine until it is stopped."""
     from ipyparallel.engine.app import IPEngine
 
     engine_private.list_no_modules()

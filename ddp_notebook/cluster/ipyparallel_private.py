@@ -1,6 +1,6 @@
 """The one place that uses private API of ipyparallel's client, each checked before it is used.
 
-What is used: sending messages to the hub, to unregister an engine whose process is gone
+It uses: sending messages to the hub, to unregister an engine whose process is gone
 (ipyparallel itself would notice by missed heartbeats, half a minute later) and to await the answer;
 the table of the engines' names; where it looks for its magics; the class that its controller starts
 as the heart monitor; and the monitor's beat, with the registrations for which it must be quick.

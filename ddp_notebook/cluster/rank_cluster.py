@@ -40,7 +40,7 @@ class RankCluster(Protocol):
         """
 
     def value_of(self, answer: Future[Answer], timeout_s: float) -> Answer:
-        """What a call gave. Raises UsageMistake when the rank raised or did not answer in time."""
+        """Return the result of a call. Raises UsageMistake when the rank raised, or was late."""
 
     def push(self, ranks: Ranks, values: Mapping[str, Any], timeout_s: float) -> None:
         """Set variables on ranks."""
@@ -59,7 +59,7 @@ class RankCluster(Protocol):
 
     @property
     def controller_pid(self) -> int:
-        """The process that ranks and session connect to, 0 while there is none."""
+        """The process that ranks and session connect to, 0 before it runs."""
 
     def close(self) -> None:
         """End everything."""

@@ -13,14 +13,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from typing import Any, TypeAlias
 
 import psutil
 
-from ddp_notebook.doctor import machine, network, software
-from ddp_notebook.doctor.network import Holder, Interface, Lookup
+from ddp_notebook.doctor import checks
+from ddp_notebook.doctor.checks import Holder, Interface, Lookup
 from ddp_notebook.launch import devices
 from ddp_notebook.launch.addresses import why_no_loopback
 from ddp_notebook.launch.out_of_memory import bytes_left
@@ -62,57 +62,57 @@ def examine(
     torch = rank_facts[min(rank_facts)] if rank_facts else torch_facts()
     environment = dict(os.environ)
     chosen, gpus = environment.get("CUDA_VISIBLE_DEVICES"), devices.gpus()
+    # Without the variable CUDA shows all GPUs; with it those that it names, in its order.
     pool = [gpu.index for gpu in gpus] if chosen is None else list(devices.visible_gpus())
     on_gpus = world_size <= len(pool)
     nccl = backend == "nccl" or (backend == "auto" and on_gpus)
-    port, asked_by = master_port or software.port_of(environment), "MASTER_PORT"
-    if master_port:
-        asked_by = "--master-port"
+    asked_by = "--master-port" if master_port else "MASTER_PORT"
+    port = master_port or checks.port_of(environment)
     master = environment.get("MASTER_ADDR", "").strip()
     master_lookup = look_up(master) if master else None
     several = master_lookup is not None and not all(
-        map(network.is_loopback, master_lookup.addresses)
+        map(checks.is_loopback, master_lookup.addresses)
     )
     nics = interfaces()
     own = {address for nic in nics.values() for address in nic.addresses}
     looks: dict[str, Look] = {
-        "rendezvous variables": lambda: software.check_rendezvous(environment),
-        "other variables": lambda: software.check_known_trouble(environment),
-        "Python": lambda: software.check_version("python", platform.python_version()),
-        "torch": lambda: software.check_torch(torch),
-        "backend": lambda: software.check_backend(torch, backend, nccl),
+        "rendezvous variables": lambda: checks.check_rendezvous(environment),
+        "other variables": lambda: checks.check_known_trouble(environment),
+        "Python": lambda: checks.check_version("python", platform.python_version()),
+        "torch": lambda: checks.check_torch(torch),
+        "backend": lambda: checks.check_backend(torch, backend, nccl),
         "ipyparallel": lambda: _check_installed("ipyparallel"),
         "ipykernel": lambda: _check_installed("ipykernel"),
-        "ranks": lambda: software.check_ranks(rank_facts or {}),
-        "file names": lambda: machine.as_init_says(
+        "ranks": lambda: checks.check_ranks(rank_facts or {}),
+        "file names": lambda: checks.as_init_says(
             "file names",
             preflight.why_not_loaded(["", *sys.path]),
             "no file here hides a module",
             Verdict.WARNING,  # many such files are harmless
         ),
-        "CUDA_VISIBLE_DEVICES": lambda: machine.check_visible_devices(
+        "CUDA_VISIBLE_DEVICES": lambda: checks.check_visible_devices(
             chosen, gpus, torch.get("devices")
         ),
-        "devices": lambda: machine.check_devices(world_size, backend, pool, torch),
-        "GPUs": lambda: machine.check_gpus(gpus if on_gpus else ()),
+        "devices": lambda: checks.check_devices(world_size, backend, pool, torch),
+        "GPUs": lambda: checks.check_gpus(gpus if on_gpus else ()),
         f"port {port}": lambda: (
-            network.check_port(port, asked_by, try_port(port), holders_of(port)) if port else ()
+            checks.check_port(port, asked_by, try_port(port), holders_of(port)) if port else ()
         ),
-        "loopback": lambda: machine.as_init_says(
+        "loopback": lambda: checks.as_init_says(
             "loopback", why_no_loopback(), "two processes can connect over 127.0.0.1"
         ),
-        "MASTER_ADDR": lambda: network.check_master_addr(master_lookup, own),
-        "host name": lambda: network.check_host_name(look_up(socket.gethostname()), own, several),
-        "interfaces": lambda: network.check_interfaces(environment, nics, nccl) if nics else (),
-        "memory": lambda: machine.check_memory(world_size, bytes_left()),
-        machine.SHARED_MEMORY: lambda: machine.check_shared_memory(shared_memory(), nccl),
-        "open files": lambda: machine.as_init_says(
+        "MASTER_ADDR": lambda: checks.check_master_addr(master_lookup, own),
+        "host name": lambda: checks.check_host_name(look_up(socket.gethostname()), own, several),
+        "interfaces": lambda: checks.check_interfaces(environment, nics, nccl) if nics else (),
+        "memory": lambda: checks.check_memory(world_size, bytes_left()),
+        checks.SHARED_MEMORY: lambda: checks.check_shared_memory(shared_memory(), nccl),
+        "open files": lambda: checks.as_init_says(
             "open files", preflight.why_too_low_for_files(world_size), "enough (ulimit -n)"
         ),
-        "processes": lambda: machine.as_init_says(
+        "processes": lambda: checks.as_init_says(
             "processes", preflight.why_too_few_processes(world_size), "enough (ulimit -u)"
         ),
-        "cores": lambda: machine.check_cores(
+        "cores": lambda: checks.check_cores(
             cores(), world_size, threads, environment.get("OMP_NUM_THREADS")
         ),
         "temporary folder": check_temporary_folder,
@@ -120,22 +120,19 @@ def examine(
     if not (torch.get("torch") and torch.get("distributed")):
         del looks["backend"]  # what is wrong with torch is said once
     if not sys.platform.startswith("linux"):
-        del looks[machine.SHARED_MEMORY]
-    checks = tuple(check for name, look in looks.items() for check in _safely(name, look))
-    return DoctorReport(checks, world_size, backend)
+        del looks[checks.SHARED_MEMORY]
+    made: list[Check] = []
+    for name, look in looks.items():
+        try:
+            check = look()
+            made += [check] if isinstance(check, Check) else check
+        except (psutil.Error, OSError, ValueError) as error:
+            remedy = "%ddp_init works without this check. Check it by hand."
+            made.append(Check.warning(name, f"could not be checked: {error}", remedy))
+    return DoctorReport(tuple(made), world_size, backend)
 
 
-def _safely(name: str, look: Look) -> Iterator[Check]:
-    """Yield the checks that `look` makes; a warning when the system does not let us look."""
-    try:
-        checks = look()
-        yield from (checks,) if isinstance(checks, Check) else checks
-    except (psutil.Error, OSError, ValueError) as error:
-        remedy = "%ddp_init works without this check. Check it by hand."
-        yield Check.warning(name, f"could not be checked: {error}", remedy)
-
-
-# --------------------------------------------------------------------------- software
+# -- software ----------------------------------------------------------------------------
 
 
 def torch_facts(timeout_s: float = 90.0) -> dict[str, Any]:
@@ -157,6 +154,7 @@ def torch_facts(timeout_s: float = 90.0) -> dict[str, Any]:
         return {"torch_error": f"importing it takes longer than {timeout_s:.0f} s"}
     except OSError as error:
         return {"torch_error": f"{sys.executable} cannot be started: {error}"}
+    # What importing torch prints comes before; the answer is the last line.
     lines = asked.stdout.splitlines()
     if asked.returncode == 0 and lines:
         with contextlib.suppress(ValueError):
@@ -170,10 +168,10 @@ def _check_installed(distribution: str) -> Check:
     version = ""
     with contextlib.suppress(metadata.PackageNotFoundError):
         version = metadata.version(distribution)
-    return software.check_version(distribution, version)
+    return checks.check_version(distribution, version)
 
 
-# --------------------------------------------------------------------------- network
+# -- network -----------------------------------------------------------------------------
 
 
 def try_port(port: int) -> int:
@@ -182,6 +180,7 @@ def try_port(port: int) -> int:
     It is bound as torch's store binds it, and closed without listening.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # torch sets SO_REUSEADDR as well: without it a port in TIME_WAIT would seem to be taken.
         if sys.platform != "win32":  # there it would take another process's port
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -196,6 +195,7 @@ def holders_of(port: int) -> tuple[Holder, ...]:
     sockets: list[Any] = []
     with contextlib.suppress(psutil.Error, OSError):  # where that is forbidden
         sockets = [s for s in psutil.net_connections("tcp") if s.laddr and s.laddr.port == port]
+    # Those that are connected to the port, as ranks are, do not hold it.
     listening = [s for s in sockets if s.status == psutil.CONN_LISTEN]
     holders = []
     for pid in dict.fromkeys(s.pid for s in listening or sockets):
@@ -207,7 +207,7 @@ def holders_of(port: int) -> tuple[Holder, ...]:
 
 
 def look_up(name: str, timeout_s: float = 5.0) -> Lookup:
-    """Return the addresses of a host name, or why the resolver has none in time."""
+    """Return the addresses of a host name, or why it does not resolve in time."""
     answers: list[Lookup] = []
 
     def ask() -> None:
@@ -220,7 +220,8 @@ def look_up(name: str, timeout_s: float = 5.0) -> Lookup:
         addresses = tuple(dict.fromkeys(str(entry[4][0]) for entry in answer))
         answers.append(Lookup(name, addresses))
 
-    # getaddrinfo has no timeout of its own.
+    # getaddrinfo has no timeout of its own, and a thread that is in it cannot be ended: it is left
+    # behind where the resolver takes longer.
     thread = threading.Thread(target=ask, name="ddp-look-up", daemon=True)
     thread.start()
     thread.join(timeout_s)
@@ -246,13 +247,13 @@ def interfaces() -> Mapping[str, Interface]:
     }
 
 
-# --------------------------------------------------------------------------- machine
+# -- machine -----------------------------------------------------------------------------
 
 
 def shared_memory() -> tuple[int, int] | None:
     """Return total and free bytes of /dev/shm, None where it is missing."""
     try:
-        usage = shutil.disk_usage(machine.SHARED_MEMORY)
+        usage = shutil.disk_usage(checks.SHARED_MEMORY)
     except OSError:
         return None
     return usage.total, usage.free
@@ -269,4 +270,4 @@ def check_temporary_folder() -> Check:
         remedy = "Before Jupyter starts: export TMPDIR=/tmp (or another folder)"
         return Check.failure(name, str(error), remedy)
     free = format_bytes(shutil.disk_usage(folder).free)
-    return machine.as_init_says(name, preflight.why_no_room(), f"{folder}, {free} free")
+    return checks.as_init_says(name, preflight.why_no_room(), f"{folder}, {free} free")

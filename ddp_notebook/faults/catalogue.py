@@ -63,7 +63,7 @@ _FAULTS = (
     ),
     _settings(
         name="address-unreachable",
-        title="MASTER_ADDR is an address where nobody answers",
+        title="MASTER_ADDR is an address that does not answer",
         lesson="All ranks connect to a machine that does not answer. They cannot tell: a silent "
         "network and a slow one look the same until the timeout.",
         category=Category.UNREACHABLE_MASTER,
@@ -129,8 +129,8 @@ _FAULTS = (
     _settings(
         name="wrong-interface",
         title="GLOO_SOCKET_IFNAME names an interface that does not exist",
-        lesson="gloo looks for the network interface by name and fails at once where there is "
-        "none. The name was copied from another machine.",
+        lesson="gloo looks for the network interface by name and fails at once if none "
+        "matches. The name was copied from another machine.",
         category=Category.WRONG_INTERFACE,
         culprits=(1,),
         settings={1: {"GLOO_SOCKET_IFNAME": "bogus0"}},

@@ -1,4 +1,4 @@
-"""What a fault of the lab is, as a value."""
+"""A fault of the lab, as a value."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Kind(StrEnum):
     """How a fault is injected."""
 
     SETTINGS = "settings"
-    """The session's own set-up, with the environment of some ranks changed."""
+    """The session's own setup, with the environment of some ranks changed."""
     SCRIPT = "script"
     """A script on the ranks, with the mistake in it."""
     MODEL = "model"
@@ -40,12 +40,12 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class TwoHosts:
-    """What is wrong with the second of two hosts, which rank 1 is on, or with the way to it."""
+    """The trouble with the second of two hosts, which rank 1 is on, or with the way to it."""
 
     name: str = "lab-1"
     """The second host's name; the first is lab-0."""
     drops: str = ""
-    """What a firewall on the first host drops: ``store``, ``ranks``, or empty for nothing."""
+    """The packets that the first host drops: ``store``, ``ranks``, or empty for nothing."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ class Fault:
     lesson: str
     """Two sentences for a learner: what happens, and why."""
     category: Category
-    """Of the finding that the diagnosis must begin with."""
+    """The category of the finding that the diagnosis must begin with."""
     culprits: tuple[int, ...]
     """The ranks that finding must name; `(ALL,)` and `(OTHERS,)` stand for several."""
     kind: Kind = Kind.SETTINGS
     min_ranks: int = 2
     passes: bool = False
-    """The ranks are only late: set-up succeeds in the end."""
+    """The ranks are only late: setup succeeds in the end."""
     simulated: str = ""
-    """What is not real about it; empty when all of it is."""
+    """The part of it that is not real; empty when all of it is."""
 
     settings: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     """Environment variables per rank, for `Kind.SETTINGS` and `Kind.HOSTS`.

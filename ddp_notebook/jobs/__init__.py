@@ -1,7 +1,7 @@
 """Finds and diagnoses jobs that no notebook started, running or ended; also the commands for it.
 
 commandline.py  `ddp-notebook jobs | why | where | save | mcp`: arguments, texts, JSON.
-dumps.py        Dumps of torch's flight recorder, of files and of ranks that run.
+dumps.py        Dumps of torch's flight recorder, read without running their code.
 find.py         A user's jobs on this host: as a table, as JSON, or named by a process.
 frames.py       Stack frames of dumps, tracebacks and py-spy as lines of the user's code.
 hosts.py        Jobs on other hosts, by ssh or srun; what a user names, on any host.
@@ -17,8 +17,8 @@ verdict.py      The diagnosis of such a job with its basis, as text and as JSON.
 schema.json     The form of the JSON that `why --json` prints; `schema_jobs.json` and
                 `schema_where.json` those of `jobs` and `where`.
 
-What follows is loaded when it is first used: with all that it needs, it is a fifth of the code that
-`%load_ext` would otherwise wait for, and most notebooks look at no other job.
+The modules below are loaded when they are first used: with all that they need, they are a fifth of
+the code that `%load_ext` would otherwise wait for, and most notebooks look at no other job.
 """
 
 from typing import TYPE_CHECKING, Any

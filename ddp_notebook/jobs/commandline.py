@@ -76,6 +76,8 @@ def _mcp(_args: argparse.Namespace) -> NoReturn:
         raise UsageMistake(
             'The package mcp is not installed. Type: pip install "ddp-notebook[mcp]"'
         )
+    # The process is replaced, so that stdin and stdout are the server's alone: what an import here
+    # had printed would break the protocol.
     os.execv(sys.executable, [sys.executable, "-m", "ddp_notebook.jobs.mcp"])  # noqa: S606
 
 
@@ -110,8 +112,14 @@ def _why(args: argparse.Namespace) -> int:
     if args.json:
         _print(verdict.to_json(target.name))
     else:
-        _print(_chosen(args, target) + _as_text(verdict))
+        _print(_chosen(args, target) + as_text(verdict))
     return verdict.outcome.value
+
+
+def as_text(verdict: Verdict) -> str:
+    """Return a verdict for a terminal."""
+    lines = [view.text(verdict.diagnosis), "", f"This stands on: {verdict.basis}."]
+    return "\n".join([*lines, *(f"Note: {note}" for note in verdict.unread)])
 
 
 def _chosen(args: argparse.Namespace, target: Target) -> str:
@@ -141,11 +149,6 @@ def _where(args: argparse.Namespace) -> int:
         text = _places_text(places, target.world_size, target.about, " ".join(args.target))
         _print(_chosen(args, target) + text)
     return 0
-
-
-def _as_text(verdict: Verdict) -> str:
-    lines = [view.text(verdict.diagnosis), "", f"This stands on: {verdict.basis}."]
-    return "\n".join([*lines, *(f"Note: {note}" for note in verdict.unread)])
 
 
 def _places_text(

@@ -5,36 +5,25 @@ in a group from 1. gloo's entries have no state of their own, and no sends and r
 stacks.
 
 Dumps lie in folders to which others may write. A pickle of 600 bytes can stand for gigabytes: its
-lists are shared by reference, and whoever turns them into text writes each of them out. So not only
-what is read is bounded but also what is built, and no value of unknown type is turned into text.
+lists are shared by reference, and whoever turns them into text writes each of them out. So the
+sizes of both input and result are bounded, and no value of unknown type is turned into text.
 """
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import io
 import math
-import os
 import pickle
 import pickletools
 import re
-import socket
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
 
-from ddp_notebook import files
-from ddp_notebook.diagnosis.collectives.describe import numbered
 from ddp_notebook.jobs.frames import Frame, Sources, function_called
-from ddp_notebook.model import DEFAULT_GROUP, Collective, Phase, Place, codec, name_ranks
-from ddp_notebook.rank.prepared import processes
+from ddp_notebook.model import DEFAULT_GROUP, Collective, Phase, Place, codec
 
 MOST_BYTES = 64 << 20
-_MOST_VALUES = 4_000_000
-"""Opcodes of one pickle; a dump of 2000 collectives with stacks has about 200,000."""
 
 
 class NotPlain(ValueError):
@@ -63,7 +52,7 @@ def rank_of(name: str) -> int | None:
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """Return the content of a dump, as torch wrote it. Raises NotPlain if it is none."""
+    """Return the content of a dump, as torch wrote it. Raises NotPlain for anything else."""
     if data[:1] == b"{":
         try:
             value = codec.loads(data, of_others=True)
@@ -137,8 +126,8 @@ def _check(data: bytes) -> None:
     memo: dict[int, str] = {}
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         name = opcode.name
-        if count > _MOST_VALUES:
-            raise NotPlain(f"it has more than {_MOST_VALUES:,} values")
+        if count > 4_000_000:  # a dump of 2000 collectives with stacks has about 200,000
+            raise NotPlain("it has more than 4,000,000 values")
         if name in _SCALARS:
             parts.append("scalar")
         elif name in _CONTAINERS:
@@ -201,7 +190,7 @@ def read(wire: Mapping[str, Any], rank: int, sources: Sources) -> Dump:
 
 
 class _Shared:
-    """What entries of a dump have in common, made once for each list that they share."""
+    """Converts each list that entries of a dump share once."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -222,7 +211,7 @@ class _Shared:
     def sizes(self, value: object) -> tuple[tuple[int, ...], int, int]:
         """Return the shape of the first tensor, how many elements all have, and how many they are.
 
-        All three are 0 or empty where none are told.
+        All three are 0 or empty where the dump has no shapes.
         """
         if id(value) not in self._sizes:
             shapes = [
@@ -249,7 +238,7 @@ def _text(value: object) -> str:
 
 
 def _groups(config: object) -> dict[str, tuple[int, ...]]:
-    """Return the members of the groups of which they are known; gloo leaves them out.
+    """Return the members of each group, where they are known; gloo leaves them out.
 
     torch writes them as text, ``"[0, 1, 2]"``.
     """
@@ -281,6 +270,8 @@ def _group(name: str, description: str) -> str:
 def _record(
     entry: Mapping[str, Any], rank: int, groups: Mapping[str, tuple[int, ...]], shared: _Shared
 ) -> Collective | None:
+    # `nccl:all_reduce`, `gloo:_all_gather_base`: the names are those of C++ functions, which differ
+    # from Python's.
     backend, _, operation = _text(entry.get("profiling_name")).partition(":")
     pair = entry.get("process_group")
     names = [_text(each) for each in pair[:2]] if isinstance(pair, list | tuple) else []
@@ -317,83 +308,3 @@ def _record(
         issued_ns=_int(entry.get("time_created_ns")),
         done_ns=_int(entry.get("time_discovered_completed_ns")),
     )
-
-
-# -- of ranks that run -----------------------------------------------------------------------
-
-SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
-FILE_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-_ANSWERS_WITHIN_S = 2.0
-
-
-def recorded(ranks: Mapping[int, tuple[int, float]], sources: Sources) -> dict[int, Dump]:
-    """Return the records of those running ranks that give them away; `ranks` has the process of
-    each, and when it began. Nothing makes them write more.
-
-    By the socket of torch's worker server, whose path `torch.distributed.elastic.control_plane`
-    takes from the environment; or by a dump that the rank has written since it began, as NCCL's
-    watchdog does (from torch's documentation and source, never run with NCCL).
-    """
-    found = {}
-    for rank, (pid, began_s) in ranks.items():
-        with contextlib.suppress(OSError, NotPlain):
-            given = processes.environment(pid)
-            stems = (given.get(name, "") for name in FILE_VARIABLES)
-            written = (_written(Path(f"{stem}{rank}"), began_s) for stem in stems if stem)
-            served = _served(pid, given.get(SOCKET_VARIABLE, ""))
-            if data := served or next(filter(None, written), b""):
-                found[rank] = read(parse(data), rank, sources)
-    return found
-
-
-def facts(dumps: Mapping[int, Dump]) -> list[str]:
-    """Say what each rank's recorder has as its last collective that is not done, or as its last."""
-    same: dict[str, list[int]] = {}
-    for rank, dump in dumps.items():
-        pending = next((r for r in dump.records if not r.over), None)
-        last = pending or (dump.records[-1] if dump.records else None)
-        text = "no collective"
-        if last is not None:
-            text = f"{numbered(last)}, {'done' if pending is None else 'not done'}"
-        same.setdefault(text, []).append(rank)
-    return [f"flight recorder of {name_ranks(who)}: {text}" for text, who in same.items()]
-
-
-def _written(path: Path, began_s: float) -> bytes:
-    with contextlib.suppress(OSError), files.opened(path) as stream:
-        if os.fstat(stream.fileno()).st_mtime >= began_s:
-            return stream.read(MOST_BYTES)
-    return b""
-
-
-def _served(pid: int, path: str) -> bytes:
-    """Return what the rank's own server answers; nothing where another process listens."""
-    if not path.startswith("/"):
-        return b""
-    connection = _OverSocket(path, pid)
-    try:
-        connection.request("POST", "/handler/fr_trace_json")
-        answer = connection.getresponse()
-        return answer.read(MOST_BYTES) if answer.status == http.client.OK else b""
-    except (OSError, http.client.HTTPException):
-        return b""
-    finally:
-        connection.close()
-
-
-class _OverSocket(http.client.HTTPConnection):
-    """HTTP over a unix socket at which the process `pid` listens. Raises OSError for another."""
-
-    def __init__(self, path: str, pid: int) -> None:
-        super().__init__("localhost", timeout=_ANSWERS_WITHIN_S)
-        self._path, self._pid = path, pid
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(_ANSWERS_WITHIN_S)
-        self.sock.connect(self._path)
-        # Ranks may have been told one path: the last one that began listens there.
-        peer = struct.Struct("3i")
-        told = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, peer.size)
-        if peer.unpack(told)[0] != self._pid:
-            raise ConnectionError("another process listens there")

@@ -22,7 +22,7 @@ from ddp_notebook.model import Category, Ranks, format_ranks, name_ranks
 from ddp_notebook.rank.prepared import job_folder, processes
 from ddp_notebook.rank.prepared.processes import has_torch
 from ddp_notebook.views.ansi import plain
-from ddp_notebook.views.table import Cell, Column, Row, Table
+from ddp_notebook.views.table import Cell, Column, Row, Table, age_words
 
 # -- named -------------------------------------------------------------------------------
 
@@ -67,6 +67,8 @@ HOW_TO_PREPARE = (
 
 def looked_in() -> str:
     """Say where prepared jobs are looked for: one that was told another folder is not seen."""
+    # The commonest reason for an empty list: the job was started with another TMPDIR, or the folder
+    # can be entered by others, and then no rank writes into it.
     folder = job_folder.root()
     named = f", of {job_folder.FOLDER_VARIABLE}" if job_folder.FOLDER_VARIABLE in os.environ else ""
     if os.path.lexists(folder) and not is_private(folder):
@@ -89,7 +91,7 @@ def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
         return told
     if not was_set(pid) and not has_torch(pid):
         return (
-            f"Process {pid} has not loaded torch, and is neither a rank nor the launcher of one. "
+            f"Process {pid} has not loaded torch: it is not a rank, nor a launcher of ranks. "
             "Your jobs: ddp-notebook jobs"
         )
     how = (outside.elsewhere(pid) or _WAS_SET) if was_set(pid) else HOW_TO_PREPARE
@@ -139,7 +141,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A job and its state. `stuck` is None if unknown."""
+    """A job and its state; an unknown `stuck` is None."""
 
     script: str
     world_size: int
@@ -159,14 +161,13 @@ def listed() -> list[Listed]:
     Running, prepared jobs are asked for their state.
     """
     jobs = records.jobs()
-    return [*map(_prepared, jobs), *map(_unprepared, others(jobs))]
-
-
-def _prepared(job: Job) -> Listed:
-    stuck, state = _state(job)
-    pids = {rank: process.about.pid for rank, process in job.processes.items()}
-    first = job.first
-    return Listed(first.script, job.world_size, pids, job.alive, first.wall_s, True, stuck, state)
+    listed = []
+    for job in jobs:
+        pids = {rank: process.about.pid for rank, process in job.processes.items()}
+        script, began_s = job.first.script, job.first.wall_s
+        state = _state(job)
+        listed.append(Listed(script, job.world_size, pids, job.alive, began_s, True, *state))
+    return [*listed, *map(_unprepared, others(jobs))]
 
 
 def _unprepared(ranks: Mapping[int, Seen]) -> Listed:
@@ -194,6 +195,7 @@ def _state(job: Job) -> tuple[bool | None, str]:
         if finding.category is not Category.UNDECIDED:
             who = f": {name_ranks(finding.ranks)}" if finding.ranks else ""
             return bool(finding.waiting), f"runs, {finding.category.value}{who}"
+    # Undecided is not "stuck": a program that polls this list should not restart a job for it.
     if wrong:
         who = name_ranks(wrong[0].waiting)
         return None, f"runs, perhaps stuck: {who}" if who else "runs, perhaps stuck"
@@ -206,30 +208,22 @@ def text(jobs: Sequence[Listed]) -> str:
     parts = []
     if jobs:
         now_s = time.time()
-        parts.append(Table(_COLUMNS, [_row(job, now_s) for job in jobs]).text())
+        rows = []
+        for job in jobs:
+            texts = (
+                str(job.pids[min(job.pids)]),
+                plain(Path(job.script).name) or "python",
+                f"{format_ranks(tuple(job.pids))} of {job.world_size}",
+                age_words(now_s - job.began_s),
+                "yes" if job.prepared else "no",
+                job.state,
+            )
+            rows.append(Row([*map(Cell, texts)]))
+        parts.append(Table(_COLUMNS, rows).text())
     if not any(job.prepared or outside.was_set(min(job.pids.values())) for job in jobs):
         where = looked_in()
         parts.append(f"No job of yours on this host was prepared ({where}). {HOW_TO_PREPARE}")
     return "\n\n".join(parts)
-
-
-def _row(job: Listed, now_s: float) -> Row:
-    texts = (
-        str(job.pids[min(job.pids)]),
-        plain(Path(job.script).name) or "python",
-        f"{format_ranks(tuple(job.pids))} of {job.world_size}",
-        _age(now_s - job.began_s),
-        "yes" if job.prepared else "no",
-        job.state,
-    )
-    return Row([Cell(text) for text in texts])
-
-
-def _age(age_s: float) -> str:
-    for unit, worth in (("d", 86400), ("h", 3600), ("min", 60)):
-        if age_s >= 2 * worth:
-            return f"{age_s / worth:.0f} {unit}"
-    return f"{max(0.0, age_s):.0f} s"
 
 
 def to_json(jobs: Sequence[Listed]) -> dict[str, Any]:

@@ -48,6 +48,8 @@ def function_called(frames: Sequence[Frame]) -> tuple[str, Part | None]:
     `frames` has the innermost first. Empty and None where torch's frames do not tell.
     """
     api, part = "", None
+    # From the innermost outwards: the last function of torch before the user's line is the one that
+    # was called.
     for frame in frames:
         if frame.users:
             return api, part

@@ -2,13 +2,12 @@
 
 Nothing listens anywhere for it, and nothing is sent but the command that is run there, which only
 looks. Its output is read to a bound and within a time limit; what is not as expected is said in
-words, with what the other program said. What several hosts saw is joined: each rank as its own host
-knows it.
+words, with what the other program said. The observations of several hosts are joined: each rank as
+its own host knows it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -19,12 +18,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ddp_notebook.archive.format import Observed, SavedRun
 from ddp_notebook.archive.replay import LARGEST_FILE, Replay
@@ -55,14 +54,13 @@ from ddp_notebook.views.ansi import plain, preformatted
 # -- commands that are run there -------------------------------------------------------------
 
 SSH_VARIABLE = "DDP_NOTEBOOK_SSH"
-"""What to run in place of ssh, with its options: `ssh -J login`."""
+"""The command to run in place of ssh, with its options: `ssh -J login`."""
 THERE_VARIABLE = "DDP_NOTEBOOK_THERE"
 """Where `ddp-notebook` is on the other hosts."""
 _WITHIN_S = 60.0
-_CONNECTS_WITHIN_S = 10
 _HOST = re.compile(r"[A-Za-z0-9_]([\w.@-]*[\w.])?", re.ASCII)
 _RUN_THERE = 'if [ -x "$0" ]; then exec "$0" "$@"; fi; exec ddp-notebook "$@"'
-"""What a shell there does: it prefers the same file as here, as where hosts share a file system."""
+"""The script of the shell there; it prefers the file of here, as hosts may share a file system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class Host:
     name: str
     reached: tuple[str, ...]
     by_hand: str
-    """What a user can try in a shell."""
+    """The command that a user can try in a shell."""
     joins: bool = False
 
     def run(self, words: Sequence[str]) -> bytes:
@@ -134,9 +132,9 @@ def by_ssh(name: str) -> Host:
     except ValueError as error:
         raise UsageMistake(f"{SSH_VARIABLE}={plain(given)} is no command: {error}.") from None
     # No terminal, no agent and no X11 are passed on (-T -a -x): what runs there needs none, and a
-    # host on which somebody else is root should get none. BatchMode: a question for a password that
-    # nobody sees would wait until the time limit.
-    options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECTS_WITHIN_S}")
+    # host on which another user is root should get none. BatchMode: a question for a password that
+    # no one sees would wait until the time limit.
+    options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={10}")
     reached = (*program, *options, "-T", "-a", "-x", "--", name)
     return Host(name, reached, shlex.join((*program, name, "true")), joins=True)
 
@@ -215,8 +213,16 @@ def last_line(output: bytes) -> bytes:
 
 def _output(call: Sequence[str]) -> tuple[int | None, bytes, str]:
     """Return a command's exit code, None if it took too long, its output, its last error line."""
-    with tempfile.TemporaryFile() as errors, _started(call, errors) as process:
-        late = threading.Event()
+    late = threading.Event()
+    # Error output goes to a file: what ssh leaves running for other connections keeps it open, and
+    # a pipe would not end. `communicate(timeout=)` would keep all of the output in memory; this
+    # reads to a bound, and a timer ends what takes too long.
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
+            call, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+        ) as process,
+    ):
 
         def end() -> None:
             late.set()
@@ -231,6 +237,9 @@ def _output(call: Sequence[str]) -> tuple[int | None, bytes, str]:
             if len(output) > LARGEST_FILE:
                 process.kill()
             code = process.wait()
+        except BaseException:  # an interrupt: Popen would wait for the command's end
+            process.kill()
+            raise
         finally:
             limit.cancel()
         errors.seek(0)
@@ -240,27 +249,11 @@ def _output(call: Sequence[str]) -> tuple[int | None, bytes, str]:
     return (None if late.is_set() else code), output, cut(plain(said[-1]), 500) if said else ""
 
 
-@contextlib.contextmanager
-def _started(call: Sequence[str], errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command; it is ended where the block is left early, as by an interrupt.
-
-    Error output goes to a file: what ssh leaves running for other connections keeps it open.
-    """
-    with subprocess.Popen(
-        call, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
-    ) as process:
-        try:
-            yield process
-        except BaseException:
-            process.kill()
-            raise
-
-
 # -- joined ----------------------------------------------------------------------------------
 
 NOT_SEEN = "no process of it was found on the hosts that were asked"
 Runs = Mapping[str, SavedRun]
-"""What was seen, by host."""
+"""The observations, by host."""
 
 
 def joined(runs: Runs) -> Case:
@@ -455,7 +448,11 @@ class Elsewhere(Target):
         for host, output in self._answers("where", *options).items():
             run = self._runs.get(host)
             there = None if run is None or len(self._hosts) == 1 else observed(run).ranks
-            found = _stacks(host, output)
+            try:
+                wire: Any = json.loads(output[output.find(b"{") :])
+                found = codec.decode(tuple[RankStack, ...], codec.readable(wire.get("stacks")))
+            except (DecodeError, ValueError, AttributeError, RecursionError) as error:
+                raise UsageMistake(f"What {host} answers cannot be read: {error}.") from None
             stacks |= {stack.rank: stack for stack in found if there is None or stack.rank in there}
         return stack_tree.merge(stacks.values(), self.world_size)
 
@@ -486,26 +483,15 @@ class Elsewhere(Target):
         return {host.name: out for host, out in pairs if isinstance(out, bytes)}
 
     def _notes(self) -> list[str]:
-        """Say which hosts were not heard, and which have another version."""
+        """Say which hosts did not answer, and which have another version."""
         here = metadata.version("ddp-notebook")
         versions = {host: run.versions.get("ddp_notebook") for host, run in self._runs.items()}
         return [
             *self._missing,
             *(
-                f"{host} has ddp_notebook {plain(there)}, this host has {here}: what is said of "
+                f"{host} has ddp_notebook {plain(there)}, this host has {here}: answers on "
                 "the job may differ"
                 for host, there in versions.items()
                 if there and there != here
             ),
         ]
-
-
-def _stacks(host: str, output: bytes) -> tuple[RankStack, ...]:
-    try:
-        wire: Any = json.loads(output[output.find(b"{") :])
-        stacks: tuple[RankStack, ...] = codec.decode(
-            tuple[RankStack, ...], codec.readable(wire.get("stacks"))
-        )
-    except (DecodeError, ValueError, AttributeError, RecursionError) as error:
-        raise UsageMistake(f"What {host} answers cannot be read: {error}.") from None
-    return stacks

@@ -1,4 +1,4 @@
-"""What an ended job left in files: sorted, read as one case, and judged.
+"""Files that an ended job left: sorted, read as one case, and judged.
 
 Files say less than live ranks. What a rank issued after its dump is unknown, so a missing
 collective is never proof; a mismatch in one slot is. The rules are those of a session; what they
@@ -10,19 +10,14 @@ and what is malformed or cannot be read is left out, with a note.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
-import errno
-import gzip
 import os
 import re
 import signal
 import stat
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO
 
 from ddp_notebook.diagnosis import diagnose_run, failures
 from ddp_notebook.diagnosis.collectives.exits import GOT_TOO_MUCH
@@ -64,7 +59,6 @@ _MOST_RANKS = 4096
 """So many are judged, and so many files are read: one of each rank's."""
 _LOG_TAIL_BYTES = 2 << 20
 """How much of a log is read, from its end, where the errors are."""
-_MOST_BYTES = 512 << 20
 _TORCHRUN = re.compile(r"attempt_(\d+)/(\d{1,6})/(?:stdout|stderr)\.log$")
 _ABORTED = -signal.SIGABRT.value
 
@@ -91,7 +85,8 @@ class Found:
 def found_in(paths: Sequence[Path]) -> Found:
     """Read the files at `paths`, and those in folders among them. Raises UsageMistake."""
     found = Found()
-    left_bytes = _MOST_BYTES
+    # More than this, in bytes, is no job's logs: what is left out is noted.
+    left_bytes = 512 << 20
     files = _last_attempts(dict(_files(paths, found)))
     for number, file in enumerate(files):
         if number >= _MOST_RANKS or left_bytes <= 0:
@@ -163,12 +158,9 @@ def _take(file: Path, found: Found) -> int:
             status = os.fstat(stream.fileno())
             found.newest_s = max(found.newest_s, status.st_mtime)
             start = stream.read(2)
-            if start == b"\x1f\x8b" and file.suffix == ".gz":
-                found.logs.append((_unpacked_tail(stream), rank))
-                return _LOG_TAIL_BYTES
-            named_log = file.suffix in (".log", ".txt", ".out", ".err")
-            if named_log or (start[:1] not in (b"\x80", b"{", b"") and not file.suffix):
-                text = _tail(stream, start, status.st_size)
+            if _is_log(file, start):
+                stream.seek(max(0, status.st_size - _LOG_TAIL_BYTES))
+                text = stream.read(_LOG_TAIL_BYTES).decode("utf-8-sig", errors="replace")
                 found.logs.append((text, rank))
                 return len(text)
             if status.st_size > dumps.MOST_BYTES:
@@ -183,31 +175,11 @@ def _take(file: Path, found: Found) -> int:
     return len(data)
 
 
-def _tail(stream: BinaryIO, start: bytes, size: int) -> str:
-    """Return the end of a log; of one that PowerShell wrote, too: it writes UTF-16."""
-    wide = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    at = max(0, size - _LOG_TAIL_BYTES)
-    stream.seek(at + at % 2 if wide else at)
-    data = stream.read(_LOG_TAIL_BYTES)
-    if not wide:
-        return data.decode("utf-8-sig" if at == 0 else "utf-8", errors="replace")
-    kind = "utf-16-le" if start == codecs.BOM_UTF16_LE else "utf-16-be"
-    return data.decode(kind, errors="replace").removeprefix("\ufeff")
-
-
-def _unpacked_tail(stream: BinaryIO) -> str:
-    """Return the end of a packed log. Raises OSError where it is damaged, or too long."""
-    stream.seek(0)
-    last, before, read = b"", b"", 0
-    try:
-        with gzip.open(stream) as packed:
-            while piece := packed.read(_LOG_TAIL_BYTES):
-                before, last, read = last, piece, read + len(piece)
-                if read > _MOST_BYTES:
-                    raise OSError(errno.EFBIG, f"it has more than {_MOST_BYTES >> 20} MiB unpacked")
-    except (EOFError, gzip.BadGzipFile, zlib.error):
-        raise OSError(errno.EINVAL, "it is damaged: gzip cannot unpack it") from None
-    return (before + last)[-_LOG_TAIL_BYTES:].decode(errors="replace")
+def _is_log(file: Path, start: bytes) -> bool:
+    """Return True for a log by its name, or without a suffix for what begins as no dump does."""
+    if not file.suffix:
+        return start[:1] not in (b"\x80", b"{", b"")
+    return file.suffix in (".log", ".txt", ".out", ".err")
 
 
 def _take_dump(file: Path, data: bytes, found: Found) -> None:
@@ -248,7 +220,7 @@ class Gathered:
 
     @property
     def basis(self) -> str:
-        """What was read, in words."""
+        """Name the files that were read."""
         parts = []
         if self.dumps:
             stacks = "with stacks" if self.stacks else "without stacks"
@@ -385,6 +357,7 @@ def _report(
     rank: int, records: tuple[Collective, ...], error: RankReport | None, written: Logs
 ) -> RankReport:
     """Return one rank's report: its error, else how its process ended, else what it was in."""
+    # A dump with records proves that the process group was made; a log proves nothing of it.
     had_group = bool(records)
     known = RankReport(
         rank,
@@ -432,7 +405,14 @@ def judged(gathered: Gathered) -> Diagnosis:
     if all(finding.passing for finding in findings):
         findings += [*_ended_in_set_up(case), *own_errors(case), *_conditional(by_rules)]
     # From what proves most to what proves least; each is asked where those before it are silent.
-    findings = findings or _apart(gathered) or _died(case) or _left(case) or _undecided(gathered)
+    dead = [report for report in case.ranks if report.activity is Activity.DEAD]
+    findings = (
+        findings
+        or _apart(gathered)
+        or [finding for finding in deaths(case, dead, ()) if not _is_victim(finding, case)]
+        or _left(case)
+        or _undecided(gathered)
+    )
     what = {report.rank: _doing(report) for report in case.ranks}
     diagnosis = replace(diagnosis, findings=tuple(findings), doing=what)
     all_ended_well = bool(case.ranks) and all(report.end.code == 0 for report in case.ranks)
@@ -459,12 +439,6 @@ def _apart(gathered: Gathered) -> list[Finding]:
     return list(apart(replace(gathered.case, collectives=Collectives(stood))))
 
 
-def _died(case: Case) -> list[Finding]:
-    """Return processes that ended by a signal or an exit code, if no rank waited for them."""
-    dead = [report for report in case.ranks if report.activity is Activity.DEAD]
-    return [finding for finding in deaths(case, dead, ()) if not _is_victim(finding, case)]
-
-
 def _left(case: Case) -> list[Finding]:
     """Return a rank that ended well, where all others lost their connection to one that left."""
     finished = tuple(report.rank for report in case.ranks if report.end.code == 0)
@@ -475,7 +449,7 @@ def _left(case: Case) -> list[Finding]:
 
 
 def _ended_in_set_up(case: Case) -> Iterable[Finding]:
-    """Return ranks that ended normally while others waited in set-up until their timeout."""
+    """Return ranks that ended normally while others waited in setup until their timeout."""
     if any(case.collectives.of.values()):
         return
     waited = tuple(

@@ -1,4 +1,4 @@
-"""What ranks, NCCL's watchdogs and torchrun's agent wrote: errors, timeouts and exits of ranks.
+"""Logs of ranks, of NCCL's watchdogs and of torchrun's agent: errors, timeouts and exits of ranks.
 
 A log says little: the last error of a rank, where it was raised, and how processes ended. Which
 collectives were issued before is not in it. Which rank wrote a line is known by the marks that
@@ -23,8 +23,7 @@ _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 _COMPILED = re.compile(r'  File "([^"]+)", line (\d{1,9})$')
 _UNREADABLE = re.compile(r"(SyntaxError|IndentationError|TabError): (.*)")
 _REFUSED = re.compile(r"[\w./-]{1,200}: error: .+")
-"""What argparse writes, after a line with the usage, before it ends a process."""
-_MOST_MESSAGE_LINES = 8
+"""The last line of argparse, after a line with the usage, before it ends a process."""
 _ABORTED = re.compile(r"\s*what\(\):\s*(.*)")
 _EXIT = re.compile(r"\brank\s+: (\d{1,7}) \(local_rank: (\d{1,7})\)")
 _CODE = re.compile(r"\bexitcode\s+: (-?\d{1,5})\b(?: \(pid: (\d+)\))?")
@@ -115,10 +114,9 @@ class Watchdogs:
             return (
                 "NCCL's watchdogs timed out, and the log does not tell in which of several groups"
             )
-        groups = sorted({group for _, group in self.timed_out})
-        return self._words(groups[0]) if groups else ""
-
-    def _words(self, group: str) -> str:
+        if not self.timed_out:
+            return ""
+        group = min(group for _, group in self.timed_out)
         late = {rank: each for (rank, of), each in self.timed_out.items() if of == group}
         first = min(number for number, _ in late.values())
         same: dict[str, list[int]] = {}
@@ -160,7 +158,7 @@ def _group(text: str | None) -> str:
 
 @dataclass
 class Logs:
-    """What logs say about ranks. `exits` are codes; negative for signals.
+    """The facts about ranks in logs. `exits` are codes; negative for signals.
 
     `exits` of a rank that was not listed by an agent that listed others is 0: it had ended well.
     """
@@ -297,9 +295,13 @@ def _last_raised(lines: list[str], certain: bool) -> Raised | None:
     match = _RAISED.match(lines[at]) if at < len(lines) else None
     if match is None or not frames:
         return None
-    rest = [line for line in lines[at + 1 : at + _MOST_MESSAGE_LINES] if line.strip()]
+    # An error's message has eight lines at most, or it is taken for what follows.
+    message, after = lines[at + 1 : at + 8], lines[at + 8 :]
+    rest = [line for line in message if line.strip()]
     text = "\n".join([match[2] or "", *rest]).strip()
-    ends = not any(line.strip() for line in lines[at + _MOST_MESSAGE_LINES :])
+    # An error that is followed by more of the rank's output was caught and logged, unless torch's
+    # own hook marked it.
+    ends = not any(line.strip() for line in after)
     name = match[1].rpartition(".")[2]
     return Raised(name, text, tuple(frames), tuple(texts), certain or ends)
 

@@ -11,20 +11,15 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from ddp_notebook.diagnosis.progress import in_setup
 from ddp_notebook.diagnosis.standing_still import diagnose_standing
-from ddp_notebook.jobs import dumps, pyspy
-from ddp_notebook.jobs.dumps import Dump
+from ddp_notebook.jobs import pyspy
 from ddp_notebook.jobs.frames import Sources
 from ddp_notebook.jobs.pyspy import Reported, Thread
 from ddp_notebook.jobs.verdict import AT_REST, Verdict, for_others
@@ -37,6 +32,7 @@ from ddp_notebook.model import (
     Diagnosis,
     Finding,
     Local,
+    Place,
     Probe,
     ProcessEnd,
     RankReport,
@@ -74,12 +70,12 @@ class Seen:
 
     @property
     def launched(self) -> tuple[object, ...]:
-        """The same for all ranks of a job, and of all that one shell has started."""
+        """A key that all ranks of a job share, and all that one shell has started."""
         return self.parent, self.script
 
     @property
     def launches(self) -> tuple[object, ...]:
-        """What `launched` is of the ranks that it starts itself."""
+        """The key `launched` of the ranks that it starts itself."""
         return self.pid, self.script
 
     @property
@@ -101,7 +97,7 @@ def job_of(pid: int, prepared: frozenset[int]) -> dict[int, Seen] | None:
 def jobs(prepared: frozenset[int]) -> list[dict[int, Seen]]:
     """Return the ranks by job, the newest first; without those of the pids in `prepared`.
 
-    Ranks of which none has loaded torch are no job.
+    Ranks that have not loaded torch yet are no job.
     """
     found = job_folder.by_job(_only_ranks(list(_told()), prepared))
     with_torch = (of for of in found if any(process.torch for process in of.values()))
@@ -159,33 +155,6 @@ def elsewhere(pid: int) -> str:
     how = f"with {name}={shlex.quote(plain(theirs[name]))}" if name in theirs else f"without {name}"
     read = plain(str(job_folder.root()))
     return f"It was started {how}, and its record is not in {read}: ask with the same {name}."
-
-
-def stopped(launcher: int, absent: Sequence[int], known: frozenset[int]) -> dict[int, int]:
-    """Return by rank the processes of absent ranks that a signal stopped before they were prepared.
-
-    Their environment says which rank they are. One of ``mp.spawn`` was told none when it began: it
-    is the rank that is absent where that is one alone. `known` are pids of other ranks.
-    """
-    found: dict[int, int] = {}
-    untold_ranks = []
-    with contextlib.suppress(psutil.Error):
-        for process in psutil.Process(launcher).children(recursive=True):
-            if process.pid in known or process.status() != psutil.STATUS_STOPPED:
-                continue
-            with contextlib.suppress(OSError):
-                told = processes.launch_parameters(processes.environment(process.pid))
-                if told is not None and told.rank in absent:
-                    found.setdefault(told.rank, process.pid)
-                elif (
-                    told is None
-                    and process.ppid() == launcher
-                    and ("multiprocessing.spawn" in processes.read(process.pid, "cmdline"))
-                ):
-                    untold_ranks.append(process.pid)
-    if not found and len(absent) == len(untold_ranks) == 1:
-        found[absent[0]] = untold_ranks[0]
-    return found
 
 
 def untold(pid: int) -> tuple[int, ...]:
@@ -251,7 +220,8 @@ def _script(pid: int) -> str:
 
 # -- what the system knows of a process ------------------------------------------------------
 
-_ESTABLISHED, _LISTEN = "01", "0A"
+_LISTEN = "0A"
+"""The state of a listening socket in /proc/net/tcp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,17 +284,6 @@ def connected(pid: int) -> frozenset[int]:
         return frozenset()
 
 
-def connected_hosts(pid: int, port: int) -> frozenset[str]:
-    """Return addresses of other hosts with TCP connections to or from a port of its network."""
-    try:
-        rows = [(row.at, row.other) for row in _tcp(pid) if row.state == _ESTABLISHED]
-    except OSError:
-        return frozenset()
-    own = {_address(at) for at in {at.rpartition(":")[0] + ":" for at, _ in rows}}
-    met = {_address(other) for at, other in rows if port in (_port(at), _port(other))}
-    return frozenset(str(address) for address in met - own if not address.is_loopback)
-
-
 def _sockets(pid: int) -> Iterable[str]:
     for path in list(Path(f"/proc/{pid}/fd").iterdir())[:65_536]:
         try:
@@ -363,20 +322,10 @@ def _port(end: str) -> int:
     return int(end.rpartition(":")[2], 16)
 
 
-def _address(end: str) -> IPv4Address | IPv6Address:
-    """An address, which the system writes in hexadecimal, in words of four bytes."""
-    data = bytes.fromhex(end.rpartition(":")[0])
-    words = [data[at : at + 4] for at in range(0, len(data), 4)]
-    found = ip_address(b"".join(w[::-1] if sys.byteorder == "little" else w for w in words))
-    return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
-
-
 # -- two looks -------------------------------------------------------------------------------
 
 BETWEEN_S = 1.5
 """Between the two observations."""
-_CLOCK_S = 1.0
-"""The system tells to the second when it was booted, and processes began in relation to that."""
 _WATCHES = "_invoke_run"
 _ENDS_RANKS = frozenset({"_stop_workers", "_restart_workers", "close", "_close", "_exit_barrier"})
 """Functions of torchrun's agent: while it is in the first and in none of these, no rank failed."""
@@ -400,21 +349,18 @@ class Outside:
     still: Ranks
     threads: Mapping[int, tuple[Thread, ...]]
     why_not: tuple[str, ...] = ()
-    recorded: Mapping[int, Dump] = field(default_factory=dict)
-    """What torch's flight recorder says of ranks that give it away."""
     on_gpu: Ranks = ()
     """Ranks that use CUDA: a GPU may work while their threads wait for it."""
 
     def verdict(self) -> Verdict:
-        """Return what is wrong with it, as far as stacks prove it.
-
-        Flight recorders are shown beside it: they tell what was called, and not why.
-        """
-        diagnosis, known = self._diagnosis(), dumps.facts(self.recorded)
-        if not diagnosis.wrong:
-            return for_others(diagnosis, self._basis(), (*self.why_not, *known))
-        findings = tuple(replace(f, evidence=(*f.evidence, *known)) for f in diagnosis.findings)
-        return for_others(replace(diagnosis, findings=findings), self._basis(), self.why_not)
+        """Return what is wrong with it, as far as stacks prove it."""
+        basis = "the processes alone, without stacks"
+        if self.threads:
+            basis = (
+                f"Python stacks of {name_ranks(self.threads)} by py-spy, read twice within "
+                f"{BETWEEN_S} s; which collectives ranks called before is not known"
+            )
+        return for_others(self._diagnosis(), basis, self.why_not)
 
     def variables(self, rank: int) -> Mapping[int, tuple[Local, ...]]:
         """Return the variables in a rank's frames of the user's, by the place in its path."""
@@ -455,6 +401,12 @@ class Outside:
         findings = tuple(self._with_rest(finding) for finding in diagnosis.findings)
         return replace(diagnosis, findings=findings, unsure=why)
 
+    def _may_go_on(self, finding: Finding, lines: Sequence[Place]) -> bool:
+        """Return True where ranks that use no CPU may go on: asleep, in setup, or on a GPU."""
+        sleeps = any("sleep(" in place.text for place in lines)
+        in_set_up = any(in_setup(self.case.ranks[rank]) for rank in finding.waiting)
+        return sleeps or in_set_up or not set(self.on_gpu).isdisjoint(finding.ranks)
+
     def _with_rest(self, finding: Finding) -> Finding:
         """Add to a finding on late ranks which of them do nothing at all meanwhile."""
         still = tuple(rank for rank in finding.ranks if rank in self.still)
@@ -462,10 +414,7 @@ class Outside:
             return finding
         fact = f"{name_ranks(still)} used no CPU time and stayed at one line for {BETWEEN_S} s"
         lines = [self.case.ranks[rank].path[-1] for rank in still if self.case.ranks[rank].path]
-        sleeps = any("sleep(" in place.text for place in lines)
-        in_set_up = any(in_setup(self.case.ranks[rank]) for rank in finding.waiting)
-        on_gpu = not set(self.on_gpu).isdisjoint(finding.ranks)  # which may work meanwhile
-        if sleeps or in_set_up or on_gpu or still != finding.ranks:
+        if still != finding.ranks or self._may_go_on(finding, lines):
             return replace(finding, evidence=(*finding.evidence, f"{fact}: {AT_REST}"))
         at = " and ".join(f"{place}: {place.text}" for place in dict.fromkeys(lines))
         return Finding(
@@ -477,17 +426,6 @@ class Outside:
             "Look at that line, and ask again: a rank that sleeps will be elsewhere.",
             finding.waiting,
             (*finding.evidence, fact),
-        )
-
-    def _basis(self) -> str:
-        if not self.threads:
-            return "the processes alone, without stacks"
-        before = "which collectives ranks called before is not known"
-        if self.recorded:
-            before = f"torch's flight recorders of {name_ranks(self.recorded)}"
-        return (
-            f"Python stacks of {name_ranks(self.threads)} by py-spy, read twice within "
-            f"{BETWEEN_S} s; {before}"
         )
 
 
@@ -504,10 +442,7 @@ def look(ranks: Mapping[int, Seen], twice: bool = True) -> Outside:
     if not (first.threads and twice):
         return seen(ranks, first, first)
     time.sleep(max(0.0, began_s + BETWEEN_S - time.monotonic()))
-    found = seen(ranks, first, _look(ranks))
-    sources = Sources(min(process.began_s for process in ranks.values()) + _CLOCK_S)
-    began = {rank: (process.pid, process.began_s) for rank, process in ranks.items()}
-    return replace(found, recorded=dumps.recorded(began, sources))
+    return seen(ranks, first, _look(ranks))
 
 
 def _look(ranks: Mapping[int, Seen]) -> Look:
@@ -526,7 +461,8 @@ def _look(ranks: Mapping[int, Seen]) -> Look:
 def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
     """Return the result of two observations of the same ranks."""
     told = next(iter(ranks.values())).told
-    sources = Sources(min(process.began_s for process in ranks.values()) + _CLOCK_S)
+    # The system tells to the second when it was booted, and processes began in relation to that.
+    sources = Sources(min(process.began_s for process in ranks.values()) + 1.0)
     still = tuple(rank for rank in ranks if _is_still(rank, first, second))
     size = max(*ranks, *(process.world_size - 1 for process in ranks.values())) + 1
     absent = RankReport(0, doing="no process of it is on this host")

@@ -16,7 +16,7 @@ from pathlib import Path
 from ddp_notebook import files
 from ddp_notebook.cluster.questions import ask
 from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
-from ddp_notebook.jobs import outside, records
+from ddp_notebook.jobs import records
 from ddp_notebook.jobs.records import CRASHES, DAMAGED, ORPHANED, Job, Process
 from ddp_notebook.jobs.verdict import AT_REST, Verdict, for_others, own_errors
 from ddp_notebook.model import (
@@ -66,7 +66,13 @@ def judged(job: Job) -> tuple[Case, Verdict]:
         diagnosis = _with_rest(in_both(diagnosis, _diagnosed(job, case)), before, case)
     if job.alive != alive:  # who ended meanwhile may have written how
         return judged(job)
-    return case, for_others(diagnosis, _basis(job, case), _elsewhere(job))
+    notes: tuple[str, ...] = ()
+    if job.alive and job.absent:  # ranks of a running job may be on other hosts
+        notes = (
+            f"{verb(job.absent, 'was', 'were')} not found on this host: not started, or on another "
+            f"one. Then look at all of the job: ddp-notebook why {job.first.pid} HOST:PID",
+        )
+    return case, for_others(diagnosis, _basis(job, case), notes)
 
 
 def in_both(first: Diagnosis, second: Diagnosis) -> Diagnosis:
@@ -103,11 +109,8 @@ def case_of(job: Job) -> Case:
     """Return all that is known of a job now."""
     answers = ask(sockets_of(job), calls.REPORT, calls.Nothing(), ASK_TIMEOUT_S)
     first, alive = job.first, bool(job.alive)
-    halted = stopped_early(job)
     reports = tuple(
-        _stopped(rank, halted[rank])
-        if rank in halted
-        else _report(rank, job.processes.get(rank), answers.get(rank), alive)
+        _report(rank, job.processes.get(rank), answers.get(rank), alive)
         for rank in range(job.world_size)
     )
     return Case(
@@ -136,15 +139,6 @@ def _with_splits(job: Job, reports: tuple[RankReport, ...]) -> tuple[RankReport,
         if (split.group, split.slot) == (last.group, last.slot)
     }
     return tuple(replace(e, splits=meets[e.rank]) if e.rank in meets else e for e in reports)
-
-
-def stopped_early(job: Job) -> dict[int, int]:
-    """Return the ranks of a running job that were stopped before they were prepared: processes."""
-    return (
-        outside.stopped(job.first.parent, job.absent, records.pids())
-        if job.alive and job.absent
-        else {}
-    )
 
 
 def sockets_of(job: Job) -> dict[int, Path]:
@@ -228,7 +222,7 @@ def _ended_at(report: RankReport) -> str:
 
 _ABORTED, _TERMINATED = -signal.SIGABRT.value, -signal.SIGTERM.value
 _NO_RECORD = "a signal, a crash or os._exit()"
-"""What ends a process before Python can write anything."""
+"""The ends that leave Python no time to write."""
 
 
 def _state(pid: int) -> str:
@@ -324,7 +318,10 @@ def by_rules(case: Case, all_seen: bool = True) -> Diagnosis:
     if before.wrong:
         return replace(before, doing=diagnosis.doing)
     more: tuple[Finding, ...] = own_errors(case)
-    if not more and all_seen and (finding := failures.unexplained(case, _waited_s(case))):
+    # How long each rank has been in its collective; long enough in a job that has ended.
+    issued, now_ns = case.collectives.of, time.monotonic_ns()
+    waited_s = {r: (now_ns - issued[r][-1].issued_ns) / 1e9 for r in case.waiting if issued.get(r)}
+    if not more and all_seen and (finding := failures.unexplained(case, waited_s)):
         more = (finding,)
     return (
         replace(diagnosis, findings=(*more, *diagnosis.findings), unsure="") if more else diagnosis
@@ -426,23 +423,6 @@ def _unsure_of_ended(job: Job, case: Case) -> str:
     if failed:
         begins = f"{name_ranks(failed).capitalize()} failed, and the cause is not known; "
     return f"{begins}{'; '.join(parts)}." if parts else ""
-
-
-def _elsewhere(job: Job) -> Iterator[str]:
-    """Say that ranks of a running job may be on other hosts, and which its store connects."""
-    if not (job.alive and job.absent):
-        return
-    port = (job.first.told or {}).get("MASTER_PORT", "")
-    pid = job.processes[job.alive[0]].about.pid
-    others = sorted(outside.connected_hosts(pid, int(port))) if port.isdecimal() else []
-    where = (
-        f", perhaps {' or '.join(others[:8])}, which its store is connected with" if others else ""
-    )
-    there = others[0] if others else "HOST"
-    yield (
-        f"{verb(job.absent, 'was', 'were')} not found on this host: not started, or on another one"
-        f"{where}. Then look at all of the job: ddp-notebook why {job.first.pid} {there}:PID"
-    )
 
 
 _NOTHING = "left nothing on this host"

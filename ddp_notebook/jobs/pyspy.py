@@ -1,7 +1,7 @@
 """Python stacks of running processes, read by py-spy, and what each rank does by its stack.
 
-py-spy pauses nothing and runs nothing there. What a stack does not show stays unknown: which
-collectives were issued before, in which group.
+py-spy pauses no process and runs no code in it. A stack does not show which collectives were issued
+before, nor in which group: that stays unknown.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """What could be read, by process; of the others, why not, a line each."""
+    """The stacks by process, and why those of others could not be read, a line each."""
 
     of: Mapping[int, tuple[Thread, ...]]
     why_not: tuple[str, ...] = ()
@@ -122,7 +122,17 @@ def _reason(pid: int, error: str) -> str:
     """Say why py-spy read nothing, and what would let it."""
     lower = error.lower()
     if "permission denied" in lower or "operation not permitted" in lower:
-        return f"py-spy may not read the ranks' processes. {_rights()}"
+        try:
+            scope = _PTRACE.read_text().strip()
+        except OSError:
+            scope = "0"
+        rights = "Run ddp-notebook as root; in a container, start that with --cap-add=SYS_PTRACE"
+        if scope in ("1", "2"):
+            rights = (
+                f"kernel.yama.ptrace_scope is {scope} here. As root: sysctl "
+                "kernel.yama.ptrace_scope=0 (or run ddp-notebook as root)"
+            )
+        return f"py-spy may not read the ranks' processes. {rights}"
     gone = ("no such process", "failed to find process", "no such file")
     if any(words in lower for words in gone):
         return f"process {pid} has ended meanwhile"
@@ -131,19 +141,6 @@ def _reason(pid: int, error: str) -> str:
     reasons = list(itertools.takewhile(lambda line: not line.startswith("Stack backtrace"), lines))
     words = " ".join(line.removeprefix("Error: ") for line in reasons)
     return f"{_MAY_CHANGE} process {pid}: {cut(words, 200) or 'no stack'}"
-
-
-def _rights() -> str:
-    try:
-        scope = _PTRACE.read_text().strip()
-    except OSError:
-        scope = "0"
-    if scope in ("1", "2"):
-        return (
-            f"kernel.yama.ptrace_scope is {scope} here. As root: sysctl kernel.yama.ptrace_scope=0"
-            " (or run ddp-notebook as root)"
-        )
-    return "Run ddp-notebook as root; in a container, start that with --cap-add=SYS_PTRACE"
 
 
 def parse(output: bytes, pid: int) -> tuple[Thread, ...]:
@@ -245,7 +242,7 @@ def _torchs(main: Thread) -> Iterator[tuple[Frame, Mapping[str, str]]]:
 
 
 def _inside(frames: Iterable[Frame]) -> str:
-    """Return what torch's frames wait in: a part of set-up, or a collective; empty for neither."""
+    """Return what torch's frames wait in: a part of setup, or a collective; empty for neither."""
     own = list(itertools.takewhile(lambda frame: not frame.users, frames))
     rendezvous, c10d, ddp = (
         [frame.function for frame in own if frame.file.endswith(file)]

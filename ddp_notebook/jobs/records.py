@@ -1,7 +1,7 @@
 """Prepared jobs (DDP_NOTEBOOK=1), running or ended: found by the folders that their ranks write.
 
-A process leaves in its folder who it is, its records of collectives, what it did when it had long
-waited, how it ended, and what it trained. All of it is read as a file of others: bounded, and as
+A process leaves in its folder its identity, its records of collectives, a report after a long wait,
+how it ended, and a summary of its training. All of it is read as a file of others: bounded, and as
 far as it is sound.
 """
 
@@ -68,9 +68,9 @@ class Process:
 
     @property
     def error(self) -> Mapping[str, Any] | None:
-        """What ended it, as it wrote it down; empty of one that ended without an error.
+        """The error that ended it, as it wrote it down; empty where it ended without one.
 
-        None of one that was ended, or runs, and where it is damaged.
+        None while it runs, where a signal ended it, and where the record is damaged.
         """
         error = self._left(_END, _MOST_BYTES).get("error", False)
         return error if isinstance(error, dict) else {} if error is None else None
@@ -83,7 +83,7 @@ class Process:
 
     @property
     def facts(self) -> RunFacts | None:
-        """What it trained; None where it did not write that."""
+        """The summary of its training; None where it did not write one."""
         wire = self._left("facts.json", 1 << 24)  # one number for each parameter, of a large model
         try:
             return codec.decode(RunFacts, wire.get("facts"))
@@ -92,7 +92,7 @@ class Process:
 
     @property
     def splits(self) -> tuple[Splits, ...]:
-        """What it brought to its last all_to_alls, written before it took part; oldest first."""
+        """Its splits of the last all_to_alls, written before it took part; oldest first."""
         return collective_log.read_splits(
             self._bytes_of(collective_log.SPLITS, collective_log.SPLITS_FILE_BYTES)
         )
@@ -155,12 +155,12 @@ class Process:
             return RankReport(rank)
 
     def _left(self, name: str, most_bytes: int) -> dict[str, Any]:
-        """What a file in its folder says, with texts that can be shown."""
+        """Return the content of a file in its folder, with texts that can be shown."""
         wire = codec.readable(job_folder.read(self.folder / name, most_bytes))
         return cast("dict[str, Any]", wire)
 
     def _bytes_of(self, name: str, most_bytes: int) -> bytes:
-        """What is in a file in its folder; nothing where there is none, or what is no file."""
+        """Return the bytes of a file in its folder; nothing for a missing one, or anything else."""
         try:
             with files.opened(self.folder / name) as stream:
                 return stream.read(most_bytes)
@@ -194,6 +194,8 @@ def _frames_of_main(text: str) -> tuple[Frame, ...] | None:
 
     None where only that line was written.
     """
+    # faulthandler writes the thread that crashed first, and the others by number; which one is the
+    # main thread only our own first line says.
     main, thread = "", ""
     frames: dict[str, list[Frame]] = {}
     for line in text.splitlines():
@@ -235,7 +237,7 @@ class Job:
 
     @property
     def first(self) -> About:
-        """What the lowest rank says of itself."""
+        """The lowest rank's description of itself."""
         return self.processes[min(self.processes)].about
 
     @property
@@ -247,7 +249,7 @@ class Job:
 
     @property
     def absent(self) -> Ranks:
-        """The ranks of which no process was prepared on this host."""
+        """The ranks without a prepared process on this host."""
         return tuple(rank for rank in range(self.world_size) if rank not in self.processes)
 
     @property

@@ -1,4 +1,4 @@
-"""What can be looked at: a running job, prepared or not, or the files that a job left.
+"""The jobs that can be looked at: a running one, prepared or not, or the files that one left.
 
 Each kind says which ranks it has and what is known of them now: a case and a verdict. How that is
 shown, as stacks, as a board or as a run to be saved, is the same for all kinds.
@@ -108,7 +108,7 @@ class Target(ABC):
         return board(case, f"{self.name}: {self.about}", verdict.diagnosis, self.over)
 
     def saved(self) -> SavedRun:
-        """Return all that is known now, as a run to be saved; no events were heard."""
+        """Return all that is known now, as a run to be saved, without events."""
         return saved(*self.look(), self.over, self.observed())
 
 
@@ -205,7 +205,7 @@ def _keys(job: Job) -> set[tuple[int, int]]:
 
 
 class Unprepared(Target):
-    """A job that was not prepared; every question looks at it anew, from outside."""
+    """A job that was not prepared; each question is answered by a new look, from outside."""
 
     def __init__(self, ranks: Mapping[int, Seen], pid: int) -> None:
         self._pid = pid
@@ -268,9 +268,9 @@ class Unprepared(Target):
 
 
 class Left(Target):
-    """What a job left in files: dumps and logs, or a saved run. They are read once.
+    """Files that a job left: dumps and logs, or a saved run. They are read once.
 
-    Raises UsageMistake where they are none.
+    Raises UsageMistake for other files.
     """
 
     over = True
@@ -288,7 +288,7 @@ class Left(Target):
 
     @property
     def about(self) -> str:
-        """What the files are."""
+        """The kind of the files."""
         if not isinstance(self._read, Replay):
             return self._read.basis
         observed = self._read.saved.observed
@@ -430,7 +430,7 @@ def _state(report: RankReport, now_ns: int, over: bool) -> RankState:
 
 
 def saved(case: Case, verdict: Verdict, over: bool, observed: Observed) -> SavedRun:
-    """Return what is known, and what was found, as a run to be saved; no events were heard."""
+    """Return what is known, and what was found, as a run to be saved, without events."""
     shown = snapshot(case, over)
     run = saved_run(shown, Kept(shown, (), (), 0, 0), case)
     observed = replace(observed, basis=verdict.basis, unread=verdict.unread)
@@ -451,6 +451,8 @@ def on_this_host(words: Sequence[str]) -> Target:
     if not words:
         return _newest()
     first = words[0]
+    # A folder may have a number for its name, as torchrun's attempts and Slurm's jobs do: then it
+    # is meant.
     if first.isascii() and first.isdigit() and not files.exists(Path(first)):
         if len(words) > 1:
             raise UsageMistake("Name one pid, or files of one job.")
@@ -509,6 +511,8 @@ def _of_pid(pid: int) -> Target:
         not_prepared = mistake
     if (ranks := outside.job_of(pid, records.pids())) is not None:
         return Unprepared(ranks, pid)
+    # mp.spawn tells its children no rank: the process that was named has none, but those that it
+    # started may be known by their own records.
     started = {}
     for child in outside.untold(pid):
         with contextlib.suppress(UsageMistake):

@@ -13,15 +13,15 @@ from ddp_notebook.model import Case, Category, Diagnosis, Finding, Place, StackT
 
 FORMAT = "ddp_notebook verdict"
 VERSION = 1
-"""Of the JSON; what is added to it keeps the version, what is changed or removed does not."""
+"""The version of the JSON; additions keep it, changes and removals do not."""
 
 AT_REST = "asleep, or waiting for something other than a rank"
-"""What a rank that uses no CPU time may be."""
+"""The possible states of a rank that uses no CPU time."""
 _AGAIN = "Correct the cause, and start the job again."
 
 
 class Outcome(Enum):
-    """What a verdict comes to; the value is the exit code of a command."""
+    """The outcome of a verdict; the value is the exit code of a command."""
 
     NO_PROBLEM = 0
     FINDING = 1
@@ -38,7 +38,7 @@ class Verdict:
 
     @property
     def outcome(self) -> Outcome:
-        """Whether something is wrong; undecided also where nothing is proven."""
+        """Finding, no problem, or undecided, which it also is where nothing is proven."""
         kinds = [f.category for f in self.diagnosis.findings if not f.passing]
         if any(kind is not Category.UNDECIDED for kind in kinds):
             return Outcome.FINDING
@@ -60,7 +60,7 @@ class Verdict:
 
 
 def own_errors(case: Case) -> tuple[Finding, ...]:
-    """What ranks raised, without those that only waited: it says nothing of the cause."""
+    """Return the errors of ranks, without those that only waited: theirs are no cause."""
     own = tuple(report for report in case.ranks if not torch_errors.is_victim(report))
     return failures.raised_in(replace(case, ranks=own))
 
@@ -72,6 +72,7 @@ def for_others(diagnosis: Diagnosis, basis: str, unread: Iterable[str] = ()) -> 
 
 
 def _without_magics(finding: Finding) -> Finding:
+    # A late rank may still come, and then nothing was wrong.
     if finding.passing:
         return replace(finding, remedy="Wait, or end the job.", commands=())
     if not finding.commands:

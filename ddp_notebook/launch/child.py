@@ -1,4 +1,4 @@
-"""What a child of the fork server does first: output, environment, random seeds, its calls.
+"""The first steps of a child of the fork server: output, environment, random seeds, its calls.
 
 A child is described by a `spec`, a JSON object:
 
@@ -67,7 +67,7 @@ def become(spec: Mapping[str, Any], parent_pid: int) -> None:
 
 
 def reseed() -> None:
-    """Seed a forked child's random numbers anew, where a new process would have its own."""
+    """Give a forked child random seeds of its own, as a new process would have."""
     random.seed()
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:

@@ -35,7 +35,7 @@ _BOOT = (
 _OF_THE_SHELL = ("_", "COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "SHLVL")
 """Variables of shells, terminals and pytest, which no fork server depends on."""
 _INHERITED = ("Umask", "Cpus_allowed", "Mems_allowed")
-"""What a fork server passes on to its children, by its names in proc_pid_status(5)."""
+"""Attributes that the fork server's children inherit, by its names in proc_pid_status(5)."""
 
 
 def can_fork() -> bool:

@@ -199,7 +199,7 @@ class ForkServer:
         # the header of each object: the pages would be shared no longer.
         _freeze()
         # fork() copies the thread that calls it and no other. A lock that another thread holds at
-        # that moment would stay locked for ever in the child: hence no thread in this process.
+        # that moment would stay locked forever in the child: hence no thread in this process.
         pid = os.fork()
         if pid == 0:
             self.run_forked(spec)

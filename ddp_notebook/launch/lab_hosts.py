@@ -130,7 +130,7 @@ def configuration(host: int, drops: str, port: int) -> list[str]:
 
 
 def firewall(drops: str, port: int) -> list[str]:
-    """Return the commands that make a host drop TCP packets from the other one.
+    """Return the commands that make a host drop TCP packets from the other host.
 
     `drops` is ``store`` for those to the store's port, ``ranks`` for all others, empty for none.
     Routing rules need no extra program, and a blackhole route drops silently, as DROP does.

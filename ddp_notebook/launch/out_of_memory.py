@@ -20,7 +20,7 @@ def kills(
     """Return how many processes the kernel has killed; None if it does not say.
 
     In this process's control group, or else on the whole machine: a count that has not risen is
-    proof that nobody was killed, one that has risen is none of whom.
+    proof that no process was killed; one that has risen does not say which.
     """
     folders = list(_control_groups(root, membership))[:1]
     names = ("memory.events", "memory.oom_control")

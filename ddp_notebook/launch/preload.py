@@ -1,4 +1,4 @@
-"""What the fork server imports before it forks, their progress, and how ranks share most of it."""
+"""Imports torch in the fork server before it forks, so that ranks share most of its memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _BUILTINS_OF_DEBUGPY = ("execfile", "runfile")
 def draw_together() -> None:
     """Have children copy fewer of the pages that they share; once all is loaded.
 
-    A page is copied as soon as one object on it is referred to once more.
+    A page is copied as soon as one object on it gets another reference.
     """
     # IPython makes a set of these names in each rank: they lay on a thousand pages.
     for name in list(sys.modules):
@@ -125,7 +125,7 @@ class _HiddenModules(Loader):
 class LoadProgress:
     """Calls `tell` with the share that is done, from time to time, from within the imports.
 
-    A thread could do it as well, but a process that forks must have none.
+    A thread could do it as well, but a process that forks must have no threads.
     """
 
     def __init__(self, tell: Callable[[float], None]) -> None:

@@ -1,4 +1,4 @@
-"""What a session has in the file system, and its removal also when everything was killed.
+"""A session's files, and its removal also when everything was killed.
 
 First its temporary folder: created, locked while it lives. The notebook's kernel and its fork
 server each hold a lock on a file in it, which the system releases when they end, however they end.
@@ -235,7 +235,7 @@ def remove_shared_memory(
 
 
 def _remove_pages(since_s: float) -> bool:
-    """Remove what nobody uses any more; return whether something else may soon be unused.
+    """Remove what is not in use any more; return whether something else may soon be unused.
 
     Pages of torch whose process has ended, and semaphores whose process was killed while the C
     library made them, so that they do not have the session's name yet. Another process may have

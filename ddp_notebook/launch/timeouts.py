@@ -13,7 +13,7 @@ blocked cell can be interrupted instead."""
 def scaled_for_load(seconds: float) -> float:
     """Scale a timeout, in seconds, meant for an idle machine: times the tasks per core, up to 8.
 
-    The load is the average of the last minute (getloadavg(3)). So set-up succeeds even when a whole
+    The load is the average of the last minute (getloadavg(3)). So setup succeeds even when a whole
     class starts at once; this costs nothing, because a dead process is detected by its exit and not
     by the timeout.
     """

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from IPython.core.displaypub import CapturingDisplayPublisher
 
-from ddp_notebook.magics.terminal_line import text_line
+from ddp_notebook.model import Snapshot
+from ddp_notebook.views.board_rows import headline, loading_text
 from ddp_notebook.views.live_region import LiveRegion
 
 T = TypeVar("T")
@@ -40,6 +43,7 @@ class CellOutput:
     @property
     def folds(self) -> bool:
         """True if long text should be folded: it is displayed, and not captured."""
+        # %%capture and redirect_stdout want the text itself, all of it.
         captured = isinstance(self.publisher, CapturingDisplayPublisher)
         if captured or isinstance(sys.stdout, io.StringIO):
             return False
@@ -63,6 +67,8 @@ class CellOutput:
         began_s = time.monotonic()
         latest: tuple[float, Callable[[], T] | None] = (0.0, None)
 
+        # Called on the drawing thread while the work goes on: the ranks' result so far is computed
+        # only as often as it is drawn.
         def bundle() -> Bundle:
             done, so_far = latest
             result = so_far() if so_far is not None else None
@@ -85,3 +91,53 @@ class CellOutput:
                 yield watch
         finally:
             region.close(NOTHING)
+
+
+# -- in a terminal -----------------------------------------------------------------------
+
+
+_AGAIN_AFTER_S = 0.2
+
+
+def _show(text: str, terminal: TextIO) -> None:
+    """Make `text` the last line. Not by an escape code: not every terminal knows those."""
+    columns = shutil.get_terminal_size().columns - 1
+    terminal.write("\r" + text[:columns].ljust(columns) + ("" if text else "\r"))
+    terminal.flush()
+
+
+@contextmanager
+def progress_line(state: Callable[[], Snapshot], terminal: TextIO) -> Iterator[None]:
+    """Within, the last line of `terminal` shows how the ranks start, with a clock."""
+    began_s = time.monotonic()
+
+    def text() -> str:
+        snapshot = state()
+        seconds = f" · {time.monotonic() - began_s:.0f} s"
+        doing = headline(snapshot) if snapshot.ranks else "starting"
+        return loading_text(snapshot) or doing + seconds
+
+    with text_line(text, terminal, _AGAIN_AFTER_S):
+        yield
+
+
+@contextmanager
+def text_line(text: Callable[[], str], terminal: TextIO, again_after_s: float) -> Iterator[None]:
+    """Within, the last line of `terminal` is `text`, from another thread; a file gets nothing."""
+    if not terminal.isatty():
+        yield
+        return
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.wait(again_after_s):
+            _show(text(), terminal)
+
+    writer = threading.Thread(target=write, name="ddp-progress", daemon=True)
+    writer.start()
+    try:
+        yield
+    finally:
+        over.set()
+        writer.join()
+        _show("", terminal)

@@ -17,8 +17,8 @@ from IPython.core.error import UsageError
 from IPython.utils.tokenutil import token_at_cursor
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.magics.completers import starting_with
-from ddp_notebook.magics.parser import HELP, HelpShown, Option, Surroundings
+from ddp_notebook.magics.options import starting_with
+from ddp_notebook.magics.parser import HELP, HelpShown, Surroundings
 from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
 from ddp_notebook.magics.verbs import VERBS
 from ddp_notebook.magics.verbs.run import CELL
@@ -45,9 +45,12 @@ def complete(line: str, around: Surroundings) -> tuple[str, Sequence[str]] | Non
         return None
     options = _OPTIONS[match["name"]]
     *before, word = re.split(r"\s+", match["rest"])
-    option = _awaiting_value(options, before)
+    last = before[-1] if before else ""
+    option = next((o for o in options if last in o.names and not o.is_flag), None)
     if option is None and word.startswith("-"):
-        return word, starting_with(word, _unused(options, before))
+        unused = (o.names for o in options if not set(o.names) & set(before))
+        names = [name for own in unused for name in own if name.startswith("--")]
+        return word, starting_with(word, names)
     if option is None:
         option = next((option for option in options if option.is_positional), None)
     if option is None or (option.is_positional and option.completer is None):
@@ -58,27 +61,13 @@ def complete(line: str, around: Surroundings) -> tuple[str, Sequence[str]] | Non
     return None if candidates is None else (word, candidates)
 
 
-def _awaiting_value(options: Sequence[Option], before: Sequence[str]) -> Option | None:
-    """The option whose value comes next."""
-    last = before[-1] if before else ""
-    return next((option for option in options if last in option.names and not option.is_flag), None)
-
-
-def _unused(options: Sequence[Option], before: Sequence[str]) -> list[str]:
-    return [
-        name
-        for option in options
-        for name in option.names
-        if name.startswith("--") and not set(option.names) & set(before)
-    ]
-
-
 def offer_completion(shell: Any, surroundings: Callable[[], Surroundings]) -> None:
     """Have `shell` complete the lines of these magics, if it has a completer."""
 
     @context_matcher(identifier=_LINE_MATCHER)
     def matches(context: Any) -> dict[str, Any]:
         line = context.line_with_cursor[: context.cursor_position]
+        # Below its first line a cell magic has code, which is not ours to complete here.
         in_cell = line.lstrip().startswith("%%") and context.cursor_line > 0
         completion = None if in_cell else complete(line, surroundings())
         if completion is None:
@@ -101,7 +90,7 @@ def withdraw_completion(shell: Any) -> None:
 
 
 def _matchers(shell: Any) -> list[Any]:
-    """The matchers of the shell's completer; of a shell that has none, a list of no effect."""
+    """Return the matchers of the shell's completer; without one, a list of no effect."""
     return getattr(getattr(shell, "Completer", None), "custom_matchers", [])
 
 
@@ -162,6 +151,8 @@ class RankNames:
         if first is None:
             return self._inspect_elsewhere(code, cursor_pos, detail_level, omit_sections)
         name = token_at_cursor(code[first.end() :], cursor_pos - first.end())
+        # An answer of the notebook's own would be wrong: `x` there is another variable than `x` on
+        # the ranks. So without an answer of a rank nothing is shown.
         inspection = self._ui.session.values.describe(
             NameToInspect(name, detail_level, tuple(omit_sections)), self._ranks(first["options"])
         )

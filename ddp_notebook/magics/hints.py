@@ -1,4 +1,4 @@
-"""What the shell adds to IPython's answers: the verb that was meant, values, and %debug."""
+"""Additions to IPython's answers: the verb that was meant, values, and %debug."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MAGIC_OF = {verb.name: verb.magic for verb in VERBS}
 _CALLS = re.compile(r"^\s*(?:[\w, ]+=\s*)?%%?([\w-]+)", re.MULTILINE)
 _EMPTY = re.compile(r"\s*%%ddp\b[^\n]*\s*")
-"""A cell for the ranks without its code; IPython would suggest a line magic that runs nothing."""
+"""A cell for the ranks without its code; IPython would suggest a line magic, which has no cell."""
 _BELOW = re.compile(r"\s*(?!\s|%%)[^\n]*\n(?:[^\n]*\n)*?\s*(%%ddp)\b")
 """A cell whose %%ddp has something above it that is no magic of cells."""
 _REPLACED = ("show_usage_error", "debugger")
@@ -59,7 +59,7 @@ def unknown_magic(cell: str, known: Callable[[str], bool]) -> str:
 
 
 def after(error: Exception, ended: frozenset[int]) -> str:
-    """What to type instead of `%debug` after `error`; `ended` are ranks without a process."""
+    """Say what to type instead of `%debug` after `error`; `ended` are ranks without a process."""
     first = "There is nothing for a debugger in the notebook: "
     if isinstance(error, Stuck):
         return (
@@ -90,6 +90,8 @@ class ShowsValues(ast.NodeTransformer):
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
         """A cell. IPython shows its last line, or all of its lines."""
+        # IPython shows the value of the last expression itself, or with "all" every one: those are
+        # left alone, or they would be shown twice.
         shown = len(node.body) if self._shell.ast_node_interactivity == "all" else 1
         for statement in node.body:
             if not (isinstance(statement, ast.Expr) and statement in node.body[-shown:]):
@@ -99,6 +101,8 @@ class ShowsValues(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         """An expression whose value would be lost."""
         match node.value:
+            # IPython's transformer has turned `%ddp_why` into
+            # `get_ipython().run_line_magic("ddp_why", "")` before this sees the tree.
             case ast.Call(ast.Attribute(shell, "run_line_magic"), [ast.Constant(name), _]):
                 if name in _MAGIC_OF:
                     node.value = ast.Call(ast.Attribute(shell, _SHOW, ast.Load()), [node.value], [])
@@ -151,7 +155,8 @@ class Hints:
         if _EMPTY.fullmatch(self._cell):
             error = "The cell is empty: write what the ranks are to run below %%ddp. Help: %ddp -h"
         self._show_usage_error(error)
-        if hint := unknown_magic(self._cell, self._is_known):
+        line, cell = self._shell.find_line_magic, self._shell.find_cell_magic
+        if hint := unknown_magic(self._cell, lambda name: bool(line(name) or cell(name))):
             self._ui.say(hint)
 
     def _show(self, value: object) -> None:
@@ -160,10 +165,9 @@ class Hints:
             if data:  # else it has shown itself
                 self._shell.display_pub.publish(data=data, metadata=metadata)
 
-    def _is_known(self, name: str) -> bool:
-        return bool(self._shell.find_line_magic(name) or self._shell.find_cell_magic(name))
-
     def _on_debug(self, force: bool = False) -> None:
+        # `%debug` looks at the last error of the notebook. Ours was raised on a rank, and its
+        # frames in the notebook are of this package alone, which would only confuse.
         error = getattr(sys, "last_value", None)
         if not isinstance(error, DDPError | UsageError):
             self._debugger(force)

@@ -1,16 +1,21 @@
-"""The live board of a notebook: it stands in one cell at a time, the one that opened it last."""
+"""The live board of a notebook: it stands in one cell at a time, the one that opened it last.
+
+It may stand in a panel beside the notebook, by jupyter-widgets' sidecar.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from ddp_notebook.board.buttons import Button
 from ddp_notebook.board.controller import LiveBoard, StillBoard, open_board
-from ddp_notebook.board.past import Memory
 from ddp_notebook.board.replay_board import can_show_widgets
-from ddp_notebook.board.side_panel import HOW, SidePanel, can_have_panel
+from ddp_notebook.board.timeline import Memory
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics.run_display import is_news
 from ddp_notebook.model import Board, Event
@@ -19,8 +24,6 @@ from ddp_notebook.session import Session
 Place = Literal["auto", "here", "side", "off"]
 PLACES: tuple[Place, ...] = ("auto", "here", "side", "off")
 """Where the last board was, in the running cell, in a panel beside the notebook, nowhere."""
-_FIRST_PAINT_AFTER_S = 0.02
-"""By then `init` has cleared the record: the previous session's board is not shown."""
 _MOST_EARLIER = 10
 """How many closed boards stay live in their cells; each holds what ranks did, for scrubbing."""
 
@@ -53,8 +56,8 @@ class NotebookBoard:
         What is in the panel is in the cell, too, for pages that have no such panel. Raises
         UsageMistake.
         """
-        if place == "side":
-            self._check_side()
+        if place == "side" and not (can_show_widgets(self._shell) and can_have_panel()):
+            raise UsageMistake(f"A board beside the notebook needs a package, sidecar. {HOW}")
         self.close()
         if place == "off":
             return
@@ -63,16 +66,15 @@ class NotebookBoard:
         if not in_panel:
             self._panel.close()
 
+        # Where the page has no sidecar (nbviewer, another front end), the panel is not shown, and
+        # the copy in the cell is seen.
         def show(bundle: Mapping[str, Any]) -> None:
             if in_panel:
-                self._panel.show(bundle, anew=place == "side")
+                self._panel.show(bundle, again=place == "side")
             self._shell.display_pub.publish(data=dict(bundle), metadata={})
 
-        self._open.open(_FIRST_PAINT_AFTER_S, show, in_panel=in_panel)
-
-    def _check_side(self) -> None:
-        if not (can_show_widgets(self._shell) and can_have_panel()):
-            raise UsageMistake(f"A board beside the notebook needs a package, sidecar. {HOW}")
+        # By then `init` has cleared the record, so the previous session's board is not shown.
+        self._open.open(0.02, show, in_panel=in_panel)
 
     def close(self, final: Board | None = None) -> None:
         """Stop drawing; `final`, or else the last drawing, stays."""
@@ -81,6 +83,7 @@ class NotebookBoard:
             board.close(final)
             self._memory = board.memory
             self._earlier.append(board)
+            # Each keeps a widget with its comm, and the history that its page may scrub through.
             while len(self._earlier) > _MOST_EARLIER:
                 self._earlier.popleft().let_go()
 
@@ -100,3 +103,49 @@ class NotebookBoard:
     def _changed(self, events: Sequence[Event]) -> None:
         if is_news(events):
             self.nudge()
+
+
+# -- beside the notebook -----------------------------------------------------------------
+
+
+HOW = (
+    "To have it beside the notebook: right-click on the board, Create New View for Cell Output. "
+    "Or: %pip install sidecar, reload the page, %ddp_board"
+)
+
+
+def can_have_panel() -> bool:
+    """True where sidecar is installed for the kernel; the page needs it, too."""
+    return importlib.util.find_spec("sidecar") is not None
+
+
+class SidePanel:
+    """One panel, in which boards are shown one after another."""
+
+    def __init__(self) -> None:
+        self._panel: Any = None
+
+    @property
+    def is_open(self) -> bool:
+        """True once something was shown; also when its tab was closed on the page."""
+        return self._panel is not None
+
+    def show(self, bundle: Mapping[str, Any], *, again: bool) -> None:
+        """Show a MIME bundle in the panel; `again` opens it where it was closed."""
+        if again:
+            self.close()
+        if self._panel is None:
+            from sidecar import Sidecar  # it may not be installed
+
+            # The title has the notebook, as a page may have several.
+            notebook = Path(os.environ.get("JPY_SESSION_NAME", "")).stem
+            title = f"DDP ranks: {notebook}" if notebook else "DDP ranks"
+            self._panel = Sidecar(title=title, anchor="split-right")
+        output = {"output_type": "display_data", "data": dict(bundle), "metadata": {}}
+        self._panel.outputs = (output,)
+
+    def close(self) -> None:
+        """Take the panel away."""
+        panel, self._panel = self._panel, None
+        if panel is not None:
+            panel.close()

@@ -1,9 +1,11 @@
-"""Options that several verbs have."""
+"""Options that several verbs have, and the completions of their values."""
 
 from __future__ import annotations
 
-from ddp_notebook.magics.completers import rank_sets
-from ddp_notebook.magics.parser import Option
+from collections.abc import Iterable, Sequence
+
+from ddp_notebook.magics.parser import Completer, Option, Surroundings
+from ddp_notebook.model import by_value, format_ranks
 
 JSON = Option("--json", "print it as JSON, to keep or to send")
 
@@ -39,3 +41,43 @@ RUN_OPTIONS = (
     Option("--detach", "return at once, with the notebook free; %ddp_wait waits for the end"),
 )
 """Of whatever runs on the ranks: how it is stepped through and waited for."""
+
+
+# -- what Tab offers for their values ----------------------------------------------------
+
+
+def starting_with(word: str, candidates: Iterable[str]) -> list[str]:
+    """Return the `candidates` that begin with `word`."""
+    return [candidate for candidate in candidates if candidate.startswith(word)]
+
+
+def one_of(candidates: Iterable[str]) -> Completer:
+    """One of a few names."""
+    return lambda word, _: starting_with(word, candidates)
+
+
+def list_of(candidates: Iterable[str]) -> Completer:
+    """Several of a few names, separated by commas."""
+
+    def complete(word: str, _: Surroundings) -> Sequence[str]:
+        before, comma, last = word.rpartition(",")
+        return [f"{before}{comma}{name}" for name in starting_with(last, candidates)]
+
+    return complete
+
+
+def files(_word: str, _around: Surroundings) -> None:
+    """A file, which IPython completes."""
+
+
+def variables(word: str, around: Surroundings) -> Sequence[str]:
+    """A variable of the notebook."""
+    return starting_with(word, around.variables)
+
+
+def rank_sets(word: str, around: Surroundings) -> Sequence[str]:
+    """The likely rank sets: all ranks, those in the same state, each rank alone."""
+    by_status = by_value({state.rank: state.status for state in around.ranks})
+    together = [format_ranks(ranks) for ranks, _ in by_status if len(ranks) > 1]
+    alone = [str(state.rank) for state in around.ranks[:16]]
+    return starting_with(word, dict.fromkeys(["all", *together, *alone]))

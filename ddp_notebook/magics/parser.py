@@ -20,7 +20,7 @@ from ddp_notebook.model import DASHES, RankState
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What Tab completion may look at: the notebook's variables, and the state of the ranks."""
+    """The facts for Tab completion: the notebook's variables, and the state of the ranks."""
 
     variables: Sequence[str] = ()
     ranks: Sequence[RankState] = ()
@@ -142,16 +142,12 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
 
     def error(self, message: str) -> NoReturn:
         """Raises a UsageError that says what is wrong and what to type."""
-        raise UsageError(
-            f"{message}. For example: {self._example(message)}   ({self._all_options})"
-        )
-
-    def _example(self, message: str) -> str:
-        """A call with the option that `message` is about, if there is one; else the first."""
+        # A call with the option that the message is about, if one has it; else the first.
         about = _ABOUT_OPTION.match(message)
         names = set(about[1].split("/")) if about is not None else set()
         own = (call for call in self._calls if names & set(call.split()))
-        return next(own, self._calls[0])
+        example = next(own, self._calls[0])
+        raise UsageError(f"{message}. For example: {example}   ({self._all_options})")
 
     @property
     def _all_options(self) -> str:
@@ -159,6 +155,8 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
 
     def read(self, line: str) -> argparse.Namespace:
         """The arguments of `line`. Raises UsageError, HelpShown."""
+        # Python text, as of %ddp_print, is not split into words: quotes and spaces are its own.
+        # Only the options in front of it are parsed.
         text = next((option for option in self._options if option.is_text), None)
         options, source = self._parted(line) if text is not None else (line, "")
         # Quotes are taken off as a shell does; on Windows a backslash is part of a path.
@@ -182,6 +180,8 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
 
         The line with quotes and dashes as on a keyboard, or the option most like an unknown one.
         """
+        # Text that is pasted from a page or a chat often has curly quotes, and one long dash for
+        # two short ones.
         straight = _LONG_DASH.sub("--", line.translate(_STRAIGHT))
         if straight != line and not self.parse_known_args(arg_split(straight, strict=False))[1]:
             return straight.strip()
@@ -206,6 +206,7 @@ class Parser(MagicArgumentParser):  # type: ignore[misc]  # IPython has no type 
             if name not in takes_value and not _LIKE_AN_OPTION.fullmatch(word[1]):
                 break
             at = word.end()
+            # argparse allows an option to be shortened: --rank is --ranks.
             takes = any(takes_value[full] for full in takes_value if full.startswith(name))
             if takes and not equals and (value := _WORD.match(line, at)):
                 at = value.end()

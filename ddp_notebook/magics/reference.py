@@ -24,7 +24,7 @@ _INTRODUCTION = """\
 In a notebook every magic shows its part of this page with `-h` (or `%ddp_init?`), and Tab completes
 its options. A magic shows its value wherever in a cell it stands, unless it is assigned, as in
 `board = %ddp_status`. A rank set is written `0`, `0,2`, `1-3` or `all`. A magic marked ▸ is also a
-button of the live board. The stages of set-up are
+button of the live board. The stages of setup are
 {stages}.
 """
 _PROGRAM = """\
@@ -60,6 +60,7 @@ def reference(verbs: Iterable[Verb] = VERBS) -> str:
         for verb in verbs
     ]
     index = ["| magic | what it does |", "|---|---|", *rows, ""]
+    # The anchors are written out: GitHub and JupyterLab make different ones from headings with a %.
     sections = [line for verb in verbs for line in _section(verb)]
     return "\n".join([_INTRODUCTION.format(stages=stages), *index, *sections, _PROGRAM])
 

@@ -1,4 +1,8 @@
-"""How a notebook shows a cell or script on the ranks: live while it runs, whole when it ended."""
+"""How a notebook shows a cell or script on the ranks: live while it runs, whole when it ended.
+
+While it runs, what the ranks wrote stands under its cell, and above it, after a second, a line of
+what they do: a widget where the front end can show one, else text.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,27 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from ddp_notebook.board.buttons import Button
+from ddp_notebook.board.replay_board import can_show_widgets, line_class
 from ddp_notebook.errors import CellFailed, DDPError, Stuck
 from ddp_notebook.magics.cell_output import NOTHING, Bundle, CellOutput
-from ddp_notebook.magics.live_run import Lines, LiveRun
 from ddp_notebook.model import Event, Pulse, StepTable, name_ranks
 from ddp_notebook.session import Session
-from ddp_notebook.session.runs.endings import CellResult
+from ddp_notebook.session.runs.endings import CellResult, exits
 from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.views.findings import divided
-from ddp_notebook.views.folded import whole
-from ddp_notebook.views.live_region import BOARD_INTERVAL_S, LiveRegion
+from ddp_notebook.views.live_region import (
+    BOARD_INTERVAL_S,
+    OUTPUT_INTERVAL_S,
+    OUTPUT_SETTLE_S,
+    LiveRegion,
+)
 from ddp_notebook.views.notebook import (
     live_bundle,
     mime_bundle,
@@ -29,10 +39,11 @@ from ddp_notebook.views.notebook import (
     victims_bundle,
     withheld_text,
 )
+from ddp_notebook.views.output import whole
 from ddp_notebook.views.output_log import split_errors
 
-_REGION_DELAY_S = 0.06
-"""A shorter cell shows its output once, without a live region before it."""
+if TYPE_CHECKING:
+    from ddp_notebook.board.running_line import RunningLine
 
 Begin = Callable[[Callable[[CellRun], None]], CellResult]
 """Starts a run and waits for its end; calls its argument when the run has begun."""
@@ -80,12 +91,15 @@ class RunDisplay:
                 live.region.nudge()
             if live is not None or not runs or not self._output.is_live:
                 return
-            if time.monotonic() - started_s > _REGION_DELAY_S:
+            # A shorter cell shows its output once, without a live region before it.
+            if time.monotonic() - started_s > 0.06:
                 with self._opening:
                     if live is None and not over:
                         live = LiveRun(publisher, self._lines, runs[0], context=context)
                         live.region.open()
 
+        # The record calls `nudge` on the thread that receives events, so a region may be opened
+        # there while this thread ends the run: `_opening` decides who comes first.
         unsubscribe = self._session.record.subscribe(nudge)
         try:
             result = begin(begun)
@@ -95,6 +109,8 @@ class RunDisplay:
                 over = True
             if live is not None and sys.exc_info()[0] is not None:
                 live.end(NOTHING, "")
+        # Paused ranks will move when another cell says so, and what they do then belongs to this
+        # cell.
         if self._output.is_live and result.steps is not None and to_the_end:
             if live is not None:
                 live.end(NOTHING, "")
@@ -178,9 +194,10 @@ class RunDisplay:
         ended.add_done_callback(lambda _: region.nudge())
 
     def follow_set_up(self, table: StepTable) -> None:
-        """Continue to show a set-up that pauses before each stage, until it is complete."""
+        """Continue to show a setup that pauses before each stage, until it is complete."""
         session, processes, last = self._session, self._session.pool.processes, table
 
+        # A restart or a shutdown replaces the processes: this table is about the old ones then.
         def gone() -> bool:
             return session.pool.processes is not processes or bool(session.record.snapshot.ended)
 
@@ -224,13 +241,15 @@ class RunDisplay:
 
 
 _SHOW_ALL = "Show all of it: %ddp_wait"
-_ENDED_EARLY = "This set-up, step by step, was ended before it was complete."
+_ENDED_EARLY = "This setup, step by step, was ended before it was complete."
 
 
 def _headlines(result: CellResult) -> list[Bundle]:
-    """What is shown first: the finding, the errors of its culprits, those of other ranks."""
+    """Return what is shown first: the finding, the errors of its culprits, those of other ranks."""
     if isinstance(result.error, Stuck):
         return [mime_bundle(result.error.diagnosis)]
+    # The cause comes first: the tracebacks of ranks that lost a connection to the culprit are long,
+    # and lead astray.
     diagnosis = result.diagnosis if result.error is not None else None
     if diagnosis is None or not diagnosis.findings:
         return [traceback_bundle(result.tracebacks)] if result.tracebacks else []
@@ -248,7 +267,7 @@ def _how_it_ended(result: CellResult, elapsed_s: float) -> str:
     if elapsed_s < 1 or (result.pending and error is None):
         return ""
     if isinstance(error, Stuck):
-        return f"no rank makes progress, after {elapsed_s:.1f} s"
+        return f"stopped after {elapsed_s:.1f} s: no rank can continue"
     if error is not None:
         return f"did not finish; it ran for {elapsed_s:.1f} s"
     return f"finished in {elapsed_s:.1f} s"
@@ -277,7 +296,7 @@ def _end_bundle(run: CellRun, ended: Future[CellResult], more: str = "") -> Bund
 
 
 def _failed(ended: Future[CellResult]) -> BaseException | None:
-    """What it raised, or ended with; None if every rank finished it."""
+    """Return its error; None if every rank finished it."""
     return ended.exception() or ended.result().error
 
 
@@ -286,3 +305,128 @@ def _end_sentence(run: CellRun, ended: Future[CellResult]) -> str:
     if error is None:
         return f"{run.heading} has finished."
     return f"{run.heading} did not finish. {str(error).splitlines()[0]}"
+
+
+# -- a run under its cell, and the line above it -----------------------------------------
+
+
+Show = Callable[[Bundle], None]
+
+
+class Lines:
+    """Makes the lines of one notebook. `shell` is IPython's.
+
+    The last line of an ended run stays, for a page that is loaded later; earlier ones are closed.
+    """
+
+    def __init__(self, shell: Any, session: Session, buttons: Mapping[str, Button]) -> None:
+        self._shell = shell
+        self._session = session
+        self._buttons = buttons
+        self._made: list[RunningLine] = []
+
+    def make(self, text: str, began_s: float) -> RunningLine | None:
+        """A line for a run that began at `began_s`; None without widgets."""
+        if not can_show_widgets(self._shell):
+            return None
+        for line in [line for line in self._made if line.over]:
+            self._made.remove(line)
+            line.close()
+        line = line_class()(self._session, self._buttons, text, began_s)
+        self._made.append(line)
+        return line
+
+
+class LiveRun:
+    """One run, from `open` to `end`, or until `over`: then `final` gives what stays on show."""
+
+    def __init__(
+        self,
+        publisher: Any,
+        lines: Lines,
+        run: CellRun,
+        over: Callable[[], bool] = lambda: False,
+        final: Callable[[], Bundle] = lambda: NOTHING,
+        line_after_s: float = 1.0,  # a shorter run has no line
+        context: Context | None = None,
+    ) -> None:
+        self._run = run
+        self._lines = lines
+        self._final = final
+        self._line_after_s = line_after_s
+        self._line: RunningLine | None = None
+        self._has_line: bool | None = None
+        """None until the run has lasted long enough for a line."""
+        self._words = ""
+        """The words in place of the line where a page has no such widget."""
+        self._show_line: Show = lambda _: None
+        self.region = LiveRegion(
+            publisher,
+            self._look,
+            OUTPUT_INTERVAL_S,
+            settle_s=OUTPUT_SETTLE_S,
+            over=over,
+            context=context,
+        )
+
+    def end(self, shown: Bundle, how: str) -> None:
+        """Replace the run's display by `shown`, and the line by `how` it ended."""
+        self.region.close(shown)
+        self._end_line(how)
+
+    @property
+    def has_line(self) -> bool:
+        """True if a line of its own says how it ended."""
+        return self._line is not None
+
+    def _look(self) -> Bundle:
+        run = self._run
+        if self.region.closed:
+            self._end_line("")
+            return self._final()
+        # The widget is made only for a run that lasts: making one takes longer than a short cell.
+        if self._has_line is None and time.monotonic() - run.began_s >= self._line_after_s:
+            self._begin_line()
+        if self._line is not None:
+            self._line.look(_standing(run, f"{run.heading} runs"))
+            bundle = live_bundle(run.events.live_groups(), "")
+            return {**bundle, "text/html": self._words + bundle["text/html"]}
+        stop = " · stop it: interrupt the kernel (I, I)" if self._has_line is False else ""
+        return live_bundle(
+            run.events.live_groups(), _standing(run, f"began at {_since(run)}") + stop
+        )
+
+    def _begin_line(self) -> None:
+        run = self._run
+        line = self._line = self._lines.make(_standing(run, f"{run.heading} runs"), run.began_s)
+        self._has_line = line is not None
+        if line is not None:
+            began = f"{run.heading} began at {_since(run)}."
+            self._words = line.words(f"{began} This was saved before it ended.")
+            # The line takes the place of the region, and the output continues below it: front ends
+            # cannot insert an output above one that exists.
+            self._show_line = self.region.give_up_place(
+                line.bundle(f"{began} Where it is: %ddp_where")
+            )
+
+    def _end_line(self, how: str) -> None:
+        if self._line is not None:
+            self._show_line({"text/plain": how})
+            # Only a page that was loaded in mid-run still has the line, and has no output.
+            self._line.end(
+                f"{how} · what a rank wrote: %ddp_output --ranks 0, what was found: %ddp_why"
+            )
+
+
+def _since(run: CellRun) -> str:
+    """When it began, as a time of day: still true when it is read later."""
+    began_s = time.time() - (time.monotonic() - run.began_s)
+    return time.strftime("%H:%M:%S", time.localtime(began_s))
+
+
+def _standing(run: CellRun, runs: str) -> str:
+    """A run in words: what `runs`, which ranks left it and how, which ranks wait for which."""
+    pending = run.pending
+    words = [f"{runs} on {name_ranks(pending)}" if pending else runs]
+    words += [f"{name_ranks(ranks)} {word}" for word, ranks in exits(run.events).items() if pending]
+    return " · ".join([*words, run.waits_for] if run.waits_for else words)

@@ -1,4 +1,4 @@
-"""What a verb works with: the session, the shell, the cell's output and the live board."""
+"""The environment of a verb: the session, the shell, the cell's output and the live board."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from typing import Any, Protocol, TypeVar
 from ddp_notebook import jobs
 from ddp_notebook.board.buttons import Button
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.magics.cell_output import CellOutput
+from ddp_notebook.magics.cell_output import CellOutput, progress_line
 from ddp_notebook.magics.live_board import NotebookBoard, Place
-from ddp_notebook.magics.live_run import Lines
 from ddp_notebook.magics.parser import Surroundings
-from ddp_notebook.magics.run_display import RunDisplay
-from ddp_notebook.magics.terminal_line import progress_line
+from ddp_notebook.magics.run_display import Lines, RunDisplay
 from ddp_notebook.model import Ranks, parse_ranks
 from ddp_notebook.session import Session
 from ddp_notebook.session.preflight import has_room_for_threads
@@ -26,7 +24,7 @@ from ddp_notebook.views.notebook import Displays, Shown, mime_bundle
 
 
 class CallerUi(Protocol):
-    """What a verb may use, whether a cell or a button of the board calls it."""
+    """The part of it that a verb may use, called by a cell or by a button of the board."""
 
     session: Session
 
@@ -75,6 +73,8 @@ class NotebookUi:
 
     def open_board(self, place: Place = "auto") -> None:
         """Show a live board if there is a front end; an earlier one is closed."""
+        # At the limit of threads Python ends the process, which is the notebook, when a thread
+        # cannot start.
         if not self.output.is_live or not has_room_for_threads():
             return  # what starts processes says that there is no room
         self.board.open(place)
@@ -95,11 +95,13 @@ class NotebookUi:
     @property
     def prompt_number(self) -> int:
         """The n of this cell's ``In [n]``; some shells count it before a cell runs, some after."""
+        # A terminal counts a cell after it ran, ipykernel before: only the length of `In` is the
+        # same in both.
         inputs = self.variables.get("In", ())
         return len(inputs) - 1 if len(inputs) > 1 else int(self.shell.execution_count)
 
     def surroundings(self) -> Surroundings:
-        """What Tab completion may offer besides options."""
+        """Return the facts for Tab completion."""
         names = [name for name in self.variables if not name.startswith("_")]
         return Surroundings(names, self.session.record.snapshot.ranks)
 

@@ -38,7 +38,7 @@ class Verb:
 
     `about` is sentences, the first of them a summary. `examples` are calls and what each is for;
     errors end with the first. `run` gets the parsed arguments, with `line` and `cell` as they were
-    typed (`cell` is None without one); it returns the value of the magic, and raises UsageMistake
+    typed, without a cell None; it returns the value of the magic, and raises UsageMistake
     for a user's mistake. `is_python`: braces and dollars in its line are Python's, so IPython does
     not replace them by variables of the notebook.
     """
@@ -60,7 +60,7 @@ class Verb:
 
     @property
     def summary(self) -> str:
-        """What it does, in a sentence."""
+        """Its effect, in a sentence."""
         return self.about.partition(". ")[0].removesuffix(".") + "."
 
     @cached_property
@@ -69,5 +69,5 @@ class Verb:
         return Parser(self.magic, self.about, self.examples, self.options)
 
     def help_page(self) -> str:
-        """What `-h` and IPython's ``?`` show."""
+        """Return the page that `-h` and IPython's ``?`` show."""
         return str(self.parser.format_help())

@@ -12,7 +12,7 @@ events.py          Events: facts, each sent once by the rank that it is about; a
 fold.py            The state is a fold over events, and where ranks are paused at lines.
 ranks.py           Rank sets, and how rank sets, sizes and long texts are displayed.
 stacks.py          The ranks' stacks as one tree, and their variables as one table.
-stages.py          The stages of set-up, and the table that a step of the debugger gives.
+stages.py          The stages of setup, and the table that a step of the debugger gives.
 state.py           What events fold into: the state of each rank, of the session, its output.
 training.py        What a rank reports of its training after a run: replicas, optimizers, steps.
 

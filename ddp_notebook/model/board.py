@@ -1,4 +1,4 @@
-"""What `%ddp_status` returns: the session as rows of ranks in the same state."""
+"""The value of `%ddp_status`: the session as rows of ranks in the same state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class BoardRow:
     entering: Stage | None
     """The stage these ranks are in, if any."""
     text: str
-    """What they do, wait for, raised, or died of."""
+    """Their activity, or what they wait for, raised or died of."""
     device: str
     """For several ranks only its kind: ``cuda``."""
     pid: int
@@ -68,7 +68,7 @@ class BoardRow:
     heard_ns: int = 0
     """When the quietest of silent ranks sent its last message; 0 if they are not silent."""
     staged: bool = True
-    """False of an external job's ranks: of their set-up no stage is known."""
+    """False of an external job's ranks: the stages of their setup are not known."""
 
     @property
     def gone(self) -> bool:
@@ -77,7 +77,7 @@ class BoardRow:
 
     @property
     def stages_passed(self) -> int:
-        """How many stages these ranks have passed; a repeated set-up starts again from 0.
+        """How many stages these ranks have passed; a repeated setup starts again from 0.
 
         All, where none is known: so nothing is drawn of them.
         """

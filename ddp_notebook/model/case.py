@@ -1,4 +1,4 @@
-"""What a diagnosis needs: a report of each rank, their collectives, and the user's code."""
+"""The input of a diagnosis: a report of each rank, their collectives, and the user's code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddp_notebook.model.training import ReplicaCounts
 
 
 class Activity(StrEnum):
-    """What a rank's main thread does, from the other ranks' point of view."""
+    """The activity of a rank's main thread, from the other ranks' point of view."""
 
     BUSY = "busy"
     """It runs its own code, and may still call what the others wait in."""
@@ -27,7 +27,7 @@ class Activity(StrEnum):
     IDLE = "idle"
     """It is idle: it has finished, or was given nothing to run."""
     FAILED = "failed"
-    """What it ran raised an error; it runs nothing now."""
+    """Its cell or script raised an error; it is idle now."""
     DEAD = "dead"
     """Its process is gone."""
     SILENT = "silent"
@@ -56,7 +56,7 @@ class StoreFile:
     claims: Mapping[str, int] = field(default_factory=dict)
     """How often each rank's address was written into it, by rank."""
     lost: bool = False
-    """What the rank wrote into it is not there, or the file does not exist.
+    """The rank's own entries are missing from it, or the file does not exist.
 
     Of a rank that has a default group, or that has waited for the others for seconds.
     """
@@ -87,7 +87,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class ThreadError:
-    """What ended a thread of a rank other than the main one; `path` are the user's lines."""
+    """An error that ended a thread other than the main one; `path` are the user's lines."""
 
     thread: str
     type: str
@@ -131,7 +131,7 @@ class ShardedUnit:
 
 @dataclass(frozen=True, slots=True)
 class PipelinePart:
-    """What a rank is in a pipeline of torch's: the stages that it runs, and how.
+    """A rank's part in a pipeline of torch's: the stages that it runs, and how.
 
     `meant` are the stages that torch expects on it; `members` are ranks of the default group.
     `forward` and `backward` are the micro-batches that it is at, None for none, or not known.
@@ -250,7 +250,7 @@ class RankReport:
     """The report of one rank. Only `rank` and `activity` are always known.
 
     `rank` is the session's number; `arguments.rank` is what the process itself claims.
-    `inside` is what its main thread waits in: a part of set-up (store, rendezvous,
+    `inside` is what its main thread waits in: a part of setup (store, rendezvous,
     process-group, ddp), a collective, or a key of a store; empty for none.
     `entered` counts its calls of `init_process_group` in this run and `initialized` is true when
     it has a default group.
@@ -275,9 +275,9 @@ class RankReport:
     file: StoreFile = StoreFile()
     error: RankError = RankError()
     in_threads: tuple[ThreadError, ...] = ()
-    """What ended threads of it in this run."""
+    """The errors that ended threads of it in this run."""
     handles: ThreadError | None = None
-    """What its main thread has raised and not done with: it is in an `except` or a `finally`."""
+    """The error that its main thread is handling: it is in an `except` or a `finally`."""
     awaits: Awaited = Awaited()
     process: ProcessFacts = ProcessFacts()
     end: ProcessEnd = ProcessEnd()
@@ -289,7 +289,7 @@ class RankReport:
     groups_made: tuple[GroupMade, ...] = ()
     """Its last calls of `new_group`, the one that it is in included, the oldest first."""
     splits: Splits | None = None
-    """What it brought to its last all_to_all."""
+    """Its splits of the last all_to_all."""
     parts: ModelParts = ModelParts()
     unrecorded: str = ""
     """Why its collectives are not recorded; empty where they are."""

@@ -39,7 +39,7 @@ OMIT_DEFAULT: Mapping[Any, Any] = types.MappingProxyType({"omit default": True})
 
 
 class DecodeError(ValueError):
-    """What was read is not of the type it must have; `str()` says where and why."""
+    """The value read is not of the expected type; `str()` says where and why."""
 
     def __init__(self, why: str, place: str = "") -> None:
         super().__init__(f"{place or 'the value'}: {why}")

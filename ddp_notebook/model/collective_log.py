@@ -34,12 +34,12 @@ CAPACITY = 10_000
 TEXT_BYTES = 1 << 20
 """Room for the texts of one run; records beyond that have no text."""
 DIMENSIONS = 8
-"""Of a shape, as many sizes as are kept."""
+"""How many sizes of a shape are kept."""
 
 HEADER = struct.Struct("<8sQQQ")
 """Magic, the run, records written, bytes of text written."""
 HEAD = struct.Struct("<QQQQQ")
-"""Of a record, what is different each time: number + 1, slot, issued_ns, done_ns, and how many
+"""The part of a record that differs each time: number + 1, slot, issued_ns, done_ns, and how many
 backward passes had begun."""
 REST = struct.Struct("<QQIIIHHHHBBBBIiiq8IQB")
 """And what is often the same: numel, bytes; the numbers of the texts of path, api and label; group,
@@ -60,7 +60,7 @@ HELD_OFFSET = 132
 FREED_OFFSET = 140
 
 _WAITED = struct.Struct("<Q8xQQ36xH6xxxxB8xi40xQ4x")
-"""Of a record: number + 1, issued_ns, done_ns, group, thread * 2 + waited, peer, held_ns."""
+"""A record: number + 1, issued_ns, done_ns, group, thread * 2 + waited, peer, held_ns."""
 
 PHASES = tuple(Phase)
 PARTS: tuple[Part | None, ...] = (None, *Part)
@@ -146,7 +146,7 @@ class Waited:
 
 
 def waited(buffer: bytes | memoryview) -> Waited:
-    """Of a log, what its rank waited in. Some milliseconds: of records little is read."""
+    """Return what the rank of a log waited in. Some milliseconds: of records little is read."""
     _, _, written, text_bytes = HEADER.unpack_from(buffer)
     count = min(written, CAPACITY)
     spans, groups = [], Counter[int]()
@@ -272,7 +272,7 @@ def write_splits(buffer: Any, number: int, splits: Splits) -> None:
 
 
 def read_splits(buffer: bytes) -> tuple[Splits, ...]:
-    """Those in the file, the oldest first."""
+    """Return the records in the file, the oldest first."""
     found: list[tuple[int, Splits]] = []
     for at in range(0, min(len(buffer), SPLITS_FILE_BYTES), _SPLITS_BYTES):
         text = buffer[at : at + _SPLITS_BYTES].partition(b"\0")[0]

@@ -70,7 +70,7 @@ def in_brackets(place: Place | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """What a rank brought to an all_to_all: how much it sends to each member, and expects of it.
+    """A rank's splits of an all_to_all: how much it sends to each member, and expects of it.
 
     In rows, or in elements where lists of tensors are sent. `announced` is the counts that it sent
     to each member before, in an exchange of a few integers; empty without one.
@@ -105,7 +105,7 @@ class CallFacts:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective, send or receive of one rank. Unknown is None, "" or ().
+    """One collective, send or receive of one rank. An unknown field is None, "" or ().
 
     `number` counts everything that the rank issued in this run, from 0; `slot` counts what it
     issued in `group`, sends and receives apart, so that equal slots of two ranks meet; one that

@@ -27,7 +27,7 @@ class WrapStage(StrEnum):
 
     @property
     def about(self) -> str:
-        """What happens in this stage and why, in one line."""
+        """Return what happens in this stage and why, in one line."""
         return _ABOUT[self]
 
     @property
@@ -136,7 +136,7 @@ class BucketPlan:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What a DDP object knows after some steps.
+    """The state of a DDP object after some steps.
 
     `steps` counts forwards whose gradients were to be reduced; after the first ten DDP notes
     only some of them. `order` is the order in which gradients became ready in the last step
@@ -154,7 +154,7 @@ class Reduction:
 
 
 STOPPED = "stopped"
-"""Of a rank whose process is stopped (SIGSTOP)."""
+"""True for a rank whose process is stopped (SIGSTOP)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class HeldParameter:
     """A parameter of a model as one rank holds it.
 
     `placements` has one for each of `dimensions`, the mesh's, whose ranks are `mesh` in its order;
-    a plain tensor has none. `bytes` are those on this rank, `whole_bytes` those of all of it.
+    empty for a plain tensor. `bytes` are those on this rank, `whole_bytes` those of all of it.
     """
 
     model: str

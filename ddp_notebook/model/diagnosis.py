@@ -15,7 +15,7 @@ from ddp_notebook.model.ranks import Ranks, name_ranks
 
 
 class Category(StrEnum):
-    """What kind of mistake a finding is about; the value is what is shown and exported."""
+    """The kind of mistake that a finding is about; the value is what is shown and exported."""
 
     ENV_MISMATCH = "env-mismatch"
     ENV_INVALID = "env-invalid"
@@ -85,7 +85,7 @@ class Category(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What the ranks of one branch called, and where: shown beside the other branch."""
+    """The call of the ranks of one branch, and its line: shown beside the other branch."""
 
     ranks: Ranks
     call: str
@@ -163,7 +163,7 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class Traceback:
-    """What ranks raised, as IPython shows it; `text` may hold ANSI colours."""
+    """A traceback that ranks raised, as IPython shows it; `text` may hold ANSI colours."""
 
     ranks: Ranks
     text: str
@@ -178,14 +178,14 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True, slots=True)
 class JudgedRun:
-    """The run or the set-up that a diagnosis is of.
+    """The run or setup that was diagnosed.
 
     If it is `over`, its findings were made at `found_at` (local time, ISO 8601), `age_s` seconds
     ago, and no run has begun since.
     """
 
     title: str
-    """``cell 3``, ``train.py``, ``set-up``."""
+    """``cell 3``, ``train.py``, ``setup``."""
     number: int = 0
     """The notebook's prompt number; 0 for none."""
     over: bool = False
@@ -195,7 +195,7 @@ class JudgedRun:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What `%ddp_why` says. Without findings no problem was found.
+    """The answer of `%ddp_why`. Without findings no problem was found.
 
     `doing` says for each rank what it was doing, in a few words. `tracebacks` are those of the
     ranks that raised in `run`. `unsure` says why the absence of findings proves nothing: ranks are

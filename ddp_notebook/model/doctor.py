@@ -1,4 +1,4 @@
-"""What `%ddp_doctor` found: one line per check, each with a verdict and a remedy."""
+"""The report of `%ddp_doctor`: one line per check, each with a verdict and a remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Verdict(StrEnum):
     WARNING = "warning"
     """DDP can start, but this may cause problems, or makes it slow."""
     FAILURE = "failure"
-    """The requested set-up cannot work until this is fixed."""
+    """The requested setup cannot work until this is fixed."""
 
     @property
     def severity(self) -> int:

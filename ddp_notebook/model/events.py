@@ -21,7 +21,7 @@ SESSION = -1
 
 
 class OutputKind(StrEnum):
-    """What an `Output` is."""
+    """The kinds of `Output`."""
 
     STDOUT = "stdout"
     STDERR = "stderr"
@@ -265,7 +265,7 @@ def _sendable(wire: dict[str, Any]) -> dict[str, Any]:
 
 
 def decode_events(message: bytes, heard_ns: int) -> list[Event]:
-    """Return the events in what `encode_events` wrote, heard at `heard_ns`; those it can read.
+    """Return the events in what `encode_events` wrote, received at `heard_ns`; those it can read.
 
     Raises DecodeError where there is no list of them at all.
     """

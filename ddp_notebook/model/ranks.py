@@ -87,7 +87,7 @@ def by_value(values: Mapping[int, T]) -> list[tuple[Ranks, T]]:
 
 
 def said_by(texts: Mapping[int, str], joint: str = ": ") -> str:
-    """What ranks say, equal texts once: ``rank 0: no memory; ranks 1-3: no answer``."""
+    """Return the texts of ranks, equal ones once: ``rank 0: no memory; ranks 1-3: no answer``."""
     return "; ".join(f"{name_ranks(ranks)}{joint}{text}" for ranks, text in by_value(texts))
 
 
@@ -104,7 +104,7 @@ def cut(text: str, most: int) -> str:
 def without_ports(text: str) -> str:
     """gloo's message without the peer's port: ``Connection closed by peer [127.0.0.1]``.
 
-    The port differs on every rank and is none that a user knows: without it equal ends are equal.
+    The port differs on every rank and means nothing to a user: without it equal ends are equal.
     """
     return _PEER.sub(r"\1", text)
 

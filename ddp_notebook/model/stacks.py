@@ -41,11 +41,11 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What a rank's main thread is doing, at the end of its stack.
+    """The activity of a rank's main thread, at the end of its stack.
 
-    `operation` is the call of torch, or the stage of set-up, that it is in: ``all_reduce``,
+    `operation` is the call of torch, or the stage of setup, that it is in: ``all_reduce``,
     ``backward``, ``rendezvous``; empty for none. `text` says more: what it waits for, of what
-    it died, where it was when it was last heard.
+    it died, where it was when it last answered.
     """
 
     activity: Activity
@@ -68,7 +68,7 @@ class Branch:
 
     Either there are `children`, the one with the lowest rank first, or it ends here and
     `doing` says what the ranks are doing. A branch without frames holds ranks whose stack ends
-    where others continue, or that have none.
+    where others continue, or that have no stack.
     """
 
     ranks: Ranks
@@ -79,7 +79,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class StackTree:
-    """What `%ddp_where` returns: the stacks of all ranks that were asked, as one tree.
+    """The value of `%ddp_where`: the stacks of all ranks that were asked, as one tree.
 
     Ranks at the same line share a branch. `branches` are where they begin.
     """
@@ -135,10 +135,10 @@ def _of_rank(frame: Frame, rank: int) -> Frame:
 class TensorFacts:
     """A summary of a tensor's values. `read` of them were read; 0 for a tensor that was not read.
 
-    `mean`, `least` and `most` are of those that are numbers; None where there is none. `digest`
+    `mean`, `least` and `most` are of those that are numbers; None where no element is. `digest`
     tells values apart, empty unless it is of all. `sample` has some of them, at the same places
     on every rank where the tensor has this shape; None in it is NaN or infinite. `std` and
-    `infinite`, how many are, are told where this value alone was asked for.
+    `infinite` (how many are) are known where this value alone was asked for.
     """
 
     shape: tuple[int, ...]
@@ -255,7 +255,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class VariableTable:
-    """What `%ddp_vars` returns: variables by name and rank, equal values folded."""
+    """The value of `%ddp_vars`: variables by name and rank, equal values folded."""
 
     sections: tuple[VariableSection, ...] = ()
     unread: tuple[Unread, ...] = ()

@@ -1,4 +1,4 @@
-"""The stages of set-up, and the table that a step of the debugger gives."""
+"""The stages of setup, and the table that a step of the debugger gives."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Stage(StrEnum):
 
     @property
     def label(self) -> str:
-        """What holds for a rank that has passed this stage."""
+        """Return what holds for a rank that has passed this stage."""
         return _STAGE_LABELS[self]
 
     @property
     def about(self) -> str:
-        """What happens in this stage, in one line."""
+        """Return what happens in this stage, in one line."""
         return _STAGE_ABOUT[self]
 
     @property
@@ -84,7 +84,7 @@ class StepRow:
     state: str
     """``paused``, ``waiting``, ``failed``, ``dead`` or ``done``."""
     text: str
-    """What they wait for (the store's key, the port, the peer's address), or why they failed."""
+    """Their reason to wait (the store's key, the port, the peer's address), or to fail."""
     waits_for: Ranks = ()
     since_s: float = 0.0
     """How long they have been in this state."""
@@ -102,13 +102,13 @@ class StepTable:
     link: str = ""
     """Where torch's documentation says more."""
     next_call: str = ""
-    """What to type to continue; empty if there is nothing left to step."""
+    """The command that continues; empty if there is nothing left to step."""
     details: tuple[str, ...] = field(default=())
     """Further lines: buckets, orders, sizes."""
 
 
 OWN_STORE = "TCPStore"
-"""What the method of `InitArguments` is while the user's own code opens a store."""
+"""The method in `InitArguments` while the user's own code opens a store."""
 
 PRIVATE_STORE = "HashStore"
 """The `store` of `InitArguments` that is in one process only."""
@@ -133,7 +133,7 @@ class InitArguments:
     timeout_s: float | None = None
     hosts_store: bool = False
     store: str = ""
-    """Of a store that was given to the call: which one it is, the same for ranks that share it."""
+    """Identifies the store that was given to the call: the same for ranks that share it."""
     stale: bool = False
     """When it called, the file at `path` held an address of its own rank already."""
     raw: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What events fold into: the state of each rank, of the session, and its output."""
+"""The state that events fold into: of each rank, of the session, and its output."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class Status(StrEnum):
     STARTING = "starting"
     """Its process was requested; the rank has sent no event yet."""
     SETTING_UP = "setting up"
-    """It is in a stage of set-up."""
+    """It is in a stage of setup."""
     PAUSED = "paused"
-    """It is paused before a stage of set-up until it is stepped."""
+    """It is paused before a stage of setup until it is stepped."""
     READY = "ready"
     """Set up and idle."""
     RUNNING = "running"
     """It runs a cell."""
     FAILED = "failed"
-    """Its set-up failed; its variables live."""
+    """Its setup failed; its variables live."""
     DEAD = "dead"
     """Its process is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """What is known of one rank. `heard_ns` (session's monotonic clock) is when it last spoke."""
+    """The state of one rank. `heard_ns` (session's monotonic clock) is when it last spoke."""
 
     rank: int
     status: Status = Status.STARTING
@@ -53,7 +53,7 @@ class RankState:
     cause: str = ""
     remedy: str = ""
     raised: str = ""
-    """What its last cell raised, until it runs the next: ``KeyError: 'x'``."""
+    """The error of its last cell, until it runs the next: ``KeyError: 'x'``."""
     refused: bool = False
     """The error was a Mismatch: its collective does not match the other ranks'."""
     restarting: bool = False
@@ -67,7 +67,7 @@ class RankState:
     """The features of ours that are disabled in its process, and why."""
     heard_ns: int = 0
     since_ns: int = 0
-    """When its current activity began: set-up, death, idleness, or the line of its cell that it
+    """When its current activity began: setup, death, idleness, or the line of its cell that it
     last reported; the session's monotonic clock."""
 
 
@@ -98,7 +98,7 @@ class Snapshot:
     """No rank can start before that is over; None when it is."""
     taken_ns: int = 0
     external: bool = field(default=False, metadata=OMIT_DEFAULT)
-    """A job that no notebook started: which stages of set-up its ranks have passed is not known."""
+    """A job that no notebook started: which stages of setup its ranks have passed is not known."""
 
     @property
     def world_size(self) -> int:

@@ -1,6 +1,6 @@
-"""What a rank reports of its training after a run: replicas, optimizers, samplers.
+"""A rank's report of its training after a run: replicas, optimizers, samplers.
 
-What should be the same on all ranks can be compared without sending it.
+The values that should be the same on all ranks can be compared without sending it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FunctionalFacts:
     left: int = 0
     operation: str = ""
     place: Place | None = None
-    """Of the first direct one."""
+    """The line of the first direct call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class EvaluationFacts:
     """The batches came from a DataLoader that was not trained on."""
     inputs: tuple[str, ...] = ()
     statistics: str = ""
-    """A hash of the statistics of batches, "" where there are none or too many."""
+    """A hash of the statistics of batches, "" without any, or with too many."""
     wrote: bool | None = None
     """Something was printed between its begin and the next backward; None where unknown."""
     place: Place | None = None
@@ -97,7 +97,7 @@ class StepStart:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCounts:
-    """What one DistributedDataParallel object did in this run; equal `key`s are one model.
+    """The activity of one DistributedDataParallel object in this run; equal `key`s are one model.
 
     A step counts for it when an optimizer has updated parameters of it: `local_steps` with
     gradients of backwards that no_sync covered, `bypassed_steps` of forwards around the
@@ -108,11 +108,11 @@ class ReplicaCounts:
     type: str = ""
     """Class of the module inside."""
     name: str = ""
-    """The user's variable, "" when there is none."""
+    """The user's variable; "" without one."""
     forwards: int = 0
     """Through the wrapper, with gradients."""
     no_sync_forwards: int = 0
-    """Those of `forwards` under no_sync."""
+    """How many of `forwards` were under no_sync."""
     bypasses: int = 0
     """Forwards of the module inside that did not come through the wrapper, with gradients."""
     bypass_place: Place | None = None
@@ -162,7 +162,7 @@ class ReplicaFacts(ReplicaCounts):
     starts: tuple[StepStart, ...] = ()
     """Of its first training forwards."""
     autocast: str = ""
-    """What torch.autocast was in the first of them: ``bfloat16``; "" for off."""
+    """The state of torch.autocast in the first of them: ``bfloat16``; "" for off."""
     start_place: Place | None = None
     """Where the first of them was called."""
 
@@ -185,9 +185,9 @@ class OptimizerFacts:
     place: Place | None = None
     """Where its last step was made."""
     options: tuple[str, ...] = ()
-    """What else its groups were given, in the first step: ``weight_decay=0.1``."""
+    """Further settings of its groups, in the first step: ``weight_decay=0.1``."""
     metrics: tuple[float, ...] = ()
-    """What its ReduceLROnPlateau was given, the first ones."""
+    """The first metrics that its ReduceLROnPlateau was given."""
     begins: tuple[TensorDigest, ...] = ()
     """Of parameters without DDP, before its first step in this process."""
     loads: int = 0
@@ -208,10 +208,10 @@ class OptimizerFacts:
     """Steps made while a sharded model (FSDP2) still had unreduced gradients."""
     pending_place: Place | None = None
     factors: tuple[float | None, ...] = ()
-    """By what all gradients were multiplied between the backward and the step, of the first steps;
+    """The factor of all gradients between the backward and the step, of the first steps;
     None where it was no one factor, or not seen."""
     between: tuple[float | None, ...] = ()
-    """By what the gradients that a backward left were multiplied before the next one of the same
+    """The factor of the gradients that a backward left, until the next one of the same
     step, in the first steps; None where it was no one factor."""
 
 
@@ -224,7 +224,7 @@ class SamplerFacts:
 
     key: str
     length: int = 0
-    """Of the data set."""
+    """The number of samples in the data set."""
     num_replicas: int = 0
     rank: int = 0
     shuffle: bool = True
@@ -313,7 +313,7 @@ class Forwards:
 
 @dataclass(frozen=True, slots=True)
 class SplitFacts:
-    """What one rank knows of models that are split over ranks; `losses` are those of backwards."""
+    """One rank's knowledge of models that are split over ranks; `losses` are those of backwards."""
 
     claims: tuple[Claim, ...] = ()
     copies: tuple[Copy, ...] = ()
@@ -356,7 +356,7 @@ class RunFacts:
     """Sizes of the trained parameters that FSDP2 shards, sorted, where no optimizer has any."""
     split: SplitFacts = field(default_factory=SplitFacts)
     notes: tuple[str, ...] = ()
-    """What was omitted, and why."""
+    """The parts that were omitted, and why."""
     broken: str = ""
     """The error of ours after which this process counts no more."""
     unrecorded: str = ""

@@ -84,7 +84,7 @@ class Nothing(Message, frozen=True):
     """A question that needs no more than its name."""
 
 
-# -- set-up --------------------------------------------------------------------------------
+# -- setup --------------------------------------------------------------------------------
 
 
 class SetUpPlan(Message, frozen=True):
@@ -111,14 +111,14 @@ class SetUpPlan(Message, frozen=True):
 
     @property
     def timeout(self) -> timedelta:
-        """How long set-up may wait in one stage."""
+        """How long setup may wait in one stage."""
         return GROUP_TIMEOUT if self.patient else timedelta(seconds=self.timeout_s)
 
 
 BRING_UP: Call[SetUpPlan, bool] = Call("bring up")
-"""Pass all stages of set-up; False when one failed (an event says why)."""
+"""Pass all stages of setup; False when one failed (an event says why)."""
 PREPARE: Call[SetUpPlan, None] = Call("prepare")
-"""Pause before the first stage of set-up."""
+"""Pause before the first stage of setup."""
 ADVANCE: Call[Stage, bool] = Call("advance")
 """Go on through this stage; False when one failed (an event says why)."""
 
@@ -131,7 +131,7 @@ class Freed(Message, frozen=True):
 
 
 FREE = Question("free", Nothing, Freed)
-"""End what torch waits for in set-up or a collective. Its process group is broken afterwards."""
+"""End what torch waits for in setup or a collective. Its process group is broken afterwards."""
 
 
 # -- cells and scripts ---------------------------------------------------------------------
@@ -170,7 +170,7 @@ class Script(Message, frozen=True):
     leaves: bool = False
     """Peers that need this rank after it has finished lose their connection instead of waiting."""
     package: str | None = None
-    """Of a module that is run by its name, as `python -m` does; None for a script."""
+    """The name of a module that is run by it, as `python -m` does; None for a script."""
     world_size: int = 1
     """In how many processes it runs."""
 
@@ -232,8 +232,8 @@ class Moved(Message, frozen=True):
 
 
 ON = ("exception", "nan", "collective")
-"""What a breakpoint can be set on: an error that ends what runs, a loss or a gradient that is not
-finite, a collective that is about to be issued."""
+"""The events that a breakpoint can be set on: an error that ends what runs, a loss or a gradient
+that is not finite, a collective that is about to be issued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +309,7 @@ class Expression(Message, frozen=True):
 
 
 class Evaluated(Message, frozen=True):
-    """The value of an expression, under the expression's own name; or why there is none."""
+    """The value of an expression, under the expression's own name; or why it has no value."""
 
     value: RankVariables | None = None
     problem: str = ""
@@ -330,7 +330,7 @@ class TensorPart(Message, frozen=True):
 
 
 MOST_VALUES = 1024
-"""Of a tensor, that are told one by one."""
+"""How many values of a tensor are reported one by one."""
 
 
 class Checksums(Message, frozen=True):
@@ -339,11 +339,11 @@ class Checksums(Message, frozen=True):
     of: tuple[int, ...] = ()
     step: int = 0
     values: tuple[float | None, ...] = ()
-    """Those of a part that has few; None for what is NaN or infinite."""
+    """The values of a part that has few; None for what is NaN or infinite."""
 
 
 CHECKSUMS = Question("checksums", TensorPart, Checksums)
-"""What tells in which part of a tensor two ranks differ."""
+"""Digests that show in which part of a tensor two ranks differ."""
 STANDING = Question("standing", Nothing, Standing)
 """In which frames of the user's a rank stands, or has raised."""
 EVALUATE = Question("evaluate", Expression, Evaluated)
@@ -377,7 +377,7 @@ GET_VALUE: Call[VariableToSend, PickledValue] = Call("get value")
 
 
 PULL = Question("pull", VariableToSend, PickledValue)
-"""What a variable is, of a rank that runs nothing and takes no calls: a script that is over."""
+"""Describe a variable of a rank that is idle and takes no calls: its script is over."""
 
 
 class CodeToComplete(Message, frozen=True):
@@ -388,7 +388,7 @@ class CodeToComplete(Message, frozen=True):
 
 
 class Completions(Message, frozen=True):
-    """What may stand in place of the code from `start` to the cursor: texts, and their types."""
+    """Completions that may replace the code from `start` to the cursor, and their types."""
 
     start: int
     texts: tuple[tuple[str, str], ...] = ()
@@ -411,7 +411,7 @@ class Inspection(Message, frozen=True):
 COMPLETE: Call[CodeToComplete, Completions] = Call("complete")
 """The completions of the rank's IPython, without Jedi."""
 INSPECT: Call[NameToInspect, Inspection] = Call("inspect")
-"""What the rank's IPython knows of an object."""
+"""Return what the rank's IPython knows of an object."""
 
 
 # -- what a rank knows ---------------------------------------------------------------------
@@ -436,7 +436,7 @@ class StackRequest(Message, frozen=True):
 
 
 class VariablesRequest(Message, frozen=True):
-    """The variables of these names; all when there are none."""
+    """The variables of these names; all without any."""
 
     names: tuple[str, ...] = ()
 
@@ -454,15 +454,15 @@ REACH = Question("reach", Targets, Reached)
 STACK = Question("stack", StackRequest, RankStack)
 """Where its main thread is."""
 VARIABLES = Question("variables", VariablesRequest, RankVariables)
-"""What its variables are."""
+"""Return its variables."""
 RUN_FACTS = Question("run facts", Nothing, RunFacts)
-"""What it trained in the run that is over. Only when nothing runs."""
+"""Return the summary of its training in the run that is over. Only when nothing runs."""
 STEP_TIMES = Question("step times", Nothing, StepTimes)
 """The parts of its newest training steps. Any time."""
 SOFTWARE = Question("software", Nothing, SoftwareFacts)
-"""What it runs on."""
+"""Return the facts of its software and hardware."""
 HELD = Question("held", Nothing, HeldParameters)
-"""What it holds of the parameters of its models. Any time."""
+"""Return its part of the parameters of its models. Any time."""
 
 
 # -- the construction of a DDP object: a rank that cannot answers with a `RankFailure` --------
@@ -475,7 +475,7 @@ class ModelName(Message, frozen=True):
 
 
 class Described(Message, frozen=True):
-    """What a variable is. `kind`: absent, other, module or ddp.
+    """A description of a variable. `kind`: absent, other, module or ddp.
 
     `problem` says why a module cannot be wrapped, empty when it can.
     """
@@ -493,7 +493,7 @@ class ModelToCompare(Message, frozen=True):
 
 
 class Compared(Message, frozen=True):
-    """What a model is made of; a hash of each tensor's values, none where they were not asked."""
+    """A model's tensors, with a hash of each one's values where it was asked for."""
 
     contents: Fingerprint
     hashes: tuple[str, ...]

@@ -21,10 +21,10 @@ class Component:
     """
 
     def attach(self) -> None:
-        """Once, before the first set-up or run: put hooks where they belong."""
+        """Once, before the first setup or run: put hooks where they belong."""
 
     def setup_begins(self) -> None:
-        """Process groups are about to be forgotten and made anew."""
+        """Process groups are about to be forgotten and replaced."""
 
     def run_begins(self, run: Run) -> None:
         """A cell or a script begins; what belongs to the last one does not count any more."""
@@ -56,7 +56,7 @@ class Lifecycle:
             component.run_begins(run)
 
     def run_ends(self) -> None:
-        """See `Component.run_ends`. Raises what the last that failed raised: all are told."""
+        """See `Component.run_ends`. Calls all of them; raises what the last that failed raised."""
         failed: Exception | None = None
         for component in self._reversed:
             try:

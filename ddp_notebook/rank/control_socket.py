@@ -2,7 +2,7 @@
 
 It is the one of three channels between a session and a rank whose messages are taken while the main
 thread is blocked, which ipyparallel's are not (`cluster/cluster.py`); events leave by a third one,
-as nobody asks for them (`events.py`).
+as no one asks for them (`events.py`).
 
 A message is its length in four bytes, and JSON. A question is ``{"question": name, "about":
 request}``, one a connection; what `Handlers.answer` gives for it comes back, from a thread of ours.
@@ -29,7 +29,7 @@ from typing import Any
 from ddp_notebook.rank.component import Component
 
 Answers = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
-"""What answers: the name of a question and what it is about, to JSON."""
+"""The function that answers: the name of a question and what it is about, to JSON."""
 
 LENGTH = struct.Struct("!I")
 MOST_BYTES = 1 << 24
@@ -44,7 +44,7 @@ _PEER = struct.Struct("3i")
 
 
 def is_mine(connection: socket.socket) -> bool:
-    """Whether the other end is this user's, as far as this system tells.
+    """Return True when the other end is this user's, as far as this system tells.
 
     Where it does not tell (not Linux), the folder of the socket has to keep others out.
     """

@@ -26,7 +26,7 @@ model.load()  # a rank answers on a thread of ours, where nothing is to be impor
 
 
 class RankCore(Watched):
-    """What is watched of this process as a rank, with what answers questions about it and stops it.
+    """Watches this process as a rank, answers questions about it, and stops it.
 
     `names` and `show` are as in `Watched`.
     """
@@ -55,7 +55,7 @@ class RankCore(Watched):
         return Lifecycle((*self.components(more, stops), self.questions))
 
     def doing(self, *, in_run: bool) -> str:
-        """What the main thread does, for a sign of life; `in_run` it is in the user's code."""
+        """Return the main thread's activity; `in_run` it is in the user's code."""
         self.observer.settle()
         if not in_run:
             return self.main_thread.doing

@@ -1,6 +1,6 @@
 """The event sender: takes events from any thread, sends them to the session from one of ours.
 
-It is the channel for what nobody asks for; `cluster/channels.py` says why it is not another one.
+It is the channel for what no one asks for; `cluster/channels.py` says why it is not another one.
 
 A message is two frames: the name of the source, which tells the processes of a script from the
 ranks' own, and a JSON list of events. The socket never blocks the rank: what does not fit in the

@@ -1,4 +1,4 @@
-"""What the main thread is doing: written by itself, read by threads that answer in its place."""
+"""The main thread's activity: written by itself, read by threads that answer in its place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Failure:
     frames: tuple[model.Frame, ...] = ()
     """The user's lines that the error passed through, the outermost first."""
     during: model.ThreadError | None = None
-    """What it was raised in the handling of."""
+    """The error that was being handled when it was raised."""
     trace: TracebackType | None = None
     """Where it was raised, with the variables as they were; kept until something runs again."""
 
@@ -36,11 +36,11 @@ class MainThread(Component):
 
     def __init__(self) -> None:
         self.running = False
-        """A cell, a script or a stage of set-up runs."""
+        """A cell, a script or a stage of setup runs."""
         self.waiting_in = ""
-        """The stage of set-up in which it waits in code of ours; empty: torch's stack tells."""
+        """The stage of setup in which it waits in code of ours; empty: torch's stack tells."""
         self.paused_before = ""
-        """The stage of set-up before which it is paused; empty when it is not."""
+        """The stage of setup before which it is paused; empty when it is not."""
         self.paused_at = ""
         """The line before which a thread is paused; empty when none is."""
         self.paused_in: FrameType | None = None

@@ -1,7 +1,7 @@
 """The runtime of an engine: the core of a rank, and what runs cells on it.
 
 `RankRuntime` makes the components and hands each what it needs; none finds another by itself.
-What the session calls is in `calls.py`; `call` is where such a call arrives.
+The calls of the session are in `calls.py`; `call` is where such a call arrives.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class RankRuntime:
         return {"doing": doing, "cell": cell, "withheld_bytes": self.forwarder.withheld_bytes}
 
     def is_of_user(self, error: BaseException) -> bool:
-        """Whether a line of the user's code raised it, or called what did."""
+        """Return True when a line of the user's code raised it, or called what did."""
         return bool(frames_of(error, self.core.user_code))
 
     def _show(self, text: str) -> bool:
@@ -99,7 +99,7 @@ class RankRuntime:
         return True
 
     def _verified(self, names: Mapping[str, Any]) -> None:
-        """A set-up has passed all stages: DDP objects that are left go on with the new group."""
+        """A setup has passed all stages: DDP objects that are left go on with the new group."""
         self.core.hooks.reattach()
         self.shell.publish(names)
 
@@ -140,7 +140,7 @@ def current() -> RankRuntime:
 
 
 def is_of_user(error: BaseException) -> bool:
-    """Whether the user's code raised it; none of it has run before there is a runtime."""
+    """Return True when the user's code raised it; none of it has run before there is a runtime."""
     return _runtime is not None and _runtime.is_of_user(error)
 
 

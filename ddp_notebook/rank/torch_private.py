@@ -37,17 +37,17 @@ _HELPER_TAKES = {
     "backend": "backend",
     "timeout": "timeout",
 }
-"""What the helper is called with, and what `NewGroup` calls it."""
+"""The arguments of the helper, and their names in `NewGroup`."""
 _MAY_TAKE = {"group_desc": "called"}
-"""What it has in addition in newer versions of torch."""
+"""Its further arguments in newer versions of torch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewGroup:
-    """With what torch makes a group. `rank` is within it, `members` are none for the default.
+    """With what torch makes a group. `rank` is within it, `members` is empty for the default.
 
     `called` is what the user, or a mesh, calls it; None for nothing. Ranks that are no members
-    have to call for it too: their `rank` is None.
+    have to call for it too, with None as their `rank`.
     """
 
     store: Any
@@ -241,7 +241,7 @@ def keep_from_compiler(function: Any, inner_too: bool = True) -> bool:
 
 
 def compiled() -> Iterator[tuple[str, Any, bool]]:
-    """What `torch.compile` was given, and with `fullgraph`; nothing where torch does not tell.
+    """Return what `torch.compile` was given, and with `fullgraph`; nothing if unknown.
 
     By name: a function, a method, or a model with all of its parts.
     """
@@ -260,7 +260,7 @@ def compiled() -> Iterator[tuple[str, Any, bool]]:
 
 
 _NOT_COMPILED = "runs as Python"
-"""A constant in code that is to run as it is: the compiler skips for ever what equals its own."""
+"""A constant in code that is to run as it is: the compiler skips forever what equals its own."""
 
 
 def on_compiled(chosen: Callable[[CodeType, Sequence[CodeType]], bool], *, load: bool) -> bool:
@@ -324,7 +324,7 @@ def loading(frames: Iterable[FrameType], *, awaited: bool = False) -> Loading | 
     """The iterator with worker processes that these frames are in; None for none.
 
     With `awaited` only where it waits for a batch, not where it ends, say. Its state is read
-    while its own thread may change it: what makes no sense then is None too.
+    while its own thread may change it: whatever makes no sense then becomes None too.
     """
     for frame in frames:
         if awaited and frame.f_code.co_name != _AWAITS_BATCH:
@@ -352,7 +352,7 @@ def _loading(iterator: Any) -> Loading:
 
 
 def loader_iterator() -> Any:
-    """The base class of what iterates a DataLoader; None where this torch has none."""
+    """The base class of what iterates a DataLoader; None where this torch lacks it."""
     found = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None)
     return found if callable(getattr(found, "__next__", None)) else None
 
@@ -499,7 +499,7 @@ def hook_names(wrapped: Any) -> list[str]:
 
 
 def hooks_that_may_part(wrapped: Any) -> list[str]:
-    """Of these, the ones of which it is not known that all ranks get the same gradients."""
+    """Return those for which it is not certain that all ranks get the same gradients."""
     hooks = getattr(wrapped, "_comm_hooks", ())
     size = wrapped.process_group.size()
     return [_name(hook) for hook, state in hooks if not _reduces(hook, state, size)]
@@ -527,7 +527,7 @@ _MAGIC, _NONCE = 0x3C85F7CE, 0x64647021
 
 
 def is_store(connection: socket.socket) -> bool | None:
-    """Whether a TCPStore of torch's answers at the other end, as its clients ask for it.
+    """Return True when a TCPStore of torch's answers at the other end, as its clients ask for it.
 
     False if something else does, or if it hangs up; None if nothing comes within the time limit
     of `connection`: a store may be too busy.

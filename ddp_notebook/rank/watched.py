@@ -1,7 +1,7 @@
-"""What any rank's process watches from its first `init_process_group` on, asked or not.
+"""The components that any rank's process has from its first `init_process_group` on, asked or not.
 
-A rank of an external job has no more than this until somebody asks: so this imports little, and
-what only an answer needs (`inspect/answers.py`) is left out.
+A rank of an external job has no more than this until it is asked: so this imports little, and
+whatever only an answer needs (`inspect/answers.py`) is left out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def of_main() -> Mapping[str, Any]:
 
 
 def shown_by_python(_: str) -> bool:
-    """What ends a thread is shown by Python itself."""
+    """Python itself shows the error that ends a thread."""
     return False
 
 
@@ -92,7 +92,7 @@ class Watched:
         """The order in which components are attached and hear of what begins, with other ones.
 
         What is read while something runs comes before what can make it run: `early` before the
-        gate, `stops` after it. Sockets come last in a set-up, when everything of the one before is
+        gate, `stops` after it. Sockets come last in a setup, when everything of the one before is
         closed.
         """
         return (

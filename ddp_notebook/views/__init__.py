@@ -8,14 +8,12 @@ board_rows.py   The state as rows, one for ranks in the same state; and in words
 board.py        The board, a row for ranks in the same state: as text and as HTML.
 doctor.py       The doctor's report as a table, the worst first: as text and as HTML.
 findings.py     A diagnosis, with findings and remedies, as text and as HTML.
-folded.py       Long output of ranks, folded: a click shows all of it.
 live_region.py  A region of a cell's output that is redrawn when something changes.
-markup.py       How every view's HTML looks: tones, chips, escaped text, a style sheet.
+markup.py       How every view's HTML looks: tones, chips, boxes, escaped text, a style sheet.
 mesh.py         The mesh and what ranks hold of each parameter: as text and as HTML.
 notebook.py     How IPython shows our values, and the output of ranks in a cell.
 output_log.py   What each rank wrote so far, and which ranks wrote the same.
-output.py       The ranks' output and displays: as text, and as the HTML of a running cell.
-paragraphs.py   The elements of views besides tables: indented text, boxes to copy from.
+output.py       The ranks' output and displays: as text, as HTML of a running cell, folded.
 stack_tree.py   The stacks of all ranks as one tree; the lines in which they are.
 stacks.py       Where the ranks are, as a tree: plain text of at most 100 columns, and nested HTML.
 step_rows.py    Where ranks stand at stages, collectives and lines, as step tables.

@@ -13,29 +13,23 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from html import escape
 
+# A rank may print anything. In a terminal an escape code could move the cursor over our own words,
+# set the title or, by OSC 52, the clipboard; in a page it would be garbage. So all are known here,
+# and all but colours are dropped.
 _ESCAPE = re.compile(
     r"\x1b\[(?P<codes>[0-?]*)[ -/]*(?P<final>[@-~]|\Z)"  # CSI: colours, cursor; or cut at the end
     r"|\x1b[\]P^_][^\x07\x1b\n]*(?:\x07|\x1b\\|\Z)"  # OSC and its like: titles, hyperlinks
-    r"|\x1b[ -/]*[0-~]?"  # two-character escapes, and an ESC that is none
+    r"|\x1b[ -/]*[0-~]?"  # two-character escapes, and a lone ESC
 )
 
-_LONGEST_LOOK_BACK = 64
-"""The longest escape code that a cut may split, in characters."""
 
 # JupyterLab's own sixteen, so that a traceback looks as it does elsewhere in the notebook.
 _BASIC = (
     *("#3e424d", "#e75c58", "#00a250", "#ddb62b", "#208ffb", "#d160c4", "#60c6c8", "#c5c1b4"),
     *("#282c36", "#b22b31", "#007427", "#b27d12", "#0065ca", "#a03196", "#258f8f", "#a1a6b2"),
 )
-_CUBE = (0, 95, 135, 175, 215, 255)
 
-_RESETS: dict[int, dict[str, str | bool]] = {
-    22: {"bold": False},
-    23: {"italic": False},
-    24: {"underline": False},
-    39: {"fg": ""},
-    49: {"bg": ""},
-}
+# The pen is a value that is replaced, so equal looks are made once (lru_cache).
 _SETS: dict[int, dict[str, str | bool]] = {
     1: {"bold": True},
     3: {"italic": True},
@@ -44,7 +38,11 @@ _SETS: dict[int, dict[str, str | bool]] = {
     **{90 + n: {"fg": _BASIC[8 + n]} for n in range(8)},
     **{40 + n: {"bg": _BASIC[n]} for n in range(8)},
     **{100 + n: {"bg": _BASIC[8 + n]} for n in range(8)},
-    **_RESETS,
+    22: {"bold": False},
+    23: {"italic": False},
+    24: {"underline": False},
+    39: {"fg": ""},
+    49: {"bg": ""},
 }
 
 
@@ -105,6 +103,8 @@ def preformatted(text: str) -> list[str]:
 
 def _in_a_line(character: str) -> str:
     """A printable character itself, a space for other whitespace, nothing for control codes."""
+    # Also bidirectional marks and zero-width characters are not printable: they could make a name
+    # read as another one.
     if character.isprintable():
         return character
     return " " if character.isspace() else ""
@@ -115,6 +115,7 @@ def ansi_to_html(text: str) -> str:
 
     Every other escape code is dropped. Spans do not nest and are always closed.
     """
+    # Most text has no colours, and this runs for each drawing of a live cell.
     if "\x1b" not in text:
         return escape(text, quote=False)
     parts: list[str] = []
@@ -122,6 +123,7 @@ def ansi_to_html(text: str) -> str:
     for match in _ESCAPE.finditer(text):
         parts.append(pen.write(text[end : match.start()]))
         end = match.end()
+        # Every other code moves the cursor or changes the terminal, which a page has not.
         if match["final"] == "m":
             pen = _apply(pen, match["codes"])
     parts.append(pen.write(text[end:]))
@@ -130,7 +132,8 @@ def ansi_to_html(text: str) -> str:
 
 def after_escape(text: str, cut: int) -> int:
     """`cut`, moved if it lies within an escape code."""
-    start = text.rfind("\x1b", max(0, cut - _LONGEST_LOOK_BACK), cut)
+    # The longest escape code that a cut may split, in characters.
+    start = text.rfind("\x1b", max(0, cut - 64), cut)
     match = _ESCAPE.match(text, start) if start >= 0 else None
     return max(cut, match.end()) if match else cut
 
@@ -138,7 +141,7 @@ def after_escape(text: str, cut: int) -> int:
 @lru_cache(maxsize=256)
 def _apply(pen: _Pen, codes: str) -> _Pen:
     """The pen after the colour codes between ``ESC[`` and ``m``; unknown ones change nothing."""
-    numbers = iter([_number(code) for code in codes.split(";")])
+    numbers = iter([_number(code or "0") for code in codes.split(";")])
     for number in numbers:
         if number == 0:
             pen = _Pen()
@@ -152,13 +155,12 @@ def _apply(pen: _Pen, codes: str) -> _Pen:
 
 
 def _number(code: str) -> int:
-    """A code as a number; 0 if it is empty, -1 if it is no number."""
-    code = code or "0"
+    """Return a code as a number; -1, which is no code, for anything else."""
     return int(code) if len(code) < 4 and code.isdecimal() else -1
 
 
 def _extended(numbers: Iterator[int]) -> str:
-    """The colour after 38 or 48 (``5;n`` or ``2;r;g;b``); empty if it is none."""
+    """The colour after 38 or 48 (``5;n`` or ``2;r;g;b``); empty for another code."""
     mode = next(numbers, -1)
     values = [next(numbers, -1) for _ in range({5: 1, 2: 3}.get(mode, 0))]
     if not values or not all(0 <= value <= 255 for value in values):
@@ -172,5 +174,5 @@ def _palette(index: int) -> str:
         return _BASIC[index]
     if index >= 232:
         return f"#{8 + 10 * (index - 232):02x}" + 2 * f"{8 + 10 * (index - 232):02x}"
-    cube = index - 16
-    return "#" + "".join(f"{_CUBE[cube // step % 6]:02x}" for step in (36, 6, 1))
+    levels, cube = (0, 95, 135, 175, 215, 255), index - 16  # of each of red, green and blue
+    return "#" + "".join(f"{levels[cube // step % 6]:02x}" for step in (36, 6, 1))

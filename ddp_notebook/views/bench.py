@@ -98,6 +98,7 @@ def table_html(run: BenchRun, baseline: BenchRun | None = None) -> str:
 
 def _sizes(curve: Curve, baseline: BenchRun | None) -> Table:
     """Return a row for each size; a number of wrong elements is highlighted."""
+    # A baseline may lack curves and sizes, and have others: only equal keys are compared.
     before = next((c for c in baseline.curves if c.key == curve.key), None) if baseline else None
     medians = {p.size_bytes: f"{p.latency_us:,.1f}" for p in before.points} if before else {}
     head = [
@@ -106,6 +107,7 @@ def _sizes(curve: Curve, baseline: BenchRun | None) -> Table:
         *("mean (µs)", "p90 (µs)", "p99 (µs)", "skew (µs)", "algbw (GB/s)", "busbw (GB/s)"),
         "#wrong",
     ]
+    # Three digits of different powers of ten: without padding the eye compares the wrong digits.
     algbw = _on_the_point([_three_digits(p.algbw_gb_per_s) for p in curve.points])
     busbw = _on_the_point([_three_digits(p.busbw_gb_per_s) for p in curve.points])
     rows = []
@@ -142,6 +144,7 @@ def _three_digits(value: float) -> str:
     """Return a number to three significant digits, without an exponent: ``0.000420``, ``2.81``."""
     if value == 0 or not math.isfinite(value):
         return f"{value:.0f}"
+    # By way of the rounded number: 0.9996 has three digits as 1.00, not as 0.9996.
     power = int(f"{value:.2e}".partition("e")[2])
     return f"{value:,.{min(max(2 - power, 0), 9)}f}"  # the ninth is one byte per second, in GB/s
 
@@ -202,7 +205,7 @@ def _sentences(result: StepBenchResult) -> Iterator[str]:
     for point in dict.fromkeys((result.main_points[0], result.main_points[-1])):
         step = f"a step of {ms(point.step_us)} ms"
         if point.exposed_interval_us[0] <= 0:
-            adds = f"what communication adds to {step} is within the noise"
+            adds = f"the cost of communication in {step} is within the noise"
         else:
             share = f"{point.exposed_share:.0%}"
             adds = f"communication adds {ms(point.exposed_us)} ms to {step} ({share})"
@@ -214,6 +217,7 @@ def _sentences(result: StepBenchResult) -> Iterator[str]:
 def _break_even(result: StepBenchResult) -> str:
     ranks = f"{result.world_size} ranks process"
     # Two rates that are not further apart than this share cannot be told apart.
+    # How noisy the run was decides what counts as a difference.
     noise = {Trust.GOOD: 0.05, Trust.FAIR: 0.15, Trust.NOISY: 0.3}[steps.judge(result)[0]]
     gains = {p.batch: p.efficiency * result.world_size - 1 for p in result.main_points}
     close = ", ".join(str(batch) for batch, gain in gains.items() if abs(gain) < noise)

@@ -14,10 +14,7 @@ from typing import Any
 
 from ddp_notebook.bench.result import BenchPoint, BenchRun, Curve
 
-_NCCL_JSON_VERSION = 2
 _NCCL_TYPES = {"float32": "float", "float64": "double", "float16": "half"}
-_BODY_WIDTH = 33
-"""nccl-tests' columns for one placement (in-place or out-of-place)."""
 
 
 def rows(run: BenchRun) -> list[dict[str, Any]]:
@@ -108,7 +105,9 @@ def _nccl_line(curve: Curve, point: BenchPoint) -> str:
         f"  {_width(body['time'], 7)}  {_width(body['alg_bw'], 6)}  {_width(body['bus_bw'], 6)}"
         f"  {point.wrong:>6}"
     )
-    nothing = " " * _BODY_WIDTH
+    # The width of nccl-tests' columns for one placement (in-place or out-of-place).
+    nothing = " " * 33
+    # Tools that read this table find values by the position of their column.
     places = (nothing, measured) if curve.operation.in_place else (measured, nothing)
     return (
         f"{head['size']:>12}  {head['count']:>12}  {head['type']:>8}  {head['redop']:>6}"
@@ -154,7 +153,7 @@ def nccl_json(run: BenchRun) -> dict[str, Any]:
     rates = [_by_mean(p)["bus_bw"] for curve in run.curves for p in curve.points]
     iterations = [p.iterations for curve in run.curves for p in curve.points]
     return {
-        "version": _NCCL_JSON_VERSION,
+        "version": 2,
         "start_time": run.started,
         "args": ["ddp_notebook"],
         "env": [],

@@ -9,7 +9,7 @@ from ddp_notebook.model import Board, BoardRow, Role, Stage, Status, format_rank
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import strip_ansi
 from ddp_notebook.views.board_rows import loading_text
-from ddp_notebook.views.table import Cell, Column, Row, Table
+from ddp_notebook.views.table import Cell, Column, Row, Table, age_words
 
 WIDTH = 120
 """The width of a board in characters, if possible."""
@@ -65,7 +65,7 @@ def text(board: Board) -> str:
 
 
 def brief(board: Board) -> str:
-    """What a button has come to, for a reader who sees the rows of the board anyway."""
+    """Return the result of a button, for a reader who sees the rows of the board anyway."""
     return "\n".join([strip_ansi(board.headline), *map(_note, board.notes)])
 
 
@@ -103,20 +103,20 @@ def _row(row: BoardRow) -> Row:
     cells = (
         Cell(format_ranks(row.ranks)),
         Cell(stage_words(row), before=strip(row) if stage_words(row) else ""),
-        Cell(row.word or row.status.value, colour=_colour(row)),
+        Cell(
+            row.word or row.status.value,
+            colour=_ROLE_COLOURS.get(row.role) or _STATUS_COLOURS[row.status],
+        ),
         Cell(strip_ansi(row.text).strip()),
         Cell(strip_ansi(row.device)),
         Cell(str(row.pid) if row.pid else ""),
         Cell(strip_ansi(row.host)),
         Cell(heard_words(row), bold=row.silent),
     )
+    # A rank that says nothing is marked by the text, by bold type and by the style sheet: the last
+    # is lost in a notebook that is not trusted.
     silent = " ddp-silent" if row.silent else ""
     return Row(cells, markup.BAD if row.gone else "", css_class + silent)
-
-
-def _colour(row: BoardRow) -> str:
-    """The colour of a row's state."""
-    return _ROLE_COLOURS.get(row.role) or _STATUS_COLOURS[row.status]
 
 
 def stage_words(row: BoardRow) -> str:
@@ -144,17 +144,9 @@ def heard_words(row: BoardRow) -> str:
     return "not yet" if row.status is Status.STARTING else age_words(row.age_s)
 
 
-def age_words(seconds: float) -> str:
-    """A rounded time span: a healthy rank's does not change, so nothing is redrawn."""
-    if seconds < 1:
-        return "< 1 s"
-    if seconds < 119.5:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7170 else f"{seconds / 3600:.0f} h"
-
-
 def strip(row: BoardRow) -> str:
     """The stages as a strip of named segments; the words are beside it."""
+    # The strip repeats the words beside it: it is hidden from screen readers.
     dead = row.status is Status.DEAD or row.role is Role.ENDED
     looks = {
         "passed": f"background: rgb({markup.IDLE if dead else markup.OK})",

@@ -11,8 +11,11 @@ from ddp_notebook.views.ansi import plain
 from ddp_notebook.views.board import WIDTH
 from ddp_notebook.views.table import Cell, Column, Row, Table
 
-_SIGNS = {Verdict.OK: "✓", Verdict.WARNING: "!", Verdict.FAILURE: "✗"}
-_COLOURS = {Verdict.OK: markup.OK, Verdict.WARNING: markup.WARN, Verdict.FAILURE: markup.BAD}
+_SIGNS = {
+    Verdict.OK: ("✓", markup.OK),
+    Verdict.WARNING: ("!", markup.WARN),
+    Verdict.FAILURE: ("✗", markup.BAD),
+}
 _COLUMNS = (
     Column("verdict"),
     Column("check", names_row=True),
@@ -21,7 +24,7 @@ _COLUMNS = (
 
 
 def text(report: DoctorReport) -> str:
-    """The headline, and one or more lines for each check; what to do follows an arrow."""
+    """Return the headline, and one or more lines for each check, with remedies behind arrows."""
     headline = plain(report.headline)
     return f"{headline}\n\n{_table(report.checks).text()}" if report.checks else headline
 
@@ -36,16 +39,10 @@ def html(report: DoctorReport) -> str:
 
 def _table(checks: Sequence[Check]) -> Table:
     """Failures, warnings, then successful checks, each in the order in which they ran."""
-    worst_first = sorted(checks, key=lambda check: -check.verdict.severity)
-    return Table(_COLUMNS, [_row(check) for check in worst_first], WIDTH)
-
-
-def _row(check: Check) -> Row:
-    """A verdict as a symbol and a word; its colour says the same."""
-    verdict = f"{_SIGNS[check.verdict]} {check.verdict.value}"
-    cells = (
-        Cell(verdict, colour=_COLOURS[check.verdict]),
-        Cell(plain(check.name)),
-        Cell(plain(check.found), remedy=check.remedy),
-    )
-    return Row(cells)
+    rows = []
+    for check in sorted(checks, key=lambda check: -check.verdict.severity):
+        sign, colour = _SIGNS[check.verdict]
+        verdict = Cell(f"{sign} {check.verdict.value}", colour=colour)
+        found = Cell(plain(check.found), remedy=check.remedy)
+        rows.append(Row((verdict, Cell(plain(check.name)), found)))
+    return Table(_COLUMNS, rows, WIDTH)

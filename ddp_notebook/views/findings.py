@@ -1,4 +1,4 @@
-"""A diagnosis, what is wrong and what to do about it: as text and as HTML."""
+"""A diagnosis, what is wrong and how to fix it: as text and as HTML."""
 
 from __future__ import annotations
 
@@ -22,26 +22,22 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain, preformatted
-from ddp_notebook.views.paragraphs import box, indented, view
-from ddp_notebook.views.table import Cell, Column, Row, Table
+from ddp_notebook.views.markup import box, view
+from ddp_notebook.views.table import Cell, Column, Row, Table, age_words, indented
 
-WHAT_TO_DO = "what to do"
+FIX = "fix"
 EVIDENCE = "evidence"
 BUSY = "busy, not stuck"
 FURTHER = "also found"
-RAISED_TOO = "what other ranks raised"
-DOING = "what the ranks were doing"
+RAISED_TOO = "errors of other ranks"
+DOING = "rank activity"
 
 CALM, WRONG, UNDECIDED, PASSING = "✓", "✗", "?", "►"
 """The symbol of a diagnosis without findings, and of each kind of finding."""
 
 _COLOURS = {WRONG: markup.BAD, UNDECIDED: markup.WARN, PASSING: markup.BUSY}
-_MOST_OPEN_ROWS = 8
-"""With more rows, the table of what the ranks were doing is folded: the finding matters more."""
 _MOST_TRACEBACKS, _MOST_LINES = 4, 160
 """How many different tracebacks are shown, and how much of each."""
-_DEEPEST_WHO = 20
-"""Longer rank sets do not indent the other lines."""
 _DOING_COLUMNS = (
     Column("who", names_row=True, rank_set=True),
     Column("doing", fills=True, breaks=True),
@@ -68,7 +64,7 @@ R = TypeVar("R", bound=_Raised)
 
 
 def symbol(finding: Finding) -> str:
-    """Whether a finding is a mistake (✗), undecided (?) or will pass by itself (►)."""
+    """Return the sign of a mistake (✗), of one undecided (?), or of what passes by itself (►)."""
     if finding.passing:
         return PASSING
     return UNDECIDED if finding.category is Category.UNDECIDED else WRONG
@@ -88,7 +84,7 @@ def waiting_words(finding: Finding, d: Diagnosis) -> str:
     ranks = [r for r in finding.waiting if not doing.get(r, "").startswith(HAS_FAILED)]
     if not ranks:
         return ""
-    one, many = ("was", "were") if _is_over(d) else ("is", "are")
+    one, many = ("was", "were") if d.run is not None and d.run.over else ("is", "are")
     return f"{verb(ranks, one, many).capitalize()} waiting."
 
 
@@ -97,21 +93,12 @@ def past_words(d: Diagnosis) -> str:
     run = d.run
     if run is None or not run.over or not d.findings:
         return ""
-    when = f"{_age(run.age_s)} ago"
-    return f"Found in {plain(run.title)}, {when}; no cell or script has run since."
-
-
-def _age(age_s: float) -> str:
-    if age_s < 1:
-        return "less than 1 s"
-    for unit, worth in (("h", 3600), ("min", 60)):
-        if age_s >= 2 * worth:
-            return f"{age_s / worth:.0f} {unit}"
-    return f"{age_s:.0f} s"
+    when = age_words(run.age_s).replace("<", "less than")
+    return f"Found in {plain(run.title)}, {when} ago; no cell or script has run since."
 
 
 def _more(d: Diagnosis) -> str:
-    """Whose tracebacks are not shown, and how to see them."""
+    """Name the ranks whose tracebacks are not shown, and how to see them."""
     ranks = sorted(
         {rank for traceback in d.tracebacks[_MOST_TRACEBACKS:] for rank in traceback.ranks}
     )
@@ -130,6 +117,8 @@ def divided(d: Diagnosis, raised: Sequence[R]) -> tuple[list[R], list[R]]:
     finding = d.findings[0] if d.findings else None
     if finding is None or finding.category is Category.UNDECIDED or not finding.ranks:
         return list(raised), []
+    # A victim's traceback is the longest and names a lost connection: shown first, it is taken for
+    # the cause.
     of_culprits = [each for each in raised if set(each.ranks) & set(finding.ranks)]
     return of_culprits, [each for each in raised if each not in of_culprits]
 
@@ -140,12 +129,9 @@ def _lines_of(traceback: Traceback) -> list[str]:
     left_out = len(lines) - _MOST_LINES
     if left_out <= 0:
         return lines
+    # Where it was raised is at the end, and what called that at the beginning.
     half = _MOST_LINES // 2
     return [*lines[:half], f"[... {left_out:,} lines not shown ...]", *lines[-half:]]
-
-
-def _is_over(d: Diagnosis) -> bool:
-    return d.run is not None and d.run.over
 
 
 def folded_doing(doing: Mapping[int, str] | None) -> list[tuple[str, str]]:
@@ -158,35 +144,26 @@ def folded_doing(doing: Mapping[int, str] | None) -> list[tuple[str, str]]:
 
 
 def text(d: Diagnosis) -> str:
-    """What the culprits raised; the finding, what to do, who waits, the evidence; then further
-    findings, what other ranks raised, and what the ranks did.
+    """Return the culprits' errors; the finding, its fix, who waits, the evidence; then further
+    findings, the errors of other ranks, and the activity of all.
     """
     first, others = divided(d, d.tracebacks[:_MOST_TRACEBACKS])
     parts = [past_words(d), *map(_traceback_text, first), "" if others else _more(d)]
-    parts += [_finding_text(d.findings[0], d)] if d.findings else [_calm_text(d)]
+    if d.findings:
+        parts.append(_finding_text(d.findings[0], d))
+    else:
+        parts.append(indented(plain(d.headline), f"{CALM if d.proven else PASSING} "))
     if d.findings[1:]:
         parts.append(f"{FURTHER}:")
         parts += [_finding_text(finding, d) for finding in d.findings[1:]]
     if others:
         parts += [f"{RAISED_TOO}:", *map(_traceback_text, others), _more(d)]
-    parts = [*parts, *map(_remark_text, d.remarks), *map(_note_text, d.notes)]
-    parts = [part for part in parts if part]
-    doing = _doing_text(d.doing)
-    return "\n\n".join([*parts, doing] if doing else parts)
-
-
-def _calm_text(d: Diagnosis) -> str:
-    return indented(plain(d.headline), f"{CALM if d.proven else PASSING} ")
-
-
-def _note_text(note: str) -> str:
-    return indented(plain(note), f"{UNDECIDED} ")
-
-
-def _remark_text(remark: Remark) -> str:
-    """A remark, without the symbols of a mistake."""
-    facts = [indented(plain(fact), "    • ") for fact in remark.evidence]
-    return "\n".join([indented(f"{plain(remark.text)} [{remark.kind}]", f"{PASSING} "), *facts])
+    for remark in d.remarks:
+        facts = [indented(plain(fact), "    • ") for fact in remark.evidence]
+        said = indented(f"{plain(remark.text)} [{remark.kind}]", f"{PASSING} ")
+        parts.append("\n".join([said, *facts]))
+    parts += [indented(plain(note), f"{UNDECIDED} ") for note in d.notes]
+    return "\n\n".join(filter(None, [*parts, _doing_text(d.doing)]))
 
 
 def _traceback_text(traceback: Traceback) -> str:
@@ -200,7 +177,7 @@ def _finding_text(finding: Finding, d: Diagnosis) -> str:
     parts = [indented(headline, f"{symbol(finding)} ")]
     remedy, waiting = plain(finding.remedy), waiting_words(finding, d)
     if remedy:
-        parts.append(f"  {WHAT_TO_DO}:\n{indented(remedy, '      ')}")
+        parts.append(f"  {FIX}:\n{indented(remedy, '      ')}")
     if waiting:
         parts.append(indented(waiting, "  "))
     if finding.evidence:
@@ -210,36 +187,36 @@ def _finding_text(finding: Finding, d: Diagnosis) -> str:
 
 
 def _doing_text(doing: Mapping[int, str] | None) -> str:
-    """What each rank did, the texts below each other."""
+    """Return the activity of each rank, the texts below each other."""
     folded = folded_doing(doing)
     if not folded:
         return ""
-    deepest = max((len(who) for who, _ in folded if len(who) <= _DEEPEST_WHO), default=0)
-    return "\n".join([f"{DOING}:", *(_who_did(who, text, deepest) for who, text in folded)])
-
-
-def _who_did(who: str, text: str, deepest: int) -> str:
-    """One line, or more when it is long, of who did what."""
-    if len(who) <= deepest:
-        return indented(text, f"  {who}:{' ' * (deepest - len(who))} ")
-    return f"{indented(who + ':', '  ')}\n{indented(text, '      ')}"
+    # A longer rank set stands on a line of its own, and does not indent the others.
+    deepest = max((len(who) for who, _ in folded if len(who) <= 20), default=0)
+    lines = [f"{DOING}:"]
+    for who, text in folded:
+        if len(who) <= deepest:
+            lines.append(indented(text, f"  {who}:{' ' * (deepest - len(who))} "))
+        else:
+            lines += [indented(f"{who}:", "  "), indented(text, "      ")]
+    return "\n".join(lines)
 
 
 # -- HTML --------------------------------------------------------------------------------
 
 
 def html(d: Diagnosis, sides: str = "", *, with_doing: bool = True) -> str:
-    """What the culprits raised; the finding, what to do, who waits, the evidence; then further
-    findings, what other ranks raised, and what the ranks did.
+    """Return the culprits' errors; the finding, its fix, who waits, the evidence; then further
+    findings, the errors of other ranks, and the activity of all.
 
     `sides` is HTML that goes below the finding's sentence.
     """
-    past = past_words(d)
     first, others = divided(d, d.tracebacks[:_MOST_TRACEBACKS])
-    more = f'<div style="margin: 0 0 8px">{markup.words(_more(d))}</div>' if _more(d) else ""
-    parts = [f'<div style="margin: 0 0 8px">{markup.words(past)}</div>'] if past else []
-    parts += [*map(_traceback, first), "" if others else more]
-    parts += [_finding(d.findings[0], d, sides)] if d.findings else [_calm(d)]
+    past, more = (
+        _line(markup.words(words)) if words else "" for words in (past_words(d), _more(d))
+    )
+    parts = [past, *map(_traceback, first), "" if others else more]
+    parts.append(_finding(d.findings[0], d, sides) if d.findings else _calm(d))
     if d.findings[1:]:
         parts.append(f'<div style="{markup.MUTED}; margin: 0 0 4px">{FURTHER}</div>')
         parts += [_finding(finding, d) for finding in d.findings[1:]]
@@ -247,12 +224,32 @@ def html(d: Diagnosis, sides: str = "", *, with_doing: bool = True) -> str:
         raised = "".join(map(_traceback, others))
         summary = f'<summary style="{_SUMMARY}">{RAISED_TOO}</summary>'
         parts.append(f'<details style="margin: 0 0 8px">{summary}{raised}{more}</details>')
-    doing = _doing(d.doing) if with_doing else ""
-    return view([*parts, *map(_remark, d.remarks), *map(_note, d.notes), doing])
+    parts += map(_remark, d.remarks)
+    # A note says what is not known because a rule failed.
+    parts += [_line(markup.words(note), UNDECIDED, markup.WARN) for note in d.notes]
+    return view([*parts, _doing(d.doing) if with_doing else ""])
+
+
+def _calm(d: Diagnosis) -> str:
+    sign, colour = (CALM, markup.OK) if d.proven else (PASSING, markup.BUSY)
+    return _line(markup.words(d.headline), sign, colour)
+
+
+def _remark(remark: Remark) -> str:
+    """Return what is no mistake, and worth knowing."""
+    kind = f'<span style="{markup.MUTED}; white-space: nowrap">[{remark.kind}]</span>'
+    said = f"{markup.words(remark.text)} {kind}{_evidence(remark.evidence)}"
+    return _line(said, PASSING, markup.BUSY)
+
+
+def _line(html: str, sign: str = "", colour: str = "") -> str:
+    """Return a paragraph behind a coloured sign, if one is given."""
+    shown = f'<span style="{_SYMBOL}; color: rgb({colour})">{sign}</span>' if sign else ""
+    return f'<div style="margin: 0 0 8px">{shown}{html}</div>'
 
 
 def _traceback(traceback: Traceback) -> str:
-    """What ranks raised, under their names; a long one scrolls."""
+    """Return a traceback under the names of its ranks; a long one scrolls."""
     text = escape("\n".join(_lines_of(traceback)), quote=False)
     return (
         f'<div style="margin: 0 0 4px"><b>{name_ranks(traceback.ranks)}</b></div>'
@@ -260,57 +257,24 @@ def _traceback(traceback: Traceback) -> str:
     )
 
 
-def _calm(d: Diagnosis) -> str:
-    symbol, colour = (CALM, markup.OK) if d.proven else (PASSING, markup.BUSY)
-    sign = f'<span style="{_SYMBOL}; color: rgb({colour})">{symbol}</span>'
-    return f'<div style="margin: 0 0 8px">{sign}{markup.words(d.headline)}</div>'
-
-
-def _note(note: str) -> str:
-    """What is not known because a rule failed, as HTML."""
-    sign = f'<span style="{_SYMBOL}; color: rgb({markup.WARN})">{UNDECIDED}</span>'
-    return f'<div style="margin: 0 0 8px">{sign}{markup.words(note)}</div>'
-
-
-def _remark(remark: Remark) -> str:
-    """What is no mistake, and worth knowing."""
-    sign = f'<span style="{_SYMBOL}; color: rgb({markup.BUSY})">{PASSING}</span>'
-    kind = f'<span style="{markup.MUTED}; white-space: nowrap">[{remark.kind}]</span>'
-    text = f"{sign}{markup.words(remark.text)} {kind}"
-    return f'<div style="margin: 0 0 8px">{text}{_evidence(remark.evidence)}</div>'
-
-
 def _finding(finding: Finding, d: Diagnosis, sides: str = "") -> str:
-    """One finding as a card, its colour at the edge; what may resolve by itself is not in bold."""
+    """Return a finding as a card, its colour at the edge; one that may resolve is not bold."""
     sign = symbol(finding)
     colour = _COLOURS[sign]
     card = f"{_CARD}; border-left: 4px solid rgb({colour}); background: rgba({colour}, 0.08)"
-    return (
-        f'<div style="{card}">{_sentence(finding, sign, colour)}{sides}'
-        f"{_remedy(finding)}{_waiting(finding, d)}{_evidence(finding.evidence)}</div>"
-    )
-
-
-def _sentence(finding: Finding, sign: str, colour: str) -> str:
-    """Who and why, behind the symbol, before the name of the mistake."""
     busy = f"{markup.chip(BUSY, colour)} " if finding.passing else ""
     weight = 400 if finding.passing else 600
+    waiting = waiting_words(finding, d)
     return (
+        f'<div style="{card}">'
         f'<div style="padding-left: 1.3em; text-indent: -1.3em; {markup.BREAKABLE}">'
         f'<span style="{_SYMBOL}; text-indent: 0; color: rgb({colour})">{sign}</span>{busy}'
         f'<span style="font-weight: {weight}">{markup.words(sentence(finding))}</span> '
         f'<span style="{markup.MUTED}; white-space: nowrap">[{finding.category.value}]</span></div>'
+        f"{sides}{box(FIX, finding.remedy, _BELOW) if plain(finding.remedy) else ''}"
+        + (f'<div style="{_BELOW}">{markup.words(waiting)}</div>' if waiting else "")
+        + f"{_evidence(finding.evidence)}</div>"
     )
-
-
-def _remedy(finding: Finding) -> str:
-    """What to do, in a box of its own."""
-    return box(WHAT_TO_DO, finding.remedy, _BELOW) if plain(finding.remedy) else ""
-
-
-def _waiting(finding: Finding, d: Diagnosis) -> str:
-    waiting = waiting_words(finding, d)
-    return f'<div style="{_BELOW}">{markup.words(waiting)}</div>' if waiting else ""
 
 
 def _evidence(evidence: Sequence[str]) -> str:
@@ -329,11 +293,12 @@ def _evidence(evidence: Sequence[str]) -> str:
 
 
 def _doing(doing: Mapping[int, str] | None) -> str:
-    """What each rank did, as a table that can be folded."""
+    """Return the activity of each rank, as a table that can be folded."""
     rows = [Row((Cell(who), Cell(activity))) for who, activity in folded_doing(doing)]
     if not rows:
         return ""
-    is_open = " open" if len(rows) <= _MOST_OPEN_ROWS else ""
+    # A long table is folded: the finding matters more than what each rank was doing.
+    is_open = " open" if len(rows) <= 8 else ""
     return (
         f'<details{is_open} style="margin: 0">'
         f'<summary style="{_SUMMARY}">{DOING}</summary>'

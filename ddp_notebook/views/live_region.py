@@ -23,10 +23,6 @@ OUTPUT_INTERVAL_S = 0.008
 """Output may be drawn more often: what a rank prints should be seen at once."""
 OUTPUT_SETTLE_S = 0.001
 """Ranks print at about the same time: after this delay one drawing shows what all of them wrote."""
-_COST_FACTOR = 2
-_LARGE_CHARACTERS = 20_000
-_LARGE_INTERVAL_S = 0.1
-"""A large region is drawn less often: browsers are slow, and nobody reads ten screens a second."""
 
 
 class LiveRegion:
@@ -52,6 +48,8 @@ class LiveRegion:
         """
         self._publisher = publisher
         self._over = over
+        # ipykernel finds the cell that a message belongs to in a context variable, and a new thread
+        # has none.
         self._context = context or contextvars.copy_context()
         self._render = render
         self._interval_s = interval_s
@@ -103,6 +101,8 @@ class LiveRegion:
 
     def draw(self) -> None:
         """Draw the present state, if it differs from what is shown."""
+        # `close` may come from another thread at any time: what is drawn after the final state
+        # would stay.
         with self._lock:
             if self._closed:
                 return
@@ -117,6 +117,7 @@ class LiveRegion:
 
         Returns a function that replaces `bundle` by another one.
         """
+        # A front end can update a display, and not insert one above it.
         place = self._display_id
         self._send(place, bundle, update=self._shown is not None)
         self._display_id, self._shown = uuid.uuid4().hex, None
@@ -132,17 +133,21 @@ class LiveRegion:
         )
 
     def _draw_loop(self, delay_s: float) -> None:
+        # Most cells are over before the delay is, and are never drawn by this thread.
         if delay_s:
             time.sleep(delay_s)
         while not self._closed:
             started = time.monotonic()
             self._wake.clear()
             self.draw()
+            # Drawing takes time from the ranks on a machine with few cores: at most a third of a
+            # core.
             cost_s = time.monotonic() - started
             # A quiet region is looked at once a second: silence is news too.
-            rest_s = max(self._interval_s - self._settle_s, _COST_FACTOR * cost_s)
-            if sum(map(len, (self._shown or {}).values())) > _LARGE_CHARACTERS:
-                rest_s = max(rest_s, _LARGE_INTERVAL_S)
+            rest_s = max(self._interval_s - self._settle_s, 2 * cost_s)
+            if sum(map(len, (self._shown or {}).values())) > 20_000:
+                # Browsers draw large regions slowly, and no one reads ten screens a second.
+                rest_s = max(rest_s, 0.1)
             if not self._closed:
                 time.sleep(rest_s)
             if not self._closed and self._wake.wait(1.0) and self._settle_s:

@@ -10,6 +10,7 @@ are on the elements, in colours for light and dark pages, and the sheet override
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from html import escape
 
 from ddp_notebook.views.ansi import plain
@@ -43,6 +44,33 @@ def breakable(text: str) -> str:
 def words(text: str) -> str:
     """Text on one line, without escape codes, as HTML in which long words may be broken."""
     return breakable(plain(text))
+
+
+_VIEW = "padding: 4px 0; line-height: 1.45; max-width: 60em"
+_COPY = (
+    f"display: block; margin: 3px 0 0; padding: 6px 10px; border-radius: 3px; color: inherit;"
+    f" border: 1px solid rgba({IDLE}, 0.35); background: rgba({IDLE}, 0.1);"
+    f" white-space: pre-wrap; {BREAKABLE}; line-height: 1.4; {MONO};"
+    # One click selects all of it; if this style is removed, a triple click does.
+    " user-select: all"
+)
+
+
+def view(parts: Sequence[str]) -> str:
+    """Parts of HTML as one element.
+
+    All styles are on the elements: a notebook that is not trusted loses style sheets and the
+    theme's variables. Beside each colour there is a symbol or a word.
+    """
+    return f'<div class="ddp-findings" style="{_VIEW}">{"".join(parts)}</div>'
+
+
+def box(label: str, command: str, style: str) -> str:
+    """Return a call in a box from which it is easy to copy."""
+    return (
+        f'<div style="{style}"><span style="{MUTED}">{label}</span>'
+        f'<code style="{_COPY}">{words(command)}</code></div>'
+    )
 
 
 # `.ddp-view` stands twice where the notebook's own rules for tables and code must not win;

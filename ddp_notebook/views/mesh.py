@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
-from itertools import groupby
 
 from ddp_notebook.model import counted, format_bytes, format_ranks, name_ranks
 from ddp_notebook.model.ddp import MeshLayout, ModelLayout, Placed
 from ddp_notebook.views import markup
-from ddp_notebook.views.paragraphs import WIDTH, indented, view
-from ddp_notebook.views.table import Cell, Column, Row, Table
+from ddp_notebook.views.markup import view
+from ddp_notebook.views.table import WIDTH, Cell, Column, Row, Table, indented
 
-_MOST_COLUMNS, _MOST_LINES = 6, 32
-"""Of a larger mesh a line names its ranks together; of more lines the rest are counted."""
+_MOST_LINES = 32
 _MOST_ROWS = 60
 _COLUMNS = (
     Column("parameter", widest=30, always=True, names_row=True),
@@ -63,14 +61,11 @@ def _title(layout: MeshLayout) -> str:
     if not layout.dimensions:
         return f"No mesh; {ranks}."
     shape = " x ".join(f"{name}[{size}]" for name, size in layout.dimensions)
-    return f"Mesh {shape}, {ranks}. Each rank holds {_range(list(layout.bytes.values()))}."
-
-
-def _range(sizes: Sequence[int]) -> str:
-    if not sizes or max(sizes) == 0:
-        return "no parameters"
-    least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
-    return f"{most} of parameters" if least == most else f"{least} to {most} of parameters"
+    sizes = layout.bytes.values()
+    least, most = format_bytes(min(sizes, default=0)), format_bytes(max(sizes, default=0))
+    holds = f"{most} of parameters" if least == most else f"{least} to {most} of parameters"
+    holds = holds if any(sizes) else "no parameters"
+    return f"Mesh {shape}, {ranks}. Each rank holds {holds}."
 
 
 def _lines(layout: MeshLayout) -> Iterator[tuple[str, list[str]]]:
@@ -81,7 +76,7 @@ def _lines(layout: MeshLayout) -> Iterator[tuple[str, list[str]]]:
     rows: dict[tuple[int, ...], list[int]] = {}
     for rank, place in sorted(layout.coordinates.items(), key=lambda item: item[1]):
         rows.setdefault(place[:-1], []).append(rank)
-    wide = size > _MOST_COLUMNS
+    wide = size > 6  # then a line names its ranks together
     if not wide:
         yield "", [f"{last}={at}" for at in range(size)]
     for place, ranks in list(rows.items())[:_MOST_LINES]:
@@ -104,6 +99,7 @@ def _grid(layout: MeshLayout) -> str:
 
 
 def _drawn(cell: str, layout: MeshLayout, most: int) -> str:
+    # In a mesh that is wide a cell names many ranks, and has no bar.
     rank = re.fullmatch(r"rank (\d+)", cell)
     size = layout.bytes.get(int(rank[1])) if rank else None
     bar = ""
@@ -152,6 +148,8 @@ def _folded(parameters: Sequence[Placed]) -> Iterator[tuple[str, Placed]]:
     """Parameters with their names; those alike but for one number in the name as one."""
     groups: dict[tuple[object, ...], list[Placed]] = {}
     for parameter in parameters:
+        # `layers.0.weight` and `layers.1.weight` fold; `a.0.b.0` and `a.1.b.1` do not, as only the
+        # first number may differ.
         numbers = re.findall(r"\d+", parameter.name)
         key = (re.sub(r"\d+", "#", parameter.name), *numbers[1:], parameter.shape, parameter.dtype)
         groups.setdefault(
@@ -166,17 +164,8 @@ def _folded(parameters: Sequence[Placed]) -> Iterator[tuple[str, Placed]]:
             [],
         ).append(parameter)
     for group in groups.values():
-        yield _range_of_names([parameter.name for parameter in group]), group[0]
-
-
-def _range_of_names(names: Sequence[str]) -> str:
-    """``layers.0-3.weight``; the name itself where it is one."""
-    numbers = sorted(int(m[0]) for name in names if (m := re.search(r"\d+", name)))
-    if len(names) == 1:
-        return names[0]
-    spans = [
-        [number for _, number in run]
-        for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
-    ]
-    text = ",".join(f"{s[0]}-{s[-1]}" if len(s) > 1 else str(s[0]) for s in spans)
-    return re.sub(r"\d+", text, names[0], count=1)
+        name = group[0].name
+        if len(group) > 1:  # ``layers.0-3.weight``
+            firsts = (int(m[0]) for each in group if (m := re.search(r"\d+", each.name)))
+            name = re.sub(r"\d+", format_ranks(firsts), name, count=1)
+        yield name, group[0]

@@ -28,7 +28,6 @@ from ddp_notebook.views import (
     bench_figures,
     doctor,
     findings,
-    folded,
     markup,
     mesh,
     output,
@@ -42,9 +41,6 @@ from ddp_notebook.views.output_log import bars_apart
 
 _STREAM_OF = {OutputKind.STDOUT: "stdout", OutputKind.STDERR: "stderr"}
 
-_LIVE_LINES = 240
-"""Lines shown while a cell runs, shared by the groups; all of it is shown at the end."""
-
 
 Shown: TypeAlias = (
     Board | Diagnosis | StepTable | StackTree | VariableTable | DoctorReport | MeshLayout
@@ -54,6 +50,8 @@ Shown: TypeAlias = (
 
 def mime_bundle(value: Shown) -> dict[str, str]:
     """A value as text and as HTML."""
+    # Values know nothing of how they look: a program that runs without a notebook loads none of
+    # this.
     match value:
         case Board():
             text, html = board_view.text(value), board_view.html(value)
@@ -88,7 +86,8 @@ def live_bundle(
     groups: Sequence[OutputGroup], doing: str, table: StepTable | None = None
 ) -> dict[str, str]:
     """A running cell: the ranks' output so far, what they do, and where they are paused."""
-    lines = max(5, _LIVE_LINES // max(1, len(groups)))
+    # The groups share 240 lines while the cell runs; all of it is shown at the end.
+    lines = max(5, 240 // max(1, len(groups)))
     if table is None:
         return {"text/plain": doing, "text/html": output.live(groups, "", doing, lines)}
     shown = mime_bundle(table)
@@ -106,13 +105,13 @@ def show_outputs(publisher: Any, groups: Sequence[OutputGroup], *, fold: bool = 
 
     With `fold`, long text becomes HTML that shows its beginning and its end.
     """
-    fold = fold and folded.are_long(groups)
+    fold = fold and output.are_long(groups)
     for group in groups:
         sys.stdout.write(f"── {name_ranks(group.ranks)} ──\n")
-        for piece in folded.pieces(group.items):
-            if fold and folded.is_long(piece):
+        for piece in output.pieces(group.items):
+            if fold and output.is_long(piece):
                 sys.stdout.flush()
-                publisher.publish(data=folded.bundle(group.ranks, piece), metadata={})
+                publisher.publish(data=output.bundle(group.ranks, piece), metadata={})
             else:
                 _show_piece(publisher, piece)
     if groups:  # to a kernel's thread and back: half a millisecond, which a quiet cell saves
@@ -121,6 +120,8 @@ def show_outputs(publisher: Any, groups: Sequence[OutputGroup], *, fold: bool = 
 
 def _show_piece(publisher: Any, piece: Sequence[OutputItem]) -> None:
     for item in bars_apart(piece):
+        # Streams go to sys.stdout and sys.stderr, and not as displays: then %%capture, a log of the
+        # terminal and the notebook's own folding treat them as output of the cell.
         if item.what in _STREAM_OF:
             sys.stdout.flush()  # what comes on stderr belongs under its header
             stream = getattr(sys, _STREAM_OF[item.what])
@@ -135,7 +136,7 @@ def victims_bundle(groups: Sequence[OutputGroup]) -> dict[str, str]:
     """Tracebacks of ranks that are not the cause, folded."""
     text = traceback_bundle(groups)["text/plain"]
     who = name_ranks(sorted({rank for group in groups for rank in group.ranks}))
-    summary = f"What {who} raised"
+    summary = f"Errors of {who}"
     html = (
         f'<div class="ddp-view">{markup.STYLE}<details><summary style="cursor: pointer">{summary}'
         f'</summary><div class="ddp-folded"><pre>{ansi_to_html(text)}</pre></div></details></div>'
@@ -181,6 +182,8 @@ class Displays:
 
     def shown_already(self, value: object = None) -> None:
         """The running cell shows its value (or only this one) itself: IPython need not."""
+        # The number of the cell, and not a flag: a cell that fails in between would leave a flag
+        # behind.
         if value is not None:
             self._shown = value, self._shell.execution_count
         else:
@@ -196,6 +199,8 @@ class Displays:
             self._show(board)
 
     def _show(self, value: Shown) -> None:
+        # A verb that shows its value in mid-cell has done what IPython would do with the value of
+        # the last line.
         shown, cell = self._shown
         if value is shown and cell == self._shell.execution_count:
             return

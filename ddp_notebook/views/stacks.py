@@ -24,21 +24,17 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain
-from ddp_notebook.views.paragraphs import WIDTH
+from ddp_notebook.views.table import WIDTH
 
 NO_RANKS = "There are no ranks."
 
 _GAP = "  "
 _CHILD, _LAST_CHILD, _BESIDE, _BELOW = "├─ ", "└─ ", "│  ", "   "
-_WIDEST_PLACE, _WIDEST_FUNCTION, _NARROWEST_SOURCE = 36, 28, 12
-_NARROWEST = 40
-"""The least width of a line, at any depth of the tree."""
-_LONGEST_STATE = 200
 
 _STATES = {
     Activity.HELD: ("paused (%ddp_step continues)", "paused before {more}"),
-    Activity.IDLE: ("runs nothing", "runs nothing"),
-    Activity.FAILED: ("runs nothing", "runs nothing, since it failed: {more}"),
+    Activity.IDLE: ("idle", "idle"),
+    Activity.FAILED: ("idle", "idle, since it failed: {more}"),
     Activity.DEAD: ("dead", "dead: {more}"),
     Activity.SILENT: ("does not answer", "does not answer: {more}"),
 }
@@ -99,7 +95,7 @@ def _last_parts(file: str, count: int) -> str:
 
 def state_words(doing: Doing, tail: Sequence[Frame]) -> str:
     """The state of ranks at the end of a path; `tail` are the frames of libraries they are in."""
-    more = cut(plain(doing.text), _LONGEST_STATE)
+    more = cut(plain(doing.text), 200)
     if doing.activity in _STATES:
         alone, with_more = _STATES[doing.activity]
         return with_more.replace("{more}", more) if more else alone
@@ -111,16 +107,13 @@ def state_words(doing: Doing, tail: Sequence[Frame]) -> str:
 
 
 def _call(doing: Doing, tail: Sequence[Frame]) -> str:
-    """``all_reduce (torch.distributed)``; without a call of torch, the innermost call."""
+    """Return the call of torch, ``all_reduce (torch.distributed)``; without one the innermost."""
     operation = plain(doing.operation)
-    if not operation:
-        return _in_module(tail[-1]) if tail else ""
     frame = next((frame for frame in tail if frame.function == doing.operation), None)
-    return _in_module(frame) if frame is not None else operation
-
-
-def _in_module(frame: Frame) -> str:
-    """A function and the first two parts of its module's name."""
+    if not operation and tail:
+        frame = tail[-1]
+    if frame is None:
+        return operation
     module = ".".join(plain(frame.module).split(".")[:2])
     name = function_words(frame).removesuffix("()") or "its import"
     return f"{name} ({module})" if module else name
@@ -137,6 +130,8 @@ def drawn(branch: Branch) -> tuple[Frame, ...]:
 
 def tail_after(branch: Branch, tail: tuple[Frame, ...]) -> tuple[Frame, ...]:
     """The frames of libraries at the end of a branch; `tail` are those of the branch before."""
+    # A branch may begin within a library, where ranks part below a common call of torch: then the
+    # frames before it count, too.
     for number in range(len(branch.frames), 0, -1):
         if not branch.frames[number - 1].library:
             return branch.frames[number:]
@@ -157,6 +152,7 @@ def without_library_lines(branch: Branch, tail: tuple[Frame, ...]) -> Branch:
         if child.doing is None or not all(frame.library for frame in child.frames):
             apart.append(child)
             continue
+        # The words are the key: they name the call of torch, and not the line in it.
         words = state_words(child.doing, tail_after(child, tail))
         before = ends.get(words, replace(child, ranks=()))
         ends[words] = replace(before, ranks=tuple(sorted((*before.ranks, *child.ranks))))
@@ -208,13 +204,15 @@ class _Drawing:
         label = head + name_ranks(branch.ranks)
         if branch.doing is not None:
             label += _GAP + state_words(branch.doing, tail)
-        rows = self._rows(branch, max(_NARROWEST, WIDTH - len(own)))
+        # However deep the branch, its lines have 40 columns.
+        rows = self._rows(branch, max(40, WIDTH - len(own)))
+        # A branch with one line stands beside its ranks; others have a line each below.
         first = rows[0] if len(rows) == 1 or (rows and branch.doing is None) else ""
         if first and len(label + _GAP + first) <= WIDTH:
             yield label + _GAP + first
             rows = rows[1:]
         else:
-            yield from _folded(label, own)
+            yield from wrap(label, WIDTH, subsequent_indent=own + _BELOW) or [label]
         yield from (own + row for row in rows)
         for child in branch.children[:-1]:
             yield from self.lines(child, below + _CHILD, below + _BESIDE, tail)
@@ -224,31 +222,18 @@ class _Drawing:
     def _rows(self, branch: Branch, room: int) -> list[str]:
         """A line for each frame that is drawn, in aligned columns, and its local variables."""
         frames = drawn(branch)
-        places = [_clip(place_words(f, self.names), _WIDEST_PLACE, end=True) for f in frames]
-        functions = [_clip(function_words(f), _WIDEST_FUNCTION) for f in frames]
+        places = [_clip(place_words(f, self.names), 36, end=True) for f in frames]
+        functions = [_clip(function_words(f), 28) for f in frames]
         widths = [max(map(len, column), default=0) for column in (places, functions)]
         rows = []
         for place, function, frame in zip(places, functions, frames, strict=True):
             before = _GAP.join(filter(None, (place.ljust(widths[0]), function.ljust(widths[1]))))
             left = room - len(before) - len(_GAP)
-            source = _clip(plain(frame.source), left) if left >= _NARROWEST_SOURCE else ""
+            source = _clip(plain(frame.source), left) if left >= 12 else ""  # a rest says nothing
             rows.append(f"{before}{_GAP}{source}".rstrip() if before else source)
-            rows += _locals(branch, frame, room)
+            for words in locals_words(branch, frame):
+                rows += wrap(words, room, initial_indent="    ", subsequent_indent="      ")
         return rows
-
-
-def _locals(branch: Branch, frame: Frame, room: int) -> list[str]:
-    """The variables below their frame, folded."""
-    return [
-        line
-        for words in locals_words(branch, frame)
-        for line in wrap(words, room, initial_indent="    ", subsequent_indent="      ")
-    ]
-
-
-def _folded(label: str, own: str) -> list[str]:
-    """A label in as many lines as it takes."""
-    return wrap(label, WIDTH, subsequent_indent=own + _BELOW, drop_whitespace=True) or [label]
 
 
 def _clip(text: str, width: int, *, end: bool = False) -> str:
@@ -277,7 +262,9 @@ class _Page:
     def branch(self, branch: Branch, tail: tuple[Frame, ...]) -> str:
         """A branch, its children within it."""
         tail = tail_after(branch, tail)
-        state = _chip(branch.doing, tail) if branch.doing is not None else ""
+        doing, state = branch.doing, ""
+        if doing is not None:
+            state = markup.chip(plain(state_words(doing, tail)), _COLOURS[doing.activity])
         who = f'<span style="font-weight: 600">{_words(name_ranks(branch.ranks))}</span>'
         children = "".join(self.branch(child, tail) for child in branch.children)
         frames = "".join(self._frames(branch))
@@ -292,10 +279,15 @@ class _Page:
                 yield from (self._frame(frame, branch) for frame in frames)
                 continue
             inside = "".join(self._frame(frame, branch) for frame in frames)
+            # Frames of libraries are folded, except where ranks differ only in them.
             is_open = " open" if frames[-1:] == list(apart) else ""
+            modules = (frame.module.partition(".")[0] for frame in frames if frame.module)
+            count = counted(len(frames), "frame")
+            if libraries := ", ".join(dict.fromkeys(modules)):
+                count += f" of {libraries}"
             yield (
                 f'<details{is_open} style="{_FRAME}"><summary style="{_SUMMARY}">'
-                f"{_words(_library_words(frames))}</summary>"
+                f"{_words(count)}</summary>"
                 f'<div style="margin-left: 1.3em; {markup.MUTED}">{inside}</div></details>'
             )
 
@@ -311,18 +303,6 @@ class _Page:
         lines = locals_words(branch, frame)
         below = "".join(f'<div style="{_LOCALS}">{_words(line)}</div>' for line in lines)
         return f'<div style="{_FRAME}" title="{title}">{call}</div>{below}'
-
-
-def _library_words(frames: Sequence[Frame]) -> str:
-    """``3 frames of torch``."""
-    count = counted(len(frames), "frame")
-    libraries = dict.fromkeys(frame.module.partition(".")[0] for frame in frames if frame.module)
-    return f"{count} of {', '.join(libraries)}" if libraries else count
-
-
-def _chip(doing: Doing, tail: Sequence[Frame]) -> str:
-    """What the ranks are at, in the colour of it."""
-    return markup.chip(plain(state_words(doing, tail)), _COLOURS[doing.activity])
 
 
 def _words(text: str) -> str:

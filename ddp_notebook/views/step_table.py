@@ -1,15 +1,15 @@
-"""A step table, who arrived where and who waits for whom: as text and as HTML."""
+"""A step table, where each rank is and which it waits for: as text and as HTML."""
 
 from __future__ import annotations
 
 import math
 from html import escape
 
-from ddp_notebook.model import StepRow, StepTable, format_ranks, name_ranks
+from ddp_notebook.model import StepTable, format_ranks, name_ranks
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain, preformatted
-from ddp_notebook.views.paragraphs import WIDTH, box, indented, view
-from ddp_notebook.views.table import Cell, Column, Row, Table, wrapped
+from ddp_notebook.views.markup import box, view
+from ddp_notebook.views.table import WIDTH, Cell, Column, Row, Table, indented, wrapped
 
 STATE_SYMBOLS = {"paused": "‖", "waiting": "…", "failed": "✗", "dead": "†", "done": "✓"}
 """Each is one column wide and in every font that has box-drawing characters."""
@@ -47,18 +47,26 @@ def text(t: StepTable) -> str:
         parts.append("\n".join(about))
     if t.details:
         lines = (line for detail in t.details for line in preformatted(detail))
-        parts.append("\n".join(_within_width(line) for line in lines))
+        parts.append("\n".join(map(_within_width, lines)))
     if plain(t.next_call):
         parts.append(indented(plain(t.next_call), f"{NEXT}: "))
     return "\n\n".join(parts)
 
 
+def _within_width(line: str) -> str:
+    """Return a line with its spaces, folded only if it is too long."""
+    return line if len(line) <= WIDTH else "\n".join(wrapped(line, WIDTH))
+
+
 def html(t: StepTable) -> str:
-    """The same as HTML: no scripts, every value escaped."""
+    """Return it as HTML: no scripts, every value escaped."""
     title = f'<div style="font-weight: 600; margin: 0 0 6px">{markup.words(t.title)}</div>'
     table = _table(t).html() if t.rows else ""
     next_call = box(NEXT, t.next_call, "margin: 10px 0 0") if plain(t.next_call) else ""
-    return view([title if plain(t.title) else "", table, _about(t), _details(t), next_call])
+    lines = [line for detail in t.details for line in preformatted(detail)]
+    details = f'<pre style="{_PRE}">{escape(chr(10).join(lines), quote=False)}</pre>'
+    title = title if plain(t.title) else ""
+    return view([title, table, _about(t), details if lines else "", next_call])
 
 
 def since_words(seconds: float) -> str:
@@ -77,41 +85,32 @@ def since_words(seconds: float) -> str:
 
 
 def _table(t: StepTable) -> Table:
-    return Table(_COLUMNS, [_row(row) for row in t.rows], WIDTH)
-
-
-def _row(row: StepRow) -> Row:
-    """One row in the order of the columns; if its ranks failed or died, the whole row is marked."""
-    colour = _STATE_COLOURS.get(row.state, markup.IDLE)
-    state = f"{STATE_SYMBOLS.get(row.state, '•')} {plain(row.state)}"
-    cells = (
-        Cell(format_ranks(row.ranks)),
-        Cell(plain(row.passed) or "none"),
-        Cell(state, colour=colour),
-        Cell(plain(row.text)),
-        Cell(name_ranks(row.waits_for) if row.waits_for else ""),
-        Cell(since_words(row.since_s)),
-    )
-    return Row(cells, markup.BAD if row.state in ("failed", "dead") else "")
+    rows = []
+    for row in t.rows:
+        state = f"{STATE_SYMBOLS.get(row.state, '•')} {plain(row.state)}"
+        cells = (
+            Cell(format_ranks(row.ranks)),
+            Cell(plain(row.passed) or "none"),
+            Cell(state, colour=_STATE_COLOURS.get(row.state, markup.IDLE)),
+            Cell(plain(row.text)),
+            Cell(name_ranks(row.waits_for) if row.waits_for else ""),
+            Cell(since_words(row.since_s)),
+        )
+        rows.append(Row(cells, markup.BAD if row.state in ("failed", "dead") else ""))
+    return Table(_COLUMNS, rows, WIDTH)
 
 
 def _about(t: StepTable) -> str:
-    """What the stage is about, and where to read on. Only a web address becomes a link."""
+    """Return the description of the stage, and where to read on.
+
+    Only a web address becomes a link.
+    """
     about, link = markup.words(t.about), plain(t.link)
     read_on = markup.breakable(link)
+    # A link of another kind (javascript:, file:) in a saved run would act on a click.
     if link.startswith(("https://", "http://")):
         new_tab = 'target="_blank" rel="noopener noreferrer"'
         read_on = f'<a href="{escape(link)}" {new_tab}>{read_on}</a>'
     lines = "<br>".join(part for part in (about, read_on) if part)
     style = f"margin: 10px 0 0; {markup.BREAKABLE}"
     return f'<div style="{style}">{lines}</div>' if lines else ""
-
-
-def _details(t: StepTable) -> str:
-    lines = [line for detail in t.details for line in preformatted(detail)]
-    return f'<pre style="{_PRE}">{escape(chr(10).join(lines), quote=False)}</pre>' if lines else ""
-
-
-def _within_width(line: str) -> str:
-    """A line with its spaces; it is broken only if it is too long."""
-    return line if len(line) <= WIDTH else "\n".join(wrapped(line, WIDTH))

@@ -11,12 +11,12 @@ from textwrap import TextWrapper
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain
 
+WIDTH = 100
+"""The width of a line of text in characters, boards apart."""
 _GAP = "  "
 _BREAK = "\x0b"
 """A place inside a rank set at which a line may end: a space for textwrap, then taken out."""
 _LONG_RANK_SET = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?){7,}")
-_LONGEST_ON_ONE_LINE = 24
-"""Characters of a row's name that stays on one line of a page."""
 
 _TABLE = (
     "border-collapse: collapse; table-layout: auto; margin: 0; color: inherit;"
@@ -76,7 +76,8 @@ class Column:
         """How a cell of a page looks."""
         if self.fills:
             wrap = f"white-space: pre-wrap; {markup.BREAKABLE}; min-width: 12em; max-width: 60em"
-        elif self.names_row and len(text) > _LONGEST_ON_ONE_LINE:
+        # Characters of a row's name that stays on one line of a page.
+        elif self.names_row and len(text) > 24:
             wrap = "max-width: 14em"
         else:  # a browser would break 0-2 behind its hyphen
             wrap = "white-space: nowrap"
@@ -90,7 +91,7 @@ class Cell:
 
     text: str
     remedy: str = ""
-    """What to do about it, on lines of its own behind an arrow."""
+    """A remedy, on lines of its own behind an arrow."""
     colour: str = ""
     before: str = ""
     bold: bool = False
@@ -101,6 +102,7 @@ class Cell:
         if self.remedy:
             remedy = escape(plain(self.remedy), quote=False)
             text += f'<div style="font-weight: 600">→ {remedy}</div>'
+        # What is cut is seen when the pointer rests on it.
         title = f' title="{escape(self.text)}"' if column.cuts else ""
         style = column.style(self.text) + ("; font-weight: 600" if self.bold else "")
         tag, scope = ("th", ' scope="row"') if column.names_row else ("td", "")
@@ -115,6 +117,8 @@ class Cell:
         text = escape(self.text, quote=False)
         if column.right:
             number = text.rstrip(" ")
+            # HTML drops spaces at the end of a cell, and decimal points would not be below each
+            # other.
             return number + "\N{FIGURE SPACE}" * (len(text) - len(number))  # as wide as a digit
         return f"{self.before}<span>{text}</span>" if self.before else text
 
@@ -148,6 +152,8 @@ class Table:
         head = [Cell(column.header) for column in columns]
         rows = [head, *([row.cells[index] for index in used] for row in self.rows)]
         room = self._room(columns, rows)
+        # Each cell is folded into lines first; then a column is as wide as its widest line, and a
+        # row as high as its highest cell.
         folded = [
             [column.fold(row[index], room) for row in rows] for index, column in enumerate(columns)
         ]
@@ -158,8 +164,11 @@ class Table:
 
     def html(self) -> str:
         """The table as an element that scrolls where it is too wide. Needs no style sheet."""
-        used = self._used()
-        head = "".join(self._header(self.columns[index]) for index in used)
+        used, head = self._used(), ""
+        for column in (self.columns[index] for index in used):
+            style = f"text-align: {'right' if column.right else 'left'}; {_ALIGNED}; {markup.MUTED}"
+            style += "; font-weight: 400; white-space: nowrap"
+            head += f'<th scope="col" style="{style}">{escape(column.header)}</th>'
         body = "".join(self._row(row, used) for row in self.rows)
         css = f' class="{self.css_class}"' if self.css_class else ""
         return (
@@ -180,18 +189,14 @@ class Table:
         taken = len(_GAP) * (len(columns) - 1)
         narrowest = 0
         for index, column in enumerate(columns):
+            # The one column that fills takes what the others leave; a long value there is folded,
+            # and never pushes the table out of the page.
             if column.fills:
                 narrowest = column.narrowest
             else:
                 lines = (line for row in rows for line in column.fold(row[index], self.width))
                 taken += max(map(len, lines))
         return max(narrowest, self.width - taken)
-
-    @staticmethod
-    def _header(column: Column) -> str:
-        side = "right" if column.right else "left"
-        style = f"text-align: {side}; {_ALIGNED}; {markup.MUTED}; font-weight: 400"
-        return f'<th scope="col" style="{style}; white-space: nowrap">{escape(column.header)}</th>'
 
     def _row(self, row: Row, used: Sequence[int]) -> str:
         cells = "".join(
@@ -208,7 +213,7 @@ class Table:
 def _lines(
     block: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int]
 ) -> Iterator[str]:
-    """One row of cells, each of one line or more, as lines of text."""
+    """Yield the lines of one row, whose cells have one line or more."""
     for number in range(max(map(len, block))):
         parts = (
             column.align(cell[number] if number < len(cell) else "", width)
@@ -223,6 +228,8 @@ def wrapped(text: str, width: int, most_lines: int = 0, *, any_comma: bool = Fal
     A long rank set is broken behind its commas, with `any_comma` every rank set. Of more than
     `most_lines` lines (if not 0) the first are given, the last of them with an ellipsis.
     """
+    # textwrap breaks lines at spaces only. A vertical tab stands for a break inside a rank set, as
+    # no text of ranks can hold one (`plain`).
     if any_comma:
         text = text.replace(",", f",{_BREAK}")
     else:
@@ -236,5 +243,24 @@ def wrapped(text: str, width: int, most_lines: int = 0, *, any_comma: bool = Fal
         placeholder=" …",
     )
     if most_lines:
+        # textwrap looks at all of the text before it drops lines.
         text = text[: width * (most_lines + 1)]  # a rank may raise a megabyte
     return [line.replace(_BREAK, "") for line in wrapper.wrap(text)]
+
+
+def indented(text: str, first: str) -> str:
+    """`text` behind `first`, its further lines indented as far."""
+    lines = wrapped(text, WIDTH - len(first)) or [""]
+    starts = [first, *[" " * len(first)] * (len(lines) - 1)]
+    return "\n".join(f"{start}{line}".rstrip() for start, line in zip(starts, lines, strict=True))
+
+
+def age_words(seconds: float) -> str:
+    """Return a rounded time span: ``< 1 s``, ``12 s``, ``3 min``, ``2 h``, ``5 d``."""
+    if seconds < 1:
+        return "< 1 s"
+    for unit, worth in (("d", 86_400), ("h", 3600), ("min", 60)):
+        # From two units on, as rounded: a healthy rank's text does not change all the time.
+        if seconds >= 1.9916 * worth:
+            return f"{seconds / worth:.0f} {unit}"
+    return f"{seconds:.0f} s"

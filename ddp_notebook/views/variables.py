@@ -7,7 +7,6 @@ from html import escape
 from ddp_notebook.model import (
     Unread,
     VariableCell,
-    VariableRow,
     VariableSection,
     VariableTable,
     format_ranks,
@@ -15,8 +14,8 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain
-from ddp_notebook.views.paragraphs import WIDTH, indented, view
-from ddp_notebook.views.table import Cell, Column, Row, Table
+from ddp_notebook.views.markup import view
+from ddp_notebook.views.table import WIDTH, Cell, Column, Row, Table, indented
 
 NONE = "There are no variables."
 _ABSENT = "—"
@@ -38,7 +37,7 @@ def text(t: VariableTable) -> str:
 
 
 def html(t: VariableTable) -> str:
-    """The same as HTML: no scripts, every value escaped."""
+    """Return it as HTML: no scripts, every value escaped."""
     parts = []
     for section in t.sections:
         if section.rows:
@@ -56,24 +55,17 @@ def _heading(section: VariableSection) -> str:
 
 
 def _table(section: VariableSection) -> Table:
-    return Table(_COLUMNS, [line for row in section.rows for line in _rows(row)], WIDTH)
-
-
-def _rows(row: VariableRow) -> list[Row]:
-    """A line for each value; only the first is named."""
+    """Return a line for each value; only the first of a variable is named."""
     lines = []
-    for index, cell in enumerate(row.cells):
-        first = index == 0
-        cells = (
-            Cell(plain(row.name) if first else ""),
-            Cell("≠" if first and row.differs else ""),
-            Cell(format_ranks(cell.ranks)),
-            Cell(value_words(cell)),
-        )
-        lines.append(Row(cells, markup.WARN if cell.odd else ""))
-    if row.summary:
-        lines.append(Row((Cell(""), Cell(""), Cell(""), Cell(row.summary))))
-    return lines
+    for row in section.rows:
+        name, differs = plain(row.name), "≠" if row.differs else ""
+        for cell in row.cells:
+            texts = (name, differs, format_ranks(cell.ranks), value_words(cell))
+            lines.append(Row([*map(Cell, texts)], markup.WARN if cell.odd else ""))
+            name = differs = ""
+        if row.summary:
+            lines.append(Row([*map(Cell, ("", "", "", row.summary))]))
+    return Table(_COLUMNS, lines, WIDTH)
 
 
 def value_words(cell: VariableCell) -> str:
@@ -92,5 +84,5 @@ def _notes(t: VariableTable) -> list[str]:
 
 
 def unread_words(unread: Unread) -> str:
-    """Of which ranks something is not known, and why."""
+    """Name the ranks whose variables are not known, and why."""
     return f"{name_ranks(unread.ranks)}: {plain(unread.why)}"

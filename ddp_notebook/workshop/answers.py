@@ -1,4 +1,4 @@
-"""What an answer may be. Each function makes one kind of value of what the learner gave.
+"""The kinds of answers. Each function converts what the learner gave to one kind of value.
 
 They raise WrongAnswer with what is asked for, so that a check itself sees only values of its kind.
 """
@@ -30,7 +30,7 @@ def text(answer: Any) -> str:
     if isinstance(answer, bytes):
         answer = answer.decode(errors="replace")
     if not isinstance(answer, str):
-        raise WrongAnswer(f"a text in quotes is asked for, and {shown(answer)} is none.")
+        raise WrongAnswer(f"expected a text in quotes, got {shown(answer)}.")
     return answer.strip()
 
 
@@ -47,7 +47,7 @@ def one_of(*choices: str) -> Callable[[Any], str]:
         word = by_words.get(_plain(text(answer)))
         if word is None:
             words = ", ".join(map(repr, choices))
-            raise WrongAnswer(f"{shown(answer)} is none of the choices: {words}.")
+            raise WrongAnswer(f"{shown(answer)} is not one of the choices: {words}.")
         return word
 
     return read
@@ -60,7 +60,7 @@ def yes_or_no(answer: Any) -> bool:
     except (ValueError, RuntimeError):
         value = None  # of many elements
     if not isinstance(value, bool):
-        raise WrongAnswer(f"True or False is asked for, and {shown(answer)} is neither.")
+        raise WrongAnswer(f"expected True or False, got {shown(answer)}.")
     return value
 
 
@@ -86,7 +86,7 @@ def number(answer: Any) -> float:
             value = value.item()  # float() takes no array of one element any more
         return float(value)
     except (TypeError, ValueError, ArithmeticError, RuntimeError):
-        raise WrongAnswer(f"a number is asked for, and {shown(answer)} is none.") from None
+        raise WrongAnswer(f"expected a number, got {shown(answer)}.") from None
 
 
 def near(value: float, wanted: float, share: float = 0.02) -> bool:
@@ -98,7 +98,7 @@ def whole_number(answer: Any) -> int:
     """A number without a fraction."""
     value = number(answer)
     if not value.is_integer():
-        raise WrongAnswer(f"a whole number is asked for, and {shown(answer)} is none.")
+        raise WrongAnswer(f"expected a whole number, got {shown(answer)}.")
     return int(value)
 
 
@@ -119,7 +119,7 @@ def _number_of(kind: str) -> Callable[[Any], int]:
         before = _BEFORE.match(answer) if isinstance(answer, str) else None
         named = before[0].strip(" \t=:").casefold() if before else ""
         if named not in ("", kind):
-            raise WrongAnswer(f"a {kind} is asked for, and {shown(answer)} is none.")
+            raise WrongAnswer(f"expected a {kind}, got {shown(answer)}.")
         return whole_number(answer)
 
     return read
@@ -151,14 +151,14 @@ def ranks(world_size: int | None = None) -> Callable[[Any], Ranks]:
             return tuple(sorted({whole_number(one) for one in several}))
         except WrongAnswer:
             raise WrongAnswer(
-                f"ranks are asked for, such as '0,2-3' or [0, 2, 3], and {shown(answer)} is none."
+                f"expected ranks, such as '0,2-3' or [0, 2, 3], got {shown(answer)}."
             ) from None
 
     return read
 
 
 def parts(answer: Any, count: int = 2) -> tuple[Any, ...]:
-    """What the notebook's own cell passes beside the learner's answer, or with it."""
+    """Return what the notebook's own cell passes beside the learner's answer, or with it."""
     if not (isinstance(answer, tuple) and len(answer) == count):
         raise WrongAnswer(AS_IT_IS)
     return answer
@@ -188,7 +188,7 @@ def two(
         if isinstance(answer, str):
             answer = [value.strip(" '\"") for value in answer.strip(" ()[]").split(",")]
         if not (isinstance(answer, (tuple, list)) and len(answer) == 2):
-            raise WrongAnswer(f"two values are asked for, {what}, and {shown(answer)} is not that.")
+            raise WrongAnswer(f"expected two values, {what}, got {shown(answer)}.")
         return read(answer[0]), read_second(answer[1])
 
     return read_both
@@ -216,8 +216,7 @@ def by_rank(
             answer = dict(enumerate(answer))
         if not isinstance(answer, Mapping):
             raise WrongAnswer(
-                f"the values of all ranks are asked for, as %ddp_pull brings them, "
-                f"and {shown(answer)} is none."
+                f"expected the values of all ranks, as %ddp_pull brings them, got {shown(answer)}."
             )
         everyone = range(count)
         missing = [rank for rank in everyone if rank not in answer]
@@ -230,16 +229,14 @@ def by_rank(
             try:
                 values[rank] = read(answer[rank])
             except WrongAnswer as wrong:
-                raise WrongAnswer(f"on rank {rank} {wrong}") from None
+                raise WrongAnswer(f"on rank {rank}: {wrong}") from None
         return values
 
     return read_each
 
 
 def diagnosis(answer: Any) -> Diagnosis:
-    """What `%ddp_why` returns."""
+    """Return the answer if it is what `%ddp_why` returns."""
     if not isinstance(answer, Diagnosis):
-        raise WrongAnswer(
-            f"a diagnosis is asked for: diagnosis = %ddp_why, and {shown(answer)} is none."
-        )
+        raise WrongAnswer(f"expected a diagnosis (diagnosis = %ddp_why), got {shown(answer)}.")
     return answer

@@ -67,7 +67,7 @@ def images_of_one_step(images: int) -> str:
 
 def _first(losses: Any) -> float:
     if not isinstance(losses, (list, tuple)) or not losses:
-        raise WrongAnswer(f"a list of losses is needed, and {shown(losses)} is none.")
+        raise WrongAnswer(f"expected a list of losses, got {shown(losses)}.")
     return number(losses[0])
 
 

@@ -88,7 +88,9 @@ def process_of_the_neighbour(answer: tuple[Mapping[int, str], Board]) -> str:
                 f"rank {rank} has the process of rank {whose}, and wants that of rank {wanted}: "
                 "the last rank's neighbour is rank 0, so count modulo world_size."
             )
-    return "right, on all ranks. Nobody had to write before anybody read: get waits for its key."
+    return (
+        "right, on all ranks. No rank had to write before another one read: get waits for its key."
+    )
 
 
 @exercise("2.4", by_rank(whole_number))
@@ -99,7 +101,7 @@ def ranks_that_were_counted(counted: Mapping[int, int]) -> str:
         if count > everyone:
             raise WrongAnswer(
                 f"rank {rank} counted {count}. A key of `store` keeps its value when the cell is "
-                "run once more: use `counter`, which is empty each time, for all that you write."
+                "run again: use `counter`, which is empty each time, for all that you write."
             )
         if count < everyone:
             raise WrongAnswer(

@@ -47,7 +47,7 @@ def whose_key_is_named(rank: int) -> str:
         raise WrongAnswer("there are four ranks, 0 to 3.")
     return (
         "right: the same innocent rank 0, whoever is missing. It stands inside its store and waits "
-        "for the last one to connect, so nobody finds its address."
+        "for the last one to connect, so no other rank finds its address."
     )
 
 
@@ -85,7 +85,7 @@ def _suspect(answer: Any) -> tuple[int, str, Diagnosis]:
     own, hidden = parts(answer)
     if not (isinstance(own, (tuple, list)) and len(own) == 2):
         raise WrongAnswer(
-            f"a rank and a kind are asked for, such as (3, 'straggler'): not {shown(own)}."
+            f"expected a rank and a kind, such as (3, 'straggler'), got {shown(own)}."
         )
     rank, kind = own
     if isinstance(rank, str) and not isinstance(kind, str):
@@ -108,8 +108,8 @@ def who_and_what(answer: tuple[int, str, Diagnosis]) -> str:
         )
     if kind == first.category:
         return (
-            f"right: {first.cause}. It met everybody that it expected, itself, and was done. A "
-            "rank that runs nothing is not always one that never came."
+            f"right: {first.cause}. It met every rank that it expected, itself, and was done. An "
+            "idle rank is not always one that never came."
         )
     if kind == "missing-rank":
         raise WrongAnswer(
@@ -142,7 +142,7 @@ def a_duplicate_of_your_own(own: Diagnosis) -> str:
         )
     if first.category is not Category.DUPLICATE_RANK:
         raise WrongAnswer(
-            f"what you made is found to be {first.category}: {first.cause}. For a "
+            f"your mistake is found to be {first.category}: {first.cause}. For a "
             "duplicate, two processes must say the same RANK, and one that exists."
         )
     last = own.world_size - 1
@@ -160,20 +160,20 @@ def _names(answer: Any) -> frozenset[str]:
     try:
         names = answer.split(",") if isinstance(answer, str) else list(answer)
     except TypeError:
-        raise WrongAnswer(f"a list of names is asked for, and {shown(answer)} is none.") from None
+        raise WrongAnswer(f"expected a list of names, got {shown(answer)}.") from None
     return frozenset(map(one_of(*_ON_ONE_MACHINE, *_AMONG_RANKS), names))
 
 
 @exercise("3.5", _names)
 def seen_before_the_start(names: frozenset[str]) -> str:
-    """What is a fact about one machine, and what is a relation among ranks."""
+    """Some findings are facts about one machine, others are relations among ranks."""
     for name, why in _AMONG_RANKS.items():
         if name in names:
             raise WrongAnswer(f"not {name}: {why}.")
     if len(names) < len(_ON_ONE_MACHINE):
         raise WrongAnswer(
-            "what you named is right, and something is missing. Which facts can a machine look up "
-            "by itself?"
+            "those that you named are right, and something is missing. Which facts can a machine "
+            "look up by itself?"
             if names
             else "some of them can. Which facts can a machine look up by itself?"
         )

@@ -33,8 +33,8 @@ def _distances(answer: Any) -> Distances:
         )
     if not isinstance(answer, Mapping):
         raise WrongAnswer(
-            f"all gradients in one long tensor are asked for, as gradients(module) returns them, "
-            f"and {shown(answer)} is none."
+            "expected all gradients in one long tensor, as gradients(module) returns them, "
+            f"got {shown(answer)}."
         )
     names = ("ddp", "own", "total") if "total" in answer else ("ddp", "own", "fourfold")
     if any(name not in answer for name in names):
@@ -64,7 +64,7 @@ def averaged_by_hand(of: Mapping[int, Distances]) -> str:
             )
         raise WrongAnswer(
             f"rank {rank} has neither the mean, nor the sum, nor its own gradient. Was the cell "
-            "run twice? Then .grad was changed twice: make `plain` anew first. Or is only a part "
+            "run twice? Then .grad was changed twice: make a new `plain` first. Or is only a part "
             "of the parameters averaged?"
         )
     return (
@@ -83,8 +83,7 @@ def _names(answer: Any) -> tuple[str, ...]:
     names = answer.split(",") if isinstance(answer, str) else answer
     if not isinstance(names, (list, tuple, set, frozenset)) or not names:
         raise WrongAnswer(
-            f"a list of names is asked for, such as ['0.weight', '0.bias'], and {shown(answer)} "
-            "is none."
+            f"expected a list of names, such as ['0.weight', '0.bias'], got {shown(answer)}."
         )
     return tuple(text(name).removeprefix("module.") for name in names)
 
@@ -118,7 +117,7 @@ def parameters_of_the_first_bucket(answer: tuple[tuple[str, ...], Sent]) -> str:
             "that is all of them, as in the first step. From the second on it is less."
         )
     if wrong and not first & set(guess):
-        raise WrongAnswer("those come last. In which order does backward go through the layers?")
+        raise WrongAnswer("these come last. In which order does backward go through the layers?")
     if wrong and missing:
         raise WrongAnswer(
             "some of those are in it, some are not. Write the parameters down in the order in "
@@ -130,7 +129,7 @@ def parameters_of_the_first_bucket(answer: tuple[tuple[str, ...], Sent]) -> str:
         )
     if missing:
         raise WrongAnswer(
-            "those are in it, and they do not make 1 MiB yet, so the bucket stays open. It is "
+            "these are in it, and they do not make 1 MiB yet, so the bucket stays open. It is "
             "closed *by* the parameter with which it gets there, and that one is in it too."
         )
     return (
@@ -152,7 +151,7 @@ def _counts(answer: Any) -> tuple[int, int, int, int]:
 
 
 _PARAMETERS, _LAYERS, _PIECES = 8, 4, 6
-"""Of the model of exercise 4.3; the last: quarters of a MiB, if parameters could be cut."""
+"""Sizes in the model of exercise 4.3; the last: quarters of a MiB, if parameters could be cut."""
 
 
 @exercise("4.3", _counts)
@@ -269,13 +268,13 @@ def _pair(value: Any) -> tuple[float, float]:
 def gradient_of_a_head_that_one_rank_uses(
     answer: tuple[float, Mapping[int, tuple[float, float]]],
 ) -> str:
-    """What was measured: the gradient of one rank, divided by the number of all."""
+    """Return what was measured: the gradient of one rank, divided by the number of all."""
     guess, norms = answer
     last = len(norms) - 1
     own, after = norms[last][0], norms[0][1]
     if not own > 0:
         raise WrongAnswer(
-            f"rank {last} has no gradient for head b: run the cell that measures once more."
+            f"rank {last} has no gradient for head b: run the cell that measures again."
         )
     measured = after / own
     if abs(guess - measured) < 0.01:

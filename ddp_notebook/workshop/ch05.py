@@ -23,7 +23,7 @@ from ddp_notebook.workshop.check import NOTEBOOK, WrongAnswer, exercise
 JOBS = {"A": "slow", "B": "stuck", "C": "stuck"}
 """Exercise 5.1."""
 HINTS = {
-    "A": "rank 1 waits for nobody, and its variable grows.",
+    "A": "rank 1 waits for no other rank, and its variable grows.",
     "B": "each waits for the other, in another call. Which of them is to come first?",
     "C": "rank 1 has nothing more to do. Who is to bring what rank 0 waits for?",
 }
@@ -32,7 +32,7 @@ SKIPS, TAKES_PART, CALLS = (11, 12), (4, 5, 6, 13), 17
 """Lines of exercise 5.4's cell: where the last rank leaves out a loss; where the others wait."""
 
 IMAGES, BATCH = 1500, 36
-"""What exercise 5.5 shares out."""
+"""The samples that exercise 5.5 shares out."""
 
 
 def _jobs(answer: Any) -> Mapping[str, str]:
@@ -40,7 +40,7 @@ def _jobs(answer: Any) -> Mapping[str, str]:
         {str(job).upper(): it for job, it in answer.items()} if isinstance(answer, Mapping) else {}
     )
     if set(jobs) != set(JOBS):
-        raise WrongAnswer('a dictionary with the keys "A", "B" and "C" is asked for.')
+        raise WrongAnswer('expected a dictionary with the keys "A", "B" and "C".')
     return {job: one_of("slow", "stuck")(jobs[job]) for job in JOBS}
 
 
@@ -69,7 +69,7 @@ def whose_block_came(came_from: Mapping[int, float]) -> str:
                 f"{previous}. Was received looked at before it was filled?"
             )
     return (
-        "right, all around the ring. Somebody must be ready to receive: a rank that does so first, "
+        "right, all around the ring. Some rank must be ready to receive: one that does so first, "
         "or every rank, because an isend does not wait."
     )
 

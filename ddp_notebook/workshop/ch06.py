@@ -62,7 +62,7 @@ def what_a_step_is_made_of(answer: tuple[float, float]) -> str:
 
 def _alike(answer: Any) -> Mapping[str, bool]:
     if not isinstance(answer, Mapping) or set(answer) != {"one", "two"}:
-        raise WrongAnswer('a dictionary with the keys "one" and "two" is asked for.')
+        raise WrongAnswer('expected a dictionary with the keys "one" and "two".')
     return {name: yes_or_no(value) for name, value in answer.items()}
 
 
@@ -134,7 +134,7 @@ def the_loop_that_is_right(answer: str) -> str:
     """A gives set_epoch the rank; B takes its learning rate from its own batch."""
     if answer == "A":
         raise WrongAnswer(
-            "what does each rank give to set_epoch, and what does the sampler do with it?"
+            "look at what each rank gives to set_epoch. What does the sampler do with it?"
         )
     if answer == "B":
         raise WrongAnswer("does every rank step with the same learning rate?")

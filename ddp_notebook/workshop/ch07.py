@@ -104,14 +104,14 @@ def time_of_all_gradients(answer: list[float]) -> str:
     wanted = alpha_us / 1e3 + bytes_ms
     if near(milliseconds, wanted):
         return (
-            f"right: {wanted:.4g} ms, of which the latency is {alpha_us / 1e3 / wanted:.1%}. For "
+            f"right: {wanted:.4g} ms; the latency is {alpha_us / 1e3 / wanted:.1%} of that. For "
             "a message of this size it does not matter at all."
         )
     for factor, why in (
         (1 / 4, "a float32 has four bytes"),
         (8, "these are bytes, not bits"),
-        (1e-3, "milliseconds are asked for, and these seem to be seconds"),
-        (1e3, "milliseconds are asked for, and these seem to be microseconds"),
+        (1e-3, "expected milliseconds; these seem to be seconds"),
+        (1e3, "expected milliseconds; these seem to be microseconds"),
     ):
         if near(milliseconds, bytes_ms * factor + alpha_us / 1e3) or near(
             milliseconds, wanted * factor
@@ -201,7 +201,7 @@ def efficiency_and_speedup(answer: list[float]) -> str:
     """15 of 20 ms, and 8 times that."""
     efficiency, speedup = answer
     if near(efficiency, 75):
-        raise WrongAnswer("the efficiency is asked for as a number from 0 to 1.")
+        raise WrongAnswer("expected the efficiency as a number from 0 to 1.")
     if near(efficiency, 0.25):
         raise WrongAnswer("a quarter of the step is lost. The efficiency is what is left.")
     if near(efficiency, 20 / 15):

@@ -127,7 +127,7 @@ def all_stop_together(epochs: list[int]) -> str:
         raise WrongAnswer(f"they trained {epochs} epochs: not all stopped after the same one.")
     if epochs[0] >= _MOST_EPOCHS:
         raise WrongAnswer(
-            f"all trained {epochs[0]} epochs, so nobody stopped early. Was the condition left "
+            f"all trained {epochs[0]} epochs, so no rank stopped early. Was the condition left "
             "out, or is a sum over the ranks compared with what was meant for one?"
         )
     if epochs[0] < 2:

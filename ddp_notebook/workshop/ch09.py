@@ -12,9 +12,9 @@ _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _DIRECT = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
 Told = list[Mapping[str, str]]
-"""What Slurm tells each task."""
+"""The variables that Slurm sets for each task."""
 Made = list[Mapping[str, Any]]
-"""What from_slurm made of it, for each task."""
+"""The result of from_slurm, for each task."""
 Layouts = Mapping[str, Told]
 """By the layout's name."""
 Mapped = Mapping[str, Made]
@@ -42,7 +42,7 @@ def place_of_rank_5(place: tuple[int, int]) -> str:
 
 def _mapping(answer: Any) -> Mapping[Any, Any]:
     if not isinstance(answer, Mapping):
-        raise WrongAnswer(f"from_slurm must return a dict, and {shown(answer)} is none.")
+        raise WrongAnswer(f"from_slurm must return a dict; it returned {shown(answer)}.")
     return answer
 
 
@@ -183,7 +183,7 @@ _NO_RANK_0 = "rank 0 does not run"
 
 @exercise("9.4", one_of(_STORE, _OWN, _LOOPBACK, _NO_RANK_0))
 def what_is_shut(answer: str) -> str:
-    """The store answers its own host and nobody on the other."""
+    """The store answers on its own host, and not to the other."""
     if answer == _OWN:
         raise WrongAnswer(
             "rank 1 has not come that far: it still waits in the store's stage. With the ranks' "
@@ -192,7 +192,7 @@ def what_is_shut(answer: str) -> str:
     if answer == _LOOPBACK:
         raise WrongAnswer(
             "198.51.100.1 is no loopback address. And at a wrong door the answer is 'connection "
-            "refused', at once. Here there is none at all."
+            "refused', at once. Here nothing answers at all."
         )
     if answer == _NO_RANK_0:
         raise WrongAnswer("rank 0 waits in the store, which it hosts; it is open to rank 0 itself.")

@@ -41,7 +41,7 @@ def where_the_condition_is_true(answer: tuple[int, int]) -> str:
             "%ddp_print step"
         )
     return (
-        f"right: after {step} steps in which nobody stopped. The others wait in the all_reduce of "
+        f"right: after {step} steps in which no rank stopped. The others wait in the all_reduce of "
         "the same step, and they are not stuck: the rank that they wait for is paused by you."
     )
 
@@ -86,7 +86,7 @@ def the_first_that_differs(answer: tuple[int, str]) -> str:
 
 @exercise("10.3", two("(rank, line)", a_rank, a_line))
 def the_first_that_is_no_number(answer: tuple[int, int]) -> str:
-    """Infinity is a number yet; infinity by infinity is none."""
+    """Infinity is still a number; infinity divided by infinity is not."""
     rank, line = answer
     last = NOTEBOOK.world_size - 1
     if (rank, line) == (DIVIDES, last):
@@ -124,7 +124,7 @@ def where_the_ranks_part(answer: tuple[int, int]) -> str:
         raise WrongAnswer("these are the two numbers, in the other order: the line comes first.")
     if line in (IF + 1, IF + 2):
         raise WrongAnswer(
-            f"line {line} is where ranks are after they have parted. Which line sent them there?"
+            f"line {line} is where ranks are after they have diverged. Which line sent them there?"
         )
     if line == IF - 1:
         raise WrongAnswer(
@@ -140,7 +140,7 @@ def where_the_ranks_part(answer: tuple[int, int]) -> str:
     if step != STEP:
         raise WrongAnswer(
             f"the line is right, and in step {step} all ranks still take the same branch, or have "
-            "parted before. Ask them when the table names the branch: %ddp_print step"
+            "diverged before. Ask them when the table names the branch: %ddp_print step"
         )
     return (
         "right: each rank decides by its own loss. The others leave the loop, and rank 1 comes to "

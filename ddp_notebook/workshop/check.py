@@ -20,7 +20,7 @@ class WrongAnswer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What `check` returns; a notebook shows it as one line."""
+    """The result of `check`; a notebook shows it as one line."""
 
     exercise: str
     passed: bool
@@ -41,7 +41,7 @@ _EXERCISES: dict[str, _Exercise] = {}
 
 @dataclass
 class Notebook:
-    """What checks know of the notebook in which they are called."""
+    """The facts that checks have of the notebook in which they are called."""
 
     ranks: Callable[[], int] = lambda: 0
     """How many ranks it has, or had last; 0 where that is not known."""

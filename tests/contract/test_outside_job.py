@@ -13,9 +13,9 @@ import pytest
 from support import eventually
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import dumps, hosts, pyspy
+from ddp_notebook.jobs import hosts, pyspy
 from ddp_notebook.jobs.target import Target
-from ddp_notebook.jobs.verdict import Outcome, Verdict
+from ddp_notebook.jobs.verdict import Outcome
 from ddp_notebook.launch.addresses import free_port
 from ddp_notebook.rank.prepared import job_folder
 
@@ -87,55 +87,3 @@ def test_a_job_that_was_not_prepared_is_judged_when_it_hangs_and_not_before(
     tree = target.where(locals=True)
     assert "barrier" in tree.stack(1).frames[-1].source, tree
     assert [local.name for local in tree.stack(1).frames[-1].locals if local.name == "rank"]
-
-
-SERVES = """\
-import torch, torch.distributed as dist
-from torch.distributed.elastic.control_plane import worker_main
-
-@worker_main()
-def main():
-    dist.init_process_group("gloo")
-    total = torch.ones(4)
-    dist.all_reduce(total)
-    if dist.get_rank() == 0:
-        dist.barrier()
-    dist.all_reduce(total)
-
-main()
-"""
-
-
-@pytest.mark.skipif(pyspy.command() is None, reason="py-spy is not installed")
-def test_the_flight_recorder_of_a_job_that_runs_is_shown_where_torch_serves_it(
-    tmp_path: Path, started: list[subprocess.Popen]
-) -> None:
-    (tmp_path / "serves.py").write_text(SERVES)
-    environment = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port("127.0.0.1")),
-        "WORLD_SIZE": "2",
-        "OMP_NUM_THREADS": "1",
-        "DDP_NOTEBOOK": "",
-    }
-    for rank in range(2):
-        own = {"RANK": str(rank), dumps.SOCKET_VARIABLE: str(tmp_path / f"server-{rank}")}
-        command = [sys.executable, "serves.py"]
-        started.append(subprocess.Popen(command, cwd=tmp_path, env=environment | own))
-    pid = started[0].pid
-    target = eventually(lambda: target_of(pid), 60, "both ranks run")
-
-    def found() -> Verdict | None:
-        verdict = target.why()
-        return verdict if verdict.outcome is Outcome.FINDING else None
-
-    verdict = eventually(found, 60)
-    (finding,) = verdict.diagnosis.findings
-    assert finding.ranks == (0,)
-    known = [fact for fact in finding.evidence if fact.startswith("flight recorder")]
-    assert known == [
-        "flight recorder of rank 0: collective 1: barrier, not done",
-        "flight recorder of rank 1: collective 1: all_reduce float32 [4], not done",
-    ]
-    assert verdict.basis.endswith("torch's flight recorders of ranks 0-1")

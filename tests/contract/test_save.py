@@ -106,7 +106,7 @@ def test_every_rank_has_its_track_with_all_collectives(saved: Saved) -> None:
         f"rank {rank}": len(issued) for rank, issued in replay.collectives.of.items()
     }
     for pid in names:
-        stages = [e["name"] for e in saved.events if e.get("cat") == "set-up" and e["pid"] == pid]
+        stages = [e["name"] for e in saved.events if e.get("cat") == "setup" and e["pid"] == pid]
         assert stages[0] == "launched"
         assert stages[-1] == "verified"
 

@@ -152,7 +152,7 @@ def test_there_must_be_ranks_and_these(session: Session) -> None:
 
 def test_idle_ranks_run_nothing(session: Session) -> None:
     tree = session.where()
-    assert stacks.text(tree) == "ranks 0-2  runs nothing"
+    assert stacks.text(tree) == "ranks 0-2  idle"
     assert tree.world_size == 3
     assert session.where((0, 2)).ranks == (0, 2)
 

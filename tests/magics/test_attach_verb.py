@@ -74,7 +74,7 @@ def test_a_dead_job_is_read_without_a_session_and_left_again(
         ("%ddp_where --locals", "--locals needs ranks that can be asked"),
         (
             "%ddp_abort",
-            "%ddp_abort needs ranks, and there are none. Start them first: %ddp_init "
+            "%ddp_abort needs ranks, and none are running. Start them first: %ddp_init "
             "--world-size 4. Only %ddp_why, %ddp_where and %ddp_board look at what a job left in",
         ),
         ("%ddp_where --ranks 2", "Rank 2 does not exist: world size is 2"),
@@ -88,12 +88,14 @@ def test_a_dead_job_is_read_without_a_session_and_left_again(
     assert shown.endswith(f"Attached to what a job left in {logs}."), "a mistake changes nothing"
 
     _, shown = run(shell, capsys, "%ddp_save run.json")
-    assert shown.startswith("UsageError: %ddp_save saves the session's own run, and has none. Of ")
+    assert shown.startswith(
+        "UsageError: %ddp_save saves the session's own run, and this session has no ranks. Of "
+    )
     assert shown.endswith("in a shell: ddp-notebook save PID_OR_FILES run.json")
     _, shown = run(shell, capsys, "%ddp_detach")
     assert shown.startswith(f"Detached from what a job left in {logs}.")
     _, shown = run(shell, capsys, "%ddp_why")
-    assert shown.startswith("UsageError: %ddp_why needs ranks, and there are none.")
+    assert shown.startswith("UsageError: %ddp_why needs ranks, and none are running.")
 
 
 def test_a_sessions_own_ranks_are_left_alone(capsys: Capture, tmp_path: Path) -> None:
@@ -107,7 +109,7 @@ def test_a_sessions_own_ranks_are_left_alone(capsys: Capture, tmp_path: Path) ->
         assert "in a shell: ddp-notebook save PID_OR_FILES" in saved
         run(shell, capsys, "%ddp_detach")
         assert "No problem found" in run(shell, capsys, "%ddp_why")[1]
-        assert run(shell, capsys, "%ddp_where")[1].endswith("ranks 0-1  runs nothing")
+        assert run(shell, capsys, "%ddp_where")[1].endswith("ranks 0-1  idle")
 
 
 WRONG = (

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kernels import Kernel
 
+from ddp_notebook.bench.plan import Plan
+from ddp_notebook.magics.verbs.bench import BENCH
 from ddp_notebook.session import BenchResult
 
 QUICK = "%ddp_bench --max 4K --step 8 --budget 0s"
@@ -48,8 +52,11 @@ def test_a_run_is_exported_and_is_the_next_ones_baseline(
     [
         ("--max 1X", "'1X' is not a number of bytes"),
         ("--min 6", "must be a multiple of 4 bytes"),
-        ("--min 1M --max 1K", "less than min_bytes"),
-        ("--step 1", "factor is 1: it must be at least 2"),
+        (
+            "--min 1M --max 1K",
+            "largest size, 1 KiB, is less than the smallest, 1 MiB: give a larger --max",
+        ),
+        ("--step 1", "--step is 1: it must be at least 2"),
         ("--op allreduce", "'allreduce' is no operation: there are all_reduce, broadcast"),
         ("--dtype fp32", "'fp32' is no dtype: there are float32"),
         ("--mode fast", "'fast' is no mode"),
@@ -73,6 +80,16 @@ def test_bad_input_says_what_is_wrong_and_what_to_type(
     shown = capsys.readouterr()
     assert message in shown.out + shown.err
     assert "Traceback" not in shown.out + shown.err
+    ours = {field.name for field in fields(Plan) if "_" in field.name} | {"factor"}
+    assert not ours & set(re.findall(r"\w+", shown.out + shown.err)), "a name of our code"
+
+
+def test_every_mode_in_the_help_can_be_typed(shell2: Any) -> None:
+    mode = next(option for option in BENCH.options if option.names == ["--mode"])
+    named = re.findall(r"([\w,]+)(?=: | for each)", mode.help)
+    assert named == ["blocking", "pipelined", "blocking,pipelined"]
+    for names in named:
+        assert shell2.run_cell(f"{QUICK} --op barrier --mode {names}").success
 
 
 def test_the_points_so_far_are_shown_and_an_interrupt_keeps_what_is_measured() -> None:

@@ -13,11 +13,11 @@ from ddp_notebook.board import model
 from ddp_notebook.board.buttons import Button, Buttons
 from ddp_notebook.board.model import Action
 from ddp_notebook.errors import NoSession, UsageMistake
-from ddp_notebook.magics.buttons import board_buttons
 from ddp_notebook.magics.reference import reference
+from ddp_notebook.magics.register import board_buttons
 from ddp_notebook.magics.verb import Verb
 from ddp_notebook.magics.verbs import VERBS
-from ddp_notebook.magics.verbs.tour import TOUR_TEXT
+from ddp_notebook.magics.verbs.lab import TOUR_TEXT
 from ddp_notebook.model import Board, Diagnosis, Snapshot, StepTable
 from ddp_notebook.session import Session
 from ddp_notebook.views.board_rows import board

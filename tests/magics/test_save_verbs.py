@@ -67,7 +67,7 @@ def test_what_post_run_checks_found_is_in_the_saved_run(
     [
         (
             "%ddp_save run.json",
-            "UsageError: %ddp_save needs ranks, and there are none. "
+            "UsageError: %ddp_save needs ranks, and none are running. "
             "Start them first: %ddp_init --world-size 4",
         ),
         ("%ddp_save", "UsageError: the following arguments are required: path"),

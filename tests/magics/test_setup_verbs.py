@@ -67,7 +67,7 @@ def test_each_verb_needs_ranks_and_has_help(shell: Any, capsys: Capture) -> None
     for call in ("step", "why", "abort", "run x.py", "wrap model", "fault wrong-port"):
         text = mistake(shell, capsys, f"%ddp_{call}")
         verb = f"%ddp_{call.split()[0]}"
-        assert text == f"{verb} needs ranks, and there are none. Start them first: {INIT}"
+        assert text == f"{verb} needs ranks, and none are running. Start them first: {INIT}"
     for name in ("init", "step", "why", "abort", "run", "wrap", "fault", "doctor"):
         assert well(shell, capsys, f"%ddp_{name} -h")[1].startswith(f"usage: %ddp_{name} [-h]")
     assert "usage:" in well(shell, capsys, "%ddp_run --store rank0 --help")[1]
@@ -101,7 +101,7 @@ def test_wrong_options_say_what_to_type(shell: Any, capsys: Capture) -> None:
             "There is no fault 'duplicate-rnk'. Did you mean duplicate-rank",
         ),
         ("%ddp_fault xyz", "There is no fault 'xyz'. The list: %ddp_fault"),
-        ("%ddp_fault --repair", "%ddp_fault needs ranks, and there are none."),
+        ("%ddp_fault --repair", "%ddp_fault needs ranks, and none are running."),
     ):
         assert mistake(shell, capsys, call).startswith(expected), call
 
@@ -289,7 +289,7 @@ def test_a_fault_is_injected_found_and_repaired_and_variables_stay(
         "--repair is for the last fault; leave out its name"
     )
     board, shown = well(ranks_up, capsys, "%ddp_fault --repair")
-    assert shown.startswith("Repaired: two processes say RANK=1. Set-up succeeded.")
+    assert shown.startswith("Repaired: two processes say RANK=1. Setup succeeded.")
     assert board.snapshot.ready
     assert well(ranks_up, capsys, "%ddp_pull mine")[0] == {0: 0, 1: 10, 2: 20}
 

@@ -29,7 +29,7 @@ def test_options_about_a_model_ask_for_training_steps(line: str, steps: bool) ->
 def test_training_steps_without_ranks_say_what_to_type(
     shell: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    expected = "UsageError: %ddp_bench needs ranks, and there are none. Start them first: "
+    expected = "UsageError: %ddp_bench needs ranks, and none are running. Start them first: "
     assert said(shell, capsys, "%ddp_bench --model net").startswith(expected)
 
 

@@ -93,12 +93,12 @@ def test_a_hang_is_explained_in_the_cell_that_was_detached_and_again_when_waited
     kernel: Kernel,
 ) -> None:
     region = detach(kernel, f"%%ddp --detach\n{HANG}", "runs on ranks 0-1")
-    shown = updates(kernel, region, "what to do:")
+    shown = updates(kernel, region, "fix:")
     assert "all_reduce" in shown
     assert "rank 1" in kernel.run_well("%ddp_why").text
     reply = kernel.run("%ddp_wait")
     assert reply.ename == "Stuck"
-    assert "what to do:" in reply.text
+    assert "fix:" in reply.text
     kernel.run_well("%ddp_abort")
 
 
@@ -228,7 +228,7 @@ def test_a_script_is_held_stepped_and_detached(
     assert shown.startswith("── ranks 0-1 ──\npast the barrier ['--epochs', '2']\n")
     assert shown.count("past the barrier") == 1
     assert shell.run_cell("%ddp_wait").success  # as after %ddp_wait --timeout that saw its end
-    assert "job.py is over. Its result once more:\n" in capsys.readouterr().out
+    assert "job.py is over. Its result again:\n" in capsys.readouterr().out
     assert shell.run_cell("%%ddp\ndist.barrier()").success
 
 

@@ -16,7 +16,7 @@ Capture = pytest.CaptureFixture[str]
 def test_without_ranks_it_says_how_to_start_them(shell: Any, capsys: Capture) -> None:
     _, shown = shown_by(shell, capsys, "%ddp_where --ranks 1")
     assert shown == (
-        "UsageError: %ddp_where needs ranks, and there are none. Start them first: "
+        "UsageError: %ddp_where needs ranks, and none are running. Start them first: "
         "%ddp_init --world-size 4"
     )
     _, shown = shown_by(shell, capsys, "%ddp_where -h")
@@ -54,7 +54,7 @@ def test_it_gives_a_tree_that_is_shown_and_can_be_had_as_json(shell2: Any, capsy
     shown_by(shell2, capsys, "%%ddp\npass")
     result, shown = shown_by(shell2, capsys, "%ddp_where")
     assert isinstance(result.result, StackTree)
-    assert shown.endswith("ranks 0-1  runs nothing")
+    assert shown.endswith("ranks 0-1  idle")
     result, shown = shown_by(shell2, capsys, "%ddp_where --ranks 1 --locals --json")
     assert result.result is None
     assert codec.decode(StackTree, json.loads(shown)).ranks == (1,)

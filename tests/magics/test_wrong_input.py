@@ -62,19 +62,19 @@ INIT = "%ddp_init --world-size 4"
         ("%ddp_init --timeout 0", "UsageError: --timeout is in seconds and must be more than 0"),
         (
             "%%ddp\nx = 1",
-            f"UsageError: %%ddp needs ranks, and there are none. Start them first: {INIT}",
+            f"UsageError: %%ddp needs ranks, and none are running. Start them first: {INIT}",
         ),
         (
             "%ddp_pull x",
-            f"UsageError: %ddp_pull needs ranks, and there are none. Start them first: {INIT}",
+            f"UsageError: %ddp_pull needs ranks, and none are running. Start them first: {INIT}",
         ),
         (
             "%ddp_restart --ranks 1",
-            f"UsageError: %ddp_restart needs ranks, and there are none. Start them first: {INIT}",
+            f"UsageError: %ddp_restart needs ranks, and none are running. Start them first: {INIT}",
         ),
         (
             "%ddp_bench",
-            f"UsageError: %ddp_bench needs ranks, and there are none. Start them first: {INIT}",
+            f"UsageError: %ddp_bench needs ranks, and none are running. Start them first: {INIT}",
         ),
     ],
 )
@@ -131,7 +131,7 @@ def test_a_launcher_before_the_script_and_an_option_behind_it_are_told_where_the
 
 def test_ranks_at_lines_need_ranks(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
     for call in ("break 3", "step", "print x", "set x = 1", "frame", "where"):
-        none = f"UsageError: %ddp_{call.split()[0]} needs ranks, and there are none. Start them"
+        none = f"UsageError: %ddp_{call.split()[0]} needs ranks, and none are running. Start them"
         assert said(shell, capsys, f"%ddp_{call}").startswith(none)
 
 

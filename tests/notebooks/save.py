@@ -27,7 +27,8 @@ _FOLDER_OF_LIBRARIES = re.compile(r"(?:/[\w.-]+)+/(?:site-packages|lib/python3\.
 _FOLDER_OF_SOURCE = re.compile(re.escape(str(FOLDER.parent)) + "(?=/ddp_notebook/)")
 """Where the package is when it is installed in place."""
 _LEFT_BEHIND = re.compile(
-    r"((finished in|did not finish; it ran for|no rank makes progress, after) [\d.]+ s)?"
+    r"((finished in|did not finish; it ran for) [\d.]+ s"
+    r"|stopped after [\d.]+ s: no rank can continue)?"
 )
 """What is left of the live output of a cell that took long; one that was quick shows none."""
 WIDGET = "application/vnd.jupyter.widget-view+json"

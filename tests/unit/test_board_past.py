@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from saved_runs import collective
 
-from ddp_notebook.board.past import Moment, Past
 from ddp_notebook.board.source import BoardSource, ended_badly
+from ddp_notebook.board.timeline import Moment, Past
 from ddp_notebook.model import (
     Category,
     CellFinished,

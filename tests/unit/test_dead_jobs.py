@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import pickle
@@ -659,20 +658,6 @@ def test_the_number_of_a_host_or_of_a_place_on_it_is_no_rank(tmp_path: Path) -> 
         (finding,) = Left([log]).why().diagnosis.findings
 
         assert finding.ranks == (5,), line_mark
-
-
-def test_packed_logs_and_those_of_powershell_are_read(tmp_path: Path) -> None:
-    text = raised(0, 8, CLOSED) + raised(1, 5, "ValueError: no rows left")
-    packed, wide, cut = (tmp_path / n for n in ("a.log.gz", "b.log", "c.log.gz"))
-    packed.write_bytes(gzip.compress(text.encode()))
-    wide.write_text(text, encoding="utf-16")
-    cut.write_bytes(gzip.compress(text.encode())[:-30])
-
-    for log in (packed, wide):
-        (finding,) = Left([log]).why().diagnosis.findings
-        assert finding.ranks == (1,)
-    with pytest.raises(UsageMistake, match="damaged: gzip cannot unpack it"):
-        Left([cut]).why()
 
 
 def test_a_folder_that_is_no_jobs_is_not_walked_to_its_end(

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from doctor_cases import FAILURE, GIB, MIB, OK, WARNING, expect
 
-from ddp_notebook.doctor.machine import (
+from ddp_notebook.doctor.checks import (
     as_init_says,
     check_cores,
     check_memory,

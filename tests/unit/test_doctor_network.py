@@ -9,17 +9,19 @@ from functools import partial
 import pytest
 from doctor_cases import FAILURE, OK, WARNING, expect
 
-from ddp_notebook.doctor.network import (
+from ddp_notebook.doctor.checks import (
     Holder,
     Interface,
     Lookup,
     check_host_name,
     check_interfaces,
+    check_known_trouble,
     check_master_addr,
     check_port,
+    check_rendezvous,
     nccl_interfaces,
+    port_of,
 )
-from ddp_notebook.doctor.software import check_known_trouble, check_rendezvous, port_of
 from ddp_notebook.model.doctor import Verdict
 
 # --------------------------------------------------------------------------- variables
@@ -32,7 +34,7 @@ from ddp_notebook.model.doctor import Verdict
         (
             {"RANK": "0", "WORLD_SIZE": "2"},
             WARNING,
-            "left over: RANK=0 WORLD_SIZE=2. %ddp_init sets them anew for its ranks",
+            "left over: RANK=0 WORLD_SIZE=2. %ddp_init sets others for its ranks",
             'unset RANK WORLD_SIZE. In the notebook: import os; os.environ.pop("RANK"), and',
         ),
         ({"LOCAL_RANK": "0"}, WARNING, "left over: LOCAL_RANK=0", "unset LOCAL_RANK. In"),

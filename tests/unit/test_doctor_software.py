@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from doctor_cases import CPU_TORCH, FAILURE, GIB, OK, TORCH, WARNING, expect, ranks
 
-from ddp_notebook.doctor.machine import check_devices, check_gpus, check_visible_devices
-from ddp_notebook.doctor.software import (
+from ddp_notebook.doctor.checks import (
     check_backend,
+    check_devices,
+    check_gpus,
     check_ranks,
     check_torch,
     check_version,
+    check_visible_devices,
 )
 from ddp_notebook.launch.devices import Gpu
 from ddp_notebook.launch.environment import torchrun_agents_variables, torchrun_variables
@@ -156,7 +158,7 @@ GPUS = (
         ("MIG-1234", GPUS, 1, OK, "MIG-1234"),
         ("", GPUS, 0, OK, "'' hides all GPUs"),
         ("-1", GPUS, 0, OK, "'-1' hides all GPUs"),
-        ("0,0", GPUS, 0, FAILURE, "names GPU 0 twice: CUDA then has none"),
+        ("0,0", GPUS, 0, FAILURE, "names GPU 0 twice: CUDA then finds no GPU"),
         ("1,GPU-bb22", GPUS, 0, FAILURE, "names GPU 1 twice"),
         ("7,7", (), 0, FAILURE, "names GPU 7 twice"),
         ("0,5", GPUS, 1, FAILURE, "names GPU 5, but there is: 0, 1; CUDA ignores it"),

@@ -19,9 +19,8 @@ from traces import BUSY, all_reduce, barrier, play
 from ddp_notebook.archive import save
 from ddp_notebook.archive.format import Observed, SavedRun
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import hosts, outside, prepared, target
+from ddp_notebook.jobs import hosts, prepared, target
 from ddp_notebook.jobs.hosts import Elsewhere, Host
-from ddp_notebook.jobs.outside import _Socket
 from ddp_notebook.jobs.verdict import Verdict
 from ddp_notebook.model import Activity, Case, Category, RankReport
 
@@ -212,27 +211,6 @@ def test_without_slurm_it_is_said_where_the_option_works(
         hosts.named([], slurm="12")
     with pytest.raises(UsageMistake, match="Give --slurm or a job, not both"):
         hosts.named(["12"], slurm="12")
-
-
-# -- which other hosts -----------------------------------------------------------------------------
-
-
-def test_other_hosts_of_a_job_are_those_that_its_store_is_connected_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As /proc writes them: 10.0.0.1 and 10.0.0.2; port 29500 is 733C, 443 is 01BB."""
-    here, there, web = "0100000A", "0200000A", "0101A8C0"
-    mapped = "0000000000000000FFFF00000300000A"
-    rows = [
-        _Socket("1", "0A", (0, 0), "00000000:733C", "00000000:0000"),
-        _Socket("2", "01", (0, 0), f"{here}:733C", f"{there}:9C40"),
-        _Socket("3", "01", (0, 0), f"{here}:9C41", f"{here}:733C"),
-        _Socket("4", "01", (0, 0), "0100007F:733C", "0100007F:9C42"),
-        _Socket("5", "01", (0, 0), f"{here}:9C43", f"{web}:01BB"),
-        _Socket("6", "01", (0, 0), f"0000000000000000FFFF0000{here}:733C", f"{mapped}:9C44"),
-    ]
-    monkeypatch.setattr(outside, "_tcp", lambda pid: rows)
-    assert outside.connected_hosts(1, 29500) == {"10.0.0.2", "10.0.0.3"}
 
 
 def test_a_healthy_job_of_which_one_host_is_seen_has_no_finding() -> None:

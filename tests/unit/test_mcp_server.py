@@ -51,6 +51,13 @@ def test_a_program_asks_what_is_wrong_and_changes_nothing(
             assert elsewhere.is_error and "jobs on this host only" in str(elsewhere.content)
             wrong = await client.call_tool("why", {"target": [str(tmp_path / "none")]})
             assert wrong.is_error and "does not exist" in str(wrong.content)
+            for tool, says in (
+                ("why", "why has no argument targets: its only argument is target."),
+                ("where", "where has no argument targets: its only argument is target."),
+                ("jobs", "jobs has no argument targets: it has no arguments."),
+            ):
+                misnamed = await client.call_tool(tool, {"targets": [str(log)]})
+                assert misnamed.is_error and says in str(misnamed.content)
 
     # In a thread of its own: the browser tests leave a loop running in this one.
     with ThreadPoolExecutor(1) as thread:

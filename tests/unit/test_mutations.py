@@ -21,10 +21,9 @@ from ddp_notebook.archive.format import KEY, encode_run
 from ddp_notebook.archive.replay import Replay
 from ddp_notebook.bench.plan import Plan
 from ddp_notebook.board import still_picture
-from ddp_notebook.board.past import Moment
 from ddp_notebook.board.replay_board import past_message
 from ddp_notebook.board.still_picture import drawings
-from ddp_notebook.board.timeline import Timeline
+from ddp_notebook.board.timeline import Moment, Timeline
 from ddp_notebook.diagnosis import diagnose_run
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import (

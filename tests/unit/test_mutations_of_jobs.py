@@ -47,7 +47,7 @@ def looked_at(target: target.Target) -> None:
     sendable(mime_bundle(verdict.diagnosis))
     sendable(places_to_json(target.places()))
     words = (
-        commandline._as_text(verdict),
+        commandline.as_text(verdict),
         commandline._places_text(target.places(), 2, target.about, ""),
     )
     for text in (*words, target.name, target.about):

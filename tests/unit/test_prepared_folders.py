@@ -231,7 +231,7 @@ def test_a_number_that_no_process_can_have_is_not_shown_as_another() -> None:
 
 @pytest.mark.parametrize(
     ("pid", "why"),
-    [(2**22 + 5, "There is no process"), (os.getpid(), "has not loaded torch, and is neither")],
+    [(2**22 + 5, "There is no process"), (os.getpid(), "has not loaded torch: it is not a rank")],
     ids=["no process", "this one"],
 )
 def test_a_pid_that_is_no_prepared_rank_is_told_why(

@@ -195,8 +195,8 @@ def test_ranks_that_are_nowhere_are_said_to_be() -> None:
     )
     assert stacks.text(tree) == dedent(
         """\
-        rank 4  runs nothing, since it failed: KeyError: 'x'
-        ranks 0,3  runs nothing
+        rank 4  idle, since it failed: KeyError: 'x'
+        ranks 0,3  idle
         rank 1  dead: killed by SIGKILL
         rank 2  does not answer: when last heard: cell 3, line 2
         rank 5  paused before store

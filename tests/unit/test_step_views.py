@@ -69,7 +69,7 @@ def test_what_cannot_be_told_from_noise_is_not_given_as_a_number() -> None:
     assert "At batch 8 communication adds" in text(RESULT)
     vague = tuple(replace(each, exposed_interval_us=(-10.0, 10.0)) for each in RESULT.points)
     said = " ".join(text(replace(RESULT, points=vague)).split())
-    assert "At batch 8 what communication adds to a step of" in said
+    assert "At batch 8 the cost of communication in a step of" in said
     assert "is within the noise" in said
 
 

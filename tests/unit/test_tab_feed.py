@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook.board import tabs
-from ddp_notebook.board.tabs import TabFeed
+from ddp_notebook.board import tab_contents
+from ddp_notebook.board.tab_contents import TabFeed
 from ddp_notebook.errors import NoSession
 from ddp_notebook.model import StackTree, VariableTable
 
@@ -42,8 +42,8 @@ def told() -> queue.Queue[Any]:
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    monkeypatch.setattr(tabs, "_SETTLED_S", -1.0)
-    monkeypatch.setattr(tabs, "_WRITTEN_S", -1.0)
+    monkeypatch.setattr(tab_contents, "_SETTLED_S", -1.0)
+    monkeypatch.setattr(tab_contents, "_WRITTEN_S", -1.0)
     return Asked()
 
 
@@ -83,7 +83,7 @@ def test_ranks_are_asked_once_for_each_change_and_again_when_the_page_asks(
 def test_beside_the_lines_at_which_ranks_are_paused_stand_their_stacks_and_variables(
     session: Asked, told: queue.Queue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tabs, "_SETTLED_S", 600.0)
+    monkeypatch.setattr(tab_contents, "_SETTLED_S", 600.0)
     feed = TabFeed(session, told.put)  # type: ignore[arg-type]
     watch(feed, "source")
     feed.turn("one")

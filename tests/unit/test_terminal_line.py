@@ -9,9 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddp_notebook.magics import cell_output, terminal_line
-from ddp_notebook.magics.cell_output import CellOutput
-from ddp_notebook.magics.terminal_line import progress_line
+from ddp_notebook.magics import cell_output
+from ddp_notebook.magics.cell_output import CellOutput, progress_line
 from ddp_notebook.model import Loading, RankState, Snapshot
 from ddp_notebook.views.bench import live_steps
 
@@ -35,7 +34,7 @@ class Terminal(io.StringIO):
 def test_a_terminal_says_what_the_start_waits_for_and_is_clean_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(terminal_line, "_AGAIN_AFTER_S", 0.001)
+    monkeypatch.setattr(cell_output, "_AGAIN_AFTER_S", 0.001)
     state = [Snapshot((RankState(0),), "gloo", loading=Loading(5 * S, 40), taken_ns=17 * S)]
     terminal = Terminal()
     with progress_line(lambda: state[0], terminal):

@@ -11,8 +11,7 @@ from saved_runs import MS, collective
 from traces import backward
 
 from ddp_notebook.board import timeline as timeline_model
-from ddp_notebook.board.tails import Tails
-from ddp_notebook.board.timeline import FREED, PAUSED, PHASES, Timeline, died_ns, is_pause
+from ddp_notebook.board.timeline import FREED, PAUSED, PHASES, Tails, Timeline, died_ns, is_pause
 from ddp_notebook.model import (
     CallFacts,
     CellFinished,

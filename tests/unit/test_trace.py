@@ -61,7 +61,7 @@ def threads(saved: SavedRun, rank: int) -> dict[int, str]:
 def test_every_rank_has_a_track_of_its_own() -> None:
     names = {e["pid"]: e["args"]["name"] for e in events_of(job()) if e["name"] == "process_name"}
     assert names == {100: "rank 0", 101: "rank 1"}
-    assert list(threads(job(), 0).values()) == ["set-up and cells", "collectives"]
+    assert list(threads(job(), 0).values()) == ["setup and cells", "collectives"]
     assert not threads(job(), 0).keys() & threads(job(), 1).keys()
 
 
@@ -74,7 +74,7 @@ def test_a_rank_whose_process_is_not_known_has_a_track_all_the_same() -> None:
 def test_stages_and_cells_are_where_they_happened_and_not_where_they_were_heard_of() -> None:
     told = [
         (e["name"], e["ts"], e["dur"])
-        for category in ("set-up", "cell")
+        for category in ("setup", "cell")
         for e in slices(job(), category, rank=0)
     ]
     # The first was sent at 1,000 ms; the run was saved at 2,000.

@@ -23,7 +23,7 @@ from ddp_notebook.model import (
 from ddp_notebook.views import findings, step_table
 from ddp_notebook.views.ansi import plain
 from ddp_notebook.views.notebook import mime_bundle
-from ddp_notebook.views.paragraphs import WIDTH
+from ddp_notebook.views.table import WIDTH
 
 EVIL = "</td></code></details><script>alert('1')</script>\"><img src=x onerror=a()>&lt;&amp;"
 TAGS = {
@@ -107,7 +107,7 @@ def test_a_finding_is_a_sentence_then_what_to_do_who_waits_and_what_proves_it() 
         ✗ Rank 3: its environment says RANK=1, which another process is already, so nobody is rank 3
           [duplicate-rank]
 
-          what to do:
+          fix:
               %ddp_restart --ranks 3
 
           Ranks 0-2 are waiting.
@@ -116,7 +116,7 @@ def test_a_finding_is_a_sentence_then_what_to_do_who_waits_and_what_proves_it() 
             • the join key of rank 1 was written twice: by pid 4712 and by pid 4714
             • no process wrote the join key of rank 3
 
-        what the ranks were doing:
+        rank activity:
           ranks 0-2: waits in init_process_group for rank 3
           rank 3:    waits in init_process_group, as rank 1
         """)
@@ -127,12 +127,12 @@ def test_what_may_mend_itself_is_busy_and_not_stuck() -> None:
     assert text_of(STRAGGLER, doing=doing) == dedent("""\
         ► busy, not stuck · Rank 2: it still reads its data set (data.py, line 48) [straggler]
 
-          what to do:
+          fix:
               wait, or load the data after init_process_group
 
           Rank 0 is waiting.
 
-        what the ranks were doing:
+        rank activity:
           ranks 0-1: waits for rank 2
           rank 2:    load_shard (data.py, line 48)
         """)
@@ -143,7 +143,7 @@ def test_nothing_wrong_is_one_calm_line_and_what_the_ranks_do() -> None:
     assert text_of(doing=dict.fromkeys(range(64), "ready")) == dedent("""\
         ✓ No problem found.
 
-        what the ranks were doing:
+        rank activity:
           ranks 0-63: ready
         """)
 
@@ -154,7 +154,7 @@ def test_further_findings_come_after_the_first() -> None:
     assert further == dedent("""\
         ? No rank in particular: the ranks contradict each other [undecided]
 
-          what to do:
+          fix:
               %ddp_why, once more
 
           evidence:
@@ -169,7 +169,7 @@ def test_many_ranks_that_do_not_follow_each_other_are_broken_at_a_comma() -> Non
         ✗ Ranks 0,2,4,6,8,10,12,14,16,18,20,22,24,26,28,30,32,34,36,38,40,42,44,46,
           48,50,52,54,56,58,60,62: MASTER_PORT is 29501 there [env-mismatch]
 
-        what the ranks were doing:
+        rank activity:
           ranks 0,2,4,6,8,10,12,14,16,18,20,22,24,26,28,30,32,34,36,38,40,42,44,46,
           48,50,52,54,56,58,60,62:
               connects
@@ -258,13 +258,13 @@ def test_the_page_says_what_the_text_says_and_folds_the_evidence() -> None:
     page = html_of(DUPLICATE, doing={0: "waits for rank 3", 1: "waits for rank 3", 3: "is rank 1"})
     assert [text.strip() for text in page.texts if text.strip()] == [
         *("✗", f"Rank 3: {DUPLICATE.cause}", "[duplicate-rank]"),
-        *("what to do", "%ddp_restart --ranks 3", "Ranks 0-2 are waiting."),
+        *("fix", "%ddp_restart --ranks 3", "Ranks 0-2 are waiting."),
         *("evidence", "(2 facts)", *DUPLICATE.evidence),
-        *("what the ranks were doing", "who", "doing"),
+        *("rank activity", "who", "doing"),
         *("ranks 0-1", "waits for rank 3", "rank 3", "is rank 1"),
     ]
     assert page.tags.count("details") == 2
-    assert page.values("open") == [None], "only what the ranks were doing is open"
+    assert page.values("open") == [None], "only the activity of ranks is open"
 
 
 def test_a_cause_with_a_script_in_it_is_text() -> None:

@@ -80,7 +80,7 @@ def test_ranks_are_written_in_many_ways(answer: Any, expected: tuple[int, ...]) 
 
 
 def test_the_rank_whose_value_is_no_answer_is_named() -> None:
-    with pytest.raises(WrongAnswer, match="on rank 2 a number is asked for, and 'x' is none"):
+    with pytest.raises(WrongAnswer, match="on rank 2: expected a number, got 'x'"):
         by_rank(number)({0: 1, 1: 1, 2: "x", 3: 1})
     with pytest.raises(WrongAnswer, match="rank 3 is not among them"):
         by_rank(number)({0: 1, 1: 1, 2: 1})

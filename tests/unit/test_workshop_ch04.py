@@ -64,7 +64,7 @@ def test_the_right_answer_passes(name: str, answer: Any) -> None:
         ("4.2", (FIRST, []), "no bucket was seen"),
         ("4.2", (["7.weight"], SENT), "'7.weight' is no parameter"),
         ("4.2", (FIRST + LAST, SENT), "all of them"),
-        ("4.2", (LAST, SENT), "those come last"),
+        ("4.2", (LAST, SENT), "these come last"),
         ("4.2", (["6.weight", "0.weight"], SENT), "some are not"),
         ("4.2", ([*FIRST, "0.bias"], SENT), "too many"),
         ("4.2", (FIRST[:4], SENT), "stays open"),

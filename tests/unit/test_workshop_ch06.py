@@ -26,7 +26,7 @@ def test_the_right_answer_passes(exercise: str, answer: Any) -> None:
 @pytest.mark.parametrize(
     ("exercise", "answer", "said"),
     [
-        ("6.1", 288, "two values are asked for, (images, factor)"),
+        ("6.1", 288, "expected two values, (images, factor)"),
         ("6.1", (36, 0.25), "one micro-batch on one rank"),
         ("6.1", (72, 0.25), "what one rank brings"),
         ("6.1", (144, 0.25), "How many come before a step"),

@@ -121,7 +121,7 @@ def test_what_is_wrong_with_a_function_for_slurm(
 @pytest.mark.parametrize(
     ("name", "answer", "said"),
     [
-        ("9.1", 5, "two values are asked for"),
+        ("9.1", 5, "expected two values"),
         ("9.1", (1, 2), "in the other order"),
         ("9.1", (3, 1), "counted from 0"),
         ("9.1", (1, 1), "four ranks on each host"),
@@ -132,11 +132,11 @@ def test_what_is_wrong_with_a_function_for_slurm(
         ("9.2", ({"block": [{}]}, LAYOUTS), "not a dict for each task of the layout 'block'"),
         ("9.3", "127.0.0.1", "On node-b".lower()),
         ("9.3", "172.17.0.1", "node-b has this address, too"),
-        ("9.3", "node-a", "none of the choices"),
+        ("9.3", "node-a", "not one of the choices"),
         ("9.4", "the ranks' own ports are shut", "has not come that far"),
         ("9.4", "MASTER_ADDR is a loopback address", "is no loopback address"),
         ("9.4", "rank 0 does not run", "which it hosts"),
-        ("9.5", 1024, "two values are asked for"),
+        ("9.5", 1024, "expected two values"),
         ("9.5", (64, 0.8), "one rank's"),
         ("9.5", (256, 0.2), "of the old job"),
         ("9.5", (512, 0.8), "over all 16 ranks"),

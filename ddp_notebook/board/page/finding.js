@@ -1,4 +1,4 @@
-// The finding: what is wrong, both sides of it beside each other, what to do. The rest is folded.
+// The finding: what is wrong, both sides of it beside each other, the fix. The rest is folded.
 
 /** `act` runs a magic. What the user has unfolded stays so when findings change. */
 function drawFindings(element, findings, act) {
@@ -48,7 +48,7 @@ function remedyOf(finding, act) {
     { class: "ddpb-remedy" },
     make("span", { class: "ddpb-todo" }, "Fix"),
     make("span", { class: "ddpb-fix", title: finding.remedy }, finding.remedy),
-    copyButton(finding.remedy, "what to do"),
+    copyButton(finding.remedy, "the fix"),
     finding.magics.map((magic) => make("button", { class: "ddpb-small ddpb-run", type: "button", onclick: () => act(magic) }, "Run ", make("code", {}, magic))),
   );
 }

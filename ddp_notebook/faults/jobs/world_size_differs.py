@@ -1,4 +1,4 @@
-"""Rank 0 counts one rank less than the others: set-up succeeds, and the all_reduce hangs."""
+"""Rank 0 counts one rank less than the others: setup succeeds, and the all_reduce hangs."""
 
 import os
 

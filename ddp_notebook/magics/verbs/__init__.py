@@ -6,12 +6,10 @@ debug.py        `%ddp_break`, `%ddp_frame`, `%ddp_print`, `%ddp_set`: ranks at l
 ddp.py          `%ddp_wrap`: a model becomes a DistributedDataParallel, one visible stage at a time.
 doctor.py       `%ddp_doctor`: can DDP work here?
 files.py        `%ddp_save` and `%ddp_replay`: a run kept in a file, and looked at without ranks.
-lab.py          `%ddp_fault`: the fault lab, where set-up goes wrong on purpose.
-look.py         `%ddp_status`, `%ddp_board`, `%ddp_why`, `%ddp_where`, `%ddp_step`: look at ranks.
-mesh.py         `%ddp_mesh`: where each rank is in the mesh, and what it holds.
+lab.py          `%ddp_fault`: the fault lab. `%ddp_tour`: five things to try.
+look.py         `%ddp_status`, `%ddp_board`, `%ddp_why`, `%ddp_where`, `%ddp_step`, `%ddp_mesh`.
 ranks.py        `%ddp_init`, `%ddp_restart`, `%ddp_abort`, `%ddp_shutdown`: from start to end.
 run.py          `%%ddp`, `%ddp_run`, `%ddp_wait`: a cell or a script on the ranks.
-tour.py         `%ddp_tour`: five things to try.
 values.py       `%ddp_vars`, `%ddp_push`, `%ddp_pull`, `%ddp_output`: variables and output.
 """
 
@@ -25,10 +23,8 @@ from ddp_notebook.magics.verbs import (
     files,
     lab,
     look,
-    mesh,
     ranks,
     run,
-    tour,
     values,
 )
 
@@ -41,7 +37,7 @@ VERBS: tuple[Verb, ...] = (
     look.BOARD,
     look.WHY,
     look.WHERE,
-    mesh.MESH,
+    look.MESH,
     look.STEP,
     debug.BREAK,
     debug.FRAME,
@@ -62,6 +58,6 @@ VERBS: tuple[Verb, ...] = (
     attach.DETACH,
     files.SAVE,
     files.REPLAY,
-    tour.TOUR,
+    lab.TOUR,
 )
 """In the order of the reference."""

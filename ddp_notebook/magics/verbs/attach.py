@@ -9,7 +9,7 @@ from typing import Any
 
 from ddp_notebook import jobs
 from ddp_notebook.errors import NoSession, UsageMistake
-from ddp_notebook.magics.completers import files
+from ddp_notebook.magics.options import files
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import CallerUi, NotebookUi
 from ddp_notebook.magics.verb import Verb
@@ -21,8 +21,10 @@ _VERBS = "%ddp_why, %ddp_where and %ddp_board"
 def _attach(ui: NotebookUi, args: argparse.Namespace) -> None:
     if not args.job and args.slurm is None:
         ui.say(jobs.find.text(jobs.find.listed()))
-        _say_which(ui)
+        job = ui.attached
+        ui.say("Look at one: %ddp_attach PID" if job is None else f"Attached to {job.name}.")
         return
+    # `HOST:` alone lists the jobs of that host.
     if len(args.job) == 1 and args.job[0].endswith(":"):
         ui.say(jobs.hosts.listed(args.job[0].removesuffix(":")))
         return
@@ -33,18 +35,11 @@ def _attach(ui: NotebookUi, args: argparse.Namespace) -> None:
     )
 
 
-def _say_which(ui: NotebookUi) -> None:
-    job = ui.attached
-    ui.say(f"Attached to {job.name}." if job is not None else "Look at one: %ddp_attach PID")
-
-
 ATTACH = Verb(
     "ddp_attach",
     about="Look at a job that no notebook started: one that runs on this host, or the files that "
     "one left. Most is known of one that was started with DDP_NOTEBOOK=1; of another, what py-spy "
-    "shows from outside, and torch's flight recorder where the ranks give it away: by torch's "
-    "worker server at TORCH_WORKER_SERVER_SOCKET, or by dumps that NCCL's watchdog has written "
-    "(never run). %ddp_why, %ddp_where and %ddp_board then mean that job, until %ddp_detach. "
+    "shows from outside. Until %ddp_detach, %ddp_why, %ddp_where and %ddp_board mean that job. "
     "Nothing changes what it does: it is not paused, gets no signal, and goes on when the notebook "
     "ends. A rank sees of DDP_NOTEBOOK=1: two threads and five file descriptors more, "
     "DDP_NOTEBOOK_RANK_PID in its environment, functions of ours as sys.excepthook, "
@@ -134,6 +129,8 @@ def without_ranks(mistake: NoSession, job: jobs.target.Target | None) -> str:
 
 def say_whose_ranks(ui: NotebookUi, verb_name: str) -> None:
     """Say that a verb which acts means the session's ranks while a job is attached."""
+    # Nothing acts on an attached job. Whoever types %ddp_abort after %ddp_attach may think
+    # otherwise, and would end their own cell.
     if ui.attached is not None and verb_name in _ACTS and ui.session.running:
         job = ui.attached.name
         ui.say(f"This is about the session's own ranks: {job} is only looked at")

@@ -18,7 +18,7 @@ from ddp_notebook.bench.result import BenchRun
 from ddp_notebook.bench.steps import StepBenchResult, StepPlan, parse_batches, parse_buckets
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
-from ddp_notebook.magics.completers import files, list_of
+from ddp_notebook.magics.options import files, list_of
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import Verb
@@ -57,7 +57,7 @@ _COLLECTIVE_OPTIONS = (
     ),
     Option(
         "--mode NAMES",
-        "blocking: one at a time; pipelined: several in flight; both: blocking,pipelined",
+        "blocking: one at a time; pipelined: several in flight; or blocking,pipelined for each",
         default="blocking",
         completer=list_of(MODES),
     ),
@@ -99,17 +99,16 @@ _STEP_OPTIONS = (
 """With any of these options `%ddp_bench` measures training steps."""
 
 
-def _bench(ui: NotebookUi, args: argparse.Namespace) -> BenchResult | StepBenchResult:
-    ui.session.pool.need("%ddp_bench")
-    return _training_steps(ui, args) if wants_steps(args) else _collectives(ui, args)
-
-
 def wants_steps(args: argparse.Namespace) -> bool:
     """Return True when one of the options for training steps was given."""
     return any(getattr(args, option.attribute) != option.default for option in _STEP_OPTIONS)
 
 
-def _collectives(ui: NotebookUi, args: argparse.Namespace) -> BenchResult:
+def _bench(ui: NotebookUi, args: argparse.Namespace) -> BenchResult | StepBenchResult:
+    ui.session.pool.need("%ddp_bench")
+    if wants_steps(args):
+        return _training_steps(ui, args)
+    # The default of --max depends on the device: 64 MiB on gloo takes as long as 1 GiB on NVLink.
     plan = _plan(args, on_gpu=args.device != "cpu" and "cuda" in ui.session.benchmarks.device)
     problem = check_export(args.export) if args.export else ""
     if problem:
@@ -117,6 +116,7 @@ def _collectives(ui: NotebookUi, args: argparse.Namespace) -> BenchResult:
     baseline = BenchResult.read(args.baseline) if args.baseline else None
     wanted = BenchOptions(chosen_ranks(ui.session, args), args.backend, args.device, baseline)
 
+    # Text and a bar only: drawing a figure takes a core from the ranks that are measured.
     def render(run: BenchRun | None, done: float, elapsed_s: float) -> Mapping[str, str]:
         left_s = plan.budget_s - elapsed_s
         return view.live(run, done, left_s if left_s > 0 else None)
@@ -134,16 +134,11 @@ def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
         dtypes = parse_names(args.dtype, tuple(DTYPE_BYTES), "dtype")
         smallest = max(4, *(DTYPE_BYTES[dtype] for dtype in dtypes))
         largest = _GPU_MAX if on_gpu else _CPU_MAX
-        worlds = [size.strip() for size in args.world_sizes.split(",") if size.strip()]
-        if not all(size.isdigit() and int(size) for size in worlds):
-            raise ValueError(
-                f"--world-sizes {args.world_sizes!r}: write numbers of ranks, such as 2,4."
-            )
         return Plan(
             ops=parse_names(args.op, OP_NAMES, "operation"),
             dtypes=dtypes,
             modes=parse_names(args.mode, MODES, "mode"),
-            world_sizes=tuple(sorted({int(size) for size in worlds})),
+            world_sizes=_world_sizes(args.world_sizes),
             min_bytes=smallest if args.min == "auto" else parse_bytes(args.min),
             max_bytes=parse_bytes(largest if args.max == "auto" else args.max),
             factor=args.step,
@@ -151,6 +146,14 @@ def _plan(args: argparse.Namespace, *, on_gpu: bool) -> Plan:
         )
     except ValueError as error:
         raise UsageMistake(str(error)) from None
+
+
+def _world_sizes(text: str) -> tuple[int, ...]:
+    """Return the world sizes in a list ``2,4``, each once. Raises ValueError."""
+    sizes = [size.strip() for size in text.split(",") if size.strip()]
+    if not all(size.isdigit() and int(size) for size in sizes):
+        raise ValueError(f"--world-sizes {text!r}: write numbers of ranks, such as 2,4.")
+    return tuple(sorted(set(map(int, sizes))))
 
 
 def _training_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult:
@@ -161,27 +164,20 @@ def _training_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult
                 f"{name} is for collectives, and this call measures training steps: leave out "
                 f"{name}, or --model, --batch and the other options of training steps."
             )
-    plan = _step_plan(args)
+    given = {name: getattr(args, name) for name in ("model", "loss", "data")}
+    try:
+        given["batches"] = parse_batches(args.batch) if args.batch is not None else None
+        given["buckets"] = parse_buckets(args.bucket_mb) if args.bucket_mb is not None else None
+        chosen = {name: value for name, value in given.items() if value is not None}
+        plan = StepPlan(budget_s=parse_seconds(args.budget), **chosen)
+    except ValueError as error:
+        raise UsageMistake(str(error)) from None
 
     def render(result: StepBenchResult | None, done: float, elapsed_s: float) -> Mapping[str, str]:
         return view.live_steps(plan.model, result, done, elapsed_s)
 
     with ui.output.progress(render) as watch:
         return ui.session.bench_steps(plan, watch=watch)
-
-
-def _step_plan(args: argparse.Namespace) -> StepPlan:
-    """Return the plan that the options describe. Raises UsageMistake."""
-    given = {name: getattr(args, name) for name in ("model", "loss", "data")}
-    try:
-        lists = {
-            "batches": parse_batches(args.batch) if args.batch is not None else None,
-            "buckets": parse_buckets(args.bucket_mb) if args.bucket_mb is not None else None,
-        }
-        chosen = {name: value for name, value in (given | lists).items() if value is not None}
-        return StepPlan(budget_s=parse_seconds(args.budget), **chosen)
-    except ValueError as error:
-        raise UsageMistake(str(error)) from None
 
 
 BENCH = Verb(

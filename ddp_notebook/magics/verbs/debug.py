@@ -36,18 +36,20 @@ def _break(ui: CallerUi, args: argparse.Namespace) -> None:
         _set_breakpoint(ui, args, ranks)
 
 
+def _clear(ui: CallerUi, number: str) -> None:
+    if number and not number.isdecimal():
+        raise UsageMistake("--clear takes the number of a breakpoint, or none for all.")
+    count = ui.session.breakpoints.clear(int(number) if number else None)
+    ui.say(f"{counted(count, 'breakpoint')} cleared.")
+
+
 def _break_by_click(ui: CallerUi, args: argparse.Namespace) -> None:
-    """What a page asks for: places and numbers, and no code to run on ranks."""
+    """Do a page's order, which has places and numbers, and no code to run on ranks."""
+    # A page may be shown to anyone, as in a notebook that was sent: it must not bring code to the
+    # ranks.
     if args.condition or args.log:
         raise UsageMistake("A board sets plain breakpoints. Type that one in a cell.")
     _break(ui, args)
-
-
-def _clear(ui: CallerUi, which: str) -> None:
-    if which and not which.isdecimal():
-        raise UsageMistake("--clear takes the number of a breakpoint, or none for all.")
-    count = ui.session.breakpoints.clear(int(which) if which else None)
-    ui.say(f"{counted(count, 'breakpoint')} cleared.")
 
 
 def _set_breakpoint(ui: CallerUi, args: argparse.Namespace, ranks: Ranks | None) -> None:
@@ -79,6 +81,8 @@ _BEHIND = re.compile(
 
 def source_of(text: str, args: argparse.Namespace) -> str:
     """The Python text of a line; options behind it count as those before it."""
+    # People write `%ddp_print loss --ranks 1` as they would in a shell. `loss --ranks` is also a
+    # valid expression, but hardly one that is meant.
     while (behind := _BEHIND.fullmatch(text)) is not None:
         if behind["flag"] and behind["flag"] not in args:
             break
@@ -95,6 +99,8 @@ def source_of(text: str, args: argparse.Namespace) -> str:
 def _print(ui: NotebookUi, args: argparse.Namespace) -> VariableTable | None:
     source = source_of(args.expression, args)
     looking = ui.session.looking
+    # Without an expression, --watch lists what is shown after each step; --unwatch takes one away,
+    # or all.
     if args.unwatch or (args.watch and not source):
         if args.unwatch:
             looking.unwatch(source)
@@ -161,6 +167,7 @@ FRAME = Verb(
 def _set(ui: NotebookUi, args: argparse.Namespace) -> None:
     source = source_of(args.assignment, args)
     table = ui.session.evaluate(source, chosen_ranks(ui.session, args), args.up, assign=True)
+    # An assignment may work on some ranks and fail on others: both are said.
     failed = {rank for unread in table.unread for rank in unread.ranks}
     ranks = chosen_ranks(ui.session, args) or tuple(range(table.world_size))
     done = tuple(rank for rank in ranks if rank not in failed)
@@ -197,8 +204,8 @@ BREAK = Verb(
     "and threads that torch starts do not stop at it. For an editor, call debugpy.listen on the "
     "rank yourself: it asks for no password. "
     "A cell that was edited and runs again has the breakpoints of its old version. --on nan "
-    "means the first such value of a run, on whichever rank; a step that a GradScaler skips is "
-    "none unless its scale is down to 1. Without a place: list the breakpoints.",
+    "means the first such value of a run, on whichever rank; a step that a GradScaler skips "
+    "counts only if its scale is down to 1. Without a place: list the breakpoints.",
     examples=(
         ("%ddp_break train.py:42", "line 42 of a file, imported or not"),
         ("%ddp_break 7 --ranks 1", "line 7 of the last cell, rank 1 alone"),

@@ -12,15 +12,12 @@ from ddp_notebook.magics.verb import Verb
 from ddp_notebook.model.doctor import DoctorReport
 from ddp_notebook.session.options import BACKENDS
 
-_WORLD_SIZE = 4
-"""As of %ddp_init."""
-
 
 def _doctor(ui: NotebookUi, args: argparse.Namespace) -> DoctorReport | None:
     from ddp_notebook.doctor import examine  # here for load time: it needs psutil and much else
 
     session = ui.session
-    world_size, rank_facts = _WORLD_SIZE, None
+    world_size, rank_facts = 4, None  # the default of %ddp_init
     if session.running:
         world_size = session.record.snapshot.world_size
         try:
@@ -38,7 +35,7 @@ def _doctor(ui: NotebookUi, args: argparse.Namespace) -> DoctorReport | None:
 
 DOCTOR = Verb(
     "ddp_doctor",
-    about="Check whether DDP can work here, before anything starts, and say what to do if not. "
+    about="Check whether DDP can work here, before anything starts, and how to fix what is wrong. "
     "Ranks that run are checked too. Returns a DoctorReport.",
     examples=(
         ("%ddp_doctor --world-size 4", "can DDP work here, with four ranks?"),

@@ -7,7 +7,7 @@ import argparse
 from ddp_notebook.archive.replay import Replay, what_is_missing
 from ddp_notebook.board.replay_board import ReplayBoard, can_show_widgets
 from ddp_notebook.errors import UsageMistake, named_file
-from ddp_notebook.magics.completers import files
+from ddp_notebook.magics.options import files
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import NotebookUi
 from ddp_notebook.magics.verb import ValueDisplay, Verb
@@ -16,11 +16,14 @@ from ddp_notebook.views.notebook import mime_bundle
 
 
 def _save(ui: NotebookUi, args: argparse.Namespace) -> None:
+    # An attached job has no record here: its run is saved where it runs, by the console script.
     job, other = ui.attached, ""
     if job is not None:
         other = f"Of {job.name}, in a shell: ddp-notebook save PID_OR_FILES {args.path}"
         if not ui.session.running:
-            raise UsageMistake(f"%ddp_save saves the session's own run, and has none. {other}")
+            raise UsageMistake(
+                f"%ddp_save saves the session's own run, and this session has no ranks. {other}"
+            )
     saved = ui.session.save(args.path, output=args.output, force=args.force)
     path = named_file(args.path)
     issued = sum(len(collectives) for collectives in saved.collectives.of.values())
@@ -40,7 +43,7 @@ SAVE = Verb(
     about="Write the run to a file, for %ddp_replay and for ui.perfetto.dev or chrome://tracing. "
     "In a program: session.save.",
     examples=(
-        ("%ddp_save run.json", "what is known of this session, for a bug report"),
+        ("%ddp_save run.json", "this session's run, for a bug report"),
         ("%ddp_save run.json --output", "with what the ranks wrote"),
     ),
     run=_save,
@@ -55,10 +58,6 @@ SAVE = Verb(
 )
 
 
-def _replay(_ui: NotebookUi, args: argparse.Namespace) -> Replay:
-    return Replay.read(args.path)
-
-
 def _show_replay(ui: NotebookUi, replay: Replay) -> None:
     """A replay as a board and a diagnosis; a live one where there can be widgets."""
     ui.say(replay.about)
@@ -67,6 +66,8 @@ def _show_replay(ui: NotebookUi, replay: Replay) -> None:
         diagnosis = replay.why()
     except UsageMistake as mistake:
         ui.say(str(mistake))
+    # The widget has the timeline, and a slider through the run; the picture below it stays in the
+    # notebook where no kernel runs.
     if can_show_widgets(ui.shell):
         board = ReplayBoard(replay, diagnosis)
         bundles = [board.widget.bundle(), board.picture()]
@@ -86,7 +87,7 @@ REPLAY = Verb(
         ("%ddp_replay run.json", "the board and the diagnosis of a saved run"),
         ("replay = %ddp_replay run.json", "as a value: replay.at(-5) is 5 seconds before its end"),
     ),
-    run=_replay,
+    run=lambda _ui, args: Replay.read(args.path),
     options=(Option("path", "a file that %ddp_save wrote", completer=files),),
     value_display=ValueDisplay(Replay, _show_replay),
 )

@@ -1,11 +1,11 @@
-"""`%ddp_fault`: the fault lab, where set-up goes wrong on purpose."""
+"""`%ddp_fault`: the fault lab. `%ddp_tour`: five things to try."""
 
 from __future__ import annotations
 
 import argparse
 
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.magics.completers import one_of
+from ddp_notebook.magics.options import one_of
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import NotebookUi
 from ddp_notebook.magics.verb import Verb
@@ -26,12 +26,14 @@ def _fault(ui: NotebookUi, args: argparse.Namespace) -> Diagnosis | Board | None
         return None
     ui.session.pool.need("%ddp_fault")
     ui.say(fault_lab.story(fault))
+    # The fault is injected into the environment of some ranks, or of a second host; what follows is
+    # the session's own setup and diagnosis, as for a mistake of the user's.
     result = ui.session.fault(fault.name)
     _say_replaced(ui, result)
     if result.diagnosis is None:
-        ui.say("Set-up succeeded despite the fault; no problem was found.")
+        ui.say("Setup succeeded despite the fault; no problem was found.")
     elif fault.passes:
-        ui.say("Set-up succeeded in the end. While the other ranks waited, this was found:")
+        ui.say("Setup succeeded in the end. While the other ranks waited, this was found:")
     else:
         ui.say("This was found. To apply the remedy: %ddp_fault --repair")
     return result.diagnosis
@@ -46,7 +48,7 @@ def _repair(ui: NotebookUi, args: argparse.Namespace) -> Board:
     _say_replaced(ui, result)
     if result.error:
         raise UsageMistake(f"The repair did not work: {result.error}")
-    ui.say(f"Repaired: {result.fault.title}. Set-up succeeded.")
+    ui.say(f"Repaired: {result.fault.title}. Setup succeeded.")
     return ui.session.status()
 
 
@@ -57,7 +59,7 @@ def _say_replaced(ui: NotebookUi, result: FaultResult) -> None:
 
 FAULT = Verb(
     "ddp_fault",
-    about="Inject a fault into set-up and show what is found; without a name, list the faults. "
+    about="Inject a fault into setup and show what is found; without a name, list the faults. "
     "Returns a Diagnosis; after --repair, the board.",
     examples=(
         ("%ddp_fault duplicate-rank", "two processes have the same rank"),
@@ -75,4 +77,32 @@ FAULT = Verb(
         Option("--repair", "apply the remedy of the last fault"),
         Option("--show", "show what it changes, and do nothing"),
     ),
+)
+
+
+TOUR_TEXT = """\
+Five things to try
+
+  1  %ddp_init --world-size 4       four ranks; the board shows how they find each other
+  2  %%ddp                          the cell runs on every rank:
+     x = torch.ones(1) * rank
+     dist.all_reduce(x)
+     x
+  3  %%ddp                          a hang: rank 0 alone calls barrier. It ends by itself,
+     if rank == 0:                  with the rank, the line and the remedy; then %ddp_abort
+         dist.barrier()
+  4  %ddp_fault duplicate-rank      a setup that fails, explained; then %ddp_fault --repair
+  5  %ddp_bench --max 4M            what an all_reduce costs on this machine
+
+Every magic has a page of help (%ddp_init?), and Tab completes its options."""
+
+
+TOUR = Verb(
+    "ddp_tour",
+    about="Print five things to try.",
+    examples=(
+        ("%ddp_tour", "five things to try"),
+        ("%ddp_init?", "any magic's own page of help"),
+    ),
+    run=lambda ui, _args: ui.say(TOUR_TEXT),
 )

@@ -1,30 +1,25 @@
-"""`%ddp_status`, `%ddp_board`, `%ddp_why`, `%ddp_where`, `%ddp_step`: look, and move ranks on."""
+"""The verbs that look at ranks, as `%ddp_why` and `%ddp_mesh` do, and `%ddp_step`."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 
-from ddp_notebook.board.side_panel import HOW, can_have_panel
 from ddp_notebook.diagnosis import pages
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
-from ddp_notebook.magics.completers import one_of
+from ddp_notebook.magics.live_board import HOW, can_have_panel
+from ddp_notebook.magics.options import one_of
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import CallerUi, NotebookUi, chosen_ranks, value_or_json
 from ddp_notebook.magics.verb import Verb, VerbButton
 from ddp_notebook.magics.verbs import attach
 from ddp_notebook.model import Board, Category, Diagnosis, StackTree, Stage, StepTable
-from ddp_notebook.model.ddp import WrapStage
+from ddp_notebook.model.ddp import MeshLayout, WrapStage
 from ddp_notebook.rank.calls import How
 from ddp_notebook.session.stepping import END
 from ddp_notebook.views import findings, stacks, step_table
 from ddp_notebook.views.step_rows import OPERATIONS
-
-
-def _status(ui: NotebookUi, _args: argparse.Namespace) -> Board:
-    return ui.session.status() if ui.attached is None else ui.attached.board()
-
 
 STATUS = Verb(
     "ddp_status",
@@ -33,7 +28,7 @@ STATUS = Verb(
         ("%ddp_status", "the board"),
         ("board = %ddp_status", "as a value: board.snapshot.ready"),
     ),
-    run=_status,
+    run=lambda ui, _args: ui.session.status() if ui.attached is None else ui.attached.board(),
 )
 
 
@@ -43,6 +38,8 @@ def _board(ui: NotebookUi, args: argparse.Namespace) -> Board | None:
     ui.session.pool.need("%ddp_board")
     if not ui.output.is_live:
         return ui.session.status()
+    # sidecar in the kernel says nothing of the page, which needs its extension, too; without it the
+    # board in the cell stays visible.
     beside = can_have_panel() and not args.here
     ui.open_board("side" if beside else "here")
     if not (beside or args.here):
@@ -87,16 +84,16 @@ WHY = Verb(
     "ddp_why",
     about="Say what is wrong, which ranks cause it, and what to type. Returns a Diagnosis.",
     examples=(
-        ("%ddp_why", "what is wrong, which ranks cause it, what to type"),
-        ("%ddp_why --json", "the same for a program"),
-        ("%ddp_why --explain straggler", "what a finding of that category means"),
+        ("%ddp_why", "the cause, the ranks at fault, and the fix"),
+        ("%ddp_why --json", "as JSON, for a program"),
+        ("%ddp_why --explain straggler", "the meaning of a category"),
     ),
     run=_why,
     options=(
         options.JSON,
         Option(
             "--explain CATEGORY",
-            "what a category means: what torch prints then, how it is found, how to correct it",
+            "explain a category: torch's error texts, how it is found, how to correct it",
             completer=one_of([category.value for category in Category]),
             default=None,
         ),
@@ -118,7 +115,7 @@ WHERE = Verb(
     "tree. Returns a StackTree.",
     examples=(
         ("%ddp_where --ranks 0,2 --locals", "the stacks of two ranks, with their variables"),
-        ("%ddp_where", "those of all ranks, merged into one tree"),
+        ("%ddp_where", "the stacks of all ranks, merged into one tree"),
     ),
     run=_where,
     options=(
@@ -139,6 +136,7 @@ def _step(ui: CallerUi, args: argparse.Namespace) -> StepTable:
     if args.into + args.out + (args.to is not None) > 1:
         raise UsageMistake("Give one of --into, --out and --to.")
     how = How.INTO if args.into else How.OUT if args.out else How.NEXT
+    # The output since the last stop is shown with each step; of setup stages there is none.
     run = ui.session.runs.current
     paused = run is not None and run.paused
     table = ui.session.step(chosen_ranks(ui.session, args), args.to, how)
@@ -148,17 +146,19 @@ def _step(ui: CallerUi, args: argparse.Namespace) -> StepTable:
 
 
 _COLLECTIVE = How.COLLECTIVE.value
+# Stages of setup and of %ddp_wrap, and collectives by their names: which of them can be a goal
+# depends on where the ranks are, and the session says so.
 _GOALS = tuple(
     dict.fromkeys(
         [*(stage.value for stage in list(Stage)[1:]), *WrapStage, _COLLECTIVE, *OPERATIONS, END]
     )
 )
-"""The first stage is where a paused set-up starts: there is no going to it."""
+"""The first stage is where a paused setup starts: it cannot be a goal."""
 
 STEP = Verb(
     "ddp_step",
     about="Move paused ranks to the next line, past the next collective, or through the next "
-    "stage of set-up or of %ddp_wrap. Returns a table: where each rank is, and for which ranks it "
+    "stage of setup or of %ddp_wrap. Returns a table: where each rank is, and for which ranks it "
     "waits. Before Python 3.12, a trace function of yours, such as coverage's, sees nothing of a "
     "thread while that is stepped, and gets it back then.",
     examples=(
@@ -166,7 +166,7 @@ STEP = Verb(
         ("%ddp_step", "every paused rank"),
         ("%ddp_step --into", "into the function that the line calls; --out: out of this one"),
         ("%ddp_step --to 57", "to line 57 of this function; --to collective: to the next one"),
-        ("%ddp_step --to verified", "through to the end of set-up"),
+        ("%ddp_step --to verified", "through to the end of setup"),
     ),
     run=_step,
     options=(
@@ -182,4 +182,23 @@ STEP = Verb(
         ),
     ),
     button=VerbButton(_step, step_table.text, moves_ranks=True),
+)
+
+
+def _mesh(ui: CallerUi, args: argparse.Namespace) -> MeshLayout | None:
+    ui.session.pool.need("%ddp_mesh")
+    return value_or_json(ui, args, ui.session.layout(chosen_ranks(ui.session, args)))
+
+
+MESH = Verb(
+    "ddp_mesh",
+    about="Show the device mesh and the models on it, at any time: where each rank is, each "
+    "parameter's placement, its bytes on each rank, and which ranks gather it when. Returns a "
+    "MeshLayout.",
+    examples=(
+        ("%ddp_mesh", "the mesh, and what each rank holds"),
+        ("%ddp_mesh --ranks dp=0", "the parameters of the ranks at a place in the mesh"),
+    ),
+    run=_mesh,
+    options=(options.ranks("show these ranks only"), options.JSON),
 )

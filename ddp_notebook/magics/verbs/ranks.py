@@ -54,7 +54,7 @@ def _init(ui: NotebookUi, args: argparse.Namespace) -> Board | StepTable:
 def start_ranks(
     ui: NotebookUi, wanted: InitOptions, *, replace: bool = False, place: Place = "auto"
 ) -> Board | StepTable:
-    """Start ranks under a live board; when set-up fails, the finding stands above the error."""
+    """Start ranks under a live board; when setup fails, the finding stands above the error."""
     known = ui.session.record.snapshot
     alive = not known.ended and len(known.with_status(Status.DEAD)) < known.world_size
     if ui.session.ready and alive and not replace:
@@ -65,6 +65,8 @@ def start_ranks(
         with ui.progress():
             board = ui.session.init(wanted, replace=replace)
         return _stepped(ui) if wanted.step else board
+    # The board is closed with the state in which setup failed: the session goes on to change, as
+    # ranks are ended, and would show something else.
     except SetupFailed as failure:
         ui.board.close(failure.board)
         if failure.diagnosis is not None and failure.diagnosis.findings:
@@ -80,6 +82,7 @@ def start_ranks(
 def _running_already(ui: NotebookUi, wanted: InitOptions, place: Place) -> Board:
     """The ranks that there are, if they are idle and as `wanted`. Raises UsageMistake."""
     known = ui.session.record.snapshot
+    # Run All after a change of nothing: the ranks stay, and so do their variables.
     if wanted != ui.session.options or len(known.with_status(Status.READY)) < known.world_size:
         return ui.session.init(wanted)  # which raises, and says what to type
     ui.open_board(place)
@@ -88,7 +91,7 @@ def _running_already(ui: NotebookUi, wanted: InitOptions, place: Place) -> Board
 
 
 def _warn(ui: NotebookUi, wanted: InitOptions) -> None:
-    """Say what is crowded, before anything is started."""
+    """Say what will be crowded, before anything is started."""
     if ui.session.running and wanted.world_size <= ui.session.record.snapshot.world_size:
         return
     if crowded := preflight.warning(wanted):
@@ -98,6 +101,7 @@ def _warn(ui: NotebookUi, wanted: InitOptions) -> None:
 def _stepped(ui: NotebookUi) -> StepTable:
     """Where the ranks are; in a notebook the cell goes on to show it."""
     table = ui.session.stepping.table()
+    # The table stays live, so that a step that is taken in another cell is seen here, too.
     if ui.output.is_live:
         ui.runs.follow_set_up(table)
         ui.displays.shown_already(table)
@@ -122,7 +126,7 @@ INIT = Verb(
         Option("-n --world-size N", "number of ranks", default=4),
         Option("--backend", "auto: nccl when each rank has a GPU, else gloo", choices=BACKENDS),
         Option("--device", "auto: GPUs if every rank can have one, else CPUs", choices=DEVICES),
-        Option("--timeout S", "seconds that a stage of set-up may wait", default=60.0),
+        Option("--timeout S", "seconds that a stage of setup may wait", default=60.0),
         Option("--master-addr ADDRESS", "where the store listens", default="127.0.0.1"),
         Option("--master-port PORT", "its port (default: a free one)", default=0),
         Option(
@@ -185,7 +189,7 @@ def _abort(ui: CallerUi, args: argparse.Namespace) -> Board:
 
 ABORT = Verb(
     "ddp_abort",
-    about="Free ranks that are blocked in set-up, a cell or a script. A rank whose process "
+    about="Free ranks that are blocked in setup, a cell or a script. A rank whose process "
     "survives keeps its variables. Returns the board.",
     examples=(
         ("%ddp_abort", "free the ranks that are blocked; they keep their variables"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.magics import options
-from ddp_notebook.magics.completers import files
+from ddp_notebook.magics.options import files
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import ValueDisplay, Verb
@@ -77,9 +77,12 @@ def _run_script(ui: NotebookUi, args: argparse.Namespace) -> None:
     if args.world_size is not None:
         _ensure_ranks(ui, args.world_size)
     ui.session.pool.need("%ddp_run")
+    # `%ddp_run torchrun train.py` would start ranks within ranks.
     if args.script in _LAUNCHERS and not args.m and not Path(args.script).exists():
         named = next((word for word in args.arguments if word.endswith(".py")), "train.py")
         raise UsageMistake(f"%ddp_run is the launcher. Leave {args.script} out: %ddp_run {named}")
+    # All words behind the script are the script's own, so this is only said, and the script gets
+    # them.
     if behind := sorted(_ONLY_OURS.intersection(args.arguments)):
         ui.say(
             f"{behind[0]} stands behind the script, so the script gets it. Options of %ddp_run "
@@ -99,7 +102,7 @@ def _run_script(ui: NotebookUi, args: argparse.Namespace) -> None:
 
 
 def _ensure_ranks(ui: NotebookUi, world_size: int) -> None:
-    """Start `world_size` ranks, if there are none. Raises UsageMistake for another number."""
+    """Start `world_size` ranks, unless they are running. Raises UsageMistake for another number."""
     running = ui.session.record.snapshot.world_size
     if not running:
         start_ranks(ui, InitOptions(world_size=world_size))
@@ -141,7 +144,7 @@ SCRIPT = Verb(
             choices=STORES,
         ),
         options.settings("1:RANK=0"),
-        Option("-n --world-size N", "start N ranks first, if there are none", type=int),
+        Option("-n --world-size N", "start N ranks first, unless they are running", type=int),
         Option("-m", "run a module by its name, such as package.train, in place of a script"),
         Option(
             "--python",
@@ -165,11 +168,12 @@ def _wait(ui: NotebookUi, args: argparse.Namespace) -> CellResult:
         def started(run: CellRun) -> None:
             runs.append(run)
             if known is not None and known.reported and run is known:
-                ui.say(f"{run.heading} is over. Its result once more:")
+                ui.say(f"{run.heading} is over. Its result again:")
             begun(run)
 
         return ui.session.wait(args.timeout, started)
 
+    # An interrupt of %ddp_wait interrupts the ranks: it stands for the cell that they are in.
     result = ui.runs.show(begin, to_the_end=False)
     if result.pending and result.steps is None:
         ui.say(

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddp_notebook.errors import UsageMistake, named_file
 from ddp_notebook.magics import options
-from ddp_notebook.magics.completers import files, variables
+from ddp_notebook.magics.options import files, variables
 from ddp_notebook.magics.parser import Option
 from ddp_notebook.magics.ui import NotebookUi, chosen_ranks, value_or_json
 from ddp_notebook.magics.verb import Verb
@@ -70,6 +70,8 @@ PUSH = Verb(
 
 def _pull(ui: NotebookUi, args: argparse.Namespace) -> Any:
     ranks = chosen_ranks(ui.session, args)
+    # The kernel does not import torch by itself, which takes seconds: without it tensors come as
+    # arrays of NumPy.
     values = ui.session.pull(args.name, ranks, keep_tensors="torch" in sys.modules)
     value = next(iter(values.values())) if ranks is not None and len(ranks) == 1 else values
     ui.variables[args.target or args.name] = value
@@ -95,6 +97,7 @@ PULL = Verb(
 
 def _output(ui: NotebookUi, args: argparse.Namespace) -> None:
     for rank in chosen_ranks(ui.session, args) or (0,):
+        # All of it is in a file of the rank's: a notebook gets a megabyte of a cell at most.
         output = ui.session.values.output(rank, log=args.log)
         if args.save:
             path = named_file(args.save)
@@ -114,13 +117,15 @@ OUTPUT = Verb(
     "to show (over 1 MB).",
     examples=(
         ("%ddp_output --ranks 0", "the last lines that rank 0 wrote"),
-        ("%ddp_output --ranks 1 --log", "what C code wrote there, not through Python"),
+        ("%ddp_output --ranks 1 --log", "messages of C code, not written through Python"),
     ),
     run=_output,
     options=(
         options.ranks("show what these ranks wrote", default="0"),
         Option("--tail N", "how many lines", default=100),
         Option("--save FILE", "write all of it to FILE instead", completer=files),
-        Option("--log", "what the process wrote, but not through Python: messages of C code"),
+        Option(
+            "--log", "messages of C code: output of the process that was not written through Python"
+        ),
     ),
 )

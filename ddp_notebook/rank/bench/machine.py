@@ -1,4 +1,4 @@
-"""What the machine gives a benchmark: free memory, and CPU time of this process and its host."""
+"""The machine's resources: free memory, and CPU time of this process and its host."""
 
 from __future__ import annotations
 

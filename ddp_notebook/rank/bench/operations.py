@@ -155,7 +155,7 @@ class Operation:
         return Source(rank, start + (own if name == "all_to_all" else 0), self._share - start)
 
     def _values(self, rank: int | None, start: int, count: int) -> torch.Tensor:
-        """What `rank` sends, or the sum of all, from element `start` on; at most `_PIECE`."""
+        """Return what `rank` sends, or the sum of all, from `start` on; at most `_PIECE`."""
         if rank is None:
             return self._total[start % self._period :][:count]
         return self._ramp[(start + _SHIFT * rank) % self._period :][:count]

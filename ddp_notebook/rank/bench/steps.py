@@ -60,7 +60,7 @@ class StepsBench:
         self._observer = observer
         self._hooks = hooks
         self._ready: tuple[StepPlan, Subject, Feed] | None = None
-        """What is prepared and not yet measured or released."""
+        """The run that is prepared and not yet measured or released."""
 
     def prepare(self, request: StepsRequest) -> Answer:
         """Copy or make the model, try it, and measure its memory. Without communication.
@@ -306,7 +306,7 @@ class _Run:
     _wrapped: DistributedDataParallel | None = None
     _wrapped_for: tuple[str, str, int] | None = None
     _spans: list[list[int]] = field(default_factory=list)
-    """Of the step that runs, when each bucket was ready and when it was reduced."""
+    """When, in the step that runs, each bucket was ready and when it was reduced."""
     _batches: dict[int, Any] = field(default_factory=dict)
     _optimizer: torch.optim.Optimizer = field(init=False)
 
@@ -354,7 +354,7 @@ class _Run:
 
         Only a communication hook is called at the moment at which a bucket's last gradient is
         ready (`register_comm_hook`, public API). On a GPU that is when the host has issued the
-        work, long before the gradients are there: then nothing is told.
+        work, long before the gradients are there: then nothing is reported.
         """
         wrapped = self._wrap(block)
         count = self._agree(self._untimed(wrapped, block.batch))

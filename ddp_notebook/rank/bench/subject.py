@@ -312,7 +312,7 @@ def _guessed(subject: Subject) -> tuple[MakeBatch, str]:
             module(make(_TRY)[0])
             return make, f"random inputs, {text}, as {type(first).__name__} takes them"
     raise Unusable(
-        f"what {subject.title} takes cannot be told from its first layer: give samples with "
+        f"what {subject.title} takes does not follow from its first layer: give samples with "
         "--data batch, where batch = (inputs, targets) on the ranks"
     )
 
@@ -343,7 +343,7 @@ def _inputs_of(layer: Any, device: torch.device) -> Iterator[tuple[MakeBatch, st
 
 
 def _with_loss(subject: Subject, batch: MakeBatch, loss: Callable[..., Any], text: str) -> Feed:
-    """The user's loss, with random targets that it accepts if there are none. Raises Unusable."""
+    """The user's loss, with random targets that it accepts, without given ones. Raises Unusable."""
     if batch(_TRY)[1] is not None:
         return Feed(batch, loss, text)
     why = ""

@@ -50,12 +50,12 @@ class Ending:
             how = {"outcome": "error", "ename": type(broken).__name__, "evalue": str(broken)}
         try:
             self._events.emit_now(CellFinished, cell=run, **how)
-        except Exception:  # noqa: BLE001  # silent, the session would wait for this rank for ever
+        except Exception:  # noqa: BLE001  # silent, the session would wait for this rank forever
             traceback.print_exc(file=sys.__stderr__)
             os._exit(1)
 
     def stop_at(self, error: BaseException | None) -> None:
-        """What runs is about to end with `error`: the debugger may stop here before."""
+        """The cell or script is about to end with `error`: the debugger may stop here before."""
         if error is not None and not raised.is_interrupt(error):
             self._keep(error)
             self._core.debugger.raised(error)

@@ -109,7 +109,7 @@ class Keyboard(Component):
 
 
 class LostInterrupts(Component):
-    """Python swallows a KeyboardInterrupt in a callback (a `__del__`); it is raised once more."""
+    """Python swallows a KeyboardInterrupt in a callback (a `__del__`); it is raised again."""
 
     def __init__(self, forwarder: OutputForwarder) -> None:
         self._forwarder = forwarder

@@ -29,7 +29,7 @@ class Names(Component):
         engine_private.complete_inside(torch.nn.Module)  # it looks into three dicts
 
     def complete(self, cursor: CodeToComplete) -> Completions:
-        """What IPython would complete. It evaluates no property and calls no function for it."""
+        """Return IPython's completions. It evaluates no property and calls no function for it."""
         code, at = cursor.code, cursor.at
         with provisionalcompleter():
             found = self._shell.Completer.completions(code, at)
@@ -40,7 +40,7 @@ class Names(Component):
         )
 
     def inspect(self, named: NameToInspect) -> Inspection:
-        """What IPython shows of the object, or nothing."""
+        """Return IPython's description of the object, or nothing."""
         try:
             bundle = self._shell.object_inspect_mime(named.name, named.detail, set(named.leave_out))
         except KeyError:

@@ -29,14 +29,14 @@ LIMIT_BYTES = 1_000_000
 TAIL_BYTES = 16_000
 """Of that, how much is kept back for the end of a longer output."""
 MOST_TRACEBACKS = 20
-"""Of a run, that are sent also when the notebook has had all the output that it gets."""
+"""Characters of a run that are sent even when the notebook has had all the output that it gets."""
 FILE_LIMIT_BYTES = 1 << 30
 FAST_PATH_WRITES = 2000
 """With so many writes between two sendings, writes take the fast path."""
 FAST_PATH_POLL_S = 0.02
 _CALM_POLLS = 10
 _BETWEEN_PIECES, _BETWEEN_CHARACTERS = 400, 4000
-"""Of what the user's threads write between runs: the newest writes, and how much of each."""
+"""The most that is kept of the output between runs: the newest writes, and how much of each."""
 _SINCE = "[written by threads since the last cell:]\n"
 
 
@@ -190,7 +190,7 @@ class OutputForwarder(Component):
         self._tail = bytearray()
         self._lock = threading.RLock()
         self._own_threads: frozenset[int | None] = frozenset()
-        """Those that there were before the user's first run."""
+        """The streams that existed before the user's first run."""
         self._between: deque[tuple[OutputKind, str | bytes]] = deque(maxlen=_BETWEEN_PIECES)
 
     def attach(self) -> None:
@@ -319,7 +319,7 @@ class OutputForwarder(Component):
             self._send(what, b"".join(pieces))
 
     def _collect_log(self) -> None:
-        """What C code, subprocesses and forked workers wrote to the process's own streams."""
+        """Collect what C code, subprocesses and forked workers wrote to the process's streams."""
         for path, what in self._logs.items():
             offset = self._log_offsets[path]
             size = _size(path)

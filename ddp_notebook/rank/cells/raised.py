@@ -1,4 +1,4 @@
-"""What the user's code raised: its message, bounded, and the user's lines that led there."""
+"""An error of the user's code: its message, bounded, and the user's lines that led there."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ddp_notebook.model import Place
 from ddp_notebook.rank.inspect.frames import CELL_NAME, UserCode
 
 MOST_CHARACTERS = 30_000
-"""Of a traceback; its middle is left out."""
+"""The most lines of a traceback; its middle is left out."""
 _OURS = f"{Path(__file__).parents[2]}{os.sep}"
 _LONGEST_TEXT = 2000
 _LONGEST_INNER = 100_000
-"""Of a message that holds the traceback of a worker process."""
+"""The most lines of a message that holds the traceback of a worker process."""
 _MOST_WRAPPERS = 5
 _MOST_FRAMES = 20
-"""Of a report; of a traceback as many at its top and as many at its bottom."""
+"""The most places in a report; of a traceback as many at its top and as many at its bottom."""
 _LONGEST_SOURCE = 200
 _INNER_TRACEBACK = "Traceback (most recent call last):"
 _INNER_FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$', re.MULTILINE)

@@ -238,7 +238,7 @@ def _as_main(script: Script) -> types.ModuleType:
 
 
 class _Stream(io.TextIOWrapper):
-    """What the script prints to. As torchrun runs `python -u`, nothing waits in a buffer: what was
+    """The script's streams. As torchrun runs `python -u`, nothing waits in a buffer: what was
     printed is seen at once, also of a process that is killed, and no child prints it again.
     """
 
@@ -277,7 +277,7 @@ class _OutputFile(io.FileIO):
 
 
 def _be_mute() -> None:
-    """What torch's threads say from now on goes nowhere: the script is over.
+    """Discard what torch's threads write from now on: the script is over.
 
     Not where the script left no file descriptor: its own error is reported, and no other.
     """

@@ -44,7 +44,7 @@ class RankShell(Component):
         self.forwarder = forwarder
         self._user_code = user_code
         self.file_name = ""
-        """Of the cell or the script that runs, or ran last."""
+        """The number of the cell or script that runs, or ran last."""
         self.magic_line = ""
         self.interrupted_early = False
         """An interrupt came before the cell's own code began."""
@@ -86,7 +86,7 @@ class RankShell(Component):
         self.shell.push(dict(names), interactive=False)
 
     def _helpers(self) -> tuple[tuple[str, Callable[..., None]], ...]:
-        """What a cell's own code calls."""
+        """Called by a cell's own code."""
         return ((_RESULT_NAME, self.show_result), (_BEGIN_NAME, self.raise_early_interrupt))
 
     def raise_early_interrupt(self) -> None:

@@ -1,4 +1,4 @@
-"""What the user's threads raised: shown like what the cell raises, and kept for the report."""
+"""Errors of the user's threads: shown like what the cell raises, and kept for the report."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ThreadErrors(Component):
         self.of_run = ()
 
     def in_main(self) -> model.ThreadError | None:
-        """What the main thread has raised and not done with; None for nothing of the user's."""
+        """Return the error that the main thread is handling; None for nothing of the user's."""
         error: object = sys._current_exceptions().get(threading.main_thread().ident or 0)
         error = error[1] if isinstance(error, tuple) else error  # before Python 3.12
         if not isinstance(error, Exception):

@@ -35,7 +35,7 @@ _NEAR = 5
 the wrapper that all of torch's have, and the user's."""
 _METRIC_CHARACTERS = 60
 MOST_THREADS = 127
-"""Threads that are told apart; what more there are share the last number."""
+"""Threads that have a number of their own; the rest share the last number."""
 _getframe = sys._getframe
 _WRAPPERS = "torch.distributed.c10d_logger"
 _TORCHS = frozenset({"torch.distributed.distributed_c10d", _WRAPPERS})
@@ -93,7 +93,7 @@ _FORKED = "multiprocessing.process", "_bootstrap"
 
 
 class _Code:
-    """What a code object is to us."""
+    """The kinds of code objects."""
 
     __slots__ = (
         *("api", "autograd", "code", "ends", "is_operator", "is_torchs", "part", "users"),
@@ -185,7 +185,7 @@ class _Backward(threading.local):
 
 _Frames = tuple[tuple[CodeType, int], ...]
 _Way = tuple[CodeType, bool, _Frames, bool, "CallSite"]
-"""What called the observer, whether only torch's wrapper is between it and the frame that is
+"""The caller of the observer, whether only torch's wrapper is between it and the frame that is
 `_NEAR`, all frames from `_NEAR` on if it is and from the observer's caller on if not, whether they
 end at the user's outermost, and the call site."""
 _MOST_WAYS = 8
@@ -213,7 +213,7 @@ class CallSites:
     def site(self, frame: FrameType | None) -> CallSite:
         """The call site of the call that is in progress in `frame`, or further out.
 
-        `frame` is None in a thread of torch's that runs no Python.
+        `frame` may be None, in a thread of torch's that runs no Python.
         """
         if frame is None or frame.f_code is self._engine:  # DDP's reducer, for each bucket
             known = self._engine_backward if frame is None else self._backward.site
@@ -291,7 +291,7 @@ class CallSites:
         return tuple(reversed(path))
 
     def users_line(self) -> Line | None:
-        """The user's innermost line on this thread's stack; None where there is none."""
+        """The user's innermost line on this thread's stack; None where no line is theirs."""
         path = self.users_path(sys._getframe(1))
         return path[-1] if path else None
 
@@ -378,7 +378,7 @@ class CallSites:
         self._forget_if_many(_MOST_BETWEEN_RUNS)
 
     def _forget_if_many(self, most: int = 0) -> None:
-        """Where code is made anew all the time. All at once: sites are known by ids of code."""
+        """Forget all sites, which are known by ids of code: a program may create code forever."""
         most = most or _MOST_KNOWN
         if len(self._sites) > most or len(self._codes) > most:
             self._sites.clear()
@@ -406,7 +406,7 @@ class CallSites:
         return site
 
     def _variables_at(self, frame: FrameType | None) -> Iterator[_Variable]:
-        """What may hold a metric's name where the innermost user frames stand."""
+        """Return what may hold a metric's name where the innermost user frames stand."""
         for users in self._innermost(frame):
             for variable in self._code(users).variables:
                 if variable.begin <= users.f_lasti <= variable.end:

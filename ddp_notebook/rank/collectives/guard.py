@@ -35,7 +35,7 @@ _MOST_HASHES = 10_000
 
 
 class Mismatch(RuntimeError):
-    """What this rank brings to a collective does not match what another one brought."""
+    """This rank's arguments of a collective do not match another rank's."""
 
 
 class _Peer:
@@ -56,7 +56,7 @@ class _Peer:
         self._folder, self._log = folder, address["log"]
 
     def recorded(self, number: int) -> str:
-        """What it brought to its collective `number`, in words, as its collective log has it."""
+        """Describe its collective `number`, in words, as its collective log has it."""
         with contextlib.suppress(OSError, ValueError):
             log = mapped_file.open_other(self._folder, self._log, collective_log.FILE_BYTES)
             for record in collective_log.read(log.read(), self.rank).records:
@@ -132,7 +132,7 @@ class Guard:
         return (
             f"rank {self._rank} brings {ours} to collective {seq_id} of the group, and rank "
             f"{peer} brings {theirs}. Which rank is wrong: %ddp_why. It was not sent: torch would "
-            "abort the process, wait for ever or compute wrong numbers."
+            "abort the process, wait forever or compute wrong numbers."
         )
 
 

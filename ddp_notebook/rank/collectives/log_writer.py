@@ -50,7 +50,7 @@ class LogWriter:
         self._texts: dict[Hashable, int] = {}
         self._text_bytes = 0
         self.prepared: dict[Hashable, Any] = {}
-        """What records have in common, packed. It names texts by number, so it ends with them."""
+        """The common part of records, packed. It names texts by number, so it ends with them."""
         collective_log.HEADER.pack_into(self._map, 0, collective_log.MAGIC, run, 0, 0)
 
     @property
@@ -117,7 +117,7 @@ class LogWriter:
             self._map[at + _PHASE_AT] = _PHASE[phase]
 
     def issued(self, number: int, now_ns: int) -> None:
-        """A paused record is issued now: before that, no communication took place."""
+        """A paused record is issued now; no communication has taken place until now."""
         at = _FROM + number % _CAPACITY * _BYTES
         if self._words[at // 8] == number + 1:
             issued_at = (at + collective_log.ISSUED_OFFSET) // 8

@@ -1,8 +1,8 @@
 """Files that the ranks and the session map: made with their room reserved, opened with care.
 
 A sparse file is a promise: on a full disk the first write through the map kills the process
-(SIGBUS). And which file another rank has is told by torch's store, to which every user of the host
-can write: so it tells a name in the session's folder, and what has that name is looked at first.
+(SIGBUS). And the name of another rank's file is read from torch's store, to which every user of
+the host can write: so it is a name in the session's folder, and the file is looked at first.
 """
 
 from __future__ import annotations

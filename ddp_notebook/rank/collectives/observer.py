@@ -51,13 +51,13 @@ NewKind = Callable[[FrameType | None, str, Sequence[Any], Ranks, Part | None], N
 """Gets the frames of the call, torch's method and its arguments, the members of the group, and the
 part of DDP that issues it, if one does."""
 _Prepared = tuple[bytes, int, bool, Facts, CallSite | None]
-"""What records of equal calls have in common, packed; its hash for the guard, whether the call
+"""The common part of records of equal calls, packed; its hash for the guard, whether the call
 waits for its end, the facts for an explanation, and the call site where the caller got a
 handle and must wait itself."""
 
 
 class Observer(Component):
-    """What this rank issued, and where it is recorded."""
+    """The collectives that this rank issued, and where they are recorded."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Observer(Component):
         """Keep a destroyed group until another one is made.
 
         A reducer that is the last to hold one ends its threads while it holds Python's lock, and
-        a thread of gloo's that needs that lock to let go of a tensor waits for it: for ever. So
+        a thread of gloo's that needs that lock to let go of a tensor waits for it: forever. So
         torch hangs when a function destroys the group and returns, and its DDP object ends.
         """
         self.outlived.append(group)
@@ -251,7 +251,7 @@ class _Group:
         """torch's own group."""
         self.title = title
         self.called = called
-        """What the user, or a mesh, calls it; empty for nothing."""
+        """The name that the user or a mesh gave it; empty for nothing."""
         self.members = tuple(members)
         self.limits = limits
         self.number = -1
@@ -332,7 +332,7 @@ class ObservedGroup(dist.ProcessGroup):
         return self.ddp_notebook_inner._get_backend(device)
 
     def _start_coalescing(self, device: Any) -> None:
-        """What is issued until `_end_coalescing` is sent as one."""
+        """Calls until `_end_coalescing` are sent as one."""
         self.ddp_notebook_inner._start_coalescing(device)
 
     def _end_coalescing(self, device: Any) -> Any:
@@ -494,7 +494,7 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
 def _recorder(
     observer: Observer, operation: Operation
 ) -> Callable[..., tuple[int, bool, CallSite | None]]:
-    """What records a call of `operation` and compares it with the other ranks'.
+    """Record a call of `operation`, and compares it with the other ranks'.
 
     It gives the number of the record, whether the call is waited for, and its call site where the
     caller gets a handle. Raises Mismatch.
@@ -557,7 +557,7 @@ def _prepare(
     facts: Facts,
     key: tuple[Hashable, CallSite, str, str, int],
 ) -> _Prepared:
-    """What records of such calls have in common; kept under `key` where its first part is known."""
+    """Return the common part of such calls; kept under `key` where its first part is known."""
     about, site, metric, _, _ = key
     shape = facts.shape[:DIMENSIONS]
     members = group.members

@@ -11,7 +11,7 @@ import torch
 
 
 class Facts(NamedTuple):
-    """What one call is about; `root` and `peer` are ranks of the group.
+    """The arguments of one call; `root` and `peer` are ranks of the group.
 
     `must_match` is what all ranks must have the same, beside the operation.
     """
@@ -32,7 +32,7 @@ class Facts(NamedTuple):
 
 _Reader = Callable[[Sequence[Any], Mapping[str, Any]], Facts]
 _Key = Callable[[Sequence[Any]], Hashable]
-"""What a call has in common with others whose facts are the same; None where that is unknown.
+"""The key that a call shares with others whose facts are the same; None where that is unknown.
 
 It is made before each collective, the facts only once for each key. It may fail for calls of
 another form.
@@ -69,7 +69,7 @@ _REDUCE_NAMES: dict[Any, str] = {}
 
 
 def reduce_name(options: Any) -> str:
-    """SUM, MAX and so on of an options object; empty when it has none."""
+    """SUM, MAX and so on of an options object; empty without one."""
     kind = getattr(options, "reduceOp", None)
     if kind is None:
         return ""
@@ -82,7 +82,7 @@ def reduce_name(options: Any) -> str:
 
 
 def _options(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """The options object of a call, wherever it stands; None when there is none."""
+    """The options object of a call, wherever it stands; None without one."""
     found = named.get("opts")
     if found is None and args and hasattr(args[-1], "asyncOp"):
         found = args[-1]
@@ -119,7 +119,7 @@ def _key_of_reduced(position: int, *, rooted: bool = False) -> _Key:
 
 
 def _key_of_moved(position: int, *, rooted: bool = False) -> _Key:
-    """The same for a call that reduces nothing."""
+    """Return the facts of a call that reduces nothing."""
 
     def key(args: Sequence[Any]) -> Hashable:
         tensor, options = args[position], args[-1]

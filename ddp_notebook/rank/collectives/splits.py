@@ -44,7 +44,7 @@ class _File:
         words[at] = seq_id + 1
 
     def read(self, seq_id: int, peer: int) -> tuple[int, int] | None:
-        """What that rank sends to `peer` in `seq_id` and expects of it; None if it is elsewhere."""
+        """Return what that rank sends to `peer` in `seq_id` and expects of it; None without it."""
         at, words = (seq_id & _MASK) * (1 + 2 * self._size), self._words
         if words[at] != seq_id + 1:
             return None
@@ -53,7 +53,7 @@ class _File:
 
 
 class _Brought:
-    """What this rank brought to the all_to_alls of one group."""
+    """This rank's splits of the all_to_alls of one group."""
 
     def __init__(self, members: Sequence[int], group: str) -> None:
         self.size, self._group = len(members), group
@@ -87,7 +87,7 @@ class NotedExchanges:
 
     @property
     def latest(self) -> model.Splits | None:
-        """What it brought to the last one."""
+        """Return its splits of the last one."""
         return self._brought.latest
 
     def check(self, seq_id: int, args: Sequence[Any], *, lists: bool) -> None:
@@ -124,12 +124,12 @@ class Exchanges:
         self._brought = _Brought(self._members, group)
         self._own: _File | None = None
         self._names: dict[int, str] = {}
-        """Of the files of peers that can be compared with."""
+        """The files of peers that can be compared with."""
         self._peers: dict[int, _File] = {}
 
     @property
     def latest(self) -> model.Splits | None:
-        """What it brought to the last one."""
+        """Return its splits of the last one."""
         return self._brought.latest
 
     def check(self, seq_id: int, args: Sequence[Any], *, lists: bool) -> None:

@@ -30,7 +30,7 @@ _MOST_OPEN, _MOST_LINES = 256, 64
 _SENDS = ("isend", "send")
 _KEPT_BYTES = 16 * 2**10
 """Tensors up to this size are kept until their handle was asked, or some time has passed: what a
-function returns is gone before anything else is heard of."""
+function returns is gone before anything else is known of it."""
 completed: Callable[[Any], bool] = dist.Work.is_completed
 wait_for: Callable[[Any], bool] = dist.Work.wait
 """torch's own methods: asking a handle by them does not count as the user's asking."""
@@ -61,7 +61,7 @@ def error_of(work: Any) -> Exception | None:
 
 @dataclass(slots=True)
 class _Line:
-    """What happened to the handles of one line."""
+    """The state of the handles of one line."""
 
     operation: str
     place: Place | None

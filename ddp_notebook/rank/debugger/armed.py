@@ -1,6 +1,6 @@
 """The user's code as it is loaded: whether it may pause ranks, and whether it was edited since.
 
-What is issued while ranks may be paused must not time out.
+Collectives issued while ranks may be paused must not time out.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ class Armed:
         loader.get_code = get_code  # type: ignore[method-assign, assignment]
 
     def breakpoints(self, *, enabled: bool, there: bool) -> None:
-        """Those of the session: `there` are some, maybe of another rank. Not `enabled`: no rank
-        stops, at `breakpoint()` neither."""
+        """Take the session's breakpoints: `there` are some, maybe of another rank.
+
+        Not `enabled`: no rank stops, not even at `breakpoint()`."""
         self._enabled, self._is_set = enabled, there
         self._tell()
 

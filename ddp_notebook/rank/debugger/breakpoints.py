@@ -38,7 +38,7 @@ class _Watched:
     """The condition, where it is a plain one."""
     message: CodeType | None = None
     text: str = ""
-    """Of the cell that it is in: another one with the same text has it too."""
+    """The number of the cell that it is in: another one with the same text has it too."""
     files: set[str] = field(default_factory=set)
     passes: int = 0
     done: bool = False
@@ -119,7 +119,7 @@ class Breakpoints:
     def adopt(self, tree: ast.AST, file: str) -> None:
         """A cell or a script that begins may be where breakpoints are.
 
-        A cell with the text of another one, and one that defines a function anew.
+        A cell with the text of another one, and one that redefines a function.
         """
         text = ""
         if CELL_NAME.fullmatch(file):
@@ -136,7 +136,7 @@ class Breakpoints:
         self._index()
 
     def loads(self, file: str) -> None:
-        """A module is loaded from `file`, maybe anew: its functions are where they are now."""
+        """A module is loaded or reloaded from `file`: its functions are where they are now."""
         # Breakpoints on lines stay at their number: the file may have been edited above them, but
         # which line is meant then only the user knows.
         file = self.canonical(file)
@@ -187,7 +187,7 @@ class Breakpoints:
     # -- a line is reached, or something happens -----------------------------------------
 
     def wants(self, on: str) -> bool:
-        """Whether one of them is set on what may happen: an exception, a value, a collective."""
+        """Return True when one is set on such an event: an exception, a value, a collective."""
         return any(watched.spec.on == on and not watched.done for watched in self._watched.values())
 
     def occurred(self, on: str, frame: FrameType) -> tuple[str, ...]:

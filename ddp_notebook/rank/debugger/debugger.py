@@ -133,7 +133,7 @@ class Debugger(Component):
         """Threads that are in here: what they evaluate meanwhile is not stopped."""
         self._passing: dict[int, tuple[int, int]] = {}
         """By thread: the frame and the line where it stopped as its step was over, so that a
-        breakpoint there does not stop it once more."""
+        breakpoint there does not stop it again."""
         self._after_gate: Move | None = None
         self._pauses_all = False
         """A breakpoint is set on collectives."""
@@ -143,7 +143,7 @@ class Debugger(Component):
         self.watch_values: Callable[[bool], None] = lambda wanted: None
         """Has losses and gradients looked at: a breakpoint is set on those that are not finite."""
         self.watch_lines: Callable[[Lines], None] = lambda lines: None
-        """Is told of the lines of breakpoints, before the back end is."""
+        """Gets the lines of breakpoints before the back end does."""
         gate.on_leave = self._left_gate
 
     # -- moments of the rank ---------------------------------------------------------------
@@ -223,7 +223,7 @@ class Debugger(Component):
             self._stop(users, f"{what}; {'; '.join(reasons)}")
 
     def raised(self, error: BaseException) -> None:
-        """What runs ends with `error`: stop where it was raised, if a breakpoint is set on that.
+        """Stop where `error`, which ends the run, was raised, if a breakpoint is set on that.
 
         An interrupt or an abort ends the stop, and what ran ends with its own error.
         """

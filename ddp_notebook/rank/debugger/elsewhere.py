@@ -41,7 +41,7 @@ _WORKERS = (
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """What torch.compile compiled as one: its code, with all that was compiled in it."""
+    """A unit that torch.compile compiled: its code, with all that was compiled in it."""
 
     root: CodeType
     codes: Sequence[CodeType]
@@ -63,7 +63,7 @@ class Compiled(Component):
         self._hears = False
 
     def run_begins(self, run: Run) -> None:
-        """What was compiled for other breakpoints than there are now is compiled again.
+        """Compile again what was compiled for other breakpoints than the present ones.
 
         Only here: a thread may be in it while something runs.
         """
@@ -107,7 +107,7 @@ class Compiled(Component):
 
 
 def _compiled(file: str, line: int, wholes: Collection[bool]) -> str:
-    """What has a line compiled, with `fullgraph` or without: all names; empty for nothing."""
+    """Return the names of what has a line compiled, with `fullgraph` or without."""
     names = {
         name
         for name, compiled, is_whole in torch_private.compiled()

@@ -54,7 +54,7 @@ class Expressions:
         self._kept: torch.Tensor | None = None
 
     def evaluate(self, wanted: Expression) -> Evaluated:
-        """The value, or why there is none. Any thread."""
+        """Return the value, or why there is no value. Any thread."""
         stop, places, busy = self._where()
         if busy:
             return Evaluated(problem=_BUSY)
@@ -91,7 +91,7 @@ class Expressions:
         return Standing(tuple(shown(frame.f_code, line) for frame, line in places[:60]), busy)
 
     def checksums(self, part: TensorPart) -> Checksums:
-        """What tells where in a tensor ranks differ. Any thread."""
+        """Return digests that show where in a tensor ranks differ. Any thread."""
         tensor = self._last() if self._last is not None else None
         if tensor is None:
             return Checksums()

@@ -41,11 +41,11 @@ class Goal:
             self.frames.add(frame)
 
     def enters(self, code: CodeType) -> bool:
-        """Whether the goal is in `code` if that is called now."""
+        """Return True when the goal is in `code` if that is called now."""
         return self.into and self._is_users(code.co_filename)
 
     def reached(self, frame: FrameType) -> bool:
-        """Whether the thread stops at the line that `frame` is about to run."""
+        """Return True when the thread stops at the line that `frame` is about to run."""
         if self.enters(frame.f_code):
             return True
         if frame not in self.frames:
@@ -97,7 +97,7 @@ class Backend(ABC):
         self._on_line = on_line
         self._canonical = canonical
         self.lines: Lines = {}
-        """Those of breakpoints."""
+        """The lines of breakpoints."""
         self._files = _Files({}, canonical)
         self._conditions: dict[str, CodeType] = {}
         self._goals: dict[int, Goal] = {}
@@ -140,7 +140,7 @@ class Backend(ABC):
         return bool(lines) and any(line in lines for _, _, line in code.co_lines())
 
     def _comes_to(self, frame: FrameType, line: int) -> bool:
-        """A line is about to run; False where nobody wants to know of it."""
+        """A line is about to run; False where it is of no interest."""
         # Cheap first: in a loop this decides what a breakpoint costs. A plain condition is looked
         # at here; the debugger would look at the stack as well, and at all of its reasons to stop.
         condition = self._files[frame.f_code.co_filename].get(line)

@@ -132,7 +132,7 @@ class Monitoring(Backend):
             self._monitoring.set_local_events(self._tool, code, wanted)
 
     def _or_disable(self, wanted: object) -> Any:
-        """What a callback returns: that this place of this code is not `wanted` any more."""
+        """Return the value that disables a callback at this place once it is not `wanted`."""
         # Disabled for all threads: so never while one is stepped, which may come by here.
         return None if wanted else self._monitoring.DISABLE
 

@@ -45,7 +45,7 @@ class Tracing(Backend):
         self._theirs: dict[int, tuple[Any, dict[FrameType, Any]]] = {}
         """By thread: what the user traces it and frames of it with."""
         self._theirs_for_new: Any = None
-        """What the user has threads traced with that begin."""
+        """The user's trace function for threads that begin."""
         self._pending = _PENDING_CALL(self._trace_main_thread)
 
     def watch(self, lines: Lines) -> None:

@@ -1,4 +1,4 @@
-"""What a rank answers about itself; whoever asks cannot change what it does.
+"""A rank's answers about itself; whoever asks cannot change what it does.
 
 Called on the thread that answers questions, also while the main thread is blocked: nothing here may
 take long or wait for the main thread.

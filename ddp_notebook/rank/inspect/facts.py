@@ -1,4 +1,4 @@
-"""What `%ddp_doctor` asks a rank, or a fresh Python: versions, backends, the environment.
+"""The facts that `%ddp_doctor` needs of a rank: versions, backends, the environment.
 
 It never raises for facts that it cannot find out. On a rank it does not initialise CUDA: forked
 processes of the rank could not use it then.

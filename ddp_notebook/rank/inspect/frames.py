@@ -13,12 +13,12 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 IsUsers = Callable[[str], bool]
-"""Whether a file is the user's."""
+"""Return True when a file is the user's."""
 CELL_NAME = re.compile(r"<ddp cell (\d+)>")
 """File name of a cell's code on every rank; the number is the notebook's ``In [n]``."""
 
 _MOST_KNOWN = 4096
-"""File names of which it is remembered whether they are the user's."""
+"""File names for which the answer of `is_users` is remembered."""
 _OURS = f"{Path(__file__).parents[2]}{os.sep}"
 _LIBRARY = (
     "/site-packages/",
@@ -85,7 +85,7 @@ STORE_FUNCTIONS = ("_create_c10d_store", "_tcp_rendezvous_handler", "_env_rendez
 GROUP_FUNCTIONS = ("_new_process_group_helper", "_store_based_barrier", "new_group")
 """Functions of `torch.distributed.distributed_c10d` that it is in while the ranks connect.
 
-Only looked for on the stack. If torch renames them, a rank in set-up is taken for busy.
+Only looked for on the stack. If torch renames them, a rank in setup is taken for busy.
 """
 
 
@@ -176,7 +176,7 @@ class UserCode:
         return outermost.f_code.co_filename != threading.__file__
 
     def describe_main_thread(self) -> str:
-        """What the main thread does now; empty if it runs none of the user's code."""
+        """Return the main thread's present call; empty if it runs none of the user's code."""
         return self.describe(main_frame())
 
     def describe_task(self, task: asyncio.Task[None] | None) -> str:

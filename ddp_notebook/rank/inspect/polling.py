@@ -1,4 +1,4 @@
-"""What a loop of the user's asks others for, again and again: a file, a key, a collective.
+"""The thing that a loop of the user's polls for: a file, a key, a collective.
 
 ``while not done.exists(): sleep(1)``, ``while not work.is_completed(): pass``. Such a rank runs,
 and yet only others can end its loop. Nothing but the loop itself tells that from one that computes,
@@ -31,7 +31,7 @@ _JOINS = ("join", "Path", "joinpath")
 
 
 class Polled(NamedTuple):
-    """What a loop that does nothing else asks repeatedly; empty for other loops."""
+    """Return what a loop that does nothing else asks for repeatedly; empty for other loops."""
 
     key: str = ""
     """The key of a store."""

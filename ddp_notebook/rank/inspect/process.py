@@ -1,4 +1,4 @@
-"""What the system says of this process: its network, whether its main thread is runnable."""
+"""The system's facts about this process: its network, whether its main thread is runnable."""
 
 from __future__ import annotations
 

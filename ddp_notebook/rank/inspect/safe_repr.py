@@ -32,7 +32,7 @@ NAME_OF = type.__dict__["__name__"].__get__
 """A class's name, without calling its metaclass."""
 MRO_OF = type.__dict__["__mro__"].__get__
 _MEMBER_OF = enum.Enum.__dict__["__dict__"].__get__
-"""What an enum's member has, without calling its class."""
+"""Return an enum member's value, without calling its class."""
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Classes of torch's own: a subclass may be anything."""

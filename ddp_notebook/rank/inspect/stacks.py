@@ -26,7 +26,7 @@ from ddp_notebook.rank.main_thread import Failure, MainThread
 from ddp_notebook.rank.rank_process import RankProcess
 
 MOST_BYTES = 16_000
-"""Of a rank's answer, as JSON."""
+"""The most bytes of a rank's answer, as JSON."""
 _HALF = 15
 _MOST_FRAMES = 2 * _HALF
 _MOST_LOCALS = 24
@@ -96,7 +96,7 @@ class Stacks:
         return [variables_of(frame, keep=True) if frame is not None else () for frame in left]
 
     def _doing(self, awaited: Awaited, operation: str, runs: bool) -> Doing:
-        """What the main thread does; `runs` is true if it has frames to show."""
+        """Return the main thread's activity; `runs` is true if it has frames to show."""
         inside = self._waiting.wait(awaited, is_runnable()).inside
         activity = self._waiting.activity(inside)
         text = self._main_thread.doing
@@ -125,7 +125,7 @@ class Stacks:
         return [f for f in stack[::-1] if _module(f).partition(".")[0] == "torch"], operation
 
     def _from_users(self, frames: list[FrameType]) -> list[FrameType]:
-        """The frames from the first of the user's on; none when there is none."""
+        """Return the frames from the first of the user's on; empty without one."""
         is_users = self._user_code.is_users
         users = (i for i, frame in enumerate(frames) if is_users(frame.f_code.co_filename))
         return frames[next(users, len(frames)) :]
@@ -186,7 +186,7 @@ def _source(filename: str, line: int) -> str:
 
 
 def _of_module(frame: FrameType) -> list[tuple[str, Any]]:
-    """Of a cell's or a module's own code: what it speaks of, but imports and definitions."""
+    """Return the names that a cell's or a module's own code uses, but imports and definitions."""
     names = frame.f_locals
     if type(names) is not dict:
         return []  # the body of a class whose namespace is the user's own invention

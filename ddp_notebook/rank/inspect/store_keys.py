@@ -41,7 +41,7 @@ class StoreKeys(Component):
                     setattr(dist.Store, name, around(method))
 
     def run_begins(self, run: Run) -> None:
-        """What the last run set does not count."""
+        """Forget the keys that the last run set."""
         self._set.clear()
 
     def set_by_me(self) -> tuple[str, ...]:

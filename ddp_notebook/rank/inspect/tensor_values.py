@@ -33,7 +33,7 @@ class TensorReader:
     """Reads tensors until its time is up; after that only their shape, dtype and device.
 
     Its time is CPU time for all tensors of one answer; those of at most `_CHUNK` values may take as
-    long once more.
+    long again.
     """
 
     def __init__(self, values: bool = True, *, full: bool = False) -> None:
@@ -50,7 +50,7 @@ class TensorReader:
         return not seconds or time.thread_time() - self._began_s > seconds
 
     def facts(self, tensor: torch.Tensor) -> TensorFacts:
-        """What is known of `tensor`, which is of torch's own type. Raises what torch raises."""
+        """Return a summary of `tensor`, of torch's own type. Raises what torch raises."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         facts = TensorFacts(tuple(tensor.shape), dtype, str(tensor.device))
         if not facts.size or len(facts.shape) > 8 or self._is_time_up(facts.size):
@@ -85,7 +85,7 @@ class TensorReader:
         return replace(facts, read=facts.size, digest=digest) if digest else facts
 
     def _digest(self, blocks: Iterable[Any]) -> str:
-        """The digest of these bytes; empty where there are none, or there was no time."""
+        """The digest of these bytes; empty without any, or without time."""
         crc = 0
         for block in blocks:
             crc = zlib.crc32(block, crc)
@@ -236,7 +236,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _is_held(tensor: torch.Tensor) -> bool:
-    """Whether its values are in this host's memory, each at its place.
+    """Return True when its values are in this host's memory, each at its place.
 
     A shard of FSDP may have given its memory back, and looks as it did before.
     """

@@ -185,7 +185,7 @@ def _marshalled(value: Any) -> bytes:
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
-    """What its `__dict__` and its `__slots__` have, read past its class; None without either."""
+    """Return its `__dict__` and its `__slots__`, read past its class; None without either."""
     found: dict[str, Any] = {}
     has_some = False
     for base in reversed(MRO_OF(type(value))):

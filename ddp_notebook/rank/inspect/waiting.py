@@ -1,9 +1,9 @@
-"""What the main thread is doing: it runs, waits for other ranks, is paused, or is idle.
+"""Finds out what the main thread is doing: it runs, waits for other ranks, is paused, or is idle.
 
 A rank counts as waiting only where it must wait for others: in a function of torch that the
 observer or its name tells, for a key of a store, in a loop that asks nothing but others, or for a
 thread of its own that does one of these. All else (a sleep, a lock, a queue, a process, a socket)
-is *busy*, for it may end by itself; how long it has stood there is told (`Stillness`), no more.
+is *busy*, for it may end by itself; only how long it has stood there is reported (`Stillness`).
 
 Called on the thread that answers questions: nothing here waits for the main thread.
 """
@@ -45,10 +45,10 @@ _WITHOUT_WORK = (
 
 
 class Wait(NamedTuple):
-    """What the main thread waits in; empty if it does not wait for other ranks."""
+    """The call that the main thread waits in; empty if it does not wait for other ranks."""
 
     inside: str = ""
-    """As in a report: collective, key, or the part of set-up."""
+    """As in a report: collective, key, or the part of setup."""
     record: int | None = None
     """The number of the collective, if it is known which of several it is."""
     key: str = ""
@@ -191,7 +191,7 @@ class Waiting:
         return Wait("collective") if waits else Wait()
 
     def _inside_torch(self, stack: Iterable[FrameType]) -> str:
-        """Return the part of set-up that these frames are in, by the names of torch's functions.
+        """Return the part of setup that these frames are in, by the names of torch's functions.
 
         A collective also by the observing method: torch exports functions under several names.
         """

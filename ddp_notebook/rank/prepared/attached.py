@@ -2,7 +2,7 @@
 
 A rank that was forked from a process with the runtime has it already: so are those that a script of
 `%ddp_run` forks. They are prepared as ranks of other jobs are, with their files in a folder of the
-run's, where the session looks. A process that is not forked is told by variables, and prepares
+run's, where the session looks. Variables tell a process that is not forked to prepare
 itself when it imports torch.
 
 It observes and answers a few questions that only read, and does nothing else: no one who asks can
@@ -45,10 +45,7 @@ from ddp_notebook.rank.prepared.ending import (
 from ddp_notebook.rank.rank_process import Events, RankProcess
 from ddp_notebook.rank.watched import Watched
 
-RUN = 1
-"""The number of the run: a prepared process has one."""
 FACTS = "facts.json"
-_READY_AFTER_S = 1.0
 _ANSWERED = frozenset({"report", "stack", "run facts"})
 """The questions that `jobs` asks. A rank of a notebook answers more, such as ``evaluate``: none of
 these may ever be answered here, where whoever shares the user and the folder can ask."""
@@ -79,11 +76,11 @@ class _Asked:
 
     def get_ready_later(self) -> None:
         """The same a second later, unless a question was asked before."""
-        time.sleep(_READY_AFTER_S)
+        time.sleep(1.0)
         self.get_ready()
 
     def report(self) -> Any:
-        """The answer to the question what the rank does. Raises KeyError if there is none."""
+        """Return the rank's report of itself. Raises KeyError without an answer."""
         return self.answer("report", {})["answer"]
 
 
@@ -94,14 +91,6 @@ def attach(rank: int, folder: Path) -> None:
     _begin(watched, folder)
 
 
-def _attach_fork(watched: Watched, rank: int, folder: Path) -> None:
-    """The same in a child that was forked from the process that `watched` watches."""
-    watched.process.becomes(rank, folder)
-    watched.observer.open_log()
-    watched.hooks.count_in_child()
-    _begin(watched, folder)
-
-
 def _begin(watched: Watched, folder: Path) -> None:
     """Answer questions from now on, and leave for later what can then not be asked any more."""
     # The socket comes before anything that may fail, and the handlers after it, in a thread: who
@@ -109,7 +98,7 @@ def _begin(watched: Watched, folder: Path) -> None:
     asked = _Asked(watched)
     questions = ControlSocket(watched.process.questions, asked.answer)
     questions.attach()
-    Lifecycle(watched.components()).run_begins(Run(RUN))
+    Lifecycle(watched.components()).run_begins(Run(1))  # a prepared process has one run
     pid = os.getpid()
 
     def ends() -> None:
@@ -136,11 +125,11 @@ def _begin(watched: Watched, folder: Path) -> None:
 
 _AGENTS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _STARTS = "start_processes"
-"""What `torch.multiprocessing.spawn` and the launchers of other libraries call."""
+"""The function that `torch.multiprocessing.spawn` and launchers of other libraries call."""
 
 
 class Children:
-    """What `script`, in this process, starts; `world_size` processes of it run.
+    """The processes that `script`, in this process, starts; `world_size` processes of it run.
 
     Ranks among them have their files in `folder`.
     """
@@ -215,7 +204,11 @@ class Children:
             if folder is not None:
                 note_the_end(folder)
                 write_stacks_when_ended(folder)
-                _attach_fork(self._watched, arguments.rank, folder)
+                # The runtime was forked with the process: it goes on, as another rank.
+                self._watched.process.becomes(arguments.rank, folder)
+                self._watched.observer.open_log()
+                self._watched.hooks.count_in_child()
+                _begin(self._watched, folder)
         elif self._alone and (arguments.world_size or 1) > 1:
             self._known = os.getpid()
             self._appear_too(arguments.rank, arguments.world_size)

@@ -29,7 +29,7 @@ from ddp_notebook.rank.prepared.ending import note_the_end, write_stacks_when_en
 from ddp_notebook.rank.prepared.job_folder import About
 
 PID_VARIABLE = "DDP_NOTEBOOK_RANK_PID"
-"""Of which process RANK is."""
+"""The process that RANK belongs to."""
 _CALLED = "init_process_group"
 _TOLD = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", job_folder.SLURM_JOB)
 _LIBRARIES = ("/site-packages/", "/dist-packages/", f"{Path(os.__file__).parent}{os.sep}")
@@ -93,7 +93,7 @@ class Prepared:
         def init_process_group(*args: Any, **options: Any) -> None:
             if not self._attached:
                 self._attached = True
-                # One call is enough: the runtime sees the later ones. If somebody has wrapped ours
+                # One call is enough: the runtime sees the later ones. If someone has wrapped ours
                 # since, theirs stays in place.
                 if distributed_c10d.init_process_group is init_process_group:
                     _name(torchs, places)
@@ -161,7 +161,7 @@ def _path() -> list[dict[str, Any]]:
 
 
 def about(rank: int, world_size: int | None, launcher: int = 0) -> About:
-    """What this process says about itself, as `rank`; by default its launcher is looked for."""
+    """Return the description of this process as `rank`; by default its launcher is looked for."""
     environment = os.environ
     if world_size is None:
         world_size = _number(environment.get("WORLD_SIZE"))

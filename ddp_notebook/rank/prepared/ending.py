@@ -79,7 +79,7 @@ def note_the_end(folder: Path) -> None:
 
 
 def _in_flight() -> BaseException | None:
-    """What ends a child of multiprocessing, which calls finalizers meanwhile; None for nothing."""
+    """Return the error that ends a child of multiprocessing, from within a finalizer, or None."""
     failed = sys.exception()
     if not isinstance(failed, SystemExit):
         return failed
@@ -87,7 +87,7 @@ def _in_flight() -> BaseException | None:
 
 
 class _Exits:
-    """What the main thread called `sys.exit` with, which Python tells no hook."""
+    """The main thread's calls of `sys.exit`, for which Python calls no hook."""
 
     def __init__(self) -> None:
         self._noted: dict[str, object] = {}
@@ -119,7 +119,7 @@ class _Exits:
         return {} if last.startswith("RETURN") else self._noted
 
     def raised(self) -> BaseException | None:
-        """What ended the script, as Python kept it; None if it ended otherwise."""
+        """Return the error that ended the script, as Python kept it; None if it ended otherwise."""
         value = getattr(sys, "last_value", None)
         trace = value.__traceback__ if isinstance(value, BaseException) else None
         # It is also set by what shows an error that ends nothing, such as a prompt.

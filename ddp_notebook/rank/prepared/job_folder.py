@@ -31,7 +31,7 @@ _ABOUT = "about.json"
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a prepared process writes about itself when it starts. None: unknown."""
+    """A prepared process's description of itself, written when it starts. None: unknown."""
 
     pid: int
     began: int
@@ -60,7 +60,7 @@ class About:
 
     @property
     def launches(self) -> tuple[object, ...]:
-        """What `launched` is of the ranks that it starts itself."""
+        """The key `launched` of the ranks that it starts itself."""
         return self.pid, self.began, self.attempt, self.script
 
     @property
@@ -70,7 +70,7 @@ class About:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is still there."""
+        """True while the process exists."""
         return self.pids == namespace() and began(self.pid) == self.began
 
 
@@ -91,7 +91,7 @@ class Process(Protocol):
 
     @property
     def launches(self) -> tuple[object, ...]:
-        """What `launched` is of the ranks that it starts itself."""
+        """The key `launched` of the ranks that it starts itself."""
 
     @property
     def meets(self) -> str:
@@ -130,7 +130,7 @@ def by_job(found: Iterable[P]) -> list[dict[int, P]]:
 
 
 def _alike(group: Mapping[int, P], process: P) -> bool:
-    """Whether one process started both; or one of them the other, as a rank of the same job."""
+    """Return True if one process started both, or one the other, as a rank of the same job."""
     return any(
         p.launched == process.launched
         or (p.world_size == process.world_size and (_starts(p, process) or _starts(process, p)))
@@ -167,6 +167,7 @@ def make(about: About, folder: Path | None = None) -> Path | None:
     if not is_private(folder):
         return None
     own = folder / f"{about.pid}-{about.began}"
+    # The start time is in the name: a pid that is used again gets a folder of its own.
     own.mkdir(mode=0o700, exist_ok=True)  # it may run another program now (exec)
     write(own / _ABOUT, asdict(about))
     return own
@@ -182,7 +183,7 @@ def write(path: Path, content: Mapping[str, object]) -> None:
 
 
 def unfinished(path: Path) -> Path:
-    """What `write` leaves in place of `path` where it was cut short."""
+    """Return the file that `write` leaves in place of `path` where it was cut short."""
     return path.with_suffix(".new")
 
 
@@ -210,7 +211,7 @@ def processes(folder: Path | None = None) -> list[tuple[About, Path]]:
 
 
 def in_another_container(about: About, own: Path) -> bool:
-    """Whether a process runs whose pid means another process here: it listens in its folder."""
+    """Return True if a process of another pid namespace runs: it listens in its folder."""
     if about.pids == namespace():
         return False
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asks:
@@ -296,7 +297,7 @@ def exit_code(about: About) -> int | None:
 
 
 def namespace() -> str:
-    """The pid namespace of this process; empty if there are none."""
+    """Return the pid namespace of this process; empty where the system has no such things."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:

@@ -16,7 +16,6 @@ _VARIABLES = (
     ("PMI_RANK", "PMI_SIZE"),
 )
 """torch's, and those of srun, Open MPI and MPICH."""
-_MOST_BYTES = 1 << 20
 
 
 class LaunchParameters(NamedTuple):
@@ -93,7 +92,7 @@ def around(pid: int) -> list[int]:
 
 
 def parent(pid: int) -> int:
-    """Of a process. Raises OSError where there is none."""
+    """Return the parent of a process. Raises OSError for an unknown pid."""
     return int(stat_fields(Path(f"/proc/{pid}/stat"))[1])
 
 
@@ -105,7 +104,7 @@ def children(pid: int) -> tuple[int, ...] | None:
         return None
 
 
-def read(pid: int, name: str, most_bytes: int = _MOST_BYTES) -> str:
-    """The text of a process's file in /proc, up to a bound. Raises OSError where there is none."""
+def read(pid: int, name: str, most_bytes: int = 1 << 20) -> str:
+    """Return the text of a process's file in /proc, up to a bound. Raises OSError without one."""
     with Path(f"/proc/{pid}/{name}").open("rb") as stream:
         return stream.read(most_bytes).decode(errors="replace")

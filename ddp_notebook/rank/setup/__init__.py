@@ -1,7 +1,7 @@
 """Sets torch.distributed up one stage at a time, and unblocks it.
 
 connecting.py     Opening the store and waiting for its keys.
-errors.py         What a stage of set-up raises when it cannot be passed.
+errors.py         What a stage of setup raises when it cannot be passed.
 listening.py      A socket that listens for a store; why it cannot, and who does instead.
 own_stores.py     Stores that the user's own code opens.
 reachability.py   Which ranks this rank can reach, and what names resolve to.

@@ -27,7 +27,7 @@ _SLICE_S = 0.25
 
 
 class StoreClient:
-    """Opens the store of a set-up, and waits for what other ranks write into it."""
+    """Opens the store of a setup, and waits for what other ranks write into it."""
 
     def __init__(self, main_thread: MainThread, resolver: Resolver) -> None:
         self._main_thread = main_thread

@@ -1,4 +1,4 @@
-"""What a stage of set-up raises when it cannot be passed."""
+"""The errors of stages of setup that cannot be passed."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class OwnStores(Component):
     def _noted(self, torchs: Callable[..., None]) -> Callable[..., None]:
         def opens_store(store: Any, *args: Any, **named: Any) -> None:
             main, calls = self._main_thread, self._init_calls.calls
-            # Within a call of init_process_group, or a set-up, it is torch's own store, or ours.
+            # Within a call of init_process_group, or a setup, it is torch's own store, or ours.
             own = not (calls.inside or main.waiting_in)
             arguments = None
             if own and threading.current_thread() is threading.main_thread():
@@ -89,7 +89,7 @@ def _with_its_prefix(torchs: Callable[..., None]) -> Callable[..., None]:
 
 
 def _arguments(args: Sequence[Any], named: Mapping[str, Any]) -> InitArguments | None:
-    """What such a call asks for; None if torch will refuse it."""
+    """Return what such a call asks for; None if torch will refuse it."""
     given = {**dict(zip(_TAKES, args, strict=False)), **named}
     address, port, timeout = given.get("host_name"), given.get("port"), given.get("timeout", _LIMIT)
     if not (isinstance(address, str) and isinstance(port, int) and isinstance(timeout, timedelta)):

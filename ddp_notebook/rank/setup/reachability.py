@@ -23,15 +23,15 @@ _MOST_TARGETS = 64
 
 
 class Resolver:
-    """What names resolve to. Each lookup runs in a thread of its own, as long as it takes."""
+    """Looks names up. Each lookup runs in a thread of its own, as long as it takes."""
 
     def __init__(self) -> None:
         self._names: dict[str, tuple[str, ...] | str] = {}
-        """What names resolve to, or why they do not."""
+        """The addresses of names, or why they do not resolve."""
         self._threads: dict[str, threading.Thread] = {}
 
     def lookup(self, host: str) -> tuple[str, ...] | str:
-        """The addresses of a name, or why it has none; "" until the resolver answers.
+        """The addresses of a name, or why it does not resolve; "" until the resolver answers.
 
         A resolver may block for many seconds and cannot be interrupted: callers wait at most
         `RESOLVE_TIMEOUT_S`.
@@ -56,7 +56,7 @@ class Resolver:
             self._names[host] = getattr(error, "strerror", None) or str(error)
 
     def resolved(self, host: str) -> dict[str, tuple[str, ...]]:
-        """What a name resolves to, by name; empty while not known."""
+        """Return the addresses of names, by name; empty while not known."""
         addresses = self.lookup(host) if host else ""
         if isinstance(addresses, str):
             return {host: ()} if addresses else {}

@@ -41,12 +41,12 @@ _FILE_WITHIN_S = 300.0
 
 @dataclass
 class Calls:
-    """The calls of one run: a cell, a script, a set-up."""
+    """The calls of one run: a cell, a script, a setup."""
 
     entered: int = 0
     returned: int = 0
     arguments: InitArguments = field(default_factory=InitArguments)
-    """Of the last call."""
+    """The arguments of the last call."""
     inside: bool = False
     called_ns: int = 0
     """When the last call began, by CLOCK_MONOTONIC."""
@@ -78,7 +78,7 @@ class InitCalls(Component):
         self.calls = Calls()
 
     def run_begins(self, run: Run) -> None:
-        """The same, unless a set-up that is being stepped through continues after this run."""
+        """The same, unless a setup that is being stepped through continues after this run."""
         if not self._main_thread.paused_before:
             self.calls = Calls()
 
@@ -175,7 +175,7 @@ def original() -> Callable[..., None]:
 
 
 def arguments_of(call: Mapping[str, Any]) -> InitArguments:
-    """What a call of `init_process_group` will use, determined as torch does it."""
+    """Return what a call of `init_process_group` will use, determined as torch does it."""
     timeout = call.get("timeout")
     backend = str(call.get("backend") or "")
     timeout_s = timeout.total_seconds() if timeout is not None else None
@@ -258,7 +258,7 @@ def uses_agent_store() -> bool:
 
 
 def number(text: str | None) -> int | None:
-    """`text` as a number; None if it is none."""
+    """Return `text` as a number; None for other text."""
     with contextlib.suppress(TypeError, ValueError):
         return int(text or "")
     return None

@@ -1,4 +1,4 @@
-"""Unblocks the main thread when it hangs inside torch's set-up or a gloo collective.
+"""Unblocks the main thread when it hangs inside torch's setup or a gloo collective.
 
 gloo and TCPStore end a blocked call with an exception when one of their connections is shut down;
 aborting the group, timeouts and signals have no effect. Without a connection to shut down, torch

@@ -18,14 +18,14 @@ TIMEOUT = "TIMEOUT"
 
 
 class Settings:
-    """What set-ups have changed in this rank's environment."""
+    """The changes that setups made to this rank's environment."""
 
     def __init__(self) -> None:
         self._before: dict[str, str | None] = {}
         """The values that earlier settings replaced, to be restored."""
 
     def apply(self, plan: SetUpPlan) -> None:
-        """Restore what an earlier set-up changed, set torchrun's, then `plan.settings`."""
+        """Restore what an earlier setup changed, set torchrun's, then `plan.settings`."""
         for name, value in self._before.items():
             _set(name, value)
         self._before.clear()

@@ -21,7 +21,7 @@ class TorchSockets(Component):
     def __init__(self) -> None:
         self._torchs: set[int] = set()
         self._before_setup: set[int] | None = None
-        """The sockets that were open when set-up began, during set-up."""
+        """The sockets that were open when setup began, during setup."""
         self._before_group: set[int] | None = None
         """The sockets that were open when torch began to make a group, while it does."""
         self._before_call: set[int] = set()
@@ -32,7 +32,7 @@ class TorchSockets(Component):
         self._before_setup, self._before_group = set(_inodes()), None
 
     def setup_ended(self) -> None:
-        """Sockets opened from now on do not belong to this set-up."""
+        """Sockets opened from now on do not belong to this setup."""
         if self._before_setup is not None:
             self._torchs.update(_inodes().keys() - self._before_setup)
             self._before_setup = None
@@ -61,7 +61,7 @@ class TorchSockets(Component):
         return addresses
 
     def shut_down(self) -> int:
-        """End the connections of torch's groups and of a set-up in progress; returns how many."""
+        """End the connections of torch's groups and of a setup in progress; returns how many."""
         befores = [each for each in (self._before_setup, self._before_group) if each is not None]
         closed = 0
         for inode, fd in sorted(_inodes().items()):

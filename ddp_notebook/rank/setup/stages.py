@@ -44,7 +44,7 @@ STAGES = tuple(Stage)[1:]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What stages work with on this rank."""
+    """The objects that stages work with on this rank."""
 
     main_thread: MainThread
     init_calls: InitCalls
@@ -54,9 +54,9 @@ class Parts:
 
 
 class SetUp:
-    """The set-ups of this rank, one after the other.
+    """The setups of this rank, one after the other.
 
-    `verified` is called with the names that cells find, once a set-up has passed all stages.
+    `verified` is called with the names that cells find, once a setup has passed all stages.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class SetUp:
         return self.advance(Stage.VERIFIED)
 
     def prepare(self, plan: SetUpPlan) -> None:
-        """Begin a set-up, and pause before its first stage."""
+        """Begin a setup, and pause before its first stage."""
         self._begin(plan)
         self._pause_before(STAGES[0])
 
     def _begin(self, plan: SetUpPlan) -> None:
-        """Begin a set-up, after removing everything of an earlier one."""
+        """Begin a setup, after removing everything of an earlier one."""
         self._life.setup_begins()
         if self._bring_up is not None:
             # A traceback and its frames refer to each other, and the group in them has sockets and
@@ -98,7 +98,7 @@ class SetUp:
         """Continue through stage `to`; False if one failed (the session was told)."""
         bring_up = self._bring_up
         if bring_up is None:
-            raise RuntimeError("set-up was not prepared")
+            raise RuntimeError("setup was not prepared")
         self._main_thread.paused_before = ""
         while bring_up.left and bring_up.left[0].number <= to.number:
             if not self._run_stage(bring_up.left[0], bring_up):
@@ -143,7 +143,7 @@ class SetUp:
 
 
 class BringUp:
-    """The stages of one set-up. Each method passes one stage and returns what it found."""
+    """The stages of one setup. Each method passes one stage and returns what it found."""
 
     def __init__(self, plan: SetUpPlan, parts: Parts, own_settings: Settings) -> None:
         self.plan = plan
@@ -166,7 +166,7 @@ class BringUp:
         }[stage]
 
     def waiting_for(self, stage: Stage) -> str:
-        """What a rank may have to wait for in `stage`."""
+        """Return what a rank may have to wait for in `stage`."""
         return {
             Stage.STORE: self.store_address,
             Stage.RENDEZVOUS: "the other ranks to join",

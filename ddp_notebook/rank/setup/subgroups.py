@@ -37,7 +37,7 @@ _NO_NAMES = ("undefined", "default_pg", "mesh_default")
 
 
 def group_name(description: str | None) -> str:
-    """What people call a group: a mesh's dimension, or what the user called it; empty for none."""
+    """Return the user's name of a group: a mesh's dimension, or its description; else empty."""
     if not description or description in _NO_NAMES:
         return ""
     return description.removeprefix("mesh_")
@@ -51,9 +51,9 @@ class Subgroups(Component):
         """The last calls of new_group on this rank since it has a default group, the one that
         it is in included."""
         self._known: list[_Subgroup] = []
-        """Those that torch may know."""
+        """The groups that torch may know."""
         self._lost: list[_Subgroup] = []
-        """Those that it knew when every group was forgotten."""
+        """The groups that it knew when every group was forgotten."""
         self.made_again: weakref.WeakSet[Any] = weakref.WeakSet()
         """Groups that became others the last time."""
 
