@@ -24,7 +24,7 @@ import torch.distributed as dist
 from ddp_notebook import model
 from ddp_notebook.model import DEFAULT_GROUP, Part, Phase, Ranks
 from ddp_notebook.model.collective_log import DIMENSIONS, NOBODY, PARTS, PHASES, REST, SPLITS
-from ddp_notebook.rank import torch_private
+from ddp_notebook.rank import gpu, torch_private
 from ddp_notebook.rank.collectives import guard, operations
 from ddp_notebook.rank.collectives.call_sites import Caller, CallSite, CallSites
 from ddp_notebook.rank.collectives.guard import Guard
@@ -107,6 +107,7 @@ class Observer(Component):
         self.open_log()
         self._group_type = _group_type(self)
         self.works.attach()
+        gpu.sleep_in_waits()
         torch_private.send_together(lambda group: isinstance(group, ObservedGroup))
         torch_private.watch_groups(lambda new: _Making(self, new))
         if hasattr(os, "register_at_fork"):

@@ -2,8 +2,9 @@
 
 A rank counts as waiting only where it must wait for others: in a function of torch that the
 observer or its name tells, for a key of a store, in a loop that asks nothing but others, for its
-GPU that hangs in a collective, or for a thread of its own that does one of these. All else (a sleep, a lock, a queue, a process, a socket)
-is *busy*, for it may end by itself; how long it has stood there is told (`Stillness`), no more.
+GPU that hangs in a collective, or for a thread of its own that does one of these. All else (a
+sleep, a lock, a queue, a process, a socket) is *busy*, for it may end by itself; how long it has
+stood there is told (`Stillness`), no more.
 
 Called on the thread that answers questions: nothing here waits for the main thread.
 """
