@@ -139,12 +139,23 @@ def _on_cpus(world_size: int, note: str) -> DevicePlan:
     )
 
 
+_OF_NCCL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "86400",
+    "NCCL_SET_THREAD_NAME": "1",
+}
+"""Unless the user has set them: torch's watchdog does not end a rank whose GPU fails or hangs,
+which the user is looking at, and NCCL's threads have names by which they are told from others."""
+
+
 def _on_gpus(backend: str, pins: Sequence[str], notes: tuple[str, ...]) -> DevicePlan:
+    of_nccl = {name: os.environ.get(name, value) for name, value in _OF_NCCL.items()}
     return DevicePlan(
         device="cuda:0",
         backend=backend,
         labels=tuple(f"cuda:0 (GPU {gpu})" for gpu in pins),
-        environment=tuple({"CUDA_VISIBLE_DEVICES": gpu} for gpu in pins),
+        environment=tuple({"CUDA_VISIBLE_DEVICES": gpu, **of_nccl} for gpu in pins),
         notes=notes,
     )
 

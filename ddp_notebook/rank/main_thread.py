@@ -47,11 +47,23 @@ class MainThread(Component):
         """The frame of that line."""
         self.doing = ""
         """In words, while it waits in code of ours."""
+        self.gpu_works = False
+        """It waits in code of ours until its GPU is done."""
         self.error: Failure | None = None
         self.task: asyncio.Task[None] | None = None
         """The last cell with top-level `await`; it may be over."""
         self.abort = threading.Event()
         """Set to end waiting loops of ours."""
+
+    def awaits_gpu(self, on: bool) -> None:
+        """What ran has ended in Python, and its GPU has work left; not `on`: none any more.
+
+        Raises Aborted where it was aborted meanwhile: what the GPU has computed is of no use.
+        """
+        self.gpu_works = on
+        self.doing = "the GPU works on what the cell has issued" if on else ""
+        if not on and self.abort.is_set():
+            raise Aborted("aborted while the GPU worked")
 
     def setup_begins(self) -> None:
         """An abort was of what ran before."""

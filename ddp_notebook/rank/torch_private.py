@@ -133,6 +133,8 @@ def take_place(group: Any, inner: Any) -> None:
             torch.device(device), kind, inner._get_backend(torch.device(device))
         )
         group._set_default_backend(kind)
+    if getattr(inner, "bound_device_id", None) is not None:  # `device_id=` of init_process_group
+        group.bound_device_id = inner.bound_device_id
     group._set_group_name(inner.group_name)
     group._set_group_desc(inner.group_desc)
     for each in maps:
@@ -395,6 +397,48 @@ def uses_cuda() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
+def when_cuda_begins(function: Callable[[], None]) -> None:
+    """Call `function` once CUDA begins in this process, or now; never where torch cannot tell."""
+    later = getattr(torch.cuda, "_lazy_call", None)
+    if later is not None:
+        later(function)
+
+
+def is_capturing() -> bool:
+    """Return whether a CUDA graph is captured on this thread's stream; False without CUDA."""
+    capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+    return capturing is not None and uses_cuda() and bool(capturing())
+
+
+def abort_nccl() -> int:
+    """End every NCCL communicator of this process, with what hangs in it; return how many.
+
+    From any thread, and meant for another one than the one that hangs: a wait for the GPU then
+    returns, without an error and with a wrong value. `destroy_process_group` would wait for the
+    GPU itself. The groups are of no use afterwards.
+    """
+    kind = getattr(dist, "ProcessGroupNCCL", None)
+    backends: dict[int, Any] = {}
+    for group in list(getattr(getattr(distributed_c10d, "_world", None), "pg_map", ())):
+        for device in getattr(group, "_device_types", ()):
+            with contextlib.suppress(RuntimeError):  # no backend for this device
+                backend = group._get_backend(device)
+                backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+                if kind is not None and isinstance(backend, kind) and hasattr(backend, "abort"):
+                    backends[id(backend)] = backend
+    # Together, as torch does: one alone may wait for another that hangs.
+    together = len(backends) > 1 and all(hasattr(b, "_group_start") for b in backends.values())
+    first = next(iter(backends.values()), None)
+    if together and first is not None:
+        first._group_start()
+    for backend in backends.values():
+        with contextlib.suppress(RuntimeError):  # it was aborted before
+            backend.abort()
+    if together and first is not None:
+        first._group_end()
+    return len(backends)
+
+
 def in_backward() -> bool:
     """True on a thread that runs a backward; False also where torch does not tell."""
     task = getattr(torch._C, "_current_graph_task_id", None)
@@ -445,6 +489,8 @@ def forget_groups() -> None:
     `destroy_process_group` alone.
     """
     if dist.is_initialized():
+        # First: to destroy a group of NCCL's waits for the GPU, which may hang in it.
+        abort_nccl()
         with contextlib.suppress(RuntimeError, ValueError, AssertionError):
             dist.destroy_process_group()
     world: Any = getattr(distributed_c10d, "_world", None)

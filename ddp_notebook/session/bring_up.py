@@ -43,6 +43,8 @@ _FREE_WITHIN_S = 2.0
 return in this time is replaced and loses its variables."""
 _HEARD_WITHIN_S = 1.0
 """On an idle machine. A thread that holds the GIL never receives the request."""
+_ANSWERED_S = 1.0
+"""How long a rank takes at most to free itself: to abort a communicator of NCCL's takes 0.5 s."""
 _FREE_AGAIN_S = 0.1
 _SETTLED_S = 0.5
 """A rank that has waited so long in a stage will not arrive in this step."""
@@ -360,7 +362,9 @@ class BringUp:
         if self.record.wait_for(lambda: not stuck(), _FREE_AGAIN_S):
             return ()
         while (left := stuck()) and time.monotonic() - began_s < patience_s(left):
-            answering.update(self.processes.cluster.ask(left, calls.FREE, calls.Nothing(), 0.5))
+            answering.update(
+                self.processes.cluster.ask(left, calls.FREE, calls.Nothing(), _ANSWERED_S)
+            )
             self.record.wait_for(lambda: not stuck(), _FREE_AGAIN_S)
         left = stuck()
 

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from ddp_notebook.model import CellStarted
+from ddp_notebook.rank import gpu
 from ddp_notebook.rank.calls import Cell
 from ddp_notebook.rank.cells.ending import Ending
 from ddp_notebook.rank.cells.shell import RankShell
@@ -45,6 +46,7 @@ class CellRunner:
         self._events = events
         self._main_thread = main_thread
         self._ending = ending
+        self._awaits_gpu = False
 
     def run(self, cell: Cell) -> None:
         """Run a cell without top-level `await`, to its end."""
@@ -52,6 +54,8 @@ class CellRunner:
             result = self.shell.shell.run_cell(cell.source, store_history=True)
             outcome.error = _error_of(result)
             self._ending.stop_at(outcome.error)
+            if outcome.error is None:
+                gpu.await_work(self._gpu_works)
 
     def start(self, cell: Cell) -> None:
         """Start a cell with top-level `await` in the engine's own loop; returns at once.
@@ -81,6 +85,8 @@ class CellRunner:
             )
             error = _error_of(result)
             self._ending.stop_at(error)
+            if error is None:
+                gpu.await_work(self._gpu_works)
         except (asyncio.CancelledError, KeyboardInterrupt) as stopped:
             error = stopped
         finally:
@@ -116,6 +122,11 @@ class CellRunner:
         """It is over: say how."""
         self._ending.say(cell, error, self.shell.file_name, self._life.run_ends)
 
+    def _gpu_works(self, on: bool) -> None:
+        """The cell has ended here, and not yet on the GPU; not `on`: there, too."""
+        self._awaits_gpu = on
+        self._main_thread.awaits_gpu(on)
+
     def _interrupt(self, _: int, frame: FrameType | None) -> None:
         """SIGINT: raise in the cell's own code, and nowhere else.
 
@@ -124,9 +135,9 @@ class CellRunner:
         """
         data_workers.end(frames_of_stack(frame))
         stop = self.shell.debugger.stopped
-        at_error = stop is not None and bool(stop.over)
+        anywhere = self._awaits_gpu or (stop is not None and bool(stop.over))
         while frame is not None:
-            if at_error or frame.f_code.co_filename == self.shell.file_name:
+            if anywhere or frame.f_code.co_filename == self.shell.file_name:
                 raise KeyboardInterrupt
             frame = frame.f_back
         self.shell.interrupted_early = True

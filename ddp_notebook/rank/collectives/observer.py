@@ -24,7 +24,7 @@ import torch.distributed as dist
 from ddp_notebook import model
 from ddp_notebook.model import DEFAULT_GROUP, Part, Phase, Ranks
 from ddp_notebook.model.collective_log import DIMENSIONS, NOBODY, PARTS, PHASES, REST, SPLITS
-from ddp_notebook.rank import torch_private
+from ddp_notebook.rank import gpu, torch_private
 from ddp_notebook.rank.collectives import guard, operations
 from ddp_notebook.rank.collectives.call_sites import Caller, CallSite, CallSites
 from ddp_notebook.rank.collectives.guard import Guard
@@ -91,6 +91,8 @@ class Observer(Component):
         """How many backwards have begun in this run, as who counts them says: records have it."""
         self.exchanges: Exchanges | NotedExchanges | None = None
         """The all_to_alls of the group in which this rank called one last."""
+        self.capturing = False
+        """The last collective was captured into a CUDA graph: it has no end of its own."""
         self.outlived: list[Any] = []
         """Destroyed groups of DDP objects that are freed: see `hold_until_the_next`."""
         self.limits = TimeLimits()
@@ -105,6 +107,7 @@ class Observer(Component):
         self.open_log()
         self._group_type = _group_type(self)
         self.works.attach()
+        gpu.sleep_in_waits()
         torch_private.send_together(lambda group: isinstance(group, ObservedGroup))
         torch_private.watch_groups(lambda new: _Making(self, new))
         if hasattr(os, "register_at_fork"):
@@ -174,6 +177,8 @@ class Observer(Component):
         has failed, few ranks call another.
         """
         pending, log = self.pending, self.log
+        if self.capturing:  # to ask CUDA anything would void the capture
+            return
         try:
             if not _is_done(pending[0][1]) or not self._settling.acquire(False):
                 return
@@ -344,6 +349,20 @@ class ObservedGroup(dist.ProcessGroup):
         return torch_private.group_backend(self.ddp_notebook_inner)
 
 
+def refuse_gpu_to_peer(args: Sequence[Any]) -> None:
+    """Raise RuntimeError for tensors on a GPU, before gloo is given them to send or receive.
+
+    gloo writes them to a socket as if they were the host's: it aborts the process ("writev: Bad
+    address"), as seen with torch 2.11 on an H200.
+    """
+    tensors = args[0] if args and isinstance(args[0], list) else ()
+    if any(getattr(tensor, "is_cuda", False) for tensor in tensors):
+        raise RuntimeError(
+            "gloo cannot send or receive tensors on a GPU, and would abort this process: use "
+            "tensor.cpu(), or NCCL. Collectives (all_reduce, broadcast, ...) can."
+        )
+
+
 def unobserved(group: Any) -> Any:
     """torch's own group in an observed one; `group` itself when it is not observed."""
     return getattr(group, "ddp_notebook_inner", group)
@@ -439,7 +458,7 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
     gate, pending = observer.gate, observer.pending
     from_anybody, is_barrier = name == operations.FROM_ANYBODY, operation.is_barrier
     works = observer.works
-    to_peer = operation.to_peer
+    to_peer, is_capturing = operation.to_peer, torch_private.is_capturing
 
     def observed(self: ObservedGroup, *args: Any, **named: Any) -> Any:
         group = self.ddp_notebook_group
@@ -454,6 +473,8 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
         except Exception as error:  # noqa: BLE001  # ours to solve, not the user's
             observer.disable(error)
             return call(*args, **named)
+        if to_peer and group.waits:
+            refuse_gpu_to_peer(args)
         if gate.paused:
             log.mark(number, Phase.HELD, 0)
             try:
@@ -474,7 +495,11 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
             log.done(number, _now_ns())
             if is_barrier:
                 works.barrier()
+        elif not group.waits and is_capturing():
+            observer.capturing = True
+            log.done(number, _now_ns())
         else:
+            observer.capturing = False
             observer.settle(in_call=True)
             if started_at is not None:
                 works.issued(work, name, args, started_at)

@@ -46,7 +46,8 @@ def is_runnable() -> bool:
     """True if the main thread, or one that Python does not know (one of torch's), is runnable.
 
     A thread that polls, or serves a connection to the store, is runnable only for a moment; one
-    that computes, or waits for a core, is so in every sample.
+    that computes, or waits for a core, is so in every sample. NCCL's own threads are left out: the
+    one that carries data over sockets yields in a loop, also while nothing comes.
     """
     main = threading.main_thread().native_id
     ours = {str(thread.native_id) for thread in threading.enumerate()} - {str(main)}
@@ -67,9 +68,14 @@ def _threads_that_run() -> set[str]:
     found = set()
     for task in Path("/proc/self/task").glob("*/stat"):
         with contextlib.suppress(OSError, IndexError):
-            if stat_fields(task)[0] == "R":
+            if stat_fields(task)[0] == "R" and not _is_nccls(task.parent):
                 found.add(task.parent.name)
     return found
+
+
+def _is_nccls(task: Path) -> bool:
+    # Named so with NCCL_SET_THREAD_NAME=1, which a rank is started with; torch's own are always.
+    return (task / "comm").read_text().startswith(("NCCL", "pt_nccl"))
 
 
 def main_cpu_s() -> float:

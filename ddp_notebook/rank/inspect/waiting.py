@@ -1,9 +1,10 @@
 """Finds out what the main thread is doing: it runs, waits for other ranks, is paused, or is idle.
 
 A rank counts as waiting only where it must wait for others: in a function of torch that the
-observer or its name tells, for a key of a store, in a loop that asks nothing but others, or for a
-thread of its own that does one of these. All else (a sleep, a lock, a queue, a process, a socket)
-is *busy*, for it may end by itself; only how long it has stood there is reported (`Stillness`).
+observer or its name tells, for a key of a store, in a loop that asks nothing but others, for its
+GPU that hangs in a collective, or for a thread of its own that does one of these. All else (a
+sleep, a lock, a queue, a process, a socket) is *busy*, for it may end by itself; only how long it
+has stood there is reported (`Stillness`).
 
 Called on the thread that answers questions: nothing here waits for the main thread.
 """
@@ -19,7 +20,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from ddp_notebook.model import Activity
-from ddp_notebook.rank import torch_private
+from ddp_notebook.rank import gpu, torch_private
 from ddp_notebook.rank.collectives import observer, works
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.collectives.pause import PauseGate
@@ -35,6 +36,8 @@ _WAITS_IN_CPP = tuple(
 """Modules of torch's whose C++ may wait for a collective."""
 _PYTHONS_THREAD = "_bootstrap"
 """The function of `threading` at the bottom of every Python thread's stack."""
+_STILL_S = 0.4
+"""Seconds at one instruction after which a call that may wait for a GPU counts as one that does."""
 _MOST_THREADS = 8
 """The longest chain of threads, each waiting for the next, that is followed."""
 _WITHOUT_WORK = (
@@ -118,6 +121,9 @@ class Waiting:
         self._observer = observer
         self._user_code = user_code
         self._is_users = user_code.is_users
+        self._place: object = None
+        """Where the main thread was when it was last seen to have moved."""
+        self._at_place_since_s = 0.0
 
     def activity(self, inside: str) -> Activity:
         """Return its activity; `inside` is what it waits in, empty for nothing."""
@@ -168,6 +174,9 @@ class Waiting:
 
     def wait(self, awaited: Awaited, runnable: bool) -> Wait:
         """Return what it waits in; `runnable` if it uses the CPU."""
+        if self._main_thread.gpu_works:
+            number = self._observer.waits_for()
+            return Wait() if number is None else Wait("collective", number, polls=True)
         inside = self._main_thread.waiting_in or self._inside_torch(frames.chain(awaited.frame))
         if inside:
             return Wait(inside, observer.record_of(frames.chain(awaited.frame)))
@@ -181,6 +190,9 @@ class Waiting:
             return Wait("key", key=asked.key, polls=True)
         if asked.collective and self._observer.waits_for() is not None:
             return Wait("collective", polls=True)
+        number = self._hung_on_gpu(awaited)
+        if number is not None:
+            return Wait("collective", number, polls=True)
         if runnable:
             return Wait()
         key = store_keys.awaited(frames.chain(awaited.frame))
@@ -189,6 +201,24 @@ class Waiting:
         # Looked at last, and again: a rank that goes on meanwhile is no rank that waits.
         waits = self._awaits_work(awaited) and not awaited.has_moved
         return Wait("collective") if waits else Wait()
+
+    def _hung_on_gpu(self, awaited: Awaited) -> int | None:
+        """Return the number of the collective for which the main thread waits through its GPU.
+
+        NCCL's collectives have long returned when the thread waits, in a call that reads a value.
+        Nothing in Python tells such a call from one that computes. So all of this must hold: its
+        oldest collective is not done, it stands at one instruction since then, without another
+        collective, and what it calls there is known to wait for a GPU. The thread may spin.
+        """
+        observer, now_s = self._observer, time.monotonic()
+        place = id(awaited.frame), awaited.instruction, observer.issued()
+        if place != self._place:
+            self._place, self._at_place_since_s = place, now_s
+        if awaited.frame is None or not (awaited.is_main and gpu.in_use()):
+            return None
+        number = observer.waits_for()
+        still = now_s - self._at_place_since_s >= _STILL_S
+        return number if still and number is not None and gpu.may_wait_in(awaited.frame) else None
 
     def _inside_torch(self, stack: Iterable[FrameType]) -> str:
         """Return the part of setup that these frames are in, by the names of torch's functions.

@@ -1,9 +1,9 @@
-"""Unblocks the main thread when it hangs inside torch's setup or a gloo collective.
+"""Unblocks the main thread when it hangs inside torch's setup or a collective.
 
 gloo and TCPStore end a blocked call with an exception when one of their connections is shut down;
 aborting the group, timeouts and signals have no effect. Without a connection to shut down, torch
 waits for one, or for a rendezvous file: then it gets a connection that ends, or cannot open the
-file.
+file. NCCL does not look at its connections; there the communicators are aborted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from torch.distributed import TCPStore
 
 from ddp_notebook.model import OWN_STORE
+from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.calls import Freed
 from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.inspect import data_workers, frames
@@ -66,6 +67,7 @@ class Rescue(Component):
         """
         self._main_thread.abort.set()
         data_workers.end(frames.frames_of(frames.main_frame()))
+        torch_private.abort_nccl()
         closed = self._sockets.shut_down()
         calls = self._init_calls.calls
         opens = calls.arguments.method == OWN_STORE and self._main_thread.waiting_in == "store"

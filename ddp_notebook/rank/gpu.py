@@ -1,0 +1,136 @@
+"""What this rank's GPU does, asked without ever waiting for it.
+
+A collective of NCCL's returns at once, and so does every kernel: where one hangs, the thread that
+next reads a value from the GPU hangs too, in NVIDIA's driver. Whatever of ours looks at a GPU asks
+here first, and nothing else of ours asks CUDA while the user's code runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import ctypes
+import dis
+import linecache
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ddp_notebook.rank import torch_private
+
+_BLOCKING_SYNC = 4
+"""CU_CTX_SCHED_BLOCKING_SYNC, of cuda.h."""
+_READING = frozenset(
+    (
+        *("item", "tolist", "cpu", "numpy", "to", "copy_", "synchronize", "wait", "nonzero"),
+        *("any", "all", "equal", "allclose", "unique", "masked_select", "float", "int", "bool"),
+    )
+)
+"""What a line calls that waits for a GPU in C, where Python has no frame: torch's names."""
+_TESTING = ("TO_BOOL", "POP_JUMP", "UNARY_NOT", "JUMP_IF", "BINARY_SUBSCR", "STORE_SUBSCR")
+"""How the instructions begin that do so without a call: ``if loss > 3``, ``x[mask]``."""
+
+
+def in_use() -> bool:
+    """Return whether this process uses a GPU: to ask more would begin it."""
+    return torch_private.uses_cuda()
+
+
+def sleep_in_waits() -> None:
+    """Have threads of this process that wait for a GPU sleep, from now on.
+
+    By default they spin, and one that spins looks like one that computes, and takes a core from
+    the ranks that compute. Measured on an H200: a thread in ``.item()`` is runnable at every look
+    without this, and asleep at every look with it.
+    """
+    torch_private.when_cuda_begins(_sleep_in_waits)
+
+
+def _sleep_in_waits() -> None:
+    # By the driver's interface, for each GPU that is visible: CUDA's other one sets it for the
+    # current GPU only, and makes a context there, which takes 500 MB.
+    with contextlib.suppress(OSError, AttributeError):
+        driver = ctypes.CDLL("libcuda.so.1")
+        for number in range(torch.cuda.device_count()):
+            device = ctypes.c_int()
+            if driver.cuDeviceGet(ctypes.byref(device), number) == 0:
+                driver.cuDevicePrimaryCtxSetFlags_v2(device, _BLOCKING_SYNC)
+
+
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Return whether the values of `tensor` can be read without waiting for what was issued before.
+
+    Always true of a CPU's. From any thread.
+    """
+    if not tensor.is_cuda:
+        return True
+    try:
+        return bool(torch.cuda.default_stream(tensor.device).query())
+    except RuntimeError:  # the process can use its GPU no more, as after a device-side assert
+        return False
+
+
+def is_working() -> bool:
+    """Return whether the GPU is not done with what this thread issued; for the thread that did."""
+    if not in_use() or torch_private.is_capturing():
+        return False
+    try:
+        return not torch.cuda.current_stream().query()
+    except RuntimeError:  # the user's own next call raises it
+        return False
+
+
+def await_work(waits: Callable[[bool], None]) -> None:
+    """Wait until the GPU is done with what this thread issued, interruptible at any time.
+
+    `waits` is told that it begins, and that it has ended; never where there is nothing to wait for.
+    """
+    if not is_working():
+        return
+    waits(True)
+    try:
+        while is_working():
+            time.sleep(0.001)
+    finally:
+        waits(False)
+
+
+def may_wait_in(frame: FrameType) -> bool:
+    """Return whether what this innermost frame calls in C waits for the GPU.
+
+    Python of torch's own calls nothing else that takes long; a line of the user's is told by the
+    name that it calls. Only meaningful of a thread that has stayed where it is.
+    """
+    if str(frame.f_globals.get("__name__", "")).startswith("torch."):
+        return True
+    instruction = _instruction(frame)
+    if instruction is None:
+        return False
+    if instruction.opname.startswith(_TESTING):
+        return True
+    return instruction.opname.startswith("CALL") and _called(frame, instruction) in _READING
+
+
+def _instruction(frame: FrameType) -> dis.Instruction | None:
+    """Return the instruction that a frame is in."""
+    found = (each for each in dis.get_instructions(frame.f_code) if each.offset == frame.f_lasti)
+    return next(found, None)
+
+
+def _called(frame: FrameType, instruction: dis.Instruction) -> str:
+    """Return the last name of what a call's source text calls: "item" of ``loss.item()``."""
+    at = instruction.positions
+    if at is None or at.lineno is None or at.end_lineno is None:
+        return ""
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    text = "".join(lines[at.lineno - 1 : at.end_lineno]).encode()
+    end = len(text) - len("".join(lines[at.end_lineno - 1 : at.end_lineno]).encode())
+    try:
+        parsed: Any = ast.parse(text[at.col_offset or 0 : end + (at.end_col_offset or 0)].decode())
+        func = parsed.body[0].value.func
+    except (SyntaxError, ValueError, AttributeError, IndexError):
+        return ""
+    return str(getattr(func, "attr", "") or getattr(func, "id", ""))
