@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import sys
 import threading
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from ddp_notebook.rank import gpu
+from ddp_notebook.rank.inspect.waiting import Awaited, Waiting
 from ddp_notebook.rank.training import digests
 
 
@@ -72,6 +74,20 @@ def assert_settles(frame: FrameType, waits: bool) -> None:
 def test_in_a_module_of_torchs_every_call_may() -> None:
     of_torch = SimpleNamespace(f_globals={"__name__": "torch.optim.adam"})
     assert gpu.may_wait_in(of_torch)  # type: ignore[arg-type]
+
+
+def test_a_gpu_that_works_off_a_queue_of_collectives_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch, lock: Any
+) -> None:
+    queue = SimpleNamespace(issued=lambda: 9, waits_for=lambda: 3)
+    waiting = Waiting(Any, Any, queue, SimpleNamespace(is_users=None))  # type: ignore[arg-type]
+    awaited = Awaited(threading.main_thread(), frame_in("x.item()", x=Value(lock)), 2)
+    clock_s = itertools.count(100.0)
+    monkeypatch.setattr(gpu, "in_use", lambda: True)
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock_s)))
+    assert [waiting._hung_on_gpu(awaited) for _ in range(2)] == [None, 3]
+    queue.waits_for = lambda: 4
+    assert [waiting._hung_on_gpu(awaited) for _ in range(2)] == [None, 4], "the third was done"
 
 
 def test_what_a_gpu_still_works_on_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
