@@ -58,6 +58,8 @@ class Wait(NamedTuple):
     """The key of a store that it waits for."""
     polls: bool = False
     """It asks in a loop of the user's, which may use the CPU."""
+    on_gpu: bool = False
+    """It waits through its GPU; the thread may spin."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ class Waiting:
         """Return what it waits in; `runnable` if it uses the CPU."""
         if self._main_thread.gpu_works:
             number = self._observer.waits_for()
-            return Wait() if number is None else Wait("collective", number, polls=True)
+            return Wait() if number is None else Wait("collective", number, on_gpu=True)
         inside = self._main_thread.waiting_in or self._inside_torch(frames.chain(awaited.frame))
         if inside:
             return Wait(inside, observer.record_of(frames.chain(awaited.frame)))
@@ -192,7 +194,7 @@ class Waiting:
             return Wait("collective", polls=True)
         number = self._hung_on_gpu(awaited)
         if number is not None:
-            return Wait("collective", number, polls=True)
+            return Wait("collective", number, on_gpu=True)
         if runnable:
             return Wait()
         key = store_keys.awaited(frames.chain(awaited.frame))
