@@ -162,7 +162,6 @@ class RunSummary:
             buffers=digester.all("buffers", buffers),
             gradients=digester.all("gradients", ((n, p.grad) for n, p in named)),
             unheld=replica.unheld[:_MOST_NAMES],
-            twins=replica.twins,
             loads=replica.loads.count,
             load_place=place_of(replica.loads.place),
             evaluations=moments.evaluation_facts(),
