@@ -391,8 +391,6 @@ def _other_values(mine: Synced, model: Fingerprint) -> str:
 
 def plan_lines(plan: BucketPlan) -> tuple[str, ...]:
     """The buckets before any gradient was seen."""
-    if plan.first is None:
-        return ("This torch does not tell which buckets it will make.",)
     first, others = plan.limits_bytes
     limits = f"a bucket is closed when it has {format_bytes(others)}"
     limits += f", the first one when it has {format_bytes(first)}" if first != others else ""

@@ -545,7 +545,7 @@ def _recorder(
         try:
             ready = log.prepared[key]  # a subscript is quicker than a call of `get`
         except KeyError:
-            ready = _prepare(group, log, operation, operation.facts(args, named), key)
+            ready = _prepare(group, log, operation, operation.facts((*args, *named.values())), key)
             for subscriber in subscribers:
                 subscriber(frame, name, args, group.members, site.part)
         rest, fingerprint, waited, facts, started_at = ready

@@ -6,7 +6,7 @@ that died or failed ends the wait for the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -277,13 +277,9 @@ class Wrap:
 
     def _verify(self) -> dict[int, str]:
         self._check_alike(WrapStage.PARAMETERS_VERIFIED)
-        checked = self._ask(calls.VERIFY, self._request, WrapStage.PARAMETERS_VERIFIED)
+        self._ask(calls.VERIFY, self._request, WrapStage.PARAMETERS_VERIFIED)
         count = construction.size(self._model)
         self._details.append(f"{count}, alike on {name_ranks(self.ranks)}")
-        self._note_missing(
-            [verified.lacks for verified in checked.values()],
-            "torch's own check of shapes is left out",
-        )
         return dict.fromkeys(self.ranks, count)
 
     def _check_alike(self, stage: WrapStage) -> None:
@@ -302,8 +298,7 @@ class Wrap:
         self._model = models[self.ranks[0]]
 
     def _broadcast(self) -> dict[int, str]:
-        answers = self._ask(calls.BROADCAST, self._request, WrapStage.BROADCAST)
-        synced = {rank: answer.synced for rank, answer in answers.items()}
+        synced = self._ask(calls.BROADCAST, self._request, WrapStage.BROADCAST)
         texts = construction.what_changed(synced, self._model)
         first = synced[self.ranks[0]]
         self._details.append(
@@ -311,9 +306,6 @@ class Wrap:
             f"from rank 0: {construction.size(self._model)}"
         )
         self._details += [f"{name_ranks(r)} {text}" for r, text in by_value(texts)]
-        self._note_missing(
-            [answer.lacks for answer in answers.values()], "each tensor was broadcast by itself"
-        )
         findings = construction.diverged({r: each.after for r, each in synced.items()}, self.name)
         if findings:
             rows = construction.blamed_rows(
@@ -334,9 +326,9 @@ class Wrap:
             )
         plan = plans[self.ranks[0]]
         self._details += construction.plan_lines(plan)
-        text = f"{counted(len(plan.first or ()), 'bucket')} in the first step"
+        text = f"{counted(len(plan.first), 'bucket')} in the first step"
         text += f", {len(plan.later)} expected after it" if plan.later is not None else ""
-        return dict.fromkeys(self.ranks, text if plan.first is not None else "")
+        return dict.fromkeys(self.ranks, text)
 
     def _construct(self) -> dict[int, str]:
         try:
@@ -349,12 +341,7 @@ class Wrap:
         made = answers[self.ranks[0]]
         sizes = ", ".join(format_bytes(size) for size in made.sizes)
         hooks = f"a hook on each of {made.hooks} parameters"
-        self._details.append(
-            f"The reducer has {hooks}; its buckets in the first step: "
-            f"{sizes or 'this torch does not tell'}"
-        )
-        if made.synced_again:
-            self._details.append("This torch's DDP compared and broadcast everything once more.")
+        self._details.append(f"The reducer has {hooks}; its buckets in the first step: {sizes}")
         self._details.append(
             f"After a step, the buckets that come of it: %ddp_wrap {self.target} --buckets"
         )
@@ -369,11 +356,6 @@ class Wrap:
             sent = self._cluster.call(able, calls.ASSIGN, lambda _: request)
             for answer in sent.values() if target else ():
                 self._cluster.value_of(answer, _ASSIGN_S)
-
-    def _note_missing(self, of_ranks: Iterable[Sequence[str]], instead: str) -> None:
-        lacks = {name for lacking in of_ranks for name in lacking}
-        if lacks:
-            self._details.append(f"This torch has no {', '.join(sorted(lacks))}: {instead}.")
 
     def _show_reduction(self) -> None:
         known = self._ask(calls.REDUCTION, self._request)
