@@ -47,9 +47,6 @@ _API_OF_DDP = {
     "_pre_forward": ("forward", Part.FORWARD),
 }
 
-Line = tuple[str, int, str, str]
-"""File as it is shown, line, function and text."""
-
 
 class Caller(Enum):
     """Who calls a function of torch.distributed, or a functional collective (an operator)."""
@@ -65,7 +62,7 @@ class CallSite:
     """Where a collective comes from. `number` names it on this rank."""
 
     number: int
-    path: tuple[Line, ...]
+    path: tuple[Place, ...]
     """Each user line on the way, the outermost first."""
     api: str
     part: Part | None
@@ -76,6 +73,11 @@ class CallSite:
     caller: Caller = Caller.LIBRARY
     holders: tuple[tuple[int, _Code], ...] = ()
     """The frames that have such variables: how far out from the call, and what code they run."""
+
+    @property
+    def line(self) -> Place | None:
+        """The user's innermost line; None where no line is theirs."""
+        return self.path[-1] if self.path else None
 
 
 class _Variable:
@@ -162,19 +164,14 @@ def _part(module: str, name: str) -> Part | None:
     return None
 
 
-def place_of(line: Line | None) -> Place | None:
-    """The line as a value of the model."""
-    return Place(*line) if line else None
-
-
-def line_at(frame: FrameType) -> Line:
+def line_at(frame: FrameType) -> Place:
     """The line that `frame` is at."""
     code = frame.f_code
     match = frames.CELL_NAME.fullmatch(code.co_filename)
     file = f"cell {match[1]}" if match else code.co_filename.rpartition("/")[2]
     function = "" if code.co_name == "<module>" else code.co_name
     text = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
-    return (file, frame.f_lineno, function, text[:200])
+    return Place(file, frame.f_lineno, function, text[:200])
 
 
 class _Backward(threading.local):
@@ -277,10 +274,10 @@ class CallSites:
         site.holders = tuple(holders)
         return found
 
-    def users_path(self, frame: FrameType | None) -> tuple[Line, ...]:
+    def users_path(self, frame: FrameType | None) -> tuple[Place, ...]:
         """The user's lines on the way to `frame`, the outermost first."""
         self._forget_if_many()
-        path: list[Line] = []
+        path: list[Place] = []
         while frame is not None and len(path) < _MOST_LINES:
             code = self._code(frame)
             if code.users:
@@ -290,7 +287,7 @@ class CallSites:
             frame = frame.f_back
         return tuple(reversed(path))
 
-    def users_line(self) -> Line | None:
+    def users_line(self) -> Place | None:
         """The user's innermost line on this thread's stack; None where no line is theirs."""
         path = self.users_path(sys._getframe(1))
         return path[-1] if path else None
@@ -389,7 +386,7 @@ class CallSites:
         self, key: tuple[int, ...], frame: FrameType | None, part: Part | None, thread: int
     ) -> CallSite:
         begin = frame
-        path: list[Line] = []
+        path: list[Place] = []
         api = "backward" if part is Part.BACKWARD else ""
         while frame is not None:
             code = self._code(frame)

@@ -589,7 +589,7 @@ def _prepare(
     rest = REST.pack(
         facts.numel,
         facts.bytes,
-        log.text(site.path, site.path),
+        log.text(site.path, [[e.file, e.line, e.function, e.text] for e in site.path]),
         log.text(site.api or operation.name, site.api or operation.name),
         log.text(("label", metric), metric) if metric else 0,
         group.text(log),

@@ -173,7 +173,7 @@ class AsyncWorks:
             if len(self._lines) >= _MOST_LINES:
                 return
             name = site.api or method
-            line = self._lines[site.number] = _Line(name, _innermost(site))
+            line = self._lines[site.number] = _Line(name, site.line)
         line.issued += 1
         if id(work) in self._open:  # of a handle that is gone, and was never asked
             self._forget(id(work))
@@ -186,7 +186,7 @@ class AsyncWorks:
             self._others += 1
             return
         if not self._direct:
-            self._direct_operation, self._direct_place = method, _innermost(site)
+            self._direct_operation, self._direct_place = method, site.line
         self._direct += 1
 
     def _forget(self, number: int) -> None:
@@ -247,7 +247,3 @@ def _alone(tensor: Any) -> bool:
         and not tensor.is_inference()
         and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
     )
-
-
-def _innermost(site: CallSite) -> Place | None:
-    return Place(*site.path[-1]) if site.path else None

@@ -8,23 +8,22 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook import model
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.collectives.call_sites import place_of
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.inspect.global_names import GlobalNames
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.training.digests import Digester
 from ddp_notebook.rank.training.fsdp_private import Sharded
 from ddp_notebook.rank.training.inputs import Samplers
-from ddp_notebook.rank.training.tracker import Replica, TrackedOptimizer, Tracker
+from ddp_notebook.rank.training.tracker import MOST_NAMES, Replica, TrackedOptimizer, Tracker
 
-_MOST_NAMES, _MOST_NUMELS = 40, 2000
+_Of = TypeVar("_Of", bound=model.ReplicaCounts | model.OptimizerFacts)
 
 
 class RunSummary:
@@ -63,7 +62,7 @@ class RunSummary:
             backwards=tracker.backwards,
             nan_backward=tracker.nan_backward,
             nan_what=tracker.nan_what,
-            nan_place=place_of(tracker.nan_place),
+            nan_place=tracker.nan_place,
             replicas=tuple(facts for _, facts in replicas),
             optimizers=tuple(self._optimizers(keys, digester)),
             samplers=self._samplers.sampler_facts(),
@@ -85,12 +84,12 @@ class RunSummary:
     def _without_optimizer(self) -> tuple[int, ...]:
         optimizers = list(self._tracker.optimizers.values())
         held = set().union(*(tracked.holds() for tracked in optimizers))
-        return self._sharded.without(held)[:_MOST_NUMELS]
+        return self._sharded.without(held)[:2000]
 
     def counts(self) -> tuple[model.ReplicaCounts, ...]:
         """The counts of each DDP object, which may be read during a run: no tensor is."""
         return tuple(
-            model.ReplicaCounts(key, **_counts(replica, self._variable(replica.ref())))
+            _filled(model.ReplicaCounts, replica, key=key, name=self._variable(replica.ref()))
             for replica, key in self._used()
         )
 
@@ -140,17 +139,18 @@ class RunSummary:
         buffers = [(n, b) for n, b in module.named_buffers() if n not in ignored]
         group = wrapped.process_group
         first = next((p for _, p in named), None)
-        moments = replica.moments
-        return model.ReplicaFacts(
-            "",
-            **_counts(replica, self._variable(wrapped)),
+        return _filled(
+            model.ReplicaFacts,
+            replica,
+            replica.moments,
+            key="",
+            name=self._variable(wrapped),
             device=str(first.device) if first is not None else "",
             backend=torch_private.group_backend(group),
             group_size=group.size(),
-            group=replica.group,
             hook=next(iter(torch_private.hooks_that_may_part(wrapped)), ""),
             broadcast_buffers=bool(wrapped.broadcast_buffers),
-            outside=self._unmanaged(replica, named)[:_MOST_NAMES],
+            outside=self._unmanaged(replica, named)[:MOST_NAMES],
             buffer_order=tuple(n for n, _ in buffers)[:200],
             batch_buffers=tuple(
                 f"{prefix}.{name}".removeprefix(".")
@@ -161,13 +161,7 @@ class RunSummary:
             parameters=digester.all("parameters", named),
             buffers=digester.all("buffers", buffers),
             gradients=digester.all("gradients", ((n, p.grad) for n, p in named)),
-            unheld=replica.unheld[:_MOST_NAMES],
-            loads=replica.loads.count,
-            load_place=place_of(replica.loads.place),
-            evaluations=moments.evaluation_facts(),
-            starts=tuple(moments.starts),
-            autocast=moments.autocast,
-            start_place=place_of(moments.start_line),
+            evaluations=replica.moments.evaluation_facts(),
         )
 
     def _unmanaged(self, replica: Replica, named: Iterable[tuple[str, Any]]) -> tuple[str, ...]:
@@ -198,52 +192,29 @@ class RunSummary:
             counted[title] += 1
             gone = optimizer.ref() is None and optimizer.last_digests
             unwrapped, states = optimizer.last_digests if gone else _tensors_of(optimizer, digester)
-            gradients = optimizer.gradients
-            yield model.OptimizerFacts(
+            several = optimizer.idle_steps or not optimizer.replicas
+            yield _filled(
+                model.OptimizerFacts,
+                optimizer,
+                optimizer.gradients,
                 key=f"{title} {counted[title]}",
-                type=optimizer.type,
-                steps=optimizer.steps,
                 lrs=tuple(_number(lr) for lr in optimizer.lrs),
-                options=optimizer.options,
-                metrics=tuple(optimizer.metrics),
                 replicas=models,
                 unwrapped=unwrapped,
                 state=states,
-                place=place_of(optimizer.place),
-                mesh=gradients.mesh if gradients else (),
-                factors=tuple(gradients.factors) if gradients else (),
-                between=tuple(gradients.between) if gradients else (),
-                pending_steps=gradients.pending_steps if gradients else 0,
-                pending_place=place_of(optimizer.pending_place),
-                idle_steps=optimizer.idle_steps,
-                numels=optimizer.numels[:_MOST_NUMELS]
-                if optimizer.idle_steps or not optimizer.replicas
-                else (),
-                loads=optimizer.loads.count,
-                load_place=place_of(optimizer.loads.place),
-                unheld=optimizer.unheld[:_MOST_NAMES],
+                numels=optimizer.numels[:2000] if several else (),
                 idle_tensors=len(optimizer.idle) if optimizer.unheld else 0,
-                begins=optimizer.begins,
             )
 
 
-def _counts(replica: Replica, name: str) -> dict[str, Any]:
-    return {
-        "type": replica.type,
-        "name": name,
-        "forwards": replica.forwards,
-        "no_sync_forwards": replica.no_sync_forwards,
-        "bypasses": replica.bypasses,
-        "bypass_place": place_of(replica.bypass_place),
-        "local_place": place_of(replica.local_place),
-        "backwards": replica.backwards,
-        "steps": replica.steps,
-        "local_steps": replica.local_steps,
-        "bypassed_steps": replica.bypassed_steps,
-        "unready_steps": replica.unready_steps,
-        "bad_place": place_of(replica.bad_place),
-        "unready": replica.unready[:_MOST_NAMES],
-    }
+def _filled(kind: type[_Of], *owners: object, **known: Any) -> _Of:
+    """A value of the model: what is `known` of it, and else what `owners` have under that name."""
+    for name in kind.__dataclass_fields__.keys() - known.keys():
+        for owner in owners:
+            if hasattr(owner, name):
+                value = getattr(owner, name)
+                known[name] = tuple(value) if type(value) is list else value
+    return kind(**known)
 
 
 def _variable(wrapped: Any, names: Mapping[str, Any]) -> str:

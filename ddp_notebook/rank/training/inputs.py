@@ -28,7 +28,7 @@ from torch.utils.data import (
 )
 
 from ddp_notebook import model
-from ddp_notebook.rank.collectives.call_sites import CallSites, Line, place_of
+from ddp_notebook.rank.collectives.call_sites import CallSites
 
 _MOST_ITEMS = 100_000
 _HASHED_BYTES, _MOST_TENSORS = 2**20, 8
@@ -37,7 +37,7 @@ _HASHED_BYTES, _MOST_TENSORS = 2**20, 8
 class Source:
     """A sampler or a loader that was iterated in this run."""
 
-    def __init__(self, owner: Any, line: Line | None) -> None:
+    def __init__(self, owner: Any, line: model.Place | None) -> None:
         self.ref = weakref.ref(owner)
         self.line = line
         self.seen: dict[str, Any] = {}
@@ -162,7 +162,7 @@ class Samplers:
                 **source.seen,
                 epochs=tuple(source.epochs),
                 epochs_set=source.epochs_set,
-                place=place_of(source.line),
+                place=source.line,
             )
             for number, source in enumerate(used)
         )
@@ -175,7 +175,7 @@ class Samplers:
                 key=str(number),
                 **source.seen,
                 inputs=tuple(source.inputs),
-                place=place_of(source.line),
+                place=source.line,
             )
             for number, source in enumerate(used)
         )
@@ -291,7 +291,7 @@ _DROPOUTS = (
 class Evaluation:
     """One sequence of forwards without gradients."""
 
-    def __init__(self, backwards: int, module: torch.nn.Module, line: Line | None) -> None:
+    def __init__(self, backwards: int, module: torch.nn.Module, line: model.Place | None) -> None:
         self.backwards = backwards
         self.training = module.training
         self.line = line
@@ -310,7 +310,7 @@ class Evaluation:
             tuple(self.inputs),
             self.statistics,
             self.wrote,
-            place_of(self.line),
+            self.line,
         )
 
 
@@ -325,7 +325,7 @@ class Moments:
         """Forget the last run."""
         self.evaluations: list[Evaluation] = []
         self.starts: list[model.StepStart] = []
-        self.start_line: Line | None = None
+        self.start_place: model.Place | None = None
         self.autocast = ""
         self.evaluating: Evaluation | None = None
         """The evaluation that is under way."""
@@ -352,8 +352,8 @@ class Moments:
         # draws the seed of its workers, and that is none of the user's.
         if len(self.starts) >= _STARTS:
             return
-        if self.start_line is None:
-            self.start_line = self._users_line()
+        if self.start_place is None:
+            self.start_place = self._users_line()
             on = [device for device in ("cuda", "cpu") if torch.is_autocast_enabled(device)]
             dtypes = (str(torch.get_autocast_dtype(device)) for device in on)
             self.autocast = next(dtypes, "").removeprefix("torch.")

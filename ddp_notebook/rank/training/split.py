@@ -23,7 +23,7 @@ import torch
 from ddp_notebook import model
 from ddp_notebook.model import Ranks
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.collectives.call_sites import CallSites, Line, place_of
+from ddp_notebook.rank.collectives.call_sites import CallSites
 from ddp_notebook.rank.training import digests, fsdp_private, held
 from ddp_notebook.rank.training.inputs import drops_out, hash_of, random_state
 from ddp_notebook.rank.training.patching import ModuleHook
@@ -40,7 +40,7 @@ _CHANGED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError, Index
 class _Root:
     """A model whose forward communicates."""
 
-    def __init__(self, module: torch.nn.Module, key: str, line: Line | None) -> None:
+    def __init__(self, module: torch.nn.Module, key: str, line: model.Place | None) -> None:
         self.ref = weakref.ref(module)
         self.key = key
         self.line = line
@@ -180,9 +180,8 @@ class Split:
         if len(ranks) < 2 or local is None or isinstance(tensor, torch.nn.Parameter):
             return
         digest = digests.digest("", local.reshape(-1)[: 2**16])
-        line = self._call_sites.users_line()
         if digest is not None:
-            place = place_of(line)
+            place = self._call_sites.users_line()
             self._claims.append(model.Claim(self.backwards, ranks, digest, place))
         if len(self._claims) >= _MOST_CLAIMS:
             self._let_be()
@@ -221,7 +220,7 @@ class Split:
             tuple(self._claims),
             tuple(islice((copy for each in copies for copy in each.facts()), 192)),
             tuple(
-                model.Forwards(root.key, tuple(root.inputs), place_of(root.line), root.drops)
+                model.Forwards(root.key, tuple(root.inputs), root.line, root.drops)
                 for root in self._roots
             ),
             tuple(self._sums),

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from ddp_notebook.model import Place
-from ddp_notebook.rank.collectives.call_sites import CallSites, place_of
+from ddp_notebook.rank.collectives.call_sites import CallSites
 
 (
     LOADING,
@@ -101,8 +101,7 @@ class StepMarks:
         if self._on and (_this_thread() == self._thread or self._adopt()):
             self._write(kind, number, _now_ns(), self._queued_ns(kind))
             if self.written % _LINES_EVERY < _LINES_OF or kind not in self.places:
-                line = self._users_line()
-                self.places[kind] = place_of(line)
+                self.places[kind] = self._users_line()
 
     def bucket(self) -> None:
         """A bucket is handed over. Only the last of a backward becomes a mark, once it is over."""

@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 import weakref
 import zlib
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.model import Ranks
+from ddp_notebook.model import Place, Ranks
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.collectives.call_sites import CallSites, Line
+from ddp_notebook.rank.collectives.call_sites import CallSites
 from ddp_notebook.rank.inspect.objects import objects_of
 from ddp_notebook.rank.training import ddp, digests, fsdp_private
 from ddp_notebook.rank.training.inputs import Moments
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 NONE, BYPASSED, LOCAL, REDUCED = range(4)
 """What happens to a backward's gradients; of several forwards the greatest counts."""
+MOST_NAMES = 40
+"""So many parameters are named in a report."""
 _STEPS_TO_BE_IDLE = 3
 """A tensor without a gradient in so many steps counts as unused by any forward."""
 
@@ -55,29 +57,28 @@ def _some_values(parameter: torch.Tensor | None) -> tuple[float, ...]:
     return tuple(flat[:: max(1, flat.numel() // 16)][:16].tolist())
 
 
-class Loads:
-    """How often `load_state_dict` was called, and where first."""
+class _Loaded:
+    """An object of the user's whose `load_state_dict` is counted."""
 
-    def __init__(self, users_line: Callable[[], Line | None]) -> None:
+    def __init__(self, users_line: Callable[[], Place | None]) -> None:
         self._users_line = users_line
-        self.count = 0
-        self.place: Line | None = None
+        self.loads = 0
+        self.load_place: Place | None = None
 
-    def add(self) -> None:
+    def add_load(self) -> None:
         """Count a call of `load_state_dict`."""
-        self.count += 1
-        if self.place is None:
-            self.place = self._users_line()
+        self.loads += 1
+        self.load_place = self.load_place or self._users_line()
 
 
-class Replica:
+class Replica(_Loaded):
     """One DistributedDataParallel object."""
 
     def __init__(
         self, wrapped: DistributedDataParallel, number: int, call_sites: CallSites
     ) -> None:
+        super().__init__(call_sites.users_line)
         module = wrapped.module
-        self._users_line = call_sites.users_line
         names, parameters, _ = ddp.reduced(module)
         self.ref = weakref.ref(wrapped)
         self.module = weakref.ref(module)
@@ -107,13 +108,13 @@ class Replica:
         self.pending = self.last = NONE
         self.forwards = self.no_sync_forwards = self.bypasses = self.backwards = 0
         self.steps = self.local_steps = self.bypassed_steps = self.unready_steps = 0
-        self.bypass_place: Line | None = None
-        self.bad_place: Line | None = None
-        self.local_place: Line | None = None
+        self.bypass_place: Place | None = None
+        self.bad_place: Place | None = None
+        self.local_place: Place | None = None
         self.unready: tuple[str, ...] = ()
         self._all_buckets = 0
         self._unheld: list[tuple[str, weakref.ref[torch.Tensor], tuple[float, ...]]] = []
-        self.loads = Loads(self._users_line)
+        self.loads, self.load_place = 0, None
 
     def take_out(self) -> None:
         """Remove the hook: torch compiles a module of its own that has one, and else does not."""
@@ -148,16 +149,14 @@ class Replica:
             self.no_sync_forwards += 1
             if self.pending < LOCAL and self.trains():
                 self.pending = LOCAL
-            if self.local_place is None:
-                self.local_place = self._users_line()
+            self.local_place = self.local_place or self._users_line()
 
     def bypass(self) -> None:
         """A forward of the module inside begins, without the wrapper."""
         if not self.trains():
             return
         self.bypasses += 1
-        if self.bypass_place is None:
-            self.bypass_place = self._users_line()
+        self.bypass_place = self.bypass_place or self._users_line()
         self.pending = self.pending or BYPASSED
 
     def backward(self) -> None:
@@ -194,9 +193,8 @@ class Replica:
     def unheld(self) -> tuple[str, ...]:
         """The recorded parameters that have not changed since."""
         known = ((name, ref(), values) for name, ref, values in self._unheld)
-        return tuple(
-            n for n, tensor, v in known if tensor is not None and _some_values(tensor) == v
-        )
+        same = (n for n, each, values in known if each is not None and _some_values(each) == values)
+        return tuple(same)[:MOST_NAMES]
 
     def step(self, buckets: int) -> None:
         """An optimizer has updated its parameters, after a backward with so many buckets."""
@@ -214,14 +212,14 @@ class Replica:
                 return
             self.unready_steps += 1
             self.unready = tuple(self.names[i] for i in places_left if i < len(self.names))
+            self.unready = self.unready[:MOST_NAMES]
         elif self.last == LOCAL:
             self.local_steps += 1
         elif self.last == BYPASSED:
             self.bypassed_steps += 1
         else:
             return
-        if self.bad_place is None:
-            self.bad_place = self._users_line()
+        self.bad_place = self.bad_place or self._users_line()
 
 
 # -- one optimizer ---------------------------------------------------------------------
@@ -322,15 +320,13 @@ def named(groups: Iterable[Any]) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
-class TrackedOptimizer:
-    """One optimizer, from its first step on."""
+class TrackedOptimizer(_Loaded):
+    """One optimizer, from its first step on; `tracker` has the models that there are."""
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, number: int, call_sites: CallSites
-    ) -> None:
-        self._users_line = call_sites.users_line
+    def __init__(self, optimizer: torch.optim.Optimizer, tracker: Tracker) -> None:
+        super().__init__(tracker.call_sites.users_line)
+        self._tracker = tracker
         self.ref = weakref.ref(optimizer)
-        self.number = number
         self.type = type(optimizer).__name__
         self.shape: Any = None
         self.made_of = ""
@@ -352,9 +348,6 @@ class TrackedOptimizer:
         self._looks = 0
         self._left_gradients: dict[int, tuple[float, ...]] = {}
         """Of these, by the ids of the references: what was left when another model took over."""
-        self.unheld: tuple[str, ...] = ()
-        """Parameters of its models that get gradients, and that no optimizer holds in their place.
-        """
         self.last_digests: Any = None
         """Digests of its tensors when its model was deleted."""
         self.begin()
@@ -366,58 +359,48 @@ class TrackedOptimizer:
         self.metrics: list[float] = []
         """What ReduceLROnPlateau was given first."""
         self.options: tuple[str, ...] = ()
-        self.place: Line | None = None
-        self.pending_place: Line | None = None
-        self.unheld = ()
+        self.place: Place | None = None
+        self.pending_place: Place | None = None
+        self.unheld: tuple[str, ...] = ()
+        """Parameters of its models that get gradients, and that no optimizer holds in their place.
+        """
         self._begin_looks()
-        self.loads = Loads(self._users_line)
+        self.loads, self.load_place = 0, None
         self.copies: Copies | None = None
         """What other ranks of a split model have too, from the first step of the run on."""
         if self.gradients is not None:
             self.gradients.begin()
 
-    def step_begins(
-        self,
-        optimizer: torch.optim.Optimizer,
-        split: Split,
-        replicas: Mapping[int, Replica],
-    ) -> None:
-        """The optimizer is about to make a step; `split` has the models that are split."""
-        groups = optimizer.param_groups
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer is about to make a step."""
+        groups, split = optimizer.param_groups, self._tracker.split
         # Nearly always the first parameter has a gradient, and the others need not be looked at.
         first = groups[0]["params"] if groups else ()
         if not first or first[0].grad is None:
             self.idle_steps += all(p.grad is None for group in groups for p in group["params"])
         if self.gradients is None:
             if self.shape is None:
-                self._begin_with(groups, list(replicas.values()))
+                self._begin_with(groups)
             self.gradients = Gradients(groups, split.flat())
-        if self.gradients.step_begins() and self.pending_place is None:
-            self.pending_place = self._users_line()
+        if self.gradients.step_begins():
+            self.pending_place = self.pending_place or self._users_line()
         if self.copies is None:
             self.copies = split.copies_of(optimizer)
 
-    def step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        replicas: Mapping[int, Replica],
-        made: int,
-        others: Mapping[int, TrackedOptimizer],
-        buckets: int,
-    ) -> None:
-        """The optimizer has made a step; `made` counts the DDP objects so far.
+    def step(self, optimizer: torch.optim.Optimizer, buckets: int) -> None:
+        """The optimizer has made a step.
 
         `buckets` are those of the last backward, 0 where they may be of several DDP objects.
         """
         # Which models it updates is looked up again only when its groups, or the DDP objects that
         # there are, have changed: add_param_group, a model that is wrapped after the first steps.
         groups = optimizer.param_groups
-        shape = (made, len(groups), sum([len(group["params"]) for group in groups]))
+        shape = (self._tracker.made, len(groups), sum([len(group["params"]) for group in groups]))
         if shape != self.shape:
             if self.shape is not None and shape[1:] != self.shape[1:]:
                 self.gradients = None
             self.shape = shape
-            self._find_models(groups, replicas)
+            self._find_models(groups)
         if self.unmanaged and not self.unmanaged_trained:
             few = [ref() for ref in self.unmanaged[:: max(1, len(self.unmanaged) // 7)]]
             self.unmanaged_trained = any(p is not None and p.grad is not None for p in few)
@@ -436,34 +419,31 @@ class TrackedOptimizer:
         if not self.replicas:
             return
         if self._looks < _STEPS_TO_BE_IDLE:
-            self._look_for_idle(others)
+            self._look_for_idle()
         # Within a backward the reducer is not done yet, and the step is one of many.
         if not torch_private.in_backward():
             for replica in self.replicas:
                 replica.step(buckets)
 
-    def _look_for_idle(self, others: Mapping[int, TrackedOptimizer]) -> None:
+    def _look_for_idle(self) -> None:
         """Which tensors no forward uses; after a few steps, which parameters no optimizer has."""
         self._looks += 1
         self.idle = [ref for ref in self.idle if self._is_idle(ref)]
-        if self._looks < _STEPS_TO_BE_IDLE:
-            return
-        held = set().union(*(tracked.holds() for tracked in others.values()))
-        self.unheld = self._held_by_none(held)
-        for replica in self.replicas:
-            replica.look_for_unheld(held)
+        if self._looks == _STEPS_TO_BE_IDLE:
+            held = set().union(*(each.holds() for each in self._tracker.optimizers.values()))
+            self.unheld = self._held_by_none(held)[:MOST_NAMES]
+            for replica in self.replicas:
+                replica.look_for_unheld(held)
 
-    def _begin_with(self, groups: Any, replicas: Sequence[Replica]) -> None:
-        without = [(n, p) for n, p in named(groups) if not any(r.knows(p) for r in replicas)]
+    def _begin_with(self, groups: Any) -> None:
+        models = list(self._tracker.replicas.values())
+        without = [(n, p) for n, p in named(groups) if not any(r.knows(p) for r in models)]
         # Shards have methods that communicate, and are compared elsewhere.
         plain = [(name, tensor) for name, tensor in without if _is_plain(tensor) and tensor.is_cpu]
-        self.begins = tuple(
-            digest
-            for name, tensor in plain[:100]
-            if (digest := digests.digest(name, tensor.detach().view(-1)[: 2**14]))
-        )
+        made = (digests.digest(n, each.detach().view(-1)[: 2**14]) for n, each in plain[:100])
+        self.begins = tuple(digest for digest in made if digest)
 
-    def _find_models(self, groups: Any, replicas: Mapping[int, Replica]) -> None:
+    def _find_models(self, groups: Any) -> None:
         parameters = {id(parameter): (name, parameter) for name, parameter in named(groups)}
         tensors = [parameter for _, parameter in parameters.values()]
         shapes = [tuple(tensor.shape) for tensor in tensors]
@@ -473,17 +453,15 @@ class TrackedOptimizer:
         self.replicas = []
         self.unmanaged, self.unmanaged_trained = [], False
         # Of a model that was wrapped again, the first object may not be gone yet.
-        newest = {id(replica.module()): replica for replica in replicas.values()}
+        newest = {id(each.module()): each for each in self._tracker.replicas.values()}
         for replica in newest.values():
             module = replica.module()
             if module is None or replica.ref() is None:
                 continue
-            inside = [parameter for parameter in module.parameters() if id(parameter) in parameters]
+            inside = [each for each in module.parameters() if parameters.pop(id(each), None)]
             if inside:
                 self.replicas.append(replica)
                 self.unmanaged += [weakref.ref(p) for p in inside if not replica.knows(p)]
-                for each in inside:
-                    parameters.pop(id(each), None)
         self.unwrapped = [
             (name, weakref.ref(tensor))
             for name, tensor in parameters.values()
@@ -541,7 +519,7 @@ class Tracker:
     """What this process has counted of its DDP objects and optimizers."""
 
     def __init__(self, call_sites: CallSites) -> None:
-        self._call_sites = call_sites
+        self.call_sites = call_sites
         self.broken = ""
         """Why it disabled itself; empty while it works."""
         self.made = 0
@@ -559,7 +537,7 @@ class Tracker:
         """Of the last backward, or of that which is under way."""
         self.nan_backward: int | None = None
         self.nan_what = ""
-        self.nan_place: Line | None = None
+        self.nan_place: Place | None = None
 
     def begin(self) -> None:
         """A cell or a script begins: forget deleted objects, and count the others anew."""
@@ -589,7 +567,7 @@ class Tracker:
         self.made += 1
         if len(self.replicas) >= _MOST:
             self.replicas.pop(next(iter(self.replicas)))
-        found = self.replicas[id(wrapped)] = Replica(wrapped, self.made, self._call_sites)
+        found = self.replicas[id(wrapped)] = Replica(wrapped, self.made, self.call_sites)
         self.modules[id(found.module())] = found
         return found
 
@@ -664,28 +642,27 @@ class Tracker:
 
     def _is_bad(self, number: int, what: str) -> None:
         self.nan_backward, self.nan_what = number, what
-        self.nan_place = self._call_sites.users_line()
+        self.nan_place = self.call_sites.users_line()
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to make a step."""
-        self._optimizer(optimizer).step_begins(optimizer, self.split, self.replicas)
+        self._optimizer(optimizer).step_begins(optimizer)
 
     def module_loads(self, module: torch.nn.Module) -> None:
         """`load_state_dict` of a module is called: it may be a part of a DDP object."""
         for replica in self.replicas.values():
             wrapped = replica.ref()
             if wrapped is not None and any(part is module for part in wrapped.modules()):
-                replica.loads.add()
+                replica.add_load()
 
     def optimizer_loads(self, optimizer: torch.optim.Optimizer) -> None:
         """`load_state_dict` of an optimizer is called."""
-        self._optimizer(optimizer).loads.add()
+        self._optimizer(optimizer).add_load()
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step."""
         buckets = self._buckets if len(self.replicas) == 1 else 0
-        tracked = self._optimizer(optimizer)
-        tracked.step(optimizer, self.replicas, self.made, self.optimizers, buckets)
+        self._optimizer(optimizer).step(optimizer, buckets)
 
     def metric(self, optimizer: torch.optim.Optimizer, value: float) -> None:
         """ReduceLROnPlateau judges by this value whether the learning rate is to be lower."""
@@ -699,6 +676,5 @@ class Tracker:
         if found is None or found.ref() is not optimizer:
             if len(self.optimizers) >= _MOST:
                 self.optimizers.pop(next(iter(self.optimizers)))
-            found = TrackedOptimizer(optimizer, len(self.optimizers), self._call_sites)
-            self.optimizers[id(optimizer)] = found
+            found = self.optimizers[id(optimizer)] = TrackedOptimizer(optimizer, self)
         return found
