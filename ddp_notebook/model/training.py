@@ -29,9 +29,11 @@ class TensorDigest:
     finite: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WorkFacts:
     """A user line that started collectives and did not wait for all of them in time.
+
+    The rank counts in it; as part of a report nothing changes it.
 
     Of `issued`, `unwaited` were never waited for; the tensors of `written` were changed, and those
     of `stepped` were gradients that an optimizer used, before they were waited for.
@@ -45,7 +47,7 @@ class WorkFacts:
     place: Place | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FunctionalFacts:
     """Collectives of torch.ops._c10d_functional in this run, whose results must be waited for.
 
@@ -345,7 +347,7 @@ class RunFacts:
     samplers: tuple[SamplerFacts, ...] = ()
     loaders: tuple[LoaderFacts, ...] = ()
     works: tuple[WorkFacts, ...] = ()
-    functional: FunctionalFacts = FunctionalFacts()
+    functional: FunctionalFacts = field(default_factory=FunctionalFacts)
     collectives: int = 0
     """The number of collectives that it has called, plus one; 0 if unknown."""
     precision: tuple[str, ...] = ()

@@ -31,7 +31,7 @@ from ddp_notebook.rank.collectives.guard import Guard
 from ddp_notebook.rank.collectives.log_writer import LogWriter
 from ddp_notebook.rank.collectives.operations import Facts, Operation
 from ddp_notebook.rank.collectives.pause import PauseGate
-from ddp_notebook.rank.collectives.splits import Exchanges, NotedExchanges
+from ddp_notebook.rank.collectives.splits import ComparedExchanges, Exchanges, NotedExchanges
 from ddp_notebook.rank.collectives.time_limits import PatientWork, TimeLimits
 from ddp_notebook.rank.collectives.works import AsyncWorks, completed, error_of, wait_for
 from ddp_notebook.rank.component import Component, Run
@@ -89,7 +89,7 @@ class Observer(Component):
         """Told of each call of a new kind: its frames show which model or schedule it is of."""
         self.backwards = 0
         """How many backwards have begun in this run, as who counts them says: records have it."""
-        self.exchanges: Exchanges | NotedExchanges | None = None
+        self.exchanges: Exchanges | None = None
         """The all_to_alls of the group in which this rank called one last."""
         self.capturing = False
         """The last collective was captured into a CUDA graph: it has no end of its own."""
@@ -110,8 +110,7 @@ class Observer(Component):
         gpu.sleep_in_waits()
         torch_private.send_together(lambda group: isinstance(group, ObservedGroup))
         torch_private.watch_groups(lambda new: _Making(self, new))
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.leave_log)
+        os.register_at_fork(after_in_child=self.leave_log)
 
     def open_log(self) -> None:
         """Record collectives in the file of this process's rank from now on."""
@@ -268,7 +267,7 @@ class _Group:
         """How many collectives, and sends and receives, were issued so far."""
         self.checks: list[Callable[..., None] | None] = [None, None]
         """The checks against the other ranks: of collectives, not of sends and receives."""
-        self.exchanges: Exchanges | NotedExchanges | None = None
+        self.exchanges: Exchanges | None = None
         """Its all_to_alls, where they are compared."""
         self.waits = torch_private.group_backend(inner) == "gloo"
         """A collective that is waited for is waited for in here, so that its end is seen."""
@@ -420,12 +419,12 @@ class _Making:
         group.ddp_notebook_group.exchanges = self._exchanges(group.ddp_notebook_group)
         return group
 
-    def _exchanges(self, group: _Group) -> Exchanges | NotedExchanges:
+    def _exchanges(self, group: _Group) -> Exchanges:
         new, folder = self.new, self.observer.process.folder
         if self.guard is None:
             return NotedExchanges(folder / SPLITS, group.members, group.title)
         where = (self.guard.name, new.store, new.name, new.rank or 0)
-        return Exchanges(folder, *where, group.members, group.title)
+        return ComparedExchanges(folder, *where, group.members, group.title)
 
     def ended(self) -> None:
         """torch has made the group, or could not."""

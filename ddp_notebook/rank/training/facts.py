@@ -68,7 +68,7 @@ class RunSummary:
             samplers=self._samplers.sampler_facts(),
             loaders=self._samplers.loader_facts(),
             works=self._observer.works.facts(),
-            functional=self._observer.works.functional(),
+            functional=self._observer.works.functional or model.FunctionalFacts(),
             collectives=self._observer.issued(),
             precision=_precision(),
             sharded_without_optimizer=self._without_optimizer(),
@@ -161,7 +161,6 @@ class RunSummary:
             parameters=digester.all("parameters", named),
             buffers=digester.all("buffers", buffers),
             gradients=digester.all("gradients", ((n, p.grad) for n, p in named)),
-            evaluations=replica.moments.evaluation_facts(),
         )
 
     def _unmanaged(self, replica: Replica, named: Iterable[tuple[str, Any]]) -> tuple[str, ...]:

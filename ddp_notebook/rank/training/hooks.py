@@ -86,8 +86,7 @@ class TrainingHooks(Component):
         register_optimizer_step_pre_hook(self._patches.contained(self._before_step))
         register_optimizer_step_post_hook(self._patches.contained(self._after_step))
         torch_private.without_hooks_while_scripting(lambda hook: isinstance(hook, ModuleHook))
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._leave_child_alone)
+        os.register_at_fork(after_in_child=self._leave_child_alone)
 
     def run_ends(self) -> None:
         """End an evaluation that the run ended with."""
