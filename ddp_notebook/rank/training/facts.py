@@ -7,7 +7,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +23,7 @@ from ddp_notebook.rank.training.fsdp_private import Sharded
 from ddp_notebook.rank.training.inputs import Samplers
 from ddp_notebook.rank.training.tracker import MOST_NAMES, Replica, TrackedOptimizer, Tracker
 
-_Of = TypeVar("_Of", bound=model.ReplicaCounts | model.OptimizerFacts)
+_Of = TypeVar("_Of")
 
 
 class RunSummary:
@@ -208,7 +208,7 @@ class RunSummary:
 
 def _filled(kind: type[_Of], *owners: object, **known: Any) -> _Of:
     """A value of the model: what is `known` of it, and else what `owners` have under that name."""
-    for name in kind.__dataclass_fields__.keys() - known.keys():
+    for name in {field.name for field in fields(kind)} - known.keys():  # type: ignore[arg-type]
         for owner in owners:
             if hasattr(owner, name):
                 value = getattr(owner, name)
