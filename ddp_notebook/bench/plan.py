@@ -254,17 +254,6 @@ class Plan:
             raise ValueError(
                 f"The budget is {self.budget_s:g} s: it must be 0 or more, such as --budget 30s."
             )
-        for name, low in (  # no option sets these, but a file of another user may
-            ("rounds", 1),
-            ("max_rounds", self.rounds),
-            ("warmup", 2),
-            ("max_warmup", self.warmup),
-            ("settled", 1),
-            ("min_iterations", 1),
-            ("max_iterations", self.min_iterations),
-        ):
-            if not getattr(self, name) >= low:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {low}.")
         parse_names(",".join(self.ops), OP_NAMES, "operation")
         parse_names(",".join(self.dtypes), tuple(DTYPE_BYTES), "dtype")
         parse_names(",".join(self.modes), MODES, "mode")
