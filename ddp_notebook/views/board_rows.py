@@ -333,19 +333,11 @@ def describe(state: RankState) -> str:
         case Status.READY:
             return f"its last cell raised {state.raised}" if state.raised else ""
         case Status.RUNNING:
-            return state.doing or _run(state)
+            return state.doing or (f"cell {state.cell}" if state.cell else "the benchmark")
         case Status.FAILED:
-            return _failure(state)
+            return f"{state.entering.value}: {state.cause}" if state.entering else state.cause
         case Status.DEAD:
             return "its process is replaced" if state.restarting else _death(state)
-
-
-def _run(state: RankState) -> str:
-    return f"cell {state.cell}" if state.cell else "the benchmark"
-
-
-def _failure(state: RankState) -> str:
-    return f"{state.entering.value}: {state.cause}" if state.entering else state.cause
 
 
 def _death(state: RankState) -> str:

@@ -54,32 +54,31 @@ class RunSummary:
         keys = {id(replica): facts.key for replica, facts in replicas}
         meshes = {unit.mesh for unit in self._sharded.units()}
         copies = [o.copies for o in list(tracker.optimizers.values()) if o.copies is not None]
-        facts = model.RunFacts(
+        observer = self._observer
+        return _filled(
+            model.RunFacts,
+            tracker,
+            digester,
             rank=self._process.rank,
-            run=self._observer.run,
+            run=observer.run,
             host=socket.gethostname(),
             **_gpus(),
-            backwards=tracker.backwards,
-            nan_backward=tracker.nan_backward,
-            nan_what=tracker.nan_what,
-            nan_place=tracker.nan_place,
             replicas=tuple(facts for _, facts in replicas),
             optimizers=tuple(self._optimizers(keys, digester)),
             samplers=self._samplers.sampler_facts(),
             loaders=self._samplers.loader_facts(),
-            works=self._observer.works.facts(),
-            functional=self._observer.works.functional or model.FunctionalFacts(),
-            collectives=self._observer.issued(),
+            works=observer.works.facts(),
+            functional=observer.works.functional or model.FunctionalFacts(),
+            collectives=observer.issued(),
             precision=_precision(),
             sharded_without_optimizer=self._without_optimizer(),
             split=replace(
                 tracker.split.facts(copies),
                 data_ranks=tuple(sorted(meshes.pop())) if len(meshes) == 1 else (),
             ),
+            broken=tracker.broken or observer.broken,
+            unrecorded=observer.unrecorded,
         )
-        observer = self._observer
-        broken, unrecorded = tracker.broken or observer.broken, observer.unrecorded
-        return replace(facts, notes=tuple(digester.notes), broken=broken, unrecorded=unrecorded)
 
     def _without_optimizer(self) -> tuple[int, ...]:
         optimizers = list(self._tracker.optimizers.values())

@@ -225,15 +225,8 @@ class Wrap:
         self._details.append(self.diagnosis.headline)
         for finding in stop.findings:
             self._details += [*finding.evidence, f"What to do: {finding.remedy}"]
-        self.table = StepTable(
-            title=f"{self.name}: {construction.place(stage)}, was not passed",
-            rows=stop.rows,
-            about=stage.about,
-            link=stage.link,
-            next_call=f"%ddp_wrap {self.name}",
-            details=tuple(self._details),
-        )
-        return self.table
+        title = f"{self.name}: {construction.place(stage)}, was not passed"
+        return self._tabled(title, stage, stop.rows, f"%ddp_wrap {self.name}")
 
     def _show(self, stage: WrapStage, rows: tuple[StepRow, ...]) -> StepTable:
         title = f"{self.name}: before {construction.place(stage)}"
@@ -241,14 +234,13 @@ class Wrap:
             title = f"{self.target} is a DistributedDataParallel on {name_ranks(self.ranks)}"
         elif self.stage is not stage:
             title = f"{self.name}: passed {construction.place(stage)}"
-        self.table = StepTable(
-            title=title,
-            rows=rows,
-            about=stage.about,
-            link=stage.link,
-            next_call="" if self.done else "%ddp_step",
-            details=tuple(self._details),
-        )
+        return self._tabled(title, stage, rows, "" if self.done else "%ddp_step")
+
+    def _tabled(
+        self, title: str, stage: WrapStage, rows: tuple[StepRow, ...], then: str
+    ) -> StepTable:
+        details = tuple(self._details)
+        self.table = StepTable(title, rows, stage.about, stage.link, then, details)
         return self.table
 
     def _rows_of(self, texts: Mapping[int, str]) -> tuple[StepRow, ...]:
@@ -292,10 +284,14 @@ class Wrap:
         findings = construction.compare(models, self.name) or construction.diverged(
             hashes, self.name
         )
-        if findings:
-            rows = construction.blamed_rows(findings, stage, self.ranks, "no collective was issued")
-            raise _Stopped(findings, rows)
+        self._stop_if(findings, stage, "no collective was issued")
         self._model = models[self.ranks[0]]
+
+    def _stop_if(self, findings: tuple[Finding, ...], stage: WrapStage, others: str) -> None:
+        """What the ranks gave does not agree where there are `findings`; `others`: of the rest."""
+        if findings:
+            rows = construction.blamed_rows(findings, stage, self.ranks, others)
+            raise _Stopped(findings, rows)
 
     def _broadcast(self) -> dict[int, str]:
         synced = self._ask(calls.BROADCAST, self._request, WrapStage.BROADCAST)
@@ -307,11 +303,7 @@ class Wrap:
         )
         self._details += [f"{name_ranks(r)} {text}" for r, text in by_value(texts)]
         findings = construction.diverged({r: each.after for r, each in synced.items()}, self.name)
-        if findings:
-            rows = construction.blamed_rows(
-                findings, WrapStage.BROADCAST, self.ranks, "values of rank 0"
-            )
-            raise _Stopped(findings, rows)
+        self._stop_if(findings, WrapStage.BROADCAST, "values of rank 0")
         if len(self.ranks) > 1:
             self._details.append(f"Now {name_ranks(self.ranks)} have the same values (hashed).")
         return texts
@@ -319,11 +311,7 @@ class Wrap:
     def _make_buckets(self) -> dict[int, str]:
         plans = self._ask(calls.PLAN_BUCKETS, self._ddp_options, WrapStage.BUCKETS)
         findings = construction.other_buckets(plans, self.name)
-        if findings:
-            raise _Stopped(
-                findings,
-                construction.blamed_rows(findings, WrapStage.BUCKETS, self.ranks, "as expected"),
-            )
+        self._stop_if(findings, WrapStage.BUCKETS, "as expected")
         plan = plans[self.ranks[0]]
         self._details += construction.plan_lines(plan)
         text = f"{counted(len(plan.first), 'bucket')} in the first step"
