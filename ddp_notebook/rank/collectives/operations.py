@@ -38,10 +38,6 @@ another form.
 """
 
 
-def _no_key(args: Sequence[Any]) -> Hashable:
-    return None
-
-
 @dataclass(frozen=True)
 class Operation:
     """One method of torch's ProcessGroup. `name` is that of the function users call."""
@@ -50,7 +46,7 @@ class Operation:
     name: str
     facts: Callable[[Sequence[Any]], Facts]
     """Reads the arguments, those given by name behind the others."""
-    key: _Key = _no_key
+    key: _Key = lambda args: None
     to_peer: bool = False
     has_metric: bool = False
     """The user's code may name what is reduced, a metric: the name is looked for."""

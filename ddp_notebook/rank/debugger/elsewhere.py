@@ -118,17 +118,13 @@ def _compiled(file: str, line: int, wholes: Collection[bool]) -> str:
 
 def _in_workers(file: str, line: int) -> str:
     """That the workers of a DataLoader run a line; empty where none does."""
-    for loader in _loaders():
+    for loader in (e for e in objects_of(DataLoader) if getattr(e, "num_workers", 0)):
         given = (loader.collate_fn, loader.worker_init_fn, loader.dataset)
         held = vars(loader.dataset).values() if hasattr(loader.dataset, "__dict__") else ()
         roots = (root for each in (*given, *held) for root in _roots(each))
         if _has(_reached(roots), file, line):
             return _WORKERS.format(count=loader.num_workers)
     return ""
-
-
-def _loaders() -> list[Any]:
-    return [each for each in objects_of(DataLoader) if getattr(each, "num_workers", 0)]
 
 
 _METHODS = ("forward", "__call__", "__getitem__", "__getitems__", "__iter__", "__len__")

@@ -18,7 +18,7 @@ from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.inspect.global_names import GlobalNames
 from ddp_notebook.rank.rank_process import RankProcess
-from ddp_notebook.rank.training.digests import Digester
+from ddp_notebook.rank.training.digests import Digester, named
 from ddp_notebook.rank.training.fsdp_private import Sharded
 from ddp_notebook.rank.training.inputs import Samplers
 from ddp_notebook.rank.training.tracker import MOST_NAMES, Replica, TrackedOptimizer, Tracker
@@ -233,16 +233,15 @@ def _tensors_of(tracked: TrackedOptimizer, digester: Digester) -> tuple[Any, Any
     idle = set(map(id, tracked.idle))
     living = [(name, ref()) for name, ref in tracked.unwrapped if id(ref) not in idle]
     unwrapped = digester.all("parameters without DDP", living)
-    optimizer = tracked.ref() if tracked.replicas else None  # else there is nothing to compare
-    states = [] if optimizer is None else list(_states(optimizer))
-    return unwrapped, digester.all("optimizer states", states)
-
-
-def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
-    for g, group in enumerate(optimizer.param_groups):
-        for i, parameter in enumerate(group["params"]):
-            for name, value in optimizer.state.get(parameter, {}).items():
-                yield f"{name} of param_groups[{g}]['params'][{i}]", value
+    optimizer = tracked.ref() if tracked.replicas else None
+    if optimizer is None:  # there is nothing to compare
+        return unwrapped, ()
+    states = (
+        (f"{name} of {place}", value)
+        for place, parameter in named(optimizer.param_groups)
+        for name, value in optimizer.state.get(parameter, {}).items()
+    )
+    return unwrapped, digester.all("optimizer states", list(states))
 
 
 def _number(value: Any) -> float | None:

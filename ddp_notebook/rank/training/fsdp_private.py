@@ -178,8 +178,11 @@ class Pending:
     and `set_requires_all_reduce` leave, to be reduced with those of a later backward."""
 
     def __init__(self, parameters: set[int]) -> None:
-        groups = [group for group in _groups() if _holds(group, parameters)]
-        self._groups = [weakref.ref(group) for group in groups]
+        self._groups = [
+            weakref.ref(group)
+            for group in _groups()
+            if any(id(getattr(e, "sharded_param", None)) in parameters for e in _ends(group))
+        ]
 
     def __bool__(self) -> bool:
         return any(_is_pending(group) for ref in self._groups if (group := ref()) is not None)
@@ -259,10 +262,6 @@ def _ends(group: Any) -> list[Any]:
     """The first and the last parameter: all of a group are treated the same."""
     parameters = list(getattr(group, "fsdp_params", ()))
     return parameters[:1] + parameters[1:][-1:]
-
-
-def _holds(group: Any, parameters: set[int]) -> bool:
-    return any(id(getattr(each, "sharded_param", None)) in parameters for each in _ends(group))
 
 
 def _is_pending(group: Any) -> bool:

@@ -100,13 +100,10 @@ def _locals() -> Iterator[Mapping[str, Any]]:
 def roots() -> list[torch.nn.Module]:
     """Modules with parameters that no other module contains."""
     modules = objects_of(torch.nn.Module)
-    children = {id(part) for module in modules for part in _parts(module)}
+    parts = (vars(module).get("_modules", {}) for module in modules)
+    children = {id(part) for each in parts for part in each.values()}
     roots = [module for module in modules if id(module) not in children]
     return [root for root in roots if next(root.parameters(), None) is not None]
-
-
-def _parts(module: torch.nn.Module) -> list[Any]:
-    return list(vars(module).get("_modules", {}).values())
 
 
 def _bytes(tensor: torch.Tensor) -> tuple[int, int]:

@@ -166,7 +166,9 @@ class TrainingHooks(Component):
             return
         replica = self._tracker.replica(wrapped)
         module = replica.module()
-        if module is not None and not _is_hooked(module):
+        hooks = module._forward_pre_hooks.values() if module is not None else ()
+        # One that is wrapped again has it already, and a copy of one.
+        if module is not None and not any(type(hook) is ModuleHook for hook in hooks):
             replica.handle = module.register_forward_pre_hook(ModuleHook(self._bypassed))
 
     def _forward_begins(
@@ -286,8 +288,3 @@ class TrainingHooks(Component):
 def _of_first(tell: Callable[[Any], None]) -> Callable[..., None]:
     """Return what tells of a method that its object was called."""
     return lambda args, _named, _compiler: tell(args[0])
-
-
-def _is_hooked(module: torch.nn.Module) -> bool:
-    """True of the module of a DDP object, and of its copies."""
-    return any(type(hook) is ModuleHook for hook in module._forward_pre_hooks.values())

@@ -243,11 +243,8 @@ class Copies:
         self, optimizer: torch.optim.Optimizer | None = None, names: Mapping[int, str] = {}
     ) -> None:
         self._steps = 0
-        named = [
-            (names.get(id(parameter), f"param_groups[{g}]['params'][{i}]"), parameter)
-            for g, group in enumerate(optimizer.param_groups if optimizer is not None else ())
-            for i, parameter in enumerate(group["params"])
-        ]
+        places = digests.named(optimizer.param_groups if optimizer is not None else ())
+        named = [(names.get(id(parameter), place), parameter) for place, parameter in places]
         self.split = any(fsdp_private.is_placed(tensor) for _, tensor in named)
         """Some of its parameters are DTensors."""
         self._copies = list(_copies(named))[:24] if self.split else []

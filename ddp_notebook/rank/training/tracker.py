@@ -235,7 +235,7 @@ class Gradients:
     """
 
     def __init__(self, groups: Iterable[Any], flat: Mapping[int, Ranks]) -> None:
-        parameters = [tensor for _, tensor in named(groups)]
+        parameters = [tensor for _, tensor in digests.named(groups)]
         self.mesh, sharded = fsdp_private.sharded_in(parameters, flat)
         some = sharded or parameters
         # Six, evenly spread; by an odd number, since every second one may be a bias.
@@ -309,15 +309,6 @@ def _factor(before: list[list[float]], after: list[list[float]]) -> float | None
     low, high = min(ratios), max(ratios)
     alike = high - low <= 1e-4 * max(abs(low), abs(high))  # False for what is not a number
     return float(f"{sum(ratios) / len(ratios):.6g}") if alike else None
-
-
-def named(groups: Iterable[Any]) -> list[tuple[str, torch.Tensor]]:
-    """An optimizer's parameters, named by their places in its groups."""
-    return [
-        (f"param_groups[{g}]['params'][{i}]", parameter)
-        for g, group in enumerate(groups)
-        for i, parameter in enumerate(group["params"])
-    ]
 
 
 class TrackedOptimizer(_Loaded):
@@ -437,14 +428,14 @@ class TrackedOptimizer(_Loaded):
 
     def _begin_with(self, groups: Any) -> None:
         models = list(self._tracker.replicas.values())
-        without = [(n, p) for n, p in named(groups) if not any(r.knows(p) for r in models)]
+        without = [(n, p) for n, p in digests.named(groups) if not any(r.knows(p) for r in models)]
         # Shards have methods that communicate, and are compared elsewhere.
         plain = [(name, tensor) for name, tensor in without if _is_plain(tensor) and tensor.is_cpu]
         made = (digests.digest(n, each.detach().view(-1)[: 2**14]) for n, each in plain[:100])
         self.begins = tuple(digest for digest in made if digest)
 
     def _find_models(self, groups: Any) -> None:
-        parameters = {id(parameter): (name, parameter) for name, parameter in named(groups)}
+        parameters = {id(parameter): (name, parameter) for name, parameter in digests.named(groups)}
         tensors = [parameter for _, parameter in parameters.values()]
         shapes = [tuple(tensor.shape) for tensor in tensors]
         self.numels = tuple(sorted(tensor.numel() for tensor in tensors))
