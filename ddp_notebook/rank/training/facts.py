@@ -7,7 +7,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -26,47 +26,39 @@ from ddp_notebook.rank.training.tracker import MOST_NAMES, Replica, TrackedOptim
 _Of = TypeVar("_Of")
 
 
+@dataclass(eq=False)
 class RunSummary:
     """What this rank knows of its last run."""
 
-    def __init__(
-        self,
-        process: RankProcess,
-        observer: Observer,
-        tracker: Tracker,
-        samplers: Samplers,
-        sharded: Sharded,
-        names: GlobalNames,
-    ) -> None:
-        self._process = process
-        self._observer = observer
-        self._tracker = tracker
-        self._samplers = samplers
-        self._sharded = sharded
-        self._names = names
+    process: RankProcess
+    observer: Observer
+    tracker: Tracker
+    samplers: Samplers
+    sharded: Sharded
+    names: GlobalNames
 
     def facts(self) -> model.RunFacts:
         """The whole summary. Only if nothing runs: it reads what the main thread would change."""
         # One digester for all, which stops after its time: parameters come first, then buffers,
         # gradients and optimizers, so that of a large model the parameters at least are compared.
-        tracker, digester = self._tracker, Digester()
+        tracker, digester = self.tracker, Digester()
         replicas = self._replicas(digester)
         keys = {id(replica): facts.key for replica, facts in replicas}
-        meshes = {unit.mesh for unit in self._sharded.units()}
+        meshes = {unit.mesh for unit in self.sharded.units()}
         copies = [o.copies for o in list(tracker.optimizers.values()) if o.copies is not None]
-        observer = self._observer
+        observer = self.observer
         return _filled(
             model.RunFacts,
             tracker,
             digester,
-            rank=self._process.rank,
+            rank=self.process.rank,
             run=observer.run,
             host=socket.gethostname(),
             **_gpus(),
             replicas=tuple(facts for _, facts in replicas),
             optimizers=tuple(self._optimizers(keys, digester)),
-            samplers=self._samplers.sampler_facts(),
-            loaders=self._samplers.loader_facts(),
+            samplers=self.samplers.sampler_facts(),
+            loaders=self.samplers.loader_facts(),
             works=observer.works.facts(),
             functional=observer.works.functional or model.FunctionalFacts(),
             collectives=observer.issued(),
@@ -81,9 +73,9 @@ class RunSummary:
         )
 
     def _without_optimizer(self) -> tuple[int, ...]:
-        optimizers = list(self._tracker.optimizers.values())
+        optimizers = list(self.tracker.optimizers.values())
         held = set().union(*(tracked.holds() for tracked in optimizers))
-        return self._sharded.without(held)[:2000]
+        return self.sharded.without(held)[:2000]
 
     def counts(self) -> tuple[model.ReplicaCounts, ...]:
         """The counts of each DDP object, which may be read during a run: no tensor is."""
@@ -94,13 +86,13 @@ class RunSummary:
 
     def of_dying(self, wrapped: DistributedDataParallel) -> model.ReplicaFacts | None:
         """The facts of a DDP object that is being deleted; also of its optimizers' tensors."""
-        replica = self._tracker.replicas.get(id(wrapped))
+        replica = self.tracker.replicas.get(id(wrapped))
         if replica is None or not (replica.steps or replica.backwards):
             return None
         # The user's code waits for it, maybe in a loop that makes a model each time.
         digester = Digester(seconds=0.1, tensors=400)
         facts = self._facts(replica, wrapped, digester)
-        for optimizer in list(self._tracker.optimizers.values()):
+        for optimizer in list(self.tracker.optimizers.values()):
             if replica in optimizer.replicas:
                 optimizer.last_digests = _tensors_of(optimizer, digester)
         return facts
@@ -109,7 +101,7 @@ class RunSummary:
         """The replicas that this run trained, each with a key that is the model's on all ranks."""
         # Keys must be equal on all ranks, which share no numbers: a hash of the names and shapes,
         # and a count of the models with that hash, in the order in which they were wrapped.
-        everyone = (*self._tracker.gone, *list(self._tracker.replicas.values()))
+        everyone = (*self.tracker.gone, *list(self.tracker.replicas.values()))
         counted: Counter[str] = Counter()
         for replica in sorted(everyone, key=lambda each: each.number):
             if replica.used:
@@ -129,7 +121,7 @@ class RunSummary:
 
     def _variable(self, wrapped: Any) -> str:
         """The name of the user's variable for an object; empty if there is none."""
-        return _variable(wrapped, self._names.get()) if wrapped is not None else ""
+        return _variable(wrapped, self.names.get()) if wrapped is not None else ""
 
     def _facts(self, replica: Replica, wrapped: Any, digester: Digester) -> model.ReplicaFacts:
         module = wrapped.module
@@ -168,7 +160,7 @@ class RunSummary:
         # What was unfrozen just before the object ended has had no step with it.
         updated = {
             id(parameter)
-            for tracked in list(self._tracker.optimizers.values())
+            for tracked in list(self.tracker.optimizers.values())
             for ref in (tracked.unmanaged if tracked.steps else ())
             if (parameter := ref()) is not None
             if tracked.unmanaged_trained or parameter.grad is not None
@@ -182,7 +174,7 @@ class RunSummary:
     def _optimizers(
         self, keys: dict[int, str], digester: Digester
     ) -> Iterator[model.OptimizerFacts]:
-        optimizers = list(self._tracker.optimizers.values())
+        optimizers = list(self.tracker.optimizers.values())
         counted: Counter[str] = Counter()
         for optimizer in [optimizer for optimizer in optimizers if optimizer.steps]:
             models = tuple(keys[id(r)] for r in optimizer.replicas if id(r) in keys)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -45,31 +46,31 @@ _LEFT_OUT = (step_marks.REDUCED, step_marks.REDUCED)
 """Between two such marks are steps that were not marked."""
 
 
+@dataclass(eq=False)
 class StepTimer:
     """Reports the newest steps of this rank on request."""
 
-    def __init__(self, marks: StepMarks, tracker: Tracker, observer: Observer, rank: int) -> None:
-        self._marks = marks
-        self._tracker = tracker
-        self._observer = observer
-        self._rank = rank
+    marks: StepMarks
+    tracker: Tracker
+    observer: Observer
+    rank: int
 
     def times(self) -> StepTimes:
         """The steps of the current or the last run. Any thread may ask at any time."""
-        log = self._observer.log
+        log = self.observer.log
         waited = log.waited() if log is not None else Waited()
         key = self._key(waited.groups)
         rows: list[TimedStep] = []
-        if key and not waited.paused and not waited.to_peers and not self._tracker.broken:
-            rows = steps(self._marks.marks(), waited.spans)[-_MOST_ROWS:]
+        if key and not waited.paused and not waited.to_peers and not self.tracker.broken:
+            rows = steps(self.marks.marks(), waited.spans)[-_MOST_ROWS:]
         places = {
             _OWN[kind]: place
-            for kind, place in list(self._marks.places.items())
+            for kind, place in list(self.marks.places.items())
             if place is not None and kind not in (step_marks.LOADED, step_marks.STEPPED)
         }
         return StepTimes(
-            self._rank,
-            self._observer.run,
+            self.rank,
+            self.observer.run,
             socket.gethostname(),
             _cores(),
             key,
@@ -83,7 +84,7 @@ class StepTimer:
         The host does not know when work on a GPU is done: its own times tell nothing.
         """
         stepped = [
-            optimizer for optimizer in list(self._tracker.optimizers.values()) if optimizer.steps
+            optimizer for optimizer in list(self.tracker.optimizers.values()) if optimizer.steps
         ]
         shapes = sorted(optimizer.made_of for optimizer in stepped)
         if not shapes or not groups or any(optimizer.on_device for optimizer in stepped):
