@@ -41,7 +41,7 @@ _WRAPPERS = "torch.distributed.c10d_logger"
 _TORCHS = frozenset({"torch.distributed.distributed_c10d", _WRAPPERS})
 _OPERATORS = "torch._ops", "torch._library"
 _BETWEEN_STORES = ("CACHE", "EXTENDED_ARG", "NOP")
-_API_OF_DDP = {
+_OF_DDP: dict[str, tuple[str, Part | None]] = {
     "__init__": ("DistributedDataParallel.__init__", Part.CONSTRUCTOR),
     "forward": ("forward", Part.FORWARD),
     "_pre_forward": ("forward", Part.FORWARD),
@@ -108,8 +108,7 @@ class _Code:
         self.ends = users and code.co_name == "<module>"
         if (module, code.co_name) == _FORKED:
             self.ends = True  # below it are lines of the process that forked this one
-        self.part = None if users else _part(module, code.co_name)
-        self.api = "" if users else _api(module, code.co_name)
+        self.api, self.part = ("", None) if users else _api_and_part(module, code.co_name)
         self.autograd = module.startswith("torch.autograd")
         self.is_torchs = module in _TORCHS
         self.is_operator = module.startswith(_OPERATORS)
@@ -140,28 +139,20 @@ def _stored(value: object) -> list[str]:
     return [name for name in many if isinstance(name, str)]
 
 
-def _api(module: str, name: str) -> str:
-    if module == "torch.nn.parallel.distributed" and name in _API_OF_DDP:
-        return _API_OF_DDP[name][0]
+def _api_and_part(module: str, name: str) -> tuple[str, Part | None]:
+    """What a function of torch is called where a collective comes through it, and its part of DDP.
+
+    Both are empty for any other.
+    """
+    if module == "torch.nn.parallel.distributed":
+        return _OF_DDP.get(name, ("", None))
+    if module == "torch.distributed.algorithms.join":
+        return (name if name in frames.WAITING_IN else "Join"), Part.JOIN
     if module in ("torch._tensor", "torch.autograd") and name == "backward":
-        return "backward"
-    if module.startswith("torch.distributed") and name in frames.WAITING_IN:
-        return name
-    if module.startswith("torch.distributed.tensor") and name in PLACING:
-        return name
-    if module == "torch.distributed.algorithms.join":
-        return "Join"
-    return ""
-
-
-def _part(module: str, name: str) -> Part | None:
-    if module == "torch.nn.parallel.distributed" and name in _API_OF_DDP:
-        return _API_OF_DDP[name][1]
-    if module == "torch.autograd" and name == "backward":
-        return Part.BACKWARD
-    if module == "torch.distributed.algorithms.join":
-        return Part.JOIN
-    return None
+        return name, Part.BACKWARD if module == "torch.autograd" else None
+    waits = module.startswith("torch.distributed") and name in frames.WAITING_IN
+    places = module.startswith("torch.distributed.tensor") and name in PLACING
+    return (name if waits or places else ""), None
 
 
 def line_at(frame: FrameType) -> Place:
@@ -397,17 +388,16 @@ class CallSites:
             if code.ends:
                 break
             frame = frame.f_back
-        variables = () if part is not None else tuple(self._variables_at(begin))
+        variables: list[_Variable] = []
+        """What may hold a metric's name where the innermost user frames stand."""
+        for users in self._innermost(begin) if part is None else ():
+            at = users.f_lasti
+            variables += [v for v in self._code(users).variables if v.begin <= at <= v.end]
         lines = tuple(reversed(path[:_MOST_LINES]))
-        site = self._sites[key] = CallSite(next(self._numbers), lines, api, part, variables, thread)
+        site = self._sites[key] = CallSite(
+            next(self._numbers), lines, api, part, tuple(variables), thread
+        )
         return site
-
-    def _variables_at(self, frame: FrameType | None) -> Iterator[_Variable]:
-        """Return what may hold a metric's name where the innermost user frames stand."""
-        for users in self._innermost(frame):
-            for variable in self._code(users).variables:
-                if variable.begin <= users.f_lasti <= variable.end:
-                    yield variable
 
     def _innermost(self, frame: FrameType | None) -> Iterator[FrameType]:
         seen = 0
