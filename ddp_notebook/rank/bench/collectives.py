@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_notebook.bench.plan import IN_FLIGHT, Item, Plan, Schedule
-from ddp_notebook.model import CellFinished, CellStarted, Progress, codec
+from ddp_notebook.model import Progress, codec
 from ddp_notebook.model.ddp import RankFailure
 from ddp_notebook.rank.bench import machine
 from ddp_notebook.rank.bench.operations import Buffers, Call, Operation
@@ -69,20 +69,19 @@ class CollectivesBench:
             thousandths = round(done * 1000)
             sender.emit(Progress, task="bench", done=thousandths, total=1000, value=visit)
 
-        outcome = "error"
         try:
-            with self._observer.suspended(), interrupts_noted() as stopped:
-                sender.emit(CellStarted, cell=0)  # from here on an interrupt does no harm
-                with _groups(members, request.backend, plan.world_sizes) as (control, groups):
-                    started = machine.Meter.read()
-                    run = Bench(plan, device, control.rank(), control, groups, report, stopped)
-                    visits = measure(run)
-                    spent = started.until(machine.Meter.read())
-            outcome = "ok"
+            with (
+                self._observer.suspended(),
+                interrupts_noted() as stopped,
+                sender.at_work(""),  # from here on an interrupt does no harm
+                _groups(members, request.backend, plan.world_sizes) as (control, groups),
+            ):
+                started = machine.Meter.read()
+                run = Bench(plan, device, control.rank(), control, groups, report, stopped)
+                visits = measure(run)
+                spent = started.until(machine.Meter.read())
         except (RuntimeError, ValueError) as error:  # torch's words for what a backend cannot do
             return RankFailure("error", f"{type(error).__name__}: {error}")
-        finally:
-            sender.emit(CellFinished, cell=0, outcome=outcome)
         return {"visits": visits, **spent}
 
 

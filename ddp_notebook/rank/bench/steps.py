@@ -34,7 +34,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.bench.steps import Block, Memory, StepPlan
-from ddp_notebook.model import CellFinished, CellStarted, Progress, codec, format_bytes
+from ddp_notebook.model import Progress, codec, format_bytes
 from ddp_notebook.model.ddp import RankFailure
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.bench import machine, subject
@@ -204,16 +204,9 @@ class StepsBench:
         An interrupt is only noted: ranks that stopped at different points would wait for each
         other.
         """
-        sender = self._sender
-        pulse = sender.pulse
-        with interrupts_noted() as stopped:
-            sender.pulse = lambda: {**pulse(), "doing": "%ddp_bench: training steps"}
-            sender.emit_now(CellStarted, cell=0)
-            try:
-                yield stopped
-            finally:
-                sender.pulse = pulse
-                sender.emit_now(CellFinished, cell=0, outcome="ok")
+        doing = "%ddp_bench: training steps"
+        with interrupts_noted() as stopped, self._sender.at_work(doing):
+            yield stopped
 
 
 @contextlib.contextmanager

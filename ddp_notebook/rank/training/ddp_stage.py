@@ -11,7 +11,6 @@ import torch
 from IPython.core.getipython import get_ipython
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.model import CellFinished, CellStarted
 from ddp_notebook.model.ddp import BucketPlan, RankFailure, Reduction, Synced, WrapStage
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.events import EventSender
@@ -114,20 +113,16 @@ class DDPConstruction:
     @contextlib.contextmanager
     def _busy(self, stage: WrapStage) -> Iterator[None]:
         """Within, the board shows the rank in `stage`, and an interrupt is raised only here."""
-        events = self._events
-        pulse = events.pulse
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        events.pulse = lambda: {**pulse(), "doing": f"%ddp_wrap: {stage.value}"}
-        events.emit_now(CellStarted, cell=0)
-        try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            yield
-        finally:
-            with contextlib.suppress(KeyboardInterrupt):
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
-            events.pulse = pulse
-            events.emit_now(CellFinished, cell=0, outcome="ok")
-            signal.signal(signal.SIGINT, previous)
+        with contextlib.ExitStack() as after:
+            after.callback(signal.signal, signal.SIGINT, previous)
+            after.enter_context(self._events.at_work(f"%ddp_wrap: {stage.value}"))
+            try:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                yield
+            finally:
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _module(name: str) -> Any:
