@@ -10,8 +10,6 @@ from ddp_notebook.model import Output, OutputGroup, OutputItem, OutputKind, Rank
 
 _ADDRESS = re.compile(r"0x[0-9a-f]{8,}")
 _LINE_END = re.compile(r"\r+\n")
-_SHORT = 20_000
-"""Longer text is compared unchanged."""
 STREAMS = (OutputKind.STDOUT, OutputKind.STDERR)
 """Output that continues where the last piece ended, perhaps in the middle of a line."""
 _UP = "\x1b[A"
@@ -205,7 +203,8 @@ def _essence(item: OutputItem) -> object:
 
 
 def _without_addresses(value: object) -> object:
-    if not isinstance(value, str) or len(value) > _SHORT or "0x" not in value:
+    # Longer text is compared unchanged.
+    if not isinstance(value, str) or len(value) > 20_000 or "0x" not in value:
         return value
     return _ADDRESS.sub("0x", value)
 

@@ -78,8 +78,6 @@ def _frame(stacks: Sequence[RankStack], depth: int) -> Frame:
 
 _AROUND = 2
 """Lines of code shown before and after each."""
-_MOST_LOCATIONS = 12
-"""Locations with the most ranks come first."""
 
 
 def pending_locations(facts: BoardFacts) -> tuple[StackLocation, ...]:
@@ -111,7 +109,8 @@ def locations(
         )
         for ranks, path in by_value(calls)
     ]
-    return tuple(sorted(made, key=lambda location: -len(location.ranks))[:_MOST_LOCATIONS])
+    # Locations with the most ranks come first.
+    return tuple(sorted(made, key=lambda location: -len(location.ranks))[:12])
 
 
 def code_around(place: Place, sources: Mapping[str, str]) -> tuple[tuple[int, str], ...]:

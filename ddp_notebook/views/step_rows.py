@@ -349,8 +349,6 @@ _NEXT = (
     "%ddp_step (the next line), %ddp_step --into, --out, --to LINE; to the next breakpoint or the "
     "end: %ddp_step --to end"
 )
-_GAP = 2
-"""The most lines missing between two pieces of source that are shown as one."""
 
 
 @dataclass
@@ -505,7 +503,8 @@ def _marked(file: StoppedFile) -> list[str]:
     longest = max((len(file.lines.get(line, "").rstrip()) for line in file.stops), default=0)
     last = 0
     for number, line in sorted(file.lines.items()):
-        if last and number - last > _GAP:
+        # The most lines missing between two pieces of source that are shown as one.
+        if last and number - last > 2:
             shown.append(f"  {'…':>{width}}")
         last = number
         text = line.rstrip()

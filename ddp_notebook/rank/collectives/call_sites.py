@@ -19,12 +19,8 @@ from ddp_notebook.model import PLACING, Part, Place
 from ddp_notebook.rank.inspect import frames
 from ddp_notebook.rank.inspect.frames import UserCode
 
-_MOST_FRAMES = 200
 _MOST_LINES = 20
 """User frames kept of one path: recursion is not told in full."""
-_METRIC_FRAMES = 3
-"""How many user frames, from the innermost on, are looked at for the name of a metric."""
-_MOST_VARIABLES = 12
 _TRIES = 3
 """How often a variable is read before it counts as no text."""
 _MOST_KNOWN = 20_000
@@ -33,9 +29,6 @@ _MOST_BETWEEN_RUNS = 100
 _NEAR = 5
 """Frames from `site` out to the user's line, in most calls: the observer's two, torch's function,
 the wrapper that all of torch's have, and the user's."""
-_METRIC_CHARACTERS = 60
-MOST_THREADS = 127
-"""Threads that have a number of their own; the rest share the last number."""
 _getframe = sys._getframe
 _WRAPPERS = "torch.distributed.c10d_logger"
 _TORCHS = frozenset({"torch.distributed.distributed_c10d", _WRAPPERS})
@@ -130,7 +123,7 @@ def _variables(code: CodeType) -> list[_Variable]:
             stores -= 1
         elif instruction.opname not in _BETWEEN_STORES:
             stores = 0
-    return variables[:_MOST_VARIABLES]
+    return variables[:12]
 
 
 def _stored(value: object) -> list[str]:
@@ -176,7 +169,6 @@ _Way = tuple[CodeType, bool, _Frames, bool, "CallSite"]
 """The caller of the observer, whether only torch's wrapper is between it and the frame that is
 `_NEAR`, all frames from `_NEAR` on if it is and from the observer's caller on if not, whether they
 end at the user's outermost, and the call site."""
-_MOST_WAYS = 8
 
 
 class CallSites:
@@ -247,7 +239,7 @@ class CallSites:
         texts: list[str] = []
         for code, users in _at_holders(frame, site.holders) or self._find_holders(frame, site):
             _read_variables(code, users, texts)
-        return " ".join(texts)[:_METRIC_CHARACTERS]
+        return " ".join(texts)[:60]
 
     def _find_holders(
         self, frame: FrameType | None, site: CallSite
@@ -305,7 +297,7 @@ class CallSites:
         key = [-1 if part is not None else -2, -caller.value]
         seen: list[tuple[CodeType, int]] = []
         begin, ends = frame, False
-        while frame is not None and len(seen) < _MOST_FRAMES and not ends:
+        while frame is not None and len(seen) < 200 and not ends:
             code = self._code(frame)
             seen.append((frame.f_code, frame.f_lasti))
             if code.users:
@@ -326,7 +318,7 @@ class CallSites:
             wrapped = self._only_wrapped(begin, near)
             known_frames = tuple(seen[2:] if wrapped else seen)
             way = begin.f_code, wrapped, known_frames, ends, site
-            self._last[at] = way, *self._last.get(at, ())[: _MOST_WAYS - 1]
+            self._last[at] = way, *self._last.get(at, ())[:7]
         return site
 
     def _caller(self, frame: FrameType | None) -> Caller:
@@ -346,7 +338,8 @@ class CallSites:
         ident = threading.get_ident()
         if ident == threading.main_thread().ident:
             return 0
-        return self._threads.setdefault(ident, min(len(self._threads) + 1, MOST_THREADS))
+        # Threads that have a number of their own; the rest share the last number.
+        return self._threads.setdefault(ident, min(len(self._threads) + 1, 127))
 
     def _only_wrapped(self, frame: FrameType, near: FrameType) -> bool:
         """True when `near` called `frame`, a function of torch's, through its wrapper alone.
@@ -401,7 +394,8 @@ class CallSites:
 
     def _innermost(self, frame: FrameType | None) -> Iterator[FrameType]:
         seen = 0
-        while frame is not None and seen < _METRIC_FRAMES:
+        # How many user frames, from the innermost on, are looked at for the name of a metric.
+        while frame is not None and seen < 3:
             code = self._code(frame)
             if code.users:
                 seen += 1

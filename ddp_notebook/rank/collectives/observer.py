@@ -41,7 +41,6 @@ from ddp_notebook.rank.setup.subgroups import Subgroups, group_name
 
 _PARTS = {part: number for number, part in enumerate(PARTS)}
 _PHASES = {phase: number for number, phase in enumerate(PHASES)}
-_MOST_PENDING = 2048
 _BACKWARD = Part.BACKWARD
 # Names of this module are looked up faster than attributes of another.
 _now_ns = time.monotonic_ns
@@ -79,7 +78,7 @@ class Observer(Component):
         """Why it disabled itself; empty while it works."""
         self.unrecorded = ""
         """Why there is no file for records; empty where there is one."""
-        self.pending: deque[tuple[int, Any]] = deque(maxlen=_MOST_PENDING)
+        self.pending: deque[tuple[int, Any]] = deque(maxlen=2048)
         """Number and work of each collective that was not seen to be done yet."""
         self.run = 0
         """The session's number of the cell or script that runs, or ran last."""

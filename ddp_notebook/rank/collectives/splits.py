@@ -21,11 +21,8 @@ from ddp_notebook.model import collective_log
 from ddp_notebook.rank.collectives import guard, mapped_file
 from ddp_notebook.rank.collectives.guard import Mismatch
 
-_MOST_RANKS = 64
-"""In a larger group splits are not compared."""
 _ENTRIES = 64
 _MASK = _ENTRIES - 1
-_MOST_COUNTS = 4096
 
 
 class _File:
@@ -70,7 +67,8 @@ class Exchanges:
         self.latest = model.Splits(self._group, seq_id, *sizes, self._announced, widths)
         if not lists:
             self._announced = _counts(args, size) or self._announced
-        if size <= _MOST_RANKS:
+        # In a larger group splits are not compared.
+        if size <= 64:
             self._tell(self.latest)
 
     def _tell(self, splits: model.Splits) -> None:
@@ -220,7 +218,7 @@ def _counts(args: Sequence[Any], size: int) -> tuple[int, ...]:
     """The numbers that a rank sends each peer, where it sends a few integers and nothing else."""
     source, sends = args[1], args[3]
     many = source.numel()
-    if sends or many % size or not 0 < many <= _MOST_COUNTS:
+    if sends or many % size or not 0 < many <= 4096:
         return ()
     if source.dtype not in (torch.int64, torch.int32) or source.device.type != "cpu":
         return ()

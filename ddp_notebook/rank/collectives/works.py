@@ -25,11 +25,7 @@ from ddp_notebook.rank.inspect.safe_repr import TENSORS
 WATCHED = frozenset({"allreduce", "broadcast", "reduce", "recv", "send"})
 """Methods of a group during which torch itself does not change the version of the tensor."""
 _ASKED = ("wait", "is_completed", "is_success", "get_future", "result", "synchronize", "exception")
-_MOST_OPEN, _MOST_LINES = 256, 64
 _SENDS = ("isend", "send")
-_KEPT_BYTES = 16 * 2**10
-"""Tensors up to this size are kept until their handle was asked, or some time has passed: what a
-function returns is gone before anything else is known of it."""
 completed: Callable[[Any], bool] = dist.Work.is_completed
 wait_for: Callable[[Any], bool] = dist.Work.wait
 """torch's own methods: asking a handle by them does not count as the user's asking."""
@@ -66,7 +62,9 @@ class _Open:
     def __init__(self, work: Any, tensor: torch.Tensor, line: model.WorkFacts) -> None:
         self.work = weakref.ref(work)
         self.tensor = weakref.ref(tensor)
-        self.kept = tensor.detach() if tensor.untyped_storage().nbytes() <= _KEPT_BYTES else None
+        # Tensors up to this size are kept until their handle was asked, or some time has passed:
+        # what a function returns is gone before anything else is known of it.
+        self.kept = tensor.detach() if tensor.untyped_storage().nbytes() <= 16 * 2**10 else None
         self.address = tensor.data_ptr()
         self.version = tensor._version
         self.line = line
@@ -158,14 +156,14 @@ class AsyncWorks:
             return
         line = self._lines.get(site.number)
         if line is None:
-            if len(self._lines) >= _MOST_LINES:
+            if len(self._lines) >= 64:
                 return
             name = site.api or method
             line = self._lines[site.number] = model.WorkFacts(name, place=site.line)
         line.issued += 1
         if id(work) in self._open:  # of a handle that is gone, and was never asked
             self._forget(id(work))
-        elif len(self._open) >= _MOST_OPEN:
+        elif len(self._open) >= 256:
             self._forget(next(iter(self._open)))
         self._open[id(work)] = _Open(work, tensor, line)
 

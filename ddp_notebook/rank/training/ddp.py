@@ -21,7 +21,6 @@ from ddp_notebook import model
 _dist: Any = dist
 _NO_GRADIENT = re.compile(r"indices which did not receive grad[^:]*: ([\d ]+)")
 _MIB = 2**20
-_DEFAULT_CAP_MB = 25
 _OUT_OF_MEMORY = ("allocate memory", "out of memory", "bad_alloc")
 
 _Named = list[tuple[str, torch.Tensor]]
@@ -156,7 +155,7 @@ def bucket_limits(cap_mb: float | None) -> list[int]:
     The first is small only when no `cap_mb` is given: `DistributedDataParallel(m)` is not
     `DistributedDataParallel(m, bucket_cap_mb=25)`.
     """
-    cap = int((_DEFAULT_CAP_MB if cap_mb is None else cap_mb) * _MIB)
+    cap = int((25 if cap_mb is None else cap_mb) * _MIB)
     return [_dist._DEFAULT_FIRST_BUCKET_BYTES if cap_mb is None else cap, cap]
 
 

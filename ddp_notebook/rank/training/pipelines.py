@@ -19,13 +19,12 @@ from ddp_notebook import model
 from ddp_notebook.rank.component import Component, Run
 
 SCHEDULES_MODULE = "torch.distributed.pipelining.schedules"
-_MOST_FRAMES, _MOST_PARTS = 24, 8
 _CHANGED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError)
 
 
 def part_of(frame: FrameType | None) -> model.PipelinePart | None:
     """This rank's part in the pipeline whose schedule is on these frames; None without one."""
-    for _ in range(_MOST_FRAMES):
+    for _ in range(24):
         if frame is None:
             return None
         if frame.f_globals.get("__name__") == SCHEDULES_MODULE:
@@ -92,7 +91,7 @@ class Pipelines(Component):
         """Remember the pipeline whose schedule issues a message of a new kind on these frames."""
         if SCHEDULES_MODULE not in sys.modules:
             return
-        if len(self._parts) < _MOST_PARTS:
+        if len(self._parts) < 8:
             part = part_of(frame)
             if part is not None and part not in self._parts:
                 self._parts.append(part)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.training.tracker import Tracker
 
 Mark = tuple[int, int, int, int]
-_MOST_ROWS = 300
 _OWN = {
     step_marks.LOADING: StepPart.DATA,
     step_marks.LOADED: StepPart.LOOP,
@@ -62,7 +61,7 @@ class StepTimer:
         key = self._key(waited.groups)
         rows: list[TimedStep] = []
         if key and not waited.paused and not waited.to_peers and not self.tracker.broken:
-            rows = steps(self.marks.marks(), waited.spans)[-_MOST_ROWS:]
+            rows = steps(self.marks.marks(), waited.spans)[-300:]
         places = {
             _OWN[kind]: place
             for kind, place in list(self.marks.places.items())

@@ -224,8 +224,6 @@ class Replica(_Loaded):
 
 # -- one optimizer ---------------------------------------------------------------------
 
-_WATCHED_STEPS = 8
-
 
 class Gradients:
     """By which factors an optimizer's gradients are multiplied, in the first steps of a run.
@@ -270,7 +268,7 @@ class Gradients:
         if self.watched:
             self.factors.append(_factor(self._after_backward, self._values()))
             self._after_backward = []
-            self.watched = len(self.factors) < _WATCHED_STEPS
+            self.watched = len(self.factors) < 8
         # The rest is a step's usual way: what is read there costs each step of a long training.
         if self._pending is None:
             return False

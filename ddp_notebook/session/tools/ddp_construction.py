@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.runs.registry import RunRegistry
 
-_ASSIGN_S = 10.0
-
 
 @dataclass(frozen=True)
 class WrapOptions:
@@ -343,7 +341,7 @@ class Wrap:
         with noted():
             sent = self._cluster.call(able, calls.ASSIGN, lambda _: request)
             for answer in sent.values() if target else ():
-                self._cluster.value_of(answer, _ASSIGN_S)
+                self._cluster.value_of(answer, 10.0)
 
     def _show_reduction(self) -> None:
         known = self._ask(calls.REDUCTION, self._request)

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellRun
 
 _TIMEOUT_S = 60.0
-_QUICK_S = 0.3
-"""The longest wait after Tab, as it blocks the kernel."""
-_ASK_TIMEOUT_S = 2.0
 _BUSY = "busy: the values of its tensors are read when it stands"
 
 
@@ -164,7 +161,8 @@ class Values:
         else:
             return None
         with contextlib.suppress(UsageMistake):
-            return cluster.value_of(self._owed, _QUICK_S)
+            # The longest wait after Tab, as it blocks the kernel.
+            return cluster.value_of(self._owed, 0.3)
         return None
 
     def variables(self, names: Sequence[str] = (), ranks: Ranks | None = None) -> VariableTable:
@@ -179,7 +177,7 @@ class Values:
         members = existing(ranks, snapshot)
         alive = living(members, snapshot)
         request = calls.VariablesRequest(tuple(names))
-        answers = cluster.ask(alive, calls.VARIABLES, request, _ASK_TIMEOUT_S)
+        answers = cluster.ask(alive, calls.VARIABLES, request, 2.0)
         variables = answered(answers)
         reasons = {
             "dead": set(members) - set(alive),
