@@ -32,7 +32,7 @@ from ddp_notebook.rank.collectives.log_writer import LogWriter
 from ddp_notebook.rank.collectives.operations import Facts, Operation
 from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.collectives.splits import ComparedExchanges, Exchanges, NotedExchanges
-from ddp_notebook.rank.collectives.time_limits import PatientWork, TimeLimits
+from ddp_notebook.rank.collectives.time_limits import Group, PatientWork, TimeLimits
 from ddp_notebook.rank.collectives.works import AsyncWorks, completed, error_of, wait_for
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.rank_process import RankProcess
@@ -230,7 +230,7 @@ class Observer(Component):
         members = new.members or tuple(range(new.size))
         name = str(new.name) if new.members else DEFAULT_GROUP
         called = group_name(new.called)
-        group = self._group_type(_Group(inner, name, called, members, self.limits))
+        group = self._group_type(Group(inner, name, called, members, self.limits))
         self.limits.made(group.ddp_notebook_group, new.timeout)
         torch_private.take_place(group, inner)
         if new.members:
@@ -238,50 +238,10 @@ class Observer(Component):
         return group
 
 
-class _Group:
-    """An observed group. A plain object: it is read before each collective, and
-    attributes of one of torch's own objects take three times as long."""
-
-    __slots__ = (
-        *("__weakref__", "called", "checks", "exchanges", "inner", "limit_s", "limits", "members"),
-        *("number", "patient", "seq_ids", "title", "waits"),
-    )
-
-    def __init__(
-        self, inner: Any, title: str, called: str, members: Sequence[int], limits: TimeLimits
-    ) -> None:
-        self.inner = inner
-        """torch's own group."""
-        self.title = title
-        self.called = called
-        """The name that the user or a mesh gave it; empty for nothing."""
-        self.members = tuple(members)
-        self.limits = limits
-        self.number = -1
-        """Names it on this rank; another one after `%ddp_abort`, and with another limit."""
-        self.limit_s = 0.0
-        self.patient = False
-        """This and the limit are for `TimeLimits` to set."""
-        self.seq_ids = [0, 0]
-        """How many collectives, and sends and receives, were issued so far."""
-        self.checks: list[Callable[..., None] | None] = [None, None]
-        """The checks against the other ranks: of collectives, not of sends and receives."""
-        self.exchanges: Exchanges | None = None
-        """Its all_to_alls, where they are compared."""
-        self.waits = torch_private.group_backend(inner) == "gloo"
-        """A collective that is waited for is waited for in here, so that its end is seen."""
-
-    def text(self, log: LogWriter) -> int:
-        """The number by which records name the group."""
-        limit_s = self.limit_s
-        value = {"group": self.title, "members": list(self.members), "called": self.called}
-        return log.text(("group", self.title, limit_s), {**value, "limit_s": limit_s})
-
-
 class _FromAnybody:
     """The work of a recv from any rank. Once it is done, it is known from whom."""
 
-    def __init__(self, work: Any, group: _Group, log: LogWriter, number: int) -> None:
+    def __init__(self, work: Any, group: Group, log: LogWriter, number: int) -> None:
         self._work, self._members = work, group.members
         self._log, self._number = log, number
 
@@ -305,7 +265,7 @@ class ObservedGroup(dist.ProcessGroup):
     A subclass (see `_group_type`) has the methods that issue collectives.
     """
 
-    def __init__(self, group: _Group) -> None:
+    def __init__(self, group: Group) -> None:
         rank: int = group.inner.rank()
         size: int = group.inner.size()
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub
@@ -418,7 +378,7 @@ class _Making:
         group.ddp_notebook_group.exchanges = self._exchanges(group.ddp_notebook_group)
         return group
 
-    def _exchanges(self, group: _Group) -> Exchanges:
+    def _exchanges(self, group: Group) -> Exchanges:
         new, folder = self.new, self.observer.process.folder
         if self.guard is None:
             return NotedExchanges(folder / SPLITS, group.members, group.title)
@@ -527,7 +487,7 @@ def _recorder(
     call_sites, subscribers = observer.call_sites, observer.on_new_kind
 
     def record(
-        group: _Group, log: LogWriter, args: Sequence[Any], named: dict[str, Any]
+        group: Group, log: LogWriter, args: Sequence[Any], named: dict[str, Any]
     ) -> tuple[int, bool, CallSite | None]:
         try:
             frame = _getframe(2)  # torch's function: `call_sites` counts on this depth
@@ -574,7 +534,7 @@ def _recorder(
 
 
 def _prepare(
-    group: _Group,
+    group: Group,
     log: LogWriter,
     operation: Operation,
     facts: Facts,

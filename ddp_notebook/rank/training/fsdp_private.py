@@ -20,6 +20,7 @@ import torch.distributed as dist
 from ddp_notebook import model
 from ddp_notebook.model import Ranks
 from ddp_notebook.rank.component import Component, Run
+from ddp_notebook.rank.inspect.frames import chain
 from ddp_notebook.rank.inspect.safe_repr import TENSORS
 
 PARAM_GROUP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
@@ -39,14 +40,11 @@ class HeldByUnit(NamedTuple):
 
 def root_of(frame: FrameType | None) -> Any:
     """What all units of the model share in whose FSDP code these frames are; None for none."""
-    for _ in range(24):
-        if frame is None:
-            return None
-        if frame.f_globals.get("__name__") in (PARAM_GROUP_MODULE, _STATE_MODULE):
-            found = _shared(frame.f_locals.get("self"))
+    for outer in islice(chain(frame), 24):
+        if outer.f_globals.get("__name__") in (PARAM_GROUP_MODULE, _STATE_MODULE):
+            found = _shared(outer.f_locals.get("self"))
             if found is not None:
                 return found
-        frame = frame.f_back
     return None
 
 

@@ -24,6 +24,7 @@ from ddp_notebook import model
 from ddp_notebook.model import Ranks
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites
+from ddp_notebook.rank.inspect.frames import chain
 from ddp_notebook.rank.training import digests, fsdp_private, held
 from ddp_notebook.rank.training.inputs import drops_out, hash_of, random_state
 from ddp_notebook.rank.training.patching import ModuleHook
@@ -94,11 +95,7 @@ class Split:
         if part is not None or self._seen > 2000:
             return  # no kind of these calls is known: they come here each time
         with contextlib.suppress(*_CHANGED):
-            stack: list[FrameType] = []
-            while frame is not None and len(stack) < 200:
-                stack.append(frame)
-                frame = frame.f_back
-            self._see(stack, method, args, ranks)
+            self._see(list(islice(chain(frame), 200)), method, args, ranks)
 
     def _see(self, stack: list[FrameType], method: str, args: Sequence[Any], ranks: Ranks) -> None:
         # Told apart by modules on the stack: DTensor's own code redistributes as its placements

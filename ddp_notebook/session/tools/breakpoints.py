@@ -357,21 +357,15 @@ def _check_code(spec: Breakpoint) -> None:
     """Raises UsageMistake for a condition or a message that is no Python, and a count below 1."""
     if spec.count < 1:
         raise UsageMistake("--count is 1 or more: the pass from which on it stops.")
-    try:
-        if spec.condition:
-            compile(spec.condition, "<condition>", "eval")
-    except (SyntaxError, ValueError) as error:
-        raise UsageMistake(
-            f"The condition {spec.condition!r} is no Python expression: {error}. Such as "
-            '--if "i > 3"'
-        ) from None
-    try:
-        if spec.log:
-            compile(f"f{spec.log!r}", "<log>", "eval")
-    except (SyntaxError, ValueError) as error:
-        raise UsageMistake(
-            f'The message {spec.log!r} cannot be filled in: {error}. Such as --log "step {{i}}"'
-        ) from None
+    for name, text, code, why, example in (
+        ("condition", spec.condition, spec.condition, "is no Python expression", '--if "i > 3"'),
+        ("message", spec.log, f"f{spec.log!r}", "cannot be filled in", '--log "step {i}"'),
+    ):
+        try:
+            if text:
+                compile(code, f"<{name}>", "eval")
+        except (SyntaxError, ValueError) as error:
+            raise UsageMistake(f"The {name} {text!r} {why}: {error}. Such as {example}") from None
 
 
 def _why_never(row: BreakpointRow, where: str) -> str:
