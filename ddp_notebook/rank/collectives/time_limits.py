@@ -1,4 +1,4 @@
-"""Groups, and how long what is issued in one may take: as the user set it, or a day at a breakpoint.
+"""Groups, and how long what is issued in one may take: as the user set it, or a day at a stop.
 
 torch fixes a timeout when a collective is issued, and a group whose timeout fires is dead. So
 all that is issued while ranks may be paused waits for a day; then the user's own holds again.
