@@ -207,16 +207,17 @@ class Waiting:
 
         NCCL's collectives have long returned when the thread waits, in a call that reads a value.
         Nothing in Python tells such a call from one that computes. So all of this must hold: its
-        oldest collective is not done, it stands at one instruction since then, without another
-        collective, and what it calls there is known to wait for a GPU. The thread may spin.
+        oldest collective is not done and has been the oldest for some time (else the GPU works off
+        a queue), it stands at one instruction all that time, and what it calls there is known to
+        wait for a GPU. The thread may spin.
         """
-        observer, now_s = self._observer, time.monotonic()
-        place = id(awaited.frame), awaited.instruction, observer.issued()
-        if place != self._place:
-            self._place, self._at_place_since_s = place, now_s
         if awaited.frame is None or not (awaited.is_main and gpu.in_use()):
             return None
+        observer, now_s = self._observer, time.monotonic()
         number = observer.waits_for()
+        place = id(awaited.frame), awaited.instruction, observer.issued(), number
+        if place != self._place:
+            self._place, self._at_place_since_s = place, now_s
         still = now_s - self._at_place_since_s >= _STILL_S
         return number if still and number is not None and gpu.may_wait_in(awaited.frame) else None
 
