@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -106,13 +107,14 @@ def steps(marks: Sequence[Mark], spans: Sequence[tuple[int, int]]) -> list[Timed
     by_bucket = any(kind == step_marks.BUCKET for kind, *_ in marks)
     at_its_end = step_marks.REDUCED if by_bucket else step_marks.STEP
     rows: list[TimedStep] = []
-    step, within = _Step(), _Spans(spans)
+    step, ends_ns = _Step(), [done_ns for _, done_ns in spans]
     for one, other in pairwise(marks):
         kind, number, begin_ns, queued_ns = one
         following, _, end_ns, queued_then_ns = other
         # Two kinds of steps: where buckets are handed over, a backward's end ends the step; where
         # the user averages by hand, the first optimizer step after a collective does.
-        waited_ns = within.between(begin_ns, end_ns)
+        within = spans[bisect_right(ends_ns, begin_ns) : bisect_right(ends_ns, end_ns)]
+        waited_ns = sum(done_ns - at_ns for at_ns, done_ns in within if at_ns >= begin_ns)
         if (kind, following) == _LEFT_OUT:
             step = _Step()
             continue
@@ -126,24 +128,6 @@ def steps(marks: Sequence[Mark], spans: Sequence[tuple[int, int]]) -> list[Timed
             rows.append(step.row())
             step = _Step()
     return rows[1:]
-
-
-class _Spans:
-    """The collectives in which a thread waited, read in their order."""
-
-    def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
-        self._spans = spans
-        self._at = 0
-
-    def between(self, begin_ns: int, end_ns: int) -> int:
-        """For how long the thread waited between two moments, in ns."""
-        waited_ns = 0
-        while self._at < len(self._spans) and self._spans[self._at][1] <= end_ns:
-            issued_ns, done_ns = self._spans[self._at]
-            self._at += 1
-            if issued_ns >= begin_ns:
-                waited_ns += done_ns - issued_ns
-        return waited_ns
 
 
 def _with_queue(marks: Sequence[Mark]) -> list[Mark]:
