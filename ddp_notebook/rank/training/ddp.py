@@ -23,7 +23,7 @@ _NO_GRADIENT = re.compile(r"indices which did not receive grad[^:]*: ([\d ]+)")
 _MIB = 2**20
 _OUT_OF_MEMORY = ("allocate memory", "out of memory", "bad_alloc")
 
-_Named = list[tuple[str, torch.Tensor]]
+_Named = Sequence[tuple[str, torch.Tensor]]
 Reduced = tuple[list[str], list[torch.nn.Parameter], list[bool]]
 
 
@@ -49,14 +49,8 @@ def ignored(module: torch.nn.Module) -> set[str]:
 def states_of(module: torch.nn.Module) -> tuple[_Named, _Named]:
     """The parameters and the buffers that DDP handles, with their names."""
     left_out = ignored(module)
-    return (
-        [
-            (name, parameter)
-            for name, parameter in module.named_parameters()
-            if name not in left_out
-        ],
-        [(name, tensor) for name, tensor in module.named_buffers() if name not in left_out],
-    )
+    parameters = [named for named in module.named_parameters() if named[0] not in left_out]
+    return parameters, [named for named in module.named_buffers() if named[0] not in left_out]
 
 
 def reduced(module: torch.nn.Module) -> Reduced:

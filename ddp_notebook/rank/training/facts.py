@@ -18,6 +18,7 @@ from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.inspect.global_names import GlobalNames
 from ddp_notebook.rank.rank_process import RankProcess
+from ddp_notebook.rank.training import ddp
 from ddp_notebook.rank.training.digests import Digester, named
 from ddp_notebook.rank.training.fsdp_private import Sharded
 from ddp_notebook.rank.training.inputs import Samplers
@@ -125,9 +126,7 @@ class RunSummary:
 
     def _facts(self, replica: Replica, wrapped: Any, digester: Digester) -> model.ReplicaFacts:
         module = wrapped.module
-        ignored = set(getattr(wrapped, "parameters_to_ignore", ()))
-        named = [(n, p) for n, p in module.named_parameters() if n not in ignored]
-        buffers = [(n, b) for n, b in module.named_buffers() if n not in ignored]
+        named, buffers = ddp.states_of(module)
         group = wrapped.process_group
         first = next((p for _, p in named), None)
         return _filled(
