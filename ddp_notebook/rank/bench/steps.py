@@ -22,7 +22,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -163,19 +163,10 @@ class StepsBench:
                     if record is None:
                         finished = False
                         break
+                    told = {"block": block.number, **asdict(block), **record}
+                    total = len(schedule)
                     self._sender.emit(
-                        Progress,
-                        task="steps",
-                        done=done + 1,
-                        total=len(schedule),
-                        value={
-                            "block": block.number,
-                            "kind": block.kind,
-                            "round": block.round,
-                            "batch": block.batch,
-                            "bucket": block.bucket,
-                            **record,
-                        },
+                        Progress, task="steps", done=done + 1, total=total, value=told
                     )
                 else:
                     done = len(schedule)

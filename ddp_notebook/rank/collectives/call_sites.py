@@ -279,6 +279,7 @@ class CallSites:
 
     def _code(self, frame: FrameType) -> _Code:
         code = frame.f_code
+        # By its id: to hash a code object is to hash all that is in it.
         known = self._codes.get(id(code))
         if known is None:
             module, users = frame.f_globals.get("__name__", ""), self.is_users(code.co_filename)

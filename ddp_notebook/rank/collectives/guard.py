@@ -126,6 +126,7 @@ class Guard:
         word = ((seq_id + 1) & 0xFFFFFF) << 40 | fingerprint
         at = (seq_id & _MASK) * _WORDS_PER_ENTRY
         words = self._words
+        # The number comes before the word: who sees the word reads the number to say what this was.
         words[at + 1] = number
         words[at] = word
         if self._late and not seq_id & (seq_id - 1):  # a power of two: to ask the store takes long

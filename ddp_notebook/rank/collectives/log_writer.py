@@ -86,6 +86,8 @@ class LogWriter:
         """Write a record, its `rest` packed as `collective_log.REST`; its number."""
         number = next(self._counter)
         at = _FROM + number % _CAPACITY * _BYTES
+        # First the record, then the count: who reads the file meanwhile takes what is below that,
+        # and sees by the number whether it was overwritten.
         self._pack(self._map, at, number + 1, seq_id, issued_ns, 0, backwards, rest)
         self._words[_WRITTEN] = number + 1
         return number
@@ -125,5 +127,6 @@ class LogWriter:
         """A record has failed because its rank was freed or interrupted."""
         at = _FROM + number % _CAPACITY * _BYTES
         if self._words[at // 8] == number + 1:
+            # Before the phase: a reader that sees a failure must know that it is none of torch's.
             self._map[at + collective_log.FREED_OFFSET] = 1
         self.mark(number, Phase.FAILED, now_ns)

@@ -145,6 +145,8 @@ class Observer(Component):
 
     def failed(self, log: LogWriter, number: int, error: BaseException) -> None:
         """A collective ended with `error`: torch's, or that its rank was freed or interrupted."""
+        # What ends the wait of this rank alone is no failure of the collective: it may go on
+        # elsewhere.
         if self.gate.aborted or isinstance(error, KeyboardInterrupt):
             log.freed(number, _now_ns())
         else:
@@ -178,6 +180,8 @@ class Observer(Component):
         if self.capturing:  # to ask CUDA anything would void the capture
             return
         try:
+            # One thread at a time, and nobody waits for it: the ends that the second would mark are
+            # marked by the first, or before the next collective.
             if not _is_done(pending[0][1]) or not self._settling.acquire(False):
                 return
         except IndexError:
@@ -247,6 +251,8 @@ class _FromAnybody:
 
     def is_completed(self) -> bool:
         """As torch's. The log gets the sender before the end."""
+        # The sender comes first: who reads the log would else see a receive that is over, and from
+        # nobody.
         done: bool = completed(self._work)
         source = torch_private.source_of(self._work) if done else None
         if source is not None and source < len(self._members):
@@ -434,6 +440,7 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
         if to_peer and group.waits:
             refuse_gpu_to_peer(args)
         if gate.paused:
+            # Marked before it waits: a rank that is killed here has issued nothing.
             log.mark(number, Phase.HELD, 0)
             try:
                 gate.wait(number)
@@ -444,6 +451,7 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
             log.issued(number, _now_ns())
         try:
             work = call(*args, **named)
+            # What the caller waits for anyway is waited for here: so its end is seen when it comes.
             if waited and work is not None:
                 wait_for(work)
         except BaseException as error:

@@ -35,6 +35,8 @@ class _File:
     def write(self, seq_id: int, sends: Sequence[int], receives: Sequence[int]) -> None:
         """Write this rank's splits of `seq_id`; the number last, as it makes them readable."""
         at, words = (seq_id & _MASK) * (1 + 2 * self._size), self._words
+        # Nothing first: a reader in between must not take half of the old counts and half of the
+        # new.
         words[at] = 0
         for index, count in enumerate((*sends, *receives), at + 1):
             words[index] = count
@@ -45,6 +47,7 @@ class _File:
         at, words = (seq_id & _MASK) * (1 + 2 * self._size), self._words
         if words[at] != seq_id + 1:
             return None
+        # The number is looked at before and after: they may be overwritten meanwhile.
         both = words[at + 1 + peer], words[at + 1 + self._size + peer]
         return both if words[at] == seq_id + 1 else None
 

@@ -92,6 +92,7 @@ class TimeLimits:
             is_long &= torch_private.set_group_timeout(timeout, group.inner)
         group.limit_s = 0.0 if is_long else users.total_seconds()
         group.patient = is_long
+        # Always another one: records that are packed for equal calls have the limit in them.
         group.number = next(self._numbers)
 
 

@@ -132,6 +132,8 @@ class AsyncWorks:
 
         @functools.wraps(original)
         def ask(self: Any, *args: Any, **named: Any) -> Any:
+            # It is around every wait of every work of torch's: while nothing is open that costs
+            # nothing.
             if opened:
                 handle = opened.get(id(self))
                 if handle is not None and handle.work() is self:

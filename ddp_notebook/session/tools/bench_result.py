@@ -35,6 +35,7 @@ class BenchResult(BenchRun):
         made = cls(**{each.name: getattr(run, each.name) for each in fields(run)})
         why_not = _why_not_beside(run, baseline) if baseline is not None else ""
         if why_not:
+            # Nobody has it yet: until it is returned a frozen value may be completed.
             object.__setattr__(made, "notes", (f"No baseline is shown: {why_not}.", *made.notes))
         else:
             object.__setattr__(made, "baseline", baseline)

@@ -266,6 +266,8 @@ class Wrap:
         return work()
 
     def _verify(self) -> dict[int, str]:
+        # torch's own check is a collective: a rank with more parameters would wait in it for the
+        # others.
         self._check_alike(WrapStage.PARAMETERS_VERIFIED)
         self._ask(calls.VERIFY, self._request, WrapStage.PARAMETERS_VERIFIED)
         count = construction.size(self._model)

@@ -128,6 +128,7 @@ class FaultLab:
     def _values(self, fault: Fault) -> Iterator[dict[int, dict[str, str]]]:
         """A context with the fault's settings for each rank; the ports in it are held meanwhile."""
         host = self._pool.need("%ddp_fault").options.master_addr
+        # Held until setup has failed: a port that is only known to be taken may be free by then.
         with socket.create_server((host, 0)) as taken:
             made: dict[int, dict[str, str]] = {}
             for index, values in fault.settings.items():

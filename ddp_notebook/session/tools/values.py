@@ -72,6 +72,7 @@ class Values:
                     f"{error}. Make it there instead: %%ddp, then {name} = ..."
                 ) from None
         try:
+            # A class must be there before an object of it is unpickled.
             own_first = {n: v for n, v in values.items() if isinstance(v, type | FunctionType)}
             rest = {name: value for name, value in values.items() if name not in own_first}
             for part in filter(None, (own_first, rest)):  # what the rest may be made of, first
@@ -150,6 +151,8 @@ class Values:
     ) -> calls.Answer | None:
         """The answer of the first idle rank; None without one, or after the time limit."""
         owed, processes = self._owed, self._pool.processes
+        # While an answer is owed its rank is blocked: each Tab would queue behind the last, and
+        # wait.
         if processes is None or (owed is not None and not owed.done()):
             return None
         cluster = processes.cluster

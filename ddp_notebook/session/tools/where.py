@@ -84,6 +84,7 @@ class Where:
         with contextlib.suppress(ValueError):
             # How many collectives of each rank the board looks at.
             collectives = run.logs.read(run.ranks, run.cell, 64)
+        # Ranks are not asked for the board: what was found of them holds until one of them moves.
         diagnosis = _still_true(run, snapshot, collectives)
         facts = replace(
             facts,
