@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -55,22 +56,17 @@ waits for its end, the facts for an explanation, and the call site where the cal
 handle and must wait itself."""
 
 
+@dataclass(eq=False)
 class Observer(Component):
     """The collectives that this rank issued, and where they are recorded."""
 
-    def __init__(
-        self,
-        process: RankProcess,
-        call_sites: CallSites,
-        gate: PauseGate,
-        sockets: TorchSockets,
-        subgroups: Subgroups,
-    ) -> None:
-        self.process = process
-        self.call_sites = call_sites
-        self.gate = gate
-        self.sockets = sockets
-        self.subgroups = subgroups
+    process: RankProcess
+    call_sites: CallSites
+    gate: PauseGate
+    sockets: TorchSockets
+    subgroups: Subgroups
+
+    def __post_init__(self) -> None:
         self.works = AsyncWorks()
         self.log: LogWriter | None = None
         """Where collectives are recorded now; None while none are, as after a defect of ours."""

@@ -67,18 +67,16 @@ class WrapOptions:
             check_name(self.target)
 
 
+@dataclass(eq=False)
 class DdpConstruction:
     """Takes the models of a session through DDP's construction, one after another."""
 
-    def __init__(
-        self, record: Record, pool: RankPool, runs: RunRegistry, findings: LastFindings
-    ) -> None:
-        self.latest: Wrap | None = None
-        """The last model."""
-        self._record = record
-        self._pool = pool
-        self._runs = runs
-        self._findings = findings
+    _record: Record
+    _pool: RankPool
+    _runs: RunRegistry
+    _findings: LastFindings
+    latest: Wrap | None = None
+    """The last model."""
 
     def wrap(self, name: str, options: WrapOptions) -> Wrap:
         """Take a model through DDP's construction on the ranks; if wrapped, show its buckets.
