@@ -42,7 +42,9 @@ def saved_run(
     if case is not None:
         case = _with_sources_in_use(case)
     collectives = case.collectives if case is not None else None
-    diagnosis, stands = _judged(case, found)
+    diagnosis = diagnose_run(case) if case is not None else None
+    # What post-run checks alone have found stands on more than the case.
+    stands = bool(found and found.findings and not (diagnosis and diagnosis.findings))
     saved = SavedRun(
         snapshot=snapshot,
         start=kept.start,
@@ -50,7 +52,7 @@ def saved_run(
         moments=kept.moments,
         outputs=kept.outputs if output else (),
         case=case,
-        diagnosis=diagnosis,
+        diagnosis=found if stands else diagnosis,
         script=script,
         run=run,
         versions=_versions(case),
@@ -62,14 +64,6 @@ def saved_run(
         stands=stands,
     )
     return saved if output else _without_output(saved)
-
-
-def _judged(case: Case | None, found: Diagnosis | None) -> tuple[Diagnosis | None, bool]:
-    """Return the diagnosis of `case`, or `found` where that alone has findings, as of post-run
-    checks: then it stands on more than the case."""
-    diagnosis = diagnose_run(case) if case is not None else None
-    stands = bool(found and found.findings and not (diagnosis and diagnosis.findings))
-    return (found if stands else diagnosis), stands
 
 
 def _with_sources_in_use(case: Case) -> Case:
@@ -174,7 +168,9 @@ def write(target: Path, saved: SavedRun, force: bool) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        _put(beside, target, force)
+        if not force:
+            target.touch(0o600, exist_ok=False)  # the name is ours: what comes now is refused
+        beside.replace(target)
     except FileExistsError:
         raise _exists(target) from None
     except OSError as error:
@@ -182,21 +178,6 @@ def write(target: Path, saved: SavedRun, force: bool) -> None:
     finally:
         with contextlib.suppress(OSError):
             beside.unlink()
-
-
-def _put(beside: Path, target: Path, force: bool) -> None:
-    """Give the file its name. Raises FileExistsError when another was faster."""
-    if force:
-        beside.replace(target)
-        return
-    try:
-        target.hardlink_to(beside)  # renaming would replace what was made there meanwhile
-    except FileExistsError:
-        raise
-    except OSError:  # file systems without links
-        if os.path.lexists(target):
-            raise FileExistsError from None
-        beside.replace(target)
 
 
 def _unwritable(target: Path, error: OSError) -> UsageMistake:

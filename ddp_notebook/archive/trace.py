@@ -103,19 +103,10 @@ def _rank(
     for span in events.slices:
         yield _complete(span, pid, main, axis)
     for name, time_ns, args in events.instants:
-        yield {
-            "name": name,
-            "cat": "event",
-            "ph": "i",
-            "s": "p",
-            "ts": axis.us(time_ns),
-            "pid": pid,
-            "tid": main,
-            "args": args,
-        }
+        yield _event("i", name, "event", axis.us(time_ns), pid, main, s="p", args=args)
     lanes: list[int] = []
+    left_ns = saved.left_ns.get(rank, 0)
     for collective in saved.collectives.of.get(rank, ()):
-        left_ns = saved.left_ns.get(rank, 0)
         if not collective.over and left_ns > collective.issued_ns:
             call = replace(collective.call, freed=True)
             collective = replace(collective, phase=Phase.FAILED, done_ns=left_ns, call=call)
@@ -154,26 +145,23 @@ def _held(collective: Collective) -> _Slice | None:
     return _Slice(name, "paused", begin_ns, collective.issued_ns, {"phase": Phase.HELD.value})
 
 
+_SHOWN = (
+    *("dtype", "bytes", "tensors", "group", "slot", "number", "api"),
+    *("reduce_op", "root", "peer", "label"),
+)
+"""What of a collective is shown as it is."""
+
+
 def _slice_of(collective: Collective, axis: _Axis) -> _Slice:
     """Return a collective from its issue to its end. What is unknown of it is left out."""
     place = collective.place
     args = {
         "phase": collective.phase.value,
         "shape": list(collective.shape),
-        "dtype": collective.dtype,
-        "bytes": collective.bytes,
-        "tensors": collective.tensors,
-        "group": collective.group,
-        "slot": collective.slot,
-        "number": collective.number,
-        "api": collective.api,
+        **{name: getattr(collective, name) for name in _SHOWN},
         "part of DDP": collective.part.value if collective.part is not None else "",
-        "reduce_op": collective.reduce_op,
-        "root": collective.root,
-        "peer": collective.peer,
         "place": str(place) if place is not None else "",
         "line": place.text if place is not None else "",
-        "label": collective.label,
         "freed": "no rank waits for it any more" if collective.call.freed else "",
     }
     known = {name: value for name, value in args.items() if value not in ("", None, [])}
@@ -310,16 +298,7 @@ class _Arrows:
             last = len(parts) - 1
             for place, (ts, pid, tid) in enumerate(parts if last else ()):
                 phase = "s" if not place else "f" if place == last else "t"
-                yield {
-                    "name": "meets",
-                    "cat": "meets",
-                    "ph": phase,
-                    "id": number,
-                    "bp": "e",
-                    "ts": ts,
-                    "pid": pid,
-                    "tid": tid,
-                }
+                yield _event(phase, "meets", "meets", ts, pid, tid, id=number, bp="e")
 
 
 # -- the format ----------------------------------------------------------------------------
@@ -327,16 +306,14 @@ class _Arrows:
 
 def _complete(span: _Slice, pid: int, tid: int, axis: _Axis) -> dict[str, Any]:
     begin_us = axis.us(span.begin_ns)
-    return {
-        "name": span.name,
-        "cat": span.category,
-        "ph": "X",
-        "ts": begin_us,
-        "dur": round(axis.us(span.end_ns) - begin_us, 3),
-        "pid": pid,
-        "tid": tid,
-        "args": span.args,
-    }
+    took_us = round(axis.us(span.end_ns) - begin_us, 3)
+    return _event("X", span.name, span.category, begin_us, pid, tid, dur=took_us, args=span.args)
+
+
+def _event(
+    phase: str, name: str, category: str, ts: float, pid: int, tid: int, **more: Any
+) -> dict[str, Any]:
+    return {"name": name, "cat": category, "ph": phase, "ts": ts, "pid": pid, "tid": tid, **more}
 
 
 def _thread(pid: int, tid: int, name: str) -> dict[str, Any]:

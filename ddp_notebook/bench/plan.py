@@ -254,17 +254,6 @@ class Plan:
             raise ValueError(
                 f"The budget is {self.budget_s:g} s: it must be 0 or more, such as --budget 30s."
             )
-        for name, low in (  # no option sets these, but a file of another user may
-            ("rounds", 1),
-            ("max_rounds", self.rounds),
-            ("warmup", 2),
-            ("max_warmup", self.warmup),
-            ("settled", 1),
-            ("min_iterations", 1),
-            ("max_iterations", self.min_iterations),
-        ):
-            if not getattr(self, name) >= low:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {low}.")
         parse_names(",".join(self.ops), OP_NAMES, "operation")
         parse_names(",".join(self.dtypes), tuple(DTYPE_BYTES), "dtype")
         parse_names(",".join(self.modes), MODES, "mode")
@@ -329,13 +318,14 @@ class Schedule:
 
     plan: Plan
     items: Sequence[Item]
-    _slowest: dict[Item, list[list[int]]] = field(default_factory=dict)
+    times_ns: dict[Item, list[list[int]]] = field(default_factory=dict)
+    """Of each, by visit: the times of its slowest rank."""
     _round: list[Item] = field(default_factory=list)
     _rounds_begun: int = 0
 
     def __post_init__(self) -> None:
         self._order = random.Random(self.plan.seed)  # noqa: S311 - shuffles, keeps no secret
-        self._slowest = {item: [] for item in self.items}
+        self.times_ns = {item: [] for item in self.items}
 
     def next(self, spent_s: float) -> Item | None:
         """Return what to measure now, `spent_s` after the start; None when all is done."""
@@ -347,7 +337,7 @@ class Schedule:
             if not self._round and (over or not self._begin_round()):
                 return None
             item = self._round.pop(0)
-            if not (out_of_time and self._slowest[item]):
+            if not (out_of_time and self.times_ns[item]):
                 return item
 
     def iterations(self, item: Item, warm_ns: list[int]) -> int:
@@ -358,22 +348,14 @@ class Schedule:
         """
         # Nothing is known before the first round but the warm-up, of which the slowest counts: too
         # few iterations cost precision, and too many the budget of all other sizes.
-        before = [t for times in self._slowest[item] for t in times]
+        before = [t for times in self.times_ns[item] for t in times]
         each_ns = statistics.fmean(before) if before else max(warm_ns)
         affordable = int(self.plan.budget_s * 1e8 / len(self.items) / max(each_ns, 1.0))
         return max(self.plan.min_iterations, min(affordable, self.plan.max_iterations))
 
-    def rounds_of(self, item: Item) -> int:
-        """Return how often `item` was measured."""
-        return len(self._slowest[item])
-
-    def took(self, item: Item, slowest_ns: list[int]) -> None:
-        """Record the times of the slowest rank in one visit."""
-        self._slowest[item].append(slowest_ns)
-
     def progress(self, spent_s: float) -> float:
         """The share of the run that is done, 0 to 1: by time, or by what is precise already."""
-        first = sum(1 for rounds in self._slowest.values() if rounds) / len(self.items)
+        first = sum(1 for rounds in self.times_ns.values() if rounds) / len(self.items)
         by_time = min(spent_s / self.plan.budget_s, 1.0) if self.plan.budget_s else 1.0
         done = sum(self._is_done(item) for item in self.items) / len(self.items)
         return min(first, max(by_time, done))
@@ -391,7 +373,7 @@ class Schedule:
         return True
 
     def _is_done(self, item: Item) -> bool:
-        rounds = self._slowest[item]
+        rounds = self.times_ns[item]
         if len(rounds) < self.plan.rounds:
             return False
         low, median, high = median_interval(rounds)

@@ -179,8 +179,8 @@ class BenchRun:
 
     backend: str
     device: str
-    world_size: int
-    curves: tuple[Curve, ...]
+    world_size: int = 0
+    curves: tuple[Curve, ...] = ()
     trust: Trust = Trust.FAIR
     reasons: tuple[str, ...] = ()
     """Why it is not trusted more."""

@@ -7,70 +7,53 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from ddp_notebook.bench import trust
 from ddp_notebook.bench.intervals import median_interval, quantile
 from ddp_notebook.bench.plan import DTYPE_BYTES, CurvePlan, Plan
-from ddp_notebook.bench.result import BenchPoint, BenchRun, Conditions, Curve, Fit, Samples
+from ddp_notebook.bench.result import BenchPoint, BenchRun, Curve, Fit, Samples
 from ddp_notebook.model import codec
 
 Visits = Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Where a plan was run."""
-
-    plan: Plan
-    ranks: tuple[int, ...]
-    backend: str
-    device: str
-    cores: int
-    """CPU cores the ranks of one host may use; 0 when that is not known."""
-    started: str
-    versions: Mapping[str, str]
-
-
 def summarise(
-    setting: Setting,
+    about: BenchRun,
+    plan: Plan,
+    ranks: Sequence[int],
     visits: Mapping[int, Visits],
     answers: Mapping[int, Mapping[str, Any]],
-    ended: str = "",
 ) -> BenchRun:
-    """Return what all ranks measured together.
+    """Return what all ranks measured together: `about`, which is known before, with its curves.
 
     `visits` are those received, by rank; `answers` are the answers to `calls.BENCH` of the ranks
-    that finished. `ended` says why the run was cut short.
+    that finished.
     """
     curves = []
-    for number, plan in enumerate(setting.plan.curves(len(setting.ranks))):
-        ranks = setting.ranks[: plan.world_size]
-        measured_by = [[v for v in visits.get(r, ()) if v["curve"] == number] for r in ranks]
-        curves.append(curve_of(plan, ranks, measured_by, setting.plan))
+    for number, each in enumerate(plan.curves(len(ranks))):
+        members = ranks[: each.world_size]
+        measured_by = [[v for v in visits.get(r, ()) if v["curve"] == number] for r in members]
+        curves.append(curve_of(each, members, measured_by, plan))
     measured = tuple(curve for curve in curves if curve.points)
     hosts = [answer["host"] for answer in answers.values()]
-    conditions = Conditions(
-        cores=setting.cores,
-        ranks_per_host=max(map(hosts.count, hosts), default=len(setting.ranks)),
+    conditions = replace(
+        about.conditions,
+        ranks_per_host=max(map(hosts.count, hosts), default=len(ranks)),
         others_cpu=others_cpu(answers.values()),
         seconds=max((answer["seconds"] for answer in answers.values()), default=0.0),
     )
     badge, reasons = trust.judge(measured, conditions)
-    return BenchRun(
-        backend=setting.backend,
-        device=setting.device,
-        world_size=len(setting.ranks),
+    return replace(
+        about,
+        world_size=len(ranks),
         curves=measured,
         trust=badge,
         reasons=reasons,
         notes=trust.notes(measured),
         conditions=conditions,
-        ended=ended,
-        started=setting.started,
-        plan=codec.encode(setting.plan),
-        versions=dict(setting.versions),
+        plan=codec.encode(plan),
     )
 
 

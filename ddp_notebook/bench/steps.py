@@ -97,11 +97,6 @@ class StepPlan:
             raise ValueError("There must be a batch size and a bucket size.")
         if not 0 < self.budget_s < float("inf"):
             raise ValueError(f"The budget is {self.budget_s:g} s: it must be more than 0.")
-        for name in ("rounds", "min_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1.")
-        if self.max_steps < self.min_steps:
-            raise ValueError(f"max_steps is {self.max_steps}: it must be at least min_steps.")
 
     def bucket_mb(self, bucket: str) -> float | None:
         """Return the size of a bucket in MiB; None for DDP's default."""

@@ -125,11 +125,10 @@ class BucketPlan:
     """The buckets before any gradient was seen. `limits_bytes`: of the first, of the others.
 
     `first` are those of the first step. `later` are those expected from the second on, if gradients
-    become ready in the reverse order of the parameters; None when DDP keeps the first ones. Both
-    None: this torch does not report them.
+    become ready in the reverse order of the parameters; None when DDP keeps the first ones.
     """
 
-    first: tuple[Bucket, ...] | None
+    first: tuple[Bucket, ...]
     later: tuple[Bucket, ...] | None
     limits_bytes: tuple[int, ...] = ()
 

@@ -29,9 +29,11 @@ class TensorDigest:
     finite: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WorkFacts:
     """A user line that started collectives and did not wait for all of them in time.
+
+    The rank counts in it; as part of a report nothing changes it.
 
     Of `issued`, `unwaited` were never waited for; the tensors of `written` were changed, and those
     of `stepped` were gradients that an optimizer used, before they were waited for.
@@ -45,7 +47,7 @@ class WorkFacts:
     place: Place | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FunctionalFacts:
     """Collectives of torch.ops._c10d_functional in this run, whose results must be waited for.
 
@@ -145,8 +147,6 @@ class ReplicaFacts(ReplicaCounts):
     unheld: tuple[str, ...] = ()
     """Parameters that get gradients, that no optimizer holds, and that have not changed: a few,
     behind others that an optimizer holds."""
-    twins: tuple[tuple[str, str], ...] = ()
-    """Parameters of one shape in unlike places that had the same values when it was wrapped."""
     parameters: tuple[TensorDigest, ...] = ()
     gradients: tuple[TensorDigest, ...] = ()
     buffers: tuple[TensorDigest, ...] = ()
@@ -347,7 +347,7 @@ class RunFacts:
     samplers: tuple[SamplerFacts, ...] = ()
     loaders: tuple[LoaderFacts, ...] = ()
     works: tuple[WorkFacts, ...] = ()
-    functional: FunctionalFacts = FunctionalFacts()
+    functional: FunctionalFacts = field(default_factory=FunctionalFacts)
     collectives: int = 0
     """The number of collectives that it has called, plus one; 0 if unknown."""
     precision: tuple[str, ...] = ()

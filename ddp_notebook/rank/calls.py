@@ -499,19 +499,6 @@ class Compared(Message, frozen=True):
     hashes: tuple[str, ...]
 
 
-class Verified(Message, frozen=True):
-    """torch's own check has passed. `lacks`: what this torch does not have for it."""
-
-    lacks: tuple[str, ...] = ()
-
-
-class Broadcasted(Message, frozen=True):
-    """The broadcast of rank 0's values, as this rank saw it."""
-
-    synced: Synced
-    lacks: tuple[str, ...] = ()
-
-
 class DDPOptions(Message, frozen=True):
     """A model and the options with which it is wrapped. `cap_mb` None is torch's own."""
 
@@ -522,12 +509,10 @@ class DDPOptions(Message, frozen=True):
 
 class Constructed(Message, frozen=True):
     """A DDP object. `hooks`: on how many parameters its reducer waits. `sizes`: of its buckets,
-    in bytes, empty when this torch does not tell. `synced_again`: it compared and broadcast once
-    more."""
+    in bytes."""
 
     hooks: int
     sizes: tuple[int, ...]
-    synced_again: bool
 
 
 class Assignment(Message, frozen=True):
@@ -539,8 +524,8 @@ class Assignment(Message, frozen=True):
 
 DESCRIBE: Call[ModelName, Described | RankFailure] = Call("describe")
 COMPARE: Call[ModelToCompare, Compared | RankFailure] = Call("compare")
-VERIFY: Call[ModelName, Verified | RankFailure] = Call("verify")
-BROADCAST: Call[ModelName, Broadcasted | RankFailure] = Call("broadcast")
+VERIFY: Call[ModelName, Nothing | RankFailure] = Call("verify")
+BROADCAST: Call[ModelName, Synced | RankFailure] = Call("broadcast")
 PLAN_BUCKETS: Call[DDPOptions, BucketPlan | RankFailure] = Call("plan buckets")
 CONSTRUCT: Call[DDPOptions, Constructed | RankFailure] = Call("construct")
 ASSIGN: Call[Assignment, bool] = Call("assign")

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ddp_notebook import model
-from ddp_notebook.rank import calls
+from ddp_notebook.rank import calls, torch_private
 from ddp_notebook.rank.component import Component, Lifecycle
 from ddp_notebook.rank.control import Handlers
 from ddp_notebook.rank.control_socket import ControlSocket
-from ddp_notebook.rank.debugger.at_lines import AtLines
+from ddp_notebook.rank.debugger.debugger import Debugger
+from ddp_notebook.rank.debugger.elsewhere import Compiled
+from ddp_notebook.rank.debugger.expressions import Expressions
+from ddp_notebook.rank.debugger.not_finite import NotFinite
 from ddp_notebook.rank.inspect.answers import Answers
 from ddp_notebook.rank.inspect.global_names import GlobalNames
 from ddp_notebook.rank.rank_process import RankProcess
@@ -39,9 +42,19 @@ class RankCore(Watched):
     ) -> None:
         super().__init__(process, names, show)
         self.answers = Answers(self)
-        self.at_lines = AtLines(self, process.events, self.answers.variables)
-        self.debugger, self.compiled = self.at_lines.debugger, self.at_lines.compiled
-        self.debugger.armed.tell = self.observer.limits.lift
+        self.debugger = debugger = Debugger(
+            self.main_thread, self.gate, self.user_code, process.events, self.names.get
+        )
+        # A thread that is paused in what torch compiles evaluates as any other.
+        torch_private.keep_from_compiler(Debugger._stop)
+        self.compiled = Compiled(debugger.breakpoints.canonical)
+        debugger.watch_lines = self.compiled.watch
+        debugger.breakpoints.never_runs = self.compiled.never_runs
+        debugger.breakpoints.elsewhere = self.compiled.not_stopped
+        debugger.watch_values = NotFinite(debugger.occurred).watch
+        debugger.armed.tell = self.observer.limits.lift
+        variables = self.answers.variables
+        self.expressions = Expressions(process.rank, debugger, variables, self.names)
         self.rescue = Rescue(self.main_thread, self.init_calls, self.sockets, self.resolver)
         self.step_timer = StepTimer(self.marks, self.tracker, self.observer, process.rank)
         self.held = Held(self.names)
@@ -72,4 +85,11 @@ class RankCore(Watched):
         on(calls.HELD, lambda _: self.held.parameters())
         on(calls.STEP, lambda _: calls.PausedAt(self.gate.step()))
         on(calls.RESUME, lambda _: calls.PausedAt(self.gate.resume()))
-        self.at_lines.to(self.handlers)
+        expressions, debugger = self.expressions, self.debugger
+        on(calls.EVALUATE, expressions.evaluate)
+        on(calls.CHECKSUMS, expressions.checksums)
+        on(calls.STANDING, expressions.standing)
+        on(calls.MOVE, debugger.move)
+        on(calls.SET_BREAKPOINTS, debugger.set_breakpoints)
+        on(calls.ARM, lambda _: debugger.arm())
+        on(calls.BREAKPOINTS, lambda _: debugger.bounds())

@@ -14,11 +14,12 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import zmq
 
-from ddp_notebook.model import Event, Pulse, encode_events
+from ddp_notebook.model import CellFinished, CellStarted, Event, Pulse, encode_events
 from ddp_notebook.rank.rank_process import Events
 
 PULSE_S = 0.25
@@ -71,6 +72,18 @@ class EventSender(Events):
         """
         if self._append(kind, fields):
             self._send_pending()
+
+    @contextlib.contextmanager
+    def at_work(self, doing: str) -> Iterator[None]:
+        """Within, the board shows this rank as running, and `doing` that; no cell runs."""
+        pulse = self.pulse
+        self.pulse = lambda: {**pulse(), "doing": doing}
+        self.emit_now(CellStarted, cell=0)
+        try:
+            yield
+        finally:
+            self.pulse = pulse
+            self.emit_now(CellFinished, cell=0, outcome="ok")
 
     def _append(self, kind: type[_E], fields: dict[str, Any]) -> bool:
         if os.getpid() != self._pid:

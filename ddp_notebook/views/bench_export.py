@@ -14,6 +14,11 @@ from typing import Any
 
 from ddp_notebook.bench.result import BenchPoint, BenchRun, Curve
 
+_COLUMNS = (
+    *("mean_us", "p10_us", "p90_us", "p99_us"),
+    *("algbw_gb_per_s", "busbw_gb_per_s", "wrong", "skew_us"),
+)
+"""Of a point, as they are called there."""
 _NCCL_TYPES = {"float32": "float", "float64": "double", "float16": "half"}
 
 
@@ -41,21 +46,11 @@ def _row(curve: Curve, point: BenchPoint) -> dict[str, Any]:
         "dtype": curve.dtype,
         "mode": curve.mode,
         "world_size": curve.world_size,
-        "size_bytes": point.size_bytes,
-        "count": point.count,
-        "iterations": point.iterations,
-        "rounds": point.rounds,
+        **{name: getattr(point, name) for name in ("size_bytes", "count", "iterations", "rounds")},
         "latency_us": point.latency_us,
         "latency_low_us": point.latency_interval_us[0],
         "latency_high_us": point.latency_interval_us[1],
-        "mean_us": point.mean_us,
-        "p10_us": point.p10_us,
-        "p90_us": point.p90_us,
-        "p99_us": point.p99_us,
-        "algbw_gb_per_s": point.algbw_gb_per_s,
-        "busbw_gb_per_s": point.busbw_gb_per_s,
-        "wrong": point.wrong,
-        "skew_us": point.skew_us,
+        **{name: getattr(point, name) for name in _COLUMNS},
         "slowest_rank": curve.ranks[slowest],
         "precise": point.precise,
     }

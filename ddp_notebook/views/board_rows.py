@@ -35,14 +35,8 @@ from ddp_notebook.views.step_rows import (
     waits_in_stage,
 )
 
-FOLD_FROM = 8
-"""From this many ranks on, ranks in the same state share a row."""
-_LONG_S = 2.0
-"""Ranks that wait for so long are named below the board."""
 _DEATHS = (Category.RANK_DIED, Category.OOM_ON_ONE_RANK)
 """Their remedy says how to bring the ranks back."""
-SILENT_AFTER_S = 2.0
-"""A live rank sends a message every quarter of a second."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,8 @@ def stuck_note(board: Board, diagnosis: Diagnosis | None) -> str:
     now_ns, wrong = board.snapshot.taken_ns, diagnosis is not None and diagnosis.wrong
     rows = [row for row in board.rows if Role.WAITING in (row.role, row.word)]
     since_ns = min((row.since_ns for row in rows if row.since_ns), default=now_ns)
-    if not wrong and now_ns - since_ns < _LONG_S * 1e9:
+    # Ranks that wait for so long are named below the board.
+    if not wrong and now_ns - since_ns < 2e9:
         return ""
     if not rows:
         return "The run cannot go on: %ddp_why says why, %ddp_abort frees the ranks."
@@ -111,7 +106,8 @@ def board_rows(facts: BoardFacts) -> tuple[BoardRow, ...]:
     latest = {rank: issued[rank][-1] for rank in set(facts.pending) if issued.get(rank)}
     missing = MissingRanks(facts.collectives)
     rows = [_row(state, latest.get(state.rank), missing, facts) for state in facts.snapshot.ranks]
-    if len(rows) < FOLD_FROM:
+    # From this many ranks on, ranks in the same state share a row.
+    if len(rows) < 8:
         return tuple(rows)
     groups: dict[object, list[BoardRow]] = {}
     for row in (_briefly(row, facts.diagnosis) for row in rows):
@@ -167,7 +163,8 @@ def _row(
     age_s = max(0.0, (facts.snapshot.taken_ns - state.heard_ns) / 1e9) if state.heard_ns else 0.0
     ended = bool(facts.snapshot.ended)
     quiet = ended or state.status in (Status.DEAD, Status.STARTING)
-    silent = age_s > SILENT_AFTER_S and not quiet
+    # A live rank sends a message every quarter of a second.
+    silent = age_s > 2.0 and not quiet
     role = _role(state, activity, silent, facts.diagnosis)
     if ended and role not in (Role.CULPRIT, Role.DEAD, Role.FAILED):
         role = Role.ENDED
@@ -333,19 +330,11 @@ def describe(state: RankState) -> str:
         case Status.READY:
             return f"its last cell raised {state.raised}" if state.raised else ""
         case Status.RUNNING:
-            return state.doing or _run(state)
+            return state.doing or (f"cell {state.cell}" if state.cell else "the benchmark")
         case Status.FAILED:
-            return _failure(state)
+            return f"{state.entering.value}: {state.cause}" if state.entering else state.cause
         case Status.DEAD:
             return "its process is replaced" if state.restarting else _death(state)
-
-
-def _run(state: RankState) -> str:
-    return f"cell {state.cell}" if state.cell else "the benchmark"
-
-
-def _failure(state: RankState) -> str:
-    return f"{state.entering.value}: {state.cause}" if state.entering else state.cause
 
 
 def _death(state: RankState) -> str:

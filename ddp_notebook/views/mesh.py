@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html import escape
 
 from ddp_notebook.model import counted, format_bytes, format_ranks, name_ranks
@@ -151,18 +152,8 @@ def _folded(parameters: Sequence[Placed]) -> Iterator[tuple[str, Placed]]:
         # `layers.0.weight` and `layers.1.weight` fold; `a.0.b.0` and `a.1.b.1` do not, as only the
         # first number may differ.
         numbers = re.findall(r"\d+", parameter.name)
-        key = (re.sub(r"\d+", "#", parameter.name), *numbers[1:], parameter.shape, parameter.dtype)
-        groups.setdefault(
-            (
-                *key,
-                parameter.placement,
-                parameter.ranks,
-                parameter.bytes,
-                parameter.gathers,
-                parameter.over,
-            ),
-            [],
-        ).append(parameter)
+        key = re.sub(r"\d+", "#", parameter.name), *numbers[1:], replace(parameter, name="")
+        groups.setdefault(key, []).append(parameter)
     for group in groups.values():
         name = group[0].name
         if len(group) > 1:  # ``layers.0-3.weight``

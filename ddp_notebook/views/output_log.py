@@ -10,8 +10,6 @@ from ddp_notebook.model import Output, OutputGroup, OutputItem, OutputKind, Rank
 
 _ADDRESS = re.compile(r"0x[0-9a-f]{8,}")
 _LINE_END = re.compile(r"\r+\n")
-_SHORT = 20_000
-"""Longer text is compared unchanged."""
 STREAMS = (OutputKind.STDOUT, OutputKind.STDERR)
 """Output that continues where the last piece ended, perhaps in the middle of a line."""
 _UP = "\x1b[A"
@@ -190,18 +188,12 @@ def group(logs: Mapping[int, Sequence[OutputItem]]) -> tuple[OutputGroup, ...]:
 
     Display ids and memory addresses, which differ between ranks with the same output, are ignored.
     """
-    groups: list[tuple[list[int], tuple[OutputItem, ...], object]] = []
+    groups: dict[str, tuple[list[int], tuple[OutputItem, ...]]] = {}
     for rank in sorted(logs):
-        items = tuple(logs[rank])
-        if not items:
-            continue
-        essence = tuple(_essence(item) for item in items)
-        same = next((members for members, _, other in groups if other == essence), None)
-        if same is None:
-            groups.append(([rank], items, essence))
-        else:
-            same.append(rank)
-    return tuple(OutputGroup(tuple(members), items) for members, items, _ in groups)
+        if items := tuple(logs[rank]):
+            essence = repr([_essence(item) for item in items])
+            groups.setdefault(essence, ([], items))[0].append(rank)
+    return tuple(OutputGroup(tuple(members), items) for members, items in groups.values())
 
 
 def _essence(item: OutputItem) -> object:
@@ -211,7 +203,8 @@ def _essence(item: OutputItem) -> object:
 
 
 def _without_addresses(value: object) -> object:
-    if not isinstance(value, str) or len(value) > _SHORT or "0x" not in value:
+    # Longer text is compared unchanged.
+    if not isinstance(value, str) or len(value) > 20_000 or "0x" not in value:
         return value
     return _ADDRESS.sub("0x", value)
 
@@ -263,7 +256,8 @@ def split_errors(
     differ only in these are shown as one, with ``rank N`` and ``PORT`` in their place.
     """
     errors: dict[str, dict[str, list[int]]] = {}
-    rest = []
+    rest: dict[str, tuple[list[int], tuple[OutputItem, ...]]] = {}
+    """What is equal without tracebacks is one group."""
     for each in groups:
         for item in each.items:
             if item.what is OutputKind.ERROR:
@@ -271,13 +265,14 @@ def split_errors(
                 same.setdefault(item.text, []).extend(each.ranks)
         others = tuple(item for item in each.items if item.what is not OutputKind.ERROR)
         if others:
-            rest.append((each.ranks, others))
+            rest.setdefault(repr(others), ([], others))[0].extend(each.ranks)
     tracebacks = []
     for text, same in errors.items():
         shown = text if len(same) > 1 else next(iter(same))
         ranks = tuple(sorted(rank for members in same.values() for rank in members))
         tracebacks.append(OutputGroup(ranks, (OutputItem(OutputKind.ERROR, text=shown),)))
-    return tuple(tracebacks), _merge(rest)
+    merged = (OutputGroup(tuple(sorted(ranks)), items) for ranks, items in rest.values())
+    return tuple(tracebacks), tuple(merged)
 
 
 _PEERS_PORT = re.compile(r"(\bpeer \[[^\]\s]+\]):\d+")
@@ -288,14 +283,3 @@ def of_any_rank(text: str, ranks: Ranks) -> str:
     """A rank's text without its own number, if no other rank has the same, and its peer's port."""
     text = _PEERS_PORT.sub(r"\1:PORT", text)
     return re.sub(rf"\b([Rr]ank) {ranks[0]}\b", r"\1 N", text) if len(ranks) == 1 else text
-
-
-def _merge(
-    parts: Sequence[tuple[Ranks, tuple[OutputItem, ...]]],
-) -> tuple[OutputGroup, ...]:
-    """Groups joined that are equal without their tracebacks."""
-    merged: dict[int, list[int]] = {}
-    for index, (ranks, items) in enumerate(parts):
-        same = next((i for i in merged if parts[i][1] == items), index)
-        merged.setdefault(same, []).extend(ranks)
-    return tuple(OutputGroup(tuple(sorted(r)), parts[i][1]) for i, r in merged.items())

@@ -11,7 +11,6 @@ from ddp_notebook.model import (
     Frame,
     Local,
     Place,
-    Ranks,
     RankStack,
     StackLocation,
     StackTree,
@@ -70,22 +69,15 @@ def _frame(stacks: Sequence[RankStack], depth: int) -> Frame:
         for local in stack.frames[depth].locals:
             values.setdefault(local.name, {}).setdefault(local.text, []).append(stack.rank)
     merged = (
-        Local(name, text, _once(ranks))
+        Local(name, text, tuple(dict.fromkeys(ranks)))
         for name, texts in values.items()
         for text, ranks in texts.items()
     )
     return replace(shared, locals=tuple(merged))
 
 
-def _once(ranks: Iterable[int]) -> Ranks:
-    return tuple(dict.fromkeys(ranks))
-
-
 _AROUND = 2
 """Lines of code shown before and after each."""
-_MOST_LOCATIONS = 12
-"""Locations with the most ranks come first."""
-_MOST_CALLERS = 4
 
 
 def pending_locations(facts: BoardFacts) -> tuple[StackLocation, ...]:
@@ -107,14 +99,18 @@ def locations(
 ) -> tuple[StackLocation, ...]:
     """Where ranks with known calls are, the innermost last; locations with the most ranks first."""
     calls = {rank: tuple(path) for rank, path in paths.items()}
-    made = [_location(ranks, path, sources) for ranks, path in by_value(calls)]
-    return tuple(sorted(made, key=lambda location: -len(location.ranks))[:_MOST_LOCATIONS])
-
-
-def _location(ranks: Ranks, path: Sequence[Place], sources: Mapping[str, str]) -> StackLocation:
-    site = path[-1]
-    callers = tuple(map(str, path[:-1][-_MOST_CALLERS:]))
-    return StackLocation(ranks, str(site), callers, code_around(site, sources), site.line)
+    made = [
+        StackLocation(
+            ranks,
+            str(path[-1]),
+            tuple(map(str, path[:-1][-4:])),
+            code_around(path[-1], sources),
+            path[-1].line,
+        )
+        for ranks, path in by_value(calls)
+    ]
+    # Locations with the most ranks come first.
+    return tuple(sorted(made, key=lambda location: -len(location.ranks))[:12])
 
 
 def code_around(place: Place, sources: Mapping[str, str]) -> tuple[tuple[int, str], ...]:

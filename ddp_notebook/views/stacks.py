@@ -24,6 +24,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.views import markup
 from ddp_notebook.views.ansi import plain
+from ddp_notebook.views.step_rows import names_of
 from ddp_notebook.views.table import WIDTH
 
 NO_RANKS = "There are no ranks."
@@ -77,20 +78,13 @@ def function_words(frame: Frame) -> str:
 
 def file_names(tree: StackTree) -> dict[str, str]:
     """A short name for each file: its own, with its folder's if two have the same."""
-    files = {frame.file for branch in tree.branches for frame in _all_frames(branch)}
-    own = {file: _last_parts(file, 1) for file in files}
-    shared = {name for name in own.values() if list(own.values()).count(name) > 1}
-    return {file: _last_parts(file, 2) if name in shared else name for file, name in own.items()}
+    return names_of({frame.file for branch in tree.branches for frame in _all_frames(branch)})
 
 
 def _all_frames(branch: Branch) -> Iterator[Frame]:
     yield from branch.frames
     for child in branch.children:
         yield from _all_frames(child)
-
-
-def _last_parts(file: str, count: int) -> str:
-    return "/".join(file.replace("\\", "/").split("/")[-count:])
 
 
 def state_words(doing: Doing, tail: Sequence[Frame]) -> str:

@@ -30,6 +30,13 @@ from ddp_notebook.model import (
 
 _WAIT_FOR_ALL = (Stage.RENDEZVOUS, Stage.PROCESS_GROUP, Stage.VERIFIED)
 """Stages that a rank passes only together with the others."""
+_STAGE_WORDS = {
+    Status.PAUSED: "paused",
+    Status.SETTING_UP: "waiting",
+    Status.FAILED: "failed",
+    Status.DEAD: "dead",
+    Status.READY: "done",
+}
 
 
 def setup_table(snapshot: Snapshot, store: str = "session") -> StepTable:
@@ -71,13 +78,6 @@ def _arrived_at(state: RankState) -> int:
 
 
 def _stage_row(state: RankState, snapshot: Snapshot, store: str) -> StepRow:
-    words = {
-        Status.SETTING_UP: "waiting",
-        Status.PAUSED: "paused",
-        Status.FAILED: "failed",
-        Status.DEAD: "dead",
-        Status.READY: "done",
-    }
     text = state.doing or state.detail
     if state.status is Status.FAILED:
         text = f"{state.entering.value if state.entering else 'set-up'}: {state.cause}"
@@ -88,7 +88,7 @@ def _stage_row(state: RankState, snapshot: Snapshot, store: str) -> StepRow:
     return StepRow(
         ranks=(state.rank,),
         passed=state.stage.value if state.stage else "",
-        state=words.get(state.status, state.status.value),
+        state=_STAGE_WORDS.get(state.status, state.status.value),
         text=text,
         waits_for=waits_in_stage(state, snapshot, store),
         since_s=max(0.0, since_s),
@@ -108,16 +108,7 @@ def _stages_title(snapshot: Snapshot) -> str:
     counts = {status: snapshot.with_status(status) for status in Status}
     if len(counts[Status.READY]) == snapshot.world_size:
         return "Set-up is complete: every rank is verified."
-    parts = []
-    for status, words in (
-        (Status.PAUSED, "paused"),
-        (Status.SETTING_UP, "waiting"),
-        (Status.FAILED, "failed"),
-        (Status.DEAD, "dead"),
-        (Status.READY, "done"),
-    ):
-        if counts[status]:
-            parts.append(f"{name_ranks(counts[status])} {words}")
+    parts = [f"{name_ranks(counts[s])} {word}" for s, word in _STAGE_WORDS.items() if counts[s]]
     return f"Set-up, step by step: {'; '.join(parts)}"
 
 
@@ -358,8 +349,6 @@ _NEXT = (
     "%ddp_step (the next line), %ddp_step --into, --out, --to LINE; to the next breakpoint or the "
     "end: %ddp_step --to end"
 )
-_GAP = 2
-"""The most lines missing between two pieces of source that are shown as one."""
 
 
 @dataclass
@@ -514,7 +503,8 @@ def _marked(file: StoppedFile) -> list[str]:
     longest = max((len(file.lines.get(line, "").rstrip()) for line in file.stops), default=0)
     last = 0
     for number, line in sorted(file.lines.items()):
-        if last and number - last > _GAP:
+        # The most lines missing between two pieces of source that are shown as one.
+        if last and number - last > 2:
             shown.append(f"  {'…':>{width}}")
         last = number
         text = line.rstrip()

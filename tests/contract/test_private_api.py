@@ -313,7 +313,6 @@ from ddp_notebook.rank.core import RankCore
 from ddp_notebook.rank.rank_process import Events, RankProcess
 from ddp_notebook.rank.training import ddp
 
-assert not ddp.missing_in_use()
 runtime = RankCore(RankProcess(0, Events(), Path.cwd(), Path.cwd() / 'ask'))
 hooks, tracker = runtime.hooks, runtime.tracker
 hooks.attach()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import eventually
-from wrapping import NET, SOON_S, begin, has_line, run, states, still_works, train
+from wrapping import NET, SOON_S, begin, has_line, run, still_works, train
 
 from ddp_notebook.errors import CellInterrupted, UsageMistake
 from ddp_notebook.launch.timeouts import scaled_for_load
@@ -191,11 +191,6 @@ def test_an_interrupt_gives_the_notebook_back_and_the_model_is_as_it_was(session
 # -- torch's private API ---------------------------------------------------------------
 
 
-def test_torch_still_has_what_is_used_of_ddps_private_api(ranks2: Session) -> None:
-    run(ranks2, "from ddp_notebook.rank.training import ddp as agent\nlacks = agent.missing()")
-    assert ranks2.pull("lacks", (0,)) == {0: []}
-
-
 def test_torch_still_makes_the_parameters_and_the_buckets_that_are_foretold(
     ranks2: Session,
 ) -> None:
@@ -221,7 +216,8 @@ def test_torch_still_makes_the_parameters_and_the_buckets_that_are_foretold(
         "    sizes = [bucket.size_bytes for bucket in plan.first]\n"
         "    checks.append(str(made._get_ddp_logging_data()['bucket_sizes'])\n"
         "                  == ', '.join(map(str, sizes)))\n"
-        "    checks.append(tuple(agent._limits_of(made)) == plan.limits_bytes)\n"
+        "    cap = None if made.bucket_bytes_cap_default else made.bucket_bytes_cap / 2**20\n"
+        "    checks.append(tuple(agent.bucket_limits(cap)) == plan.limits_bytes)\n"
         "    del made",
     )
     assert all(ranks2.pull("checks")[0])
@@ -250,51 +246,3 @@ def test_torchs_own_constructor_still_does_the_same_collectives(ranks2: Session)
     assert sync[0] == "_sync_module_states"
     assert {"module", "process_group", "src", "params_and_buffers_to_ignore"} <= set(sync[1])
     assert sync[2] == 250 * 2**20
-
-
-GONE = {
-    "VERIFY": "torch's own check of shapes is left out",
-    "SYNC": "each tensor was broadcast by itself",
-    "ASSIGN": "This torch does not tell which buckets it will make",
-    "FIRST_BYTES": "the first one when it has 1 MiB",
-    "LOGGER": "is a DistributedDataParallel",
-}
-
-
-@pytest.mark.parametrize("what", GONE)
-def test_without_a_piece_of_the_private_api_the_model_is_wrapped_all_the_same(
-    ranks2: Session, what: str
-) -> None:
-    run(
-        ranks2,
-        NET + "from ddp_notebook.rank.training import ddp as agent\n"
-        f"path = agent.{what}\n"
-        f"agent.{what} = 'torch.distributed:_gone_with_a_release'\n"
-        "lacks = agent.missing()",
-    )
-    try:
-        made = begin(ranks2)
-        assert ranks2.pull("lacks")[0] == ["torch.distributed:_gone_with_a_release"]
-        assert made.done
-        assert any(GONE[what] in line for line in (*made.table.details, made.table.title))
-        train(ranks2)
-        assert begin(ranks2).done
-    finally:
-        run(ranks2, f"agent.{what} = path")
-    first, second = states(ranks2)
-    assert first[:2] == second[:2]
-
-
-def test_where_ddp_cannot_skip_it_everything_is_synchronised_once_more(ranks2: Session) -> None:
-    run(
-        ranks2,
-        NET + "from ddp_notebook.rank.training import ddp as agent\n"
-        "can_skip = agent.can_skip_sync\n"
-        "agent.can_skip_sync = lambda: False",
-    )
-    try:
-        made = begin(ranks2)
-    finally:
-        run(ranks2, "agent.can_skip_sync = can_skip")
-    assert made.done
-    assert has_line(made, "compared and broadcast everything once more")

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.bench.plan import Plan
-from ddp_notebook.bench.result import BenchRun
-from ddp_notebook.bench.stats import Setting, summarise
+from ddp_notebook.bench.result import BenchRun, Conditions
+from ddp_notebook.bench.stats import summarise
 
 QUIET = {"host": "a", "seconds": 10.0, "cpu_s": 5.0, "host_cpu_s": 5.0}
 """What a rank says at the end of a run in which it was alone; two of them."""
@@ -72,13 +72,13 @@ def bench_run(
     """A run of `plan`, as `visits` makes it of what is `told`."""
     plan = plan or Plan(factor=4)
     said = dict(enumerate(answers))
-    setting = Setting(
-        plan=plan,
-        ranks=tuple(range(world_size)),
+    about = BenchRun(
         backend="gloo",
         device="cpu",
-        cores=cores,
+        conditions=Conditions(cores=cores),
+        ended=ended,
         started="2026-01-01T00:00:00+00:00",
         versions={"torch": "2.13.0"},
     )
-    return summarise(setting, visits(plan, world_size, **told), said, ended)
+    told_by = visits(plan, world_size, **told)
+    return summarise(about, plan, tuple(range(world_size)), told_by, said)

@@ -19,7 +19,7 @@ def run_all(
     made: list[Item] = []
     while (item := schedule.next(len(made) * spend_s)) is not None:
         made.append(item)
-        schedule.took(item, (times or {}).get(item, [1000] * 20))
+        schedule.times_ns[item].append((times or {}).get(item, [1000] * 20))
     return made
 
 
@@ -60,7 +60,7 @@ def test_iterations_stay_within_their_bounds(each_ns: int, budget_s: float) -> N
 def test_iterations_are_planned_by_the_mean_so_far() -> None:
     schedule = Schedule(Plan(budget_s=8.0), ITEMS)
     assert schedule.iterations(ITEMS[0], [1_000_000, 5_000_000]) == 20
-    schedule.took(ITEMS[0], [1_000_000, 3_000_000])
+    schedule.times_ns[ITEMS[0]].append([1_000_000, 3_000_000])
     assert schedule.iterations(ITEMS[0], [1_000_000]) == 50
 
 
@@ -68,7 +68,7 @@ def test_progress_goes_from_nothing_to_all() -> None:
     schedule = Schedule(Plan(budget_s=1.0), ITEMS)
     shares = [schedule.progress(0.0)]
     for n, item in enumerate(ITEMS):
-        schedule.took(item, [1000])
+        schedule.times_ns[item].append([1000])
         shares.append(schedule.progress(n / 4))
     assert shares[0] == 0
     assert shares == sorted(shares)

@@ -51,7 +51,7 @@ ALL_REDUCE, BROADCAST = _wrapped("all_reduce"), _wrapped("broadcast")
 
 
 def lines(site: CallSite) -> list[str]:
-    return [function for _, _, function, _ in site.path[-2:]]
+    return [line.function for line in site.path[-2:]]
 
 
 def reduce_it() -> CallSite:

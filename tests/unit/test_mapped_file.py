@@ -17,7 +17,7 @@ import torch
 from ddp_notebook.rank.collectives import mapped_file
 from ddp_notebook.rank.collectives.guard import Guard, Mismatch
 from ddp_notebook.rank.collectives.operations import OPERATIONS, Facts
-from ddp_notebook.rank.collectives.splits import Exchanges
+from ddp_notebook.rank.collectives.splits import ComparedExchanges
 
 SIZE_BYTES = 1 << 16
 
@@ -129,9 +129,9 @@ def test_what_another_user_wrote_into_the_store_is_no_peer(tmp_path: Path, value
     assert not mine._peers
 
 
-def exchanges(folder: Path, store: Store, rank: int, of: Guard) -> Exchanges:
+def exchanges(folder: Path, store: Store, rank: int, of: Guard) -> ComparedExchanges:
     """All_to_alls of three ranks."""
-    return Exchanges(folder, of.name, store, "world", rank, (0, 1, 2), "world")
+    return ComparedExchanges(folder, of.name, store, "world", rank, (0, 1, 2), "world")
 
 
 EVENLY = [torch.empty(3), torch.empty(3), [1, 1, 1]]

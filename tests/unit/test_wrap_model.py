@@ -118,9 +118,6 @@ def test_both_the_first_buckets_and_the_expected_ones_are_shown() -> None:
     )
     kept = plan_lines(BucketPlan(plan.first, None, (5 * MIB, 5 * MIB)))
     assert kept[0] == "Buckets (a bucket is closed when it has 5 MiB; DDP keeps them):"
-    assert plan_lines(BucketPlan(None, None)) == (
-        "This torch does not tell which buckets it will make.",
-    )
 
 
 BUCKETS = (Bucket(("b", "w"), 12),)

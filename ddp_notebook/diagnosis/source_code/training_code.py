@@ -14,10 +14,9 @@ from ddp_notebook.diagnosis.source_code.conditions import holds, last_name
 from ddp_notebook.diagnosis.source_code.sources import Sources
 from ddp_notebook.model import Place
 
-_NUMBERS = frozenset({"item", "float", "int", "sum", "round", "tolist"})
+_NUMBERS = {"item()", "float()", "int()", "sum()", "round()", "tolist()"}
 """Functions and methods that make numbers of tensors."""
-_SAYING = frozenset({"print", "info", "warning", "write", "log", "echo"})
-_ADDING = frozenset({"append", "extend"})
+_SAYING = {"print", "info", "warning", "write", "log", "echo"}
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BLOCKS = (ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith)
 _DEEPEST = 3
@@ -28,33 +27,27 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def is_reported(tree: ast.Module, line: int) -> bool:
     """Whether a number that comes of the evaluation in `line` is printed after it."""
-    function = _function(tree, line)
-    scope = function or tree
+    scope: ast.AST = _function(tree, line) or tree
     block = _block(scope, line)
     if block is None:
         return False
-    after = block.end_lineno or line
-    numbers = _made_of(scope, _numbers_of(block, line), set(), after)
-    if _is_said(scope, numbers, set(), after):
-        return True
-    given = function is not None and _returns(function, numbers, set())
-    return function is not None and given and _callers_say(tree, function.name, _DEEPEST)
-
-
-def _callers_say(tree: ast.Module, name: str, depth: int) -> bool:
-    """Whether what the function of that name returns is printed where it is called."""
-    calls = [node for node in ast.walk(tree) if _called(node) == name]
-    return any(_caller_says(tree, node, name, depth) for node in calls)
-
-
-def _caller_says(tree: ast.Module, call: ast.AST, name: str, depth: int) -> bool:
-    line = getattr(call, "lineno", 1)
-    caller, before = _function(tree, line), line - 1
-    numbers = _made_of(caller or tree, set(), {name}, before)
-    if _is_said(caller or tree, numbers, {name}, before):
-        return True
-    given = caller is not None and depth > 0 and _returns(caller, numbers, {name})
-    return caller is not None and given and _callers_say(tree, caller.name, depth - 1)
+    # What a scope has of it: variables, and functions that return it. From there to the callers of
+    # the function, where its result is what they have.
+    ahead = [(scope, _numbers_of(block, line), block.end_lineno or line, 0)]
+    while ahead:
+        scope, known, after, depth = ahead.pop()
+        known = _made_of(scope, known, after)
+        own = list(_own(scope))
+        calls = [node for node in own if isinstance(node, ast.Call) and node.lineno > after]
+        said = (call for call in calls if _called(call) in _SAYING)
+        if any(known & _words(part) for call in said for part in (*call.args, *call.keywords)):
+            return True
+        given = any(known & _words(node) for node in own if isinstance(node, ast.Return))
+        if isinstance(scope, _FUNCTIONS) and given and depth <= _DEEPEST:
+            for call in (node for node in ast.walk(tree) if _called(node) == scope.name):
+                at = getattr(call, "lineno", 1)
+                ahead.append((_function(tree, at) or tree, {f"{scope.name}()"}, at - 1, depth + 1))
+    return False
 
 
 def _numbers_of(block: ast.stmt, line: int) -> set[str]:
@@ -66,76 +59,52 @@ def _numbers_of(block: ast.stmt, line: int) -> set[str]:
             value, names = _assigned(statement)
             if value is None:
                 continue
-            of_numbers = _mentions(value, numbers)
-            counts = isinstance(statement, ast.AugAssign) or _calls(value, _NUMBERS)
-            of_model = _mentions(value, given) or holds(value, line)
-            if of_numbers or (of_model and counts):
+            words = _words(value)
+            counts = isinstance(statement, ast.AugAssign) or words & _NUMBERS
+            of_model = words & given or holds(value, line)
+            if words & numbers or (of_model and counts):
                 numbers |= names
             elif of_model:
                 given |= names
     return numbers
 
 
-def _made_of(scope: ast.AST, numbers: set[str], functions: set[str], after: int) -> set[str]:
-    """`numbers`, and what is computed of them, or of what `functions` return, behind a line."""
-    found = set(numbers)
+def _made_of(scope: ast.AST, known: set[str], after: int) -> set[str]:
+    """`known`, and what is computed of it behind a line."""
+    found = set(known)
     for _ in range(_DEEPEST):
         for statement in _statements(scope):
             value, names = _assigned(statement)
-            if value is None or value.lineno <= after:
-                continue
-            if _mentions(value, found) or _calls(value, functions):
+            if value is not None and value.lineno > after and _words(value) & found:
                 found.update(names)
     return found
-
-
-def _is_said(scope: ast.AST, numbers: set[str], functions: set[str], after: int) -> bool:
-    return any(
-        _called(call) in _SAYING
-        and call.lineno > after
-        and any(
-            _mentions(expression, numbers) or _calls(expression, functions)
-            for expression in ([*call.args, *(keyword.value for keyword in call.keywords)])
-        )
-        for call in _own(scope)
-        if isinstance(call, ast.Call)
-    )
-
-
-def _returns(function: _Function, numbers: set[str], functions: set[str]) -> bool:
-    returned = [node for node in _own(function) if isinstance(node, ast.Return)]
-    return any(
-        _mentions(statement, numbers) or _calls(statement, functions) for statement in returned
-    )
 
 
 def _assigned(statement: ast.AST) -> tuple[ast.expr | None, set[str]]:
     """What a statement gives to which variables; also what it appends to a list."""
     match statement:
         case ast.Assign(targets=targets, value=value):
-            return value, {name for target in targets for name in _names(target)}
+            return value, {name for target in targets for name in _words(target)}
         case (
             ast.AugAssign(target=target, value=value)
             | ast.AnnAssign(target=target, value=ast.expr() as value)
         ):
-            return value, _names(target)
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attribute))):
-            call = statement.value
-            if attribute in _ADDING and isinstance(call, ast.Call) and call.args:
-                return call.args[0], {name}
+            return value, _words(target)
+        case ast.Expr(
+            value=ast.Call(
+                func=ast.Attribute(value=ast.Name(id=name), attr="append" | "extend"),
+                args=[value, *_],
+            )
+        ):
+            return value, {name}
     return None, set()
 
 
-def _names(node: ast.AST) -> set[str]:
-    return {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
-
-
-def _mentions(node: ast.AST, names: set[str]) -> bool:
-    return not names.isdisjoint(_names(node))
-
-
-def _calls(node: ast.AST, functions: frozenset[str] | set[str]) -> bool:
-    return any(_called(child) in functions for child in ast.walk(node) if _called(child))
+def _words(node: ast.AST) -> set[str]:
+    """The variables that an expression mentions, and the functions that it calls: ``float()``."""
+    nodes = list(ast.walk(node))
+    variables = {child.id for child in nodes if isinstance(child, ast.Name)}
+    return variables | {f"{_called(child)}()" for child in nodes if _called(child)}
 
 
 def _called(node: ast.AST) -> str:
@@ -170,8 +139,7 @@ def _block(scope: ast.AST, line: int) -> ast.stmt | None:
     around = [statement for statement in _statements(scope) if holds(statement, line)]
     blocks = [statement for statement in around if isinstance(statement, _BLOCKS)]
     withs = [block for block in blocks if isinstance(block, ast.With | ast.AsyncWith)]
-    chosen = withs or blocks or around
-    return max(chosen, key=lambda each: each.lineno, default=None)
+    return max(withs or blocks or around, key=lambda each: each.lineno, default=None)
 
 
 # -- draws -------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ those that differ from rank 0, whose values DDP would send.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_notebook.diagnosis.majority import vote
@@ -93,35 +93,29 @@ def compare(fingerprints: Mapping[int, Fingerprint], name: str = "model") -> tup
 
 
 def _first_difference(theirs: Fingerprint, ours: Fingerprint) -> _Difference:
-    sections = (
-        ("parameter", theirs.parameters, ours.parameters),
-        ("buffer", theirs.buffers, ours.buffers),
-    )
-    for number, (kind, their_tensors, our_tensors) in enumerate(sections):
-        found = _first_in(number, kind, their_tensors, our_tensors)
-        if found is not None:
-            return found
+    for number, (kind, their, our) in enumerate(_sections(theirs, ours)):
+        their_names, our_names = [t.name for t in their], [t.name for t in our]
+        if len(their) != len(our):
+            note = _missing_and_extra(their_names, our_names)
+            parts = [counted(len(each), kind) for each in (their, our)]
+            return _Difference((number, 0, 0), "", parts[0], parts[1], note and f" ({note})")
+        reordered = sorted(their_names) == sorted(our_names)
+        for index, (one, other) in enumerate(zip(their, our, strict=True)):
+            place, where = (number, 1, index), f"{kind} {index}"
+            if one.name != other.name:
+                note = " (the same names in another order)" if reordered else ""
+                return _Difference(place, where, one.name, other.name, note)
+            for a, b in zip(_in_words(one), _in_words(other), strict=True):
+                if a != b:
+                    return _Difference(place, f"{where}, {other.name}", a, b)
     raise ValueError("these fingerprints do not differ")
 
 
-def _first_in(
-    section: int, kind: str, theirs: Sequence[TensorInfo], ours: Sequence[TensorInfo]
-) -> _Difference | None:
-    their_names, our_names = [t.name for t in theirs], [t.name for t in ours]
-    if len(theirs) != len(ours):
-        note = _missing_and_extra(their_names, our_names)
-        parts = [counted(len(each), kind) for each in (theirs, ours)]
-        return _Difference((section, 0, 0), "", parts[0], parts[1], note and f" ({note})")
-    reordered = sorted(their_names) == sorted(our_names)
-    for index, (their, our) in enumerate(zip(theirs, ours, strict=True)):
-        place = (section, 1, index)
-        if their.name != our.name:
-            note = " (the same names in another order)" if reordered else ""
-            return _Difference(place, f"{kind} {index}", their.name, our.name, note)
-        for a, b in zip(_in_words(their), _in_words(our), strict=True):
-            if a != b:
-                return _Difference(place, f"{kind} {index}, {our.name}", a, b)
-    return None
+def _sections(
+    theirs: Fingerprint, ours: Fingerprint
+) -> Iterator[tuple[str, Sequence[TensorInfo], Sequence[TensorInfo]]]:
+    yield "parameter", theirs.parameters, ours.parameters
+    yield "buffer", theirs.buffers, ours.buffers
 
 
 def _in_words(tensor: TensorInfo) -> tuple[str, ...]:
@@ -136,25 +130,20 @@ def _in_words(tensor: TensorInfo) -> tuple[str, ...]:
 
 def _how_much(theirs: Fingerprint, ours: Fingerprint) -> str:
     parts = []
-    for kind, their, our in (
-        ("parameters", theirs.parameters, ours.parameters),
-        ("buffers", theirs.buffers, ours.buffers),
-    ):
+    for kind, their, our in _sections(theirs, ours):
         if len(their) != len(our):
             names = _missing_and_extra([t.name for t in their], [t.name for t in our])
-            parts.append(f"{len(their)} {kind} instead of {len(our)}{names and f' ({names})'}")
-            continue
-        other = [b.name for a, b in zip(their, our, strict=True) if a != b]
-        if other:
-            parts.append(f"{len(other)} of {len(our)} {kind} differ: {some(other)}")
+            parts.append(f"{len(their)} {kind}s instead of {len(our)}{names and f' ({names})'}")
+        elif other := [b.name for a, b in zip(their, our, strict=True) if a != b]:
+            parts.append(f"{len(other)} of {len(our)} {kind}s differ: {some(other)}")
     return "; ".join(parts)
 
 
 def _missing_and_extra(theirs: Sequence[str], ours: Sequence[str]) -> str:
-    missing = [name for name in ours if name not in theirs]
-    extra = [name for name in theirs if name not in ours]
-    parts = [f"{some(missing)} missing"] if missing else []
-    return ", ".join([*parts, *([f"{some(extra)} too much"] if extra else [])])
+    missing = some([name for name in ours if name not in theirs])
+    extra = some([name for name in theirs if name not in ours])
+    parts = (missing and f"{missing} missing", extra and f"{extra} too much")
+    return ", ".join(filter(None, parts))
 
 
 # -- what must agree later on -----------------------------------------------------------
@@ -391,8 +380,6 @@ def _other_values(mine: Synced, model: Fingerprint) -> str:
 
 def plan_lines(plan: BucketPlan) -> tuple[str, ...]:
     """The buckets before any gradient was seen."""
-    if plan.first is None:
-        return ("This torch does not tell which buckets it will make.",)
     first, others = plan.limits_bytes
     limits = f"a bucket is closed when it has {format_bytes(others)}"
     limits += f", the first one when it has {format_bytes(first)}" if first != others else ""

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_notebook.bench.plan import IN_FLIGHT, Item, Plan, Schedule
-from ddp_notebook.model import CellFinished, CellStarted, Progress, codec
+from ddp_notebook.model import Progress, codec
 from ddp_notebook.model.ddp import RankFailure
 from ddp_notebook.rank.bench import machine
 from ddp_notebook.rank.bench.operations import Buffers, Call, Operation
@@ -69,20 +69,19 @@ class CollectivesBench:
             thousandths = round(done * 1000)
             sender.emit(Progress, task="bench", done=thousandths, total=1000, value=visit)
 
-        outcome = "error"
         try:
-            with self._observer.suspended(), interrupts_noted() as stopped:
-                sender.emit(CellStarted, cell=0)  # from here on an interrupt does no harm
-                with _groups(members, request.backend, plan.world_sizes) as (control, groups):
-                    started = machine.Meter.read()
-                    run = Bench(plan, device, control.rank(), control, groups, report, stopped)
-                    visits = measure(run)
-                    spent = started.until(machine.Meter.read())
-            outcome = "ok"
+            with (
+                self._observer.suspended(),
+                interrupts_noted() as stopped,
+                sender.at_work(""),  # from here on an interrupt does no harm
+                _groups(members, request.backend, plan.world_sizes) as (control, groups),
+            ):
+                started = machine.Meter.read()
+                run = Bench(plan, device, control.rank(), control, groups, report, stopped)
+                visits = measure(run)
+                spent = started.until(machine.Meter.read())
         except (RuntimeError, ValueError) as error:  # torch's words for what a backend cannot do
             return RankFailure("error", f"{type(error).__name__}: {error}")
-        finally:
-            sender.emit(CellFinished, cell=0, outcome=outcome)
         return {"visits": visits, **spent}
 
 
@@ -202,7 +201,7 @@ def measure(bench: Bench) -> list[Visit]:
         curve = curves[item.curve]
         group = bench.groups[curve.world_size]
         if group is None:  # this rank is not in it; its schedule still knows what was visited
-            schedule.took(item, [1])
+            schedule.times_ns[item].append([1])
         else:
             operation = Operation(curve, item.size_bytes, buffers, group, bench.rank)
             latest = {"number": number, **_visit(bench, schedule, item, operation, group)}
@@ -216,7 +215,7 @@ def _visit(bench: Bench, schedule: Schedule, item: Item, operation: Operation, g
     # The result of one collective on known values is compared exactly. Timed are zeros: in-place
     # sums of anything else would grow until they overflow. That they stay zeros is checked in every
     # round, which costs a pass over the memory; the values in the first three, which costs several.
-    wrong = operation.check() if schedule.rounds_of(item) < 3 else 0
+    wrong = operation.check() if len(schedule.times_ns[item]) < 3 else 0
     iterations = _warm_up(bench, schedule, operation, item, group)
     wait_for_all(group, bench.device)
     times_ns = time_each(operation.calls, iterations, bench.device)
@@ -228,7 +227,7 @@ def _visit(bench: Bench, schedule: Schedule, item: Item, operation: Operation, g
     slowest_ns = [int(t) for t in times.tolist()]
     issue_ns = _time_issue(operation.calls[0], 1 if min(slowest_ns) > 10_000_000 else 3)
     wrong += operation.left()
-    schedule.took(item, slowest_ns)
+    schedule.times_ns[item].append(slowest_ns)
     return {
         "curve": item.curve,
         "size_bytes": item.size_bytes,
@@ -246,7 +245,7 @@ def _warm_up(bench: Bench, schedule: Schedule, operation: Operation, item: Item,
     # The first collectives of a size are slow for reasons that a training meets once: connections
     # are opened, buffers registered, memory touched for the first time. How many there are depends
     # on the backend, so it is looked at until the slowest of some is near the fastest.
-    plan, new = bench.plan, not schedule.rounds_of(item)
+    plan, new = bench.plan, not schedule.times_ns[item]
     times_ns: list[int] = []
     while True:
         times_ns += time_each(operation.calls, plan.warmup if new else 1, bench.device)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from ddp_notebook.launch.out_of_memory import bytes_left
@@ -33,7 +32,7 @@ class Meter:
     @classmethod
     def read(cls) -> Meter:
         """Return the present moment."""
-        return cls(time.monotonic(), time.process_time(), busy_s(Path("/proc/stat")))
+        return cls(time.monotonic(), time.process_time(), busy_s())
 
     def until(self, end: Meter) -> dict[str, Any]:
         """Return the times from this moment to `end`: a JSON object, None for what is not known."""
@@ -46,20 +45,14 @@ class Meter:
         }
 
 
-def busy_s(stat: Path, cores: frozenset[int] | None = None) -> float | None:
-    """CPU seconds that `cores` (those this process may use) were busy since the host was booted.
+def busy_s() -> float | None:
+    """CPU seconds that the cores this process may use were busy since the host was booted.
 
-    None if not known.
+    None where the system does not tell which these are.
     """
-    try:
-        wanted = frozenset(os.sched_getaffinity(0)) if cores is None else cores
-        ticks, known = 0, False
-        for line in stat.read_text().splitlines():
-            name, *columns = line.split()
-            if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in wanted:
-                # user, nice, system, irq, softirq, steal; neither idle nor iowait: proc_stat(5)
-                ticks += sum(int(columns[c]) for c in (0, 1, 2, 5, 6, 7))
-                known = True
-        return ticks / os.sysconf("SC_CLK_TCK") if known else None
-    except (OSError, ValueError, IndexError, AttributeError):
-        return None
+    cores: list[int] = getattr(psutil.Process(), "cpu_affinity", list)()
+    each = psutil.cpu_times(percpu=True)
+    times = [each[core] for core in cores if core < len(each)]
+    # Neither idle nor iowait: proc_stat(5).
+    busy = (t.user + t.nice + t.system + t.irq + t.softirq + t.steal for t in times)
+    return float(sum(busy)) if times else None

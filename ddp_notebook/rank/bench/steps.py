@@ -22,7 +22,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -34,7 +34,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.bench.steps import Block, Memory, StepPlan
-from ddp_notebook.model import CellFinished, CellStarted, Progress, codec, format_bytes
+from ddp_notebook.model import Progress, codec, format_bytes
 from ddp_notebook.model.ddp import RankFailure
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.bench import machine, subject
@@ -163,19 +163,10 @@ class StepsBench:
                     if record is None:
                         finished = False
                         break
+                    told = {"block": block.number, **asdict(block), **record}
+                    total = len(schedule)
                     self._sender.emit(
-                        Progress,
-                        task="steps",
-                        done=done + 1,
-                        total=len(schedule),
-                        value={
-                            "block": block.number,
-                            "kind": block.kind,
-                            "round": block.round,
-                            "batch": block.batch,
-                            "bucket": block.bucket,
-                            **record,
-                        },
+                        Progress, task="steps", done=done + 1, total=total, value=told
                     )
                 else:
                     done = len(schedule)
@@ -204,16 +195,9 @@ class StepsBench:
         An interrupt is only noted: ranks that stopped at different points would wait for each
         other.
         """
-        sender = self._sender
-        pulse = sender.pulse
-        with interrupts_noted() as stopped:
-            sender.pulse = lambda: {**pulse(), "doing": "%ddp_bench: training steps"}
-            sender.emit_now(CellStarted, cell=0)
-            try:
-                yield stopped
-            finally:
-                sender.pulse = pulse
-                sender.emit_now(CellFinished, cell=0, outcome="ok")
+        doing = "%ddp_bench: training steps"
+        with interrupts_noted() as stopped, self._sender.at_work(doing):
+            yield stopped
 
 
 @contextlib.contextmanager

@@ -9,5 +9,5 @@ operations.py  The operations of a process group, and the properties of a call.
 pause.py       Pauses this rank before each collective, until it is stepped.
 works.py       Handles of asynchronous collectives: does the user wait in time?
 splits.py      Compares what ranks send to each other in an all_to_all, before it is sent.
-time_limits.py How long what is issued in a group may take: as set, or a day at a breakpoint.
+time_limits.py Groups, and how long what is issued in one may take: as set, or a day at a stop.
 """

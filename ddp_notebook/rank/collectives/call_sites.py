@@ -19,12 +19,8 @@ from ddp_notebook.model import PLACING, Part, Place
 from ddp_notebook.rank.inspect import frames
 from ddp_notebook.rank.inspect.frames import UserCode
 
-_MOST_FRAMES = 200
 _MOST_LINES = 20
 """User frames kept of one path: recursion is not told in full."""
-_METRIC_FRAMES = 3
-"""How many user frames, from the innermost on, are looked at for the name of a metric."""
-_MOST_VARIABLES = 12
 _TRIES = 3
 """How often a variable is read before it counts as no text."""
 _MOST_KNOWN = 20_000
@@ -33,22 +29,16 @@ _MOST_BETWEEN_RUNS = 100
 _NEAR = 5
 """Frames from `site` out to the user's line, in most calls: the observer's two, torch's function,
 the wrapper that all of torch's have, and the user's."""
-_METRIC_CHARACTERS = 60
-MOST_THREADS = 127
-"""Threads that have a number of their own; the rest share the last number."""
 _getframe = sys._getframe
 _WRAPPERS = "torch.distributed.c10d_logger"
 _TORCHS = frozenset({"torch.distributed.distributed_c10d", _WRAPPERS})
 _OPERATORS = "torch._ops", "torch._library"
 _BETWEEN_STORES = ("CACHE", "EXTENDED_ARG", "NOP")
-_API_OF_DDP = {
+_OF_DDP: dict[str, tuple[str, Part | None]] = {
     "__init__": ("DistributedDataParallel.__init__", Part.CONSTRUCTOR),
     "forward": ("forward", Part.FORWARD),
     "_pre_forward": ("forward", Part.FORWARD),
 }
-
-Line = tuple[str, int, str, str]
-"""File as it is shown, line, function and text."""
 
 
 class Caller(Enum):
@@ -65,7 +55,7 @@ class CallSite:
     """Where a collective comes from. `number` names it on this rank."""
 
     number: int
-    path: tuple[Line, ...]
+    path: tuple[Place, ...]
     """Each user line on the way, the outermost first."""
     api: str
     part: Part | None
@@ -76,6 +66,11 @@ class CallSite:
     caller: Caller = Caller.LIBRARY
     holders: tuple[tuple[int, _Code], ...] = ()
     """The frames that have such variables: how far out from the call, and what code they run."""
+
+    @property
+    def line(self) -> Place | None:
+        """The user's innermost line; None where no line is theirs."""
+        return self.path[-1] if self.path else None
 
 
 class _Variable:
@@ -106,8 +101,7 @@ class _Code:
         self.ends = users and code.co_name == "<module>"
         if (module, code.co_name) == _FORKED:
             self.ends = True  # below it are lines of the process that forked this one
-        self.part = None if users else _part(module, code.co_name)
-        self.api = "" if users else _api(module, code.co_name)
+        self.api, self.part = ("", None) if users else _api_and_part(module, code.co_name)
         self.autograd = module.startswith("torch.autograd")
         self.is_torchs = module in _TORCHS
         self.is_operator = module.startswith(_OPERATORS)
@@ -129,7 +123,7 @@ def _variables(code: CodeType) -> list[_Variable]:
             stores -= 1
         elif instruction.opname not in _BETWEEN_STORES:
             stores = 0
-    return variables[:_MOST_VARIABLES]
+    return variables[:12]
 
 
 def _stored(value: object) -> list[str]:
@@ -138,43 +132,30 @@ def _stored(value: object) -> list[str]:
     return [name for name in many if isinstance(name, str)]
 
 
-def _api(module: str, name: str) -> str:
-    if module == "torch.nn.parallel.distributed" and name in _API_OF_DDP:
-        return _API_OF_DDP[name][0]
+def _api_and_part(module: str, name: str) -> tuple[str, Part | None]:
+    """What a function of torch is called where a collective comes through it, and its part of DDP.
+
+    Both are empty for any other.
+    """
+    if module == "torch.nn.parallel.distributed":
+        return _OF_DDP.get(name, ("", None))
+    if module == "torch.distributed.algorithms.join":
+        return (name if name in frames.WAITING_IN else "Join"), Part.JOIN
     if module in ("torch._tensor", "torch.autograd") and name == "backward":
-        return "backward"
-    if module.startswith("torch.distributed") and name in frames.WAITING_IN:
-        return name
-    if module.startswith("torch.distributed.tensor") and name in PLACING:
-        return name
-    if module == "torch.distributed.algorithms.join":
-        return "Join"
-    return ""
+        return name, Part.BACKWARD if module == "torch.autograd" else None
+    waits = module.startswith("torch.distributed") and name in frames.WAITING_IN
+    places = module.startswith("torch.distributed.tensor") and name in PLACING
+    return (name if waits or places else ""), None
 
 
-def _part(module: str, name: str) -> Part | None:
-    if module == "torch.nn.parallel.distributed" and name in _API_OF_DDP:
-        return _API_OF_DDP[name][1]
-    if module == "torch.autograd" and name == "backward":
-        return Part.BACKWARD
-    if module == "torch.distributed.algorithms.join":
-        return Part.JOIN
-    return None
-
-
-def place_of(line: Line | None) -> Place | None:
-    """The line as a value of the model."""
-    return Place(*line) if line else None
-
-
-def line_at(frame: FrameType) -> Line:
+def line_at(frame: FrameType) -> Place:
     """The line that `frame` is at."""
     code = frame.f_code
     match = frames.CELL_NAME.fullmatch(code.co_filename)
     file = f"cell {match[1]}" if match else code.co_filename.rpartition("/")[2]
     function = "" if code.co_name == "<module>" else code.co_name
     text = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
-    return (file, frame.f_lineno, function, text[:200])
+    return Place(file, frame.f_lineno, function, text[:200])
 
 
 class _Backward(threading.local):
@@ -188,7 +169,6 @@ _Way = tuple[CodeType, bool, _Frames, bool, "CallSite"]
 """The caller of the observer, whether only torch's wrapper is between it and the frame that is
 `_NEAR`, all frames from `_NEAR` on if it is and from the observer's caller on if not, whether they
 end at the user's outermost, and the call site."""
-_MOST_WAYS = 8
 
 
 class CallSites:
@@ -259,7 +239,7 @@ class CallSites:
         texts: list[str] = []
         for code, users in _at_holders(frame, site.holders) or self._find_holders(frame, site):
             _read_variables(code, users, texts)
-        return " ".join(texts)[:_METRIC_CHARACTERS]
+        return " ".join(texts)[:60]
 
     def _find_holders(
         self, frame: FrameType | None, site: CallSite
@@ -277,10 +257,10 @@ class CallSites:
         site.holders = tuple(holders)
         return found
 
-    def users_path(self, frame: FrameType | None) -> tuple[Line, ...]:
+    def users_path(self, frame: FrameType | None) -> tuple[Place, ...]:
         """The user's lines on the way to `frame`, the outermost first."""
         self._forget_if_many()
-        path: list[Line] = []
+        path: list[Place] = []
         while frame is not None and len(path) < _MOST_LINES:
             code = self._code(frame)
             if code.users:
@@ -290,7 +270,7 @@ class CallSites:
             frame = frame.f_back
         return tuple(reversed(path))
 
-    def users_line(self) -> Line | None:
+    def users_line(self) -> Place | None:
         """The user's innermost line on this thread's stack; None where no line is theirs."""
         path = self.users_path(sys._getframe(1))
         return path[-1] if path else None
@@ -299,6 +279,7 @@ class CallSites:
 
     def _code(self, frame: FrameType) -> _Code:
         code = frame.f_code
+        # By its id: to hash a code object is to hash all that is in it.
         known = self._codes.get(id(code))
         if known is None:
             module, users = frame.f_globals.get("__name__", ""), self.is_users(code.co_filename)
@@ -317,7 +298,7 @@ class CallSites:
         key = [-1 if part is not None else -2, -caller.value]
         seen: list[tuple[CodeType, int]] = []
         begin, ends = frame, False
-        while frame is not None and len(seen) < _MOST_FRAMES and not ends:
+        while frame is not None and len(seen) < 200 and not ends:
             code = self._code(frame)
             seen.append((frame.f_code, frame.f_lasti))
             if code.users:
@@ -338,7 +319,7 @@ class CallSites:
             wrapped = self._only_wrapped(begin, near)
             known_frames = tuple(seen[2:] if wrapped else seen)
             way = begin.f_code, wrapped, known_frames, ends, site
-            self._last[at] = way, *self._last.get(at, ())[: _MOST_WAYS - 1]
+            self._last[at] = way, *self._last.get(at, ())[:7]
         return site
 
     def _caller(self, frame: FrameType | None) -> Caller:
@@ -358,7 +339,8 @@ class CallSites:
         ident = threading.get_ident()
         if ident == threading.main_thread().ident:
             return 0
-        return self._threads.setdefault(ident, min(len(self._threads) + 1, MOST_THREADS))
+        # Threads that have a number of their own; the rest share the last number.
+        return self._threads.setdefault(ident, min(len(self._threads) + 1, 127))
 
     def _only_wrapped(self, frame: FrameType, near: FrameType) -> bool:
         """True when `near` called `frame`, a function of torch's, through its wrapper alone.
@@ -389,7 +371,7 @@ class CallSites:
         self, key: tuple[int, ...], frame: FrameType | None, part: Part | None, thread: int
     ) -> CallSite:
         begin = frame
-        path: list[Line] = []
+        path: list[Place] = []
         api = "backward" if part is Part.BACKWARD else ""
         while frame is not None:
             code = self._code(frame)
@@ -400,21 +382,21 @@ class CallSites:
             if code.ends:
                 break
             frame = frame.f_back
-        variables = () if part is not None else tuple(self._variables_at(begin))
+        variables: list[_Variable] = []
+        """What may hold a metric's name where the innermost user frames stand."""
+        for users in self._innermost(begin) if part is None else ():
+            at = users.f_lasti
+            variables += [v for v in self._code(users).variables if v.begin <= at <= v.end]
         lines = tuple(reversed(path[:_MOST_LINES]))
-        site = self._sites[key] = CallSite(next(self._numbers), lines, api, part, variables, thread)
+        site = self._sites[key] = CallSite(
+            next(self._numbers), lines, api, part, tuple(variables), thread
+        )
         return site
-
-    def _variables_at(self, frame: FrameType | None) -> Iterator[_Variable]:
-        """Return what may hold a metric's name where the innermost user frames stand."""
-        for users in self._innermost(frame):
-            for variable in self._code(users).variables:
-                if variable.begin <= users.f_lasti <= variable.end:
-                    yield variable
 
     def _innermost(self, frame: FrameType | None) -> Iterator[FrameType]:
         seen = 0
-        while frame is not None and seen < _METRIC_FRAMES:
+        # How many user frames, from the innermost on, are looked at for the name of a metric.
+        while frame is not None and seen < 3:
             code = self._code(frame)
             if code.users:
                 seen += 1

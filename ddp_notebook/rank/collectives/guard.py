@@ -28,9 +28,6 @@ ENTRIES = 1024
 _MASK = ENTRIES - 1
 _WORDS_PER_ENTRY = 2
 _FILE_BYTES = ENTRIES * _WORDS_PER_ENTRY * 8
-_ALL_UP_TO = 8
-"""In a larger group a rank looks at its neighbours and the first: a difference is between some."""
-_FINGERPRINT = (1 << 40) - 1
 _MOST_HASHES = 10_000
 
 
@@ -129,6 +126,7 @@ class Guard:
         word = ((seq_id + 1) & 0xFFFFFF) << 40 | fingerprint
         at = (seq_id & _MASK) * _WORDS_PER_ENTRY
         words = self._words
+        # The number comes before the word: who sees the word reads the number to say what this was.
         words[at + 1] = number
         words[at] = word
         if self._late and not seq_id & (seq_id - 1):  # a power of two: to ask the store takes long
@@ -154,7 +152,7 @@ class Guard:
 def hash_of(value: tuple[Any, ...]) -> int:
     """40 bits that are the same in every process (Python's own hash of texts is not)."""
     data = repr(value).encode()
-    return (zlib.crc32(data) << 8 | zlib.adler32(data) & 0xFF) & _FINGERPRINT
+    return (zlib.crc32(data) << 8 | zlib.adler32(data) & 0xFF) & ((1 << 40) - 1)
 
 
 def _key(prefix: str, rank: int) -> str:
@@ -174,7 +172,8 @@ def name_of(store: Any, prefix: str, rank: int) -> str:
 
 
 def _compared(rank: int, size: int) -> list[int]:
-    if size <= _ALL_UP_TO:
+    # In a larger group a rank looks at its neighbours and the first: a difference is between some.
+    if size <= 8:
         return [peer for peer in range(size) if peer != rank]
     return sorted({0, (rank - 1) % size, (rank + 1) % size} - {rank})
 

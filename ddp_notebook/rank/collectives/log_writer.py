@@ -27,9 +27,6 @@ _FROM, _CAPACITY, _BYTES = (
 )
 _DONE_NS, _PHASE_AT = collective_log.DONE_OFFSET, collective_log.PHASE_OFFSET
 _HELD = struct.Struct("<Q")
-_MOST_PREPARED = 2000
-_MOST_TEXTS = 0xFFFF
-"""Operations and groups are named by two bytes."""
 
 
 class LogWriter:
@@ -70,10 +67,8 @@ class LogWriter:
     def _add_text(self, key: Hashable, value: Any) -> int:
         line = json.dumps(value).encode() + b"\n"
         begin = collective_log.TEXTS_FROM + self._text_bytes
-        if (
-            self._text_bytes + len(line) > collective_log.TEXT_BYTES
-            or len(self._texts) >= _MOST_TEXTS - 1
-        ):
+        # Operations and groups are named by two bytes.
+        if self._text_bytes + len(line) > collective_log.TEXT_BYTES or len(self._texts) >= 0xFFFE:
             return 0
         self._map[begin : begin + len(line)] = line
         self._text_bytes += len(line)
@@ -83,7 +78,7 @@ class LogWriter:
 
     def keep_prepared(self, key: Hashable, prepared: Any) -> None:
         """Keep what records of this run have in common."""
-        if len(self.prepared) > _MOST_PREPARED:
+        if len(self.prepared) > 2000:
             self.prepared.clear()
         self.prepared[key] = prepared
 
@@ -91,6 +86,8 @@ class LogWriter:
         """Write a record, its `rest` packed as `collective_log.REST`; its number."""
         number = next(self._counter)
         at = _FROM + number % _CAPACITY * _BYTES
+        # First the record, then the count: who reads the file meanwhile takes what is below that,
+        # and sees by the number whether it was overwritten.
         self._pack(self._map, at, number + 1, seq_id, issued_ns, 0, backwards, rest)
         self._words[_WRITTEN] = number + 1
         return number
@@ -130,5 +127,6 @@ class LogWriter:
         """A record has failed because its rank was freed or interrupted."""
         at = _FROM + number % _CAPACITY * _BYTES
         if self._words[at // 8] == number + 1:
+            # Before the phase: a reader that sees a failure must know that it is none of torch's.
             self._map[at + collective_log.FREED_OFFSET] = 1
         self.mark(number, Phase.FAILED, now_ns)

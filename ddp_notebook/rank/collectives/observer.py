@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -31,8 +32,8 @@ from ddp_notebook.rank.collectives.guard import Guard
 from ddp_notebook.rank.collectives.log_writer import LogWriter
 from ddp_notebook.rank.collectives.operations import Facts, Operation
 from ddp_notebook.rank.collectives.pause import PauseGate
-from ddp_notebook.rank.collectives.splits import Exchanges, NotedExchanges
-from ddp_notebook.rank.collectives.time_limits import PatientWork, TimeLimits
+from ddp_notebook.rank.collectives.splits import ComparedExchanges, Exchanges, NotedExchanges
+from ddp_notebook.rank.collectives.time_limits import Group, PatientWork, TimeLimits
 from ddp_notebook.rank.collectives.works import AsyncWorks, completed, error_of, wait_for
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.rank_process import RankProcess
@@ -41,7 +42,6 @@ from ddp_notebook.rank.setup.subgroups import Subgroups, group_name
 
 _PARTS = {part: number for number, part in enumerate(PARTS)}
 _PHASES = {phase: number for number, phase in enumerate(PHASES)}
-_MOST_PENDING = 2048
 _BACKWARD = Part.BACKWARD
 # Names of this module are looked up faster than attributes of another.
 _now_ns = time.monotonic_ns
@@ -56,22 +56,17 @@ waits for its end, the facts for an explanation, and the call site where the cal
 handle and must wait itself."""
 
 
+@dataclass(eq=False)
 class Observer(Component):
     """The collectives that this rank issued, and where they are recorded."""
 
-    def __init__(
-        self,
-        process: RankProcess,
-        call_sites: CallSites,
-        gate: PauseGate,
-        sockets: TorchSockets,
-        subgroups: Subgroups,
-    ) -> None:
-        self.process = process
-        self.call_sites = call_sites
-        self.gate = gate
-        self.sockets = sockets
-        self.subgroups = subgroups
+    process: RankProcess
+    call_sites: CallSites
+    gate: PauseGate
+    sockets: TorchSockets
+    subgroups: Subgroups
+
+    def __post_init__(self) -> None:
         self.works = AsyncWorks()
         self.log: LogWriter | None = None
         """Where collectives are recorded now; None while none are, as after a defect of ours."""
@@ -79,7 +74,7 @@ class Observer(Component):
         """Why it disabled itself; empty while it works."""
         self.unrecorded = ""
         """Why there is no file for records; empty where there is one."""
-        self.pending: deque[tuple[int, Any]] = deque(maxlen=_MOST_PENDING)
+        self.pending: deque[tuple[int, Any]] = deque(maxlen=2048)
         """Number and work of each collective that was not seen to be done yet."""
         self.run = 0
         """The session's number of the cell or script that runs, or ran last."""
@@ -89,7 +84,7 @@ class Observer(Component):
         """Told of each call of a new kind: its frames show which model or schedule it is of."""
         self.backwards = 0
         """How many backwards have begun in this run, as who counts them says: records have it."""
-        self.exchanges: Exchanges | NotedExchanges | None = None
+        self.exchanges: Exchanges | None = None
         """The all_to_alls of the group in which this rank called one last."""
         self.capturing = False
         """The last collective was captured into a CUDA graph: it has no end of its own."""
@@ -110,8 +105,7 @@ class Observer(Component):
         gpu.sleep_in_waits()
         torch_private.send_together(lambda group: isinstance(group, ObservedGroup))
         torch_private.watch_groups(lambda new: _Making(self, new))
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.leave_log)
+        os.register_at_fork(after_in_child=self.leave_log)
 
     def open_log(self) -> None:
         """Record collectives in the file of this process's rank from now on."""
@@ -147,6 +141,8 @@ class Observer(Component):
 
     def failed(self, log: LogWriter, number: int, error: BaseException) -> None:
         """A collective ended with `error`: torch's, or that its rank was freed or interrupted."""
+        # What ends the wait of this rank alone is no failure of the collective: it may go on
+        # elsewhere.
         if self.gate.aborted or isinstance(error, KeyboardInterrupt):
             log.freed(number, _now_ns())
         else:
@@ -180,6 +176,8 @@ class Observer(Component):
         if self.capturing:  # to ask CUDA anything would void the capture
             return
         try:
+            # One thread at a time, and nobody waits for it: the ends that the second would mark are
+            # marked by the first, or before the next collective.
             if not _is_done(pending[0][1]) or not self._settling.acquire(False):
                 return
         except IndexError:
@@ -232,7 +230,7 @@ class Observer(Component):
         members = new.members or tuple(range(new.size))
         name = str(new.name) if new.members else DEFAULT_GROUP
         called = group_name(new.called)
-        group = self._group_type(_Group(inner, name, called, members, self.limits))
+        group = self._group_type(Group(inner, name, called, members, self.limits))
         self.limits.made(group.ddp_notebook_group, new.timeout)
         torch_private.take_place(group, inner)
         if new.members:
@@ -240,55 +238,17 @@ class Observer(Component):
         return group
 
 
-class _Group:
-    """An observed group. A plain object: it is read before each collective, and
-    attributes of one of torch's own objects take three times as long."""
-
-    __slots__ = (
-        *("__weakref__", "called", "checks", "exchanges", "inner", "limit_s", "limits", "members"),
-        *("number", "patient", "seq_ids", "title", "waits"),
-    )
-
-    def __init__(
-        self, inner: Any, title: str, called: str, members: Sequence[int], limits: TimeLimits
-    ) -> None:
-        self.inner = inner
-        """torch's own group."""
-        self.title = title
-        self.called = called
-        """The name that the user or a mesh gave it; empty for nothing."""
-        self.members = tuple(members)
-        self.limits = limits
-        self.number = -1
-        """Names it on this rank; another one after `%ddp_abort`, and with another limit."""
-        self.limit_s = 0.0
-        self.patient = False
-        """This and the limit are for `TimeLimits` to set."""
-        self.seq_ids = [0, 0]
-        """How many collectives, and sends and receives, were issued so far."""
-        self.checks: list[Callable[..., None] | None] = [None, None]
-        """The checks against the other ranks: of collectives, not of sends and receives."""
-        self.exchanges: Exchanges | NotedExchanges | None = None
-        """Its all_to_alls, where they are compared."""
-        self.waits = torch_private.group_backend(inner) == "gloo"
-        """A collective that is waited for is waited for in here, so that its end is seen."""
-
-    def text(self, log: LogWriter) -> int:
-        """The number by which records name the group."""
-        limit_s = self.limit_s
-        value = {"group": self.title, "members": list(self.members), "called": self.called}
-        return log.text(("group", self.title, limit_s), {**value, "limit_s": limit_s})
-
-
 class _FromAnybody:
     """The work of a recv from any rank. Once it is done, it is known from whom."""
 
-    def __init__(self, work: Any, group: _Group, log: LogWriter, number: int) -> None:
+    def __init__(self, work: Any, group: Group, log: LogWriter, number: int) -> None:
         self._work, self._members = work, group.members
         self._log, self._number = log, number
 
     def is_completed(self) -> bool:
         """As torch's. The log gets the sender before the end."""
+        # The sender comes first: who reads the log would else see a receive that is over, and from
+        # nobody.
         done: bool = completed(self._work)
         source = torch_private.source_of(self._work) if done else None
         if source is not None and source < len(self._members):
@@ -307,7 +267,7 @@ class ObservedGroup(dist.ProcessGroup):
     A subclass (see `_group_type`) has the methods that issue collectives.
     """
 
-    def __init__(self, group: _Group) -> None:
+    def __init__(self, group: Group) -> None:
         rank: int = group.inner.rank()
         size: int = group.inner.size()
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub
@@ -420,12 +380,12 @@ class _Making:
         group.ddp_notebook_group.exchanges = self._exchanges(group.ddp_notebook_group)
         return group
 
-    def _exchanges(self, group: _Group) -> Exchanges | NotedExchanges:
+    def _exchanges(self, group: Group) -> Exchanges:
         new, folder = self.new, self.observer.process.folder
         if self.guard is None:
             return NotedExchanges(folder / SPLITS, group.members, group.title)
         where = (self.guard.name, new.store, new.name, new.rank or 0)
-        return Exchanges(folder, *where, group.members, group.title)
+        return ComparedExchanges(folder, *where, group.members, group.title)
 
     def ended(self) -> None:
         """torch has made the group, or could not."""
@@ -476,6 +436,7 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
         if to_peer and group.waits:
             refuse_gpu_to_peer(args)
         if gate.paused:
+            # Marked before it waits: a rank that is killed here has issued nothing.
             log.mark(number, Phase.HELD, 0)
             try:
                 gate.wait(number)
@@ -486,6 +447,7 @@ def _method(observer: Observer, operation: Operation) -> Callable[..., Any]:
             log.issued(number, _now_ns())
         try:
             work = call(*args, **named)
+            # What the caller waits for anyway is waited for here: so its end is seen when it comes.
             if waited and work is not None:
                 wait_for(work)
         except BaseException as error:
@@ -529,7 +491,7 @@ def _recorder(
     call_sites, subscribers = observer.call_sites, observer.on_new_kind
 
     def record(
-        group: _Group, log: LogWriter, args: Sequence[Any], named: dict[str, Any]
+        group: Group, log: LogWriter, args: Sequence[Any], named: dict[str, Any]
     ) -> tuple[int, bool, CallSite | None]:
         try:
             frame = _getframe(2)  # torch's function: `call_sites` counts on this depth
@@ -545,7 +507,7 @@ def _recorder(
         try:
             ready = log.prepared[key]  # a subscript is quicker than a call of `get`
         except KeyError:
-            ready = _prepare(group, log, operation, operation.facts(args, named), key)
+            ready = _prepare(group, log, operation, operation.facts((*args, *named.values())), key)
             for subscriber in subscribers:
                 subscriber(frame, name, args, group.members, site.part)
         rest, fingerprint, waited, facts, started_at = ready
@@ -576,7 +538,7 @@ def _recorder(
 
 
 def _prepare(
-    group: _Group,
+    group: Group,
     log: LogWriter,
     operation: Operation,
     facts: Facts,
@@ -589,7 +551,7 @@ def _prepare(
     rest = REST.pack(
         facts.numel,
         facts.bytes,
-        log.text(site.path, site.path),
+        log.text(site.path, [[e.file, e.line, e.function, e.text] for e in site.path]),
         log.text(site.api or operation.name, site.api or operation.name),
         log.text(("label", metric), metric) if metric else 0,
         group.text(log),

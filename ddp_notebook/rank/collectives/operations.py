@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -30,7 +30,6 @@ class Facts(NamedTuple):
     """The caller waits for its end."""
 
 
-_Reader = Callable[[Sequence[Any], Mapping[str, Any]], Facts]
 _Key = Callable[[Sequence[Any]], Hashable]
 """The key that a call shares with others whose facts are the same; None where that is unknown.
 
@@ -45,8 +44,9 @@ class Operation:
 
     method: str
     name: str
-    facts: _Reader
-    key: _Key
+    facts: Callable[[Sequence[Any]], Facts]
+    """Reads the arguments, those given by name behind the others."""
+    key: _Key = lambda args: None
     to_peer: bool = False
     has_metric: bool = False
     """The user's code may name what is reduced, a metric: the name is looked for."""
@@ -65,28 +65,18 @@ def dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-_REDUCE_NAMES: dict[Any, str] = {}
-
-
 def reduce_name(options: Any) -> str:
     """SUM, MAX and so on of an options object; empty without one."""
     kind = getattr(options, "reduceOp", None)
-    if kind is None:
-        return ""
     number = getattr(kind, "op", kind)
-    name = _REDUCE_NAMES.get(number)
-    if name is None:
-        text = str(number).rpartition(".")[2]  # RedOpType.SUM, or <RedOpType.SUM: 0>
-        name = _REDUCE_NAMES[number] = text.rstrip(">").partition(":")[0]
-    return name
+    # RedOpType.SUM, or <RedOpType.SUM: 0>
+    return str(number).rpartition(".")[2].rstrip(">").partition(":")[0] if kind is not None else ""
 
 
-def _options(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """The options object of a call, wherever it stands; None without one."""
-    found = named.get("opts")
-    if found is None and args and hasattr(args[-1], "asyncOp"):
-        found = args[-1]
-    return found
+def _options(args: Sequence[Any]) -> Any:
+    """The options object of a call, which comes last; None where there is none."""
+    # Without: the call comes from C++, or from user code that got the work itself.
+    return args[-1] if args and hasattr(args[-1], "asyncOp") else None
 
 
 def _flat(value: Any) -> Sequence[torch.Tensor]:
@@ -99,12 +89,7 @@ def _flat(value: Any) -> Sequence[torch.Tensor]:
     return flat
 
 
-def _waited(options: Any) -> bool:
-    # Missing options: the call comes from C++ or from user code that got the work itself.
-    return options is not None and not options.asyncOp
-
-
-def _key_of_reduced(position: int, *, rooted: bool = False) -> _Key:
+def _reduced(position: int, *, rooted: bool = False) -> _Key:
     """The key of a call with one tensor at `position`, in a list or by itself, and options last."""
 
     def key(args: Sequence[Any]) -> Hashable:
@@ -118,58 +103,47 @@ def _key_of_reduced(position: int, *, rooted: bool = False) -> _Key:
     return key
 
 
-def _key_of_moved(position: int, *, rooted: bool = False) -> _Key:
-    """Return the facts of a call that reduces nothing."""
+def _moved(position: int, *, rooted: bool = False) -> _Key:
+    """The key of a call that reduces nothing."""
 
     def key(args: Sequence[Any]) -> Hashable:
         tensor, options = args[position], args[-1]
         if type(tensor) is list:
             (tensor,) = tensor
-        root = options.rootRank if rooted else None
-        return (tensor.shape, tensor.dtype, root, options.asyncOp)
+        return (tensor.shape, tensor.dtype, options.rootRank if rooted else None, options.asyncOp)
 
     return key
 
 
-def _no_key(args: Sequence[Any]) -> Hashable:
-    return None
-
-
 def _key_of_peer(args: Sequence[Any]) -> Hashable:
-    tensors, peer, tag = args
-    if len(tensors) != 1:
-        return None
-    return (tensors[0].shape, tensors[0].dtype, peer, tag)
+    (tensor,), peer, tag = args
+    return (tensor.shape, tensor.dtype, peer, tag)
 
 
-def _same(position: int, name: str) -> _Reader:
-    """Every rank must bring tensors of the same shape: argument `position`, or `name`."""
+def _same(position: int) -> Callable[[Sequence[Any]], Facts]:
+    """Every rank must bring tensors of the same shape as argument `position`."""
 
-    def read(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
-        options = _options(args, named)
-        tensors = _flat(args[position] if len(args) > position else named.get(name))
+    def read(args: Sequence[Any]) -> Facts:
+        options, tensors = _options(args), _flat(args[position])
         facts = _sizes(tensors)
-        root = getattr(options, "rootRank", None)
-        reduce_op = reduce_name(options)
-        shapes = tuple(_extent(t) for t in tensors)
-        must_match = (shapes, facts.dtype, reduce_op, root)
+        root, reduce_op = getattr(options, "rootRank", None), reduce_name(options)
+        # Dimensions of size 1 change nothing in what is sent.
+        shapes = tuple(tuple(size for size in t.shape if size != 1) for t in tensors)
         return facts._replace(
-            must_match=must_match, reduce_op=reduce_op, root=root, waited=_waited(options)
+            must_match=(shapes, facts.dtype, reduce_op, root),
+            reduce_op=reduce_op,
+            root=root,
+            waited=options is not None and not options.asyncOp,
         )
 
     return read
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Its shape, without dimensions of size 1: they change nothing in what is sent."""
-    return tuple(size for size in tensor.shape if size != 1)
 
 
 def _sizes(tensors: Sequence[torch.Tensor]) -> Facts:
     if not tensors:
         return Facts()
     first = tensors[0]
-    numel = first.numel() if len(tensors) == 1 else sum(t.numel() for t in tensors)
+    numel = sum(t.numel() for t in tensors)
     return Facts(
         shape=tuple(first.shape),
         dtype=dtype_name(first.dtype),
@@ -179,100 +153,61 @@ def _sizes(tensors: Sequence[torch.Tensor]) -> Facts:
     )
 
 
-def _gathered(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
+def _gathered(args: Sequence[Any]) -> Facts:
     """all_gather: what a rank brings must be what the others make room for at its place."""
-    facts = _same(1, "input_tensors")(args, named)
-    outputs = _flat(args[0] if args else named.get("output_tensors"))
-    shapes = {tuple(t.shape) for t in outputs}
-    if len(shapes) > 1:  # legal where the backend can: every rank has the same list
-        rooms: tuple[Any, ...] = tuple(tuple(t.shape) for t in outputs)
+    facts = _same(1)(args)
+    rooms: tuple[Any, ...] = tuple(tuple(t.shape) for t in _flat(args[0]))
+    if len(set(rooms)) > 1:  # legal where the backend can: every rank has the same list
         return facts._replace(must_match=(rooms, *facts.must_match[1:]))
     return facts
 
 
-def _all_to_all(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
+def _all_to_all(args: Sequence[Any]) -> Facts:
     """Sizes may differ from rank to rank; only the dtype must be the same."""
-    facts = _same(1, "input")(args, named)
+    facts = _same(1)(args)
     return facts._replace(must_match=(facts.dtype,))
 
 
-def _barrier(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
-    return Facts(waited=_waited(_options(args, named)))
+def _barrier(args: Sequence[Any]) -> Facts:
+    options = _options(args)
+    return Facts(waited=options is not None and not options.asyncOp)
 
 
-def _to_peer(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
-    peer = named.get("dstRank", named.get("srcRank", args[1] if len(args) > 1 else None))
-    tag = named.get("tag", args[2] if len(args) > 2 else 0)
-    facts = _sizes(_flat(args[0] if args else named.get("tensors")))
-    return facts._replace(peer=int(peer) if peer is not None else None, tag=int(tag))
+def _to_peer(args: Sequence[Any]) -> Facts:
+    return _sizes(_flat(args[0]))._replace(peer=int(args[1]), tag=int(args[2]))
 
 
-def _from_anybody(args: Sequence[Any], named: Mapping[str, Any]) -> Facts:
-    tag = named.get("tag", args[1] if len(args) > 1 else 0)
-    facts = _sizes(_flat(args[0] if args else named.get("tensors")))
-    return facts._replace(tag=int(tag))
+def _from_anybody(args: Sequence[Any]) -> Facts:
+    return _sizes(_flat(args[0]))._replace(tag=int(args[1]))
 
 
 ALL_REDUCE, FROM_ANYBODY = "allreduce", "recv_anysource"
 """torch's method for a recv without a source."""
 OPERATIONS = (
-    Operation(ALL_REDUCE, "all_reduce", _same(0, "tensors"), _key_of_reduced(0), has_metric=True),
-    Operation("allreduce_coalesced", "all_reduce_coalesced", _same(0, "tensors"), _no_key),
-    Operation(
-        "broadcast",
-        "broadcast",
-        _same(0, "tensors"),
-        _key_of_moved(0, rooted=True),
-        has_metric=True,
-    ),
-    Operation(
-        "reduce", "reduce", _same(0, "tensors"), _key_of_reduced(0, rooted=True), has_metric=True
-    ),
-    Operation("allgather", "all_gather", _gathered, _no_key, has_metric=True),
-    Operation("allgather_coalesced", "all_gather_coalesced", _same(1, "input_list"), _no_key),
-    Operation(
-        "all_gather_single",
-        "all_gather_into_tensor",
-        _same(1, "input"),
-        _key_of_moved(1),
-        has_metric=True,
-    ),
-    Operation(
-        "_allgather_base",
-        "all_gather_into_tensor",
-        _same(1, "input"),
-        _key_of_moved(1),
-        has_metric=True,
-    ),
-    Operation("all_gather_single_coalesced", "all_gather_into_tensor", _same(1, "inputs"), _no_key),
-    Operation(
-        "allgather_into_tensor_coalesced", "all_gather_into_tensor", _same(1, "inputs"), _no_key
-    ),
-    Operation("gather", "gather", _same(1, "input_tensors"), _no_key, has_metric=True),
-    Operation("scatter", "scatter", _same(0, "output_tensors"), _no_key),
-    Operation("reduce_scatter", "reduce_scatter", _same(0, "output_tensors"), _no_key),
-    Operation(
-        "reduce_scatter_single",
-        "reduce_scatter_tensor",
-        _same(1, "inputTensor"),
-        _key_of_reduced(1),
-    ),
-    Operation(
-        "_reduce_scatter_base", "reduce_scatter_tensor", _same(1, "inputTensor"), _key_of_reduced(1)
-    ),
-    Operation(
-        "reduce_scatter_single_coalesced", "reduce_scatter_tensor", _same(1, "inputs"), _no_key
-    ),
-    Operation(
-        "reduce_scatter_tensor_coalesced", "reduce_scatter_tensor", _same(1, "inputs"), _no_key
-    ),
-    Operation("alltoall", "all_to_all", _all_to_all, _no_key, exchanges="lists"),
-    Operation("alltoall_base", "all_to_all_single", _all_to_all, _no_key, exchanges="parts"),
-    Operation("all_to_all_single", "all_to_all_single", _all_to_all, _no_key, exchanges="parts"),
-    Operation("barrier", "barrier", _barrier, _no_key),
-    Operation("monitored_barrier", "monitored_barrier", _barrier, _no_key),
+    Operation(ALL_REDUCE, "all_reduce", _same(0), _reduced(0), has_metric=True),
+    Operation("allreduce_coalesced", "all_reduce_coalesced", _same(0)),
+    Operation("broadcast", "broadcast", _same(0), _moved(0, rooted=True), has_metric=True),
+    Operation("reduce", "reduce", _same(0), _reduced(0, rooted=True), has_metric=True),
+    Operation("allgather", "all_gather", _gathered, has_metric=True),
+    Operation("allgather_coalesced", "all_gather_coalesced", _same(1)),
+    Operation("all_gather_single", "all_gather_into_tensor", _same(1), _moved(1), has_metric=True),
+    Operation("_allgather_base", "all_gather_into_tensor", _same(1), _moved(1), has_metric=True),
+    Operation("all_gather_single_coalesced", "all_gather_into_tensor", _same(1)),
+    Operation("allgather_into_tensor_coalesced", "all_gather_into_tensor", _same(1)),
+    Operation("gather", "gather", _same(1), has_metric=True),
+    Operation("scatter", "scatter", _same(0)),
+    Operation("reduce_scatter", "reduce_scatter", _same(0)),
+    Operation("reduce_scatter_single", "reduce_scatter_tensor", _same(1), _reduced(1)),
+    Operation("_reduce_scatter_base", "reduce_scatter_tensor", _same(1), _reduced(1)),
+    Operation("reduce_scatter_single_coalesced", "reduce_scatter_tensor", _same(1)),
+    Operation("reduce_scatter_tensor_coalesced", "reduce_scatter_tensor", _same(1)),
+    Operation("alltoall", "all_to_all", _all_to_all, exchanges="lists"),
+    Operation("alltoall_base", "all_to_all_single", _all_to_all, exchanges="parts"),
+    Operation("all_to_all_single", "all_to_all_single", _all_to_all, exchanges="parts"),
+    Operation("barrier", "barrier", _barrier),
+    Operation("monitored_barrier", "monitored_barrier", _barrier),
     Operation("send", "send", _to_peer, _key_of_peer, to_peer=True),
     Operation("recv", "recv", _to_peer, _key_of_peer, to_peer=True),
-    Operation(FROM_ANYBODY, "recv", _from_anybody, _no_key, to_peer=True),
+    Operation(FROM_ANYBODY, "recv", _from_anybody, to_peer=True),
 )
 """All observed operations; torch may lack some, or have two names for one."""

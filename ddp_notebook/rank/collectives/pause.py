@@ -8,9 +8,6 @@ from collections.abc import Callable
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.main_thread import Aborted, MainThread
 
-_POLL_S = 0.05
-"""How often a paused rank looks whether it was aborted."""
-
 
 class PauseGate(Component):
     """The gate that collectives pass. Only `paused` is read before each one."""
@@ -61,7 +58,8 @@ class PauseGate(Component):
         """Wait before collective `number`. Raises Aborted, KeyboardInterrupt."""
         self.at = number
         try:
-            while not self._steps.acquire(timeout=_POLL_S):
+            # How often a paused rank looks whether it was aborted.
+            while not self._steps.acquire(timeout=0.05):
                 if self._main_thread.abort.is_set():
                     raise Aborted("aborted (%ddp_abort)")
                 if not self.paused:  # it was resumed just before it was paused here

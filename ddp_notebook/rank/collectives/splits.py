@@ -21,11 +21,8 @@ from ddp_notebook.model import collective_log
 from ddp_notebook.rank.collectives import guard, mapped_file
 from ddp_notebook.rank.collectives.guard import Mismatch
 
-_MOST_RANKS = 64
-"""In a larger group splits are not compared."""
 _ENTRIES = 64
 _MASK = _ENTRIES - 1
-_MOST_COUNTS = 4096
 
 
 class _File:
@@ -38,6 +35,8 @@ class _File:
     def write(self, seq_id: int, sends: Sequence[int], receives: Sequence[int]) -> None:
         """Write this rank's splits of `seq_id`; the number last, as it makes them readable."""
         at, words = (seq_id & _MASK) * (1 + 2 * self._size), self._words
+        # Nothing first: a reader in between must not take half of the old counts and half of the
+        # new.
         words[at] = 0
         for index, count in enumerate((*sends, *receives), at + 1):
             words[index] = count
@@ -48,32 +47,39 @@ class _File:
         at, words = (seq_id & _MASK) * (1 + 2 * self._size), self._words
         if words[at] != seq_id + 1:
             return None
+        # The number is looked at before and after: they may be overwritten meanwhile.
         both = words[at + 1 + peer], words[at + 1 + self._size + peer]
         return both if words[at] == seq_id + 1 else None
 
 
-class _Brought:
-    """This rank's splits of the all_to_alls of one group."""
+class Exchanges:
+    """The all_to_alls of one group on this rank, and what it brought to the latest."""
 
     def __init__(self, members: Sequence[int], group: str) -> None:
-        self.size, self._group = len(members), group
+        self._members, self._group = tuple(members), group
         self._announced: tuple[int, ...] = ()
         self.latest: model.Splits | None = None
 
-    def take(self, seq_id: int, args: Sequence[Any], *, lists: bool) -> model.Splits | None:
-        """The splits of an all_to_all that is about to begin; None where they are not known."""
-        sizes = _of_lists(args) if lists else _of_parts(args, self.size)
+    def check(self, seq_id: int, args: Sequence[Any], *, lists: bool) -> None:
+        """An all_to_all is about to begin; `lists`: of tensors, and not of the parts of one."""
+        size = len(self._members)
+        sizes = _of_lists(args) if lists else _of_parts(args, size)
         if sizes is None:
-            return None
+            return
         widths = (1, 1) if lists else _widths(args)
         self.latest = model.Splits(self._group, seq_id, *sizes, self._announced, widths)
         if not lists:
-            self._announced = _counts(args, self.size) or self._announced
-        return self.latest
+            self._announced = _counts(args, size) or self._announced
+        # In a larger group splits are not compared.
+        if size <= 64:
+            self._tell(self.latest)
+
+    def _tell(self, splits: model.Splits) -> None:
+        """Tell others of it, before it is sent."""
 
 
-class NotedExchanges:
-    """The all_to_alls of one group on a rank that refuses none: its splits outlive its process.
+class NotedExchanges(Exchanges):
+    """Those of a rank that refuses none: its splits outlive its process.
 
     The last ones of all groups are in one file, `path`. gloo aborts who gets too much: such a
     process cannot say what it had brought, and the others have gone on.
@@ -82,31 +88,27 @@ class NotedExchanges:
     _number = itertools.count()
 
     def __init__(self, path: Path, members: Sequence[int], group: str) -> None:
-        self._path, self._brought = path, _Brought(members, group)
+        super().__init__(members, group)
+        self._path = path
         self._map: Any = None
 
-    @property
-    def latest(self) -> model.Splits | None:
-        """Return its splits of the last one."""
-        return self._brought.latest
-
     def check(self, seq_id: int, args: Sequence[Any], *, lists: bool) -> None:
-        """Write this rank's splits. It raises nothing: what is not written is not known later."""
+        """As above. It raises nothing: what is not written is not known later."""
         with contextlib.suppress(Exception):
-            splits = self._brought.take(seq_id, args, lists=lists)
-            if splits is None or self._brought.size > _MOST_RANKS:
-                return
-            if self._map is None:
-                self._map = False  # no room for it: it is not tried again
-                self._map = mapped_file.make(self._path, collective_log.SPLITS_FILE_BYTES)
-            if self._map:
-                collective_log.write_splits(self._map, next(NotedExchanges._number), splits)
+            super().check(seq_id, args, lists=lists)
+
+    def _tell(self, splits: model.Splits) -> None:
+        if self._map is None:
+            self._map = False  # no room for it: it is not tried again
+            self._map = mapped_file.make(self._path, collective_log.SPLITS_FILE_BYTES)
+        if self._map:
+            collective_log.write_splits(self._map, next(NotedExchanges._number), splits)
 
 
-class Exchanges:
-    """The all_to_alls of one group on this rank; `members` are its ranks, this one is `rank`.
+class ComparedExchanges(Exchanges):
+    """Those of a rank, `rank` of the group, that compares with the others before it sends.
 
-    `own` is the name of its guard's file.
+    `own` is the name of its guard's file. `check` raises Mismatch where a peer has other splits.
     """
 
     def __init__(
@@ -119,41 +121,26 @@ class Exchanges:
         members: Sequence[int],
         group: str,
     ) -> None:
+        super().__init__(members, group)
         self._folder, self._name, self._store, self._prefix = folder, own, store, prefix
-        self._rank, self._members = rank, tuple(members)
-        self._brought = _Brought(self._members, group)
+        self._rank = rank
         self._own: _File | None = None
         self._names: dict[int, str] = {}
         """The files of peers that can be compared with."""
         self._peers: dict[int, _File] = {}
 
-    @property
-    def latest(self) -> model.Splits | None:
-        """Return its splits of the last one."""
-        return self._brought.latest
-
-    def check(self, seq_id: int, args: Sequence[Any], *, lists: bool) -> None:
-        """Tell the others this rank's splits. Raises Mismatch where a peer has others.
-
-        `lists` says that a list of tensors is sent, and not the parts of one.
-        """
-        size = len(self._members)
-        splits = self._brought.take(seq_id, args, lists=lists)
-        if splits is None:
+    def _tell(self, splits: model.Splits) -> None:
+        if not self._begin(len(self._members)) or self._own is None:
             return
-        sizes, widths = (splits.sends, splits.receives), splits.widths
-        if size > _MOST_RANKS or not self._begin(size):
-            return
-        assert self._own is not None
         sends, receives = (
-            tuple(rows * width for rows in of) for of, width in zip(sizes, widths, strict=True)
+            tuple(rows * width for rows in of)
+            for of, width in zip((splits.sends, splits.receives), splits.widths, strict=True)
         )
-        self._own.write(seq_id, sends, receives)
+        self._own.write(splits.slot, sends, receives)
         for peer, file in self._peers.items():
-            theirs = file.read(seq_id, self._rank)
-            if theirs is not None and theirs != (receives[peer], sends[peer]):
-                own = sends[peer], receives[peer]
-                raise Mismatch(self._explain(seq_id, peer, own, theirs, widths))
+            theirs, own = file.read(splits.slot, self._rank), (sends[peer], receives[peer])
+            if theirs is not None and theirs != own[::-1]:
+                raise Mismatch(self._explain(splits, peer, own, theirs))
 
     def _begin(self, size: int) -> bool:
         """Make this rank's file, and look for those of the others; False where it cannot be."""
@@ -180,14 +167,9 @@ class Exchanges:
                     self._names[peer] = _file_name(guard.name_of(self._store, self._prefix, peer))
 
     def _explain(
-        self,
-        seq_id: int,
-        peer: int,
-        own: tuple[int, int],
-        theirs: tuple[int, int],
-        widths: tuple[int, int],
+        self, splits: model.Splits, peer: int, own: tuple[int, int], theirs: tuple[int, int]
     ) -> str:
-        me, other = self._members[self._rank], self._members[peer]
+        me, other, widths = self._members[self._rank], self._members[peer], splits.widths
         in_rows = widths[0] == widths[1] and not any(n % widths[0] for n in (*own, *theirs))
         row = widths[0] if in_rows else 1
         what = f"rank {me} sends {own[0] // row} to rank {other}, which expects {theirs[1] // row}"
@@ -196,8 +178,8 @@ class Exchanges:
                 f"rank {other} sends {theirs[0] // row} to rank {me}, which expects {own[1] // row}"
             )
         return (
-            f"in the all_to_all that is collective {seq_id} of the group {what}. Which rank is "
-            "wrong: %ddp_why. It was not sent: torch would abort the process."
+            f"in the all_to_all that is collective {splits.slot} of the group {what}. Which rank "
+            "is wrong: %ddp_why. It was not sent: torch would abort the process."
         )
 
 
@@ -239,7 +221,7 @@ def _counts(args: Sequence[Any], size: int) -> tuple[int, ...]:
     """The numbers that a rank sends each peer, where it sends a few integers and nothing else."""
     source, sends = args[1], args[3]
     many = source.numel()
-    if sends or many % size or not 0 < many <= _MOST_COUNTS:
+    if sends or many % size or not 0 < many <= 4096:
         return ()
     if source.dtype not in (torch.int64, torch.int32) or source.device.type != "cpu":
         return ()

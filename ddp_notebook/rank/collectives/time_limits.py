@@ -1,4 +1,4 @@
-"""How long what is issued in a group may take: as the user set it, or a day at a breakpoint.
+"""Groups, and how long what is issued in one may take: as the user set it, or a day at a stop.
 
 torch fixes a timeout when a collective is issued, and a group whose timeout fires is dead. So
 all that is issued while ranks may be paused waits for a day; then the user's own holds again.
@@ -9,26 +9,56 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from ddp_notebook.launch.timeouts import GROUP_TIMEOUT
 from ddp_notebook.rank import torch_private
+from ddp_notebook.rank.collectives.log_writer import LogWriter
+from ddp_notebook.rank.collectives.splits import Exchanges
 
 
-class Timed(Protocol):
-    """A group with its limit."""
+class Group:
+    """An observed group. A plain object: it is read before each collective, and
+    attributes of one of torch's own objects take three times as long."""
 
-    inner: Any
-    """torch's own group."""
-    waits: bool
-    """True for gloo."""
-    number: int
-    """Changes with the limit: records of equal calls include it."""
-    limit_s: float
-    """After how many seconds torch gives up what is issued from now on; 0 for a day or more."""
-    patient: bool
-    """True if its sends and receives wait by `PatientWork`."""
+    __slots__ = (
+        *("__weakref__", "called", "checks", "exchanges", "inner", "limit_s", "limits", "members"),
+        *("number", "patient", "seq_ids", "title", "waits"),
+    )
+
+    def __init__(
+        self, inner: Any, title: str, called: str, members: Sequence[int], limits: TimeLimits
+    ) -> None:
+        self.inner = inner
+        """torch's own group."""
+        self.title = title
+        self.called = called
+        """The name that the user or a mesh gave it; empty for nothing."""
+        self.members = tuple(members)
+        self.limits = limits
+        self.number = -1
+        """Names it on this rank; another one after `%ddp_abort`, and with another limit."""
+        self.limit_s = 0.0
+        """After how many seconds torch gives up what is issued from now on; 0 for a day or more."""
+        self.patient = False
+        """True if its sends and receives wait by `PatientWork`: for `TimeLimits` to set."""
+        self.seq_ids = [0, 0]
+        """How many collectives, and sends and receives, were issued so far."""
+        self.checks: list[Callable[..., None] | None] = [None, None]
+        """The checks against the other ranks: of collectives, not of sends and receives."""
+        self.exchanges: Exchanges | None = None
+        """Its all_to_alls, where they are compared."""
+        # gloo: NCCL works on by itself.
+        self.waits = torch_private.group_backend(inner) == "gloo"
+        """A collective that is waited for is waited for in here, so that its end is seen."""
+
+    def text(self, log: LogWriter) -> int:
+        """The number by which records name the group."""
+        limit_s = self.limit_s
+        value = {"group": self.title, "members": list(self.members), "called": self.called}
+        return log.text(("group", self.title, limit_s), {**value, "limit_s": limit_s})
 
 
 class TimeLimits:
@@ -41,7 +71,7 @@ class TimeLimits:
         self._numbers = itertools.count()
         self._turn = threading.Lock()
 
-    def made(self, group: Timed, timeout: timedelta) -> None:
+    def made(self, group: Group, timeout: timedelta) -> None:
         """`group` is new, and was given `timeout`."""
         with self._turn:
             self._groups[group] = timeout
@@ -55,13 +85,14 @@ class TimeLimits:
                 for group, timeout in self._groups.items():
                     self._apply(group, timeout)
 
-    def _apply(self, group: Timed, users: timedelta) -> None:
+    def _apply(self, group: Group, users: timedelta) -> None:
         timeout = GROUP_TIMEOUT if self._lifted else users
         is_long = timeout >= GROUP_TIMEOUT
         if is_long or group.patient:  # else torch has it as the user gave it
             is_long &= torch_private.set_group_timeout(timeout, group.inner)
         group.limit_s = 0.0 if is_long else users.total_seconds()
         group.patient = is_long
+        # Always another one: records that are packed for equal calls have the limit in them.
         group.number = next(self._numbers)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from types import CodeType, FrameType
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 
 from ddp_notebook import model
-from ddp_notebook.model import Place
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.collectives.call_sites import Caller, CallSite
 from ddp_notebook.rank.inspect.safe_repr import TENSORS
@@ -26,11 +25,7 @@ from ddp_notebook.rank.inspect.safe_repr import TENSORS
 WATCHED = frozenset({"allreduce", "broadcast", "reduce", "recv", "send"})
 """Methods of a group during which torch itself does not change the version of the tensor."""
 _ASKED = ("wait", "is_completed", "is_success", "get_future", "result", "synchronize", "exception")
-_MOST_OPEN, _MOST_LINES = 256, 64
 _SENDS = ("isend", "send")
-_KEPT_BYTES = 16 * 2**10
-"""Tensors up to this size are kept until their handle was asked, or some time has passed: what a
-function returns is gone before anything else is known of it."""
 completed: Callable[[Any], bool] = dist.Work.is_completed
 wait_for: Callable[[Any], bool] = dist.Work.wait
 """torch's own methods: asking a handle by them does not count as the user's asking."""
@@ -59,27 +54,17 @@ def error_of(work: Any) -> Exception | None:
     return None
 
 
-@dataclass(slots=True)
-class _Line:
-    """The state of the handles of one line."""
-
-    operation: str
-    place: Place | None
-    issued: int = 0
-    unwaited: int = 0
-    written: int = 0
-    stepped: int = 0
-
-
 class _Open:
     """A handle that was not asked yet, and its tensor."""
 
     __slots__ = ("address", "kept", "line", "stepped", "tensor", "version", "work", "written")
 
-    def __init__(self, work: Any, tensor: torch.Tensor, line: _Line) -> None:
+    def __init__(self, work: Any, tensor: torch.Tensor, line: model.WorkFacts) -> None:
         self.work = weakref.ref(work)
         self.tensor = weakref.ref(tensor)
-        self.kept = tensor.detach() if tensor.untyped_storage().nbytes() <= _KEPT_BYTES else None
+        # Tensors up to this size are kept until their handle was asked, or some time has passed:
+        # what a function returns is gone before anything else is known of it.
+        self.kept = tensor.detach() if tensor.untyped_storage().nbytes() <= 16 * 2**10 else None
         self.address = tensor.data_ptr()
         self.version = tensor._version
         self.line = line
@@ -110,11 +95,11 @@ class AsyncWorks:
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
         """By the id of the handle; an entry is stale once another handle has that id."""
-        self._lines: dict[int, _Line] = {}
+        self._lines: dict[int, model.WorkFacts] = {}
         """By the number of the call site."""
-        self._direct = self._others = self._left = self._left_before = 0
-        self._direct_operation = ""
-        self._direct_place: Place | None = None
+        self.functional: model.FunctionalFacts | None = None
+        """None as long as there is nothing to count: its module is loaded when it is needed."""
+        self._left_before = 0
 
     def attach(self) -> None:
         """Wrap the methods of handles, to record when they are asked."""
@@ -127,25 +112,28 @@ class AsyncWorks:
         """Forget the last run."""
         self._open.clear()
         self._lines.clear()
-        self._direct = self._others = self._left = 0
+        self.functional = None
         self._left_before = torch_private.unwaited_results()
 
     def run_ends(self) -> None:
         """The run is over. torch counts results for each thread: only this one knows them."""
-        if self._direct:
-            self._left = max(0, torch_private.unwaited_results() - self._left_before)
+        known = self.functional
+        if known is not None and known.direct:
+            known.left = max(0, torch_private.unwaited_results() - self._left_before)
 
     @property
     def suspicious(self) -> bool:
         """True when a tensor was changed, or used, before its handle was waited for, or may be."""
         seen = any(line.written or line.stepped for line in self._lines.values())
-        return seen or bool(self._open or self._left)
+        return seen or bool(self._open or (self.functional is not None and self.functional.left))
 
     def _asked(self, original: Any) -> Any:
         opened = self._open
 
         @functools.wraps(original)
         def ask(self: Any, *args: Any, **named: Any) -> Any:
+            # It is around every wait of every work of torch's: while nothing is open that costs
+            # nothing.
             if opened:
                 handle = opened.get(id(self))
                 if handle is not None and handle.work() is self:
@@ -170,24 +158,25 @@ class AsyncWorks:
             return
         line = self._lines.get(site.number)
         if line is None:
-            if len(self._lines) >= _MOST_LINES:
+            if len(self._lines) >= 64:
                 return
             name = site.api or method
-            line = self._lines[site.number] = _Line(name, _innermost(site))
+            line = self._lines[site.number] = model.WorkFacts(name, place=site.line)
         line.issued += 1
         if id(work) in self._open:  # of a handle that is gone, and was never asked
             self._forget(id(work))
-        elif len(self._open) >= _MOST_OPEN:
+        elif len(self._open) >= 256:
             self._forget(next(iter(self._open)))
         self._open[id(work)] = _Open(work, tensor, line)
 
     def _functional(self, method: str, site: CallSite) -> None:
+        known = self.functional = self.functional or model.FunctionalFacts()
         if site.caller is not Caller.OPERATOR_OF_USER:
-            self._others += 1
+            known.others += 1
             return
-        if not self._direct:
-            self._direct_operation, self._direct_place = method, _innermost(site)
-        self._direct += 1
+        if not known.direct:
+            known.operation, known.place = method, site.line
+        known.direct += 1
 
     def _forget(self, number: int) -> None:
         handle = self._open.pop(number)
@@ -220,22 +209,9 @@ class AsyncWorks:
             handle.look()
             left[id(handle.line)] = left.get(id(handle.line), 0) + 1
         return tuple(
-            model.WorkFacts(
-                e.operation,
-                e.issued,
-                e.unwaited + left.get(id(e), 0),
-                e.written,
-                e.stepped,
-                e.place,
-            )
-            for e in list(self._lines.values())
-            if e.written or e.stepped
-        )
-
-    def functional(self) -> model.FunctionalFacts:
-        """Results of functional collectives."""
-        return model.FunctionalFacts(
-            self._direct, self._others, self._left, self._direct_operation, self._direct_place
+            replace(line, unwaited=line.unwaited + left.get(id(line), 0))
+            for line in list(self._lines.values())
+            if line.written or line.stepped
         )
 
 
@@ -247,7 +223,3 @@ def _alone(tensor: Any) -> bool:
         and not tensor.is_inference()
         and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
     )
-
-
-def _innermost(site: CallSite) -> Place | None:
-    return Place(*site.path[-1]) if site.path else None

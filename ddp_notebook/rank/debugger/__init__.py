@@ -1,7 +1,6 @@
 """Stops this rank at a line, steps it from line to line, and inspects its frames.
 
 armed.py        The user's code as it is loaded: whether it may pause ranks, and was edited since.
-at_lines.py     All of it for one process, and what it answers.
 breakpoints.py  Where and when a rank stops, with hit counts.
 debugger.py     The component: which thread is stopped where, and how it is resumed.
 elsewhere.py    Code that this process does not run as Python: compiled, or run by data workers.

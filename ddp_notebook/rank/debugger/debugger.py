@@ -162,8 +162,7 @@ class Debugger(Component):
 
         self.armed.on_load = loads
         self.armed.attach(self._user_code.is_users)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=in_child)
+        os.register_at_fork(after_in_child=in_child)
 
     def run_begins(self, run: Run) -> None:
         """From now on lines are those of this run."""

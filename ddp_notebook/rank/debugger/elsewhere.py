@@ -18,9 +18,6 @@ from ddp_notebook.rank.debugger.lines import Lines
 from ddp_notebook.rank.inspect.frames import code_in
 from ddp_notebook.rank.inspect.objects import objects_of
 
-_MOST_COMPILED = 1_000
-_MOST = 200
-"""So many functions that functions call are looked into."""
 _WHOLE = (
     "torch.compile(fullgraph=True) has {name} compiled as a whole, with what it calls: no Python "
     "line of it runs. Stop in what calls it, or leave fullgraph out while you look"
@@ -81,7 +78,7 @@ class Compiled(Component):
         known = _Compiled(root, codes, self._has_lines(codes))
         self._known.pop(id(root), None)
         self._known[id(root)] = known
-        if len(self._known) > _MOST_COMPILED:
+        if len(self._known) > 1_000:
             del self._known[next(iter(self._known))]
         return known.as_python
 
@@ -118,17 +115,13 @@ def _compiled(file: str, line: int, wholes: Collection[bool]) -> str:
 
 def _in_workers(file: str, line: int) -> str:
     """That the workers of a DataLoader run a line; empty where none does."""
-    for loader in _loaders():
+    for loader in (e for e in objects_of(DataLoader) if getattr(e, "num_workers", 0)):
         given = (loader.collate_fn, loader.worker_init_fn, loader.dataset)
         held = vars(loader.dataset).values() if hasattr(loader.dataset, "__dict__") else ()
         roots = (root for each in (*given, *held) for root in _roots(each))
         if _has(_reached(roots), file, line):
             return _WORKERS.format(count=loader.num_workers)
     return ""
-
-
-def _loaders() -> list[Any]:
-    return [each for each in objects_of(DataLoader) if getattr(each, "num_workers", 0)]
 
 
 _METHODS = ("forward", "__call__", "__getitem__", "__getitems__", "__iter__", "__len__")
@@ -153,7 +146,8 @@ def _roots(value: Any) -> Iterator[FunctionType]:
 def _reached(roots: Iterable[FunctionType]) -> Iterator[FunctionType]:
     """`roots`, and the functions that they call by name."""
     waiting, seen = list(roots), set[int]()
-    while waiting and len(seen) < _MOST:
+    # So many functions that functions call are looked into.
+    while waiting and len(seen) < 200:
         function = waiting.pop()
         if id(function) in seen or str(function.__module__).partition(".")[0] == "torch":
             continue

@@ -17,7 +17,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import CodeType, FrameType
 from typing import Any
 
@@ -39,16 +39,16 @@ _WITHIN_S = 1.5
 _BUSY = "it runs and is not paused, so its variables change meanwhile. Stop it: %ddp_break LINE"
 
 
+@dataclass(eq=False)
 class Expressions:
     """Answers in the thread that is paused; where none is, in one that is made for it."""
 
-    def __init__(
-        self, rank: int, debugger: Debugger, variables: Variables, names: GlobalNames
-    ) -> None:
-        self._rank = rank
-        self._debugger = debugger
-        self._variables = variables
-        self._names = names
+    rank: int
+    debugger: Debugger
+    variables: Variables
+    names: GlobalNames
+
+    def __post_init__(self) -> None:
         self._last: weakref.ref[torch.Tensor] | None = None
         """The last evaluated tensor, as long as it is referenced."""
         self._kept: torch.Tensor | None = None
@@ -63,7 +63,7 @@ class Expressions:
             known = f"{len(places) or 'no'} frame{'s' * (len(places) != 1)} of yours"
             return Evaluated(problem=f"it has {known}, none {wanted.up} up. Show them: %ddp_frame")
         if not (stop is not None and wanted.everywhere):
-            own = self._names.get()
+            own = self.names.get()
             issued = issued_by(
                 wanted.source, [frame.f_locals, frame.f_globals, own] if frame else [own]
             )
@@ -100,10 +100,10 @@ class Expressions:
 
     def _where(self) -> tuple[Stop | None, Places, bool]:
         """The stop that the rank is at, if any; the user's frames; True while it computes there."""
-        stop = self._debugger.stopped
+        stop = self.debugger.stopped
         if stop is not None:
-            return stop, self._debugger.places(stop), False
-        places, busy = self._variables.standing()
+            return stop, self.debugger.places(stop), False
+        places, busy = self.variables.standing()
         return None, places, busy and bool(places)
 
     def _evaluated_aside(self, wanted: Expression, frame: FrameType | None) -> Evaluated:
@@ -112,7 +112,7 @@ class Expressions:
 
         def work() -> None:
             try:
-                with self._debugger.aside():
+                with self.debugger.aside():
                     answer.set_result(self._evaluated(wanted, frame))
             except BaseException as error:  # noqa: BLE001  # of the user's; the waiting thread is ours
                 answer.set_exception(RuntimeError(_in_words(error)))
@@ -127,7 +127,7 @@ class Expressions:
                 self._assign(wanted.source, frame)
                 return Evaluated()
             value = self._value(wanted, frame)
-            return Evaluated(RankVariables(self._rank, (Scope("", "", (value,)),)))
+            return Evaluated(RankVariables(self.rank, (Scope("", "", (value,)),)))
         except KeyboardInterrupt:  # of the user, who ends what waits here
             raise
         except SystemExit:
@@ -137,7 +137,7 @@ class Expressions:
             return Evaluated(problem=f"raised {_in_words(error)}"[:500])
 
     def _value(self, wanted: Expression, frame: FrameType | None) -> Variable:
-        own: Any = self._names.get()
+        own: Any = self.names.get()
         code = compile(wanted.source, "<expression>", "eval")
         names = (own,) if frame is None else (globals_for(code, frame), frame.f_locals)
         value = eval(code, *names)  # noqa: S307
@@ -172,7 +172,7 @@ class Expressions:
 
     def _assign(self, source: str, frame: FrameType | None) -> None:
         code = compile(source, "<assignment>", "exec")
-        own: Any = self._names.get()
+        own: Any = self.names.get()
         if frame is None:
             exec(code, own)  # noqa: S102
             return

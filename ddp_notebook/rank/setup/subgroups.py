@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,7 +66,7 @@ class Subgroups(Component):
         self._known.clear()
         torch_private.forget_groups()
 
-    def begins(self, new: NewGroup, path: Sequence[tuple[str, int, str, str]]) -> None:
+    def begins(self, new: NewGroup, path: tuple[Place, ...]) -> None:
         """torch is about to make a group; this rank may be no member.
 
         Those that only their members call for have no number: there is no order among them.
@@ -75,8 +75,7 @@ class Subgroups(Component):
             self.made.clear()
         elif str(new.name).isdecimal():
             of_mesh = str(new.called or "").startswith("mesh_")
-            lines = tuple(Place(*line) for line in path)
-            made = model.GroupMade(int(new.name), tuple(new.members), group_name(new.called), lines)
+            made = model.GroupMade(int(new.name), tuple(new.members), group_name(new.called), path)
             self.made.append(replace(made, of_mesh=of_mesh))
 
     def keep(self, group: Any, new: NewGroup) -> None:

@@ -1,16 +1,14 @@
 """The one place for DDP's private API: what a model is made of, its buckets, its reducer.
 
-Features that this torch lacks are omitted; `missing` and `missing_in_use` list them.
+Looked up where it is called: a torch that lacks some of it has %ddp_wrap say so in that stage.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import math
 import re
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,49 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook import model
 
-VERIFY = "torch.distributed.utils:_verify_param_shape_across_processes"
-SYNC = "torch.distributed.utils:_sync_module_states"
-ASSIGN = "torch.distributed:_compute_bucket_assignment_by_size"
-FIRST_BYTES = "torch.distributed:_DEFAULT_FIRST_BUCKET_BYTES"
-LOGGER = "torch.distributed:Logger"
-LOGGING_DATA = "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data"
-IN_USE = (
-    "torch.nn.parallel:DistributedDataParallel._check_reducer_finalized",
-    "torch.nn.parallel:DistributedDataParallel._update_process_group",
-    "torch.distributed:Reducer._reset_state",
-)
-SKIP_SYNC = "torch.nn.parallel:DistributedDataParallel(init_sync=)"
-
+_dist: Any = dist
 _NO_GRADIENT = re.compile(r"indices which did not receive grad[^:]*: ([\d ]+)")
 _MIB = 2**20
-_BROADCAST_BYTES = 250 * _MIB
-"""How much DDP's constructor broadcasts at a time."""
-_DEFAULT_CAP_MB = 25
 _OUT_OF_MEMORY = ("allocate memory", "out of memory", "bad_alloc")
 
-_Named = list[tuple[str, torch.Tensor]]
+_Named = Sequence[tuple[str, torch.Tensor]]
 Reduced = tuple[list[str], list[torch.nn.Parameter], list[bool]]
-
-
-def missing() -> list[str]:
-    """What of DDP's private API this torch lacks."""
-    paths = (VERIFY, SYNC, ASSIGN, FIRST_BYTES, LOGGER, LOGGING_DATA)
-    lacks = [path for path in paths if _find(path) is None]
-    return lacks + ([] if can_skip_sync() else [SKIP_SYNC])
-
-
-def _find(path: str) -> Any:
-    """The object named ``module:name``; None if this torch does not have it."""
-    module, _, names = path.partition(":")
-    value: Any = sys.modules.get(module)  # torch imports all of them by itself
-    for name in names.split("."):
-        value = getattr(value, name, None)
-    return value
-
-
-def can_skip_sync() -> bool:
-    """True when DDP can be kept from comparing and broadcasting what it is given."""
-    return "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
 
 
 # -- what the model is -------------------------------------------------------------------
@@ -87,14 +49,8 @@ def ignored(module: torch.nn.Module) -> set[str]:
 def states_of(module: torch.nn.Module) -> tuple[_Named, _Named]:
     """The parameters and the buffers that DDP handles, with their names."""
     left_out = ignored(module)
-    return (
-        [
-            (name, parameter)
-            for name, parameter in module.named_parameters()
-            if name not in left_out
-        ],
-        [(name, tensor) for name, tensor in module.named_buffers() if name not in left_out],
-    )
+    parameters = [named for named in module.named_parameters() if named[0] not in left_out]
+    return parameters, [named for named in module.named_buffers() if named[0] not in left_out]
 
 
 def reduced(module: torch.nn.Module) -> Reduced:
@@ -157,33 +113,20 @@ def is_out_of_memory(error: BaseException) -> bool:
 # -- what DDP's constructor does, piece by piece -----------------------------------------
 
 
-def verify_shapes(module: torch.nn.Module) -> tuple[str, ...]:
-    """torch's own check of the parameters' shapes: a collective that does not name a rank.
-
-    Returns what this torch lacks for it.
-    """
-    check = _find(VERIFY)
-    if check is None:
-        return (VERIFY,)
-    check(dist.group.WORLD, reduced(module)[1])
-    return ()
+def verify_shapes(module: torch.nn.Module) -> None:
+    """torch's own check of the parameters' shapes: a collective that does not name a rank."""
+    _dist.utils._verify_param_shape_across_processes(dist.group.WORLD, reduced(module)[1])
 
 
-def sync(module: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
-    """Take rank 0's values, as DDP does; returns what this torch lacks for it."""
-    sync_states = _find(SYNC)
-    if sync_states is None:
-        for tensor in tensors:
-            dist.broadcast(tensor, 0)
-        return (SYNC,)
-    sync_states(
+def sync(module: torch.nn.Module) -> None:
+    """Take rank 0's values, as DDP's constructor does, as many bytes at a time."""
+    _dist.utils._sync_module_states(
         module=module,
         process_group=dist.group.WORLD,
-        broadcast_bucket_size=_BROADCAST_BYTES,
+        broadcast_bucket_size=250 * _MIB,
         src=0,
         params_and_buffers_to_ignore=ignored(module),
     )
-    return ()
 
 
 def bucket_plan(
@@ -191,12 +134,9 @@ def bucket_plan(
 ) -> model.BucketPlan:
     """The buckets DDP would make with these options."""
     parameters, limits = reduced(module), bucket_limits(cap_mb)
-    if _find(ASSIGN) is None:
-        return model.BucketPlan(None, None, tuple(limits))
     # Nothing is known of the order of gradients at first, so without --find-unused-parameters
     # DDP puts everything into one bucket, and makes others when the second step begins.
-    at_first = limits if find_unused else [sys.maxsize]
-    first = assign(parameters, at_first)[::-1]
+    first = assign(parameters, limits if find_unused else [2**63 - 1])[::-1]
     later = None
     if not find_unused:
         later = tuple(assign(parameters, limits, range(len(parameters[0]))[::-1]))
@@ -209,8 +149,8 @@ def bucket_limits(cap_mb: float | None) -> list[int]:
     The first is small only when no `cap_mb` is given: `DistributedDataParallel(m)` is not
     `DistributedDataParallel(m, bucket_cap_mb=25)`.
     """
-    cap = int((_DEFAULT_CAP_MB if cap_mb is None else cap_mb) * _MIB)
-    return [(_find(FIRST_BYTES) or _MIB) if cap_mb is None else cap, cap]
+    cap = int((25 if cap_mb is None else cap_mb) * _MIB)
+    return [_dist._DEFAULT_FIRST_BUCKET_BYTES if cap_mb is None else cap, cap]
 
 
 def assign(
@@ -220,7 +160,7 @@ def assign(
     _, tensors, sparse = parameters
     ordered = [tensors[i] for i in order] if order else tensors
     indices = [list(order)] if order else []
-    buckets, _ = _find(ASSIGN)(ordered, list(limits), sparse, *indices)
+    buckets, _ = _dist._compute_bucket_assignment_by_size(ordered, list(limits), sparse, *indices)
     return [_bucket(parameters, members) for members in buckets]
 
 
@@ -232,21 +172,19 @@ def _bucket(parameters: Reduced, members: Sequence[int]) -> model.Bucket:
 
 def make(
     module: torch.nn.Module, cap_mb: float | None, find_unused: bool
-) -> tuple[DistributedDataParallel, bool]:
-    """The DDP object; and whether it has compared and broadcast again what is in the module."""
-    options: dict[str, Any] = {"find_unused_parameters": find_unused}
-    if cap_mb is not None:
-        options["bucket_cap_mb"] = int(cap_mb) if math.floor(cap_mb) == cap_mb else cap_mb
-    if can_skip_sync():
-        options["init_sync"] = False
-    return DistributedDataParallel(module, **options), "init_sync" not in options
+) -> DistributedDataParallel:
+    """The DDP object, without what was done before: to compare and broadcast what is in it."""
+    cap: Any = int(cap_mb) if cap_mb is not None and math.floor(cap_mb) == cap_mb else cap_mb
+    return DistributedDataParallel(
+        module, bucket_cap_mb=cap, find_unused_parameters=find_unused, init_sync=False
+    )
 
 
 def reducer_facts(wrapped: DistributedDataParallel) -> tuple[int, tuple[int, ...]]:
     """How many parameters its reducer waits for; the sizes of its buckets, in bytes."""
     log = _log_of(wrapped)
     hooks = int(log.get("num_parameter_tensors", len(reduced(wrapped.module)[0])))
-    return hooks, tuple(_numbers(log.get("bucket_sizes", ""), sys.maxsize))
+    return hooks, tuple(_numbers(log.get("bucket_sizes", "")))
 
 
 # -- afterwards ------------------------------------------------------------------------
@@ -258,13 +196,17 @@ def reduction(wrapped: Any) -> model.Reduction:
     names = parameters[0]
     order = _numbers(log.get("prev_iteration_grad_ready_order_indices", ""), len(names))
     keeps = bool(wrapped.find_unused_parameters) and not wrapped.static_graph
-    buckets = _rebuilt(log, parameters)
-    rebuilt = buckets is not None
-    if not rebuilt and _find(ASSIGN) is not None:
-        if keeps:
-            buckets = assign(parameters, _limits_of(wrapped))[::-1]
-        elif len(order) == len(names):
-            buckets = assign(parameters, _limits_of(wrapped), order)
+    # The rebuilt buckets as in ``7 6 5, 4 3``; nothing before they are rebuilt.
+    parts = str(log.get("rebuilt_per_bucket_param_indices", "")).split(",")
+    members = [_numbers(part.replace(" ", ","), len(names)) for part in parts if part.strip()]
+    rebuilt = bool(members) and all(members)
+    small = getattr(wrapped, "bucket_bytes_cap_default", True)
+    limits = bucket_limits(None if small else wrapped.bucket_bytes_cap / _MIB)
+    buckets = [_bucket(parameters, member) for member in members] if rebuilt else None
+    if not rebuilt and keeps:
+        buckets = assign(parameters, limits)[::-1]
+    elif not rebuilt and len(order) == len(names):
+        buckets = assign(parameters, limits, order)
     return model.Reduction(
         steps=int(log.get("iteration", 0)),
         order=tuple(names[i] for i in order),
@@ -273,21 +215,6 @@ def reduction(wrapped: Any) -> model.Reduction:
         keeps=keeps,
         idle=tuple(name for i, name in enumerate(names) if order and i not in order),
     )
-
-
-def _rebuilt(log: dict[str, Any], parameters: Reduced) -> list[model.Bucket] | None:
-    """The rebuilt buckets in DDP's log (``7 6 5, 4 3``); None before they are rebuilt."""
-    text = str(log.get("rebuilt_per_bucket_param_indices", ""))
-    parts = [part.replace(" ", ",") for part in text.split(",") if part.strip()]
-    members = [_numbers(part, len(parameters[0])) for part in parts]
-    known = members and all(members)
-    return [_bucket(parameters, member) for member in members] if known else None
-
-
-def _limits_of(wrapped: Any) -> list[int]:
-    cap = int(getattr(wrapped, "bucket_bytes_cap", _DEFAULT_CAP_MB * _MIB))
-    small = getattr(wrapped, "bucket_bytes_cap_default", True)
-    return [(_find(FIRST_BYTES) or _MIB) if small else cap, cap]
 
 
 def _log_of(wrapped: Any) -> dict[str, Any]:
@@ -300,14 +227,14 @@ def _log_of(wrapped: Any) -> dict[str, Any]:
     with contextlib.suppress(RuntimeError, AttributeError):
         log.update(wrapped._get_ddp_logging_data())
     with contextlib.suppress(RuntimeError, AttributeError, TypeError):
-        fresh = _find(LOGGER)(wrapped.reducer)
+        fresh = _dist.Logger(wrapped.reducer)
         fresh.set_runtime_stats_and_log()
         data = fresh._get_ddp_logging_data()
         log.update({**data.strs_map, **data.ints_map})
     return log
 
 
-def _numbers(text: Any, below: int) -> list[int]:
+def _numbers(text: Any, below: int = 2**63) -> list[int]:
     """The numbers of ``7, 6, 5``; none when it is something else or one is not `below`."""
     parts = [part.strip() for part in str(text).split(",") if part.strip()]
     numbers = [int(part) for part in parts if part.isdecimal()]
@@ -326,25 +253,19 @@ def unready(wrapped: Any) -> list[int]:
         wrapped._check_reducer_finalized()
     except RuntimeError as error:
         match = _NO_GRADIENT.search(str(error))
-        return _numbers(match[1].replace(" ", ","), sys.maxsize) if match else []
+        return _numbers(match[1].replace(" ", ",")) if match else []
     return []
 
 
 def reattach(wrapped: Any, group: Any) -> bool:
     """Let a DDP object continue with `group`, wherever its last backward was interrupted.
 
-    False if this torch cannot do it, or if its group has only some of the ranks.
+    False if its group has only some of the ranks.
     """
-    same_size = getattr(wrapped.process_group, "size", lambda: 0)() == group.size()
-    if missing_in_use() or not same_size:
+    if wrapped.process_group.size() != group.size():
         return False
     before = wrapped.process_group  # not for the reducer to let go of last: see `Observer`
     wrapped._update_process_group(group)
     wrapped.reducer._reset_state()
     del before
     return True
-
-
-def missing_in_use() -> list[str]:
-    """What `unready` and `reattach` need that this torch lacks."""
-    return [path for path in IN_USE if _find(path) is None]

@@ -11,7 +11,6 @@ import torch
 from IPython.core.getipython import get_ipython
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.model import CellFinished, CellStarted
 from ddp_notebook.model.ddp import BucketPlan, RankFailure, Reduction, Synced, WrapStage
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.events import EventSender
@@ -49,24 +48,26 @@ class DDPConstruction:
 
         return self._in_stage(WrapStage.PARAMETERS_VERIFIED, work)
 
-    def verify(self, request: calls.ModelName) -> calls.Verified | RankFailure:
+    def verify(self, request: calls.ModelName) -> calls.Nothing | RankFailure:
         """torch's own check of shapes."""
-        return self._in_stage(
-            WrapStage.PARAMETERS_VERIFIED,
-            lambda: calls.Verified(ddp.verify_shapes(_module(request.name))),
-        )
 
-    def broadcast(self, request: calls.ModelName) -> calls.Broadcasted | RankFailure:
+        def work() -> calls.Nothing:
+            ddp.verify_shapes(_module(request.name))
+            return calls.Nothing()
+
+        return self._in_stage(WrapStage.PARAMETERS_VERIFIED, work)
+
+    def broadcast(self, request: calls.ModelName) -> Synced | RankFailure:
         """Take rank 0's values; hashes of all tensors before and after."""
 
-        def work() -> calls.Broadcasted:
+        def work() -> Synced:
             module = _module(request.name)
             tensors = _tensors(module)
             before = tuple(ddp.hash_of(tensor) for tensor in tensors)
-            lacks = ddp.sync(module, tensors)
+            ddp.sync(module)
             after = tuple(ddp.hash_of(tensor) for tensor in tensors)
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-            return calls.Broadcasted(Synced(before, after, size), lacks)
+            return Synced(before, after, size)
 
         return self._in_stage(WrapStage.BROADCAST, work)
 
@@ -82,10 +83,8 @@ class DDPConstruction:
 
         def work() -> calls.Constructed:
             module = _module(request.name)
-            made, synced_again = ddp.make(module, request.cap_mb, request.find_unused)
-            self._made[request.name] = made
-            hooks, sizes = ddp.reducer_facts(made)
-            return calls.Constructed(hooks, sizes, synced_again)
+            made = self._made[request.name] = ddp.make(module, request.cap_mb, request.find_unused)
+            return calls.Constructed(*ddp.reducer_facts(made))
 
         return self._in_stage(WrapStage.REDUCER, work)
 
@@ -114,20 +113,16 @@ class DDPConstruction:
     @contextlib.contextmanager
     def _busy(self, stage: WrapStage) -> Iterator[None]:
         """Within, the board shows the rank in `stage`, and an interrupt is raised only here."""
-        events = self._events
-        pulse = events.pulse
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        events.pulse = lambda: {**pulse(), "doing": f"%ddp_wrap: {stage.value}"}
-        events.emit_now(CellStarted, cell=0)
-        try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            yield
-        finally:
-            with contextlib.suppress(KeyboardInterrupt):
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
-            events.pulse = pulse
-            events.emit_now(CellFinished, cell=0, outcome="ok")
-            signal.signal(signal.SIGINT, previous)
+        with contextlib.ExitStack() as after:
+            after.callback(signal.signal, signal.SIGINT, previous)
+            after.enter_context(self._events.at_work(f"%ddp_wrap: {stage.value}"))
+            try:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                yield
+            finally:
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _module(name: str) -> Any:

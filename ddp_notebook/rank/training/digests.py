@@ -88,3 +88,12 @@ def _norm(tensor: torch.Tensor) -> tuple[float | None, bool]:
 def short(number: float) -> float:
     """As exact as a float32, in as few characters."""
     return float(f"{number:.8g}")
+
+
+def named(groups: Iterable[Any]) -> list[tuple[str, torch.Tensor]]:
+    """An optimizer's parameters, named by their places in its groups."""
+    return [
+        (f"param_groups[{g}]['params'][{i}]", parameter)
+        for g, group in enumerate(groups)
+        for i, parameter in enumerate(group["params"])
+    ]

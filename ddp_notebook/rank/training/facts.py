@@ -7,102 +7,93 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook import model
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.collectives.call_sites import place_of
 from ddp_notebook.rank.collectives.observer import Observer
 from ddp_notebook.rank.inspect.global_names import GlobalNames
 from ddp_notebook.rank.rank_process import RankProcess
-from ddp_notebook.rank.training.digests import Digester
+from ddp_notebook.rank.training import ddp
+from ddp_notebook.rank.training.digests import Digester, named
 from ddp_notebook.rank.training.fsdp_private import Sharded
 from ddp_notebook.rank.training.inputs import Samplers
-from ddp_notebook.rank.training.tracker import Replica, TrackedOptimizer, Tracker
+from ddp_notebook.rank.training.tracker import MOST_NAMES, Replica, TrackedOptimizer, Tracker
 
-_MOST_NAMES, _MOST_NUMELS = 40, 2000
+_Of = TypeVar("_Of")
 
 
+@dataclass(eq=False)
 class RunSummary:
     """What this rank knows of its last run."""
 
-    def __init__(
-        self,
-        process: RankProcess,
-        observer: Observer,
-        tracker: Tracker,
-        samplers: Samplers,
-        sharded: Sharded,
-        names: GlobalNames,
-    ) -> None:
-        self._process = process
-        self._observer = observer
-        self._tracker = tracker
-        self._samplers = samplers
-        self._sharded = sharded
-        self._names = names
+    process: RankProcess
+    observer: Observer
+    tracker: Tracker
+    samplers: Samplers
+    sharded: Sharded
+    names: GlobalNames
 
     def facts(self) -> model.RunFacts:
         """The whole summary. Only if nothing runs: it reads what the main thread would change."""
         # One digester for all, which stops after its time: parameters come first, then buffers,
         # gradients and optimizers, so that of a large model the parameters at least are compared.
-        tracker, digester = self._tracker, Digester()
+        tracker, digester = self.tracker, Digester()
         replicas = self._replicas(digester)
         keys = {id(replica): facts.key for replica, facts in replicas}
-        meshes = {unit.mesh for unit in self._sharded.units()}
+        meshes = {unit.mesh for unit in self.sharded.units()}
         copies = [o.copies for o in list(tracker.optimizers.values()) if o.copies is not None]
-        facts = model.RunFacts(
-            rank=self._process.rank,
-            run=self._observer.run,
+        observer = self.observer
+        return _filled(
+            model.RunFacts,
+            tracker,
+            digester,
+            rank=self.process.rank,
+            run=observer.run,
             host=socket.gethostname(),
             **_gpus(),
-            backwards=tracker.backwards,
-            nan_backward=tracker.nan_backward,
-            nan_what=tracker.nan_what,
-            nan_place=place_of(tracker.nan_place),
             replicas=tuple(facts for _, facts in replicas),
             optimizers=tuple(self._optimizers(keys, digester)),
-            samplers=self._samplers.sampler_facts(),
-            loaders=self._samplers.loader_facts(),
-            works=self._observer.works.facts(),
-            functional=self._observer.works.functional(),
-            collectives=self._observer.issued(),
+            samplers=self.samplers.sampler_facts(),
+            loaders=self.samplers.loader_facts(),
+            works=observer.works.facts(),
+            functional=observer.works.functional or model.FunctionalFacts(),
+            collectives=observer.issued(),
             precision=_precision(),
             sharded_without_optimizer=self._without_optimizer(),
             split=replace(
                 tracker.split.facts(copies),
                 data_ranks=tuple(sorted(meshes.pop())) if len(meshes) == 1 else (),
             ),
+            broken=tracker.broken or observer.broken,
+            unrecorded=observer.unrecorded,
         )
-        observer = self._observer
-        broken, unrecorded = tracker.broken or observer.broken, observer.unrecorded
-        return replace(facts, notes=tuple(digester.notes), broken=broken, unrecorded=unrecorded)
 
     def _without_optimizer(self) -> tuple[int, ...]:
-        optimizers = list(self._tracker.optimizers.values())
+        optimizers = list(self.tracker.optimizers.values())
         held = set().union(*(tracked.holds() for tracked in optimizers))
-        return self._sharded.without(held)[:_MOST_NUMELS]
+        return self.sharded.without(held)[:2000]
 
     def counts(self) -> tuple[model.ReplicaCounts, ...]:
         """The counts of each DDP object, which may be read during a run: no tensor is."""
         return tuple(
-            model.ReplicaCounts(key, **_counts(replica, self._variable(replica.ref())))
+            _filled(model.ReplicaCounts, replica, key=key, name=self._variable(replica.ref()))
             for replica, key in self._used()
         )
 
     def of_dying(self, wrapped: DistributedDataParallel) -> model.ReplicaFacts | None:
         """The facts of a DDP object that is being deleted; also of its optimizers' tensors."""
-        replica = self._tracker.replicas.get(id(wrapped))
+        replica = self.tracker.replicas.get(id(wrapped))
         if replica is None or not (replica.steps or replica.backwards):
             return None
         # The user's code waits for it, maybe in a loop that makes a model each time.
         digester = Digester(seconds=0.1, tensors=400)
         facts = self._facts(replica, wrapped, digester)
-        for optimizer in list(self._tracker.optimizers.values()):
+        for optimizer in list(self.tracker.optimizers.values()):
             if replica in optimizer.replicas:
                 optimizer.last_digests = _tensors_of(optimizer, digester)
         return facts
@@ -111,7 +102,7 @@ class RunSummary:
         """The replicas that this run trained, each with a key that is the model's on all ranks."""
         # Keys must be equal on all ranks, which share no numbers: a hash of the names and shapes,
         # and a count of the models with that hash, in the order in which they were wrapped.
-        everyone = (*self._tracker.gone, *list(self._tracker.replicas.values()))
+        everyone = (*self.tracker.gone, *list(self.tracker.replicas.values()))
         counted: Counter[str] = Counter()
         for replica in sorted(everyone, key=lambda each: each.number):
             if replica.used:
@@ -131,26 +122,25 @@ class RunSummary:
 
     def _variable(self, wrapped: Any) -> str:
         """The name of the user's variable for an object; empty if there is none."""
-        return _variable(wrapped, self._names.get()) if wrapped is not None else ""
+        return _variable(wrapped, self.names.get()) if wrapped is not None else ""
 
     def _facts(self, replica: Replica, wrapped: Any, digester: Digester) -> model.ReplicaFacts:
         module = wrapped.module
-        ignored = set(getattr(wrapped, "parameters_to_ignore", ()))
-        named = [(n, p) for n, p in module.named_parameters() if n not in ignored]
-        buffers = [(n, b) for n, b in module.named_buffers() if n not in ignored]
+        named, buffers = ddp.states_of(module)
         group = wrapped.process_group
         first = next((p for _, p in named), None)
-        moments = replica.moments
-        return model.ReplicaFacts(
-            "",
-            **_counts(replica, self._variable(wrapped)),
+        return _filled(
+            model.ReplicaFacts,
+            replica,
+            replica.moments,
+            key="",
+            name=self._variable(wrapped),
             device=str(first.device) if first is not None else "",
             backend=torch_private.group_backend(group),
             group_size=group.size(),
-            group=replica.group,
             hook=next(iter(torch_private.hooks_that_may_part(wrapped)), ""),
             broadcast_buffers=bool(wrapped.broadcast_buffers),
-            outside=self._unmanaged(replica, named)[:_MOST_NAMES],
+            outside=self._unmanaged(replica, named)[:MOST_NAMES],
             buffer_order=tuple(n for n, _ in buffers)[:200],
             batch_buffers=tuple(
                 f"{prefix}.{name}".removeprefix(".")
@@ -161,14 +151,6 @@ class RunSummary:
             parameters=digester.all("parameters", named),
             buffers=digester.all("buffers", buffers),
             gradients=digester.all("gradients", ((n, p.grad) for n, p in named)),
-            unheld=replica.unheld[:_MOST_NAMES],
-            twins=replica.twins,
-            loads=replica.loads.count,
-            load_place=place_of(replica.loads.place),
-            evaluations=moments.evaluation_facts(),
-            starts=tuple(moments.starts),
-            autocast=moments.autocast,
-            start_place=place_of(moments.start_line),
         )
 
     def _unmanaged(self, replica: Replica, named: Iterable[tuple[str, Any]]) -> tuple[str, ...]:
@@ -177,7 +159,7 @@ class RunSummary:
         # What was unfrozen just before the object ended has had no step with it.
         updated = {
             id(parameter)
-            for tracked in list(self._tracker.optimizers.values())
+            for tracked in list(self.tracker.optimizers.values())
             for ref in (tracked.unmanaged if tracked.steps else ())
             if (parameter := ref()) is not None
             if tracked.unmanaged_trained or parameter.grad is not None
@@ -191,7 +173,7 @@ class RunSummary:
     def _optimizers(
         self, keys: dict[int, str], digester: Digester
     ) -> Iterator[model.OptimizerFacts]:
-        optimizers = list(self._tracker.optimizers.values())
+        optimizers = list(self.tracker.optimizers.values())
         counted: Counter[str] = Counter()
         for optimizer in [optimizer for optimizer in optimizers if optimizer.steps]:
             models = tuple(keys[id(r)] for r in optimizer.replicas if id(r) in keys)
@@ -199,52 +181,29 @@ class RunSummary:
             counted[title] += 1
             gone = optimizer.ref() is None and optimizer.last_digests
             unwrapped, states = optimizer.last_digests if gone else _tensors_of(optimizer, digester)
-            gradients = optimizer.gradients
-            yield model.OptimizerFacts(
+            several = optimizer.idle_steps or not optimizer.replicas
+            yield _filled(
+                model.OptimizerFacts,
+                optimizer,
+                optimizer.gradients,
                 key=f"{title} {counted[title]}",
-                type=optimizer.type,
-                steps=optimizer.steps,
                 lrs=tuple(_number(lr) for lr in optimizer.lrs),
-                options=optimizer.options,
-                metrics=tuple(optimizer.metrics),
                 replicas=models,
                 unwrapped=unwrapped,
                 state=states,
-                place=place_of(optimizer.place),
-                mesh=gradients.mesh if gradients else (),
-                factors=tuple(gradients.factors) if gradients else (),
-                between=tuple(gradients.between) if gradients else (),
-                pending_steps=gradients.pending_steps if gradients else 0,
-                pending_place=place_of(optimizer.pending_place),
-                idle_steps=optimizer.idle_steps,
-                numels=optimizer.numels[:_MOST_NUMELS]
-                if optimizer.idle_steps or not optimizer.replicas
-                else (),
-                loads=optimizer.loads.count,
-                load_place=place_of(optimizer.loads.place),
-                unheld=optimizer.unheld[:_MOST_NAMES],
+                numels=optimizer.numels[:2000] if several else (),
                 idle_tensors=len(optimizer.idle) if optimizer.unheld else 0,
-                begins=optimizer.begins,
             )
 
 
-def _counts(replica: Replica, name: str) -> dict[str, Any]:
-    return {
-        "type": replica.type,
-        "name": name,
-        "forwards": replica.forwards,
-        "no_sync_forwards": replica.no_sync_forwards,
-        "bypasses": replica.bypasses,
-        "bypass_place": place_of(replica.bypass_place),
-        "local_place": place_of(replica.local_place),
-        "backwards": replica.backwards,
-        "steps": replica.steps,
-        "local_steps": replica.local_steps,
-        "bypassed_steps": replica.bypassed_steps,
-        "unready_steps": replica.unready_steps,
-        "bad_place": place_of(replica.bad_place),
-        "unready": replica.unready[:_MOST_NAMES],
-    }
+def _filled(kind: type[_Of], *owners: object, **known: Any) -> _Of:
+    """A value of the model: what is `known` of it, and else what `owners` have under that name."""
+    for name in {field.name for field in fields(kind)} - known.keys():  # type: ignore[arg-type]
+        for owner in owners:
+            if hasattr(owner, name):
+                value = getattr(owner, name)
+                known[name] = tuple(value) if type(value) is list else value
+    return kind(**known)
 
 
 def _variable(wrapped: Any, names: Mapping[str, Any]) -> str:
@@ -265,16 +224,15 @@ def _tensors_of(tracked: TrackedOptimizer, digester: Digester) -> tuple[Any, Any
     idle = set(map(id, tracked.idle))
     living = [(name, ref()) for name, ref in tracked.unwrapped if id(ref) not in idle]
     unwrapped = digester.all("parameters without DDP", living)
-    optimizer = tracked.ref() if tracked.replicas else None  # else there is nothing to compare
-    states = [] if optimizer is None else list(_states(optimizer))
-    return unwrapped, digester.all("optimizer states", states)
-
-
-def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
-    for g, group in enumerate(optimizer.param_groups):
-        for i, parameter in enumerate(group["params"]):
-            for name, value in optimizer.state.get(parameter, {}).items():
-                yield f"{name} of param_groups[{g}]['params'][{i}]", value
+    optimizer = tracked.ref() if tracked.replicas else None
+    if optimizer is None:  # there is nothing to compare
+        return unwrapped, ()
+    states = (
+        (f"{name} of {place}", value)
+        for place, parameter in named(optimizer.param_groups)
+        for name, value in optimizer.state.get(parameter, {}).items()
+    )
+    return unwrapped, digester.all("optimizer states", list(states))
 
 
 def _number(value: Any) -> float | None:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from ddp_notebook import model
 from ddp_notebook.model import Ranks
 from ddp_notebook.rank.component import Component, Run
+from ddp_notebook.rank.inspect.frames import chain
 from ddp_notebook.rank.inspect.safe_repr import TENSORS
 
 PARAM_GROUP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
@@ -39,14 +40,11 @@ class HeldByUnit(NamedTuple):
 
 def root_of(frame: FrameType | None) -> Any:
     """What all units of the model share in whose FSDP code these frames are; None for none."""
-    for _ in range(24):
-        if frame is None:
-            return None
-        if frame.f_globals.get("__name__") in (PARAM_GROUP_MODULE, _STATE_MODULE):
-            found = _shared(frame.f_locals.get("self"))
+    for outer in islice(chain(frame), 24):
+        if outer.f_globals.get("__name__") in (PARAM_GROUP_MODULE, _STATE_MODULE):
+            found = _shared(outer.f_locals.get("self"))
             if found is not None:
                 return found
-        frame = frame.f_back
     return None
 
 
@@ -178,8 +176,11 @@ class Pending:
     and `set_requires_all_reduce` leave, to be reduced with those of a later backward."""
 
     def __init__(self, parameters: set[int]) -> None:
-        groups = [group for group in _groups() if _holds(group, parameters)]
-        self._groups = [weakref.ref(group) for group in groups]
+        self._groups = [
+            weakref.ref(group)
+            for group in _groups()
+            if any(id(getattr(e, "sharded_param", None)) in parameters for e in _ends(group))
+        ]
 
     def __bool__(self) -> bool:
         return any(_is_pending(group) for ref in self._groups if (group := ref()) is not None)
@@ -259,10 +260,6 @@ def _ends(group: Any) -> list[Any]:
     """The first and the last parameter: all of a group are treated the same."""
     parameters = list(getattr(group, "fsdp_params", ()))
     return parameters[:1] + parameters[1:][-1:]
-
-
-def _holds(group: Any, parameters: set[int]) -> bool:
-    return any(id(getattr(each, "sharded_param", None)) in parameters for each in _ends(group))
 
 
 def _is_pending(group: Any) -> bool:

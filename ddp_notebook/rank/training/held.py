@@ -7,10 +7,8 @@ and nothing of the user's runs.
 from __future__ import annotations
 
 import contextlib
-import sys
-import threading
 from collections.abc import Iterator, Mapping
-from types import FrameType
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook import model
+from ddp_notebook.rank.inspect.frames import chain, main_frame
 from ddp_notebook.rank.inspect.global_names import GlobalNames
 from ddp_notebook.rank.inspect.objects import objects_of
 from ddp_notebook.rank.training import fsdp_private
@@ -86,13 +85,7 @@ def _parameters(
 
 def _locals() -> Iterator[Mapping[str, Any]]:
     """The variables of the main thread's functions, the outermost first."""
-    main = threading.main_thread().ident
-    frame = sys._current_frames().get(main) if main is not None else None
-    frames: list[FrameType] = []
-    while frame is not None and len(frames) < 64:
-        frames.append(frame)
-        frame = frame.f_back
-    for outer in reversed(frames):
+    for outer in reversed([*islice(chain(main_frame()), 64)]):
         with contextlib.suppress(RuntimeError):
             yield dict(outer.f_locals)
 
@@ -100,13 +93,10 @@ def _locals() -> Iterator[Mapping[str, Any]]:
 def roots() -> list[torch.nn.Module]:
     """Modules with parameters that no other module contains."""
     modules = objects_of(torch.nn.Module)
-    children = {id(part) for module in modules for part in _parts(module)}
+    parts = (vars(module).get("_modules", {}) for module in modules)
+    children = {id(part) for each in parts for part in each.values()}
     roots = [module for module in modules if id(module) not in children]
     return [root for root in roots if next(root.parameters(), None) is not None]
-
-
-def _parts(module: torch.nn.Module) -> list[Any]:
-    return list(vars(module).get("_modules", {}).values())
 
 
 def _bytes(tensor: torch.Tensor) -> tuple[int, int]:

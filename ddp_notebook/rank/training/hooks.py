@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,31 +37,24 @@ from ddp_notebook.rank.training.tracker import Replica, Tracker
 _IN_A_CHILD = "a forked child"
 
 
+@dataclass(eq=False)
 class TrainingHooks(Component):
     """The hooks, each installed once."""
 
-    def __init__(
-        self,
-        observer: Observer,
-        call_sites: CallSites,
-        tracker: Tracker,
-        samplers: Samplers,
-        summary: RunSummary,
-        subgroups: Subgroups,
-        marks: StepMarks,
-    ) -> None:
-        self._observer = observer
-        self._call_sites = call_sites
-        self._tracker = tracker
-        self._samplers = samplers
-        self._summary = summary
-        self._subgroups = subgroups
-        self._marks = marks
+    observer: Observer
+    call_sites: CallSites
+    tracker: Tracker
+    samplers: Samplers
+    summary: RunSummary
+    subgroups: Subgroups
+    marks: StepMarks
+
+    def __post_init__(self) -> None:
         self._patches = Patches(self._off, self._disable)
 
     def attach(self) -> None:
         """Count everything from now on."""
-        patch, samplers, tracker = self._patches.patch, self._samplers, self._tracker
+        patch, samplers, tracker = self._patches.patch, self.samplers, self.tracker
         patch(DistributedDataParallel, "__init__", after=self._made)
         patch(DistributedDataParallel, "forward", self._forward_begins, self._forward_ends)
         patch(torch.autograd, "backward", self._backward_begins, self._backward_ends)
@@ -72,7 +66,7 @@ class TrainingHooks(Component):
         patch(ReduceLROnPlateau, "step", self._plateau_steps)
         iterator = torch_private.loader_iterator()
         if iterator is not None:
-            mark = self._marks.mark
+            mark = self.marks.mark
             patch(
                 iterator,
                 "__next__",
@@ -80,46 +74,45 @@ class TrainingHooks(Component):
                 lambda *_call: mark(step_marks.LOADED),
             )
         self._forget_what_goes()
-        self._observer.on_bucket = self._patches.contained(self._bucket)
+        self.observer.on_bucket = self._patches.contained(self._bucket)
         self._bypassed = self._patches.contained(self._look_at_bypass)
         tracker.split.trains = samplers.forward
         register_optimizer_step_pre_hook(self._patches.contained(self._before_step))
         register_optimizer_step_post_hook(self._patches.contained(self._after_step))
         torch_private.without_hooks_while_scripting(lambda hook: isinstance(hook, ModuleHook))
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._leave_child_alone)
+        os.register_at_fork(after_in_child=self._leave_child_alone)
 
     def run_ends(self) -> None:
         """End an evaluation that the run ended with."""
         self._patches.contained(self._end)()
 
     def _end(self) -> None:
-        self._tracker.split.take_out()
-        for replica in self._tracker.replicas.values():
+        self.tracker.split.take_out()
+        for replica in self.tracker.replicas.values():
             replica.moments.backward()
 
     def run_begins(self, run: Run) -> None:
         """Forget the counts of the last run."""
-        for component in (self._tracker, self._marks, self._samplers):
+        for component in (self.tracker, self.marks, self.samplers):
             self._patches.contained(component.begin)()
-        self._observer.backwards = 0
+        self.observer.backwards = 0
 
     def trained(self) -> bool:
         """True if ranks can be compared: a model was trained or used, or a handle is left open."""
-        tracker = self._tracker
+        tracker = self.tracker
         stepped = any(optimizer.steps for optimizer in tracker.optimizers.values())
         used = any(replica.used for replica in (*tracker.gone, *tracker.replicas.values()))
-        return not tracker.broken and (stepped or used or self._observer.works.suspicious)
+        return not tracker.broken and (stepped or used or self.observer.works.suspicious)
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
         """A context in which nothing is counted: the benchmark trains, not the user."""
-        before = self._tracker.broken
-        self._tracker.broken = before or "suspended"
+        before = self.tracker.broken
+        self.tracker.broken = before or "suspended"
         try:
             yield
         finally:
-            self._tracker.broken = before
+            self.tracker.broken = before
 
     def reattach(self) -> tuple[str, ...]:
         """Give DDP objects of a destroyed group the new default group; returns which could not.
@@ -128,14 +121,14 @@ class TrainingHooks(Component):
         """
         left = []
         world = torch.distributed.group.WORLD
-        for replica in list(self._tracker.replicas.values()):
+        for replica in list(self.tracker.replicas.values()):
             wrapped = replica.ref()
             if wrapped is None or world is None:
                 continue
             group = wrapped.process_group
             if torch_private.is_forgotten(group):
                 group = world
-            elif group not in self._subgroups.made_again:
+            elif group not in self.subgroups.made_again:
                 continue
             if not ddp.reattach(wrapped, group):
                 left.append(replica.type)
@@ -144,30 +137,32 @@ class TrainingHooks(Component):
     # -- failing, and being off ------------------------------------------------------------
 
     def _disable(self, error: Exception) -> None:
-        self._tracker.disable(error)
-        self._observer.on_bucket = lambda args: None
+        self.tracker.disable(error)
+        self.observer.on_bucket = lambda args: None
 
     def _off(self) -> bool:
         # A compiler that traces through must not see the counters: it would compile them in.
-        return bool(self._tracker.broken) or torch.compiler.is_compiling()
+        return bool(self.tracker.broken) or torch.compiler.is_compiling()
 
     def _leave_child_alone(self) -> None:
         """In a forked child: a worker that loads data is no rank."""
-        self._tracker.broken = _IN_A_CHILD
+        self.tracker.broken = _IN_A_CHILD
 
     def count_in_child(self) -> None:
         """In a forked child that is a rank: count from now on."""
-        if self._tracker.broken == _IN_A_CHILD:
-            self._tracker.broken = ""
+        if self.tracker.broken == _IN_A_CHILD:
+            self.tracker.broken = ""
 
     # -- what is told ----------------------------------------------------------------------
 
     def _made(self, done: bool, _token: Any, wrapped: DistributedDataParallel) -> None:
         if not done or getattr(wrapped, "reducer", None) is None:
             return
-        replica = self._tracker.replica(wrapped)
+        replica = self.tracker.replica(wrapped)
         module = replica.module()
-        if module is not None and not _is_hooked(module):
+        hooks = module._forward_pre_hooks.values() if module is not None else ()
+        # One that is wrapped again has it already, and a copy of one.
+        if module is not None and not any(type(hook) is ModuleHook for hook in hooks):
             replica.handle = module.register_forward_pre_hook(ModuleHook(self._bypassed))
 
     def _forward_begins(
@@ -175,7 +170,7 @@ class TrainingHooks(Component):
     ) -> Replica:
         # Once torch compiles what is called from here, no hook may be on the module: torch compiles
         # a module with hooks otherwise, or not at all. A forward past the object is missed then.
-        wrapped, tracker, samplers = args[0], self._tracker, self._samplers
+        wrapped, tracker, samplers = args[0], self.tracker, self.samplers
         inputs = args[1:], named
         replica = tracker.replica(wrapped)
         if compiler is not None:
@@ -188,76 +183,76 @@ class TrainingHooks(Component):
         replica.moments.trains(inputs, samplers.iterations)
         if samplers.current is not None:
             samplers.forward(inputs)
-        self._marks.mark(step_marks.FORWARD)
+        self.marks.mark(step_marks.FORWARD)
         return replica
 
     def _forward_ends(self, _done: bool, replica: Replica | None, _wrapped: Any) -> None:
         if replica is not None:
             replica.inside -= 1
             if torch.is_grad_enabled():
-                self._marks.mark(step_marks.FORWARDED)
+                self.marks.mark(step_marks.FORWARDED)
 
     def _look_at_bypass(self, module: torch.nn.Module, inputs: Any) -> None:
         """A forward of a module begins that a DDP object contains, or of a copy of one."""
-        tracker = self._tracker
+        tracker = self.tracker
         replica = tracker.inside_of(module)
         if replica is None or tracker.broken:  # the hook asks the compiler itself
             return
         if torch.is_grad_enabled():
             tracker.bypass(replica)
-            self._marks.mark(step_marks.INNER)
+            self.marks.mark(step_marks.INNER)
         elif not replica.inside:
-            current = self._samplers.current
+            current = self.samplers.current
             replica.moments.evaluates(module, inputs, tracker.backwards, current)
 
     def _backward_begins(self, args: tuple[Any, ...], named: dict[str, Any], _: Any) -> Any:
-        tracker = self._tracker
-        self._samplers.backward()  # before the tracker: what is trained on is no evaluation's
+        tracker = self.tracker
+        self.samplers.backward()  # before the tracker: what is trained on is no evaluation's
         tracker.backward(args[0] if args else named.get("tensors"))
-        self._observer.backwards = tracker.backwards
+        self.observer.backwards = tracker.backwards
         # The frame of `patched`, and the one in which the user's call of it is.
-        outer = self._call_sites.backward_begins(sys._getframe(2))
-        self._marks.mark(step_marks.BACKWARD, tracker.backwards)
+        outer = self.call_sites.backward_begins(sys._getframe(2))
+        self.marks.mark(step_marks.BACKWARD, tracker.backwards)
         return (outer,)
 
     def _backward_ends(self, done: bool, outer: Any, _tensors: Any) -> None:
         if outer is not None:
-            self._call_sites.backward_ends(*outer)
+            self.call_sites.backward_ends(*outer)
         if done:
-            self._marks.reduced()
-            self._tracker.backward_over()
+            self.marks.reduced()
+            self.tracker.backward_over()
 
     def _bucket(self, args: Sequence[Any]) -> None:
         """A collective of a backward begins: DDP's reducer hands over a bucket, or FSDP a unit."""
-        if not args or self._tracker.broken:
+        if not args or self.tracker.broken:
             return
-        self._marks.bucket()
+        self.marks.bucket()
         # What is to be summed comes in a list of one tensor. FSDP's other methods begin with the
         # tensor that is to be filled, whose values mean nothing yet.
         tensors = args[0]
         if type(tensors) is list and len(tensors) == 1 and isinstance(tensors[0], torch.Tensor):
-            self._tracker.bucket(tensors[0])
+            self.tracker.bucket(tensors[0])
 
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _named: Any) -> None:
         # The mark comes first, so that what is counted here falls into the optimizer's part.
         if not self._off():
-            self._marks.mark(step_marks.STEP)
-            self._tracker.step_begins(optimizer)
-            self._observer.works.step(
+            self.marks.mark(step_marks.STEP)
+            self.tracker.step_begins(optimizer)
+            self.observer.works.step(
                 parameter for group in optimizer.param_groups for parameter in group["params"]
             )
 
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _named: Any) -> None:
         if not self._off():
-            self._tracker.stepped(optimizer)
-            for replica in self._tracker.replicas.values():
-                replica.moments.stepped(self._samplers.iterations)
-            self._marks.mark(step_marks.STEPPED)
+            self.tracker.stepped(optimizer)
+            for replica in self.tracker.replicas.values():
+                replica.moments.stepped(self.samplers.iterations)
+            self.marks.mark(step_marks.STEPPED)
 
     def _plateau_steps(self, args: tuple[Any, ...], named: dict[str, Any], _: Any) -> None:
         metric: Any = args[1] if len(args) > 1 else named.get("metrics")
         with contextlib.suppress(TypeError, ValueError):
-            self._tracker.metric(args[0].optimizer, float(metric))  # as torch does itself
+            self.tracker.metric(args[0].optimizer, float(metric))  # as torch does itself
 
     # -- DDP objects that go ---------------------------------------------------------------
 
@@ -277,18 +272,13 @@ class TrainingHooks(Component):
         try:
             group = getattr(wrapped, "process_group", None)
             if group is not None and torch_private.is_forgotten(group):
-                self._observer.hold_until_the_next(group)
-            if not self._tracker.broken:
-                self._tracker.died(wrapped, self._summary.of_dying(wrapped))
+                self.observer.hold_until_the_next(group)
+            if not self.tracker.broken:
+                self.tracker.died(wrapped, self.summary.of_dying(wrapped))
         except Exception as error:  # noqa: BLE001  # also while Python itself ends
-            self._tracker.disable(error)
+            self.tracker.disable(error)
 
 
 def _of_first(tell: Callable[[Any], None]) -> Callable[..., None]:
     """Return what tells of a method that its object was called."""
     return lambda args, _named, _compiler: tell(args[0])
-
-
-def _is_hooked(module: torch.nn.Module) -> bool:
-    """True of the module of a DDP object, and of its copies."""
-    return any(type(hook) is ModuleHook for hook in module._forward_pre_hooks.values())

@@ -13,6 +13,7 @@ import weakref
 import zlib
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -28,7 +29,7 @@ from torch.utils.data import (
 )
 
 from ddp_notebook import model
-from ddp_notebook.rank.collectives.call_sites import CallSites, Line, place_of
+from ddp_notebook.rank.collectives.call_sites import CallSites
 
 _MOST_ITEMS = 100_000
 _HASHED_BYTES, _MOST_TENSORS = 2**20, 8
@@ -37,7 +38,7 @@ _HASHED_BYTES, _MOST_TENSORS = 2**20, 8
 class Source:
     """A sampler or a loader that was iterated in this run."""
 
-    def __init__(self, owner: Any, line: Line | None) -> None:
+    def __init__(self, owner: Any, line: model.Place | None) -> None:
         self.ref = weakref.ref(owner)
         self.line = line
         self.seen: dict[str, Any] = {}
@@ -158,11 +159,11 @@ class Samplers:
         used = [source for source in self.samplers.values() if source.epochs]
         return tuple(
             model.SamplerFacts(
-                key=str(number),
+                str(number),
                 **source.seen,
                 epochs=tuple(source.epochs),
                 epochs_set=source.epochs_set,
-                place=place_of(source.line),
+                place=source.line,
             )
             for number, source in enumerate(used)
         )
@@ -172,10 +173,7 @@ class Samplers:
         used = [source for source in self.loaders.values() if source.inputs and source.trained]
         return tuple(
             model.LoaderFacts(
-                key=str(number),
-                **source.seen,
-                inputs=tuple(source.inputs),
-                place=place_of(source.line),
+                str(number), **source.seen, inputs=tuple(source.inputs), place=source.line
             )
             for number, source in enumerate(used)
         )
@@ -288,32 +286,6 @@ _DROPOUTS = (
 )
 
 
-class Evaluation:
-    """One sequence of forwards without gradients."""
-
-    def __init__(self, backwards: int, module: torch.nn.Module, line: Line | None) -> None:
-        self.backwards = backwards
-        self.training = module.training
-        self.line = line
-        self.statistics = _statistics(module)
-        self.source: Source | None = None
-        self.inputs: list[str] = []
-        self.written = _printed() or 0
-        self.wrote: bool | None = None
-
-    def facts(self) -> model.EvaluationFacts:
-        """As facts for a report."""
-        return model.EvaluationFacts(
-            self.backwards,
-            self.training,
-            self.source is not None,
-            tuple(self.inputs),
-            self.statistics,
-            self.wrote,
-            place_of(self.line),
-        )
-
-
 class Moments:
     """What is recorded of one replica: its evaluations, and the random numbers of its forwards."""
 
@@ -323,12 +295,14 @@ class Moments:
 
     def begin(self) -> None:
         """Forget the last run."""
-        self.evaluations: list[Evaluation] = []
+        self.evaluations: list[model.EvaluationFacts] = []
+        """The first ones: sequences of forwards without gradients."""
         self.starts: list[model.StepStart] = []
-        self.start_line: Line | None = None
+        self.start_place: model.Place | None = None
         self.autocast = ""
-        self.evaluating: Evaluation | None = None
-        """The evaluation that is under way."""
+        self.evaluating: int | None = None
+        """While an evaluation is under way: how many characters were printed before it."""
+        self._source: Source | None = None
         self._random = ""
         self._loads = 0
 
@@ -336,15 +310,21 @@ class Moments:
         self, module: torch.nn.Module, inputs: Any, backwards: int, source: Source | None
     ) -> None:
         """A forward without gradients begins; its batches may come from `source`."""
-        current = self.evaluating
-        if current is None:
-            if len(self.evaluations) >= 8:
+        known = self.evaluations
+        if self.evaluating is None:
+            if len(known) >= 8:
                 return
-            current = self.evaluating = Evaluation(backwards, module, self._users_line())
-            self.evaluations.append(current)
-        current.source = source
-        if len(current.inputs) < 2:
-            current.inputs.append(hash_of(inputs))
+            self.evaluating = _printed() or 0
+            statistics, line = _statistics(module), self._users_line()
+            known.append(
+                model.EvaluationFacts(backwards, module.training, statistics=statistics, place=line)
+            )
+        self._source = source
+        now, loader = known[-1], source is not None
+        if len(now.inputs) < 2:
+            known[-1] = replace(now, loader=loader, inputs=(*now.inputs, hash_of(inputs)))
+        elif now.loader is not loader:
+            known[-1] = replace(now, loader=loader)
 
     def trains(self, inputs: Any, loads: int) -> None:
         """A forward with gradients begins; `loads` counts the loaders iterated so far."""
@@ -352,8 +332,8 @@ class Moments:
         # draws the seed of its workers, and that is none of the user's.
         if len(self.starts) >= _STARTS:
             return
-        if self.start_line is None:
-            self.start_line = self._users_line()
+        if self.start_place is None:
+            self.start_place = self._users_line()
             on = [device for device in ("cuda", "cpu") if torch.is_autocast_enabled(device)]
             dtypes = (str(torch.get_autocast_dtype(device)) for device in on)
             self.autocast = next(dtypes, "").removeprefix("torch.")
@@ -374,16 +354,14 @@ class Moments:
         """
         # Forwards without gradients on a batch that is trained on next belong to the training: a
         # target network's, a teacher's. That shows only now, by the loader.
-        ended, self.evaluating = self.evaluating, None
-        if ended is not None:
-            written = _printed()
-            ended.wrote = None if written is None else written > ended.written
-            if ended.source is not None and ended.source.trained:
-                ended.source = None
-
-    def evaluation_facts(self) -> tuple[model.EvaluationFacts, ...]:
-        """The first evaluations, the last one in its present state."""
-        return tuple(evaluation.facts() for evaluation in list(self.evaluations))
+        before, self.evaluating = self.evaluating, None
+        if before is not None:
+            written, source = _printed(), self._source
+            self.evaluations[-1] = replace(
+                self.evaluations[-1],
+                loader=source is not None and not source.trained,
+                wrote=None if written is None else written > before,
+            )
 
 
 def _printed() -> int | None:

@@ -10,6 +10,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -17,21 +18,18 @@ import torch.distributed as dist
 
 from ddp_notebook import model
 from ddp_notebook.rank.component import Component, Run
+from ddp_notebook.rank.inspect.frames import chain
 
 SCHEDULES_MODULE = "torch.distributed.pipelining.schedules"
-_MOST_FRAMES, _MOST_PARTS = 24, 8
 _CHANGED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError)
 
 
 def part_of(frame: FrameType | None) -> model.PipelinePart | None:
     """This rank's part in the pipeline whose schedule is on these frames; None without one."""
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            return None
-        if frame.f_globals.get("__name__") == SCHEDULES_MODULE:
+    for outer in islice(chain(frame), 24):
+        if outer.f_globals.get("__name__") == SCHEDULES_MODULE:
             with contextlib.suppress(*_CHANGED):
-                return _part(frame.f_locals["self"])
-        frame = frame.f_back
+                return _part(outer.f_locals["self"])
     return None
 
 
@@ -92,7 +90,7 @@ class Pipelines(Component):
         """Remember the pipeline whose schedule issues a message of a new kind on these frames."""
         if SCHEDULES_MODULE not in sys.modules:
             return
-        if len(self._parts) < _MOST_PARTS:
+        if len(self._parts) < 8:
             part = part_of(frame)
             if part is not None and part not in self._parts:
                 self._parts.append(part)

@@ -13,7 +13,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,8 @@ import torch
 from ddp_notebook import model
 from ddp_notebook.model import Ranks
 from ddp_notebook.rank import torch_private
-from ddp_notebook.rank.collectives.call_sites import CallSites, Line, place_of
+from ddp_notebook.rank.collectives.call_sites import CallSites
+from ddp_notebook.rank.inspect.frames import chain
 from ddp_notebook.rank.training import digests, fsdp_private, held
 from ddp_notebook.rank.training.inputs import drops_out, hash_of, random_state
 from ddp_notebook.rank.training.patching import ModuleHook
@@ -38,15 +39,11 @@ _CHANGED = (AttributeError, TypeError, ValueError, RuntimeError, KeyError, Index
 
 
 class _Root:
-    """A model whose forward communicates."""
+    """A model whose forward communicates, and what it has got so far."""
 
-    def __init__(self, module: torch.nn.Module, key: str, line: Line | None) -> None:
+    def __init__(self, module: torch.nn.Module, key: str, line: model.Place | None) -> None:
         self.ref = weakref.ref(module)
-        self.key = key
-        self.line = line
-        self.inputs: list[model.Input] = []
-        self.drops = False
-        """It has layers that drop values at random."""
+        self.seen = model.Forwards(key, place=line)
         self.handle: Any = None
 
     def take_out(self) -> None:
@@ -98,11 +95,7 @@ class Split:
         if part is not None or self._seen > 2000:
             return  # no kind of these calls is known: they come here each time
         with contextlib.suppress(*_CHANGED):
-            stack: list[FrameType] = []
-            while frame is not None and len(stack) < 200:
-                stack.append(frame)
-                frame = frame.f_back
-            self._see(stack, method, args, ranks)
+            self._see(list(islice(chain(frame), 200)), method, args, ranks)
 
     def _see(self, stack: list[FrameType], method: str, args: Sequence[Any], ranks: Ranks) -> None:
         # Told apart by modules on the stack: DTensor's own code redistributes as its placements
@@ -127,7 +120,7 @@ class Split:
         if len(self._roots) >= 4 or any(root.ref() is module for root in self._roots):
             return
         name = type(module).__name__
-        number = Counter(root.key.partition(" ")[0] for root in self._roots)[name]
+        number = Counter(root.seen.key.partition(" ")[0] for root in self._roots)[name]
         path = self._call_sites.users_path(caller)
         root = _Root(module, f"{name} {number}", path[-1] if path else None)
         self._roots.append(root)
@@ -138,11 +131,14 @@ class Split:
         if root.ref() is not module or not torch.is_grad_enabled():
             return
         with contextlib.suppress(*_CHANGED):
-            if not root.inputs:
-                root.drops = any(part.training and drops_out(part) for part in module.modules())
-            root.inputs.append(model.Input(self.backwards, hash_of(inputs), random_state()))
+            seen = root.seen
+            drops = seen.drops
+            if not seen.inputs:
+                drops = any(part.training and drops_out(part) for part in module.modules())
+            got = model.Input(self.backwards, hash_of(inputs), random_state())
+            root.seen = replace(seen, inputs=(*seen.inputs, got), drops=drops)
             self.trains(inputs)
-            if len(root.inputs) >= 8:
+            if len(root.seen.inputs) >= 8:
                 root.take_out()
 
     # -- what DTensor is told --------------------------------------------------------------
@@ -180,9 +176,8 @@ class Split:
         if len(ranks) < 2 or local is None or isinstance(tensor, torch.nn.Parameter):
             return
         digest = digests.digest("", local.reshape(-1)[: 2**16])
-        line = self._call_sites.users_line()
         if digest is not None:
-            place = place_of(line)
+            place = self._call_sites.users_line()
             self._claims.append(model.Claim(self.backwards, ranks, digest, place))
         if len(self._claims) >= _MOST_CLAIMS:
             self._let_be()
@@ -220,10 +215,7 @@ class Split:
         return model.SplitFacts(
             tuple(self._claims),
             tuple(islice((copy for each in copies for copy in each.facts()), 192)),
-            tuple(
-                model.Forwards(root.key, tuple(root.inputs), place_of(root.line), root.drops)
-                for root in self._roots
-            ),
+            tuple(root.seen for root in self._roots),
             tuple(self._sums),
             tuple(self.losses) if self._sums else (),
         )
@@ -241,16 +233,6 @@ def _is_of_function(frame: FrameType) -> bool:
 # -- what all of these ranks have ------------------------------------------------------
 
 
-@dataclass
-class _Copy:
-    name: str
-    tensor: weakref.ref[Any]
-    row: fsdp_private.Row
-    declared: bool
-    begin: TensorDigest
-    end: TensorDigest
-
-
 class Copies:
     """The replicated parameters of one optimizer."""
 
@@ -258,14 +240,12 @@ class Copies:
         self, optimizer: torch.optim.Optimizer | None = None, names: Mapping[int, str] = {}
     ) -> None:
         self._steps = 0
-        named = [
-            (names.get(id(parameter), f"param_groups[{g}]['params'][{i}]"), parameter)
-            for g, group in enumerate(optimizer.param_groups if optimizer is not None else ())
-            for i, parameter in enumerate(group["params"])
-        ]
+        places = digests.named(optimizer.param_groups if optimizer is not None else ())
+        named = [(names.get(id(parameter), place), parameter) for place, parameter in places]
         self.split = any(fsdp_private.is_placed(tensor) for _, tensor in named)
         """Some of its parameters are DTensors."""
         self._copies = list(_copies(named))[:24] if self.split else []
+        """Each with its tensor."""
 
     def stepped(self) -> None:
         """Make digests after the first steps: each takes as long as to read the values."""
@@ -276,18 +256,18 @@ class Copies:
     def facts(self) -> tuple[model.Copy, ...]:
         """The digests, current or the last ones."""
         self._look()
-        return tuple(
-            model.Copy(e.name, e.row.ranks, e.declared, e.begin, e.end)
-            for e in self._copies
-            if self._steps
-        )
+        return tuple(copy for _, copy in self._copies) if self._steps else ()
 
     def _look(self) -> None:
-        for copy in self._copies:
-            copy.end = _digest_of(copy.name, copy.tensor()) or copy.end
+        self._copies = [
+            (ref, replace(copy, end=_digest_of(copy.name, ref()) or copy.end))
+            for ref, copy in self._copies
+        ]
 
 
-def _copies(named: list[tuple[str, torch.Tensor]]) -> Iterable[_Copy]:
+def _copies(
+    named: list[tuple[str, torch.Tensor]],
+) -> Iterable[tuple[weakref.ref[torch.Tensor], model.Copy]]:
     placed = {
         id(tensor): list(fsdp_private.rows(tensor))
         for _, tensor in named
@@ -298,13 +278,12 @@ def _copies(named: list[tuple[str, torch.Tensor]]) -> Iterable[_Copy]:
         digest = _digest_of(name, tensor) if tensor.grad is not None else None
         if digest is not None:
             own = placed.get(id(tensor), [])
-            for row in own:
-                if not row.sharded:
-                    yield _Copy(name, weakref.ref(tensor), row, True, digest, digest)
             # A DTensor says itself what it is along its own rows; of others only the plan does.
             others = [r for r in split if not any(set(r.ranks) <= set(o.ranks) for o in own)]
-            for row in others if id(tensor) in placed else [*split, *data]:
-                yield _Copy(name, weakref.ref(tensor), row, False, digest, digest)
+            others = others if id(tensor) in placed else [*split, *data]
+            ref = weakref.ref(tensor)
+            for row in (*(row for row in own if not row.sharded), *others):
+                yield ref, model.Copy(name, row.ranks, row in own, digest, digest)
 
 
 def _split_rows(

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from ddp_notebook.model import Place
-from ddp_notebook.rank.collectives.call_sites import CallSites, place_of
+from ddp_notebook.rank.collectives.call_sites import CallSites
 
 (
     LOADING,
@@ -39,10 +39,6 @@ _QUEUE_READ = frozenset({FORWARD, BACKWARD, BUCKET, REDUCED, STEPPED})
 _MARK = struct.Struct("<qqq")
 _MOST = 6000
 _BYTES = _MOST * _MARK.size
-_FIRST_BUCKETS, _EVERY_BUCKET = 4, 16
-"""Of the buckets of a backward, those at which the time without a core is read."""
-_LINES_EVERY, _LINES_OF = 512, 12
-"""Of so many marks the first have the user's line looked up: it may be another loop by now."""
 _JUDGED, _BETWEEN_NS, _FEWEST_OF = 32, 100_000_000, 16
 """After so many steps it is judged how many of them are marked: one in so long a time, one of so
 many at least. To mark a step takes 0.15 ms where the caches are full of the user's data."""
@@ -100,15 +96,17 @@ class StepMarks:
         """Mark that a part begins now. Only the first thread that marks is recorded."""
         if self._on and (_this_thread() == self._thread or self._adopt()):
             self._write(kind, number, _now_ns(), self._queued_ns(kind))
-            if self.written % _LINES_EVERY < _LINES_OF or kind not in self.places:
-                line = self._users_line()
-                self.places[kind] = place_of(line)
+            # Of so many marks the first have the user's line looked up: it may be another loop by
+            # now.
+            if self.written % 512 < 12 or kind not in self.places:
+                self.places[kind] = self._users_line()
 
     def bucket(self) -> None:
         """A bucket is handed over. Only the last of a backward becomes a mark, once it is over."""
         if self._on and _this_thread() == self._thread:
             self._buckets = seen = self._buckets + 1
-            looked_at = seen <= _FIRST_BUCKETS or not seen % _EVERY_BUCKET
+            # Of the buckets of a backward, those at which the time without a core is read.
+            looked_at = seen <= 4 or not seen % 16
             self._bucket_queued_ns = self._queued_ns(BUCKET) if looked_at else UNKNOWN
             self._bucket_ns = _now_ns()
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import socket
+from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.training.tracker import Tracker
 
 Mark = tuple[int, int, int, int]
-_MOST_ROWS = 300
 _OWN = {
     step_marks.LOADING: StepPart.DATA,
     step_marks.LOADED: StepPart.LOOP,
@@ -45,31 +46,31 @@ _LEFT_OUT = (step_marks.REDUCED, step_marks.REDUCED)
 """Between two such marks are steps that were not marked."""
 
 
+@dataclass(eq=False)
 class StepTimer:
     """Reports the newest steps of this rank on request."""
 
-    def __init__(self, marks: StepMarks, tracker: Tracker, observer: Observer, rank: int) -> None:
-        self._marks = marks
-        self._tracker = tracker
-        self._observer = observer
-        self._rank = rank
+    marks: StepMarks
+    tracker: Tracker
+    observer: Observer
+    rank: int
 
     def times(self) -> StepTimes:
         """The steps of the current or the last run. Any thread may ask at any time."""
-        log = self._observer.log
+        log = self.observer.log
         waited = log.waited() if log is not None else Waited()
         key = self._key(waited.groups)
         rows: list[TimedStep] = []
-        if key and not waited.paused and not waited.to_peers and not self._tracker.broken:
-            rows = steps(self._marks.marks(), waited.spans)[-_MOST_ROWS:]
+        if key and not waited.paused and not waited.to_peers and not self.tracker.broken:
+            rows = steps(self.marks.marks(), waited.spans)[-300:]
         places = {
             _OWN[kind]: place
-            for kind, place in list(self._marks.places.items())
+            for kind, place in list(self.marks.places.items())
             if place is not None and kind not in (step_marks.LOADED, step_marks.STEPPED)
         }
         return StepTimes(
-            self._rank,
-            self._observer.run,
+            self.rank,
+            self.observer.run,
             socket.gethostname(),
             _cores(),
             key,
@@ -83,7 +84,7 @@ class StepTimer:
         The host does not know when work on a GPU is done: its own times tell nothing.
         """
         stepped = [
-            optimizer for optimizer in list(self._tracker.optimizers.values()) if optimizer.steps
+            optimizer for optimizer in list(self.tracker.optimizers.values()) if optimizer.steps
         ]
         shapes = sorted(optimizer.made_of for optimizer in stepped)
         if not shapes or not groups or any(optimizer.on_device for optimizer in stepped):
@@ -106,13 +107,14 @@ def steps(marks: Sequence[Mark], spans: Sequence[tuple[int, int]]) -> list[Timed
     by_bucket = any(kind == step_marks.BUCKET for kind, *_ in marks)
     at_its_end = step_marks.REDUCED if by_bucket else step_marks.STEP
     rows: list[TimedStep] = []
-    step, within = _Step(), _Spans(spans)
+    step, ends_ns = _Step(), [done_ns for _, done_ns in spans]
     for one, other in pairwise(marks):
         kind, number, begin_ns, queued_ns = one
         following, _, end_ns, queued_then_ns = other
         # Two kinds of steps: where buckets are handed over, a backward's end ends the step; where
         # the user averages by hand, the first optimizer step after a collective does.
-        waited_ns = within.between(begin_ns, end_ns)
+        within = spans[bisect_right(ends_ns, begin_ns) : bisect_right(ends_ns, end_ns)]
+        waited_ns = sum(done_ns - at_ns for at_ns, done_ns in within if at_ns >= begin_ns)
         if (kind, following) == _LEFT_OUT:
             step = _Step()
             continue
@@ -126,24 +128,6 @@ def steps(marks: Sequence[Mark], spans: Sequence[tuple[int, int]]) -> list[Timed
             rows.append(step.row())
             step = _Step()
     return rows[1:]
-
-
-class _Spans:
-    """The collectives in which a thread waited, read in their order."""
-
-    def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
-        self._spans = spans
-        self._at = 0
-
-    def between(self, begin_ns: int, end_ns: int) -> int:
-        """For how long the thread waited between two moments, in ns."""
-        waited_ns = 0
-        while self._at < len(self._spans) and self._spans[self._at][1] <= end_ns:
-            issued_ns, done_ns = self._spans[self._at]
-            self._at += 1
-            if issued_ns >= begin_ns:
-                waited_ns += done_ns - issued_ns
-        return waited_ns
 
 
 def _with_queue(marks: Sequence[Mark]) -> list[Mark]:

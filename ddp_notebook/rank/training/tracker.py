@@ -10,16 +10,15 @@ from __future__ import annotations
 import math
 import weakref
 import zlib
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from itertools import islice, pairwise
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.model import Ranks
+from ddp_notebook.model import Place, Ranks
 from ddp_notebook.rank import gpu, torch_private
-from ddp_notebook.rank.collectives.call_sites import CallSites, Line
+from ddp_notebook.rank.collectives.call_sites import CallSites
 from ddp_notebook.rank.inspect.objects import objects_of
 from ddp_notebook.rank.training import ddp, digests, fsdp_private
 from ddp_notebook.rank.training.inputs import Moments
@@ -30,30 +29,13 @@ if TYPE_CHECKING:
 
 NONE, BYPASSED, LOCAL, REDUCED = range(4)
 """What happens to a backward's gradients; of several forwards the greatest counts."""
+MOST_NAMES = 40
+"""So many parameters are named in a report."""
 _STEPS_TO_BE_IDLE = 3
 """A tensor without a gradient in so many steps counts as unused by any forward."""
 
 
 # -- one DDP object --------------------------------------------------------------------
-
-
-def _twins(module: torch.nn.Module) -> tuple[tuple[str, str], ...]:
-    """Parameters of one shape and equal values; not those of layers that are copies of another."""
-    # By a few values first: to compare each pair of tensors whole would take minutes. Constants
-    # (zeros of biases, ones of norms) are equal in any model, and layers made by deepcopy, as those
-    # of an encoder or a teacher's beside a student's, are equal under the same last names.
-    by_values: dict[tuple[object, ...], list[tuple[str, torch.Tensor]]] = {}
-    for name, parameter in islice(module.named_parameters(), 2000):
-        values = _some_values(parameter) if parameter.dim() > 1 else ()
-        if len(set(values)) > 1:
-            by_values.setdefault((tuple(parameter.shape), values), []).append((name, parameter))
-    found = (
-        (one, other)
-        for those in by_values.values()
-        for (one, a), (other, b) in pairwise(those)
-        if one.split(".")[-2:] != other.split(".")[-2:] and torch.equal(a, b)
-    )
-    return tuple(islice(found, 8))
 
 
 def _held_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
@@ -75,29 +57,28 @@ def _some_values(parameter: torch.Tensor | None) -> tuple[float, ...]:
     return tuple(flat[:: max(1, flat.numel() // 16)][:16].tolist())
 
 
-class Loads:
-    """How often `load_state_dict` was called, and where first."""
+class _Loaded:
+    """An object of the user's whose `load_state_dict` is counted."""
 
-    def __init__(self, users_line: Callable[[], Line | None]) -> None:
+    def __init__(self, users_line: Callable[[], Place | None]) -> None:
         self._users_line = users_line
-        self.count = 0
-        self.place: Line | None = None
+        self.loads = 0
+        self.load_place: Place | None = None
 
-    def add(self) -> None:
+    def add_load(self) -> None:
         """Count a call of `load_state_dict`."""
-        self.count += 1
-        if self.place is None:
-            self.place = self._users_line()
+        self.loads += 1
+        self.load_place = self.load_place or self._users_line()
 
 
-class Replica:
+class Replica(_Loaded):
     """One DistributedDataParallel object."""
 
     def __init__(
         self, wrapped: DistributedDataParallel, number: int, call_sites: CallSites
     ) -> None:
+        super().__init__(call_sites.users_line)
         module = wrapped.module
-        self._users_line = call_sites.users_line
         names, parameters, _ = ddp.reduced(module)
         self.ref = weakref.ref(wrapped)
         self.module = weakref.ref(module)
@@ -113,7 +94,6 @@ class Replica:
             weakref.ref(parameter) for parameter in (parameters[:1] + parameters[-1:])
         )
         self.moments = Moments(call_sites)
-        self.twins = _twins(module)
         self.inside = 0
         """Its forward is running."""
         self.handle: Any = None
@@ -128,13 +108,13 @@ class Replica:
         self.pending = self.last = NONE
         self.forwards = self.no_sync_forwards = self.bypasses = self.backwards = 0
         self.steps = self.local_steps = self.bypassed_steps = self.unready_steps = 0
-        self.bypass_place: Line | None = None
-        self.bad_place: Line | None = None
-        self.local_place: Line | None = None
+        self.bypass_place: Place | None = None
+        self.bad_place: Place | None = None
+        self.local_place: Place | None = None
         self.unready: tuple[str, ...] = ()
         self._all_buckets = 0
         self._unheld: list[tuple[str, weakref.ref[torch.Tensor], tuple[float, ...]]] = []
-        self.loads = Loads(self._users_line)
+        self.loads, self.load_place = 0, None
 
     def take_out(self) -> None:
         """Remove the hook: torch compiles a module of its own that has one, and else does not."""
@@ -169,16 +149,14 @@ class Replica:
             self.no_sync_forwards += 1
             if self.pending < LOCAL and self.trains():
                 self.pending = LOCAL
-            if self.local_place is None:
-                self.local_place = self._users_line()
+            self.local_place = self.local_place or self._users_line()
 
     def bypass(self) -> None:
         """A forward of the module inside begins, without the wrapper."""
         if not self.trains():
             return
         self.bypasses += 1
-        if self.bypass_place is None:
-            self.bypass_place = self._users_line()
+        self.bypass_place = self.bypass_place or self._users_line()
         self.pending = self.pending or BYPASSED
 
     def backward(self) -> None:
@@ -215,9 +193,8 @@ class Replica:
     def unheld(self) -> tuple[str, ...]:
         """The recorded parameters that have not changed since."""
         known = ((name, ref(), values) for name, ref, values in self._unheld)
-        return tuple(
-            n for n, tensor, v in known if tensor is not None and _some_values(tensor) == v
-        )
+        same = (n for n, each, values in known if each is not None and _some_values(each) == values)
+        return tuple(same)[:MOST_NAMES]
 
     def step(self, buckets: int) -> None:
         """An optimizer has updated its parameters, after a backward with so many buckets."""
@@ -235,19 +212,17 @@ class Replica:
                 return
             self.unready_steps += 1
             self.unready = tuple(self.names[i] for i in places_left if i < len(self.names))
+            self.unready = self.unready[:MOST_NAMES]
         elif self.last == LOCAL:
             self.local_steps += 1
         elif self.last == BYPASSED:
             self.bypassed_steps += 1
         else:
             return
-        if self.bad_place is None:
-            self.bad_place = self._users_line()
+        self.bad_place = self.bad_place or self._users_line()
 
 
 # -- one optimizer ---------------------------------------------------------------------
-
-_WATCHED_STEPS = 8
 
 
 class Gradients:
@@ -258,7 +233,7 @@ class Gradients:
     """
 
     def __init__(self, groups: Iterable[Any], flat: Mapping[int, Ranks]) -> None:
-        parameters = [tensor for _, tensor in named(groups)]
+        parameters = [tensor for _, tensor in digests.named(groups)]
         self.mesh, sharded = fsdp_private.sharded_in(parameters, flat)
         some = sharded or parameters
         # Six, evenly spread; by an odd number, since every second one may be a bias.
@@ -293,7 +268,7 @@ class Gradients:
         if self.watched:
             self.factors.append(_factor(self._after_backward, self._values()))
             self._after_backward = []
-            self.watched = len(self.factors) < _WATCHED_STEPS
+            self.watched = len(self.factors) < 8
         # The rest is a step's usual way: what is read there costs each step of a long training.
         if self._pending is None:
             return False
@@ -336,24 +311,13 @@ def _factor(before: list[list[float]], after: list[list[float]]) -> float | None
     return float(f"{sum(ratios) / len(ratios):.6g}") if alike else None
 
 
-def named(groups: Iterable[Any]) -> list[tuple[str, torch.Tensor]]:
-    """An optimizer's parameters, named by their places in its groups."""
-    return [
-        (f"param_groups[{g}]['params'][{i}]", parameter)
-        for g, group in enumerate(groups)
-        for i, parameter in enumerate(group["params"])
-    ]
+class TrackedOptimizer(_Loaded):
+    """One optimizer, from its first step on; `tracker` has the models that there are."""
 
-
-class TrackedOptimizer:
-    """One optimizer, from its first step on."""
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, number: int, call_sites: CallSites
-    ) -> None:
-        self._users_line = call_sites.users_line
+    def __init__(self, optimizer: torch.optim.Optimizer, tracker: Tracker) -> None:
+        super().__init__(tracker.call_sites.users_line)
+        self._tracker = tracker
         self.ref = weakref.ref(optimizer)
-        self.number = number
         self.type = type(optimizer).__name__
         self.shape: Any = None
         self.made_of = ""
@@ -375,9 +339,6 @@ class TrackedOptimizer:
         self._looks = 0
         self._left_gradients: dict[int, tuple[float, ...]] = {}
         """Of these, by the ids of the references: what was left when another model took over."""
-        self.unheld: tuple[str, ...] = ()
-        """Parameters of its models that get gradients, and that no optimizer holds in their place.
-        """
         self.last_digests: Any = None
         """Digests of its tensors when its model was deleted."""
         self.begin()
@@ -389,58 +350,48 @@ class TrackedOptimizer:
         self.metrics: list[float] = []
         """What ReduceLROnPlateau was given first."""
         self.options: tuple[str, ...] = ()
-        self.place: Line | None = None
-        self.pending_place: Line | None = None
-        self.unheld = ()
+        self.place: Place | None = None
+        self.pending_place: Place | None = None
+        self.unheld: tuple[str, ...] = ()
+        """Parameters of its models that get gradients, and that no optimizer holds in their place.
+        """
         self._begin_looks()
-        self.loads = Loads(self._users_line)
+        self.loads, self.load_place = 0, None
         self.copies: Copies | None = None
         """What other ranks of a split model have too, from the first step of the run on."""
         if self.gradients is not None:
             self.gradients.begin()
 
-    def step_begins(
-        self,
-        optimizer: torch.optim.Optimizer,
-        split: Split,
-        replicas: Mapping[int, Replica],
-    ) -> None:
-        """The optimizer is about to make a step; `split` has the models that are split."""
-        groups = optimizer.param_groups
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer is about to make a step."""
+        groups, split = optimizer.param_groups, self._tracker.split
         # Nearly always the first parameter has a gradient, and the others need not be looked at.
         first = groups[0]["params"] if groups else ()
         if not first or first[0].grad is None:
             self.idle_steps += all(p.grad is None for group in groups for p in group["params"])
         if self.gradients is None:
             if self.shape is None:
-                self._begin_with(groups, list(replicas.values()))
+                self._begin_with(groups)
             self.gradients = Gradients(groups, split.flat())
-        if self.gradients.step_begins() and self.pending_place is None:
-            self.pending_place = self._users_line()
+        if self.gradients.step_begins():
+            self.pending_place = self.pending_place or self._users_line()
         if self.copies is None:
             self.copies = split.copies_of(optimizer)
 
-    def step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        replicas: Mapping[int, Replica],
-        made: int,
-        others: Mapping[int, TrackedOptimizer],
-        buckets: int,
-    ) -> None:
-        """The optimizer has made a step; `made` counts the DDP objects so far.
+    def step(self, optimizer: torch.optim.Optimizer, buckets: int) -> None:
+        """The optimizer has made a step.
 
         `buckets` are those of the last backward, 0 where they may be of several DDP objects.
         """
         # Which models it updates is looked up again only when its groups, or the DDP objects that
         # there are, have changed: add_param_group, a model that is wrapped after the first steps.
         groups = optimizer.param_groups
-        shape = (made, len(groups), sum([len(group["params"]) for group in groups]))
+        shape = (self._tracker.made, len(groups), sum([len(group["params"]) for group in groups]))
         if shape != self.shape:
             if self.shape is not None and shape[1:] != self.shape[1:]:
                 self.gradients = None
             self.shape = shape
-            self._find_models(groups, replicas)
+            self._find_models(groups)
         if self.unmanaged and not self.unmanaged_trained:
             few = [ref() for ref in self.unmanaged[:: max(1, len(self.unmanaged) // 7)]]
             self.unmanaged_trained = any(p is not None and p.grad is not None for p in few)
@@ -459,35 +410,32 @@ class TrackedOptimizer:
         if not self.replicas:
             return
         if self._looks < _STEPS_TO_BE_IDLE:
-            self._look_for_idle(others)
+            self._look_for_idle()
         # Within a backward the reducer is not done yet, and the step is one of many.
         if not torch_private.in_backward():
             for replica in self.replicas:
                 replica.step(buckets)
 
-    def _look_for_idle(self, others: Mapping[int, TrackedOptimizer]) -> None:
+    def _look_for_idle(self) -> None:
         """Which tensors no forward uses; after a few steps, which parameters no optimizer has."""
         self._looks += 1
         self.idle = [ref for ref in self.idle if self._is_idle(ref)]
-        if self._looks < _STEPS_TO_BE_IDLE:
-            return
-        held = set().union(*(tracked.holds() for tracked in others.values()))
-        self.unheld = self._held_by_none(held)
-        for replica in self.replicas:
-            replica.look_for_unheld(held)
+        if self._looks == _STEPS_TO_BE_IDLE:
+            held = set().union(*(each.holds() for each in self._tracker.optimizers.values()))
+            self.unheld = self._held_by_none(held)[:MOST_NAMES]
+            for replica in self.replicas:
+                replica.look_for_unheld(held)
 
-    def _begin_with(self, groups: Any, replicas: Sequence[Replica]) -> None:
-        without = [(n, p) for n, p in named(groups) if not any(r.knows(p) for r in replicas)]
+    def _begin_with(self, groups: Any) -> None:
+        models = list(self._tracker.replicas.values())
+        without = [(n, p) for n, p in digests.named(groups) if not any(r.knows(p) for r in models)]
         # Shards have methods that communicate, and are compared elsewhere.
         plain = [(name, tensor) for name, tensor in without if _is_plain(tensor) and tensor.is_cpu]
-        self.begins = tuple(
-            digest
-            for name, tensor in plain[:100]
-            if (digest := digests.digest(name, tensor.detach().view(-1)[: 2**14]))
-        )
+        made = (digests.digest(n, each.detach().view(-1)[: 2**14]) for n, each in plain[:100])
+        self.begins = tuple(digest for digest in made if digest)
 
-    def _find_models(self, groups: Any, replicas: Mapping[int, Replica]) -> None:
-        parameters = {id(parameter): (name, parameter) for name, parameter in named(groups)}
+    def _find_models(self, groups: Any) -> None:
+        parameters = {id(parameter): (name, parameter) for name, parameter in digests.named(groups)}
         tensors = [parameter for _, parameter in parameters.values()]
         shapes = [tuple(tensor.shape) for tensor in tensors]
         self.numels = tuple(sorted(tensor.numel() for tensor in tensors))
@@ -496,17 +444,15 @@ class TrackedOptimizer:
         self.replicas = []
         self.unmanaged, self.unmanaged_trained = [], False
         # Of a model that was wrapped again, the first object may not be gone yet.
-        newest = {id(replica.module()): replica for replica in replicas.values()}
+        newest = {id(each.module()): each for each in self._tracker.replicas.values()}
         for replica in newest.values():
             module = replica.module()
             if module is None or replica.ref() is None:
                 continue
-            inside = [parameter for parameter in module.parameters() if id(parameter) in parameters]
+            inside = [each for each in module.parameters() if parameters.pop(id(each), None)]
             if inside:
                 self.replicas.append(replica)
                 self.unmanaged += [weakref.ref(p) for p in inside if not replica.knows(p)]
-                for each in inside:
-                    parameters.pop(id(each), None)
         self.unwrapped = [
             (name, weakref.ref(tensor))
             for name, tensor in parameters.values()
@@ -564,7 +510,7 @@ class Tracker:
     """What this process has counted of its DDP objects and optimizers."""
 
     def __init__(self, call_sites: CallSites) -> None:
-        self._call_sites = call_sites
+        self.call_sites = call_sites
         self.broken = ""
         """Why it disabled itself; empty while it works."""
         self.made = 0
@@ -582,7 +528,7 @@ class Tracker:
         """Of the last backward, or of that which is under way."""
         self.nan_backward: int | None = None
         self.nan_what = ""
-        self.nan_place: Line | None = None
+        self.nan_place: Place | None = None
 
     def begin(self) -> None:
         """A cell or a script begins: forget deleted objects, and count the others anew."""
@@ -612,7 +558,7 @@ class Tracker:
         self.made += 1
         if len(self.replicas) >= _MOST:
             self.replicas.pop(next(iter(self.replicas)))
-        found = self.replicas[id(wrapped)] = Replica(wrapped, self.made, self._call_sites)
+        found = self.replicas[id(wrapped)] = Replica(wrapped, self.made, self.call_sites)
         self.modules[id(found.module())] = found
         return found
 
@@ -687,28 +633,27 @@ class Tracker:
 
     def _is_bad(self, number: int, what: str) -> None:
         self.nan_backward, self.nan_what = number, what
-        self.nan_place = self._call_sites.users_line()
+        self.nan_place = self.call_sites.users_line()
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to make a step."""
-        self._optimizer(optimizer).step_begins(optimizer, self.split, self.replicas)
+        self._optimizer(optimizer).step_begins(optimizer)
 
     def module_loads(self, module: torch.nn.Module) -> None:
         """`load_state_dict` of a module is called: it may be a part of a DDP object."""
         for replica in self.replicas.values():
             wrapped = replica.ref()
             if wrapped is not None and any(part is module for part in wrapped.modules()):
-                replica.loads.add()
+                replica.add_load()
 
     def optimizer_loads(self, optimizer: torch.optim.Optimizer) -> None:
         """`load_state_dict` of an optimizer is called."""
-        self._optimizer(optimizer).loads.add()
+        self._optimizer(optimizer).add_load()
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step."""
         buckets = self._buckets if len(self.replicas) == 1 else 0
-        tracked = self._optimizer(optimizer)
-        tracked.step(optimizer, self.replicas, self.made, self.optimizers, buckets)
+        self._optimizer(optimizer).step(optimizer, buckets)
 
     def metric(self, optimizer: torch.optim.Optimizer, value: float) -> None:
         """ReduceLROnPlateau judges by this value whether the learning rate is to be lower."""
@@ -722,6 +667,5 @@ class Tracker:
         if found is None or found.ref() is not optimizer:
             if len(self.optimizers) >= _MOST:
                 self.optimizers.pop(next(iter(self.optimizers)))
-            found = TrackedOptimizer(optimizer, len(self.optimizers), self._call_sites)
-            self.optimizers[id(optimizer)] = found
+            found = self.optimizers[id(optimizer)] = TrackedOptimizer(optimizer, self)
         return found

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ddp_notebook.bench import steps
 from ddp_notebook.bench.plan import Plan
-from ddp_notebook.bench.result import BenchRun
-from ddp_notebook.bench.stats import Setting, others_cpu, summarise
+from ddp_notebook.bench.result import BenchRun, Conditions
+from ddp_notebook.bench.stats import others_cpu, summarise
 from ddp_notebook.bench.steps import Memory, StepBenchResult, StepPlan
 from ddp_notebook.diagnosis.training import construction
 from ddp_notebook.errors import CellInterrupted, DDPError, UsageMistake
@@ -211,24 +211,22 @@ class Benchmarks:
                 "NCCL moves data between GPUs only, so --backend nccl cannot measure tensors on "
                 "the CPU. Use --backend gloo, or --device cuda where there are GPUs."
             )
-        setting = Setting(
-            plan=plan,
-            ranks=members,
+        about = BenchRun(
             backend=backend,
             device=device,
-            cores=cores(),
+            conditions=Conditions(cores=cores()),
             started=datetime.now().astimezone().isoformat(timespec="seconds"),
             versions=first["versions"],
         )
         made_for_it = "" if backend == own else backend
         request = calls.BenchRequest(codec.encode(plan), members, made_for_it, device)
         with self._measuring(", ".join(plan.ops), members) as measuring:
-            measuring.follow(watch, lambda heard: summarise(setting, heard, {}))
+            measuring.follow(watch, lambda heard: summarise(about, plan, members, heard, {}))
             told = self._ask(members, calls.BENCH, request, measuring.cancelled)
         # An answer has all visits; of a rank without one, those that it reported count.
         visits = measuring.heard | {rank: value["visits"] for rank, value in told.values.items()}
         ended = "" if told.complete else _why(told)
-        run = summarise(setting, visits, told.values, ended)
+        run = summarise(replace(about, ended=ended), plan, members, visits, told.values)
         if run.curves:
             return BenchResult.of(run, options.baseline)
         if told.failed and not (told.dead or told.interrupted or told.pending):

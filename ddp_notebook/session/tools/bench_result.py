@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -34,6 +35,7 @@ class BenchResult(BenchRun):
         made = cls(**{each.name: getattr(run, each.name) for each in fields(run)})
         why_not = _why_not_beside(run, baseline) if baseline is not None else ""
         if why_not:
+            # Nobody has it yet: until it is returned a frozen value may be completed.
             object.__setattr__(made, "notes", (f"No baseline is shown: {why_not}.", *made.notes))
         else:
             object.__setattr__(made, "baseline", baseline)
@@ -120,20 +122,20 @@ class BenchResult(BenchRun):
         ``.pdf`` as a figure; else ``.json``. Raises UsageMistake when it cannot be written.
         """
         name = Path(path).name.lower()
+        forms: dict[str, Callable[[str | os.PathLike[str]], str]] = {
+            ".csv": self.to_csv,
+            ".txt": self.to_nccl_text,
+            ".nccl.json": self.to_nccl_json,
+            ".json": self.to_json,
+        }
         try:
             if name.endswith((".png", ".svg", ".pdf")):
                 self.plot().savefig(named_file(path))
                 return f"the figure → {path}"
-            if name.endswith(".csv"):
-                self.to_csv(path)
-            elif name.endswith(".nccl.json"):
-                self.to_nccl_json(path)
-            elif name.endswith(".txt"):
-                self.to_nccl_text(path)
-            elif name.endswith(".json"):
-                self.to_json(path)
-            else:
+            write = next((write for end, write in forms.items() if name.endswith(end)), None)
+            if write is None:
                 raise UsageMistake(check_export(path))
+            write(path)
         except OSError as error:
             raise UsageMistake(f"{path} cannot be written: {error}.") from None
         return f"{sum(len(c.points) for c in self.curves)} sizes → {path}"

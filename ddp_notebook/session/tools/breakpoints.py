@@ -155,6 +155,8 @@ class Breakpoints:
         self.enabled = True
         if spec.on == COLLECTIVE and (current := self._runs.current) is not None:
             current.pausing |= not current.done  # what runs now is paused there, too
+        # Only ranks know whether a line has code. So it is sent first, and taken back if none can
+        # stop.
         row = next(row for row in self._send() if row.breakpoint.number == spec.number)
         if problem := _why_never(row, where):
             del self._all[spec.number]
@@ -195,6 +197,7 @@ class Breakpoints:
     def renew(self) -> None:
         """Send them to ranks whose process is new."""
         states = self._record.snapshot.ranks
+        # By the process: a rank that was restarted has forgotten its breakpoints.
         new = [rank for rank in self._ready() if self._sent.get(rank) != states[rank].pid]
         if new and (self._all or not self.enabled):
             self._send()
@@ -293,6 +296,8 @@ class Breakpoints:
         """Send every rank its breakpoints; returns their locations."""
         cluster = self._pool.need(_VERB).cluster
         answers: dict[int, calls.Bounds | CannotAnswer] = {}
+        # Ranks with the same are asked at once, as they mostly have: one after the other they would
+        # take seconds where they compute.
         for ranks, request in by_value({rank: self.of_rank(rank) for rank in self._ready()}):
             # A rank that computes may take long to answer.
             replies = cluster.ask(ranks, calls.SET_BREAKPOINTS, request, 10.0)
@@ -357,21 +362,15 @@ def _check_code(spec: Breakpoint) -> None:
     """Raises UsageMistake for a condition or a message that is no Python, and a count below 1."""
     if spec.count < 1:
         raise UsageMistake("--count is 1 or more: the pass from which on it stops.")
-    try:
-        if spec.condition:
-            compile(spec.condition, "<condition>", "eval")
-    except (SyntaxError, ValueError) as error:
-        raise UsageMistake(
-            f"The condition {spec.condition!r} is no Python expression: {error}. Such as "
-            '--if "i > 3"'
-        ) from None
-    try:
-        if spec.log:
-            compile(f"f{spec.log!r}", "<log>", "eval")
-    except (SyntaxError, ValueError) as error:
-        raise UsageMistake(
-            f'The message {spec.log!r} cannot be filled in: {error}. Such as --log "step {{i}}"'
-        ) from None
+    for name, text, code, why, example in (
+        ("condition", spec.condition, spec.condition, "is no Python expression", '--if "i > 3"'),
+        ("message", spec.log, f"f{spec.log!r}", "cannot be filled in", '--log "step {i}"'),
+    ):
+        try:
+            if text:
+                compile(code, f"<{name}>", "eval")
+        except (SyntaxError, ValueError) as error:
+            raise UsageMistake(f"The {name} {text!r} {why}: {error}. Such as {example}") from None
 
 
 def _why_never(row: BreakpointRow, where: str) -> str:

@@ -6,7 +6,7 @@ that died or failed ends the wait for the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session.pool import RankPool
     from ddp_notebook.session.runs.registry import RunRegistry
 
-_ASSIGN_S = 10.0
-
 
 @dataclass(frozen=True)
 class WrapOptions:
@@ -69,18 +67,16 @@ class WrapOptions:
             check_name(self.target)
 
 
+@dataclass(eq=False)
 class DdpConstruction:
     """Takes the models of a session through DDP's construction, one after another."""
 
-    def __init__(
-        self, record: Record, pool: RankPool, runs: RunRegistry, findings: LastFindings
-    ) -> None:
-        self.latest: Wrap | None = None
-        """The last model."""
-        self._record = record
-        self._pool = pool
-        self._runs = runs
-        self._findings = findings
+    _record: Record
+    _pool: RankPool
+    _runs: RunRegistry
+    _findings: LastFindings
+    latest: Wrap | None = None
+    """The last model."""
 
     def wrap(self, name: str, options: WrapOptions) -> Wrap:
         """Take a model through DDP's construction on the ranks; if wrapped, show its buckets.
@@ -225,15 +221,8 @@ class Wrap:
         self._details.append(self.diagnosis.headline)
         for finding in stop.findings:
             self._details += [*finding.evidence, f"What to do: {finding.remedy}"]
-        self.table = StepTable(
-            title=f"{self.name}: {construction.place(stage)}, was not passed",
-            rows=stop.rows,
-            about=stage.about,
-            link=stage.link,
-            next_call=f"%ddp_wrap {self.name}",
-            details=tuple(self._details),
-        )
-        return self.table
+        title = f"{self.name}: {construction.place(stage)}, was not passed"
+        return self._tabled(title, stage, stop.rows, f"%ddp_wrap {self.name}")
 
     def _show(self, stage: WrapStage, rows: tuple[StepRow, ...]) -> StepTable:
         title = f"{self.name}: before {construction.place(stage)}"
@@ -241,14 +230,13 @@ class Wrap:
             title = f"{self.target} is a DistributedDataParallel on {name_ranks(self.ranks)}"
         elif self.stage is not stage:
             title = f"{self.name}: passed {construction.place(stage)}"
-        self.table = StepTable(
-            title=title,
-            rows=rows,
-            about=stage.about,
-            link=stage.link,
-            next_call="" if self.done else "%ddp_step",
-            details=tuple(self._details),
-        )
+        return self._tabled(title, stage, rows, "" if self.done else "%ddp_step")
+
+    def _tabled(
+        self, title: str, stage: WrapStage, rows: tuple[StepRow, ...], then: str
+    ) -> StepTable:
+        details = tuple(self._details)
+        self.table = StepTable(title, rows, stage.about, stage.link, then, details)
         return self.table
 
     def _rows_of(self, texts: Mapping[int, str]) -> tuple[StepRow, ...]:
@@ -276,14 +264,12 @@ class Wrap:
         return work()
 
     def _verify(self) -> dict[int, str]:
+        # torch's own check is a collective: a rank with more parameters would wait in it for the
+        # others.
         self._check_alike(WrapStage.PARAMETERS_VERIFIED)
-        checked = self._ask(calls.VERIFY, self._request, WrapStage.PARAMETERS_VERIFIED)
+        self._ask(calls.VERIFY, self._request, WrapStage.PARAMETERS_VERIFIED)
         count = construction.size(self._model)
         self._details.append(f"{count}, alike on {name_ranks(self.ranks)}")
-        self._note_missing(
-            [verified.lacks for verified in checked.values()],
-            "torch's own check of shapes is left out",
-        )
         return dict.fromkeys(self.ranks, count)
 
     def _check_alike(self, stage: WrapStage) -> None:
@@ -296,14 +282,17 @@ class Wrap:
         findings = construction.compare(models, self.name) or construction.diverged(
             hashes, self.name
         )
-        if findings:
-            rows = construction.blamed_rows(findings, stage, self.ranks, "no collective was issued")
-            raise _Stopped(findings, rows)
+        self._stop_if(findings, stage, "no collective was issued")
         self._model = models[self.ranks[0]]
 
+    def _stop_if(self, findings: tuple[Finding, ...], stage: WrapStage, others: str) -> None:
+        """What the ranks gave does not agree where there are `findings`; `others`: of the rest."""
+        if findings:
+            rows = construction.blamed_rows(findings, stage, self.ranks, others)
+            raise _Stopped(findings, rows)
+
     def _broadcast(self) -> dict[int, str]:
-        answers = self._ask(calls.BROADCAST, self._request, WrapStage.BROADCAST)
-        synced = {rank: answer.synced for rank, answer in answers.items()}
+        synced = self._ask(calls.BROADCAST, self._request, WrapStage.BROADCAST)
         texts = construction.what_changed(synced, self._model)
         first = synced[self.ranks[0]]
         self._details.append(
@@ -311,15 +300,8 @@ class Wrap:
             f"from rank 0: {construction.size(self._model)}"
         )
         self._details += [f"{name_ranks(r)} {text}" for r, text in by_value(texts)]
-        self._note_missing(
-            [answer.lacks for answer in answers.values()], "each tensor was broadcast by itself"
-        )
         findings = construction.diverged({r: each.after for r, each in synced.items()}, self.name)
-        if findings:
-            rows = construction.blamed_rows(
-                findings, WrapStage.BROADCAST, self.ranks, "values of rank 0"
-            )
-            raise _Stopped(findings, rows)
+        self._stop_if(findings, WrapStage.BROADCAST, "values of rank 0")
         if len(self.ranks) > 1:
             self._details.append(f"Now {name_ranks(self.ranks)} have the same values (hashed).")
         return texts
@@ -327,16 +309,12 @@ class Wrap:
     def _make_buckets(self) -> dict[int, str]:
         plans = self._ask(calls.PLAN_BUCKETS, self._ddp_options, WrapStage.BUCKETS)
         findings = construction.other_buckets(plans, self.name)
-        if findings:
-            raise _Stopped(
-                findings,
-                construction.blamed_rows(findings, WrapStage.BUCKETS, self.ranks, "as expected"),
-            )
+        self._stop_if(findings, WrapStage.BUCKETS, "as expected")
         plan = plans[self.ranks[0]]
         self._details += construction.plan_lines(plan)
-        text = f"{counted(len(plan.first or ()), 'bucket')} in the first step"
+        text = f"{counted(len(plan.first), 'bucket')} in the first step"
         text += f", {len(plan.later)} expected after it" if plan.later is not None else ""
-        return dict.fromkeys(self.ranks, text if plan.first is not None else "")
+        return dict.fromkeys(self.ranks, text)
 
     def _construct(self) -> dict[int, str]:
         try:
@@ -349,12 +327,7 @@ class Wrap:
         made = answers[self.ranks[0]]
         sizes = ", ".join(format_bytes(size) for size in made.sizes)
         hooks = f"a hook on each of {made.hooks} parameters"
-        self._details.append(
-            f"The reducer has {hooks}; its buckets in the first step: "
-            f"{sizes or 'this torch does not tell'}"
-        )
-        if made.synced_again:
-            self._details.append("This torch's DDP compared and broadcast everything once more.")
+        self._details.append(f"The reducer has {hooks}; its buckets in the first step: {sizes}")
         self._details.append(
             f"After a step, the buckets that come of it: %ddp_wrap {self.target} --buckets"
         )
@@ -368,12 +341,7 @@ class Wrap:
         with noted():
             sent = self._cluster.call(able, calls.ASSIGN, lambda _: request)
             for answer in sent.values() if target else ():
-                self._cluster.value_of(answer, _ASSIGN_S)
-
-    def _note_missing(self, of_ranks: Iterable[Sequence[str]], instead: str) -> None:
-        lacks = {name for lacking in of_ranks for name in lacking}
-        if lacks:
-            self._details.append(f"This torch has no {', '.join(sorted(lacks))}: {instead}.")
+                self._cluster.value_of(answer, 10.0)
 
     def _show_reduction(self) -> None:
         known = self._ask(calls.REDUCTION, self._request)

@@ -8,7 +8,7 @@ import itertools
 import socket
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import CellFailed, DDPError, SetupFailed, Stuck, UsageMistake
@@ -52,25 +52,18 @@ Started = Callable[[CellRun], None] | None
 """Called with a run once it has begun."""
 
 
+@dataclass(eq=False)
 class FaultLab:
     """Injects faults into the set-up of a session's ranks, and repairs them."""
 
-    def __init__(
-        self,
-        record: Record,
-        pool: RankPool,
-        set_up: SetUp,
-        runs: RunRegistry,
-        construction: DdpConstruction,
-    ) -> None:
-        self._record = record
-        self._pool = pool
-        self._set_up = set_up
-        self._runs = runs
-        self._construction = construction
-        self._last: Fault | None = None
-        self._numbers = itertools.count(1)
-        """Of folders, which go away with the session's."""
+    _record: Record
+    _pool: RankPool
+    _set_up: SetUp
+    _runs: RunRegistry
+    _construction: DdpConstruction
+    _last: Fault | None = None
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    """Of folders, which go away with the session's."""
 
     def fault(self, name: str, started: Started = None) -> FaultResult:
         """Inject a fault of the lab into a set-up. Raises UsageMistake."""
@@ -128,6 +121,7 @@ class FaultLab:
     def _values(self, fault: Fault) -> Iterator[dict[int, dict[str, str]]]:
         """A context with the fault's settings for each rank; the ports in it are held meanwhile."""
         host = self._pool.need("%ddp_fault").options.master_addr
+        # Held until setup has failed: a port that is only known to be taken may be free by then.
         with socket.create_server((host, 0)) as taken:
             made: dict[int, dict[str, str]] = {}
             for index, values in fault.settings.items():

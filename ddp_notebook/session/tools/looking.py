@@ -65,6 +65,7 @@ class Looking:
 
     def _moment(self) -> object:
         """A value that changes whenever ranks have moved."""
+        # By the numbers of stops, not by lines: a loop comes back to the same line.
         return tuple(
             (run.cell, run.pending, tuple((r, s.stop) for r, s in sorted(run.stops.items())))
             for run in self._runs.all
@@ -152,6 +153,7 @@ class Looking:
         if up is not None and up < 0:
             raise UsageMistake("--up is 0 or more; 0 is the innermost. %ddp_frame shows all frames")
         alive = living(members, snapshot)
+        # Only where all ranks evaluate it may an expression communicate: else it never ends.
         everywhere = {*self._paused()} >= {*range(snapshot.world_size)} == {*members}
         up = self.up if up is None else up
         request = calls.Expression(source, up, assign, own_text, everywhere)

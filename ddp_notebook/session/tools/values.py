@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellRun
 
 _TIMEOUT_S = 60.0
-_QUICK_S = 0.3
-"""The longest wait after Tab, as it blocks the kernel."""
-_ASK_TIMEOUT_S = 2.0
 _BUSY = "busy: the values of its tensors are read when it stands"
 
 
@@ -75,6 +72,7 @@ class Values:
                     f"{error}. Make it there instead: %%ddp, then {name} = ..."
                 ) from None
         try:
+            # A class must be there before an object of it is unpickled.
             own_first = {n: v for n, v in values.items() if isinstance(v, type | FunctionType)}
             rest = {name: value for name, value in values.items() if name not in own_first}
             for part in filter(None, (own_first, rest)):  # what the rest may be made of, first
@@ -153,6 +151,8 @@ class Values:
     ) -> calls.Answer | None:
         """The answer of the first idle rank; None without one, or after the time limit."""
         owed, processes = self._owed, self._pool.processes
+        # While an answer is owed its rank is blocked: each Tab would queue behind the last, and
+        # wait.
         if processes is None or (owed is not None and not owed.done()):
             return None
         cluster = processes.cluster
@@ -164,7 +164,8 @@ class Values:
         else:
             return None
         with contextlib.suppress(UsageMistake):
-            return cluster.value_of(self._owed, _QUICK_S)
+            # The longest wait after Tab, as it blocks the kernel.
+            return cluster.value_of(self._owed, 0.3)
         return None
 
     def variables(self, names: Sequence[str] = (), ranks: Ranks | None = None) -> VariableTable:
@@ -179,7 +180,7 @@ class Values:
         members = existing(ranks, snapshot)
         alive = living(members, snapshot)
         request = calls.VariablesRequest(tuple(names))
-        answers = cluster.ask(alive, calls.VARIABLES, request, _ASK_TIMEOUT_S)
+        answers = cluster.ask(alive, calls.VARIABLES, request, 2.0)
         variables = answered(answers)
         reasons = {
             "dead": set(members) - set(alive),

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session.runs.run import CellRun
 
 _ASK_TIMEOUT_S = 2.0
-_LAST = 64
-"""How many collectives of each rank the board looks at."""
 _FACTS_TIMEOUT_S = 10.0
 _NO_ANSWER = "{} did not answer, so what is held there is not known (%ddp_where says more)."
 
@@ -84,7 +82,9 @@ class Where:
         snapshot, run, collectives = facts.snapshot, current, Collectives()
         # The collective logs are closed from another thread when the session ends.
         with contextlib.suppress(ValueError):
-            collectives = run.logs.read(run.ranks, run.cell, _LAST)
+            # How many collectives of each rank the board looks at.
+            collectives = run.logs.read(run.ranks, run.cell, 64)
+        # Ranks are not asked for the board: what was found of them holds until one of them moves.
         diagnosis = _still_true(run, snapshot, collectives)
         facts = replace(
             facts,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddp_notebook.diagnosis import diagnose_run, failures
@@ -32,16 +32,14 @@ _ENDED = "its process was ended by %ddp_restart, and it has no new one yet"
 _GONE = (Activity.DEAD, Activity.SILENT)
 
 
+@dataclass(eq=False)
 class Why:
     """Diagnoses the ranks of a session; from any thread, any time."""
 
-    def __init__(
-        self, runs: RunRegistry, set_up: SetUp, findings: LastFindings, record: Record
-    ) -> None:
-        self._runs = runs
-        self._set_up = set_up
-        self._findings = findings
-        self._record = record
+    _runs: RunRegistry
+    _set_up: SetUp
+    _findings: LastFindings
+    _record: Record
 
     def diagnose(self) -> Diagnosis:
         """The current diagnosis of the ranks. From any thread, any time.
