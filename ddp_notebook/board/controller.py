@@ -350,6 +350,9 @@ class LiveBoard:
             self._buttons.close(content.get("number"))
         elif kind == "watch":
             self._wake.set()
+        elif kind == "here" and self._closed:
+            # Nothing is drawn any more: a page that has missed the end would wait for it.
+            self._widget.tell({"kind": "beat"}, self._now_us())
         elif kind == "hello" or (kind == "at" and isinstance(content.get("at"), int)):
             # A page that is scrubbed sends many of these: only the latest of a kind is answered.
             self._questions[str(kind)] = content
@@ -364,8 +367,8 @@ class LiveBoard:
         if memory is None:
             return
         if self._questions.pop("hello", None) is not None:
-            self._widget.tell_whole(self._now_us())
-            self._widget.tell(self._last_slices or memory.timeline.whole(), self._now_us())
+            slices = self._last_slices or memory.timeline.whole()
+            self._widget.tell_whole(slices, self._now_us())
         past = self._questions.pop("at", None)
         if past is not None:
             at_ns = self._epoch_ns + 1000 * int(past["at"])

@@ -157,6 +157,21 @@ test("messages of another run replace what was there; a gap is noticed", () => {
   assert.equal(store.take(message([], { generation: 2, first_kind: 7, kinds: [] })), false);
 });
 
+test("what was lost on the way is noticed by the number of the next message, however short the gap", () => {
+  const store = filled([]);
+  store.count(1, true);
+  store.count(1, false); // a heartbeat after it
+  assert.equal(store.missed, false);
+  store.count(3, false); // a heartbeat: 2 and 3 were lost
+  assert.equal(store.missed, true);
+  store.count(4, true);
+  assert.equal(store.missed, true, "what comes later does not bring it");
+  store.count(5, true, true);
+  assert.equal(store.missed, false);
+  store.count(6, false); // slices that continue what is not known
+  assert.equal(store.missed, true);
+});
+
 test("an hour of collectives leaves as many as are kept", () => {
   const store = new board.Store(64);
   store.take(message([]));

@@ -92,6 +92,11 @@ class Page {
     }
   }
 
+  askForAll() {
+    this.store.askedAt = performance.now();
+    this.send({ kind: "hello" });
+  }
+
   act(magic) {
     this.asked = [magic, performance.now()];
     this.send({ kind: "do", magic });
@@ -197,6 +202,7 @@ class Page {
       this.hereAt = time;
       this.send({ kind: "here" });
     }
+    if (this.store.missed && time - this.store.askedAt > ASK_AFTER_MS) this.askForAll();
     const lost = !frozen && !ended && quietMs > LOST_AFTER_MS;
     this.el.classList.toggle("ddpb-lost", lost);
     this.el.classList.toggle("ddpb-ended", ended);
