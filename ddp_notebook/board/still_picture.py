@@ -238,10 +238,11 @@ def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:
     ]
     left = [rank for ranks in rows[MOST_ROWS:] for rank in ranks]
     more = f" Not drawn: {name_ranks(tuple(left))}." if left else ""
+    of = ", of an earlier run" if timeline.run_of(issued[0]) != timeline.run else ""
     span = duration((scale.done_us - scale.first_us) / 1e6)
     return Drawings(
         [*drawn, *[""] * (len(rows) - len(drawn))],
-        f"The last collectives, {span}: {_LEGEND}.{more}",
+        f"The last collectives{of}, {span}: {_LEGEND}.{more}",
     )
 
 

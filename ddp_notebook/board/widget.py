@@ -31,6 +31,8 @@ _EXPORTS = re.compile(r"^export (?!default)", re.MULTILINE)
 """Only the tests of the script need them."""
 _COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n| +// .*$", re.MULTILINE)
 _INDENTATION = re.compile(r"^\s+", re.MULTILINE)
+_BESIDE = re.compile(r" (=>|[!=]==|&&|\|\||\?\?) ")
+"""Spaces beside operators that no text of the page has."""
 _AROUND = re.compile(r"(?<=:) +|(?<=[ (,])0(?=\.\d)|\s*([{};,>])\s*")
 """Spaces, and zeros before a point, that mean nothing in a style sheet."""
 
@@ -54,7 +56,7 @@ class BoardWidget(Shown):
     seen.
     """
 
-    _esm = _joined("js")
+    _esm = _BESIDE.sub(r"\1", _joined("js"))
     _css = _AROUND.sub(r"\1", _joined("css"))
 
     still = traitlets.Unicode().tag(sync=True)

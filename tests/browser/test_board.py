@@ -83,6 +83,8 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         expect(board.finding).to_have_count(0)
         notebook.start(5)
         board.await_roles("ready", "dead")
+        # It has no collectives: those of the run before do not look as if they were its own.
+        expect(board.el.locator(".ddpb-info")).to_contain_text("earlier run: cell 3")
         board.press("restart")
         expect(board.answer).to_contain_text("%ddp_restart --ranks 1")
         board.await_roles("ready", "ready")
