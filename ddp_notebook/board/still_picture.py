@@ -59,6 +59,7 @@ ROLES = {
     Role.READY: ("✓", markup.OK),
     Role.RAISED: ("✗", markup.BAD),
     Role.REFUSED: ("✗", markup.BAD),
+    Role.GROUPLESS: ("○", markup.WARN),
     Role.ENDED: ("■", markup.IDLE),
 }
 """The mark and the colour of each; the page's script has the same marks."""
@@ -184,8 +185,10 @@ def _state(row: BoardRow) -> Cell:
     word: str = row.role.value
     if row.role is Role.CULPRIT and row.status is Status.DEAD:
         mark, word = "†", "dead"
-    elif row.role is Role.RUNNING and row.status is not Status.RUNNING:
-        word = row.word or row.status.value  # in setup
+    elif row.role is Role.GROUPLESS or (
+        row.role is Role.RUNNING and row.status is not Status.RUNNING  # in setup
+    ):
+        word = row.word or row.status.value
     return Cell(f"{mark} {word}", colour=colour)
 
 

@@ -45,6 +45,7 @@ _STATUS_COLOURS = {
 _ROLE_LOOKS = {
     Role.RAISED: (markup.BAD, "failed"),
     Role.REFUSED: (markup.BAD, "failed"),
+    Role.GROUPLESS: (markup.WARN, "late"),
     Role.ENDED: (markup.IDLE, "ended"),
 }
 """The colour and the class of ranks of which the status tells less."""

@@ -58,7 +58,7 @@ test("a line of a cell is a place on the page, one of a file is not", () => {
 });
 
 test("every role has a mark and a word beside its colour", () => {
-  const roles = ["culprit", "late", "dead", "failed", "silent", "paused", "waiting", "running", "ready", "raised", "refused", "ended"];
+  const roles = ["culprit", "late", "dead", "failed", "silent", "paused", "waiting", "running", "ready", "raised", "refused", "groupless", "ended"];
   assert.deepEqual(Object.keys(board.ROLES).sort(), roles.sort());
   for (const role of roles) {
     const { mark, word, tone } = board.lookOf({ role, status: "running" });

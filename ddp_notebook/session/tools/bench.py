@@ -32,7 +32,7 @@ from ddp_notebook.model import (
 from ddp_notebook.model.ddp import STOPPED, RankFailure
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import Answer, Call, Request
-from ddp_notebook.session.guards import check_name
+from ddp_notebook.session.guards import check_group, check_name
 from ddp_notebook.session.options import BACKENDS, DEVICES, check_choice, cores
 from ddp_notebook.session.queries import Answers, ask
 from ddp_notebook.session.tools.bench_result import BenchResult
@@ -186,6 +186,7 @@ class Benchmarks:
         options = options or BenchOptions()
         processes = self._pool.need("%ddp_bench")
         members = self._runs.idle(options.ranks, "%ddp_bench")
+        check_group(self._record.snapshot)
         if self._set_up.half_way:
             raise UsageMistake("%ddp_bench needs ranks whose set-up is complete: %ddp_init")
         for size in plan.world_sizes:
@@ -249,6 +250,7 @@ class Benchmarks:
         """
         device = self.device
         members = self._runs.idle(None, "%ddp_bench")
+        check_group(self._record.snapshot)
         for name in filter(None, (plan.model, plan.loss, plan.data)):
             check_name(name)
         with self._measuring(f"training steps of {plan.model}", members) as measuring:
