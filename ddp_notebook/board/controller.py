@@ -59,6 +59,7 @@ class StillBoard:
             settle_s=BOARD_INTERVAL_S,
         )
         self.nudge = self._region.nudge
+        self.aside = ""
         self.memory: Memory | None = None
         self._session = session
         self._kept = False
@@ -109,6 +110,8 @@ class LiveBoard:
         self._buttons = Buttons(session, buttons, self._pressed, self._source.diagnosed)
         self.memory = memory
         """Its own once it has drawn."""
+        self.aside = ""
+        """What the user looks at instead of these ranks; empty for these."""
         self._opened_ns = time.monotonic_ns()
         self._last_slices: Mapping[str, Any] = {}
         """All that the timeline shows, once it is closed."""
@@ -290,7 +293,13 @@ class LiveBoard:
         at = pending_locations(facts)
         widget.draw(
             self._now_us(),
-            board={**shown, "began": 0, "frozen": False, "checking": self._source.checking},
+            board={
+                **shown,
+                "began": 0,
+                "frozen": False,
+                "checking": self._source.checking,
+                "aside": self.aside,
+            },
             findings=model.findings_json(facts.diagnosis, facts.sources, at),
             locations=model.locations_json(at),
             benchmark=model.benchmark_json(benchmark.what, benchmark.done) if benchmark else {},

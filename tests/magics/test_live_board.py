@@ -318,6 +318,17 @@ def test_a_hang_is_given_up_a_dead_rank_restarted_and_in_the_end_all_is_still(
     assert {each["now"] for each in page.told} == {ended_us}
 
 
+def test_while_a_job_is_attached_the_board_says_that_it_is_not_of_that(
+    page: Page, tmp_path: Path
+) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("[rank1]: Traceback (most recent call last):\n[rank1]: ValueError: no rows\n")
+    page.run(f"%ddp_attach {log}")
+    page.read_until(lambda: "job.log" in page.state["board"]["aside"], "what is attached")
+    page.run("%ddp_detach")
+    page.read_until(lambda: not page.state["board"]["aside"], "its own ranks again")
+
+
 def test_a_cell_on_the_ranks_may_await(page: Page) -> None:
     page.run("%%ddp\nimport asyncio\nawait asyncio.sleep(0)\nprint('awaited', rank)")
     page.read_until(
