@@ -73,7 +73,7 @@ class CollectivesBench:
         try:
             with self._observer.suspended(), interrupts_noted() as stopped:
                 sender.emit(CellStarted, cell=0)  # from here on an interrupt does no harm
-                with _groups(members, request.backend, plan.world_sizes) as (control, groups):
+                with groups_of(members, request.backend, plan.world_sizes) as (control, groups):
                     started = machine.Meter.read()
                     run = Bench(plan, device, control.rank(), control, groups, report, stopped)
                     visits = measure(run)
@@ -103,8 +103,8 @@ def interrupts_noted() -> Iterator[Callable[[], bool]]:
 
 
 @contextlib.contextmanager
-def _groups(
-    members: Sequence[int], backend: str, world_sizes: Sequence[int]
+def groups_of(
+    members: Sequence[int], backend: str = "", world_sizes: Sequence[int] = ()
 ) -> Iterator[tuple[Any, dict[int, Any]]]:
     """Torch's own groups, not observed: of all `members`, and by world size.
 

@@ -239,9 +239,12 @@ class Benchmarks:
     # -- training steps ------------------------------------------------------------------
 
     def training_steps(
-        self, plan: StepPlan, watch: Watch[StepBenchResult] | None = None
+        self,
+        plan: StepPlan,
+        watch: Watch[StepBenchResult] | None = None,
+        ranks: Ranks | None = None,
     ) -> StepBenchResult:
-        """Measure the steps of a model on all ranks; `watch` is called as it goes, by any thread.
+        """Measure the steps of a model on `ranks`, by default all; any thread calls `watch`.
 
         The measurements are kept when a rank fails or dies, the user interrupts, or the benchmark
         is cancelled: then the result's `problem` says so. Raises UsageMistake before anything is
@@ -249,7 +252,7 @@ class Benchmarks:
         fit into memory; CellInterrupted and DDPError when nothing was measured.
         """
         device = self.device
-        members = self._runs.idle(None, "%ddp_bench")
+        members = self._runs.idle(ranks, "%ddp_bench")
         check_group(self._record.snapshot)
         for name in filter(None, (plan.model, plan.loss, plan.data)):
             check_name(name)
@@ -280,7 +283,7 @@ class Benchmarks:
                 return steps.summarise(replace(about, **known), told, rounds=plan.rounds)
 
             measuring.follow(watch, result)
-            wanted = calls.StepsMeasurement(tuple(batches), not communicates)
+            wanted = calls.StepsMeasurement(tuple(batches), not communicates, members)
             answers = self._ask(members, calls.MEASURE_STEPS, wanted, measuring.cancelled)
             problem = self._end(answers, measuring)
         notes = list(about.notes)
@@ -302,7 +305,7 @@ class Benchmarks:
     def _prepare(
         self, members: Ranks, plan: StepPlan, device: str, measuring: Measuring
     ) -> dict[int, dict[str, Any]]:
-        request = calls.StepsRequest(codec.encode(plan), device)
+        request = calls.StepsRequest(codec.encode(plan), device, members)
         answers = self._ask(members, calls.PREPARE_STEPS, request, measuring.cancelled)
         if answers.complete:
             return answers.values
