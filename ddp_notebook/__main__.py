@@ -148,7 +148,13 @@ def _demo(args: argparse.Namespace, for_jupyter: Sequence[str]) -> int:
     options = [f"--LabApp.default_url=/lab/tree/{tutorial.name}"]
     options += ["--no-browser"] if args.no_browser else []
     # In this process and not a child, so that JupyterLab handles Control-C.
-    labapp.main([str(tutorial), *options, *for_jupyter])
+    try:
+        labapp.main([str(tutorial), *options, *for_jupyter])
+    except SystemExit as end:
+        if end.code == 1 and os.geteuid() == 0 and "--allow-root" not in for_jupyter:
+            again = " ".join(["ddp-notebook demo --allow-root", *sys.argv[2:]])
+            raise UsageMistake(f"JupyterLab starts as root only when told to: {again}") from None
+        raise
     return 0
 
 

@@ -59,6 +59,7 @@ class StillBoard:
             settle_s=BOARD_INTERVAL_S,
         )
         self.nudge = self._region.nudge
+        self.aside = ""
         self.memory: Memory | None = None
         self._session = session
         self._kept = False
@@ -109,6 +110,8 @@ class LiveBoard:
         self._buttons = Buttons(session, buttons, self._pressed, self._source.diagnosed)
         self.memory = memory
         """Its own once it has drawn."""
+        self.aside = ""
+        """What the user looks at instead of these ranks; empty for these."""
         self._opened_ns = time.monotonic_ns()
         self._last_slices: Mapping[str, Any] = {}
         """All that the timeline shows, once it is closed."""
@@ -290,7 +293,13 @@ class LiveBoard:
         at = pending_locations(facts)
         widget.draw(
             self._now_us(),
-            board={**shown, "began": 0, "frozen": False, "checking": self._source.checking},
+            board={
+                **shown,
+                "began": 0,
+                "frozen": False,
+                "checking": self._source.checking,
+                "aside": self.aside,
+            },
             findings=model.findings_json(facts.diagnosis, facts.sources, at),
             locations=model.locations_json(at),
             benchmark=model.benchmark_json(benchmark.what, benchmark.done) if benchmark else {},
@@ -350,6 +359,9 @@ class LiveBoard:
             self._buttons.close(content.get("number"))
         elif kind == "watch":
             self._wake.set()
+        elif kind == "here" and self._closed:
+            # Nothing is drawn any more: a page that has missed the end would wait for it.
+            self._widget.tell({"kind": "beat"}, self._now_us())
         elif kind == "hello" or (kind == "at" and isinstance(content.get("at"), int)):
             # A page that is scrubbed sends many of these: only the latest of a kind is answered.
             self._questions[str(kind)] = content
@@ -364,8 +376,8 @@ class LiveBoard:
         if memory is None:
             return
         if self._questions.pop("hello", None) is not None:
-            self._widget.tell_whole(self._now_us())
-            self._widget.tell(self._last_slices or memory.timeline.whole(), self._now_us())
+            slices = self._last_slices or memory.timeline.whole()
+            self._widget.tell_whole(slices, self._now_us())
         past = self._questions.pop("at", None)
         if past is not None:
             at_ns = self._epoch_ns + 1000 * int(past["at"])

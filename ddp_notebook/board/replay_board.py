@@ -151,7 +151,7 @@ class ReplayBoard:
     def _on_message(self, content: Mapping[str, Any]) -> None:
         """Answer a page."""
         if content.get("kind") == "hello":
-            self.widget.tell(self._timeline.whole(), self._end_us)
+            self.widget.tell_whole(self._timeline.whole(), self._end_us)
         elif content.get("kind") == "at" and isinstance(content.get("at"), int):
             at_ns = self._epoch_ns + 1000 * int(content["at"])
             snapshot = self._replay.at(max(0, content["at"]) / 1e6).snapshot

@@ -71,10 +71,13 @@ class RunningLine(Shown):
         """Say what the run does now. To be called about once a second."""
         now_s = time.monotonic()
         # A page that gets no message for longer says that the kernel does not answer.
-        if text != self.text or now_s - self._sent_s > 5.0:
+        quiet = now_s - self._sent_s > 5.0
+        if text != self.text or quiet:
             self._sent_s = now_s
             with self.hold_sync():
                 self.text, self.age_s = text, now_s - self._began_s
+        if quiet:  # a page may have missed what was said before
+            self._tell_all()
 
     def end(self, text: str) -> None:
         """Say how it ended, and take the buttons away."""
@@ -89,13 +92,16 @@ class RunningLine(Shown):
         still = f"ddpl-still-{self.stand_in}"
         return f'{hidden_beside(still)}<div class="{still}">{escape(text, quote=False)}</div>'
 
+    def _tell_all(self) -> None:
+        self.send_state(["text", "age_s", "over", "busy", "answers"])
+
     def _heard(self, content: Any) -> None:
         """A page sent a message: a button was pressed, or it may have missed what was said."""
         # A page can send what it likes.
         if not isinstance(content, dict):
             return
-        if content.get("kind") == "hello":
-            self.send_state(["text", "age_s", "over", "busy", "answers"])
+        if content.get("kind") in ("hello", "here"):
+            self._tell_all()
         elif content.get("kind") == "do" and not self.over:
             self._buttons.press(str(content.get("magic", "")))
 

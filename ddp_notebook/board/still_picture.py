@@ -59,6 +59,7 @@ ROLES = {
     Role.READY: ("✓", markup.OK),
     Role.RAISED: ("✗", markup.BAD),
     Role.REFUSED: ("✗", markup.BAD),
+    Role.GROUPLESS: ("○", markup.WARN),
     Role.ENDED: ("■", markup.IDLE),
 }
 """The mark and the colour of each; the page's script has the same marks."""
@@ -184,8 +185,10 @@ def _state(row: BoardRow) -> Cell:
     word: str = row.role.value
     if row.role is Role.CULPRIT and row.status is Status.DEAD:
         mark, word = "†", "dead"
-    elif row.role is Role.RUNNING and row.status is not Status.RUNNING:
-        word = row.word or row.status.value  # in setup
+    elif row.role is Role.GROUPLESS or (
+        row.role is Role.RUNNING and row.status is not Status.RUNNING  # in setup
+    ):
+        word = row.word or row.status.value
     return Cell(f"{mark} {word}", colour=colour)
 
 
@@ -238,10 +241,11 @@ def drawings(timeline: Timeline | None, rows: Sequence[Ranks]) -> Drawings:
     ]
     left = [rank for ranks in rows[MOST_ROWS:] for rank in ranks]
     more = f" Not drawn: {name_ranks(tuple(left))}." if left else ""
+    of = ", of an earlier run" if timeline.run_of(issued[0]) != timeline.run else ""
     span = duration((scale.done_us - scale.first_us) / 1e6)
     return Drawings(
         [*drawn, *[""] * (len(rows) - len(drawn))],
-        f"The last collectives, {span}: {_LEGEND}.{more}",
+        f"The last collectives{of}, {span}: {_LEGEND}.{more}",
     )
 
 

@@ -313,7 +313,9 @@ class TabFeed:
         """A page sent a message (any thread): it is there, and may have another tab open now."""
         tab, known = content.get("tab"), self._watching.get(view, ("", 0.0))[0]
         with self._lock:
-            if content.get("kind") == "watch":
+            if content.get("kind") == "hello":  # it has nothing of what was told before
+                self._told.clear()
+            elif content.get("kind") == "watch":
                 self._watching.pop(view, None)
                 known = tab if tab in TABS else ""
                 for each in (known, *_BESIDE.get(known, ())):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,6 +31,8 @@ _EXPORTS = re.compile(r"^export (?!default)", re.MULTILINE)
 """Only the tests of the script need them."""
 _COMMENTS = re.compile(r"^\s*(?://.*|/\*(?:[^*]|\*(?!/))*\*/)\s*?\n| +// .*$", re.MULTILINE)
 _INDENTATION = re.compile(r"^\s+", re.MULTILINE)
+_BESIDE = re.compile(r" (=>|[!=]==|&&|\|\||\?\?) ")
+"""Spaces beside operators that no text of the page has."""
 _AROUND = re.compile(r"(?<=:) +|(?<=[ (,])0(?=\.\d)|\s*([{};,>])\s*")
 """Spaces, and zeros before a point, that mean nothing in a style sheet."""
 
@@ -53,7 +56,7 @@ class BoardWidget(Shown):
     seen.
     """
 
-    _esm = _joined("js")
+    _esm = _BESIDE.sub(r"\1", _joined("js"))
     _css = _AROUND.sub(r"\1", _joined("css"))
 
     still = traitlets.Unicode().tag(sync=True)
@@ -74,6 +77,12 @@ class BoardWidget(Shown):
     """The magics that buttons have started and that are not done."""
     answers = traitlets.List().tag(sync=True)
     """The answers of the last buttons, the newest first."""
+    told = traitlets.Int().tag(sync=True)
+    """The changes that pages were told of while the board's own cell ran; messages go on with it.
+
+    Every message has the number of the last change: a page whose connection was lost, for however
+    short a time, sees by the next one that it has missed some, and asks for all.
+    """
 
     def __init__(self, on_message: Callable[[Mapping[str, Any]], None], **values: Any) -> None:
         # A name for the kernel's notebook that tells nothing of its path: the state is saved.
@@ -84,6 +93,9 @@ class BoardWidget(Shown):
         self.drawn: dict[str, Any] = {}
         """The values that were drawn last, by the names above."""
         self._kept = False
+        self._changes = 0
+        self._lock = threading.RLock()
+        """Changes are sent in the order in which they are counted."""
         self.on_msg(
             lambda _, content, __: on_message(content) if isinstance(content, dict) else None
         )
@@ -102,7 +114,9 @@ class BoardWidget(Shown):
             self.tell({"kind": "state", "values": changed}, now_us)
         else:
             # One message for all of it, or the page would draw states that never were.
-            with self.hold_sync():
+            with self._lock, self.hold_sync():
+                self._changes += 1
+                self.told = self._changes
                 for name, value in changed.items():
                     setattr(self, name, value)
 
@@ -110,18 +124,21 @@ class BoardWidget(Shown):
         """The board's own cell has ended: what is drawn now is what is saved of it."""
         self._kept = True
 
-    def tell_whole(self, now_us: int) -> None:
-        """Tell a page that opens late, or has missed messages, what is drawn."""
-        if not self._kept:
-            self.send_state(list(self.drawn))
-        elif self.drawn:
-            values = dict(self.drawn)
+    def tell_whole(self, slices: Mapping[str, Any], now_us: int) -> None:
+        """Tell a page that opens late, or has missed messages, what is drawn, and all `slices`."""
+        values = dict(self.drawn) if self._kept else {}
+        if values:
             values["board"] = {**values["board"], "now": now_us}
-            self.tell({"kind": "state", "values": values}, now_us)
+        with self._lock:
+            if not self._kept:
+                self.send_state(list(self.drawn))
+            self.tell({**slices, "values": values, "whole": True}, now_us)
 
     def tell(self, message: Mapping[str, Any], now_us: int) -> None:
         """Send something to the pages that is no part of what is drawn for good."""
-        self.send({**message, "now": now_us})
+        with self._lock:
+            self._changes += message["kind"] in ("state", "slices")
+            self.send({**message, "now": now_us, "told": self._changes})
 
     def picture(self, bundle: Mapping[str, str], below: str = "") -> dict[str, str]:
         """`bundle` as the picture that is seen where the script does not run, `below` below it.

@@ -15,7 +15,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from functools import partial
 from pathlib import Path
@@ -79,6 +79,16 @@ _ASK_AGAIN_S = 10.0
 
 _CALL, _WAKE = "ddp_notebook.rank.runtime:call", "ddp_notebook.rank.runtime:wake"
 """The function that `child.call` calls on a rank."""
+
+
+def _has_ipython_folder() -> bool:
+    """False where IPython cannot write its folder: each process would make one, and leave it."""
+    try:
+        own = Path(os.environ.get("IPYTHONDIR") or "~/.ipython").expanduser()
+    except RuntimeError:  # no home
+        return False
+    folder = own if own.exists() else own.parent
+    return folder.is_dir() and os.access(folder, os.W_OK)
 
 
 class _NoAnswer(Future[Any]):
@@ -160,6 +170,8 @@ class IPyParallelCluster:
         cwd = str(Path.cwd())
         # By these variables ipyparallel finds its files, whichever part of it a child becomes.
         found_by = {"IPP_CLUSTER_ID": _CLUSTER, "IPP_PROFILE_DIR": str(self._folder)}
+        if not _has_ipython_folder():
+            found_by["IPYTHONDIR"] = str(self._folder / "ipython")
         argv = [*argv, f"--work-dir={cwd}"]  # by default where ipyparallel was imported
         spec = {
             "calls": [*first_calls, [entry, {"argv": argv}]],
@@ -194,8 +206,8 @@ class IPyParallelCluster:
                 info = self._connection_info()
                 with magics_where_they_load():
                     timeout_s = scaled_for_load(_CONNECTED_S)
-                    folder = str(self._folder)
-                    client.set_result(ipp.Client(info, profile_dir=folder, timeout=timeout_s))
+                    folders = dict.fromkeys(("profile_dir", "ipython_dir"), str(self._folder))
+                    client.set_result(ipp.Client(info, timeout=timeout_s, **folders))
             except Exception as error:  # noqa: BLE001  # it is raised where it is waited for
                 client.set_exception(error)
 
@@ -324,7 +336,9 @@ class IPyParallelCluster:
     def push(self, ranks: Ranks, values: Mapping[str, Any], timeout_s: float) -> None:
         """Set variables on ranks. Raises UsageMistake when a rank cannot take them."""
         try:
-            self._client[list(ranks)].push(dict(values), block=False).get(timeout_s)
+            with self._unless_closed():
+                answer = self._client[list(ranks)].push(dict(values), block=False)
+            answer.get(timeout_s)
         except TimeoutError:
             raise UsageMistake(
                 f"The ranks have not answered within {timeout_s:g} s; they may have taken "
@@ -342,12 +356,19 @@ class IPyParallelCluster:
     def _apply(self, rank: int, name: str, arguments: Mapping[str, Any]) -> Any:
         """Have `child.call` called on a rank. Raises SessionLost when the client is closed."""
         try:
-            if rank not in self._views:  # making one takes a while, and it stays valid
-                self._views[rank] = self._client[rank]
-            return self._views[rank].apply_async(child.call, name, arguments)
+            with self._unless_closed():
+                if rank not in self._views:  # making one takes a while, and it stays valid
+                    self._views[rank] = self._client[rank]
+                return self._views[rank].apply_async(child.call, name, arguments)
         except IndexError:  # ipyparallel noticed its exit before we did
             return _NoAnswer(rank)
-        except (OSError, RuntimeError):  # ipyparallel raises either for a closed client
+
+    @contextlib.contextmanager
+    def _unless_closed(self) -> Iterator[None]:
+        """Within, an error of a closed client is SessionLost, with why it was closed."""
+        try:
+            yield
+        except (OSError, RuntimeError):  # ipyparallel raises either
             if not self._ended.done():
                 raise
             raise self._lost() from None
@@ -442,8 +463,10 @@ class IPyParallelCluster:
         deadline = time.monotonic() + scaled_for_load(_FORGOTTEN_WITHIN_S)
         if self._engine(rank) is None:
             # It may have died half registered: the hub does not report that, and its id is taken.
-            unregister(self._client, rank)
-            wait([caught_up(self._client), self._ended], _FORGOTTEN_WITHIN_S, FIRST_COMPLETED)
+            with self._unless_closed():
+                unregister(self._client, rank)
+                answer = caught_up(self._client)
+            wait([answer, self._ended], _FORGOTTEN_WITHIN_S, FIRST_COMPLETED)
         while self._engine(rank) is not None and time.monotonic() < deadline:
             if self._ended.done():
                 raise self._lost()

@@ -26,8 +26,8 @@ UNEXPLAINED_AFTER_S = 10.0
 """Ranks that wait for so long, and for no known reason, are a finding."""
 _CORRECT = "Correct the error, and run it again."
 _NO_GROUP = (
-    "Call dist.init_process_group before, and dist.destroy_process_group after all else. In a "
-    "notebook %ddp_abort makes the group of %ddp_init again; variables stay."
+    "In a cell: %ddp_abort makes the group of %ddp_init again; variables stay. In a script: call "
+    "dist.init_process_group before, and dist.destroy_process_group after all else."
 )
 
 

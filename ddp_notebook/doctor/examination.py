@@ -74,6 +74,8 @@ def examine(
     )
     nics = interfaces()
     own = {address for nic in nics.values() for address in nic.addresses}
+    # A kernel has about 70 files open before there are ranks.
+    opened = 0 if rank_facts else max(70, preflight.open_files())
     looks: dict[str, Look] = {
         "rendezvous variables": lambda: checks.check_rendezvous(environment),
         "other variables": lambda: checks.check_known_trouble(environment),
@@ -106,7 +108,7 @@ def examine(
         "memory": lambda: checks.check_memory(world_size, bytes_left()),
         checks.SHARED_MEMORY: lambda: checks.check_shared_memory(shared_memory(), nccl),
         "open files": lambda: checks.as_init_says(
-            "open files", preflight.why_too_low_for_files(world_size), "enough (ulimit -n)"
+            "open files", preflight.why_too_low_for_files(world_size, opened), "enough (ulimit -n)"
         ),
         "processes": lambda: checks.as_init_says(
             "processes", preflight.why_too_few_processes(world_size), "enough (ulimit -u)"

@@ -10,10 +10,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import psutil
 
 from ddp_notebook.errors import SessionLost
 from ddp_notebook.launch.environment import child_environment
@@ -22,6 +25,7 @@ from ddp_notebook.launch.timeouts import scaled_for_load
 if sys.platform != "win32":
     import fcntl
 
+T = TypeVar("T")
 ExitHandler = Callable[[int], None]
 
 _PACKAGE = Path(__file__).parents[1]
@@ -139,7 +143,7 @@ class ForkServerClient:
         future = self._spawned[tag] = Future()
         self._send({"cmd": "spawn", "tag": tag, "spec": dict(spec)})
         try:
-            pid = future.result(timeout_s)
+            pid = self.result_of(future, timeout_s)
         except TimeoutError:
             raise OSError(
                 f"the fork server has not answered for {timeout_s:g} s: is the machine very busy?"
@@ -156,6 +160,28 @@ class ForkServerClient:
         if code is not None:
             on_exit(code)
         return pid
+
+    def result_of(self, future: Future[T], silent_s: float) -> T:
+        """Wait for what the server answers. Raises TimeoutError, but not while it gets on.
+
+        From a cold disk torch may load for minutes, and the server answers between two imports: so
+        the limit counts from when it last used the CPU, in seconds.
+        """
+        seen, since_s = None, time.monotonic()
+        while True:
+            try:
+                return future.result(min(1.0, silent_s))
+            except TimeoutError:
+                now = self._loaded, self._cpu_s()
+                if now != seen:
+                    seen, since_s = now, time.monotonic()
+                elif time.monotonic() - since_s > silent_s:
+                    raise
+
+    def _cpu_s(self) -> float:
+        with contextlib.suppress(psutil.Error):
+            return float(sum(psutil.Process(self.pid).cpu_times()[:2]))
+        return 0.0
 
     def spawn_call(
         self, entry: str, arguments: Mapping[str, Any], log: Path, on_exit: ExitHandler

@@ -40,6 +40,7 @@ class NotebookBoard:
         self._earlier: deque[LiveBoard | StillBoard] = deque()
         """Closed ones, which pages may still ask."""
         self._panel = SidePanel()
+        self._aside = ""
         session.record.subscribe(self._changed)
         shell.events.register("pre_run_cell", self._cell_begins)
         shell.events.register("post_run_cell", self._cell_ended)
@@ -63,6 +64,7 @@ class NotebookBoard:
             return
         in_panel = place == "side" or (place == "auto" and self._panel.is_open)
         self._open = open_board(self._session, self._shell, self._buttons, self._memory)
+        self._open.aside = self._aside
         if not in_panel:
             self._panel.close()
 
@@ -86,6 +88,13 @@ class NotebookBoard:
             # Each keeps a widget with its comm, and the history that its page may scrub through.
             while len(self._earlier) > _MOST_EARLIER:
                 self._earlier.popleft().let_go()
+
+    def stand_aside(self, name: str) -> None:
+        """The verbs that look mean the job `name` from now on, and these ranks again if empty."""
+        self._aside = name
+        if self._open is not None:
+            self._open.aside = name
+            self._open.nudge()
 
     def nudge(self) -> None:
         """Something may have changed (any thread; quick)."""

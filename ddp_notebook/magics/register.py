@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from ddp_notebook.magics.verb import Verb, VerbButton
 from ddp_notebook.magics.verbs import VERBS
 from ddp_notebook.magics.verbs.attach import say_whose_ranks, without_ranks
 from ddp_notebook.magics.verbs.run import WAIT
-from ddp_notebook.session import Session
+from ddp_notebook.session import Session, preflight
 from ddp_notebook.session.runs.run import CellRun
 from ddp_notebook.views import output
 from ddp_notebook.views.notebook import Shown
@@ -114,9 +115,11 @@ def _magic(ui: NotebookUi, verb: Verb) -> Any:
             raise UsageError(without_ranks(mistake, ui.attached)) from None
         except UsageMistake as mistake:
             raise UsageError(str(mistake)) from None
-        except FileNotFoundError:
-            if files.current_folder_is_gone():
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and files.current_folder_is_gone():
                 raise UsageError(_NO_FOLDER) from None
+            if error.errno == errno.EMFILE:
+                raise UsageError(preflight.why_no_more_files()) from None
             raise
 
     # The whole page would be shown by every tooltip; the summary and one call are enough there.

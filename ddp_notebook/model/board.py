@@ -31,6 +31,8 @@ class Role(StrEnum):
     REFUSED = "refused"
     """The same; it raised because a collective does not match the other ranks'."""
     READY = "ready"
+    GROUPLESS = "groupless"
+    """They accept the next cell; their code destroyed their process group."""
     ENDED = "ended"
     """They ended with their session."""
 

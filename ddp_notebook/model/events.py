@@ -103,7 +103,8 @@ class CellFinished(Event, frozen=True, kw_only=True):
     """The rank is done with a cell. `outcome` is ok, error or interrupted.
 
     `withheld_bytes` of output were not sent to the notebook. `trained`: an optimizer made steps, or
-    a collective was not waited for, so that post-run checks apply.
+    a collective was not waited for, so that post-run checks apply. `no_group`: after a cell the
+    rank has no process group any more; its code destroyed it.
     """
 
     cell: int
@@ -116,6 +117,7 @@ class CellFinished(Event, frozen=True, kw_only=True):
     well, its sys.exit()."""
     withheld_bytes: int = 0
     trained: bool = False
+    no_group: bool = False
 
 
 class LineStopped(Event, frozen=True, kw_only=True):

@@ -72,6 +72,7 @@ def set_up_anew(state: RankState) -> RankState:
         remedy="",
         raised="",
         refused=False,
+        no_group=False,
     )
 
 
@@ -170,6 +171,7 @@ def _living(state: RankState, event: Event) -> RankState:
                 doing="",
                 raised=_raised(event),
                 refused=event.outcome == "error" and event.ename == MISMATCH,
+                no_group=event.no_group,
                 since_ns=event.heard_ns,
             )
         case Pulse():
@@ -177,7 +179,8 @@ def _living(state: RankState, event: Event) -> RankState:
             since_ns = event.heard_ns if moved else state.since_ns
             return replace(state, doing=event.doing, since_ns=since_ns)
         case StageStarted() | StagePaused() | StageFinished() | StageFailed():
-            return _in_setup(replace(state, doing="", since_ns=event.heard_ns), event)
+            anew = replace(state, doing="", no_group=False, since_ns=event.heard_ns)
+            return _in_setup(anew, event)
         case _:
             return state
 

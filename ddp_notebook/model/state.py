@@ -56,6 +56,8 @@ class RankState:
     """The error of its last cell, until it runs the next: ``KeyError: 'x'``."""
     refused: bool = False
     """The error was a Mismatch: its collective does not match the other ranks'."""
+    no_group: bool = False
+    """Its last cell destroyed its process group, and made no other one."""
     restarting: bool = False
     """Its process is being replaced."""
     exit_code: int | None = None
@@ -109,6 +111,11 @@ class Snapshot:
     def ready(self) -> bool:
         """True when every rank is set up and waits for a cell."""
         return bool(self.ranks) and all(r.status is Status.READY for r in self.ranks)
+
+    @property
+    def groupless(self) -> Ranks:
+        """The idle ranks whose code destroyed their process group."""
+        return tuple(r.rank for r in self.ranks if r.no_group and r.status is Status.READY)
 
     def with_status(self, *statuses: Status) -> Ranks:
         """The ranks that are in one of `statuses`."""

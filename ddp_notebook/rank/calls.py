@@ -559,13 +559,15 @@ class StepsRequest(Message, frozen=True):
 
     plan: Mapping[str, Any]
     device: str
+    members: Ranks
 
 
 class StepsMeasurement(Message, frozen=True):
-    """Which batch sizes of the prepared model are measured; `alone`: rank 0 by itself too."""
+    """Which batch sizes of the prepared model are measured; `alone`: one rank by itself too."""
 
     batches: tuple[int, ...]
     alone: bool
+    members: Ranks
 
 
 BENCH_FACTS: Call[BenchDevice, dict[str, Any] | RankFailure] = Call("bench facts")

@@ -7,7 +7,6 @@ here first, and nothing else of ours asks CUDA while the user's code runs.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import ctypes
 import dis
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ddp_notebook import syntax
 from ddp_notebook.rank import torch_private
 
 _BLOCKING_SYNC = 4
@@ -129,7 +129,9 @@ def _called(frame: FrameType, instruction: dis.Instruction) -> str:
     text = "".join(lines[at.lineno - 1 : at.end_lineno]).encode()
     end = len(text) - len("".join(lines[at.end_lineno - 1 : at.end_lineno]).encode())
     try:
-        parsed: Any = ast.parse(text[at.col_offset or 0 : end + (at.end_col_offset or 0)].decode())
+        parsed: Any = syntax.parse(
+            text[at.col_offset or 0 : end + (at.end_col_offset or 0)].decode()
+        )
         func = parsed.body[0].value.func
     except (SyntaxError, ValueError, AttributeError, IndexError):
         return ""

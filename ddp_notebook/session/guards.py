@@ -17,6 +17,7 @@ from ddp_notebook.model import (
     name_ranks,
     them,
 )
+from ddp_notebook.views.board_rows import no_group
 
 
 def existing(ranks: Ranks | None, snapshot: Snapshot) -> Ranks:
@@ -86,6 +87,12 @@ def check_alive(members: Ranks, verb: str, snapshot: Snapshot) -> None:
         f"{name_ranks(dead).capitalize()} {are(dead)} dead. Bring {them(dead)} back: "
         f"%ddp_restart --ranks {format_ranks(dead)}{without}"
     )
+
+
+def check_group(snapshot: Snapshot) -> None:
+    """Raise UsageMistake when ranks have destroyed the group that a verb needs."""
+    if snapshot.groupless:
+        raise UsageMistake(no_group(snapshot.groupless))
 
 
 def _why_busy(busy: Ranks, doing: str, before: Mapping[int, str]) -> str:

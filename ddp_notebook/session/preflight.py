@@ -45,7 +45,7 @@ _TASKS_OF_A_RANK = 16
 
 def check_start(world_size: int) -> None:
     """Raise UsageMistake where a new session of so many ranks cannot be started."""
-    why = why_too_low_for_files(world_size) or why_too_few_processes(world_size)
+    why = why_too_low_for_files(world_size, open_files()) or why_too_few_processes(world_size)
     if why := why or why_too_little_memory(world_size, out_of_memory.bytes_left()):
         raise UsageMistake(why)
 
@@ -145,19 +145,32 @@ def _status(process: Path) -> dict[str, str]:
     return {name: rest.strip() for name, _, rest in (s.partition(":") for s in text.splitlines())}
 
 
-def files_needed(world_size: int) -> int:
-    """Return the open files of the process with most, the controller: as measured, and some."""
-    return 80 + 7 * world_size
+def open_files() -> int:
+    """Return how many files and sockets this process has open; 0 where that is not told."""
+    try:
+        return len(list(Path("/dev/fd").iterdir()))
+    except OSError:
+        return 0
 
 
-def why_too_low_for_files(world_size: int) -> str:
+def files_needed(world_size: int, own: int) -> int:
+    """Return the open files of the process with most, as measured, and some.
+
+    It is the controller or, with its `own` files, this one: in a hang, a script or a restart.
+    """
+    return max(80 + 7 * world_size, own + 60 + 9 * world_size)
+
+
+def why_too_low_for_files(world_size: int, own: int) -> str:
     """Return why so many ranks cannot start; empty where the limit of open files allows it.
 
-    At the limit the controller is killed by an error in C code that says nothing.
+    At the limit the controller is killed by an error in C code that says nothing. `own` are the
+    files that the notebook has open without ranks.
     """
     if sys.platform == "win32":
         return ""
-    (limit, most), needed = resource.getrlimit(resource.RLIMIT_NOFILE), files_needed(world_size)
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = files_needed(world_size, own)
     if limit == resource.RLIM_INFINITY or limit >= needed:
         return ""
     what = f"A process may have {limit} files and sockets open here (ulimit -n), and "
@@ -180,17 +193,22 @@ def why_not_started(error: Exception | KeyboardInterrupt) -> str:
     if isinstance(error, KeyboardInterrupt):
         what = "Set-up was interrupted."
     elif sys.platform != "win32" and getattr(error, "errno", None) == errno.EMFILE:
-        limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        what = (
-            f"The notebook may have {limit} files and sockets open (ulimit -n), and ranks need "
-            "more. In a cell: import resource; "
-            f"resource.setrlimit(resource.RLIMIT_NOFILE, ({most}, {most}))"
-        )
+        what = why_no_more_files()
     elif not isinstance(error, DDPError):
         what = f"The ranks could not be started: {type(error).__name__}: {error}."
     for why in filter(None, (why_not_loaded(sys.path), why_no_room())):
         what = f"{what}\n{why}"
     return f"{what}\nNothing is left running. Try again with %ddp_init."
+
+
+def why_no_more_files() -> str:
+    """Return what an error says that this process has too many files open, and what to type."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        f"The notebook may have {limit} files and sockets open (ulimit -n), and ranks need "
+        f"more. In a cell: import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({most}, "
+        f"{most}))"
+    )
 
 
 def why_no_room() -> str:

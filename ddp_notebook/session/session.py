@@ -97,7 +97,7 @@ class Session:
     @property
     def ready(self) -> bool:
         """True while there are ranks whose set-up is complete."""
-        return self.running and not self.setup.half_way
+        return self.running and self.setup.complete
 
     @property
     def options(self) -> InitOptions:

@@ -211,10 +211,11 @@ class Processes:
     def _await_torch(self) -> None:
         """Wait until the fork server has torch loaded. Raises SetupFailed, SessionLost."""
         try:
-            self.fork_server.ready.result(self.options.timeout_s + 60)
+            self.fork_server.result_of(self.fork_server.ready, self.options.timeout_s)
         except TimeoutError:
             raise SetupFailed(
-                "The fork server that starts ranks did not get ready: is the machine very busy?"
+                "The process that loads torch (fork server) has done nothing for "
+                f"{self.options.timeout_s:g} s: a disk or network drive may not answer."
             ) from None
         self._show_loading(1.0)
 

@@ -81,6 +81,11 @@ class SetUp:
             for s in states
         )
 
+    @property
+    def complete(self) -> bool:
+        """True when every living rank has a process group, as far as is known."""
+        return not (self.half_way or self._record.snapshot.groupless)
+
     def need(self, verb: str) -> BringUp:
         """Return the stages of the ranks, for `verb` to work on. Raises NoSession, SessionLost."""
         self._pool.need(verb)
@@ -115,7 +120,7 @@ class SetUp:
         why_anew = ""
         if processes is not None and not self._pool.lost_reason and not replace:
             dead = self._record.snapshot.with_status(Status.DEAD)
-            if not self.half_way and len(dead) < self._record.snapshot.world_size:
+            if self.complete and len(dead) < self._record.snapshot.world_size:
                 raise UsageMistake(_running_already(options, self._record.snapshot))
             if options.same_processes(processes.options):
                 self._findings.begin(Found(SET_UP))

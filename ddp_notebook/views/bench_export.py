@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddp_notebook.bench.result import BenchPoint, BenchRun, Curve
+from ddp_notebook.bench.steps import StepBenchResult
 
 _COLUMNS = (
     *("mean_us", "p10_us", "p90_us", "p99_us"),
@@ -27,9 +28,34 @@ def rows(run: BenchRun) -> list[dict[str, Any]]:
     return [_row(curve, point) for curve in run.curves for point in curve.points]
 
 
-def csv(run: BenchRun) -> str:
-    """Return the rows with a header."""
-    table = rows(run)
+def step_rows(result: StepBenchResult) -> list[dict[str, Any]]:
+    """Return a dict for each bucket and batch size of training steps; times in microseconds."""
+    return [
+        {
+            "bucket": point.bucket,
+            "batch": point.batch,
+            "world_size": point.world_size,
+            "steps": point.steps,
+            "step_us": point.step_us,
+            "local_us": point.local_us,
+            "forward_us": point.forward_us,
+            "backward_us": point.backward_us,
+            "optimizer_us": point.optimizer_us,
+            "exposed_us": point.exposed_us,
+            "exposed_low_us": point.exposed_interval_us[0],
+            "exposed_high_us": point.exposed_interval_us[1],
+            "exposed_share": point.exposed_share,
+            "overlapped_us": point.overlapped_us,
+            "alone_us": point.alone_us,
+            "samples_per_s": point.samples_per_s,
+            "efficiency": point.efficiency,
+        }
+        for point in result.points
+    ]
+
+
+def csv(table: Sequence[dict[str, Any]]) -> str:
+    """Return rows with a header."""
     if not table:
         return ""
     text = io.StringIO()

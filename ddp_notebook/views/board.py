@@ -42,11 +42,13 @@ _STATUS_COLOURS = {
     Status.FAILED: markup.BAD,
     Status.DEAD: markup.BAD,
 }
-_ROLE_COLOURS = {
-    Role.RAISED: markup.BAD,
-    Role.REFUSED: markup.BAD,
-    Role.ENDED: markup.IDLE,
+_ROLE_LOOKS = {
+    Role.RAISED: (markup.BAD, "failed"),
+    Role.REFUSED: (markup.BAD, "failed"),
+    Role.GROUPLESS: (markup.WARN, "late"),
+    Role.ENDED: (markup.IDLE, "ended"),
 }
+"""The colour and the class of ranks of which the status tells less."""
 _STRIP = "display: inline-block; margin-right: 8px; white-space: nowrap"
 _SEGMENT = (
     "display: inline-block; box-sizing: border-box; width: 9px; height: 9px;"
@@ -98,15 +100,13 @@ def _table(board: Board) -> Table:
 
 
 def _row(row: BoardRow) -> Row:
-    """One row in the order of the columns; its class names the status, and whether it is silent."""
-    css_class = f"ddp-{row.status.name.lower().replace('_', '-')}"
+    """One row in the order of the columns; its class names its look, and whether it is silent."""
+    of_status = _STATUS_COLOURS[row.status], row.status.name.lower().replace("_", "-")
+    colour, look = _ROLE_LOOKS.get(row.role, of_status)
     cells = (
         Cell(format_ranks(row.ranks)),
         Cell(stage_words(row), before=strip(row) if stage_words(row) else ""),
-        Cell(
-            row.word or row.status.value,
-            colour=_ROLE_COLOURS.get(row.role) or _STATUS_COLOURS[row.status],
-        ),
+        Cell(row.word or row.status.value, colour=colour),
         Cell(strip_ansi(row.text).strip()),
         Cell(strip_ansi(row.device)),
         Cell(str(row.pid) if row.pid else ""),
@@ -116,7 +116,7 @@ def _row(row: BoardRow) -> Row:
     # A rank that says nothing is marked by the text, by bold type and by the style sheet: the last
     # is lost in a notebook that is not trusted.
     silent = " ddp-silent" if row.silent else ""
-    return Row(cells, markup.BAD if row.gone else "", css_class + silent)
+    return Row(cells, markup.BAD if row.gone else "", f"ddp-{look}{silent}")
 
 
 def stage_words(row: BoardRow) -> str:

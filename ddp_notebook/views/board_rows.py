@@ -19,7 +19,9 @@ from ddp_notebook.model import (
     RankState,
     Role,
     Snapshot,
+    Stage,
     Status,
+    agree,
     counted,
     exit_text,
     format_ranks,
@@ -171,7 +173,7 @@ def _row(
     return BoardRow(
         ranks=(state.rank,),
         status=state.status,
-        stage=state.stage,
+        stage=Stage.LAUNCHED if role is Role.GROUPLESS else state.stage,
         entering=state.entering,
         text=activity.text,
         device=state.device,
@@ -273,6 +275,7 @@ def _role(state: RankState, activity: _Activity, silent: bool, diagnosis: Diagno
         (_waits(state, activity, diagnosis), Role.WAITING),
         (state.status is Status.READY and state.refused, Role.REFUSED),
         (state.status is Status.READY and bool(state.raised), Role.RAISED),
+        (state.status is Status.READY and state.no_group, Role.GROUPLESS),
         (state.status is Status.READY, Role.READY),
     )
     return next((role for is_so, role in roles if is_so), Role.RUNNING)
@@ -313,6 +316,8 @@ def state_word(state: RankState) -> str:
     """The state of a rank in a word."""
     if state.status is Status.READY and state.raised:
         return "refused" if state.refused else "raised"
+    if state.status is Status.READY and state.no_group:
+        return "no group"
     if state.restarting and state.status in (Status.DEAD, Status.STARTING):
         return "restarting"
     return state.status.value
@@ -328,7 +333,9 @@ def describe(state: RankState) -> str:
         case Status.PAUSED:
             return state.detail
         case Status.READY:
-            return f"its last cell raised {state.raised}" if state.raised else ""
+            if state.raised:
+                return f"its last cell raised {state.raised}"
+            return "its code destroyed its process group" if state.no_group else ""
         case Status.RUNNING:
             return state.doing or (f"cell {state.cell}" if state.cell else "the benchmark")
         case Status.FAILED:
@@ -356,11 +363,22 @@ def notes(snapshot: Snapshot, told: Collection[int] = ()) -> tuple[str, ...]:
             lines.append(f"Rank {state.rank}: {state.remedy}")
         if state.lost_events:
             lines.append(f"Rank {state.rank}: {state.lost_events} messages were lost.")
+    if snapshot.groupless and not snapshot.ended:
+        lines.append(no_group(snapshot.groupless))
     lines.extend(_limits(snapshot))
     alone = not snapshot.with_status(Status.RUNNING) and set(_dead(snapshot)) <= set(told)
     if _dead(snapshot) and not snapshot.ended and not alone:
         lines.append(_how_to_restart(snapshot))
     return tuple(dict.fromkeys(lines))
+
+
+def no_group(ranks: Ranks) -> str:
+    """Say that the code of `ranks` destroyed their group, and what makes one."""
+    return (
+        f"{verb(ranks, 'has', 'have').capitalize()} no process group, "
+        f"{agree(ranks, 'its', 'their')} code destroyed it: %ddp_abort makes a new one, and "
+        "variables stay."
+    )
 
 
 def _limits(snapshot: Snapshot) -> Iterator[str]:

@@ -109,7 +109,7 @@ STYLE = """<style>
 .ddp-chip { font-size: 0.92em; font-weight: 500; border-color: var(--ddp-c) !important;
   background: color-mix(in srgb, var(--ddp-c) 16%, transparent) !important }
 .ddp-strip .ddp-passed { background: var(--ddp-ok) !important }
-.ddp-dead .ddp-strip .ddp-passed { background: var(--ddp-idle) !important }
+:is(.ddp-dead, .ddp-ended) .ddp-strip .ddp-passed { background: var(--ddp-idle) !important }
 .ddp-strip .ddp-entering { border-color: var(--ddp-busy) !important;
   animation: ddp-pulse 1.4s ease-in-out infinite }
 .ddp-strip .ddp-failed { background: var(--ddp-bad) !important }

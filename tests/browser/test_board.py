@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from boards import Board
 from labs import Lab, opened
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, WebSocketRoute, expect
 from support import eventually
 
 pytestmark = pytest.mark.timeout(240)
@@ -82,6 +83,8 @@ def test_from_the_first_stage_to_a_dead_rank_and_back_by_buttons(
         expect(board.finding).to_have_count(0)
         notebook.start(5)
         board.await_roles("ready", "dead")
+        # It has no collectives: those of the run before do not look as if they were its own.
+        expect(board.el.locator(".ddpb-info")).to_contain_text("earlier run: cell 3")
         board.press("restart")
         expect(board.answer).to_contain_text("%ddp_restart --ranks 1")
         board.await_roles("ready", "ready")
@@ -153,6 +156,49 @@ def test_a_board_comes_back_in_mid_run_in_two_tabs_and_says_when_the_kernel_is_g
             expect(each).to_be_hidden()
         expect(page.get_by_text("This was saved before it ended.")).to_be_visible()
         page.screenshot(path=tmp_path / "reopened.png")
+
+
+DIES = """%%ddp --ranks 1
+import os, pathlib
+while not pathlib.Path("die").exists():
+    pass
+os._exit(3)"""
+
+
+def test_what_a_connection_lost_for_seconds_did_not_bring_is_asked_for(
+    lab: Lab, browser: Browser, tmp_path: Path
+) -> None:
+    (lab.root / "die").unlink(missing_ok=True)
+    lost: list[str] | None = None
+
+    def pass_on(route: WebSocketRoute) -> None:
+        server = route.connect_to_server()
+        server.on_message(lambda m: route.send(m) if lost is None else lost.append(repr(m)))
+
+    cells = ["%load_ext ddp_notebook", "%ddp_init --world-size 2", DIES]
+    with opened(lab, browser, cells, tmp_path / "last.png") as notebook:
+        page = notebook.page
+        page.route_web_socket(re.compile("/channels"), pass_on)
+        page.reload()
+        notebook.await_kernel()
+        notebook.run(0)
+        board = Board(notebook.run(1))
+        board.await_roles("ready", "ready")
+        notebook.start(2)
+        board.await_roles("ready", "running")
+        lost = []
+        (lab.root / "die").touch()
+
+        def all_is_lost() -> bool:
+            page.evaluate("0")  # has Playwright hand over what has come
+            told = [each.replace(" ", "") for each in lost or ()]
+            dead = [n for n, each in enumerate(told) if '"role":"dead"' in each]
+            return bool(dead) and sum('"kind":"beat"' in each for each in told[dead[-1] :]) > 1
+
+        eventually(all_is_lost, what="the page is not told that the rank has died")
+        lost = None
+        board.await_roles("ready", "dead")
+        expect(board.el.locator(".ddpb-gone")).to_have_text("")
 
 
 def test_a_benchmark_is_cancelled_by_the_button_and_keeps_what_it_measured(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -139,6 +142,28 @@ def test_a_server_that_ends_removes_its_folder_and_not_what_stands_there_now(
     server.close()
     assert not own.exists() and (replaced / "of another").exists()
     assert (tmp_path / "renamed" / "file").exists()
+
+
+def test_the_limit_counts_from_when_it_last_got_on(
+    servers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = tmp_path / "go-on"
+    slow = f"import pathlib\nwhile not pathlib.Path({str(go_on)!r}).exists(): pass"
+    (tmp_path / "sitecustomize.py").write_text(slow)
+    monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    server = servers()
+    began_s = time.monotonic()
+    threading.Timer(4.0, go_on.touch).start()  # busy for longer than the limit
+    assert server.result_of(server.ready, 2.0)["mode"] == "fork"
+    assert time.monotonic() - began_s > 4.0
+
+    go_on.unlink()
+    idle = servers()
+    eventually(lambda: psutil.Process(idle.pid).cpu_times().user > 0, what="it has begun")
+    os.kill(idle.pid, signal.SIGSTOP)
+    with pytest.raises(TimeoutError):
+        idle.result_of(idle.ready, 2.0)
 
 
 def test_one_that_is_closed_before_it_is_ready_leaves_nothing(servers: Any) -> None:

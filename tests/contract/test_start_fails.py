@@ -140,6 +140,28 @@ session.shutdown()
 """
 
 
+def test_where_home_cannot_be_written_no_folder_stays(tmp_path: Path) -> None:
+    """IPython makes one in each process then, and leaves it."""
+    script = tmp_path / "start.py"
+    script.write_text(RESTARTED)
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    environment = {**os.environ, "HOME": "/nowhere", "TMPDIR": str(folder)}
+    words = [sys.executable, str(script)]
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended
+    assert not [path.name for path in folder.iterdir() if path.name.startswith("tmp")]
+
+
+RESTARTED = """
+from ddp_notebook.session import InitOptions, Session
+session = Session()
+session.init(InitOptions(world_size=1, device="cpu"))
+session.restart((0,))
+session.shutdown()
+"""
+
+
 def test_a_long_name_of_the_temporary_folder_is_no_obstacle(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,14 @@ def test_a_step_is_split_for_every_batch_and_bucket_size(ranks2: Session) -> Non
         assert 0 <= point.overlapped_us < point.step_us
 
 
+def test_some_of_the_ranks_can_be_measured(ranks: Session) -> None:
+    run(ranks, NET)
+    result = ranks.bench_steps(StepPlan(model="net", **SHORT), ranks=(0, 2))
+    assert (result.problem, result.world_size) == ("", 2)
+    assert all(point.alone_us > 0 for point in result.points)
+    ranks.run_cell("dist.barrier()").raise_for_error()
+
+
 @pytest.mark.parametrize("model", ["cnn", "mlp", "transformer"])
 def test_models_ship(ranks2: Session, model: str) -> None:
     result = measure(ranks2, model, batches=(2,), rounds=1)

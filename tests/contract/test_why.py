@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from support import eventually, stuck
 
-from ddp_notebook.errors import CellFailed, CellInterrupted
+from ddp_notebook.bench.plan import Plan
+from ddp_notebook.errors import CellFailed, CellInterrupted, UsageMistake
 from ddp_notebook.model import Activity, Category, Status
+from ddp_notebook.views import board as views_board
 from ddp_notebook.views import findings, stacks
 
 pytestmark = pytest.mark.timeout(120)
@@ -242,6 +244,33 @@ def test_a_cell_that_failed_is_told_of_by_why(
     (finding,) = after.findings
     assert (finding.category, finding.ranks, after.run.title) == (category, who, "cell 8")
     assert [traceback.ranks for traceback in after.tracebacks] == [who]
+
+
+def test_ranks_whose_code_destroyed_their_group_are_not_ready(
+    ranks: Any,
+) -> None:
+    ranks.run_cell("dist.destroy_process_group()", number=8).raise_for_error()
+    text = views_board.text(ranks.status())
+    assert "no group" in text and "ready" not in text and "verified" not in text
+    assert "%ddp_abort makes a new one" in text
+    why = ranks.why()
+    assert not why.findings and not why.proven
+    assert "Ranks 0-2 have no process group" in why.headline and "%ddp_abort" in why.headline
+    with pytest.raises(CellFailed):
+        ranks.run_cell("dist.barrier()", number=9).raise_for_error()
+    (finding,) = ranks.why().findings
+    assert "%ddp_abort" in finding.remedy.partition(".")[0]
+    with pytest.raises(UsageMistake, match=r"no process group, .* %ddp_abort"):
+        ranks.bench(Plan())
+
+    ranks.abort()
+    assert ranks.status().snapshot.ready and "6/6 verified" in views_board.text(ranks.status())
+    own = "dist.destroy_process_group()\ndist.init_process_group('gloo')\ndist.barrier()"
+    ranks.run_cell(own, number=10).raise_for_error()
+    assert "no group" not in views_board.text(ranks.status()) and ranks.why().proven
+    ranks.run_cell("dist.destroy_process_group()", number=11).raise_for_error()
+    ranks.init(ranks.options)
+    ranks.run_cell("dist.barrier()", number=12).raise_for_error()
 
 
 def test_a_refused_collective_and_a_wrong_result_are_told_of_by_why(ranks: Any) -> None:

@@ -58,7 +58,7 @@ test("a line of a cell is a place on the page, one of a file is not", () => {
 });
 
 test("every role has a mark and a word beside its colour", () => {
-  const roles = ["culprit", "late", "dead", "failed", "silent", "paused", "waiting", "running", "ready", "raised", "refused", "ended"];
+  const roles = ["culprit", "late", "dead", "failed", "silent", "paused", "waiting", "running", "ready", "raised", "refused", "groupless", "ended"];
   assert.deepEqual(Object.keys(board.ROLES).sort(), roles.sort());
   for (const role of roles) {
     const { mark, word, tone } = board.lookOf({ role, status: "running" });
@@ -155,6 +155,21 @@ test("messages of another run replace what was there; a gap is noticed", () => {
   assert.deepEqual([...store.rows.keys()], [1]);
   assert.equal(store.pending, 0);
   assert.equal(store.take(message([], { generation: 2, first_kind: 7, kinds: [] })), false);
+});
+
+test("what was lost on the way is noticed by the number of the next message, however short the gap", () => {
+  const store = filled([]);
+  store.count(1, true);
+  store.count(1, false); // a heartbeat after it
+  assert.equal(store.missed, false);
+  store.count(3, false); // a heartbeat: 2 and 3 were lost
+  assert.equal(store.missed, true);
+  store.count(4, true);
+  assert.equal(store.missed, true, "what comes later does not bring it");
+  store.count(5, true, true);
+  assert.equal(store.missed, false);
+  store.count(6, false); // slices that continue what is not known
+  assert.equal(store.missed, true);
 });
 
 test("an hour of collectives leaves as many as are kept", () => {

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,7 @@ class Page:
                     self.state.update(data["state"])
                 elif data["method"] == "custom":
                     self.told.append(data["content"])
-                    if data["content"]["kind"] == "state":
-                        self.state.update(data["content"]["values"])
+                    self.state.update(data["content"].get("values", {}))
             case "display_data" | "update_display_data":
                 self.outputs.append(content["data"])
             case "stream":
@@ -259,6 +259,10 @@ def test_a_page_that_comes_late_gets_all_slices_and_the_past(page: Page) -> None
 
     page.told.clear()
     page.read_until(lambda: any(m["kind"] == "beat" for m in page.told), "a sign of life")
+    # Each message has the number of the last change, also one that brings none.
+    told = [each["told"] for each in page.told]
+    changes = [each["kind"] in ("state", "slices") for each in page.told]
+    assert [b - a for a, b in pairwise(told)] == changes[1:]
 
     page.say(kind="at", view="late", at=0)
     page.read_until(lambda: any(m["kind"] == "past" for m in page.told), "the past")
@@ -307,9 +311,22 @@ def test_a_hang_is_given_up_a_dead_rank_restarted_and_in_the_end_all_is_still(
     page.say(kind="do", magic="%ddp_why")
     page.say(kind="hello", view="late")
     page.read_until(lambda: any(each["kind"] == "slices" for each in page.told), "all the same")
+    page.say(kind="here", view="late")
+    page.read_until(lambda: page.told[-1]["kind"] == "beat", "a sign of life after the end")
     assert page.state["busy"] == []
     # Ages are those of the last known state, whenever a page is loaded.
     assert {each["now"] for each in page.told} == {ended_us}
+
+
+def test_while_a_job_is_attached_the_board_says_that_it_is_not_of_that(
+    page: Page, tmp_path: Path
+) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("[rank1]: Traceback (most recent call last):\n[rank1]: ValueError: no rows\n")
+    page.run(f"%ddp_attach {log}")
+    page.read_until(lambda: "job.log" in page.state["board"]["aside"], "what is attached")
+    page.run("%ddp_detach")
+    page.read_until(lambda: not page.state["board"]["aside"], "its own ranks again")
 
 
 def test_a_cell_on_the_ranks_may_await(page: Page) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,8 +36,8 @@ def test_training_steps_without_ranks_say_what_to_type(
     assert said(shell, capsys, "%ddp_bench --model net").startswith(expected)
 
 
-def test_training_steps_are_measured_shown_and_returned(
-    shell: Any, capsys: pytest.CaptureFixture[str]
+def test_training_steps_are_measured_shown_returned_and_exported(
+    shell: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert shell.run_cell("%ddp_init --world-size 2 --device cpu").success
     for call, expected in (
@@ -58,6 +61,16 @@ def test_training_steps_are_measured_shown_and_returned(
     assert isinstance(result.result, StepBenchResult)
     assert result.result.buckets == ("1", "default")
     assert result.result.batches == (4,)
+    for form in ("csv", "json", "svg"):
+        path = tmp_path / f"steps.{form}"
+        assert f"→ {path}" in said(shell, capsys, f"{call} --ranks 1 --export {path}", ok=True)
+    rows = list(csv.DictReader((tmp_path / "steps.csv").open()))
+    wire = json.loads((tmp_path / "steps.json").read_text())
+    assert [row["bucket"] for row in rows] == [p["bucket"] for p in wire["points"]]
+    assert (wire["model"], wire["world_size"], rows[0]["world_size"]) == ("net", 1, "1")
+    assert "</svg>" in (tmp_path / "steps.svg").read_text()
+    said_so = said(shell, capsys, f"{call} --export {tmp_path}/steps.txt")
+    assert "ends in one of .json, .csv, .png" in said_so
 
 
 def test_the_steps_so_far_are_shown_while_they_are_measured() -> None:

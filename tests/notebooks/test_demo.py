@@ -161,6 +161,23 @@ def test_what_the_demo_needs_is_named_with_the_command_to_type(
     assert not (tmp_path / "demo").exists()
 
 
+def test_as_root_it_says_what_to_type_after_jupyters_own_lines(
+    notebooks: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As in a container: "Running as root is not recommended. Use --allow-root to bypass." """
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("jupyterlab.labapp.main", lambda _: sys.exit(1))
+    folder = ["--dir", str(tmp_path / "demo")]
+    monkeypatch.setattr("sys.argv", ["ddp-notebook", "demo", *folder])
+    assert __main__.main(["demo", *folder]) == 3
+    assert f"ddp-notebook demo --allow-root --dir {folder[1]}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        __main__.main(["demo", *folder, "--allow-root"])  # something else is wrong
+
+
 def test_options_that_nobody_takes_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,6 +105,11 @@ def test_a_folder_is_read_at_a_glance(folder: Path) -> None:
             assert not missing, f"its docstring lists each file and room, and lacks {missing}"
 
 
+def test_trees_of_source_code_are_made_in_one_place() -> None:
+    making = {path.name for path in MODULES if "ast.parse(" in path.read_text("utf-8")}
+    assert making == {"syntax.py"}, "threads that make trees at once disturb each other"
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_long_file_is_looked_at(path: Path) -> None:
     lines = len(path.read_text().splitlines())

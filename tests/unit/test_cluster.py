@@ -38,6 +38,36 @@ def test_what_connects_to_a_session_that_has_ended_says_so(tmp_path: Path) -> No
         cluster._connected()
 
 
+def test_what_is_asked_of_a_client_that_was_closed_meanwhile_says_why(tmp_path: Path) -> None:
+    """Another thread saw the fork server end while a rank was being replaced."""
+
+    class Closed:
+        ids, _engines, _query_stream = [0], dict[int, str](), None
+
+        def _send(self, *_: object, **__: object) -> None:
+            raise RuntimeError("Event loop is closed")
+
+        def __getitem__(self, ranks: object) -> Closed:
+            return self
+
+        push = apply_async = _send
+
+    cluster = IPyParallelCluster.__new__(IPyParallelCluster)
+    cluster._client, cluster._ended, cluster._views = Closed(), Future(), {}
+    cluster._pids, cluster._awake, cluster._last_reply = {0: 1}, set(), {}
+    for ask in (
+        lambda: cluster._await_forgotten(0),
+        lambda: cluster.push((0,), {"x": 1}, 1.0),
+        lambda: cluster.call((0,), calls.GET_VALUE, lambda _: calls.VariableToSend("x", False)),
+    ):
+        with pytest.raises(RuntimeError, match="Event loop is closed"):
+            ask()  # nobody knows why
+        cluster._end("The fork server that started the ranks ended.")
+        with pytest.raises(SessionLost, match=r"fork server .* ended\. Start again"):
+            ask()
+        cluster._ended = Future()
+
+
 def test_the_controllers_heart_beats_at_each_period_only_while_an_engine_registers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

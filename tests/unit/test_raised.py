@@ -7,10 +7,21 @@ import traceback
 from typing import Any
 
 import pytest
+from msgspec import structs
 from test_fold import life
 
 from ddp_notebook.board import model
-from ddp_notebook.model import CellFinished, CellStarted, Event, RankState, Role, Snapshot, Status
+from ddp_notebook.model import (
+    CellFinished,
+    CellStarted,
+    Event,
+    RankState,
+    Role,
+    Snapshot,
+    Stage,
+    StageStarted,
+    Status,
+)
 from ddp_notebook.model.fold import fold
 from ddp_notebook.rank.cells.raised import in_thread, without_ours, wrapped
 from ddp_notebook.rank.cells.threads import ThreadErrors
@@ -22,7 +33,9 @@ from ddp_notebook.views.board_rows import board
 HOSTILE = "<script>alert(1)</script>"
 
 
-def ended(rank: int, outcome: str = "error", ename: str = "KeyError", evalue: str = "'x'") -> Event:
+def ended(
+    rank: int, outcome: str = "error", ename: str = "KeyError", evalue: str = "'x'"
+) -> CellFinished:
     """The end of a rank's second cell."""
     return CellFinished(rank=rank, cell=2, outcome=outcome, ename=ename, evalue=evalue)
 
@@ -48,6 +61,17 @@ def test_it_is_said_until_the_next_cell_and_no_rank_that_raised_is_green() -> No
     assert again.ranks[3].status is Status.RUNNING and not again.ranks[3].raised
     well = fold(again, [CellFinished(rank=3, cell=3, outcome="ok")])
     assert not board(well).rows[3].text
+
+
+def test_a_rank_without_a_group_has_no_stage_behind_it_until_it_has_one() -> None:
+    lacking = after(structs.replace(ended(3, outcome="ok", ename=""), no_group=True))
+    row = board(lacking).rows[3]
+    assert (row.role, row.word, row.stage) == (Role.GROUPLESS, "no group", Stage.LAUNCHED)
+    assert "Rank 3 has no process group" in board(lacking).notes[-1]
+    again = fold(lacking, [StageStarted(rank=3, stage=Stage.STORE)])
+    assert not again.groupless
+    both = after(structs.replace(ended(3), no_group=True))
+    assert board(both).rows[3].role is Role.RAISED and "Rank 3" in board(both).notes[-1]
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,14 @@ def test_the_newest_run_alone_is_drawn_and_has_the_number_of_its_collectives() -
     assert title.text == "rank 0: 1 collective, the last: all_reduce #0, done"
 
 
+def test_collectives_of_an_earlier_run_are_called_so() -> None:
+    timeline = Timeline(0, 1)
+    timeline.take(1, [collective(0, 0, 0, 1)])
+    assert "of an earlier run" not in drawings(timeline, [(0,)]).about
+    timeline.take(2, [])
+    assert "The last collectives, of an earlier run" in drawings(timeline, [(0,)]).about
+
+
 def test_ranks_of_which_nothing_is_drawn_are_named() -> None:
     timeline = Timeline(0, 64)
     timeline.take(1, [collective(rank, 0, 1, 2) for rank in range(64)])

@@ -20,15 +20,17 @@ export default () => {
   const pages = new Set();
 
   function receive(model, message) {
-    if (message.kind === "state") Object.assign((store.state ??= {}), message.values);
+    if (message.values) Object.assign((store.state ??= {}), message.values);
+    let taken = message.kind === "state";
     if (message.kind === "slices") {
       store.resize((store.state?.board ?? model.get("board")).world_size);
-      if (!store.take(message)) pages.values().next().value?.send({ kind: "hello" });
+      taken = store.take(message);
     }
+    store.count(message.told, taken, message.whole);
     for (const page of pages) {
       page.received(message.now);
       if (message.kind === "took") page.asked = null;
-      if (message.kind === "state") page.draw();
+      if (message.values) page.draw();
       if (message.kind === "past" && message.view === page.view && !page.timeline.window.follow) {
         page.past = { ...message.board, findings: message.findings, locations: message.locations };
         page.draw();
@@ -39,6 +41,8 @@ export default () => {
 
   return {
     initialize({ model }) {
+      store.told = model.get("told");
+      model.on("change:told", () => store.count(model.get("told"), true));
       model.on("msg:custom", (message) => receive(model, message));
     },
 
@@ -57,7 +61,7 @@ export default () => {
         pages.add(page);
         el.replaceChildren(page.el);
         names.forEach((name) => model.on(`change:${name}`, draw));
-        hearAlways(model, model.get("still")).then(() => guard(() => page.send({ kind: "hello" })));
+        hearAlways(model, model.get("still")).then(() => guard(() => page.askForAll()));
       });
       const key = (event) => guard(() => page.key(event));
       const released = () => setTimeout(() => guard(() => page.draw()));

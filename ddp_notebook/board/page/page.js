@@ -11,6 +11,7 @@ const SLEPT_MS = 5_000;
 const HERE_EVERY_MS = 60_000;
 
 const ENDED = "These ranks ended with their kernel. For new ones: %load_ext ddp_notebook, then %ddp_init";
+const ASIDE = "These are the session's own ranks. Attached is: ";
 const SAVED = "This board was saved. Its ranks are not connected with this page. For live ones run this cell again.";
 
 /** `asked` is what was asked last, and when: of what the kernel has not taken in since, that it waits. */
@@ -90,6 +91,11 @@ class Page {
     } catch {
       this.store.cut = true; // a restart of the kernel closes the way to it, and is not always marked
     }
+  }
+
+  askForAll() {
+    this.store.askedAt = performance.now();
+    this.send({ kind: "hello" });
   }
 
   act(magic) {
@@ -188,7 +194,7 @@ class Page {
   /** What changes by itself: ages, and whether a kernel is there. */
   tick() {
     const now = this.now();
-    const [time, frozen] = [performance.now(), this.get("board").frozen];
+    const [time, { frozen, aside }] = [performance.now(), this.get("board")];
     const ended = this.disconnected;
     if (document.hidden || time - this.tickAt > SLEPT_MS) [this.messageAt, this.hereAt] = [time, -Infinity];
     this.tickAt = time;
@@ -197,12 +203,14 @@ class Page {
       this.hereAt = time;
       this.send({ kind: "here" });
     }
+    if (this.store.missed && time - this.store.askedAt > ASK_AFTER_MS) this.askForAll();
     const lost = !frozen && !ended && quietMs > LOST_AFTER_MS;
     this.el.classList.toggle("ddpb-lost", lost);
     this.el.classList.toggle("ddpb-ended", ended);
+    this.el.classList.toggle("ddpb-aside", Boolean(aside) && !frozen);
     const quiet = `The kernel has not responded for ${formatAge(quietMs * 1000)}. This is the last known state.`;
     const side = this.el.closest(".jupyterlab-sidecar") ? " --board side" : "";
-    const why = ended ? (this.store.live ? ENDED + side : SAVED) : lost ? quiet : waitsFor(this.asked, time);
+    const why = ended ? (this.store.live ? ENDED + side : SAVED) : lost ? quiet : waitsFor(this.asked, time) || (aside && !frozen ? `${ASIDE}${aside}` : "");
     if (this.gone.textContent !== why) this.gone.textContent = why;
     if (ended !== this.wasEnded) {
       this.wasEnded = ended;

@@ -14,11 +14,23 @@ export class Store {
   constructor(worldSize = 1) {
     this.resize(worldSize);
     this.generation = -1;
+    this.told = this.latest = 0; // the last change that is known with all before it, and the last there is
     this.forget();
   }
 
   resize(worldSize) {
     this.perRank = Math.max(8, Math.min(MOST_PER_RANK, Math.floor(MOST_SLICES / Math.max(1, worldSize))));
+  }
+
+  /** Note the number that a message has. It is a change itself if `taken`; the `whole` has all before it. */
+  count(told, taken, whole = false) {
+    this.latest = Math.max(this.latest, told);
+    if (taken && (whole || told === this.told + 1)) this.told = told;
+  }
+
+  /** Changes were lost on the way: all must be requested. */
+  get missed() {
+    return this.told < this.latest;
   }
 
   forget() {
@@ -34,7 +46,7 @@ export class Store {
     this.pending = 0;
   }
 
-  /** Add a message; false if one before it was missed: then all must be requested. */
+  /** Add a message; false if what it continues is not known. */
   take(message) {
     if (message.generation !== this.generation) {
       this.forget();

@@ -238,6 +238,8 @@ class Timeline {
     const { frozen } = this.page.get("board");
     this.now = this.page.now();
     const flows = this.window.update(store, this.now);
+    const run = store.runAt((this.window.from + this.window.to) / 2);
+    this.earlier = this.window.follow && run < store.run;
     this.drawCanvas();
     // What was pointed at may have moved, or have been dropped.
     if (this.at && store.rows.get(this.at[RANK])?.at.get(this.at[NUMBER]) !== this.at) this.point(null);
@@ -246,8 +248,8 @@ class Timeline {
     const text = this.window.follow ? "Pause" : frozen ? "▶ End" : "▶ Live";
     if (this.pause.textContent !== text) this.pause.textContent = text;
     const skipped = store.skipped ? ` · ${store.skipped.toLocaleString()} not shown` : "";
-    const title = store.titles.get(store.runAt((this.window.from + this.window.to) / 2));
-    this.info.textContent = store.rows.size ? `${title ? `${title} · ` : ""}${formatSpan(this.window.span)}${skipped}` : "none yet";
+    const title = store.titles.get(run);
+    this.info.textContent = store.rows.size ? `${this.earlier ? "earlier run: " : ""}${title ? `${title} · ` : ""}${formatSpan(this.window.span)}${skipped}` : "none yet";
     clearTimeout(this.later);
     if (flows && !frozen) this.later = setTimeout(() => this.touch(), 100);
   }
@@ -436,8 +438,10 @@ class Timeline {
     }
   }
 
-  /** A slice, by `fill(colour's name, x0, x1, top, tall)`; where its last part begins. */
-  drawSlice(fill, slice, x0, x1, top, tall) {
+  /** A slice, by `paint(colour's name, x0, x1, top, tall)`; where its last part begins. */
+  drawSlice(paint, slice, x0, x1, top, tall) {
+    // Until a new run has its first collective, those of the run before it are grey.
+    const fill = (name, ...where) => paint(this.earlier ? "idle" : name, ...where);
     const phase = PHASES[slice[PHASE]];
     const kind = this.page.store.kinds[slice[KIND]];
     const collective = slice[COLLECTIVE];
@@ -460,7 +464,7 @@ class Timeline {
   /** Arrow heads at the last to arrive: on top, so that one rank of a thousand is seen. */
   drawMarks(brush, colours) {
     for (const { over, first, last, lastRank } of this.page.store.collectives.values()) {
-      if (!over || last < this.window.from || last > this.window.to || last - first < 0.02 * this.window.span) continue;
+      if (this.earlier || !over || last < this.window.from || last > this.window.to || last - first < 0.02 * this.window.span) continue;
       const [x, y] = [this.x(last), (lastRank + 0.5) * this.rowHeight];
       brush.beginPath();
       brush.moveTo(x, y);

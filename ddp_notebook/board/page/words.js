@@ -12,6 +12,7 @@ export const ROLES = {
   ready: ["✓", "ready", "ok"],
   raised: ["✗", "raised", "bad"],
   refused: ["✗", "refused", "bad"],
+  groupless: ["○", "no group", "warn"],
   ended: ["■", "ended", "idle"],
 };
 

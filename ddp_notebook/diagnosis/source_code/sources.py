@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
+from ddp_notebook import syntax
 from ddp_notebook.diagnosis.source_code.conditions import (
     LOOPS,
     SCOPES,
@@ -429,7 +430,7 @@ class Sources:
             tree = None
             if name in self._texts:
                 try:
-                    tree = shallow(ast.parse(_MAGIC.sub("", self._texts[name])))
+                    tree = shallow(syntax.parse(_MAGIC.sub("", self._texts[name])))
                 except (SyntaxError, ValueError, RecursionError, MemoryError):
                     tree = None
             self._trees[name], self._names[name] = tree, Names(tree)

@@ -24,14 +24,13 @@ from ddp_notebook.magics.ui import NotebookUi, chosen_ranks
 from ddp_notebook.magics.verb import Verb
 from ddp_notebook.session.options import BACKENDS, DEVICES
 from ddp_notebook.session.tools.bench import BenchOptions
-from ddp_notebook.session.tools.bench_result import BenchResult, check_export
+from ddp_notebook.session.tools.bench_result import BenchResult, check_export, save_steps
 from ddp_notebook.views import bench as view
 
 _CPU_MAX, _GPU_MAX = "64M", "1G"
 """The largest size by default: 64 MiB take some 40 ms on gloo, 1 GiB about as long on NVLink."""
 
 _COLLECTIVE_OPTIONS = (
-    options.ranks("measure these ranks only"),
     Option(
         "--op NAMES",
         f"of {', '.join(OP_NAMES)}; several with commas",
@@ -64,11 +63,6 @@ _COLLECTIVE_OPTIONS = (
     Option("--world-sizes SIZES", "how many ranks take part: 2,4 for the first two, then four"),
     Option("--backend", "default: the session's", choices=BACKENDS),
     Option("--device", "default: the session's", choices=DEVICES),
-    Option(
-        "--export FILE",
-        "write the result to FILE: .json .csv .txt .nccl.json .png .svg .pdf",
-        completer=files,
-    ),
     Option("--baseline FILE", "show a .json that was exported beside it", completer=files),
 )
 _STEP_OPTIONS = (
@@ -172,12 +166,17 @@ def _training_steps(ui: NotebookUi, args: argparse.Namespace) -> StepBenchResult
         plan = StepPlan(budget_s=parse_seconds(args.budget), **chosen)
     except ValueError as error:
         raise UsageMistake(str(error)) from None
+    if args.export and (problem := check_export(args.export, steps=True)):
+        raise UsageMistake(problem)
 
     def render(result: StepBenchResult | None, done: float, elapsed_s: float) -> Mapping[str, str]:
         return view.live_steps(plan.model, result, done, elapsed_s)
 
     with ui.output.progress(render) as watch:
-        return ui.session.bench_steps(plan, watch=watch)
+        result = ui.session.bench_steps(plan, watch, chosen_ranks(ui.session, args))
+    if args.export:
+        ui.say(save_steps(result, args.export))
+    return result
 
 
 BENCH = Verb(
@@ -192,7 +191,14 @@ BENCH = Verb(
     ),
     run=_bench,
     options=(
+        options.ranks("measure these ranks only"),
         *_COLLECTIVE_OPTIONS,
+        Option(
+            "--export FILE",
+            "write the result to FILE: .json .csv .png .svg .pdf, of collectives also .txt "
+            ".nccl.json",
+            completer=files,
+        ),
         Option("--budget TIME", "how long it may take, such as 30s or 2m", default="15s"),
         *_STEP_OPTIONS,
     ),

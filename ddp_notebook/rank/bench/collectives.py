@@ -74,7 +74,7 @@ class CollectivesBench:
                 self._observer.suspended(),
                 interrupts_noted() as stopped,
                 sender.at_work(""),  # from here on an interrupt does no harm
-                _groups(members, request.backend, plan.world_sizes) as (control, groups),
+                groups_of(members, request.backend, plan.world_sizes) as (control, groups),
             ):
                 started = machine.Meter.read()
                 run = Bench(plan, device, control.rank(), control, groups, report, stopped)
@@ -102,8 +102,8 @@ def interrupts_noted() -> Iterator[Callable[[], bool]]:
 
 
 @contextlib.contextmanager
-def _groups(
-    members: Sequence[int], backend: str, world_sizes: Sequence[int]
+def groups_of(
+    members: Sequence[int], backend: str = "", world_sizes: Sequence[int] = ()
 ) -> Iterator[tuple[Any, dict[int, Any]]]:
     """Torch's own groups, not observed: of all `members`, and by world size.
 

@@ -38,7 +38,12 @@ from ddp_notebook.model import Progress, codec, format_bytes
 from ddp_notebook.model.ddp import RankFailure
 from ddp_notebook.rank import torch_private
 from ddp_notebook.rank.bench import machine, subject
-from ddp_notebook.rank.bench.collectives import interrupts_noted, stamp_on_gpu, wait_for_all
+from ddp_notebook.rank.bench.collectives import (
+    groups_of,
+    interrupts_noted,
+    stamp_on_gpu,
+    wait_for_all,
+)
 from ddp_notebook.rank.bench.subject import Feed, Subject, Unusable, users_code
 from ddp_notebook.rank.calls import Nothing, StepsMeasurement, StepsRequest
 from ddp_notebook.rank.collectives.observer import Observer
@@ -94,7 +99,7 @@ class StepsBench:
         names, device = get_ipython().user_ns, torch.device(request.device)
         plan = codec.decode(StepPlan, request.plan)
         value = names.get(plan.model)
-        sharing = dist.get_world_size() if device.type == "cpu" else 1
+        sharing = len(request.members) if device.type == "cpu" else 1
         # A fifth of what is free is left to other programs.
         allowed = int(machine.free_bytes(device) * 0.8 / sharing)
         if isinstance(value, nn.Module):
@@ -149,9 +154,15 @@ class StepsBench:
         Once it is stopped on one rank, all ranks stop before the next block. Raises Unusable if the
         model raises; the other ranks then wait for this one.
         """
-        run = _Run(replace(plan, batches=request.batches), model, feed, stopped)
+        with groups_of(request.members) as (some, _):
+            # DDP takes all ranks' group as torch names it.
+            group = some if len(request.members) < dist.get_world_size() else dist.group.WORLD
+            plan = replace(plan, batches=request.batches)
+            return self._time_blocks(_Run(plan, model, feed, stopped, group), alone=request.alone)
+
+    def _time_blocks(self, run: _Run, *, alone: bool) -> Answer:
         planned = run.plan.schedule(run.ranks)
-        schedule = [block for block in planned if request.alone or block.kind != "alone"]
+        schedule = [block for block in planned if alone or block.kind != "alone"]
         started, finished, done = machine.Meter.read(), True, 0
         with _little_garbage():
             try:
@@ -282,9 +293,12 @@ class _Run:
     subject: Subject
     feed: Feed
     stopped: Callable[[], bool]
+    group: Any
+    """Of the ranks that take part."""
     deadline_ns: int = 0
-    rank: int = field(default_factory=dist.get_rank)
-    ranks: int = field(default_factory=dist.get_world_size)
+    rank: int = field(init=False)
+    """In that group."""
+    ranks: int = field(init=False)
     left: int = 0
     """The number of blocks left, this one included."""
     _wrapped: DistributedDataParallel | None = None
@@ -295,6 +309,7 @@ class _Run:
     _optimizer: torch.optim.Optimizer = field(init=False)
 
     def __post_init__(self) -> None:
+        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.deadline_ns = time.perf_counter_ns() + int(self.plan.budget_s * 1e9)
         # With a learning rate of 0 a step costs the same, and the values do not change: all steps
         # compute with the same numbers, however many there are.
@@ -329,7 +344,7 @@ class _Run:
                 # The first step after a change of kind is not timed: DDP broadcasts buffers in the
                 # forward that follows a step which was reduced, whatever kind it is of itself.
                 self._untimed(wrapped, block.batch)
-                wait_for_all(dist.group.WORLD, self.subject.device)
+                wait_for_all(self.group, self.subject.device)
                 times[kind] += self._timed(wrapped, block.batch, -(-count // 2))
         return times
 
@@ -344,7 +359,7 @@ class _Run:
         count = self._agree(self._untimed(wrapped, block.batch))
         if count == _STOPPED:
             return None
-        wait_for_all(dist.group.WORLD, self.subject.device)
+        wait_for_all(self.group, self.subject.device)
         overlapped = []
         for _ in range(count):
             self._spans.clear()
@@ -362,7 +377,7 @@ class _Run:
         if self.rank == 0:
             self._untimed(module, block.batch)
             times = self._timed(module, block.batch, count)
-        wait_for_all(dist.group.WORLD, self.subject.device)
+        wait_for_all(self.group, self.subject.device)
         return {"alone": times}
 
     # -- a step --------------------------------------------------------------------------
@@ -412,7 +427,10 @@ class _Run:
         size = self.plan.bucket_mb(block.bucket)
         if size is not None:
             options["bucket_cap_mb"] = size
-        wrapped = self._wrapped = DistributedDataParallel(self.subject.module, **options)
+        module = self.subject.module
+        wrapped = self._wrapped = DistributedDataParallel(
+            module, process_group=self.group, **options
+        )
         self._wrapped_for = wanted
         if block.kind == "hooked":
             wrapped.register_comm_hook(None, self._hook)
@@ -427,7 +445,7 @@ class _Run:
         """Do what DDP does without a hook, with a stamp before and after it."""
         span = [time.perf_counter_ns(), 0]
         self._spans.append(span)
-        future = allreduce_hook(None, bucket)  # type: ignore[arg-type]  # None: the default group
+        future = allreduce_hook(self.group, bucket)
 
         def done(reduced: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
             span[1] = time.perf_counter_ns()
@@ -462,7 +480,7 @@ class _Run:
     def _largest(self, *numbers: int) -> list[int]:
         """Return each number as it is on the rank where it is largest."""
         shared = torch.tensor(numbers, device=self.subject.device)
-        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self.group)
         return [int(number) for number in shared.tolist()]
 
 

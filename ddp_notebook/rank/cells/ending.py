@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import torch.distributed as dist
+
 from ddp_notebook.launch.child import exit_code
 from ddp_notebook.model import CellFinished, Frame, Place
 from ddp_notebook.rank.cells import raised
@@ -33,6 +35,8 @@ class Ending:
         file: str,
         run_ends: Callable[[], None],
         left: tuple[Place, ...] = (),
+        *,
+        in_cell: bool = False,
     ) -> None:
         """The run of `file` ended, with `error` or well, by sys.exit() where it `left` it.
 
@@ -46,6 +50,8 @@ class Ending:
         try:
             run_ends()
             how = self._how(error, file, left)
+            # A script ends with its process.
+            how["no_group"] = in_cell and not dist.is_initialized()
         except Exception as broken:  # noqa: BLE001  # the user's code replaced what that needs
             how = {"outcome": "error", "ename": type(broken).__name__, "evalue": str(broken)}
         try:

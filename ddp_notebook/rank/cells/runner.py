@@ -120,7 +120,7 @@ class CellRunner:
 
     def _end(self, cell: int, error: BaseException | None) -> None:
         """It is over: say how."""
-        self._ending.say(cell, error, self.shell.file_name, self._life.run_ends)
+        self._ending.say(cell, error, self.shell.file_name, self._life.run_ends, in_cell=True)
 
     def _gpu_works(self, on: bool) -> None:
         """The cell has ended here, and not yet on the GPU; not `on`: there, too."""

@@ -8,7 +8,6 @@ needs this rank waits for it, and is seen where it waits, in place of an error t
 
 from __future__ import annotations
 
-import ast
 import atexit
 import contextlib
 import errno
@@ -28,6 +27,7 @@ from typing import Any, NoReturn, cast
 
 import torch
 
+from ddp_notebook import syntax
 from ddp_notebook.launch.child import exit_code
 from ddp_notebook.launch.preload import hide_engine_modules
 from ddp_notebook.model import CellStarted, OutputKind, Place, codec
@@ -155,7 +155,7 @@ class ScriptProcess:
 
     def _compiled(self, path: str) -> types.CodeType:
         data = Path(path).read_bytes()
-        tree = ast.parse(data, path)
+        tree = syntax.parse(data, path)
         self._core.debugger.begins(tree, path)
         with contextlib.suppress(SyntaxError, UnicodeDecodeError):  # of an encoding: Python says it
             # Its lines are shown as they run, whoever edits the file meanwhile.
@@ -189,7 +189,8 @@ class ScriptProcess:
             return
         began = raised.line_of(error, self._script.path)  # else its code could not be compiled
         trace = raised.without_ours(error.__traceback__, self._core.user_code) if began else None
-        self._show("".join(traceback.format_exception(type(error), error, trace)).rstrip())
+        lines = syntax.alone(lambda: traceback.format_exception(type(error), error, trace))
+        self._show("".join(lines).rstrip())
 
     def _show(self, text: str) -> bool:
         if os.getpid() != self._pid:

@@ -18,6 +18,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
+from ddp_notebook import syntax
 from ddp_notebook.model import OutputKind
 from ddp_notebook.rank import engine_private
 from ddp_notebook.rank.cells import cell_ast, progress_bars
@@ -202,6 +203,8 @@ class RankShell(Component):
                 return raised
             return await self._run_as_module(nodelist, compiler, result)
 
+        to_tree = compiler.ast_parse
+        compiler.ast_parse = lambda *about, **named: syntax.alone(lambda: to_tree(*about, **named))
         compiler.get_code_name = get_code_name
         self.shell.run_ast_nodes = run_ast_nodes
 

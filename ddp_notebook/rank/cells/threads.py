@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from ddp_notebook import model
+from ddp_notebook import model, syntax
 from ddp_notebook.rank.cells.raised import in_thread
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.inspect.frames import UserCode
@@ -40,7 +40,8 @@ class ThreadErrors(Component):
             if error.exc_type is Aborted:
                 return  # it was ended because the user wanted that
             name = error.thread.name if error.thread is not None else "?"
-            lines = traceback.format_exception(error.exc_type, error.exc_value, error.exc_traceback)
+            about = error.exc_type, error.exc_value, error.exc_traceback
+            lines = syntax.alone(lambda: traceback.format_exception(*about))  # it parses a line
             if not self._show(f"Exception in thread {name}:\n{''.join(lines)}"):
                 otherwise(error)
             if error.exc_value is not None and len(self.of_run) < _MOST:

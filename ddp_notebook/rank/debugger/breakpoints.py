@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Any
 
+from ddp_notebook import syntax
 from ddp_notebook.rank.calls import Bound, Breakpoint
 from ddp_notebook.rank.debugger.lines import Lines
 from ddp_notebook.rank.debugger.source import (
@@ -254,7 +255,7 @@ class Breakpoints:
         if not text:
             return Bound(spec.number)
         try:
-            line = line_with_code(ast.parse(text), spec.line)
+            line = line_with_code(syntax.parse(text), spec.line)
         except SyntaxError:
             return Bound(spec.number, file, problem="its source cannot be read as Python")
         if line is None:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_notebook import syntax
 from ddp_notebook.model import RankVariables, Scope, Variable
 from ddp_notebook.rank.calls import Checksums, Evaluated, Expression, Nothing, Standing, TensorPart
 from ddp_notebook.rank.debugger.debugger import Debugger, Places, Stop
@@ -222,7 +223,7 @@ def issued_by(source: str, scopes: Sequence[Mapping[str, Any]]) -> str:
 
     Functions are looked into that it calls by name, and those that they call, three deep.
     """
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(syntax.parse(source)):
         if isinstance(node, ast.Call):
             path, called = [], node.func
             while isinstance(called, ast.Attribute):

@@ -18,6 +18,7 @@ from importlib.machinery import PathFinder
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
+from ddp_notebook import syntax
 from ddp_notebook.model import Frame
 from ddp_notebook.rank.inspect.frames import CELL_NAME, IsUsers, code_in
 from ddp_notebook.rank.inspect.objects import objects_of
@@ -61,9 +62,10 @@ def shown(code: CodeType, line: int) -> Frame:
 def parsed(source: str) -> ast.AST:
     """Return its tree; an empty one where it is no Python."""
     try:
-        return ast.parse(source)
+        tree: ast.AST = syntax.parse(source)
     except SyntaxError:
         return ast.Module([], [])
+    return tree
 
 
 def line_with_code(tree: ast.AST, wanted: int) -> int | None:
@@ -94,7 +96,7 @@ def _span(node: ast.stmt | ast.expr) -> tuple[int, int]:
 
 def plain(condition: str) -> str:
     """Return the condition in one line; empty where it calls something, or makes variables."""
-    tree = ast.parse(condition.strip(), mode="eval")
+    tree = syntax.parse(condition.strip(), mode="eval")
     is_plain = "__" not in condition and all(isinstance(node, _PLAIN) for node in ast.walk(tree))
     return ast.unparse(tree) if is_plain else ""
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from ddp_notebook import syntax
 from ddp_notebook.rank.inspect.frames import UserCode
 
 _MAGIC = re.compile(r"^[ \t]*[%!].*$", re.MULTILINE)
@@ -88,7 +89,7 @@ def _users_loop(
 @functools.lru_cache(maxsize=8)
 def _loops(source: str) -> tuple[ast.While, ...]:
     try:
-        tree = ast.parse(source)
+        tree = syntax.parse(source)
     except (SyntaxError, ValueError):
         return ()
     return tuple(node for node in ast.walk(tree) if isinstance(node, ast.While))

@@ -32,7 +32,7 @@ from ddp_notebook.model import (
 from ddp_notebook.model.ddp import STOPPED, RankFailure
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import Answer, Call, Request
-from ddp_notebook.session.guards import check_name
+from ddp_notebook.session.guards import check_group, check_name
 from ddp_notebook.session.options import BACKENDS, DEVICES, check_choice, cores
 from ddp_notebook.session.queries import Answers, ask
 from ddp_notebook.session.tools.bench_result import BenchResult
@@ -186,6 +186,7 @@ class Benchmarks:
         options = options or BenchOptions()
         processes = self._pool.need("%ddp_bench")
         members = self._runs.idle(options.ranks, "%ddp_bench")
+        check_group(self._record.snapshot)
         if self._set_up.half_way:
             raise UsageMistake("%ddp_bench needs ranks whose set-up is complete: %ddp_init")
         for size in plan.world_sizes:
@@ -236,9 +237,12 @@ class Benchmarks:
     # -- training steps ------------------------------------------------------------------
 
     def training_steps(
-        self, plan: StepPlan, watch: Watch[StepBenchResult] | None = None
+        self,
+        plan: StepPlan,
+        watch: Watch[StepBenchResult] | None = None,
+        ranks: Ranks | None = None,
     ) -> StepBenchResult:
-        """Measure the steps of a model on all ranks; `watch` is called as it goes, by any thread.
+        """Measure the steps of a model on `ranks`, by default all; any thread calls `watch`.
 
         The measurements are kept when a rank fails or dies, the user interrupts, or the benchmark
         is cancelled: then the result's `problem` says so. Raises UsageMistake before anything is
@@ -246,7 +250,8 @@ class Benchmarks:
         fit into memory; CellInterrupted and DDPError when nothing was measured.
         """
         device = self.device
-        members = self._runs.idle(None, "%ddp_bench")
+        members = self._runs.idle(ranks, "%ddp_bench")
+        check_group(self._record.snapshot)
         for name in filter(None, (plan.model, plan.loss, plan.data)):
             check_name(name)
         with self._measuring(f"training steps of {plan.model}", members) as measuring:
@@ -276,7 +281,7 @@ class Benchmarks:
                 return steps.summarise(replace(about, **known), told, rounds=plan.rounds)
 
             measuring.follow(watch, result)
-            wanted = calls.StepsMeasurement(tuple(batches), not communicates)
+            wanted = calls.StepsMeasurement(tuple(batches), not communicates, members)
             answers = self._ask(members, calls.MEASURE_STEPS, wanted, measuring.cancelled)
             problem = self._end(answers, measuring)
         notes = list(about.notes)
@@ -298,7 +303,7 @@ class Benchmarks:
     def _prepare(
         self, members: Ranks, plan: StepPlan, device: str, measuring: Measuring
     ) -> dict[int, dict[str, Any]]:
-        request = calls.StepsRequest(codec.encode(plan), device)
+        request = calls.StepsRequest(codec.encode(plan), device, members)
         answers = self._ask(members, calls.PREPARE_STEPS, request, measuring.cancelled)
         if answers.complete:
             return answers.values

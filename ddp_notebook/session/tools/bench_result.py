@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ddp_notebook.bench.result import BenchRun
+from ddp_notebook.bench.steps import StepBenchResult
 from ddp_notebook.errors import UsageMistake, named_file
-from ddp_notebook.model import codec
+from ddp_notebook.model import codec, counted
 from ddp_notebook.model.codec import DecodeError
 from ddp_notebook.views import bench_export
 
@@ -105,7 +106,7 @@ class BenchResult(BenchRun):
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return a line for each size, written to `path` if there is one."""
-        return _written(bench_export.csv(self), path)
+        return _written(bench_export.csv(self.rows()), path)
 
     def to_nccl_text(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the table that nccl-tests print, for tools that read it."""
@@ -129,7 +130,7 @@ class BenchResult(BenchRun):
             ".json": self.to_json,
         }
         try:
-            if name.endswith((".png", ".svg", ".pdf")):
+            if name.endswith(_FIGURES):
                 self.plot().savefig(named_file(path))
                 return f"the figure → {path}"
             write = next((write for end, write in forms.items() if name.endswith(end)), None)
@@ -153,14 +154,42 @@ def _why_not_beside(run: BenchRun, baseline: BenchRun) -> str:
     return ""
 
 
-def check_export(path: str | os.PathLike[str]) -> str:
-    """Return why `save` cannot write to `path`; empty when it seems that it can."""
+def save_steps(result: StepBenchResult, path: str | os.PathLike[str]) -> str:
+    """Write training steps in the form of the name's ending, and say what was written.
+
+    ``.csv`` and ``.json`` have a line or an object for each batch and bucket size. Raises
+    UsageMistake when it cannot be written.
+    """
+    from ddp_notebook.views import bench_figures
+
+    if problem := check_export(path, steps=True):
+        raise UsageMistake(problem)
+    name = Path(path).name.lower()
+    try:
+        if name.endswith(_FIGURES):
+            bench_figures.against_batch(result).savefig(named_file(path))
+            return f"the figure → {path}"
+        rows = bench_export.step_rows(result)
+        about = {"kind": f"{KIND} of training steps", "version": VERSION}
+        wire = about | codec.encode(replace(result, points=())) | {"points": rows}
+        _written(bench_export.csv(rows) if name.endswith(".csv") else json.dumps(wire), path)
+    except OSError as error:
+        raise UsageMistake(f"{path} cannot be written: {error}.") from None
+    return f"{counted(len(rows), 'point')} → {path}"
+
+
+_FIGURES = (".png", ".svg", ".pdf")
+
+
+def check_export(path: str | os.PathLike[str], *, steps: bool = False) -> str:
+    """Return why a result cannot be written to `path`; empty when it seems that it can."""
     target = named_file(path)
-    endings = (".json", ".csv", ".txt", ".png", ".svg", ".pdf")
+    endings = (".json", ".csv", *((".txt",) * (not steps)), *_FIGURES)
     if not target.name.lower().endswith(endings):
+        nccl = "" if steps else " (.nccl.json and .nccl.txt are nccl-tests' forms)"
         return (
-            f"--export {path}: the name says the form, and ends in one of {', '.join(endings)} "
-            "(.nccl.json and .nccl.txt are nccl-tests' forms)."
+            f"--export {path}: the name says the form, and ends in one of {', '.join(endings)}"
+            f"{nccl}."
         )
     if not target.parent.is_dir():
         return f"--export {path}: there is no folder {target.parent}."

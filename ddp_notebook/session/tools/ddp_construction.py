@@ -31,7 +31,7 @@ from ddp_notebook.model.ddp import Fingerprint, RankFailure, WrapStage
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import Answer, Call, Request
 from ddp_notebook.session.findings import Found
-from ddp_notebook.session.guards import check_name, idle_ranks
+from ddp_notebook.session.guards import check_group, check_name, idle_ranks
 from ddp_notebook.session.interrupts import noted
 from ddp_notebook.session.queries import ask
 from ddp_notebook.session.record import Record
@@ -85,6 +85,7 @@ class DdpConstruction:
         """
         cluster = self._pool.need("%ddp_wrap").cluster
         members = self._runs.idle(None, "%ddp_wrap")
+        check_group(self._record.snapshot)
         if not name and options.buckets and self.latest is not None:
             name = self.latest.target
         if not name:

@@ -173,7 +173,7 @@ class FaultLab:
         return result
 
     def _model(self, fault: Fault, faulty: bool, started: Started) -> Diagnosis | None:
-        if self._set_up.half_way:
+        if not self._set_up.complete:
             self._set_up.set_up(self._set_up.as_before())
         made = fault.model_source(faulty=faulty)
         self._runs.run_cell(made, started=started).raise_for_error()

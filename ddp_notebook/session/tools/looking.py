@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ddp_notebook import syntax
 from ddp_notebook.errors import UsageMistake
 from ddp_notebook.model import (
     Frame,
@@ -270,11 +271,13 @@ def check_source(source: str, *, assign: bool) -> None:
         raise UsageMistake(f"The {what.partition(',')[0]} is missing. For example: {example}")
     assignments = (ast.Assign, ast.AugAssign, ast.AnnAssign)
     try:
-        tree = ast.parse(source, mode="exec" if assign else "eval")
+        tree = syntax.parse(source, mode="exec" if assign else "eval")
     except (SyntaxError, ValueError) as error:
         why = f"{getattr(error, 'msg', error)})."
         with contextlib.suppress(SyntaxError, ValueError):
-            if any(isinstance(node, ast.Assign | ast.AugAssign) for node in ast.parse(source).body):
+            if any(
+                isinstance(node, ast.Assign | ast.AugAssign) for node in syntax.parse(source).body
+            ):
                 why += f" To assign: %ddp_set {source}"
         raise UsageMistake(f"{source!r} is no {what} ({why}") from None
     if isinstance(tree, ast.Module) and not all(isinstance(n, assignments) for n in tree.body):

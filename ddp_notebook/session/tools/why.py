@@ -20,6 +20,7 @@ from ddp_notebook.model import (
 )
 from ddp_notebook.session.findings import SET_UP
 from ddp_notebook.session.runs.gather import remarks_on
+from ddp_notebook.views.board_rows import no_group
 
 if TYPE_CHECKING:
     from ddp_notebook.session.findings import LastFindings
@@ -49,6 +50,8 @@ class Why:
         """
         diagnosis = self._diagnose()
         processes = self._set_up.need("%ddp_why").processes
+        if diagnosis.proven and (lacking := self._record.snapshot.groupless):
+            diagnosis = replace(diagnosis, unsure=f"No problem found. But: {no_group(lacking)}")
         note = processes.unasked
         if gone := processes.folder_gone:
             note = f"{gone} Start again: %ddp_init --replace"
