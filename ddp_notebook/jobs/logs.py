@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -184,7 +185,7 @@ class Logs:
 def read(texts: Iterable[tuple[str, int | None]]) -> Logs:
     """Read logs, each with the rank that wrote it; None where its lines name their ranks."""
     logs = Logs()
-    unmarked: list[str] = []
+    unmarked: deque[str] = deque(maxlen=1_000_000)  # the last of all logs, as of each of them
     before: dict[int, int] = {}
     for text, rank in texts:
         lines = _attributed([_UNPRINTABLE.sub("", line)[:2000] for line in text.splitlines()])
@@ -201,7 +202,7 @@ def read(texts: Iterable[tuple[str, int | None]]) -> Logs:
     if logs.exits:
         for rank in logs.ranks - logs.exits.keys():
             logs.exits[rank] = 0
-    _attribute(logs, unmarked)
+    _attribute(logs, list(unmarked))
     # An error that was caught and logged ended no rank.
     for rank, error in list(logs.raised.items()):
         if not error.certain and logs.exits.get(rank, 0) <= 0:
