@@ -25,8 +25,8 @@ from ddp_notebook.model import DEFAULT_GROUP, Collective, Phase, Place, codec
 
 MOST_BYTES = 64 << 20
 _MOST_VALUES = 4_000_000
-"""A dump of 2000 collectives with stacks has about 200,000. An empty list is one byte of a file, and
-56 in memory."""
+"""A dump of 2000 collectives with stacks has about 200,000. An empty list is one byte of a file,
+and 56 in memory."""
 
 
 class NotPlain(ValueError):
@@ -180,9 +180,7 @@ _OPERATIONS = {
 _PEERS = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
 
 
-def read(
-    wire: Mapping[str, Any], rank: int, sources: Sources, most_records: int = 50_000
-) -> Dump:
+def read(wire: Mapping[str, Any], rank: int, sources: Sources, most_records: int = 50_000) -> Dump:
     """Return what `parse` gave, as collectives. Entries of another form are left out."""
     groups = _groups(wire.get("pg_config"))
     # torch's own buffer has 2000 by default, and users set it to 20,000 or so: the last ones tell.

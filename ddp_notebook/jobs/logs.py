@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import signal
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -185,10 +184,13 @@ class Logs:
 def read(texts: Iterable[tuple[str, int | None]]) -> Logs:
     """Read logs, each with the rank that wrote it; None where its lines name their ranks."""
     logs = Logs()
-    unmarked: deque[str] = deque(maxlen=1_000_000)  # the last of all logs, as of each of them
+    unmarked: list[str] = []
     before: dict[int, int] = {}
+    texts = list(texts)
+    most_lines = min(50_000, 2_000_000 // max(1, len(texts)))  # a line may be one byte of a log
     for text, rank in texts:
-        lines = _attributed([_UNPRINTABLE.sub("", line)[:2000] for line in text.splitlines()])
+        last = text.splitlines()[-most_lines:]
+        lines = _attributed([_UNPRINTABLE.sub("", line)[:2000] for line in last])
         if rank is not None:
             logs.ranks.add(rank)
         _read_agent([line for _, line in lines], logs)
@@ -202,7 +204,7 @@ def read(texts: Iterable[tuple[str, int | None]]) -> Logs:
     if logs.exits:
         for rank in logs.ranks - logs.exits.keys():
             logs.exits[rank] = 0
-    _attribute(logs, list(unmarked))
+    _attribute(logs, unmarked)
     # An error that was caught and logged ended no rank.
     for rank, error in list(logs.raised.items()):
         if not error.certain and logs.exits.get(rank, 0) <= 0:
@@ -346,7 +348,8 @@ def _read_agent(lines: list[str], logs: Logs) -> None:
     # begin with 0 on each host: where they equal the ranks, the log is of the first host, and all
     # ranks before those listed ran there, too.
     if all(rank == local for rank, local in listed):
-        logs.ranks.update(range(max((int(own) for own, _ in listed), default=0)))
+        # A number in a log may be any: of so many ranks no job is read.
+        logs.ranks.update(range(min(max((int(own) for own, _ in listed), default=0), 10_000)))
     for line in lines:
         if match := _EXIT.search(line):
             rank = int(match[1])

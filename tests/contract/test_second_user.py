@@ -35,6 +35,7 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.getuid() != 0, reason="only root can be another user here"
 )
 
+
 def refused(do: Callable[[], Any]) -> str:
     """The error of what was tried, by name; empty where it went well."""
     try:

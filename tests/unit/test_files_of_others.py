@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import tempfile
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,13 +21,17 @@ from support import as_nobody
 from ddp_notebook import __main__, files
 from ddp_notebook.archive.replay import Replay, is_saved_run
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import hosts, prepared, records
+from ddp_notebook.jobs import hosts, logs, prepared, records
 from ddp_notebook.jobs import left as left_by_a_job
 from ddp_notebook.jobs.frames import Frame, Sources
 from ddp_notebook.jobs.target import Left
 from ddp_notebook.jobs.verdict import Outcome
+from ddp_notebook.launch.timeouts import scaled_for_load
+from ddp_notebook.rank.inspect import answers
 from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.rank.prepared.job_folder import About
+from ddp_notebook.rank.setup import rendezvous
+from ddp_notebook.session import BenchResult
 from ddp_notebook.session.tools.breakpoints import _check_has_line
 
 ROOM_BYTES = 1 << 30
@@ -39,7 +44,7 @@ def at_once() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM_BYTES, before[1]))
-    signal.alarm(10)
+    signal.alarm(round(scaled_for_load(10)))
     try:
         yield
     finally:
@@ -90,6 +95,10 @@ def test_what_is_no_regular_file_is_no_run_and_no_log(left: Path) -> None:
             hosts.named([str(left)])
         with pytest.raises(UsageMistake):
             _check_has_line(left, 3)
+        with pytest.raises(UsageMistake, match="cannot be read"):
+            BenchResult.read(left)
+        assert not rendezvous._was_here(str(left), 0)
+        assert not answers._store_file(str(left), False, "").claims
 
 
 @pytest.mark.parametrize("kind", ["FIFO", "link to a device"])
@@ -227,10 +236,29 @@ def test_a_name_that_leads_where_one_may_not_look_is_refused_in_words(
         assert as_nobody(told) == f"{shared / name} cannot be read: Permission denied."
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("job.log", b"  rank      : 9000000 (local_rank: 9000000)\n"),
+        ("rank_0.log", b"ab\n" * 700_000),
+    ],
+    ids=["a large number", "short lines"],
+)
+def test_what_a_log_makes_one_build_is_bounded(tmp_path: Path, name: str, line: bytes) -> None:
+    (tmp_path / name).write_bytes(line)
+    with at_once():
+        (text,) = left_by_a_job.found_in([tmp_path]).logs
+        tracemalloc.start()
+        logs.read([text])
+        _, most_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert most_bytes < 80 << 20
+
+
 HEAD = b'{"version": "1", "pg_config": {}, "entries": ['
 
 
-@pytest.mark.parametrize(("values", "files"), [(20_000_000, 1), (1_900_000, 12)])
+@pytest.mark.parametrize(("values", "files"), [(20_000_000, 1), (1_900_000, 9)])
 def test_files_of_many_values_are_built_one_at_a_time_or_not_at_all(
     tmp_path: Path, values: int, files: int
 ) -> None:

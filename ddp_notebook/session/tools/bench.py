@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -221,7 +222,9 @@ class Benchmarks:
             versions=first["versions"],
         )
         made_for_it = "" if backend == own else backend
-        request = calls.BenchRequest(codec.encode(plan), members, made_for_it, device)
+        request = calls.BenchRequest(
+            codec.encode(plan), members, made_for_it, device, time.time_ns()
+        )
         with self._measuring(", ".join(plan.ops), members) as measuring:
             measuring.follow(watch, lambda heard: summarise(setting, heard, {}))
             told = self._ask(members, calls.BENCH, request, measuring.cancelled)
