@@ -297,8 +297,9 @@ def on_compiled(chosen: Callable[[CodeType, Sequence[CodeType]], bool], *, load:
 
     def hook(code: CodeType, _: CodeType) -> CodeType | None:
         output = sys._getframe(1).f_locals.get("output")
+        traced = getattr(getattr(output, "tracing_context", None), "traced_code", ())
         with contextlib.suppress(Exception):  # what is compiled matters more
-            if chosen(code, tuple(getattr(output, "traced_code", ())) or (code,)):
+            if chosen(code, tuple(traced) or (code,)):
                 return code.replace(co_consts=(*code.co_consts, _NOT_COMPILED))
         return None
 
