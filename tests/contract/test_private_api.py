@@ -504,9 +504,9 @@ assert (part.micro_batches, part.meant, part.members) == (3, (0,), (0,)), part
 assert schedules.__name__ == pipelines.SCHEDULES_MODULE
 assert {"i", "bwd_sends_to_wait"} <= named(ScheduleGPipe._step_microbatches)
 assert {"fwd_mb_index", "bwd_mb_index"} <= named(Schedule1F1B._step_microbatches)
-listed = schedules._PipelineScheduleRuntime._step_microbatches.__code__.co_consts
-(perform,) = (c for c in listed if getattr(c, "co_name", "") == "_perform_action")
-assert "action" in perform.co_varnames
+listed = schedules._PipelineScheduleRuntime._step_microbatches.__code__
+inner = (c for c in listed.co_consts if getattr(c, "co_name", "") == "_perform_action")
+assert "action" in next(inner, listed).co_varnames  # torch 2.8 has no function of its own for it
 dist.destroy_process_group()
 """
 
