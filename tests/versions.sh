@@ -24,16 +24,21 @@ wants() { # NAME VERSION: as a requirement
   if [[ $2 == newest ]]; then echo "$1"; else echo "$1==$2.*"; fi
 }
 
+python_of() { # VERSION: where it is
+  UV_PYTHON_DOWNLOADS=never uv python find "$1" 2>/dev/null ||
+    { "python$1" -c "" && command -v "python$1"; } 2>/dev/null
+}
+
 environment() { # PYTHON REQUIREMENT...: a new one in $work/venv
   local python=$1
   shift
   set -- "$@" -e . pytest pytest-rerunfailures pytest-timeout pytest-xdist nbclient scikit-learn
   rm -rf "$work/venv"
   if command -v uv >/dev/null; then
-    UV_PYTHON_DOWNLOADS=never uv venv -q -p "$python" "$work/venv" &&
+    uv venv -q -p "$python" "$work/venv" &&
       uv pip install -q --python "$work/venv/bin/python" "$@"
   else
-    "python$python" -m venv "$work/venv" && "$work/venv/bin/pip" install -q "$@"
+    "$python" -m venv "$work/venv" && "$work/venv/bin/pip" install -q "$@"
   fi
 }
 
@@ -41,7 +46,11 @@ table=() failures=() status=0
 for row in "${rows[@]}"; do
   IFS=, read -r torch python ipykernel ipyparallel <<<"$row"
   echo "=== $row" >&2
-  if ! environment "$python" "$(wants torch "$torch")" "$(wants ipykernel "$ipykernel")" \
+  if ! at=$(python_of "$python"); then
+    table+=("| $torch | $python | $ipykernel | $ipyparallel | not run: no Python $python here | |")
+    continue
+  fi
+  if ! environment "$at" "$(wants torch "$torch")" "$(wants ipykernel "$ipykernel")" \
     "$(wants ipyparallel "$ipyparallel")" >"$work/log" 2>&1; then
     table+=("| $torch | $python | $ipykernel | $ipyparallel | not run: $(tail -n 1 "$work/log") | |")
     status=1
