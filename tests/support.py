@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import stat
@@ -36,6 +37,8 @@ SEED = int(os.environ.get("DDP_NOTEBOOK_SEED", "0"))
 GONE_WITHIN_S = 10.0
 """How long after an end something of ours may still be alive."""
 FOLDER_PREFIX = "ddp_notebook-"
+NOBODY = 65534
+"""Another user than root."""
 _SHARED_MEMORY = Path("/dev/shm")
 
 # Cells for ranks: one that goes on until a file is there, and one that hangs.
@@ -72,6 +75,25 @@ def eventually(
             raise AssertionError(f"not within {deadline_s:g} s: {what or predicate}")
         pause.wait(min(max(poll_s, waited_s / 10), 5 * poll_s))
     return value
+
+
+def as_nobody(work: Callable[[], Any]) -> Any:
+    """What `work` gives in a process of another user, as JSON has it."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.write(write, json.dumps(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as told:
+        text = told.read()
+    os.waitpid(pid, 0)
+    return json.loads(text)
 
 
 def lacking(why: str) -> NoReturn:

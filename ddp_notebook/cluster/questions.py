@@ -18,7 +18,7 @@ from typing import Any
 from ddp_notebook.launch.timeouts import scaled_for_load
 from ddp_notebook.model import Ranks, codec
 from ddp_notebook.rank.calls import Answer, CannotAnswer, Order, Question, Request
-from ddp_notebook.rank.control_socket import MOST_BYTES, first_message, framed, is_mine, reachable
+from ddp_notebook.rank.control_socket import MOST_BYTES, connected, first_message, framed
 
 _LISTENS_WITHIN_S = 2.0
 
@@ -76,7 +76,7 @@ class OrderSender:
         with self._lock, contextlib.suppress(OSError):
             connection = self._connections.pop(pid, None)
             if connection is None:
-                connection = _connected(path)
+                connection = connected(path)
                 connection.settimeout(_LISTENS_WITHIN_S)
                 message = framed({"orders": pid}) + message
             try:
@@ -95,21 +95,6 @@ class OrderSender:
                 connection.close()
 
 
-def _connected(path: Path) -> socket.socket:
-    """Return a connection to the process that listens at `path`. Raises OSError."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.setblocking(False)  # its queue may be full, or it may be stopped
-        with reachable(path) as address:
-            connection.connect(address)
-        if not is_mine(connection):
-            raise PermissionError(f"{path} is another user's")
-    except OSError:
-        connection.close()
-        raise
-    return connection
-
-
 def _exchange(sockets: Mapping[int, Path], message: bytes, timeout_s: float) -> dict[int, bytes]:
     """Return what each of them answers to `message`, without its length."""
     deadline_s = time.monotonic() + timeout_s
@@ -117,7 +102,7 @@ def _exchange(sockets: Mapping[int, Path], message: bytes, timeout_s: float) -> 
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
         for rank, path in sockets.items():
             with contextlib.suppress(OSError):  # no process listens there, or its queue is full
-                connection = stack.enter_context(_connected(path))
+                connection = stack.enter_context(connected(path))
                 if connection.send(message) == len(message):
                     selector.register(connection, selectors.EVENT_READ, (rank, bytearray()))
         left_s = timeout_s

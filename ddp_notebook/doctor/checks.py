@@ -17,15 +17,17 @@ from ddp_notebook.errors import UsageMistake
 from ddp_notebook.launch.devices import Gpu, plan_devices
 from ddp_notebook.model import agree, counted, format_bytes, name_ranks, verb
 from ddp_notebook.model.doctor import Check, Verdict
-from ddp_notebook.session.preflight import RANK_BYTES, why_too_little_memory
+from ddp_notebook.session.preflight import (
+    OLDEST,
+    RANK_BYTES,
+    release,
+    why_too_little_memory,
+)
 
 # -- software ----------------------------------------------------------------------------
 
 Facts = Mapping[str, Any]
 """The result of `rank.inspect.facts.gather` in one process."""
-
-OLDEST = {"python": "3.11", "torch": "2.8", "ipyparallel": "9.0", "ipykernel": "6.29"}
-"""The oldest versions that are supported."""
 
 _COMPARED = {
     "python": "Python",
@@ -56,7 +58,7 @@ def check_version(distribution: str, version: str) -> Check:
         install = f"Make a virtual environment with Python {oldest} or newer."
     if not version:
         return Check.failure(name, "not installed", install)
-    if _number(version) < _number(oldest):
+    if release(version) < release(oldest):
         text = f"{version} is older than {oldest}, the oldest supported"
         return Check.failure(name, text, install)
     return Check.ok(name, version)
@@ -109,12 +111,6 @@ def check_backend(facts: Facts, backend: str, on_gpus: bool) -> Check:
             f"Use the one it has: --backend {available[0]}. Or: {install}",
         )
     return Check.ok(name, shown)
-
-
-def _number(version: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version: ``2.6.0+cpu`` is 2, 6, 0."""
-    match = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 # -- between ranks -----------------------------------------------------------------------

@@ -24,6 +24,9 @@ from ddp_notebook.jobs.frames import Frame, Sources, function_called
 from ddp_notebook.model import DEFAULT_GROUP, Collective, Phase, Place, codec
 
 MOST_BYTES = 64 << 20
+_MOST_VALUES = 4_000_000
+"""A dump of 2000 collectives with stacks has about 200,000. An empty list is one byte of a file,
+and 56 in memory."""
 
 
 class NotPlain(ValueError):
@@ -54,10 +57,12 @@ def rank_of(name: str) -> int | None:
 def parse(data: bytes) -> dict[str, Any]:
     """Return the content of a dump, as torch wrote it. Raises NotPlain for anything else."""
     if data[:1] == b"{":
+        if sum(map(data.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+            raise NotPlain(f"it has more than {_MOST_VALUES:,} values")
         try:
             value = codec.loads(data, of_others=True)
-        except ValueError as error:
-            raise NotPlain(f"it is no whole JSON ({error})") from None
+        except (ValueError, MemoryError) as error:
+            raise NotPlain(f"it is no whole JSON ({error or 'too little memory'})") from None
     else:
         value = unpickled(data)
     if not isinstance(value, dict) or not isinstance(value.get("entries", []), list):
@@ -126,8 +131,8 @@ def _check(data: bytes) -> None:
     memo: dict[int, str] = {}
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         name = opcode.name
-        if count > 4_000_000:  # a dump of 2000 collectives with stacks has about 200,000
-            raise NotPlain("it has more than 4,000,000 values")
+        if count > _MOST_VALUES:
+            raise NotPlain(f"it has more than {_MOST_VALUES:,} values")
         if name in _SCALARS:
             parts.append("scalar")
         elif name in _CONTAINERS:
@@ -175,11 +180,11 @@ _OPERATIONS = {
 _PEERS = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
 
 
-def read(wire: Mapping[str, Any], rank: int, sources: Sources) -> Dump:
+def read(wire: Mapping[str, Any], rank: int, sources: Sources, most_records: int = 50_000) -> Dump:
     """Return what `parse` gave, as collectives. Entries of another form are left out."""
     groups = _groups(wire.get("pg_config"))
     # torch's own buffer has 2000 by default, and users set it to 20,000 or so: the last ones tell.
-    entries = [e for e in wire.get("entries", [])[-50_000:] if isinstance(e, dict)]
+    entries = [e for e in wire.get("entries", [])[-most_records:] if isinstance(e, dict)]
     entries.sort(key=lambda entry: _int(entry.get("record_id")))
     # In a training loop most entries have one of a few stacks. A pickle shares the list, and so it
     # need not be read again; JSON does not share, and has no stacks either.

@@ -94,7 +94,7 @@ def _not_prepared(pid: int, everything: Sequence[Job]) -> str:
             f"Process {pid} has not loaded torch: it is not a rank, nor a launcher of ranks. "
             "Your jobs: ddp-notebook jobs"
         )
-    how = (outside.elsewhere(pid) or _WAS_SET) if was_set(pid) else HOW_TO_PREPARE
+    how = outside.why_not_prepared(pid) or HOW_TO_PREPARE
     return (
         f"Process {pid} is not prepared, and cannot be asked. {how} Its stacks, if it "
         f"runs Python and py-spy is installed: {how_to_see(pid)}"
@@ -117,14 +117,6 @@ def _of_a_launcher(pid: int) -> str:
             f"{HOW_TO_PREPARE} The stack of one now: {how_to_see(started[0])}"
         )
     return ""
-
-
-_WAS_SET = (
-    "It has DDP_NOTEBOOK=1 in its environment: perhaps it has not yet imported torch; then ask "
-    "again. Or torch did not call this package: it is older than 2.5, "
-    "TORCH_DEVICE_BACKEND_AUTOLOAD is 0, or its Python has no ddp_notebook installed. Then start "
-    "it so: torchrun … -m ddp_notebook.run train.py"
-)
 
 
 # -- listed ------------------------------------------------------------------------------

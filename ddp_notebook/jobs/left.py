@@ -4,19 +4,20 @@ Files say less than live ranks. What a rank issued after its dump is unknown, so
 collective is never proof; a mismatch in one slot is. The rules are those of a session; what they
 cannot decide on less evidence is undecided, with the facts.
 
-Files are not trusted: sizes are bounded, control characters are removed, links are not followed,
-and what is malformed or cannot be read is left out, with a note.
+Files are not trusted: what is read and what is built from it is bounded, control characters are
+removed, links are not followed, and what is malformed or cannot be read is left out, with a note.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from ddp_notebook.diagnosis import diagnose_run, failures
@@ -25,7 +26,7 @@ from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.progress import doing
 from ddp_notebook.diagnosis.standing_still import apart
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.files import exists, opened
+from ddp_notebook.files import opened
 from ddp_notebook.jobs import dumps, logs
 from ddp_notebook.jobs.dumps import Dump, NotPlain
 from ddp_notebook.jobs.frames import Sources, function_called
@@ -68,61 +69,99 @@ _ABORTED = -signal.SIGABRT.value
 
 @dataclass
 class Found:
-    """The files that were found; `notes` say what was not read, and why."""
+    """What was read. `sources` are the user's files that it names."""
 
-    dumps: dict[int, tuple[Path, dict[str, object]]] = field(default_factory=dict)
+    sources: Sources
+    dumps: dict[int, Dump] = field(default_factory=dict)
     logs: list[tuple[str, int | None]] = field(default_factory=list)
     """Texts, each with the rank whose log it is by its name."""
-    newest_s: float = 0.0
-    """When the newest file was written, in seconds since 1970."""
-    notes: list[str] = field(default_factory=list)
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    """The names of what was not read, by the reason."""
 
-    def leave_out(self, file: Path, why: str) -> None:
+    def leave_out(self, name: str, why: str) -> None:
         """Note that a file was not read."""
-        self.notes.append(f"not read: {visible(file.name)}{plain(why)}")
+        self.left_out.setdefault(plain(why), []).append(visible(name))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was not read, and why, a line for each reason."""
+        notes = []
+        for why, names in list(self.left_out.items())[:50]:
+            more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+            notes.append(f"not read: {', '.join(names[:3])}{more}{why}")
+        return tuple(notes)
 
 
 def found_in(paths: Sequence[Path]) -> Found:
     """Read the files at `paths`, and those in folders among them. Raises UsageMistake."""
-    found = Found()
+    found = Found(Sources())
+    written_s = dict(_files(paths, found))
+    files = _last_attempts(written_s)
+    # Code that is newer than all of them is not what ran.
+    found.sources.before_s = max((written_s[file] for file in files), default=0.0)
     # More than this, in bytes, is no job's logs: what is left out is noted.
     left_bytes = 512 << 20
-    files = _last_attempts(dict(_files(paths, found)))
+    # So many collectives are kept in all. An entry that a dump lists 50,000 times takes it two
+    # bytes each.
+    most_records = min(50_000, 1_000_000 // max(1, len(files)))
     for number, file in enumerate(files):
         if number >= _MOST_RANKS or left_bytes <= 0:
-            found.notes.append(f"not read: {len(files) - number:,} more files than are read")
+            found.leave_out(f"{len(files) - number:,} more files", ": that is more than are read")
             break
-        left_bytes -= _take(file, found)
+        left_bytes -= _take(file, found, most_records)
     return found
 
 
 def _files(paths: Sequence[Path], found: Found) -> Iterator[tuple[Path, float]]:
-    """Return the files to read, and when each was written; notes folders that are closed to us."""
+    """Return the files to read, and when each was written; note what is not to be read."""
+    most = MOST_IN_FOLDERS + 1
     for path in paths:
         shown = cut(visible(str(path)), 300)
-        if not exists(path):
+        try:
+            status = path.stat()  # a link that the user names is followed
+        except PermissionError as error:
+            raise UsageMistake(f"{shown} cannot be read: {error.strerror}.") from None
+        except (OSError, ValueError):
             raise UsageMistake(
                 f"{shown} does not exist. Name a pid, or a folder or files of a job."
-            )
-        if not path.is_dir():
-            yield path, path.stat().st_mtime
+            ) from None
+        if not stat.S_ISDIR(status.st_mode):
+            yield path, status.st_mtime
             continue
-        count = 0
-        # Links are not followed: they may lead anywhere, also where we may not look, and in a ring.
-        for folder, folders, names in os.walk(
-            path, onerror=lambda error: found.leave_out(Path(str(error.filename)), f": {error}")
-        ):
-            count += len(folders) + len(names)
-            if count > MOST_IN_FOLDERS:
+        folders = [path]
+        while folders:
+            folder = folders.pop()
+            try:
+                with os.scandir(folder) as entries:
+                    names = {e.name: e.is_dir(follow_symlinks=False) for e in islice(entries, most)}
+            except OSError as error:
+                found.leave_out(folder.name, f": {error.strerror or error}")
+                continue
+            most -= len(names)
+            if most <= 0:
                 raise UsageMistake(
                     f"{shown} holds more than {MOST_IN_FOLDERS:,} files and folders. Name the "
                     "folder that one job has written."
                 )
-            for name in names:
-                with contextlib.suppress(OSError):  # it has gone meanwhile
-                    status = Path(folder, name).lstat()
-                    if stat.S_ISREG(status.st_mode):
-                        yield Path(folder, name), status.st_mtime
+            folders += (folder / name for name in names if names[name])
+            for file in (folder / name for name in names if not names[name]):
+                if (written_s := _written_s(file, found)) is not None:
+                    yield file, written_s
+
+
+def _written_s(file: Path, found: Found) -> float | None:
+    """Return when a file in a folder was written; note why where it is not to be read."""
+    try:
+        status = file.lstat()
+    except OSError as error:  # it has gone meanwhile, or its folder may be listed and no more
+        found.leave_out(file.name, f": {error.strerror or error}")
+        return None
+    if stat.S_ISREG(status.st_mode):
+        return status.st_mtime
+    # Links are not followed: they may lead anywhere, also where we may not look, and in a ring.
+    is_link = stat.S_ISLNK(status.st_mode)
+    found.leave_out(file.name, ": a link" if is_link else ": a pipe, a socket or a device")
+    return None
 
 
 def _last_attempts(files: Mapping[Path, float]) -> list[Path]:
@@ -148,30 +187,32 @@ def _last_attempts(files: Mapping[Path, float]) -> list[Path]:
     ]
 
 
-def _take(file: Path, found: Found) -> int:
+def _take(file: Path, found: Found, most_records: int) -> int:
     """Read one file into `found`; return how many bytes that were."""
     # Of a log the rank by its name; torchrun's folders are named by local ranks.
     match = _TORCHRUN.search(file.as_posix()) or re.search(r"rank[_-]?(\d{1,6})(?!\d)", file.name)
     rank = int(match[match.lastindex or 1]) if match else None
     try:
         with opened(file) as stream:
-            status = os.fstat(stream.fileno())
-            found.newest_s = max(found.newest_s, status.st_mtime)
+            size_bytes = os.fstat(stream.fileno()).st_size
             start = stream.read(2)
             if _is_log(file, start):
-                stream.seek(max(0, status.st_size - _LOG_TAIL_BYTES))
+                stream.seek(max(0, size_bytes - _LOG_TAIL_BYTES))
                 text = stream.read(_LOG_TAIL_BYTES).decode("utf-8-sig", errors="replace")
+                if text and not text.strip("\0"):  # it is sparse
+                    found.leave_out(file.name, f", which has {size_bytes:,} bytes and no text")
+                    return 0
                 found.logs.append((text, rank))
-                return len(text)
-            if status.st_size > dumps.MOST_BYTES:
-                found.leave_out(file, f", which has {status.st_size:,} bytes")
+                return sys.getsizeof(text)  # one character of another script makes it four times
+            if size_bytes > dumps.MOST_BYTES:
+                found.leave_out(file.name, f", which has {size_bytes:,} bytes")
                 return 0
-            data = start + stream.read(status.st_size)
+            data = start + stream.read(size_bytes)
     except OSError as error:
-        found.leave_out(file, f": {error.strerror or error}")
+        found.leave_out(file.name, f": {error.strerror or error}")
         return 0
     if data:
-        _take_dump(file, data, found)
+        _take_dump(file, data, found, most_records)
     return len(data)
 
 
@@ -182,18 +223,18 @@ def _is_log(file: Path, start: bytes) -> bool:
     return file.suffix in (".log", ".txt", ".out", ".err")
 
 
-def _take_dump(file: Path, data: bytes, found: Found) -> None:
+def _take_dump(file: Path, data: bytes, found: Found, most_records: int) -> None:
     try:
         wire = dumps.parse(data)
     except NotPlain as error:
-        found.leave_out(file, f", which is no dump of torch: {error}")
+        found.leave_out(file.name, f", which is no dump of torch: {error}")
         return
     rank = dumps.rank_of(file.name)
     if rank is None:
-        found.leave_out(file, ", whose name does not say of which rank it is")
+        found.leave_out(file.name, ", whose name does not say of which rank it is")
     # Of the same dump as a pickle and as JSON, the pickle: it has the stacks.
     elif rank not in found.dumps or data[:1] != b"{":
-        found.dumps[rank] = file, wire
+        found.dumps[rank] = dumps.read(wire, rank, found.sources, most_records)
 
 
 # -- as one case -----------------------------------------------------------------------------
@@ -234,8 +275,7 @@ def gather(paths: Sequence[Path]) -> Gathered:
     """Read the files and folders at `paths`. Raises UsageMistake if nothing is there."""
     found = found_in(paths)
     written = logs.read(found.logs)
-    sources = Sources(found.newest_s)
-    read = {r: dumps.read(wire, r, sources) for r, (_, wire) in sorted(found.dumps.items())}
+    sources, read = found.sources, dict(sorted(found.dumps.items()))
     if written.two_jobs:
         raise UsageMistake(
             f"These files are of more than one job: in their logs {written.two_jobs}. Name the "
@@ -265,7 +305,7 @@ def gather(paths: Sequence[Path]) -> Gathered:
         tuple(read),
         tuple(sorted(written.ranks)),
         all(dump.stacks for dump in read.values() if dump.records),
-        tuple(found.notes),
+        found.notes,
         _stood(written.raised, errors, size),
         written.watchdogs.words() or _without_ranks(written),
     )

@@ -186,8 +186,11 @@ def read(texts: Iterable[tuple[str, int | None]]) -> Logs:
     logs = Logs()
     unmarked: list[str] = []
     before: dict[int, int] = {}
+    texts = list(texts)
+    most_lines = min(50_000, 2_000_000 // max(1, len(texts)))  # a line may be one byte of a log
     for text, rank in texts:
-        lines = _attributed([_UNPRINTABLE.sub("", line)[:2000] for line in text.splitlines()])
+        last = text.splitlines()[-most_lines:]
+        lines = _attributed([_UNPRINTABLE.sub("", line)[:2000] for line in last])
         if rank is not None:
             logs.ranks.add(rank)
         _read_agent([line for _, line in lines], logs)
@@ -345,7 +348,8 @@ def _read_agent(lines: list[str], logs: Logs) -> None:
     # begin with 0 on each host: where they equal the ranks, the log is of the first host, and all
     # ranks before those listed ran there, too.
     if all(rank == local for rank, local in listed):
-        logs.ranks.update(range(max((int(own) for own, _ in listed), default=0)))
+        # A number in a log may be any: of so many ranks no job is read.
+        logs.ranks.update(range(min(max((int(own) for own, _ in listed), default=0), 10_000)))
     for line in lines:
         if match := _EXIT.search(line):
             rank = int(match[1])

@@ -140,6 +140,19 @@ def was_set(pid: int) -> bool:
         return False
 
 
+def why_not_prepared(pid: int) -> str:
+    """Say why a process cannot be asked that began with DDP_NOTEBOOK=1; empty of any other."""
+    return (elsewhere(pid) or _NOT_YET) if was_set(pid) else ""
+
+
+_NOT_YET = (
+    "It has DDP_NOTEBOOK=1 in its environment: perhaps it has not yet imported torch; then ask "
+    "again. Or torch did not call this package: it is older than 2.5, "
+    "TORCH_DEVICE_BACKEND_AUTOLOAD is 0, or its Python has no ddp_notebook installed. Then start "
+    "it so: torchrun … -m ddp_notebook.run train.py"
+)
+
+
 def elsewhere(pid: int) -> str:
     """Say that a process has its record for another user or in another folder; empty if not so."""
     if (user := processes.other_user(pid)) is not None:
@@ -351,6 +364,8 @@ class Outside:
     why_not: tuple[str, ...] = ()
     on_gpu: Ranks = ()
     """Ranks that use CUDA: a GPU may work while their threads wait for it."""
+    more: str = ""
+    """How more can be known of it."""
 
     def verdict(self) -> Verdict:
         """Return what is wrong with it, as far as stacks prove it."""
@@ -378,7 +393,8 @@ class Outside:
         waiting = self.case.waiting
         unknown = self.case.where(Activity.SILENT)
         if not self.threads:
-            return replace(diagnosis, findings=(), unsure=_NO_STACKS)
+            why = f"Undecided: its Python stacks cannot be read. {self.more}"
+            return replace(diagnosis, findings=(), unsure=why)
         moves = tuple(rank for rank in waiting if rank not in self.still)
         if moves:
             why = f"No problem found so far: {verb(moves, 'goes', 'go')} on."
@@ -388,7 +404,7 @@ class Outside:
         elif waiting:
             why = (
                 f"Undecided: {verb(waiting, 'waits', 'wait')}, and did not move for "
-                f"{BETWEEN_S} s; the stacks do not prove why. {_MORE}"
+                f"{BETWEEN_S} s; the stacks do not prove why. {self.more}"
             )
         else:
             why = (
@@ -429,9 +445,6 @@ class Outside:
         )
 
 
-_NO_STACKS = (
-    "Undecided: the job was started without DDP_NOTEBOOK=1, and its Python stacks cannot be read."
-)
 _MORE = "More is known of a job that was started with DDP_NOTEBOOK=1 in its environment."
 
 
@@ -489,7 +502,8 @@ def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
     )
     why_not = tuple(dict.fromkeys((*first.why_not, *second.why_not)))
     on_gpu = tuple(rank for rank, used in second.used.items() if used is not None and used.cuda)
-    return Outside(case, still, second.threads, why_not, on_gpu=on_gpu)
+    more = why_not_prepared(next(iter(ranks.values())).pid) or _MORE
+    return Outside(case, still, second.threads, why_not, on_gpu, more)
 
 
 def _seen(rank: int, process: Seen, now: Look, sources: Sources, still: bool) -> Reported:

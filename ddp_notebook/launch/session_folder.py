@@ -170,13 +170,16 @@ def files_left(folder: Path | str) -> int | None:
 
 
 def is_private(folder: Path) -> bool:
-    """Return True for a folder (not a link) that only this user can enter."""
+    """Return True for a folder (not a link) that only this user can enter.
+
+    The one check, before anything in it is opened, listened at or connected to.
+    """
     try:
         status = folder.lstat()
     except OSError:
         return False
     private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
-    return private and status.st_uid == os.getuid()
+    return private and status.st_uid == os.geteuid()
 
 
 def _locked(path: Path, *, exclusive: bool) -> int:

@@ -545,13 +545,14 @@ class BenchRequest(Message, frozen=True):
     """A benchmark of collectives, for one of `members`. `plan` is `bench.plan.Plan` as JSON.
 
     `backend` is that of the group it makes for it; empty for the one that is there, if all of
-    its ranks take part.
+    its ranks take part. `number` is the same on all members and another one each time.
     """
 
     plan: Mapping[str, Any]
     members: tuple[int, ...]
     backend: str
     device: str
+    number: int
 
 
 class StepsRequest(Message, frozen=True):
@@ -568,6 +569,8 @@ class StepsMeasurement(Message, frozen=True):
     batches: tuple[int, ...]
     alone: bool
     members: Ranks
+    number: int
+    """As in a `BenchRequest`."""
 
 
 BENCH_FACTS: Call[BenchDevice, dict[str, Any] | RankFailure] = Call("bench facts")

@@ -9,8 +9,8 @@ request}``, one a connection; what `Handlers.answer` gives for it comes back, fr
 A connection that begins with ``{"orders": pid}`` stays, and is read by `Orders`: so no order waits
 for an answer to be ready, and none needs the file of the socket, which may be removed meanwhile.
 
-Only this user gets in: the socket is 0600, its folder should be 0700, and the system says whose the
-other end is.
+Only this user gets in: the folder is looked at (`is_private`: 0700, and whose), the socket is 0600,
+and the system says whose the other end is (`is_mine`). Who connects looks at the same.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ddp_notebook.launch.session_folder import is_private
 from ddp_notebook.rank.component import Component
 
 Answers = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
@@ -46,12 +47,30 @@ _PEER = struct.Struct("3i")
 def is_mine(connection: socket.socket) -> bool:
     """Return True when the other end is this user's, as far as this system tells.
 
-    Where it does not tell (not Linux), the folder of the socket has to keep others out.
+    Where it does not tell (not Linux), the folder of the socket alone keeps others out.
     """
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     return int(_PEER.unpack(peer)[1]) == os.geteuid()
+
+
+def connected(path: Path) -> socket.socket:
+    """Return a connection, which does not block, to the process of this user's that listens at
+    `path`. Raises OSError."""
+    if not is_private(path.parent):
+        raise PermissionError(f"others can enter {path.parent}, or it is theirs")
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)  # its queue may be full, or it may be stopped
+        with reachable(path) as address:
+            connection.connect(address)
+        if not is_mine(connection):
+            raise PermissionError(f"{path} is another user's")
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 @contextlib.contextmanager
@@ -89,7 +108,10 @@ class ControlSocket(Component):
             self.listen()
 
     def listen(self) -> None:
-        """The same. Raises OSError: no folder is there, or the path is too long (not Linux)."""
+        """The same. Raises OSError: its folder is not there or not this user's alone, or the path
+        is too long (not Linux)."""
+        if not is_private(self.path.parent):
+            raise PermissionError(f"others can enter {self.path.parent}, or it is theirs")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with contextlib.suppress(FileNotFoundError):

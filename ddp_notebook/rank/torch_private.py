@@ -116,6 +116,23 @@ def watch_groups(making: Callable[[NewGroup], Any]) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def groups_counted_from(number: int) -> Iterator[None]:
+    """A context in which torch numbers the groups it makes from `number`, as on no other rank.
+
+    For groups that only their members make. torch 2.15 names these by their members and by how many
+    groups the process has made. Where that differs among members they wait for each other forever,
+    and so do all ranks in the next `new_group`, whose name is this count.
+    """
+    world: Any = distributed_c10d._world
+    before = world.group_count
+    world.group_count = number
+    try:
+        yield
+    finally:
+        world.group_count = before
+
+
 def take_place(group: Any, inner: Any) -> None:
     """Put `group` where torch has just put `inner`: in its maps, and by its name.
 
@@ -280,8 +297,9 @@ def on_compiled(chosen: Callable[[CodeType, Sequence[CodeType]], bool], *, load:
 
     def hook(code: CodeType, _: CodeType) -> CodeType | None:
         output = sys._getframe(1).f_locals.get("output")
+        traced = getattr(getattr(output, "tracing_context", None), "traced_code", ())
         with contextlib.suppress(Exception):  # what is compiled matters more
-            if chosen(code, tuple(getattr(output, "traced_code", ())) or (code,)):
+            if chosen(code, tuple(traced) or (code,)):
                 return code.replace(co_consts=(*code.co_consts, _NOT_COMPILED))
         return None
 

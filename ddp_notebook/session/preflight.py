@@ -1,18 +1,20 @@
 """What is checked before ranks are started, and what is named when a start has failed.
 
 Whether they fit (memory, cores, GPUs, this user's limits of processes, open files and room on
-disk), whether this package has changed under the kernel, and whether a file beside the notebook
-has the name of a module that ranks load.
+disk), whether this package has changed under the kernel or others are too old, and whether a file
+beside the notebook has the name of a module that ranks load.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -282,7 +284,29 @@ def _shadowing(python_path: Sequence[str]) -> Iterator[Path]:
                 yield file
 
 
-# -- the package itself -----------------------------------------------------------------------
+# -- the package itself, and those that it needs ----------------------------------------------
+
+OLDEST = {"python": "3.11", "torch": "2.8", "ipyparallel": "9.0", "ipykernel": "6.29"}
+"""The oldest versions that are supported. An older torch cannot give its store a listening socket,
+so that no rank would get further than the store."""
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: ``2.6.0+cpu`` is 2, 6, 0."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def check_versions() -> None:
+    """Raise UsageMistake where a package is too old for ranks to start."""
+    for name, oldest in OLDEST.items():
+        with contextlib.suppress(metadata.PackageNotFoundError):  # Python; one that was only built
+            if release(version := metadata.version(name)) < release(oldest):
+                raise UsageMistake(
+                    f"{name} {version} is older than {oldest}, the oldest with which ranks start: "
+                    f'type {sys.executable} -m pip install "{name}>={oldest}" in a shell, and '
+                    "restart the kernel."
+                )
 
 
 def _installed_version() -> str:

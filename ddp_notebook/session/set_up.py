@@ -131,6 +131,7 @@ class SetUp:
                 except SessionLost:  # it was lost before, and only now is that known
                     why_anew = "All processes are new, without variables: those before had ended."
         preflight.check_package()
+        preflight.check_versions()
         devices = self._pool.plan(options)  # first: an impossible plan costs no ranks
         if processes is None:
             preflight.check_start(options.world_size)

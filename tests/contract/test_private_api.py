@@ -215,7 +215,8 @@ def test_ipython_still_has_what_running_a_cell_as_one_module_needs(ranks2: Sessi
 
 
 def test_ipykernel_still_lets_a_rank_not_list_all_modules(ranks2: Session) -> None:
-    ranks2.run_cell("listed = len(get_ipython().kernel._kernel_modules)").raise_for_error()
+    modules = "getattr(get_ipython().kernel, '_kernel_modules', ())"  # before 7 it lists none
+    ranks2.run_cell(f"listed = len({modules})").raise_for_error()
     assert ranks2.pull("listed") == {0: 0, 1: 0}
 
 
@@ -479,7 +480,7 @@ assert {name: unit.parameters for name, unit in units.items()} == {"0": 10, "": 
 ranks, sharded = fsdp_private.sharded_in(model.parameters(), {})
 assert units["0"].mesh == ranks == (0,) and len(sharded) == 4
 module = importlib.import_module(fsdp_private.PARAM_GROUP_MODULE)
-(group,) = model[0]._get_fsdp_state()._fsdp_param_groups
+(group,) = fsdp_private.groups_of(model[0]._get_fsdp_state())
 assert type(group) is module.FSDPParamGroup and "0 (FSDP2" in fsdp_private._of_unit(group)
 held = fsdp_private.held_by_units()[id(model[0]), "weight"]
 assert held.tensor is model[0].weight and held.gathers == ("forward", "backward"), held
@@ -502,9 +503,9 @@ assert (part.micro_batches, part.meant, part.members) == (3, (0,), (0,)), part
 assert schedules.__name__ == pipelines.SCHEDULES_MODULE
 assert {"i", "bwd_sends_to_wait"} <= named(ScheduleGPipe._step_microbatches)
 assert {"fwd_mb_index", "bwd_mb_index"} <= named(Schedule1F1B._step_microbatches)
-listed = schedules._PipelineScheduleRuntime._step_microbatches.__code__.co_consts
-(perform,) = (c for c in listed if getattr(c, "co_name", "") == "_perform_action")
-assert "action" in perform.co_varnames
+listed = schedules._PipelineScheduleRuntime._step_microbatches.__code__
+inner = (c for c in listed.co_consts if getattr(c, "co_name", "") == "_perform_action")
+assert "action" in next(inner, listed).co_varnames  # torch 2.8 has no function of its own for it
 dist.destroy_process_group()
 """
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import eventually
+from support import NOBODY, as_nobody, eventually
 
 from ddp_notebook.archive.format import SavedRun
 from ddp_notebook.archive.save import write
@@ -34,26 +34,6 @@ from ddp_notebook.testing import pids_of
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.getuid() != 0, reason="only root can be another user here"
 )
-NOBODY = 65534
-
-
-def as_nobody(work: Callable[[], Any]) -> Any:
-    """What `work` gives in a process of another user, as JSON has it."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            os.write(write, json.dumps(work()).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as told:
-        text = told.read()
-    os.waitpid(pid, 0)
-    return json.loads(text)
 
 
 def refused(do: Callable[[], Any]) -> str:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from support import eventually, stuck
 
+from ddp_notebook.cluster.channels import EventReceiver
 from ddp_notebook.errors import CellFailed, Stuck
-from ddp_notebook.model import Category
+from ddp_notebook.model import Category, Event, StoreFailed
+from ddp_notebook.rank.setup import store_process
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -123,3 +125,22 @@ def test_the_file_of_a_store_in_a_folder_that_is_missing_is_a_hang_that_ends_onc
     folder.mkdir()
     ranks.wait().raise_for_error()
     assert ranks.pull("total") == dict.fromkeys(range(3), 3.0)
+
+
+def test_what_torchs_store_raises_is_told_by_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any, **__: Any) -> None:
+        raise NotImplementedError("no listening socket, please")
+
+    monkeypatch.setattr(store_process, "TCPStore", refuses)
+    heard: list[Event] = []
+    receiver = EventReceiver(tmp_path, heard.extend)
+    try:
+        store_process.main(receiver.url, receiver.source, "127.0.0.1", 0)
+        eventually(lambda: heard)
+    finally:
+        receiver.close()
+    (failed,) = heard
+    assert isinstance(failed, StoreFailed)
+    assert failed.cause == "torch's store cannot open: no listening socket, please"

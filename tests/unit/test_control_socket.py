@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ddp_notebook.cluster import questions
+from ddp_notebook.cluster.channels import EventReceiver
 from ddp_notebook.cluster.questions import ask
 from ddp_notebook.rank import control_socket
 from ddp_notebook.rank.calls import CannotAnswer, Nothing, Question
@@ -81,7 +82,7 @@ def test_an_answer_that_is_there_counts_though_who_asked_gets_no_core_until_the_
 
 def test_a_path_longer_than_an_address_can_be_serves(tmp_path: Path) -> None:
     folder = tmp_path / ("a" * 100) / ("b" * 100)
-    folder.mkdir(parents=True)
+    folder.mkdir(0o700, parents=True)
     far = ControlSocket(folder / "ask", answer)
     far.listen()
     assert ask({3: far.path}, HELLO, Nothing(), 5.0) == {3: Name("me")}
@@ -98,6 +99,20 @@ def test_questions_that_are_none_do_not_end_the_answering(listening: ControlSock
             asking.sendall(len(content).to_bytes(4, "big") + content)
             assert asking.recv(1 << 16) == b""
     assert ask({3: listening.path}, HELLO, Nothing(), 5.0) == {3: Name("me")}
+
+
+def test_nobody_listens_or_asks_in_a_folder_that_others_can_enter(
+    listening: ControlSocket, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o755)
+    try:
+        assert ask({0: listening.path}, HELLO, Nothing(), 5.0) == {}
+        with pytest.raises(PermissionError, match="others can enter"):
+            ControlSocket(tmp_path / "new", answer).listen()
+        with pytest.raises(PermissionError, match="others can enter"):
+            EventReceiver(tmp_path, lambda _: None)
+    finally:
+        tmp_path.chmod(0o700)
 
 
 def test_another_users_questions_are_not_read(

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import resource
 import signal
+import socket
+import tempfile
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import as_nobody
 
 from ddp_notebook import __main__, files
 from ddp_notebook.archive.replay import Replay, is_saved_run
 from ddp_notebook.errors import UsageMistake
-from ddp_notebook.jobs import hosts, prepared, records
+from ddp_notebook.jobs import hosts, logs, prepared, records
+from ddp_notebook.jobs import left as left_by_a_job
 from ddp_notebook.jobs.frames import Frame, Sources
+from ddp_notebook.jobs.target import Left
 from ddp_notebook.jobs.verdict import Outcome
+from ddp_notebook.launch.timeouts import scaled_for_load
+from ddp_notebook.rank.inspect import answers
 from ddp_notebook.rank.prepared import job_folder
 from ddp_notebook.rank.prepared.job_folder import About
+from ddp_notebook.rank.setup import rendezvous
+from ddp_notebook.session import BenchResult
 from ddp_notebook.session.tools.breakpoints import _check_has_line
 
 ROOM_BYTES = 1 << 30
@@ -32,7 +44,7 @@ def at_once() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM_BYTES, before[1]))
-    signal.alarm(10)
+    signal.alarm(round(scaled_for_load(10)))
     try:
         yield
     finally:
@@ -83,6 +95,10 @@ def test_what_is_no_regular_file_is_no_run_and_no_log(left: Path) -> None:
             hosts.named([str(left)])
         with pytest.raises(UsageMistake):
             _check_has_line(left, 3)
+        with pytest.raises(UsageMistake, match="cannot be read"):
+            BenchResult.read(left)
+        assert not rendezvous._was_here(str(left), 0)
+        assert not answers._store_file(str(left), False, "").claims
 
 
 @pytest.mark.parametrize("kind", ["FIFO", "link to a device"])
@@ -108,6 +124,159 @@ def test_code_that_is_newer_than_the_job_or_too_long_is_not_shown_as_its(tmp_pat
     assert files.sources(script, before_s=1.0) == {}
     assert files.source(script, most_bytes=5) == ""
     assert files.source(script, most_bytes=6) == "x = 1\n"
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that every user can read, with a log of a job in it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "job.log").write_text(
+            "[rank0]: Traceback (most recent call last):\n"
+            '[rank0]:   File "/home/me/train.py", line 5, in <module>\n'
+            "[rank0]: ValueError: no rows left\n"
+        )
+        yield folder
+
+
+def socket_at(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+def sparse(path: Path, start: bytes) -> None:
+    with path.open("wb") as stream:
+        stream.write(start)
+        stream.truncate(200 << 30)
+
+
+def closed(path: Path, mode: int) -> None:
+    path.mkdir()
+    (path / "more.log").touch()
+    path.chmod(mode)
+
+
+UNREADABLE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "more.log": (lambda path: path.symlink_to("job.log"), "more.log: a link"),
+    "elsewhere.log": (lambda path: path.symlink_to("/root/secret"), "elsewhere.log: a link"),
+    "pipe.log": (os.mkfifo, "pipe.log: a pipe, a socket or a device"),
+    "socket.log": (socket_at, "socket.log: a pipe, a socket or a device"),
+    "rank_1": (lambda path: sparse(path, b"\x80"), "rank_1, which has 214,748,364,800 bytes"),
+    "rank1.log": (
+        lambda path: sparse(path, b""),
+        "rank1.log, which has 214,748,364,800 bytes and no text",
+    ),
+    "theirs.log": (lambda path: path.touch(mode=0), "theirs.log: Permission denied"),
+    "theirs": (lambda path: closed(path, 0), "theirs: Permission denied"),
+    "listed": (lambda path: closed(path, 0o744), "more.log: Permission denied"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_cannot_be_read_is_noted_beside_what_could(shared: Path, name: str) -> None:
+    make, note = UNREADABLE[name]
+
+    def why(folder: Path = shared) -> list[Any]:
+        with at_once():
+            verdict = Left([folder]).why()
+        return [len(verdict.diagnosis.findings), *verdict.unread]
+
+    assert why() == [1]  # and all that it loads is loaded before this is another user
+    make(shared / name)
+    try:
+        assert (as_nobody(why) if os.getuid() == 0 else why()) == [1, f"not read: {note}"]
+    finally:
+        if name in ("theirs", "listed"):
+            (shared / name).chmod(0o700)
+
+
+def test_a_file_that_is_gone_meanwhile_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"rank_0.{name}.log").write_text("train.py: error: no\n")
+    (tmp_path / "rank_1.log").write_text("step 1\n")
+    looked = Path.lstat
+
+    def removes(path: Path) -> os.stat_result:
+        (tmp_path / "rank_0.a.log").unlink(missing_ok=True)
+        return looked(path)
+
+    monkeypatch.setattr(Path, "lstat", removes)
+    note = "not read: rank_0.a.log: No such file or directory"
+    assert left_by_a_job.gather([tmp_path]).unread == (note,)
+
+
+def test_many_files_that_cannot_be_read_are_one_note(tmp_path: Path) -> None:
+    (tmp_path / "rank_1.log").write_text("step 1\n")
+    for number in range(2000):
+        (tmp_path / f"{number}.log").symlink_to("/elsewhere")
+    (note,) = left_by_a_job.gather([tmp_path]).unread
+    assert note.startswith("not read: ") and note.endswith(" and 1,997 more: a link")
+
+
+@pytest.mark.parametrize("name", ["secret/rank_0.log", "link.log"])
+def test_a_name_that_leads_where_one_may_not_look_is_refused_in_words(
+    shared: Path, name: str
+) -> None:
+    closed(shared / "secret", 0o700)
+    (shared / "secret/rank_0.log").touch()
+    (shared / "link.log").symlink_to("secret/rank_0.log")
+
+    def told() -> str:
+        try:
+            left_by_a_job.gather([shared / name])
+        except UsageMistake as mistake:
+            return str(mistake)
+        return ""
+
+    told()
+    if os.getuid() == 0:
+        assert as_nobody(told) == f"{shared / name} cannot be read: Permission denied."
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("job.log", b"  rank      : 9000000 (local_rank: 9000000)\n"),
+        ("rank_0.log", b"ab\n" * 700_000),
+    ],
+    ids=["a large number", "short lines"],
+)
+def test_what_a_log_makes_one_build_is_bounded(tmp_path: Path, name: str, line: bytes) -> None:
+    (tmp_path / name).write_bytes(line)
+    with at_once():
+        (text,) = left_by_a_job.found_in([tmp_path]).logs
+        tracemalloc.start()
+        logs.read([text])
+        _, most_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert most_bytes < 80 << 20
+
+
+HEAD = b'{"version": "1", "pg_config": {}, "entries": ['
+
+
+@pytest.mark.parametrize(("values", "files"), [(20_000_000, 1), (1_900_000, 9)])
+def test_files_of_many_values_are_built_one_at_a_time_or_not_at_all(
+    tmp_path: Path, values: int, files: int
+) -> None:
+    for rank in range(files):
+        (tmp_path / f"rank_{rank}.json").write_bytes(HEAD + b"[]," * values + b"1]}")
+    with at_once(), contextlib.suppress(UsageMistake):
+        left_by_a_job.gather([tmp_path])
+
+
+def test_one_entry_that_many_dumps_list_many_times_is_kept_as_often_as_it_can_be(
+    tmp_path: Path,
+) -> None:
+    entry = {"record_id": 1, "process_group": ("0", "default_pg"), "profiling_name": "gloo:x"}
+    dump = {"version": "1", "pg_config": {}, "entries": [entry] * 40_000}
+    for rank in range(100):
+        (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps(dump))
+    of = left_by_a_job.found_in([tmp_path]).dumps
+    assert [len(of[rank].records) for rank in range(100)] == [10_000] * 100
 
 
 NO_NAMES = ("a\0b", "a" * 5000, "9" * 5000, "~nobodyhere", "half \ud800", "x:9" * 3000, "\x1b[2J")

@@ -293,3 +293,16 @@ def test_a_process_whose_name_is_no_text_is_looked_up_as_any_other() -> None:
         assert used is not None and used.state == "R"
     finally:
         name.write_bytes(before)
+
+
+def test_of_a_job_that_was_started_with_the_variable_it_is_not_advised(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks may not have imported torch yet, which takes long on a busy machine."""
+    for threads in ({}, {0: backward(script), 1: backward(script)}):
+        ranks = {rank: Seen(1 << 30, 1, rank, 2, "train.py", 1e11) for rank in (0, 1)}
+        look = Look(threads, dict.fromkeys(ranks, Used("S", 1, {})))
+        for was_set, advice in ((True, "then ask again"), (False, "started with DDP_NOTEBOOK=1")):
+            monkeypatch.setattr(looked_at, "was_set", lambda _, was_set=was_set: was_set)
+            unsure = looked_at.seen(ranks, look, look).verdict().diagnosis.unsure
+            assert advice in unsure and ("More is known of" in unsure) is not was_set, unsure

@@ -18,6 +18,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import torch
+from support import eventually
 
 from ddp_notebook import __main__
 from ddp_notebook.errors import UsageMistake
@@ -716,7 +717,9 @@ def test_ranks_that_lost_the_process_that_had_started_them_did_not_end_well() ->
 def stranger(*, variable: str = "0") -> subprocess.Popen[bytes]:
     """A process of this user's that is no prepared rank."""
     environment = {**os.environ, "DDP_NOTEBOOK": variable}
-    return subprocess.Popen(["sleep", "60"], env=environment)
+    process = subprocess.Popen(["sleep", "60"], env=environment)
+    eventually(Path(f"/proc/{process.pid}/environ").read_bytes)  # it is set last in exec
+    return process
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.describe import called, fact, named, numbered
-from ddp_notebook.diagnosis.collectives.explain import TRY_AGAIN_TOGETHER
+from ddp_notebook.diagnosis.collectives.explain import TRY_AGAIN_TOGETHER, two_threads
 from ddp_notebook.diagnosis.collectives.out_of_step import ended_by_conflicts
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
@@ -182,13 +183,24 @@ def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Find
         ranks = tuple(sorted(rank for rank, record in there.items() if record is not None))
         script = context.case.script
         command = "%ddp_abort" if script else f"%ddp_restart --ranks {e.rank}"
+        back = f"{'End the others' if script else 'Bring it back'}: {command}"
+        what = (
+            f"rank {e.rank} got {sizes[1]} bytes from another rank in {named(last)}, where it "
+            f"expects {sizes[2]} at most: for that gloo ended its process"
+        )
+        # What meets what is chance then: both ranks may be right.
+        by_threads = tuple(two_threads(context, last.group))
+        for f in by_threads:
+            why, remedy = f"{f.cause}: {what}", f"{f.remedy} {back}"
+            yield replace(f, cause=why, remedy=remedy, commands=(command,))
+        if by_threads:
+            continue
         yield Finding(
             Category.SHAPE_MISMATCH,
             ranks,
-            f"rank {e.rank} got {sizes[1]} bytes from another rank in {named(last)}, where it "
-            f"expects {sizes[2]} at most: for that gloo ended its process",
+            what,
             "Compare what each rank sends there with what the other expects: the split sizes, "
-            f"the shapes. {'End the others' if script else 'Bring it back'}: {command}",
+            f"the shapes. {back}",
             context.victims,
             tuple(fact((rank,), record) for rank, record in there.items() if record is not None),
             commands=(command,),

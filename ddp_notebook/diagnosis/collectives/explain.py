@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ddp_notebook.diagnosis.collectives.alignment import (
@@ -187,6 +187,21 @@ def threads_of(context: Context, group: str) -> tuple[Ranks, tuple[str, ...]]:
                     f"{called(sooner)} of collective {sooner.slot} was under way"
                 )
     return tuple(several), tuple(facts)
+
+
+def two_threads(context: Context, group: str) -> Iterator[Finding]:
+    """Find threads that use one group at the same time."""
+    ranks, facts = threads_of(context, group)
+    if facts:
+        yield Finding(
+            Category.MISMATCHED_ORDER,
+            ranks,
+            f"two threads of {verb(ranks, 'use', 'each use')} one group at the same time, so it is "
+            f"left to chance which collectives meet",
+            GROUP_OF_EACH_THREAD,
+            context.victims,
+            facts,
+        )
 
 
 def _at_once(records: Iterable[Collective]) -> tuple[Collective, Collective] | None:

@@ -35,6 +35,7 @@ from ddp_notebook.rank.bench.operations import Buffers, Call, Operation
 from ddp_notebook.rank.calls import BenchDevice, BenchRequest
 from ddp_notebook.rank.collectives.observer import Observer, unobserved
 from ddp_notebook.rank.events import EventSender
+from ddp_notebook.rank.torch_private import groups_counted_from
 
 _STOP = -1
 _KEEP_WARMING_UP = 0
@@ -74,7 +75,10 @@ class CollectivesBench:
                 self._observer.suspended(),
                 interrupts_noted() as stopped,
                 sender.at_work(""),  # from here on an interrupt does no harm
-                groups_of(members, request.backend, plan.world_sizes) as (control, groups),
+                groups_of(members, request.number, request.backend, plan.world_sizes) as (
+                    control,
+                    groups,
+                ),
             ):
                 started = machine.Meter.read()
                 run = Bench(plan, device, control.rank(), control, groups, report, stopped)
@@ -103,17 +107,20 @@ def interrupts_noted() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def groups_of(
-    members: Sequence[int], backend: str = "", world_sizes: Sequence[int] = ()
+    members: Sequence[int], number: int, backend: str = "", world_sizes: Sequence[int] = ()
 ) -> Iterator[tuple[Any, dict[int, Any]]]:
     """Torch's own groups, not observed: of all `members`, and by world size.
 
     None for a group that this rank is not in. Groups made for the benchmark are destroyed.
     """
-    made = []
+    made: list[Any] = []
 
     def make(ranks: Sequence[int]) -> Any:
         # Only those that are in it call this: the others may be dead, or busy.
-        group = dist.new_group(list(ranks), backend=backend or None, use_local_synchronization=True)
+        with groups_counted_from(number + len(made)):
+            group = dist.new_group(
+                list(ranks), backend=backend or None, use_local_synchronization=True
+            )
         made.append(group)
         return group
 

@@ -154,7 +154,7 @@ class StepsBench:
         Once it is stopped on one rank, all ranks stop before the next block. Raises Unusable if the
         model raises; the other ranks then wait for this one.
         """
-        with groups_of(request.members) as (some, _):
+        with groups_of(request.members, request.number) as (some, _):
             # DDP takes all ranks' group as torch names it.
             group = some if len(request.members) < dist.get_world_size() else dist.group.WORLD
             plan = replace(plan, batches=request.batches)

@@ -17,6 +17,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
+from ddp_notebook import files
 from ddp_notebook.model import (
     Awaited,
     Category,
@@ -214,7 +215,8 @@ def _store_file(path: str, initialized: bool, joined: str) -> StoreFile:
     if not path:
         return StoreFile()
     try:
-        data = Path(path).read_bytes()[: 1 << 20]
+        with files.opened(Path(path)) as stream:
+            data = stream.read(1 << 20)
     except OSError:
         folder = Path(path).parent
         return StoreFile(

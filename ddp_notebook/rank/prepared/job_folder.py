@@ -20,6 +20,7 @@ from typing import Protocol, TypeVar
 from ddp_notebook import files
 from ddp_notebook.launch.process_groups import stat_fields
 from ddp_notebook.launch.session_folder import is_private, parents
+from ddp_notebook.rank.control_socket import connected
 
 FOLDER_VARIABLE = "DDP_NOTEBOOK_FOLDER"
 SLURM_JOB = "SLURM_JOB_ID"
@@ -214,9 +215,8 @@ def in_another_container(about: About, own: Path) -> bool:
     """Return True if a process of another pid namespace runs: it listens in its folder."""
     if about.pids == namespace():
         return False
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asks:
-        asks.settimeout(0.2)
-        asks.connect(str(own / "ask"))
+    with contextlib.suppress(OSError):
+        connected(own / "ask").close()
         return True
     return False
 

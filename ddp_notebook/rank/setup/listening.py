@@ -25,8 +25,10 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def explain(error: OSError, host: str, port: int) -> StageError:
+def explain(error: OSError | RuntimeError, host: str, port: int) -> StageError:
     """Why the store cannot listen, and what to type; a category if another process listens."""
+    if isinstance(error, RuntimeError):  # torch's own, of its store
+        return StageError(f"torch's store cannot open: {error}", "Look at the machine: %ddp_doctor")
     no_address = "Leave --master-addr out (127.0.0.1 is used), or give an address of this machine."
     if isinstance(error, socket.gaierror):
         return StageError(f"MASTER_ADDR {host!r} does not resolve: {error.strerror}.", no_address)

@@ -24,6 +24,7 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from ddp_notebook import files
 from ddp_notebook.model import PRIVATE_STORE, InitArguments, cut
 from ddp_notebook.rank.component import Component, Run
 from ddp_notebook.rank.inspect import process
@@ -246,7 +247,8 @@ def _which(store: Any) -> str:
 def _was_here(path: str, rank: int | None) -> bool:
     """True if a file that this rank has not written to has its address, from an earlier run."""
     try:
-        data = Path(path).read_bytes()[: 1 << 20]
+        with files.opened(Path(path)) as stream:
+            data = stream.read(1 << 20)
     except OSError:
         return False
     return re.search(rb"default_pg/0//\w+//0/%d(?!\d)" % (rank or 0), data) is not None

@@ -22,7 +22,17 @@ def main(url: str, source: str, host: str, port: int) -> None:
     events = EventSender(SESSION, url, source)
     try:
         listener = listen(host, port)
-    except OSError as error:
+        actual_port = listener.getsockname()[1]
+        store = TCPStore(
+            host,
+            actual_port,
+            None,
+            is_master=True,
+            timeout=timedelta(seconds=30),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+    except (OSError, RuntimeError) as error:
         why = explain(error, host, port)
         events.emit(
             StoreFailed,
@@ -33,16 +43,6 @@ def main(url: str, source: str, host: str, port: int) -> None:
         )
         events.close()
         return
-    actual_port = listener.getsockname()[1]
-    store = TCPStore(
-        host,
-        actual_port,
-        None,
-        is_master=True,
-        timeout=timedelta(seconds=30),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
     events.emit(StoreOpened, host=host, port=actual_port, pid=os.getpid())
     signal.pause()
     del store

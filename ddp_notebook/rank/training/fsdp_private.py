@@ -73,9 +73,17 @@ def units(context: Any, number: int = 0) -> tuple[model.ShardedUnit, ...]:
                 sum(param.sharded_param.requires_grad for param in group.fsdp_params),
             )
             for state in context.all_states
-            for group in state._fsdp_param_groups
+            for group in groups_of(state)
         )
     return ()
+
+
+def groups_of(state: Any) -> list[Any]:
+    """Return the groups of parameters of a module's state; before torch 2.12 it has one at most."""
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [getattr(state, "_fsdp_param_group", None)]
+    return [group for group in groups if group is not None]
 
 
 def purpose(frames: Iterable[FrameType]) -> str:
@@ -192,11 +200,7 @@ def _groups() -> Iterator[Any]:
         return
     states = getattr(sys.modules.get(_ALL_STATES_MODULE), "_module_state_mapping", {})
     for ref in list(states.values()):
-        state = ref()
-        groups = getattr(state, "_fsdp_param_groups", None)
-        if groups is None:
-            groups = [getattr(state, "_fsdp_param_group", None)]
-        yield from (group for group in groups if group is not None)
+        yield from groups_of(ref())
 
 
 def held_by_units() -> dict[tuple[int, str], HeldByUnit]:
@@ -347,7 +351,7 @@ class Sharded(Component):
                 for known in self._roots
                 if (root := known()) is not None
                 for state in root.all_states
-                for group in state._fsdp_param_groups
+                for group in groups_of(state)
                 for param in group.fsdp_params
             ]
             if held.isdisjoint(map(id, parameters)):

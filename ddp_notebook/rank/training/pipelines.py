@@ -61,13 +61,13 @@ def micro_batches(frames: Iterable[FrameType]) -> tuple[int | None, int | None]:
 
 
 def _micro_batches(function: str, values: dict[str, Any]) -> tuple[int | None, int | None] | None:
-    if function == "_perform_action":  # of schedules that are lists of actions
+    if function not in ("_perform_action", "_step_microbatches"):
+        return None
+    if "action" in values:  # of schedules that are lists of actions
         action = values["action"]
         index = action.microbatch_index
         forward = str(action.computation_type).endswith("F")
         return (index, None) if forward else (None, index)
-    if function != "_step_microbatches":
-        return None
     if "fwd_mb_index" in values:  # 1F1B
         return values["fwd_mb_index"], values["bwd_mb_index"]
     index = values.get("i")

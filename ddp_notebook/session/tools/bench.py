@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -220,7 +221,9 @@ class Benchmarks:
             versions=first["versions"],
         )
         made_for_it = "" if backend == own else backend
-        request = calls.BenchRequest(codec.encode(plan), members, made_for_it, device)
+        request = calls.BenchRequest(
+            codec.encode(plan), members, made_for_it, device, time.time_ns()
+        )
         with self._measuring(", ".join(plan.ops), members) as measuring:
             measuring.follow(watch, lambda heard: summarise(about, plan, members, heard, {}))
             told = self._ask(members, calls.BENCH, request, measuring.cancelled)
@@ -281,7 +284,9 @@ class Benchmarks:
                 return steps.summarise(replace(about, **known), told, rounds=plan.rounds)
 
             measuring.follow(watch, result)
-            wanted = calls.StepsMeasurement(tuple(batches), not communicates, members)
+            wanted = calls.StepsMeasurement(
+                tuple(batches), not communicates, members, time.time_ns()
+            )
             answers = self._ask(members, calls.MEASURE_STEPS, wanted, measuring.cancelled)
             problem = self._end(answers, measuring)
         notes = list(about.notes)

@@ -9,6 +9,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from ddp_notebook import files
+from ddp_notebook.archive.replay import LARGEST_FILE
 from ddp_notebook.bench.result import BenchRun
 from ddp_notebook.bench.steps import StepBenchResult
 from ddp_notebook.errors import UsageMistake, named_file
@@ -47,12 +49,15 @@ class BenchResult(BenchRun):
         """Return the result that `save` wrote. Raises UsageMistake when it cannot be read."""
         source = named_file(path)
         try:
-            if source.stat().st_size > 64 * 2**20:
+            with files.opened(source) as stream:
+                data = stream.read(LARGEST_FILE + 1)
+            if len(data) > LARGEST_FILE:
                 raise UsageMistake(f"{source} is too large to be a result of %ddp_bench.")
-            wire = codec.loads(source.read_bytes(), of_others=True)
+            wire = codec.loads(data, of_others=True)
         except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
             raise UsageMistake(
-                f"{source} cannot be read: {error}. Write one first: %ddp_bench --export {path}"
+                f"{source} cannot be read: {why}. Write one first: %ddp_bench --export {path}"
             ) from None
         if not isinstance(wire, dict) or wire.get("kind") != KIND:
             raise UsageMistake(
