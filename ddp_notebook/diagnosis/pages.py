@@ -117,7 +117,18 @@ PAGES: Mapping[Category, Page] = {
         "«trying to initialize the default process group twice!».",
         "init_process_group was called, and the rank has a group already.",
         "The rank's error.",
-        "Call it once, or dist.destroy_process_group() before.",
+        "Call it once, or dist.destroy_process_group() before. In a cell the ranks have a group: "
+        "ask for that one, or leave the call out.",
+    ),
+    Category.NOTEBOOK_LAUNCH: Page(
+        "«Can't get attribute 'main' on <module '__main__'>» from mp.spawn; ports in use, or "
+        "nothing, where a launcher starts ranks within ranks.",
+        "A cell starts ranks (mp.spawn, notebook_launcher, torchrun, mpirun), and it runs on ranks "
+        "already.",
+        "The call itself, before it starts anything.",
+        "Call the function that would have run on each rank: main(rank, world_size). Or put the "
+        "program into a file: %ddp_run for one that torchrun starts, %ddp_run --python for one "
+        "that starts its ranks itself.",
     ),
     Category.VERSION_MISMATCH: Page(
         "Anything: a hang, a wrong message size, an error of the store.",

@@ -94,6 +94,15 @@ def do_not_say_how_to_exit() -> bool:
     return True
 
 
+def have_no_prompt() -> None:
+    """Remove what tells libraries that somebody types at a prompt: Lightning then refuses to run.
+
+    IPython sets it for scripts that it starts interactively, and reads it nowhere.
+    """
+    for name in ("ps1", "ps2", "ps3"):
+        vars(sys).pop(name, None)
+
+
 def keep_no_output(shell: Any) -> bool:
     """Have `shell` not keep what cells print, which it does without bound; False if it does not.
 
