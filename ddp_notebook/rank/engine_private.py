@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging.config
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
-from ipykernel import ipkernel
+from ipykernel import ipkernel, zmqshell
 from IPython.core import guarded_eval, interactiveshell
 from traitlets.config import application
 
@@ -101,6 +102,24 @@ def have_no_prompt() -> None:
     """
     for name in ("ps1", "ps2", "ps3"):
         vars(sys).pop(name, None)
+
+
+def check_commands(check: Callable[[str], None]) -> bool:
+    """Have `check` called with each ``!command``, its variables expanded; False if it cannot be.
+
+    It may raise. To go around the shell's own method would take away the frame in which that looks
+    for the variables.
+    """
+    runs = getattr(zmqshell, "system", None)
+    if runs is None:
+        return False
+
+    def system(command: str) -> Any:
+        check(command)
+        return runs(command)
+
+    zmqshell.system = system
+    return True
 
 
 def keep_no_output(shell: Any) -> bool:

@@ -61,7 +61,7 @@ class RankRuntime:
                 LostInterrupts(forwarder),
                 Keyboard(user_code, core.debugger),
                 Terminal(shell),
-                PastedProgram(core.init_calls, shell),
+                PastedProgram(core.init_calls),
                 self.names,
                 orders,
             )

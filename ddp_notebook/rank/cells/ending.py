@@ -88,7 +88,8 @@ class Ending:
         failure = Failure(
             type(own).__name__,
             raised.message_of(own),
-            *((own.category, own.remedy) if isinstance(own, Refused) else ()),
+            category=own.category if isinstance(own, Refused) else "",
+            remedy=own.remedy if isinstance(own, Refused) else "",
             frames=raised.frames_of(error, core.user_code),
             during=raised.in_thread("main", before, core.user_code)
             if isinstance(before, Exception) and own is error

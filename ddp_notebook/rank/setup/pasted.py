@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import shlex
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -24,32 +23,32 @@ from torch.distributed.launcher import api as torch_launcher
 
 from ddp_notebook.launch.launchers import launched_by
 from ddp_notebook.model import Category, InitArguments
+from ddp_notebook.rank import engine_private
 from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.setup.errors import Refused
 from ddp_notebook.rank.setup.rendezvous import InitCalls
 
 
 class PastedProgram(Component):
-    """Lets a program that is written for a launcher run in a cell. `shell` is IPython's."""
+    """Lets a program that is written for a launcher run in a cell."""
 
-    def __init__(self, init_calls: InitCalls, shell: Any) -> None:
-        self._shell = shell
+    def __init__(self, init_calls: InitCalls) -> None:
         self._pid = os.getpid()
         self._kept: frozenset[Any] = frozenset()
         """Torch's groups when init_process_group kept the default one; empty if it did not."""
         init_calls.keeps = self._keeps
 
     def attach(self) -> None:
-        """Go around torch's functions, and the shell's for ``!command``. Done once."""
+        """Go around torch's functions, and the shell's that runs ``!command``. Done once."""
         destroys = self._instead_of(dist.destroy_process_group, self._destroy)
         dist.destroy_process_group = distributed_c10d.destroy_process_group = destroys
-        starts = self._instead_of(torch.multiprocessing.start_processes, self._start)
-        for place in (torch.multiprocessing, sys.modules[starts.__module__]):
-            vars(place)["start_processes"] = starts
+        of_torch = vars(torch.multiprocessing)
+        starts = self._instead_of(of_torch["start_processes"], self._start)
+        for place in (of_torch, vars(sys.modules[starts.__module__])):
+            place["start_processes"] = starts
         launch = self._instead_of(torch_launcher.launch_agent, _launch)
         torch_launcher.launch_agent = launch
-        for name in ("system", "getoutput"):
-            setattr(self._shell, name, self._instead_of(getattr(self._shell, name), _run_command))
+        engine_private.check_commands(_check_command)
 
     def setup_begins(self) -> None:
         """The group that was kept goes."""
@@ -81,18 +80,18 @@ class PastedProgram(Component):
         without = wanted - backends - (set() if torch.cuda.is_available() else {"nccl"})
         other, options = [], ""
         if asked.rank not in (None, -1, rank):
-            other.append(f"rank {asked.rank}, which is {rank} here")
+            other.append(f"rank {asked.rank} (here: {rank})")
         if asked.world_size not in (None, -1, size):
-            other.append(f"{asked.world_size} ranks, and there are {size}")
+            other.append(f"{asked.world_size} ranks (here: {size})")
             options += f" --world-size {asked.world_size}"
         if without:
-            other.append(f"backend {asked.backend}, which is {'+'.join(sorted(backends))} here")
+            other.append(f"backend {asked.backend} (here: {'+'.join(sorted(backends))})")
             options += f" --backend {asked.backend}"
         if other:
+            anew = f", or make such a group: %ddp_shutdown, then %ddp_init{options}"
             raise Refused(
                 f"init_process_group asks for {' and '.join(other)}: this rank has a group already",
-                "Leave what differs out of the call"
-                + (f", or make such a group: %ddp_shutdown, then %ddp_init{options}" * bool(options)),
+                f"Leave what differs out of the call{anew if options else ''}",
                 Category.DOUBLE_INIT,
             )
         if not self._kept:
@@ -123,19 +122,15 @@ def _launch(original: Any, config: Any, entrypoint: Any, *_: Any, **__: Any) -> 
     _refuse("A launcher starts processes", getattr(entrypoint, "launcher", entrypoint))
 
 
-def _run_command(original: Any, command: str, *more: Any, **named: Any) -> Any:
-    try:
-        launched = launched_by(shlex.split(command))
-    except ValueError:  # a quotation without its end
-        launched = None
-    if launched is None:
-        return original(command, *more, **named)
-    name, program = launched
-    raise Refused(
-        f"{name} starts ranks, and this cell runs on ranks already",
-        f"Run it in a cell of its own, without %%ddp: %ddp_run {program or 'train.py'}",
-        Category.NOTEBOOK_LAUNCH,
-    )
+def _check_command(command: str) -> None:
+    """Raise Refused for a command that is a launcher's."""
+    if launched := launched_by(command.split()):
+        name, program = launched
+        raise Refused(
+            f"{name} starts ranks, and this cell runs on ranks already",
+            f"Run it in a cell of its own, without %%ddp: %ddp_run {program or 'train.py'}",
+            Category.NOTEBOOK_LAUNCH,
+        )
 
 
 def _refuse(what: str, function: Any) -> NoReturn:
