@@ -23,7 +23,7 @@ from torch.distributed.launcher import api as torch_launcher
 
 from ddp_notebook.launch.launchers import launched_by
 from ddp_notebook.model import Category, InitArguments
-from ddp_notebook.rank import engine_private
+from ddp_notebook.rank import engine_private, torch_private
 from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.setup.errors import Refused
 from ddp_notebook.rank.setup.rendezvous import InitCalls
@@ -34,7 +34,7 @@ class PastedProgram(Component):
 
     def __init__(self, init_calls: InitCalls) -> None:
         self._pid = os.getpid()
-        self._kept: frozenset[Any] = frozenset()
+        self._kept: tuple[Any, ...] = ()
         """Torch's groups when init_process_group kept the default one; empty if it did not."""
         init_calls.keeps = self._keeps
 
@@ -52,7 +52,7 @@ class PastedProgram(Component):
 
     def setup_begins(self) -> None:
         """The group that was kept goes."""
-        self._kept = frozenset()
+        self._kept = ()
 
     def _instead_of(self, original: Callable[..., Any], ours: Callable[..., Any]) -> Any:
         """`ours`, which gets `original` and its arguments; in a fork, which is no rank, that."""
@@ -99,15 +99,16 @@ class PastedProgram(Component):
                 f"init_process_group: the ranks have a group already ({'+'.join(sorted(backends))},"
                 f" {size} ranks). It is kept, and destroy_process_group leaves it as it is.\n"
             )
-        self._kept = frozenset(distributed_c10d._world.pg_map)
+        self._kept = (dist.group.WORLD, *torch_private.known_groups())
         return True
 
     def _destroy(self, original: Callable[..., None], group: Any = None) -> None:
         if not self._kept or group not in (None, dist.group.WORLD):
             original(group)
             return
-        for made in [one for one in distributed_c10d._world.pg_map if one not in self._kept]:
-            original(made)  # the program's own
+        for made in torch_private.known_groups():
+            if made not in self._kept:  # the program's own
+                original(made)
 
     def _start(self, original: Any, fn: Any, args: Any = (), *more: Any, **named: Any) -> Any:
         method = named.get("start_method", more[3] if more[3:] else "spawn")
