@@ -440,10 +440,13 @@ PAGES: Mapping[Category, Page] = {
         "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything else.",
     ),
     Category.BACKEND_DEVICE_MISMATCH: Page(
-        "«No backend type associated with device type cpu».",
-        "A tensor is on a device for which the group has no backend.",
-        "The error, and the devices of the tensors.",
-        "Move the tensor, or init_process_group('cpu:gloo,cuda:nccl').",
+        "«No backend type associated with device type cpu», «Found no NVIDIA driver on your "
+        "system», «Torch not compiled with CUDA enabled».",
+        "A tensor is on a device for which the group has no backend; or the program asks for a GPU "
+        "where there is none.",
+        "The error, and the line that asks.",
+        "Move the tensor, or init_process_group('cpu:gloo,cuda:nccl'). A program for GPUs runs on "
+        "CPUs as it is with %ddp_run --cpu, or %%ddp --cpu for a cell.",
     ),
     Category.UNDECIDED: Page(
         "Whatever it is.",

@@ -31,6 +31,7 @@ def _run(ui: NotebookUi, args: argparse.Namespace, run: Callable[..., CellResult
             wait=args.wait,
             hold=args.step is not None,
             detach=args.detach,
+            cpu=args.cpu,
             started=begun,
         )
 

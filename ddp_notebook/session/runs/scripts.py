@@ -43,6 +43,8 @@ class Script:
     settings: Settings = field(default_factory=dict)
     as_python: bool = False
     """It is one process, without torchrun's variables."""
+    as_gpus: int = 0
+    """Its CPU stands for so many GPUs; 0: for none."""
     placed: Placed | None = None
     """Where the fault lab puts its ranks, and the store with them."""
 
@@ -81,6 +83,7 @@ class ScriptRun(CellRun):
                 leaves=self._leaves,
                 package=what.package,
                 world_size=len(self.ranks),
+                as_gpus=what.as_gpus,
             )
             for rank in self.ranks
         }
@@ -166,6 +169,11 @@ def _environments(
 
     With the session's store, the store of an earlier script is replaced.
     """
+    if what.as_gpus:  # also of a real one nothing is seen
+        ours = {
+            rank: {"CUDA_VISIBLE_DEVICES": "-1", **what.settings.get(rank, {})} for rank in ranks
+        }
+        what = replace(what, settings=ours)
     if what.as_python:
         # As plain `python` has it: all GPUs are seen, and the threads are not counted.
         common = processes.environment(tuple(range(processes.options.world_size)))
