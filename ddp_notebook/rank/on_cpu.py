@@ -66,6 +66,12 @@ _GIVEN: Mapping[str, Mapping[str, Callable[[Any], Any]]] = {
 """Functions whose parameters may name GPUs, and what becomes of each."""
 _LIKE = ("empty", "full", "ones", "rand", "randint", "randn", "zeros")
 _NEW = ("empty", "empty_strided", "full", "ones", "tensor", "zeros")
+_ITSELF: tuple[tuple[Any, str], ...] = (
+    (torch.Tensor, "cuda"),
+    (torch.Tensor, "pin_memory"),
+    (torch.nn.Module, "cuda"),
+)
+"""Methods that give the object itself."""
 
 
 class _Event:
@@ -130,33 +136,32 @@ class CudaOnCpu:
         self._undo.callback(os.environ.pop, AS_GPUS, None)
         os.environ[AS_GPUS] = str(gpus)
         for place, parameters in _GIVEN.items():
-            module, _, name = place.partition(":")
-            *path, name = name.split(".")
-            owner = functools.reduce(getattr, path, importlib.import_module(module))
+            module, _, path = place.partition(":")
+            *to_owner, name = path.split(".")
+            owner = functools.reduce(getattr, to_owner, importlib.import_module(module))
             if hasattr(owner, name):
                 self._replace(owner, name, self._giving(getattr(owner, name), parameters))
-        made = {getattr(f, "__name__", "") for f in torch.utils._device._device_constructors()}
-        for name in (*made, *(f"{name}_like" for name in _LIKE)):
+        made = (getattr(f, "__name__", "") for f in torch.utils._device._device_constructors())
+        for name in {*made, *(f"{name}_like" for name in _LIKE)}:
             self._replace_call(torch, name)
         for name in (*(f"new_{name}" for name in _NEW), "to"):
             self._replace_call(torch.Tensor, name, name == "to")
         self._replace_call(torch.nn.Module, "to", True)
-        for owner, name in (
-            (torch.Tensor, "cuda"),
-            (torch.Tensor, "pin_memory"),
-            (torch.nn.Module, "cuda"),
-        ):
-            self._replace(owner, name, lambda it, *_, **__: self._itself(it))
+        for kind, name in _ITSELF:
+            self._replace(kind, name, lambda it, *_, **__: self._itself(it))
         self._replace(torch.Tensor, "record_stream", lambda *_: None)
         # The compiler asks torch for streams of its own: what it would compile runs as it is.
         self._replace(torch, "compile", lambda model=None, **_: model or (lambda f: f))
         self._replace(torch.nn.Module, "compile", lambda *_, **__: None)
-        for module, functions in ((torch.cuda, self._cuda()), (torch.accelerator, self._any())):
-            for name, function in functions.items():
-                if hasattr(module, name):
-                    # torch's compiler wants another object for each name.
-                    own = function if inspect.isclass(function) else functools.partial(function)
-                    self._replace(module, name, own)
+        for gpus_module, functions in (
+            (torch.cuda, self._cuda()),
+            (torch.accelerator, self._accelerator()),
+        ):
+            for name in functions.keys() & vars(gpus_module).keys():
+                # torch's compiler wants another object for each name.
+                function = functions[name]
+                own = function if inspect.isclass(function) else functools.partial(function)
+                self._replace(gpus_module, name, own)
         parallel = sys.modules["torch.nn.parallel.data_parallel"]
         if hasattr(parallel, "_get_available_device_type"):  # DataParallel's own question
             self._replace(parallel, "_get_available_device_type", lambda: None)
@@ -253,7 +258,7 @@ class CudaOnCpu:
         device = torch.device(device) if isinstance(device, str) else device
         self._index = int(getattr(device, "index", device) or 0)
 
-    def _any(self) -> dict[str, Any]:
+    def _accelerator(self) -> dict[str, Any]:
         """The functions of `torch.accelerator`, which `torch.cuda` has too, and more."""
         return {
             "is_available": lambda: self._count() > 0,
@@ -280,7 +285,7 @@ class CudaOnCpu:
             name="CPU", total_memory=memory, major=0, minor=0, multi_processor_count=1
         )
         return {
-            **self._any(),
+            **self._accelerator(),
             "Event": _Event,
             "Stream": _Stream,
             "is_bf16_supported": lambda *_, **__: True,

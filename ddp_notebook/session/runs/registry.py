@@ -101,10 +101,16 @@ class RunRegistry:
         for the end. `number` is the notebook's prompt number and `magic_line` the cell's first
         line, for tracebacks. `transform` turns IPython's syntax into Python's for the check that
         comes first (default: magics and shell escapes). `colors` is IPython's setting, for
-        tracebacks. With `cpu` what asks for CUDA gets the CPU. Raises CellSyntaxError and UsageMistake before any rank runs; what goes wrong on
-        ranks, or an interrupt, is the result's `error`.
+        tracebacks. With `cpu` what asks for CUDA gets the CPU. Raises CellSyntaxError and
+        UsageMistake before any rank runs; what goes wrong on ranks, or an interrupt, is the
+        result's `error`.
         """
         processes = self._pool.need("%%ddp")
+        if cpu and "nccl" in processes.devices.backend:
+            raise UsageMistake(
+                "These ranks are on GPUs. For ranks on CPUs: %ddp_shutdown, then %ddp_init "
+                "--device cpu. Or run a script: %ddp_run --cpu train.py"
+            )
         is_async = check_cell(source, transform or ipython_syntax)
         options = RunOptions(number or 0, wait, hold, detach, started)
         made = partial(CellRun, processes=processes, options=options)

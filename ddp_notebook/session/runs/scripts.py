@@ -169,11 +169,10 @@ def _environments(
 
     With the session's store, the store of an earlier script is replaced.
     """
-    if what.as_gpus:  # also of a real one nothing is seen
-        ours = {
-            rank: {"CUDA_VISIBLE_DEVICES": "-1", **what.settings.get(rank, {})} for rank in ranks
-        }
-        what = replace(what, settings=ours)
+    if what.as_gpus:  # nor is a real one seen
+        hidden = {"CUDA_VISIBLE_DEVICES": "-1"}
+        settings = {rank: {**hidden, **what.settings.get(rank, {})} for rank in ranks}
+        what = replace(what, settings=settings)
     if what.as_python:
         # As plain `python` has it: all GPUs are seen, and the threads are not counted.
         common = processes.environment(tuple(range(processes.options.world_size)))
