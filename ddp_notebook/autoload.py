@@ -5,14 +5,19 @@ and raises nothing: an error would break `import torch`.
 """
 
 import contextlib
+import importlib
 import os
 
 # Read once, at import: torch calls load() at a time when the user may have changed it.
 _WANTED = os.environ.get("DDP_NOTEBOOK", "0") not in ("", "0")
+_ON_CPU = "DDP_NOTEBOOK_AS_GPUS" in os.environ
 
 
 def load() -> None:
     """The entry point, of the group `torch.backends`."""
+    if _ON_CPU:  # what a program with --cpu has started; first, for a rank's own torch is around it
+        with contextlib.suppress(Exception):
+            importlib.import_module("ddp_notebook.rank.on_cpu").begin_as_told()
     if _WANTED:
         with contextlib.suppress(Exception):
             early.begin()

@@ -45,6 +45,7 @@ def engine(argv: Sequence[str]) -> None:
     sys.argv = ["ipengine", *argv]
     app = IPEngine.instance()
     app.initialize(list(argv))
+    del sys.argv[1:]  # a program in a cell would parse them
     serve = app.start
     while True:
         try:

@@ -117,7 +117,18 @@ PAGES: Mapping[Category, Page] = {
         "«trying to initialize the default process group twice!».",
         "init_process_group was called, and the rank has a group already.",
         "The rank's error.",
-        "Call it once, or dist.destroy_process_group() before.",
+        "Call it once, or dist.destroy_process_group() before. In a cell the ranks have a group: "
+        "ask for that one, or leave the call out.",
+    ),
+    Category.NOTEBOOK_LAUNCH: Page(
+        "«Can't get attribute 'main' on <module '__main__'>» from mp.spawn; ports in use, or "
+        "nothing, where a launcher starts ranks within ranks.",
+        "A cell starts ranks (mp.spawn, notebook_launcher, torchrun, mpirun), and it runs on ranks "
+        "already.",
+        "The call itself, before it starts anything.",
+        "Call the function that would have run on each rank: main(rank, world_size). Or put the "
+        "program into a file: %ddp_run for one that torchrun starts, %ddp_run --python for one "
+        "that starts its ranks itself.",
     ),
     Category.VERSION_MISMATCH: Page(
         "Anything: a hang, a wrong message size, an error of the store.",
@@ -423,10 +434,13 @@ PAGES: Mapping[Category, Page] = {
         "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything else.",
     ),
     Category.BACKEND_DEVICE_MISMATCH: Page(
-        "«No backend type associated with device type cpu».",
-        "A tensor is on a device for which the group has no backend.",
-        "The error, and the devices of the tensors.",
-        "Move the tensor, or init_process_group('cpu:gloo,cuda:nccl').",
+        "«No backend type associated with device type cpu», «Found no NVIDIA driver on your "
+        "system», «Torch not compiled with CUDA enabled».",
+        "A tensor is on a device for which the group has no backend; or the program asks for a GPU "
+        "where there is none.",
+        "The error, and the line that asks.",
+        "Move the tensor, or init_process_group('cpu:gloo,cuda:nccl'). A program for GPUs runs on "
+        "CPUs as it is with %ddp_run --cpu, or %%ddp --cpu for a cell.",
     ),
     Category.UNDECIDED: Page(
         "Whatever it is.",

@@ -26,6 +26,8 @@ from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
+from ddp_notebook.launch.process_groups import adopt_orphans
+
 
 def die_with_parent(parent_pid: int) -> None:
     """Ask Linux to kill this process when `parent_pid` dies. Elsewhere: no effect."""
@@ -49,6 +51,7 @@ def become(spec: Mapping[str, Any], parent_pid: int) -> None:
         # are found by their session.
         os.setsid()
     die_with_parent(parent_pid)
+    adopt_orphans()
     log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -44,7 +44,15 @@ from ddp_notebook.launch.preload import (
     LoadProgress,
     draw_together,
 )
-from ddp_notebook.launch.process_groups import GRACE_S, end_sessions, kill_members, send_signal
+from ddp_notebook.launch.process_groups import (
+    GRACE_S,
+    adopt_orphans,
+    children_of,
+    end_sessions,
+    is_resource_tracker,
+    kill_members,
+    send_signal,
+)
 from ddp_notebook.launch.session_folder import Held, hold, remove_shared_memory
 
 # numpy's BLAS starts a thread pool when it is loaded; a process that forks must have no threads.
@@ -252,8 +260,10 @@ class ForkServer:
             except ChildProcessError:
                 return
             if pid == 0:
-                return
-            process = self.children.pop(pid, None)
+                break
+            if pid not in self.children:  # one that was adopted
+                continue
+            process = self.children.pop(pid)
             if process is not None and process.stdin is not None:
                 process.returncode = os.waitstatus_to_exitcode(status)
                 process.stdin.close()
@@ -263,6 +273,19 @@ class ForkServer:
             # pid. The kernel gives that pid to nobody else while a member of the session lives.
             kill_members(pid, spare_trackers=True)
             self.orphaned[pid] = time.monotonic() + GRACE_S
+        self.end_adopted(spare_trackers=True)
+
+    def end_adopted(self, *, spare_trackers: bool) -> bool:
+        """Kill what dead children have left in whatever session; False where there is nothing.
+
+        A child of ours adopts its own orphans, so what comes here is of one that is dead. What
+        those leave comes here when they end.
+        """
+        adopted = [pid for pid in children_of(os.getpid()) if pid not in self.children]
+        adopted = [pid for pid in adopted if not (spare_trackers and is_resource_tracker(pid))]
+        for pid in adopted:
+            send_signal(pid, signal.SIGKILL)
+        return bool(adopted)
 
     def end_orphans(self) -> None:
         """Kill what dead children left running, once its grace period is over."""
@@ -270,6 +293,8 @@ class ForkServer:
         for leader in [pid for pid, until in self.orphaned.items() if until <= now]:
             del self.orphaned[leader]
             kill_members(leader)
+            if not self.orphaned:
+                self.end_adopted(spare_trackers=False)
             remove_shared_memory((), self.started_s)
 
     def end(self) -> None:
@@ -283,6 +308,10 @@ class ForkServer:
                 select.select([self.wake_read], [], [], max(0.0, deadline - time.monotonic()))
                 self.reap()
         end_sessions({*leaders, *self.orphaned})
+        deadline = time.monotonic() + GRACE_S
+        while self.end_adopted(spare_trackers=False) and time.monotonic() < deadline:
+            select.select([self.wake_read], [], [], 0.02)
+            self.reap()
         names = [str(folder.path) for folder in self.folders]
         remove_shared_memory(names, self.started_s, wait_s=1.0)
         for folder in self.folders:
@@ -294,6 +323,7 @@ def main(mode: str, python_path: Sequence[str], events: int) -> None:
 
     In mode "process" children are ordinary processes, so nothing is imported beforehand.
     """
+    adopt_orphans()
     server = ForkServer(mode, python_path, events)
     fork = mode == "fork"
     try:

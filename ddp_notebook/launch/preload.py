@@ -33,6 +33,7 @@ ENGINE_MODULES = (
 TORCH_MODULES = (
     "torch",
     "torch.distributed",
+    "torch.distributed.launcher.api",
     "torch.nn.parallel",
     "torch.utils.data",
     "torch.utils.data.distributed",

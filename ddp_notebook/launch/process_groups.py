@@ -1,13 +1,15 @@
 """Processes as the system shows them: whether they run, are stopped, or wait for the GIL.
 
-And the end of what a dead one leaves running: the processes of its session (setsid).
+And the end of what a dead one leaves running: those below it, and those of its session (setsid).
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -42,15 +44,42 @@ def parent(pid: int) -> int:
 
 def session_members(leader: int) -> list[int]:
     """Return the processes in the session (as in setsid) that `leader` leads or led; Linux only."""
-    members = []
+    return [pid for pid, (_, session) in _running().items() if session == leader]
+
+
+def children_of(parent: int) -> list[int]:
+    """Return the processes whose parent is `parent`; Linux only."""
+    return [pid for pid, (its_parent, _) in _running().items() if its_parent == parent]
+
+
+def descendants(parent: int) -> list[int]:
+    """Return the processes that `parent` has started, and those that these have; Linux only."""
+    running, found = _running(), [parent]
+    for one in found:
+        found += [pid for pid, (its_parent, _) in running.items() if its_parent == one]
+    return found[1:]
+
+
+def _running() -> dict[int, tuple[int, int]]:
+    """The parent and the session of each process that has not ended."""
+    processes = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat_fields(path)
-        except OSError:
-            continue  # it has ended meanwhile
-        if int(fields[3]) == leader and fields[0] != "Z":
-            members.append(int(path.parent.name))
-    return members
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            state, its_parent, _, session, *_ = stat_fields(path)
+            if state != "Z":
+                processes[int(path.parent.name)] = int(its_parent), int(session)
+    return processes
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whatever a process below this one leaves; Linux only.
+
+    Then nothing that a rank starts gets out of the tree below it, in whatever session it is; and
+    no pid of a direct child is given to another process before it is waited for.
+    """
+    if sys.platform.startswith("linux"):
+        # PR_SET_CHILD_SUBREAPER is 36. It is not inherited.
+        ctypes.CDLL(None, use_errno=True).prctl(36, 1)
 
 
 def stat_fields(path: Path) -> list[str]:

@@ -38,6 +38,11 @@ RUN_OPTIONS = (
         "rank has finished",
         choices=("progress", "forever"),
     ),
+    Option(
+        "--cpu",
+        "what asks for CUDA gets the CPU: cuda devices, nccl (gloo), counts of GPUs; streams exist "
+        "in name only and nothing is compiled",
+    ),
     Option("--detach", "return at once, with the notebook free; %ddp_wait waits for the end"),
 )
 """Of whatever runs on the ranks: how it is stepped through and waited for."""

@@ -32,6 +32,7 @@ class Category(StrEnum):
     HOSTNAME_LOOPBACK = "hostname-loopback"
     WRONG_INTERFACE = "wrong-interface"
     DOUBLE_INIT = "double-init"
+    NOTEBOOK_LAUNCH = "notebook-launch"
     VERSION_MISMATCH = "version-mismatch"
     CONDITIONAL_COLLECTIVE = "conditional-collective"
     DIVERGENT_CONTROL_FLOW = "divergent-control-flow"

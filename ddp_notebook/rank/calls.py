@@ -141,7 +141,8 @@ class Cell(Message, frozen=True):
     """A cell: `cell` is the session's number of it, `number` its prompt ``In [number]``.
 
     `paused`: it stops before each collective until it is stepped. `colors`: IPython's setting in
-    the notebook, for tracebacks; empty leaves the rank's own.
+    the notebook, for tracebacks; empty leaves the rank's own. `as_gpus`: its CPU stands for so
+    many GPUs; 0: for none.
     """
 
     cell: int
@@ -150,6 +151,7 @@ class Cell(Message, frozen=True):
     source: str
     paused: bool = False
     colors: str = ""
+    as_gpus: int = 0
 
 
 class Script(Message, frozen=True):
@@ -173,6 +175,8 @@ class Script(Message, frozen=True):
     """The name of a module that is run by it, as `python -m` does; None for a script."""
     world_size: int = 1
     """In how many processes it runs."""
+    as_gpus: int = 0
+    """As for a cell."""
 
 
 RUN_CELL = Order("run cell", Cell)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging.config
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
-from ipykernel import ipkernel
+from ipykernel import ipkernel, zmqshell
 from IPython.core import guarded_eval, interactiveshell
 from traitlets.config import application
 
@@ -91,6 +92,33 @@ def do_not_say_how_to_exit() -> bool:
             warnings.warn(message, category, stacklevel + 1, **more)
 
     interactiveshell.warn = warn_of_others
+    return True
+
+
+def have_no_prompt() -> None:
+    """Remove what tells libraries that somebody types at a prompt: Lightning then refuses to run.
+
+    IPython sets it for scripts that it starts interactively, and reads it nowhere.
+    """
+    for name in ("ps1", "ps2", "ps3"):
+        vars(sys).pop(name, None)
+
+
+def check_commands(check: Callable[[str], None]) -> bool:
+    """Have `check` called with each ``!command``, its variables expanded; False if it cannot be.
+
+    It may raise. To go around the shell's own method would take away the frame in which that looks
+    for the variables.
+    """
+    runs = getattr(zmqshell, "system", None)
+    if runs is None:
+        return False
+
+    def system(command: str) -> Any:
+        check(command)
+        return runs(command)
+
+    zmqshell.system = system
     return True
 
 

@@ -30,6 +30,7 @@ from ddp_notebook.rank.core import RankCore
 from ddp_notebook.rank.inspect.global_names import GlobalNames
 from ddp_notebook.rank.orders import Orders
 from ddp_notebook.rank.setup.connecting import StoreClient
+from ddp_notebook.rank.setup.pasted import PastedProgram
 from ddp_notebook.rank.setup.stages import Parts, SetUp
 from ddp_notebook.rank.training.ddp_stage import DDPConstruction
 
@@ -60,6 +61,7 @@ class RankRuntime:
                 LostInterrupts(forwarder),
                 Keyboard(user_code, core.debugger),
                 Terminal(shell),
+                PastedProgram(core.init_calls),
                 self.names,
                 orders,
             )

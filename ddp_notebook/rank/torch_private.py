@@ -235,6 +235,11 @@ def is_forgotten(group: Any) -> bool:
     return known is not None and group not in known
 
 
+def known_groups() -> tuple[Any, ...]:
+    """Return the groups that torch knows; empty also where they are not known."""
+    return tuple(getattr(getattr(distributed_c10d, "_world", None), "pg_map", ()))
+
+
 compilers_callback: Callable[[], Any] = getattr(
     getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None),
     "get_eval_frame_callback",
@@ -437,7 +442,7 @@ def abort_nccl() -> int:
     """
     kind = getattr(dist, "ProcessGroupNCCL", None)
     backends: dict[int, Any] = {}
-    for group in list(getattr(getattr(distributed_c10d, "_world", None), "pg_map", ())):
+    for group in known_groups():
         for device in getattr(group, "_device_types", ()):
             with contextlib.suppress(RuntimeError):  # no backend for this device
                 backend = group._get_backend(device)

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 from ddp_notebook import jobs
 from ddp_notebook.launch import out_of_memory
 from ddp_notebook.launch.process_groups import (
+    descendants,
     is_resource_tracker,
     parent,
     send_signal,
-    session_members,
 )
 from ddp_notebook.launch.session_folder import remove
 from ddp_notebook.launch.timeouts import scaled_for_load
@@ -176,8 +176,8 @@ class StartedRanks:
         if self.job is None:
             return
         for script in scripts:
-            for pid in session_members(script):
-                if pid != script and not is_resource_tracker(pid):
+            for pid in descendants(script):
+                if not is_resource_tracker(pid):
                     send_signal(pid, signal.SIGKILL)
 
 
@@ -215,7 +215,7 @@ def _coming(job: Job, script: int) -> list[int]:
     workers_of = ranks - {script}
     return [
         pid
-        for pid in session_members(script)
+        for pid in descendants(script)
         if pid not in others and parent(pid) not in workers_of and not is_resource_tracker(pid)
     ]
 

@@ -190,3 +190,39 @@ def test_it_ends_with_its_notebook_also_when_a_child_of_that_holds_its_pipes(
     finally:
         notebook.kill()
         notebook.wait()
+
+
+LEAVES = """
+import os, subprocess, sys, time
+def leave(mark):
+    own = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    if os.fork() == 0:  # a daemon: its parent is gone, and its session is its own
+        os.setsid()
+        if os.fork() == 0:
+            with open(mark + ".new", "w") as file:
+                file.write(f"{own.pid} {os.getpid()}")
+            os.rename(mark + ".new", mark)
+            time.sleep(1000)
+        os._exit(0)
+    time.sleep(1000)
+"""
+
+
+def test_what_a_child_leaves_in_sessions_of_its_own_ends_with_it_and_others_stay(
+    servers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    monkeypatch.syspath_prepend(tmp_path)
+    server = ready(servers())
+    left: list[list[int]] = []
+    for name in "ab":
+        mark = tmp_path / name
+        pid, _ = spawn(server, tmp_path, ["leaves:leave", {"mark": str(mark)}])
+        eventually(mark.exists, 20, "it has started its own")
+        left.append([pid, *map(int, mark.read_text().split())])
+    (first, *of_first), second = left
+    server.signal(first, signal.SIGKILL)
+    eventually(lambda: not any(map(is_alive, of_first)), 5, "what the first has left is gone")
+    assert all(map(is_alive, second))  # also the daemon, whose parent has ended
+    server.close()
+    assert not any(map(is_alive, second))

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -58,6 +59,19 @@ while True:
         print("step", step)
 """
 """Trains without end, and uses what a user may: a subprocess, workers, shared memory."""
+
+STARTS = """
+import os, subprocess, sys, time
+own = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.write(os.open({mark!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND), b"%d " % os.getpid())
+        time.sleep(1000)
+    os._exit(0)
+os.write(os.open({mark!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND), b"%d " % own.pid)
+time.sleep(1000)
+"""
 
 Attempt = Callable[[random.Random], None]
 Record = Callable[[str, object], None]
@@ -254,6 +268,25 @@ def test_a_kernel_killed_in_mid_cell_leaves_nothing(
         kernel.start()
 
     in_rounds(kernel, attempt, record_property)
+
+
+def test_what_a_script_starts_in_sessions_of_its_own_ends_with_its_run_and_with_the_kernel(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    """As a launcher's ranks; and a daemon, whose parent has ended."""
+    script, mark = tmp_path / "starts.py", tmp_path / "pids"
+    script.write_text(STARTS.format(mark=str(mark)))
+    running_session(kernel)
+    for end in (lambda: kernel.run("%ddp_abort"), kernel.kill):
+        kernel.run(f"%ddp_run --detach {script}")
+        eventually(lambda: mark.exists() and len(mark.read_text().split()) == 4, 20)
+        pids = list(map(int, mark.read_text().split()))
+        assert all(map(is_alive, pids))
+        end()
+        eventually(lambda pids=pids: not any(map(is_alive, pids)), what="what it started is gone")
+        mark.unlink()
+    kernel.close(now=True)
+    kernel.start()
 
 
 @pytest.mark.parametrize("now", [True, False], ids=["at once", "politely"])

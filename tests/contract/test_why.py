@@ -232,7 +232,7 @@ def test_where_ranks_stand_that_wait_for_nothing_of_others_is_told_while_they_ru
     [
         ("raise ValueError('boom')", Category.EXCEPTION, (0, 1, 2)),
         ("assert rank == 1", Category.EXCEPTION_ON_ONE_RANK, (0, 2)),
-        ("dist.init_process_group('gloo')", Category.DOUBLE_INIT, (0, 1, 2)),
+        ("dist.init_process_group('gloo', world_size=9)", Category.DOUBLE_INIT, (0, 1, 2)),
     ],
 )
 def test_a_cell_that_failed_is_told_of_by_why(

@@ -119,10 +119,17 @@ def test_a_launcher_before_the_script_and_an_option_behind_it_are_told_where_the
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("import sys; print('trained with', sys.argv[1:])")
-    for launcher in ("torchrun --nproc_per_node 2", "python"):
+    for launcher, name in (
+        ("torchrun --nproc_per_node 2", "torchrun"),
+        ("accelerate launch --num_processes 2", "accelerate"),
+        ("mpirun -np 2 python", "mpirun"),
+        ("deepspeed --num_gpus 2", "deepspeed"),
+        ("-m torch.distributed.launch --nproc_per_node=2", "-m torch.distributed.launch"),
+        ("-m torch.distributed.run", "-m torch.distributed.run"),
+        ("python", "python"),
+    ):
         text = said(shell2, capsys, f"%ddp_run {launcher} train.py --epochs 2")
-        name = launcher.partition(" ")[0]
-        assert f"the launcher. Leave {name} out: %ddp_run train.py" in text
+        assert f"the launcher. Leave {name} out: %ddp_run train.py --epochs 2" in text
     text = said(shell2, capsys, "%ddp_run train.py --detach", ok=True)
     assert "so the script gets it" in text and "come first: %ddp_run --detach train.py" in text
     assert "trained with ['--detach']" in text

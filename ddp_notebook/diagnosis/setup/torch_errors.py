@@ -25,6 +25,7 @@ def _meaning(pattern: str, category: Category, cause: str, remedy: str) -> Meani
     return Meaning(re.compile(pattern, re.IGNORECASE | re.DOTALL), category, cause, remedy)
 
 
+_AS_IT_IS = "to run it on CPUs as it is: %ddp_run --cpu (for a cell %%ddp --cpu)"
 MEANINGS = (
     _meaning(
         r"\bno (?:free|available|unused) ports?\b([^\n]*)|ports? exhausted",
@@ -72,14 +73,24 @@ MEANINGS = (
         r"doesn't have (\w+) built in",
         Category.BACKEND_DEVICE_MISMATCH,
         "the backend is {0}, which the torch that is installed here was built without",
-        "Use init_process_group('gloo') on CPUs; {0} needs another build of torch",
+        "Use init_process_group('gloo') on CPUs; {0} needs another build of torch; or, "
+        f"{_AS_IT_IS}",
     ),
     _meaning(
         r"ProcessGroupNCCL is only supported with GPUs, no GPUs found",
         Category.BACKEND_DEVICE_MISMATCH,
         "the backend is NCCL, and this process sees no GPU",
         "Use init_process_group('gloo') on CPUs; or let the process see a GPU "
-        "(CUDA_VISIBLE_DEVICES)",
+        f"(CUDA_VISIBLE_DEVICES); or, {_AS_IT_IS}",
+    ),
+    _meaning(
+        r"Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available"
+        r"|module 'torch\._C' has no attribute '_cuda_|dummy base class \w*[Cc]uda"
+        r"|Cannot access accelerator device when none is available|requires CUDA support"
+        r"|object on a CUDA device but torch\.cuda\.is_available\(\) is False",
+        Category.BACKEND_DEVICE_MISMATCH,
+        "asks for CUDA, and this process has no GPU that torch can use",
+        f"Use the device 'cpu'; or, {_AS_IT_IS}",
     ),
     _meaning(
         r"Unknown backend type (\S+)|Invalid backend: '?([^'\s]+)",
@@ -307,6 +318,8 @@ def _is_of_user(e: RankReport) -> bool:
 
 def _said(e: RankReport, category: Category) -> str:
     """A rank's error as evidence; one that no pattern knows, as the lines that it passed."""
+    if category is Category.BACKEND_DEVICE_MISMATCH and e.error.at:
+        return f"{way_to_error(e.error.at)}: {first_line(e)}"
     if category is not Category.EXCEPTION_ON_ONE_RANK or not e.error.at:
         return first_line(e)
     return way_to_error(e.error.at)

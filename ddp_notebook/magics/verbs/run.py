@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from ddp_notebook.errors import UsageMistake
+from ddp_notebook.launch.launchers import launched_by
 from ddp_notebook.magics import options
 from ddp_notebook.magics.options import files
 from ddp_notebook.magics.parser import Option
@@ -30,6 +31,7 @@ def _run(ui: NotebookUi, args: argparse.Namespace, run: Callable[..., CellResult
             wait=args.wait,
             hold=args.step is not None,
             detach=args.detach,
+            cpu=args.cpu,
             started=begun,
         )
 
@@ -68,7 +70,6 @@ CELL = Verb(
 )
 
 
-_LAUNCHERS = ("accelerate", "python", "python3", "torchrun")
 _ONLY_OURS = {"--detach", "--wait"}
 """Options of %ddp_run that hardly any script has."""
 
@@ -77,10 +78,8 @@ def _run_script(ui: NotebookUi, args: argparse.Namespace) -> None:
     if args.world_size is not None:
         _ensure_ranks(ui, args.world_size)
     ui.session.pool.need("%ddp_run")
-    # `%ddp_run torchrun train.py` would start ranks within ranks.
-    if args.script in _LAUNCHERS and not args.m and not Path(args.script).exists():
-        named = next((word for word in args.arguments if word.endswith(".py")), "train.py")
-        raise UsageMistake(f"%ddp_run is the launcher. Leave {args.script} out: %ddp_run {named}")
+    if not args.python and not Path(args.script).exists():
+        _refuse_launcher([*(["python", "-m"] if args.m else []), args.script, *args.arguments])
     # All words behind the script are the script's own, so this is only said, and the script gets
     # them.
     if behind := sorted(_ONLY_OURS.intersection(args.arguments)):
@@ -99,6 +98,16 @@ def _run_script(ui: NotebookUi, args: argparse.Namespace) -> None:
         as_python=args.python,
     )
     _run(ui, args, run)
+
+
+def _refuse_launcher(words: Sequence[str]) -> None:
+    """Raise UsageMistake for a command line that would start ranks within ranks."""
+    called, program = launched_by(words) or ("", "")
+    if words[0] in ("python", "python3") and not called and words[1:2] != ["-m"]:
+        called, program = words[0], " ".join(words[1:])
+    if called:
+        named = program or "train.py"
+        raise UsageMistake(f"%ddp_run is the launcher. Leave {called} out: %ddp_run {named}")
 
 
 def _ensure_ranks(ui: NotebookUi, world_size: int) -> None:

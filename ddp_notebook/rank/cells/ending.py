@@ -17,6 +17,7 @@ from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.core import RankCore
 from ddp_notebook.rank.events import EventSender
 from ddp_notebook.rank.main_thread import Failure
+from ddp_notebook.rank.setup.errors import Refused
 
 
 class Ending:
@@ -93,6 +94,8 @@ class Ending:
         failure = Failure(
             type(own).__name__,
             raised.message_of(own),
+            category=own.category if isinstance(own, Refused) else "",
+            remedy=own.remedy if isinstance(own, Refused) else "",
             frames=raised.frames_of(error, core.user_code),
             during=raised.in_thread("main", before, core.user_code)
             if isinstance(before, Exception) and own is error

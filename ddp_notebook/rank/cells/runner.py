@@ -21,6 +21,7 @@ from ddp_notebook.rank.inspect import data_workers
 from ddp_notebook.rank.inspect.frames import cell_file
 from ddp_notebook.rank.inspect.frames import frames_of as frames_of_stack
 from ddp_notebook.rank.main_thread import MainThread
+from ddp_notebook.rank.on_cpu import cuda_on_cpu
 
 
 @dataclass
@@ -115,11 +116,14 @@ class CellRunner:
     def _begin(self, run: Cell, file_name: str, magic_line: str) -> None:
         self.shell.prepare(run.number, file_name, magic_line, run.colors)
         self._life.run_begins(Run(run.cell, run.paused))
+        if run.as_gpus:
+            cuda_on_cpu.begin(run.as_gpus)
         # From this thread: to wake the sending one would take longer than a short cell does.
         self._events.emit_now(CellStarted, cell=run.cell, number=run.number)
 
     def _end(self, cell: int, error: BaseException | None) -> None:
         """It is over: say how."""
+        cuda_on_cpu.end()
         self._ending.say(cell, error, self.shell.file_name, self._life.run_ends, in_cell=True)
 
     def _gpu_works(self, on: bool) -> None:

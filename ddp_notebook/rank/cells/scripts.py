@@ -40,6 +40,7 @@ from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.component import Run
 from ddp_notebook.rank.core import RankCore
 from ddp_notebook.rank.events import EventSender
+from ddp_notebook.rank.on_cpu import cuda_on_cpu
 from ddp_notebook.rank.prepared.attached import Children
 from ddp_notebook.rank.rank_process import RankProcess, questions_of, started_in, streams_of
 
@@ -114,6 +115,8 @@ class ScriptProcess:
         self._events.collect, self._events.pulse = self._forwarder.collect, self._pulse
         core.debugger.set_breakpoints(script.breakpoints)
         self._life.run_begins(Run(script.cell, script.paused))
+        if script.as_gpus:
+            cuda_on_cpu.begin(script.as_gpus)
         error = self._end_as_python_does(self._execute(main))
         if os.getpid() != self._pid:  # a child of os.fork() that has come to the script's end
             os._exit(exit_code(error))

@@ -63,6 +63,7 @@ class RankShell(Component):
         self._replace_compiler()
         self._refuse_windows()
         progress_bars.prefer_text()
+        engine_private.have_no_prompt()
         engine_private.keep_no_tracebacks(self.shell)
         engine_private.keep_no_output(self.shell)
         for name, function in self._helpers():

@@ -1,9 +1,10 @@
 """Sets torch.distributed up one stage at a time, and unblocks it.
 
 connecting.py     Opening the store and waiting for its keys.
-errors.py         What a stage of setup raises when it cannot be passed.
+errors.py         What a stage of setup raises when it cannot be passed, and a call that is refused.
 listening.py      A socket that listens for a store; why it cannot, and who does instead.
 own_stores.py     Stores that the user's own code opens.
+pasted.py         A whole program in a cell: its group is the session's, its launcher is refused.
 reachability.py   Which ranks this rank can reach, and what names resolve to.
 rendezvous.py     Records each call of `init_process_group` on this rank.
 rescue.py         Unblocks the main thread.

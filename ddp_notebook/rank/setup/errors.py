@@ -11,3 +11,15 @@ class StageError(Exception):
         self.cause = cause
         self.remedy = remedy
         self.category = category
+
+
+class Refused(ValueError, RuntimeError):
+    """A call that cannot work in a cell: why, what to type, and the finding's category.
+
+    torch raises a ValueError for a second group, and a RuntimeError where processes fail.
+    """
+
+    def __init__(self, cause: str, remedy: str, category: str) -> None:
+        super().__init__(f"{cause}.\n{remedy}")
+        self.remedy = remedy
+        self.category = category

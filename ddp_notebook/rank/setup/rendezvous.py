@@ -66,6 +66,8 @@ class InitCalls(Component):
         self.calls = Calls()
         self.before_call: Callable[[InitArguments], None] = lambda _: None
         """Called with the arguments of each call before it is recorded."""
+        self.keeps: Callable[[InitArguments], bool] = lambda _: False
+        """True if a call on a rank that has a group keeps that one. May raise."""
 
     def attach(self) -> None:
         """Record torch's `init_process_group`, under both of its names."""
@@ -103,11 +105,14 @@ class InitCalls(Component):
 
         @functools.wraps(torchs)
         def init_process_group(*args: Any, **options: Any) -> None:
-            arguments = InitArguments()
+            arguments, read = InitArguments(), False
             with contextlib.suppress(Exception):  # torch itself says what is wrong with a call
                 bound = signature.bind(*args, **options)
                 bound.apply_defaults()
-                arguments = arguments_of(bound.arguments)
+                arguments, read = arguments_of(bound.arguments), True
+            if read and dist.is_initialized() and self.keeps(arguments):
+                return
+            with contextlib.suppress(Exception):
                 self.before_call(arguments)
                 self.enter(arguments)
             calls = self.calls

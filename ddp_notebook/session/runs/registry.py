@@ -90,6 +90,7 @@ class RunRegistry:
         transform: Callable[[str], str] | None = None,
         started: Callable[[CellRun], None] | None = None,
         colors: str = "",
+        cpu: bool = False,
     ) -> CellResult:
         """Run a cell on ranks until each has finished it or died, or none can make progress.
 
@@ -100,10 +101,16 @@ class RunRegistry:
         for the end. `number` is the notebook's prompt number and `magic_line` the cell's first
         line, for tracebacks. `transform` turns IPython's syntax into Python's for the check that
         comes first (default: magics and shell escapes). `colors` is IPython's setting, for
-        tracebacks. Raises CellSyntaxError and UsageMistake before any rank runs; what goes wrong on
-        ranks, or an interrupt, is the result's `error`.
+        tracebacks. With `cpu` what asks for CUDA gets the CPU. Raises CellSyntaxError and
+        UsageMistake before any rank runs; what goes wrong on ranks, or an interrupt, is the
+        result's `error`.
         """
         processes = self._pool.need("%%ddp")
+        if cpu and "nccl" in processes.devices.backend:
+            raise UsageMistake(
+                "These ranks are on GPUs. For ranks on CPUs: %ddp_shutdown, then %ddp_init "
+                "--device cpu. Or run a script: %ddp_run --cpu train.py"
+            )
         is_async = check_cell(source, transform or ipython_syntax)
         options = RunOptions(number or 0, wait, hold, detach, started)
         made = partial(CellRun, processes=processes, options=options)
@@ -116,7 +123,15 @@ class RunRegistry:
             run.earlier = self._texts
             processes.begin_last_words(run.ranks)
             order = calls.START_CELL if is_async else calls.RUN_CELL
-            request = calls.Cell(run.cell, run.number, magic_line, source, run.pausing, colors)
+            request = calls.Cell(
+                run.cell,
+                run.number,
+                magic_line,
+                source,
+                run.pausing,
+                colors,
+                len(run.ranks) if cpu else 0,
+            )
             run.order = order, request
             return self._carry_out(run, interrupted, options)
 
@@ -136,6 +151,7 @@ class RunRegistry:
         placed: Placed | None = None,
         as_module: bool = False,
         as_python: bool = False,
+        cpu: bool = False,
     ) -> CellResult:
         """Run a torchrun-style script, unchanged, and wait until it is over.
 
@@ -148,7 +164,7 @@ class RunRegistry:
         is no such script, or a rank is not free. `placed` puts its ranks on hosts of the fault lab.
         With `as_module`, `path` is the name of a module, as in `python -m`. With `as_python` it is
         one process without torchrun's variables; the ranks that it starts itself, as by
-        `mp.spawn`, are then those that are diagnosed.
+        `mp.spawn`, are then those that are diagnosed. `cpu` is as in `run_cell`.
         """
         processes = self._pool.need("%ddp_run")
         options = RunOptions(number, wait, hold, detach, started)
@@ -163,6 +179,7 @@ class RunRegistry:
             store=store,
             settings=settings or {},
             as_python=as_python,
+            as_gpus=processes.options.world_size if cpu else 0,
             placed=placed,
         )
         count = len(ranks) if ranks is not None else processes.options.world_size
