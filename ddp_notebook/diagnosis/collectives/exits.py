@@ -14,7 +14,7 @@ from ddp_notebook.diagnosis.collectives.out_of_step import ended_by_conflicts
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.majority import by_ranks, minority
-from ddp_notebook.diagnosis.progress import raised_words, way_to_error
+from ddp_notebook.diagnosis.progress import differing_variables, raised_words, way_to_error
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     Activity,
@@ -69,6 +69,28 @@ def ended(context: Context) -> Iterator[Finding]:
         facts=(context.standing(stuck),) if stuck else (),
     )
     yield from sorted(findings, key=partial(_time, context))
+
+
+def raised_alike(context: Context) -> Iterator[Finding]:
+    """All ranks raised at one line, whose variables differ between them.
+
+    Where they are all alike, the error says what is to be said, as in a program of one process.
+    """
+    failed = [e for e in context.case.ranks if e.activity is Activity.FAILED]
+    first = failed[0].error if failed else None
+    if first is None or len(failed) < len(context.case.ranks) or first.type in _NO_ERRORS:
+        return
+    variables = differing_variables(failed)
+    if variables and not any(torch_errors.is_of_others(e.error.text) for e in failed):
+        yield Finding(
+            Category.EXCEPTION,
+            tuple(e.rank for e in failed),
+            f"raised {raised_words(first.type, first.text, first.at)}",
+            "Correct the error. Variables of that line differ between the ranks: compare how each "
+            "rank comes to its own.",
+            (),
+            (way_to_error(first.at), *variables),
+        )
 
 
 def _in_collectives(context: Context) -> dict[int, Collective]:

@@ -35,6 +35,7 @@ from ddp_notebook.rank.collectives.splits import Exchanges, NotedExchanges
 from ddp_notebook.rank.collectives.time_limits import PatientWork, TimeLimits
 from ddp_notebook.rank.collectives.works import AsyncWorks, completed, error_of, wait_for
 from ddp_notebook.rank.component import Component, Run
+from ddp_notebook.rank.inspect.frames import raised_by_handler
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.setup.subgroups import Subgroups, group_name
@@ -206,7 +207,9 @@ class Observer(Component):
             return None
 
     def disable(self, error: BaseException) -> None:
-        """Stop observing in this process."""
+        """Stop observing in this process. Raises `error` if a handler of a signal raised it."""
+        if raised_by_handler(error):
+            raise error
         self.broken = f"{type(error).__name__}: {error}"
         self.log = None
 
