@@ -43,6 +43,9 @@ ERRORS = {
     "false, code: -98, name: EADDRINUSE, message: address already in use": Category.PORT_IN_USE,
     "no free port in the range 40000-40002": Category.PORT_EXHAUSTED,
     "found no available ports": Category.PORT_EXHAUSTED,
+    "DataLoader worker (pid 3002) is killed by signal: Bus error. It is possible that dataloader's "
+    "workers are out of shared memory.": Category.DATALOADER_SHM,
+    "DataLoader worker (pid 3002) is killed by signal: Killed. ": Category.EXCEPTION_ON_ONE_RANK,
     "Unable to find address for: bogus0": Category.WRONG_INTERFACE,
     "trying to initialize the default process group twice!": Category.DOUBLE_INIT,
     "DefaultCPUAllocator: can't allocate memory: you tried to allocate 7 bytes": (

@@ -202,6 +202,8 @@ def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Find
             rank: wait_graph.at_slot(context.collectives, rank, last) for rank in context.reports
         }
         ranks = tuple(sorted(rank for rank, record in there.items() if record is not None))
+        if last.peer is not None:
+            ranks, there = tuple(sorted((e.rank, last.peer))), {e.rank: last}
         script = context.case.script
         command = "%ddp_abort" if script else f"%ddp_restart --ranks {e.rank}"
         yield Finding(

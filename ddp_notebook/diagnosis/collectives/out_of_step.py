@@ -388,7 +388,8 @@ def _stopped(context: Context, ranks: Ranks, record: Collective) -> Finding:
             return _of_kind(context, Kind.SOME_BUCKETS, ranks, full, short, record)
         return _one_step_less(context, alignment, full, short, record)
     always_reached = condition is None and context.sources.knows(record)
-    outvoted = len(ranks) < len(ahead) or (len(ranks) == len(ahead) and always_reached)
+    leave = condition is not None and condition.names_leavers
+    outvoted = len(ranks) < len(ahead) or (len(ranks) == len(ahead) and (always_reached or leave))
     if outvoted and condition is None:
         return _left_early(context, ranks, ahead, record)
     culprits = ranks if outvoted else ahead
