@@ -164,7 +164,7 @@ def test_an_address_where_nobody_answers_is_every_ranks_mistake() -> None:
     finding = the_one(*(knocking(r, came[r], "timeout") for r in range(3)))
     assert (finding.category, finding.ranks) == (Category.UNREACHABLE_MASTER, (0, 1, 2))
     assert "no process answers at 203.0.113.7:29500" in finding.cause
-    assert "(127.0.0.1:29500)" in finding.remedy
+    assert "the launcher set 127.0.0.1:29500" in finding.evidence
 
 
 def test_a_name_that_does_not_resolve_is_said() -> None:

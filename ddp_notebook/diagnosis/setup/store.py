@@ -354,10 +354,14 @@ def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
         f"{what}: no rank opens a store there (is_master=True)" if own and not opened else what,
         "Have one rank open the store with is_master=True, and give all ranks its address and port."
         if own
-        else "Set MASTER_ADDR and MASTER_PORT to where rank 0, or the launcher, listens"
-        f"{_expected_address(case)}.",
+        else "Use what the launcher sets: os.environ['MASTER_ADDR'] and os.environ['MASTER_PORT']. "
+        "Or set both to where rank 0 listens.",
         case.waiting,
-        (*evidence, *(f"rank {e.rank} opens one at {_address_of(e)}" for e in opened if own)),
+        (
+            *evidence,
+            *(f"rank {e.rank} opens one at {_address_of(e)}" for e in opened if own),
+            *_expected_address(case),
+        ),
     )
 
 
@@ -376,9 +380,10 @@ def _open_inside(case: Case, shut_out: tuple[RankReport, ...]) -> RankReport | N
     return None
 
 
-def _expected_address(case: Case) -> str:
+def _expected_address(case: Case) -> tuple[str, ...]:
+    """Where the launcher had the store, as evidence: its port may be another at the next start."""
     address, port = case.told.get("MASTER_ADDR", ""), case.told.get("MASTER_PORT", "")
-    return f" ({address}:{port})" if address and port else ""
+    return (f"the launcher set {address}:{port}",) if address and port else ()
 
 
 # -- reach -------------------------------------------------------------------------------
