@@ -211,7 +211,7 @@ def test_a_rank_checks_what_it_finds_and_each_set_up_begins_with_what_the_launch
             remedy = (
                 f"Set {name}={rights[name]} on this rank, or leave it to the launcher: %ddp_init"
             )
-        assert said == f"env-invalid|{cause}|{remedy}: %ddp_init"
+        assert said == f"env-invalid|{cause}|{remedy}"
 
     changed, host, not_host, file, tcp = found[1 + len(WRONG) : -1]
     assert changed[0] == ""
