@@ -329,6 +329,15 @@ def test_two_threads_that_use_one_group_at_the_same_time_are_told_with_the_mista
     assert any(began in line for line in finding.evidence) == at_once
 
 
+def test_threads_that_run_at_once_are_the_mistake_where_ranks_are_at_other_lines() -> None:
+    waits = [replace(RankReport(r), activity=Activity.WAITING, inside="collective") for r in (0, 1)]
+    reduce, meet = in_thread(1, 0, 10, 0, 5), in_thread(2, 1, 11, 0, 6)
+    apart = replace(meet, operation="barrier", api="barrier", shape=(), numel=0, dtype="")
+    finding = the_one(case_of({0: [reduce, apart], 1: [reduce, in_thread(2, 1, 11, 0, 7)]}, *waits))
+    assert (finding.category, finding.ranks) == ("mismatched-order", (0, 1))
+    assert "Give each thread a group of its own" in finding.remedy
+
+
 def test_two_threads_in_one_group_at_once_are_named_where_nothing_moves_any_more() -> None:
     waits = [replace(RankReport(r), activity=Activity.WAITING, inside="collective") for r in (0, 1)]
     of = {
