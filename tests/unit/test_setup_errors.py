@@ -35,6 +35,16 @@ from ddp_notebook.model import (
     StoreFile,
 )
 
+
+def test_an_address_of_no_host_is_told_by_the_rank_that_opens_the_store_there() -> None:
+    ranks = [knocking(r, arguments(r, store="rank0"), "timeout") for r in range(3)]
+    finding = the_one(*ranks, store="rank0")
+    assert (finding.category, finding.ranks) == (Category.UNREACHABLE_MASTER, (0, 1, 2))
+    assert "not even rank 0, which opens the store there" in finding.cause
+    refused = [knocking(r, arguments(r, store="rank0")) for r in range(3)]
+    assert not found(*refused, store="rank0"), "it is not open yet"
+
+
 # --------------------------------------------------------------------------- errors, and victims
 
 

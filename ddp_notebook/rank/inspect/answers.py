@@ -79,6 +79,7 @@ class Answers:
         """`handlers`, through which all of it is answered."""
         on = handlers.on_question
         on(calls.REPORT, lambda _: self._reporter.report())
+        on(calls.REACH, lambda to: calls.Reached(self.reachability.of_others(to.targets)))
         on(calls.STACK, self._stacks.stack)
         on(calls.VARIABLES, self.variables.variables)
         on(calls.RUN_FACTS, lambda _: self._summary.facts())
