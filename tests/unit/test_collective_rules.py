@@ -798,3 +798,12 @@ def test_ranks_that_raise_at_one_line_of_other_values_are_one_finding() -> None:
         },
     )
     assert found(case) == [("exception-on-one-rank", (1, 2))]
+
+
+def test_ranks_at_one_line_of_a_function_are_told_by_where_they_come_from() -> None:
+    student, teacher = all_reduce(33, (22, "forward")), all_reduce(42, (22, "forward"))
+    case = play(same(3, [*[student] * 6, teacher], r1=[*[student] * 3, teacher]))
+    finding = the_one(case)
+    assert finding.ranks == (1,)
+    assert "rank 1 comes there from train.py:42" in finding.evidence
+    assert "ranks 0,2 come there from train.py:33" in finding.evidence

@@ -378,7 +378,9 @@ def detached_optimizers(context: Context) -> Iterator[Finding]:
         ):
             models = [model for model in context.models if model.key not in held]
             yield from (_detached(model, of) for model in models if _as_large(model, of))
-            if all(e.numels == context.facts[r].sharded_without_optimizer for r, e in of.items()):
+            # An optimizer that divides its parameters among the ranks may have none on some.
+            sharded = {r: context.facts[r].sharded_without_optimizer for r in of}
+            if all(e.numels and e.numels == sharded[r] for r, e in of.items()):
                 yield _of_before_sharding(context, of)
         elif all(optimizer.unheld for optimizer in of.values()):
             yield _detached_in_part(of)

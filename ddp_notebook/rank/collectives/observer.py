@@ -578,6 +578,13 @@ def _recorder(
     return record
 
 
+def _rank_of(number: int | None, members: Ranks) -> int:
+    """The rank of the whole job that has this number in a group; one that it has not, as it is."""
+    if number is None:
+        return NOBODY
+    return members[number] if 0 <= number < len(members) else number
+
+
 def _prepare(
     group: _Group,
     log: LogWriter,
@@ -604,8 +611,8 @@ def _prepare(
         len(shape),
         (facts.waited and group.waits) | site.thread << 1,
         facts.tensors,
-        members[facts.root] if facts.root is not None else NOBODY,
-        members[facts.peer] if facts.peer is not None else NOBODY,
+        _rank_of(facts.root, members),
+        _rank_of(facts.peer, members),
         facts.tag,
         *(*shape, *(0,) * DIMENSIONS)[:DIMENSIONS],
         0,
