@@ -802,7 +802,7 @@ def test_ranks_that_raise_at_one_line_of_other_values_are_one_finding() -> None:
 
 def test_ranks_at_one_line_of_a_function_are_told_by_where_they_come_from() -> None:
     student, teacher = all_reduce(33, (22, "forward")), all_reduce(42, (22, "forward"))
-    case = play(same(3, [*[student] * 6, teacher], r1=[*[student] * 3, teacher]))
+    case = play(same(3, [student] * 4, r1=[student, student, replace(teacher, shape=(9,))]))
     finding = the_one(case)
     assert finding.ranks == (1,)
     assert "rank 1 comes there from train.py:42" in finding.evidence

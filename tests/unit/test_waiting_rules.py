@@ -357,6 +357,18 @@ def test_threads_that_run_at_once_are_the_mistake_where_ranks_are_at_other_lines
     assert "Give each thread a group of its own" in finding.remedy
 
 
+def test_what_gloo_could_not_join_though_all_wrote_down_the_same_is_of_two_threads() -> None:
+    words = "16 vs 12. Received data size doesn't match expected size"
+    dead = report(0, Activity.DEAD, exit_code=-6, last_words=words)
+    waits = replace(RankReport(1), activity=Activity.WAITING, inside="collective")
+    of = [in_thread(0, 0, 1, 2, 5), in_thread(1, 1, 10, 0, 6)]
+    finding = the_one(case_of({0: of, 1: of}, dead, waits))
+    assert (finding.category, finding.ranks) == ("mismatched-order", (0, 1))
+    alone = [in_thread(0, 0, 1, 2, 5), in_thread(0, 1, 10, 0, 6)]
+    finding = the_one(case_of({0: alone, 1: alone}, dead, waits))
+    assert finding.category == "shape-mismatch"
+
+
 def test_two_threads_in_one_group_at_once_are_named_where_nothing_moves_any_more() -> None:
     waits = [replace(RankReport(r), activity=Activity.WAITING, inside="collective") for r in (0, 1)]
     of = {

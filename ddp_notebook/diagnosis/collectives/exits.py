@@ -9,7 +9,11 @@ from functools import partial
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.describe import called, fact, named, numbered
-from ddp_notebook.diagnosis.collectives.explain import TRY_AGAIN_TOGETHER
+from ddp_notebook.diagnosis.collectives.explain import (
+    GROUP_OF_EACH_THREAD,
+    TRY_AGAIN_TOGETHER,
+    threads_of,
+)
 from ddp_notebook.diagnosis.collectives.out_of_step import ended_by_conflicts
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
@@ -204,6 +208,20 @@ def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Find
         ranks = tuple(sorted(rank for rank, record in there.items() if record is not None))
         if last.peer is not None:
             ranks, there = tuple(sorted((e.rank, last.peer))), {e.rank: last}
+        several, at_once = threads_of(context, last.group)
+        if several and len({(r.dtype, r.shape) for r in there.values() if r is not None}) == 1:
+            # What they wrote down agrees, and gloo met something else: another thread's call.
+            yield Finding(
+                Category.MISMATCHED_ORDER,
+                several,
+                f"rank {e.rank} got {sizes[1]} bytes from another rank in {named(last)}, where all "
+                f"expect {sizes[2]}: {verb(several, 'calls', 'call')} collectives of this group in "
+                "more than one thread, and threads run in any order",
+                GROUP_OF_EACH_THREAD,
+                context.victims,
+                at_once,
+            )
+            continue
         script = context.case.script
         command = "%ddp_abort" if script else f"%ddp_restart --ranks {e.rank}"
         yield Finding(
