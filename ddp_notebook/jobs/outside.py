@@ -351,6 +351,8 @@ class Outside:
     why_not: tuple[str, ...] = ()
     on_gpu: Ranks = ()
     """Ranks that use CUDA: a GPU may work while their threads wait for it."""
+    was_set: bool = False
+    """A process of it was started with DDP_NOTEBOOK=1: it only does not answer, or not yet."""
 
     def verdict(self) -> Verdict:
         """Return what is wrong with it, as far as stacks prove it."""
@@ -378,7 +380,7 @@ class Outside:
         waiting = self.case.waiting
         unknown = self.case.where(Activity.SILENT)
         if not self.threads:
-            return replace(diagnosis, findings=(), unsure=_NO_STACKS)
+            return replace(diagnosis, findings=(), unsure=f"{_NO_STACKS} {_MORE[self.was_set]}")
         moves = tuple(rank for rank in waiting if rank not in self.still)
         if moves:
             why = f"No problem found so far: {verb(moves, 'goes', 'go')} on."
@@ -388,7 +390,7 @@ class Outside:
         elif waiting:
             why = (
                 f"Undecided: {verb(waiting, 'waits', 'wait')}, and did not move for "
-                f"{BETWEEN_S} s; the stacks do not prove why. {_MORE}"
+                f"{BETWEEN_S} s; the stacks do not prove why. {_MORE[self.was_set]}"
             )
         else:
             why = (
@@ -429,10 +431,12 @@ class Outside:
         )
 
 
-_NO_STACKS = (
-    "Undecided: the job was started without DDP_NOTEBOOK=1, and its Python stacks cannot be read."
+_NO_STACKS = "Undecided: the Python stacks of the job cannot be read."
+_MORE = (
+    "More is known of a job that was started with DDP_NOTEBOOK=1 in its environment.",
+    "It was started with DDP_NOTEBOOK=1, and does not answer as a prepared job does, or not yet: "
+    "ask again.",
 )
-_MORE = "More is known of a job that was started with DDP_NOTEBOOK=1 in its environment."
 
 
 def look(ranks: Mapping[int, Seen], twice: bool = True) -> Outside:
@@ -489,7 +493,8 @@ def seen(ranks: Mapping[int, Seen], first: Look, second: Look) -> Outside:
     )
     why_not = tuple(dict.fromkeys((*first.why_not, *second.why_not)))
     on_gpu = tuple(rank for rank, used in second.used.items() if used is not None and used.cuda)
-    return Outside(case, still, second.threads, why_not, on_gpu=on_gpu)
+    started = any(was_set(process.pid) for process in ranks.values())
+    return Outside(case, still, second.threads, why_not, on_gpu, started)
 
 
 def _seen(rank: int, process: Seen, now: Look, sources: Sources, still: bool) -> Reported:
