@@ -11,13 +11,23 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ddp_notebook.launch.timeouts import scaled_for_load
-from ddp_notebook.model import Ranks, codec
-from ddp_notebook.rank.calls import Answer, CannotAnswer, Order, Question, Request
+from ddp_notebook.model import RankReport, Ranks, codec
+from ddp_notebook.rank.calls import (
+    Answer,
+    CannotAnswer,
+    Order,
+    Question,
+    Reached,
+    Request,
+    Targets,
+    answered,
+)
 from ddp_notebook.rank.control_socket import MOST_BYTES, connected, first_message, framed
 
 _LISTENS_WITHIN_S = 2.0
@@ -42,6 +52,33 @@ def ask(
         except (RecursionError, ValueError, TypeError, AttributeError) as error:
             answers[rank] = CannotAnswer(f"its answer cannot be read: {error}")
     return answers
+
+
+def with_reach(
+    ranks: Sequence[RankReport],
+    ask_ranks: Callable[[Ranks, Targets], Mapping[int, Reached | CannotAnswer]],
+) -> tuple[RankReport, ...]:
+    """Add to `ranks` the peers that each one reaches, if they connect across hosts.
+
+    Asked in a second step, because only their reports have the address of each rank.
+    """
+    connecting = [e for e in ranks if e.inside == "process-group" and e.network.listens]
+    if len({e.network.loopback for e in connecting}) < 2:
+        return tuple(ranks)
+    targets = Targets(
+        tuple(
+            address
+            for report in connecting
+            for address in report.network.listens
+            if not address.startswith(("127.", "::1:"))  # loopback means another host there
+        )
+    )
+    answers = answered(ask_ranks(tuple(report.rank for report in connecting), targets))
+    reached = {rank: answer.probes for rank, answer in answers.items()}
+    return tuple(
+        replace(report, network=replace(report.network, reach=reached.get(report.rank, ())))
+        for report in ranks
+    )
 
 
 class OrderSender:

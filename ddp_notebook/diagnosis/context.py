@@ -123,8 +123,8 @@ class Context:
     # -- training ------------------------------------------------------------------------
 
     @cached_property
-    def models(self) -> Mapping[str, Model]:
-        """The models that ranks trained, each with its replicas, by key."""
+    def models(self) -> tuple[Model, ...]:
+        """The models that ranks trained, each with its replicas."""
         return models(self.facts)
 
 

@@ -126,7 +126,7 @@ RUN: Rules = {
         files.raced_paths,
     ),
     Priority.GONE: (missing_ranks.stopped_ranks,),
-    Priority.UNWINDING: (exits.unwinding,),
+    Priority.UNWINDING: (files.missed_paths, exits.unwinding),
     Priority.MET: (
         out_of_step.unreduced_gradients,
         split_models.split_mismatch,
@@ -134,6 +134,7 @@ RUN: Rules = {
         out_of_step.conflicts,
         p2p.unequal_messages,
         exits.ended,
+        exits.raised_alike,
         missing_ranks.stuck_data_workers,
     ),
     Priority.STUCK: (

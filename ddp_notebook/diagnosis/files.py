@@ -1,13 +1,25 @@
-"""Rules about files: paths that ranks make or delete under each other, a store's file."""
+"""Rules about files: paths that ranks make, delete or miss under each other, a store's file."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.progress import in_setup, raised_words, way_to_error
-from ddp_notebook.model import Activity, Category, Finding, RankReport, Ranks, agree, name_ranks
+from ddp_notebook.model import (
+    Activity,
+    Category,
+    Finding,
+    RankReport,
+    Ranks,
+    agree,
+    at_place,
+    name_ranks,
+    verb,
+)
 
 _RACED = ("FileExistsError", "FileNotFoundError")
 _CHANGES = re.compile(
@@ -48,6 +60,120 @@ def _raced(context: Context, report: RankReport) -> bool:
         return False
     changes = _CHANGES.search(report.error.at[-1].text) if report.error.at else None
     return changes is not None and not context.sources.is_for_some(report.error.at, changes[1])
+
+
+def missed_paths(context: Context) -> Iterator[Finding]:
+    """A path that ranks did not find: another rank removed it, made it later, or made it elsewhere.
+
+    https://github.com/huggingface/transformers/issues/20988
+    https://github.com/karpathy/nanochat/pull/336
+    https://github.com/mosaicml/llm-foundry/pull/1083
+    """
+    same: dict[str, dict[int, RankReport]] = {}
+    for e in context.case.ranks:
+        if e.activity is Activity.FAILED and e.error.path and e.error.at:
+            same.setdefault(str(e.error.at[-1]), {})[e.rank] = e
+    for missing in same.values():
+        finding = (
+            _removed_before(context, missing)
+            or _made_later(context, missing)
+            or _made_elsewhere(context, missing)
+        )
+        if finding is not None:
+            yield finding
+
+
+def _who(context: Context, what: str, path: str) -> Ranks:
+    """The ranks that changed a path, or a folder that it is in."""
+    return tuple(
+        e.rank
+        for e in context.case.ranks
+        if any(
+            c.what == what and f"{path}{os.sep}".startswith(f"{c.path}{os.sep}")
+            for c in e.process.changed
+        )
+    )
+
+
+def _missed(
+    context: Context,
+    missing: Mapping[int, RankReport],
+    category: Category,
+    ranks: Ranks,
+    cause: str,
+    remedy: str,
+) -> Finding:
+    """The finding; that ranks failed for want of the path is no mistake of theirs besides."""
+    return Finding(
+        category,
+        ranks,
+        cause,
+        remedy,
+        tuple(sorted({*context.victims, *missing})),
+        tuple(f"rank {r}: {way_to_error(e.error.at)}: {e.error.path}" for r, e in missing.items()),
+    )
+
+
+def _removed_before(context: Context, missing: Mapping[int, RankReport]) -> Finding | None:
+    first, ranks = next(iter(missing.values())).error, tuple(missing)
+    removers = tuple(r for r in _who(context, "removed", first.path) if r not in missing)
+    if not removers or first.path_exists:
+        return None
+    return _missed(
+        context,
+        missing,
+        Category.FILESYSTEM,
+        removers,
+        f"{verb(removers, 'has', 'have')} removed {first.path} before {name_ranks(ranks)} "
+        f"{agree(ranks, 'was', 'were')} done with it{at_place(first.at[-1])}",
+        "Remove it only once every rank is done with it: dist.barrier() on all ranks, before.",
+    )
+
+
+def _made_later(context: Context, missing: Mapping[int, RankReport]) -> Finding | None:
+    first, ranks = next(iter(missing.values())).error, tuple(missing)
+    if not all(e.error.path_exists for e in missing.values()):
+        return None
+    made = (*_who(context, "written", first.path), *_who(context, "made", first.path))
+    makers = tuple(sorted({rank for rank in made if rank not in missing}))
+    who = name_ranks(makers) if makers else "another process"
+    return _missed(
+        context,
+        missing,
+        Category.FILESYSTEM,
+        ranks,
+        f"{verb(ranks, 'needs', 'need')} {first.path}{at_place(first.at[-1])} before {who} had "
+        "made it: it is there by now",
+        "Have all ranks wait for it: dist.barrier() on every rank, behind the line that makes it.",
+    )
+
+
+def _made_elsewhere(context: Context, missing: Mapping[int, RankReport]) -> Finding | None:
+    """Only of a name that was written, or made, under one path alone: else each rank has its own.
+
+    No rule asks how the path came to be: a clock, a temporary folder, a host's name.
+    """
+    first, ranks = next(iter(missing.values())).error, tuple(missing)
+    name = PurePath(first.path).name
+    others: dict[str, list[int]] = {}
+    for e in context.case.ranks:
+        for change in e.process.changed:
+            if change.what != "removed" and PurePath(change.path).name == name:
+                others.setdefault(change.path, []).append(e.rank)
+    if len(others) != 1 or any(e.error.path in others for e in missing.values()):
+        return None
+    ((path, makers),) = others.items()
+    return _missed(
+        context,
+        missing,
+        Category.WRONG_PATH_ON_RANK,
+        ranks,
+        f"{verb(ranks, 'looks', 'look')} for {name} in {PurePath(first.path).parent}"
+        f"{at_place(first.at[-1])}, and {name_ranks(tuple(dict.fromkeys(makers)))} made it in "
+        f"{PurePath(path).parent}",
+        "Make the path on one rank and give it to the others (dist.broadcast_object_list): a "
+        "clock, a temporary folder or a host's name is another on each rank.",
+    )
 
 
 def lost_store_file(context: Context) -> Iterator[Finding]:

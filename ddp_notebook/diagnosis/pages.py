@@ -48,7 +48,8 @@ PAGES: Mapping[Category, Page] = {
         "«no free port» of your launcher.",
         "No port is free in the range in which one was looked for.",
         "The error of the rank.",
-        "Widen the range, or let the system choose: port 0.",
+        "Widen the range. Or have one process ask the system for a port (bind to port 0) and give "
+        "its number to all ranks as MASTER_PORT; MASTER_PORT=0 itself cannot work.",
     ),
     Category.DUPLICATE_RANK: Page(
         "«wait timeout …, keys: /default_pg/0//cpu//0/2» on all ranks.",
@@ -359,6 +360,15 @@ PAGES: Mapping[Category, Page] = {
         "The worker does not run, and all its threads wait for locks.",
         "multiprocessing_context='spawn', or start no threads before the workers.",
     ),
+    Category.DATALOADER_SHM: Page(
+        "«DataLoader worker (pid …) is killed by signal: Bus error. It is possible that "
+        "dataloader's workers are out of shared memory».",
+        "The workers of a DataLoader pass batches through /dev/shm, and it was full: a container "
+        "has 64 MB by default.",
+        "The rank's error.",
+        "A larger /dev/shm (docker run --shm-size=8g or --ipc=host; in Kubernetes an emptyDir in "
+        "memory), smaller batches, or fewer workers.",
+    ),
     Category.CHECKPOINT_MISUSE: Page(
         _SILENT,
         "A state was loaded on some ranks only, after the model was wrapped, or into an optimizer, "
@@ -423,9 +433,19 @@ PAGES: Mapping[Category, Page] = {
     ),
     Category.FILESYSTEM: Page(
         "FileExistsError, FileNotFoundError or the like on some ranks.",
-        "Ranks make, move or delete one path at the same time.",
-        "The ranks' errors and their paths.",
-        "Let one rank make it, then a barrier, then the others use it.",
+        "Ranks make, move or delete one path at the same time, or one uses it before another has "
+        "made it, or after another has deleted it.",
+        "The ranks' errors and their paths, whether the path is there by now, and which rank wrote "
+        "or removed it.",
+        "Let one rank make it, then a barrier, then the others use it; a barrier before it goes.",
+    ),
+    Category.WRONG_PATH_ON_RANK: Page(
+        "FileNotFoundError on some ranks.",
+        "Ranks make up one path each for what is one file: from a clock, a temporary folder, the "
+        "name of the host.",
+        "The path that was not found, and the one path under which a rank wrote a file of that "
+        "name.",
+        "Make the path on rank 0, and dist.broadcast_object_list it.",
     ),
     Category.GPU_MAPPING: Page(
         "«Duplicate GPU detected», or a training that is slow.",

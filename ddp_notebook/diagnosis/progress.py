@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from ddp_notebook.diagnosis.majority import each_with
 from ddp_notebook.model import (
     HAS_FAILED,
     OWN_STORE,
@@ -143,6 +144,24 @@ def way_to_error(path: Sequence[Place]) -> str:
     """``cell 3:8 → cell 3:6 in load: return d['key7']``."""
     text = f": {path[-1].text}" if path[-1].text else ""
     return f"{' → '.join(map(str, path[-6:]))}{text}"
+
+
+def differing_variables(failed: Sequence[RankReport]) -> tuple[str, ...]:
+    """Name the variables in which ranks differ that raised at one line: ``begin is 4 on rank 0``.
+
+    Those in the text of the line; where they are all alike, those of its function.
+    """
+    known = {e.rank: e.error.variables for e in failed}
+    if not failed or not failed[0].error.at or len({e.error.at[-1] for e in failed}) > 1:
+        return ()
+    line, first = failed[0].error.at[-1], failed[0].error.variables
+    names = [name for name in first if len({of.get(name) for of in known.values()}) > 1]
+    in_line = [name for name in names if re.search(rf"\b{re.escape(name)}\b", line.text)]
+    shown = in_line or (names if line.function else [])
+    return tuple(
+        f"`{name}` is {each_with({r: of.get(name, 'not set') for r, of in known.items()})}"
+        for name in shown[:4]
+    )
 
 
 def _failure(report: RankReport) -> str:

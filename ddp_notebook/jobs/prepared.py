@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddp_notebook import files
-from ddp_notebook.cluster.questions import ask
+from ddp_notebook.cluster.questions import ask, with_reach
 from ddp_notebook.diagnosis import diagnose_run, diagnose_training, failures
 from ddp_notebook.jobs import records
 from ddp_notebook.jobs.records import CRASHES, DAMAGED, ORPHANED, Job, Process
@@ -107,11 +107,18 @@ _CHANGES = "Two looks at it, shortly one after the other, found different things
 
 def case_of(job: Job) -> Case:
     """Return all that is known of a job now."""
-    answers = ask(sockets_of(job), calls.REPORT, calls.Nothing(), ASK_TIMEOUT_S)
+    sockets = sockets_of(job)
+    answers = ask(sockets, calls.REPORT, calls.Nothing(), ASK_TIMEOUT_S)
     first, alive = job.first, bool(job.alive)
     reports = tuple(
         _report(rank, job.processes.get(rank), answers.get(rank), alive)
         for rank in range(job.world_size)
+    )
+    reports = with_reach(
+        reports,
+        lambda ranks, targets: ask(
+            {r: sockets[r] for r in ranks if r in sockets}, calls.REACH, targets, ASK_TIMEOUT_S
+        ),
     )
     return Case(
         _with_splits(job, reports if alive else _ended_by_others(reports)),

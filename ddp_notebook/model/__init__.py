@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 _FILES = {
     "board": "Board BoardRow Role StackLocation",
     "case": (
-        "Activity Awaited Case GROUPED GroupMade ModelParts Network PipelinePart Probe ProcessEnd "
-        "ProcessFacts RankError RankReport ShardedUnit StoreFile ThreadError Worker"
+        "Activity Awaited Case GROUPED GroupMade ModelParts Network PathChange PipelinePart Probe "
+        "ProcessEnd ProcessFacts RankError RankReport ShardedUnit StoreFile ThreadError Worker"
     ),
     "collectives": (
         "DEFAULT_GROUP PLACING CallFacts Collective Collectives Part Phase Place Splits at_place "

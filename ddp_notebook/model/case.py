@@ -161,6 +161,20 @@ class RankError:
     remedy: str = ""
     holder: str = ""
     """If a port was in use: by which process."""
+    path: str = field(default="", metadata=OMIT_DEFAULT)
+    """The file or folder that was not there, if that is the error."""
+    path_exists: bool = field(default=False, metadata=OMIT_DEFAULT)
+    """It is there by now."""
+    variables: Mapping[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+    """In short, those of the user's function that raised it, as they were."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathChange:
+    """A change of a rank's to a file or folder: it was ``written``, ``made`` or ``removed``."""
+
+    what: str
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +195,8 @@ class ProcessFacts:
     """The error that its report failed with."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of torch and of Python, by name."""
+    changed: tuple[PathChange, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    """What it changed last in the file system, by Python's own functions and torch.save."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,9 +78,8 @@ class RankCore(Watched):
         return doing or self.user_code.describe_task(self.main_thread.task)
 
     def _answer_questions(self) -> None:
-        on, reachability = self.handlers.on_question, self.answers.reachability
+        on = self.handlers.on_question
         on(calls.FREE, lambda _: self.rescue.free())
-        on(calls.REACH, lambda to: calls.Reached(reachability.of_others(to.targets)))
         on(calls.STEP_TIMES, lambda _: self.step_timer.times())
         on(calls.HELD, lambda _: self.held.parameters())
         on(calls.STEP, lambda _: calls.PausedAt(self.gate.step()))

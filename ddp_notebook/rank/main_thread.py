@@ -27,6 +27,8 @@ class Failure:
     """The user's lines that the error passed through, the outermost first."""
     during: model.ThreadError | None = None
     """The error that was being handled when it was raised."""
+    path: str = ""
+    """The file or folder that was not there, if that is the error."""
     trace: TracebackType | None = None
     """Where it was raised, with the variables as they were; kept until something runs again."""
 

@@ -18,6 +18,7 @@ from ddp_notebook.rank.component import Component
 from ddp_notebook.rank.inspect.data_workers import DataWorkers
 from ddp_notebook.rank.inspect.frames import UserCode
 from ddp_notebook.rank.inspect.global_names import GlobalNames
+from ddp_notebook.rank.inspect.paths_changed import PathsChanged
 from ddp_notebook.rank.inspect.store_keys import StoreKeys
 from ddp_notebook.rank.main_thread import MainThread
 from ddp_notebook.rank.rank_process import RankProcess
@@ -85,6 +86,7 @@ class Watched:
         self.thread_errors = ThreadErrors(show, user_code)
         self.data_workers = DataWorkers(process, user_code)
         self.store_keys = StoreKeys()
+        self.paths_changed = PathsChanged()
 
     def components(
         self, early: Sequence[Component] = (), stops: Sequence[Component] = ()
@@ -109,6 +111,7 @@ class Watched:
             self.hooks,
             self.data_workers,
             self.store_keys,
+            self.paths_changed,
             self.subgroups,
             self.sockets,
         )

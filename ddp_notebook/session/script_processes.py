@@ -204,7 +204,7 @@ def _absent(job: Job, of_script: Case) -> RankReport:
     )
     if waits and not any(_coming(job, report.process.pid) for report in of_script.ranks):
         return RankReport(0, Activity.IDLE, doing="its process has ended, or was not started")
-    return RankReport(0, Activity.BUSY, doing="it has not called init_process_group yet")
+    return RankReport(0, Activity.BUSY, doing="its own code, before init_process_group")
 
 
 def _coming(job: Job, script: int) -> list[int]:

@@ -12,6 +12,7 @@ from traces import (
     barrier,
     died,
     forward,
+    message,
     op,
     places,
     play,
@@ -19,7 +20,19 @@ from traces import (
     with_facts,
 )
 
-from ddp_notebook.model import Case, Category, Collective, Place, ReplicaFacts, ThreadError
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    Category,
+    Collective,
+    Part,
+    Place,
+    ProcessEnd,
+    RankError,
+    RankReport,
+    ReplicaFacts,
+    ThreadError,
+)
 
 # -- collectives that only some ranks issue ------------------------------------------------
 
@@ -659,3 +672,138 @@ def test_a_forward_of_one_rank_alone_can_be_had_without_the_others() -> None:
     finding = the_one(case, {"train.py": code})
     assert (finding.category, finding.ranks) == (Category.CONDITIONAL_COLLECTIVE, (0,))
     assert "model.module(x)" in finding.remedy
+
+
+# -- what an `except` leads around ---------------------------------------------------------
+
+GIVES_UP = """
+def run(path):
+    dist.all_reduce(x)
+    try:
+        part = json.loads(path.read_text())
+    except ValueError as error:
+        {then}
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "category"),
+    [("return None", "conditional-collective"), ("raise", "early-exit")],
+)
+def test_of_two_ranks_the_one_that_an_except_lets_go_has_left(then: str, category: str) -> None:
+    reduce, wait = all_reduce(9, (3, "run")), barrier(9, (8, "run"))
+    case = play({0: [reduce, wait], 1: [reduce]})
+    finding = the_one(case, {"train.py": GIVES_UP.format(then=then)})
+    assert (finding.category, finding.ranks) == (category, (1,))
+    assert ("(except ValueError: return)" in finding.cause) == (then != "raise")
+
+
+SKIPS = """
+def one(step):
+    try:
+        x = read(step)
+    except OSError as error:
+        log(error)
+        return
+    dist.all_reduce(x)
+for step in range(5):
+    one(step)
+dist.all_reduce(best)
+"""
+
+
+def test_a_call_that_an_except_leaves_before_its_reduction_is_no_lack_of_batches() -> None:
+    step, end = all_reduce(10, (8, "one")), all_reduce(11, shape=(1,))
+    case = play(same(3, [*[step] * 5, end], r1=[*[step] * 4, end]))
+    finding = the_one(case, {"train.py": SKIPS})
+    assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
+    assert "train.py:5 in one: except OSError as error:" in finding.evidence
+
+
+BEGINS_AGAIN = """
+def find(train, size):
+    while True:
+        try:
+            return train(size)
+        except RuntimeError as error:
+            size //= 2
+def train(size):
+    model = DDP(net)
+    for step in range(4):
+        model(batch(size)).sum().backward()
+find(train, 16)
+"""
+
+
+def test_a_rank_that_begins_all_of_its_training_again_is_told_by_the_except() -> None:
+    inside = (12, (5, "find"))
+    made = op("all_gather", *inside, (9, "train"), part=Part.CONSTRUCTOR)
+    back = op("all_reduce", *inside, (11, "train"), part=Part.BACKWARD, shape=(9,))
+    case = play(same(3, [made, back], r1=[made, made]))
+    finding = the_one(case, {"train.py": BEGINS_AGAIN})
+    assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
+    assert "calls it again after an error (except RuntimeError as error:)" in finding.cause
+
+
+def test_layers_of_one_shape_do_not_pass_for_one_more_turn_of_their_loop() -> None:
+    # The gradients of two alike layers, reduced one by one after a forward that reduces, too.
+    inner = [all_reduce(46, shape=shape) for shape in [(6, 6), (6,), (6, 6), (6,)]]
+    turn = [all_reduce(41, (19, "forward"), shape=(2,)), *inner]
+    case = play(same(3, turn * 4, r1=[*turn * 3, *inner]))
+    finding = the_one(case)
+    assert (finding.category, finding.ranks) == (Category.DIVERGENT_CONTROL_FLOW, (1,))
+
+
+def test_a_message_that_is_too_long_is_told_once() -> None:
+    case = play(
+        {0: [message("send", 1, 5, shape=(9,))], 1: [message("recv", 0, 8, shape=(7,))]},
+        {1: replace(died(-6), end=ProcessEnd(-6, "36 vs 28. Received data size doesn't match"))},
+    )
+    assert found(case) == [("p2p-mismatch", (0, 1))]
+
+
+# -- all ranks raise at one line -----------------------------------------------------------
+
+
+def _raised_with(line: str, function: str, *variables: dict[str, str]) -> Case:
+    at = (Place("train.py", 5, function, line),)
+    error = RankError("IndexError", "out of range", at)
+    reports = (
+        RankReport(rank, Activity.FAILED, error=replace(error, variables=own))
+        for rank, own in enumerate(variables)
+    )
+    return Case(tuple(reports), collectives=play(same(2, [all_reduce(4)])).collectives)
+
+
+def test_where_all_ranks_raise_at_one_line_the_variables_that_differ_are_named() -> None:
+    own = [{"begin": "4", "n": "3", "other": "1"}, {"begin": "8", "n": "3", "other": "2"}]
+    finding = the_one(_raised_with("row = table[begin + n]", "", *own))
+    assert (finding.category, finding.ranks) == (Category.EXCEPTION, (0, 1))
+    assert finding.evidence[1:] == ("`begin` is 4 on rank 0, and 8 on rank 1",)
+    hidden = the_one(_raised_with("return pick(table)", "load", *own))
+    assert any(line.startswith("`other`") for line in hidden.evidence), "those of the function"
+    assert found(_raised_with("pick(table)", "", *own)) == [], "a program's globals say nothing"
+    assert found(_raised_with("table[begin]", "", own[0], own[0])) == []
+
+
+def test_ranks_that_raise_at_one_line_of_other_values_are_one_finding() -> None:
+    case = play(
+        same(3, [all_reduce(8)], r1=[], r2=[]),
+        {
+            rank: with_facts(
+                raised(f"no key {rank}", "KeyError"), error_at=(Place("train.py", 5, "", "d[k]"),)
+            )
+            for rank in (1, 2)
+        },
+    )
+    assert found(case) == [("exception-on-one-rank", (1, 2))]
+
+
+def test_ranks_at_one_line_of_a_function_are_told_by_where_they_come_from() -> None:
+    student, teacher = all_reduce(33, (22, "forward")), all_reduce(42, (22, "forward"))
+    case = play(same(3, [student] * 4, r1=[student, student, replace(teacher, shape=(9,))]))
+    finding = the_one(case)
+    assert finding.ranks == (1,)
+    assert "rank 1 comes there from train.py:42" in finding.evidence
+    assert "ranks 0,2 come there from train.py:33" in finding.evidence

@@ -88,7 +88,7 @@ def test_a_port_of_its_own_is_the_mistake_of_that_rank() -> None:
     found = diagnose(waiting(0), wrong, waiting(2))
     assert blamed(found) == [(Category.ENV_MISMATCH, (1,))]
     assert found.findings[0].cause == "rank 1 has MASTER_PORT=23457, but ranks 0,2 have 29500"
-    assert found.findings[0].remedy == "Set MASTER_PORT=29500 on rank 1."
+    assert found.findings[0].remedy == "Set MASTER_PORT on rank 1 to what the launcher gave it."
     assert found.findings[0].waiting == (0, 2)
 
 

@@ -8,7 +8,15 @@ import pytest
 from collective_cases import found, same, the_one
 from traces import all_reduce, places, play, raised, with_facts
 
-from ddp_notebook.model import Activity, Case, InitArguments, Place, RankReport, StoreFile
+from ddp_notebook.model import (
+    Activity,
+    Case,
+    InitArguments,
+    PathChange,
+    Place,
+    RankReport,
+    StoreFile,
+)
 
 MAKE = "import os\nos.makedirs(path)\ndist.all_reduce(x)\n"
 BY_ONE = "import os\nif rank == 1:\n    os.makedirs(path)\ndist.all_reduce(x)\n"
@@ -48,6 +56,70 @@ def test_a_path_that_every_rank_changes_is_all_ranks_mistake(error: str, text: s
 )
 def test_what_one_rank_alone_does_or_only_reads_is_its_own_error(case: Case, code: str) -> None:
     assert found(case, {"train.py": code}) == [("exception-on-one-rank", (1,))]
+
+
+# -- a path that is missed ----------------------------------------------------------------
+
+READ = Place("train.py", 6, "load", "torch.load(path)")
+
+
+def missed(path: str, *, exists: bool = False) -> RankReport:
+    e = with_facts(raised("[Errno 2] No such file", "FileNotFoundError"), error_at=(READ,))
+    return replace(e, error=replace(e.error, path=path, path_exists=exists))
+
+
+def changed(case: Case, *changes: tuple[int, str, str]) -> Case:
+    """The case, with what ranks did to which path."""
+    of = {r: tuple(PathChange(*c) for rank, *c in changes if rank == r) for r in range(3)}
+    ranks = (replace(e, process=replace(e.process, changed=of[e.rank])) for e in case.ranks)
+    return replace(case, ranks=tuple(ranks))
+
+
+def without(*ranks: int, exists: bool = False, path: str = "/run/{}/a.pt") -> Case:
+    """Ranks that raised, as they did not find a path; the others wait for them."""
+    lacking = {f"r{rank}": [] for rank in ranks}
+    errors = {rank: missed(path.format(rank), exists=exists) for rank in ranks}
+    return play(same(3, [all_reduce(8)], **lacking), errors)
+
+
+@pytest.mark.parametrize("removed", ["/run/2/a.pt", "/run/2"])
+def test_what_a_rank_removed_before_another_was_done_with_it_is_its_mistake(removed: str) -> None:
+    finding = the_one(changed(without(2), (0, "written", "/run/2/a.pt"), (0, "removed", removed)))
+    assert (finding.category, finding.ranks) == ("filesystem", (0,))
+    assert finding.sentence.startswith("Rank 0 has removed /run/2/a.pt before rank 2 was done")
+    assert finding.waiting == (1, 2)
+
+
+def test_who_looks_for_a_path_before_it_is_made_is_told_who_made_it() -> None:
+    finding = the_one(changed(without(1, 2, exists=True, path="/a"), (0, "written", "/a")))
+    assert (finding.category, finding.ranks) == ("filesystem", (1, 2))
+    assert "before rank 0 had made it" in finding.cause
+    made_by_another = the_one(without(1, exists=True))
+    assert "before another process had made it" in made_by_another.cause
+
+
+def test_a_path_of_a_ranks_own_for_what_one_rank_made_elsewhere_is_a_wrong_path() -> None:
+    finding = the_one(changed(without(1, 2), (0, "written", "/run/0/a.pt")))
+    assert (finding.category, finding.ranks) == ("wrong-path-on-rank", (1, 2))
+    assert finding.cause == (
+        "ranks 1-2 look for a.pt in /run/1 at train.py:6 in load, and rank 0 made it in /run/0"
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        [(0, "written", "/run/0/other.pt")],
+        [(0, "written", "/run/0/a.pt"), (1, "written", "/run/1/a.pt")],  # each rank has its own
+        [(2, "removed", "/run/2/a.pt")],
+    ],
+)
+def test_a_missing_file_of_which_nothing_else_is_known_is_the_ranks_error(
+    changes: list[tuple[int, str, str]],
+) -> None:
+    finding = the_one(changed(without(2), *changes))
+    assert (finding.category, finding.ranks) == ("exception-on-one-rank", (2,))
 
 
 DELETES = "import os\ninit()\nif rank == 0:\n    os.unlink(path)\ndist.new_group([0, 1])\n"

@@ -49,6 +49,17 @@ def on(node: str, rank: int, inside: str = "process-group", **more: Any) -> Rank
     return report(rank, **fields)
 
 
+def test_a_loopback_that_gloo_was_refused_at_names_the_other_host_after_its_end() -> None:
+    refused = {"activity": Activity.FAILED, "inside": "", "error_text": MESH, "listens": ()}
+    ended = on("a", 0, activity=Activity.IDLE, listens=())
+    (finding,) = diagnose_setup(Case((ended, on("b", 1, **refused)))).findings
+    assert (finding.category, finding.ranks) == (Category.HOSTNAME_LOOPBACK, (0,))
+    assert finding.cause.startswith("listens at 127.x on node-a")
+    third = on("c", 2, activity=Activity.IDLE, listens=())
+    found = diagnose_setup(Case((ended, on("b", 1, **refused), third))).findings
+    assert Category.HOSTNAME_LOOPBACK not in [f.category for f in found], "of two hosts either"
+
+
 def reaching(host: str, rank: int, **others: str) -> RankReport:
     """It tried the others: ``a1="timeout"`` is rank 1 on host a."""
     probes = tuple(

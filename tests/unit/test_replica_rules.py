@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -108,6 +109,22 @@ def pair(**fields: Any) -> tuple[RunFacts, RunFacts]:
 def test_replicas_that_are_equal_give_nothing() -> None:
     assert not both(facts(0, replica()), facts(1, replica()))
     assert not diagnose_training({0: facts(0, replica())}, Collectives()).findings
+
+
+def grouped(*values: float, known: bool = True) -> Iterable[Finding]:
+    """Four ranks that reduce in two groups, each with these values of the parameters."""
+    of = {}
+    for rank, value in enumerate(values):
+        group = ((0, 1), (2, 3))[rank // 2] if known else ()
+        of[rank] = facts(rank, replica(group=group, parameters=(tensor(value=value),)))
+    return diagnose_training(of, Collectives()).findings
+
+
+def test_replicas_are_compared_within_the_group_that_reduces_them() -> None:
+    assert not grouped(1.0, 1.0, 2.0, 2.0), "each group trains a model of its own"
+    (finding,) = grouped(1.0, 1.0, 2.0, 3.0)
+    assert (finding.category, finding.ranks) == (Category.REPLICA_DIVERGENCE, (2, 3))
+    assert not grouped(1.0, 1.0, 2.0, 3.0, known=False)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,16 @@ from ddp_notebook.model import (
     StoreFile,
 )
 
+
+def test_an_address_of_no_host_is_told_by_the_rank_that_opens_the_store_there() -> None:
+    ranks = [knocking(r, arguments(r, store="rank0"), "timeout") for r in range(3)]
+    finding = the_one(*ranks, store="rank0")
+    assert (finding.category, finding.ranks) == (Category.UNREACHABLE_MASTER, (0, 1, 2))
+    assert "not even rank 0, which opens the store there" in finding.cause
+    refused = [knocking(r, arguments(r, store="rank0")) for r in range(3)]
+    assert not found(*refused, store="rank0"), "it is not open yet"
+
+
 # --------------------------------------------------------------------------- errors, and victims
 
 
@@ -43,6 +53,9 @@ ERRORS = {
     "false, code: -98, name: EADDRINUSE, message: address already in use": Category.PORT_IN_USE,
     "no free port in the range 40000-40002": Category.PORT_EXHAUSTED,
     "found no available ports": Category.PORT_EXHAUSTED,
+    "DataLoader worker (pid 3002) is killed by signal: Bus error. It is possible that dataloader's "
+    "workers are out of shared memory.": Category.DATALOADER_SHM,
+    "DataLoader worker (pid 3002) is killed by signal: Killed. ": Category.EXCEPTION_ON_ONE_RANK,
     "Unable to find address for: bogus0": Category.WRONG_INTERFACE,
     "trying to initialize the default process group twice!": Category.DOUBLE_INIT,
     "DefaultCPUAllocator: can't allocate memory: you tried to allocate 7 bytes": (
@@ -161,7 +174,7 @@ def test_an_address_where_nobody_answers_is_every_ranks_mistake() -> None:
     finding = the_one(*(knocking(r, came[r], "timeout") for r in range(3)))
     assert (finding.category, finding.ranks) == (Category.UNREACHABLE_MASTER, (0, 1, 2))
     assert "no process answers at 203.0.113.7:29500" in finding.cause
-    assert "(127.0.0.1:29500)" in finding.remedy
+    assert "the launcher set 127.0.0.1:29500" in finding.evidence
 
 
 def test_a_name_that_does_not_resolve_is_said() -> None:

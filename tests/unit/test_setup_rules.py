@@ -202,7 +202,7 @@ def test_where_the_session_hosts_the_store_every_port_of_its_own_is_wrong() -> N
     finding = the_one(*ranks)
     assert (finding.category, finding.ranks) == (Category.ENV_MISMATCH, (0, 1, 2))
     assert finding.cause.endswith("but 29500 where the session's store is")
-    assert finding.remedy == "Set MASTER_PORT=29500 on ranks 0-2."
+    assert finding.remedy == "Set MASTER_PORT on ranks 0-2 to what the launcher gave it."
 
 
 @pytest.mark.parametrize(

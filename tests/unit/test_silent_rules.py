@@ -212,6 +212,12 @@ def test_an_optimizer_that_was_made_before_fully_shard(
         assert "made before fully_shard" in findings[0].cause and findings[0].ranks == (0, 1)
 
 
+def test_an_optimizer_without_a_tensor_on_a_rank_has_others_on_other_ranks() -> None:
+    """As ZeroRedundancyOptimizer has, which divides them among the ranks."""
+    empty = optimizer(replicas=(), steps=8, idle_steps=8, numels=())
+    assert not found(run(0, replicas=(model(),)), run(1, replicas=(model(),), optimizers=(empty,)))
+
+
 def test_a_layer_that_was_replaced_after_the_optimizer_was_made() -> None:
     lacks = optimizer(unheld=("head.weight", "head.bias"), idle_tensors=2)
     every = [run(rank, replicas=(model(),), optimizers=(lacks,)) for rank in (0, 1)]

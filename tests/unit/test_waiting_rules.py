@@ -31,6 +31,7 @@ from ddp_notebook.model import (
     Case,
     Collective,
     Collectives,
+    InitArguments,
     Phase,
     Place,
     RankError,
@@ -328,6 +329,45 @@ def test_two_threads_that_use_one_group_at_the_same_time_are_told_with_the_mista
     assert ("Give each thread a group of its own" in finding.remedy) == at_once
     began = "rank 1: all_reduce of collective 1 began while all_reduce of collective 0 was"
     assert any(began in line for line in finding.evidence) == at_once
+
+
+def test_a_message_to_a_rank_that_there_is_not_can_never_be_received() -> None:
+    waits = [
+        RankReport(r, Activity.WAITING, "collective", arguments=InitArguments(world_size=3))
+        for r in range(3)
+    ]
+    of = {
+        rank: [replace(message("send", rank + 1, 17), rank=rank, phase=Phase.ISSUED)]
+        for rank in range(3)
+    }
+    finding = the_one(case_of(of, *waits))
+    assert (finding.category, finding.ranks) == ("p2p-mismatch", (2,))
+    assert "there is no rank 3 in its group, which is ranks 0-2" in finding.cause
+    # Of a job on several hosts that rank may be one that is not seen here.
+    larger = [replace(e, arguments=InitArguments(world_size=4)) for e in waits]
+    found_then = diagnose_run(case_of(of, *larger)).findings
+    assert not any("there is no rank" in finding.cause for finding in found_then)
+
+
+def test_threads_that_run_at_once_are_the_mistake_where_ranks_are_at_other_lines() -> None:
+    waits = [replace(RankReport(r), activity=Activity.WAITING, inside="collective") for r in (0, 1)]
+    reduce, meet = in_thread(1, 0, 10, 0, 5), in_thread(2, 1, 11, 0, 6)
+    apart = replace(meet, operation="barrier", api="barrier", shape=(), numel=0, dtype="")
+    finding = the_one(case_of({0: [reduce, apart], 1: [reduce, in_thread(2, 1, 11, 0, 7)]}, *waits))
+    assert (finding.category, finding.ranks) == ("mismatched-order", (0, 1))
+    assert "Give each thread a group of its own" in finding.remedy
+
+
+def test_what_gloo_could_not_join_though_all_wrote_down_the_same_is_of_two_threads() -> None:
+    words = "16 vs 12. Received data size doesn't match expected size"
+    dead = report(0, Activity.DEAD, exit_code=-6, last_words=words)
+    waits = replace(RankReport(1), activity=Activity.WAITING, inside="collective")
+    of = [in_thread(0, 0, 1, 2, 5), in_thread(1, 1, 10, 0, 6)]
+    finding = the_one(case_of({0: of, 1: of}, dead, waits))
+    assert (finding.category, finding.ranks) == ("mismatched-order", (0, 1))
+    alone = [in_thread(0, 0, 1, 2, 5), in_thread(0, 1, 10, 0, 6)]
+    finding = the_one(case_of({0: alone, 1: alone}, dead, waits))
+    assert finding.category == "shape-mismatch"
 
 
 def test_two_threads_in_one_group_at_once_are_named_where_nothing_moves_any_more() -> None:

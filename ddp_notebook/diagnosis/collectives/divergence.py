@@ -66,6 +66,21 @@ class Branch:
         """The keys of all their earlier records."""
         return self.sequence.keys[: self.at - self.sequence.first]
 
+    @property
+    def next_before(self) -> list[int | None]:
+        """The keys of what came next, as often as they had called before what they called last.
+
+        What they called last is all of the calls of one line, and the call before these: layers of
+        one shape come again and again in one turn of a loop, and what follows the last is not what
+        follows the first.
+        """
+        keys, last = self.earlier_keys, 1
+        records = self.sequence.records[: len(keys)]
+        while last < len(keys) and call_site(records[-last]) == call_site(records[-1]):
+            last += 1
+        ends = range(last, len(keys))
+        return [keys[end] for end in ends if keys[end - last : end] == keys[-last:]]
+
     def key_of(self, record: Collective) -> int:
         """The key of one of their records."""
         return self.sequence.keys[record.slot - self.sequence.first]
@@ -140,16 +155,12 @@ class Divergence:
 
     def goes_on(self, branch: Branch) -> bool:
         """False when what the branch has here never came next, and something else did before."""
-        keys = branch.earlier_keys
-        after = {b for a, b in pairwise(keys) if a == keys[-1]}
+        after = branch.next_before
         return not after or branch.key in after
 
     def against_habit(self) -> Branch | None:
         """The branch that deviates from what always came next until then, if there is one."""
-        keys = self.own.earlier_keys
-        if not keys:
-            return None
-        after: list[int | None] = [b for a, b in pairwise(keys) if a == keys[-1]]
+        after = self.own.next_before
         own, other = after.count(self.own.key), after.count(self.other.key)
         if own == other:
             return None
@@ -229,12 +240,29 @@ class Classified:
 def classify(divergence: Divergence, sources: Sources) -> Classified | None:
     """The kind of mistake; None if both branches may have matched."""
     found = _classify(divergence, sources)
+    if found is not None and found.kind is Kind.NO_BUCKETS:
+        return _begun_again(found, sources) or found
     if found is None or found.kind not in (Kind.PAST_THE_LOOP, Kind.MORE_OFTEN):
         return found
     right = divergence.deviation.sure and found.full.ranks != divergence.deviation.ranks
     if right or sources.tries_again(found.record) is None:
         return found
     return replace(found, kind=Kind.TRIED_AGAIN, culprits=found.full.ranks)
+
+
+def _begun_again(found: Classified, sources: Sources) -> Classified | None:
+    """A branch that ran no backward, as after an error it has begun the whole training again."""
+    here = found.short.here
+    if here is None or not found.short.knew(here) or sources.tries_again(here) is None:
+        return None
+    return replace(
+        found,
+        kind=Kind.TRIED_AGAIN,
+        culprits=found.short.ranks,
+        full=found.short,
+        short=found.full,
+        records=(here,),
+    )
 
 
 def _classify(divergence: Divergence, sources: Sources) -> Classified | None:

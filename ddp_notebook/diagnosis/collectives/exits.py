@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 
 from ddp_notebook.diagnosis.collectives import wait_graph
 from ddp_notebook.diagnosis.collectives.alignment import call_site
 from ddp_notebook.diagnosis.collectives.describe import called, fact, named, numbered
-from ddp_notebook.diagnosis.collectives.explain import TRY_AGAIN_TOGETHER, two_threads
+from ddp_notebook.diagnosis.collectives.explain import (
+    GROUP_OF_EACH_THREAD,
+    TRY_AGAIN_TOGETHER,
+    threads_of,
+)
 from ddp_notebook.diagnosis.collectives.out_of_step import ended_by_conflicts
 from ddp_notebook.diagnosis.context import Context
 from ddp_notebook.diagnosis.deaths import deaths
 from ddp_notebook.diagnosis.majority import by_ranks, minority
-from ddp_notebook.diagnosis.progress import raised_words, way_to_error
+from ddp_notebook.diagnosis.progress import differing_variables, raised_words, way_to_error
 from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.model import (
     Activity,
@@ -70,6 +73,28 @@ def ended(context: Context) -> Iterator[Finding]:
         facts=(context.standing(stuck),) if stuck else (),
     )
     yield from sorted(findings, key=partial(_time, context))
+
+
+def raised_alike(context: Context) -> Iterator[Finding]:
+    """All ranks raised at one line, whose variables differ between them.
+
+    Where they are all alike, the error says what is to be said, as in a program of one process.
+    """
+    failed = [e for e in context.case.ranks if e.activity is Activity.FAILED]
+    first = failed[0].error if failed else None
+    if first is None or len(failed) < len(context.case.ranks) or first.type in _NO_ERRORS:
+        return
+    variables = differing_variables(failed)
+    if variables and not any(torch_errors.is_of_others(e.error.text) for e in failed):
+        yield Finding(
+            Category.EXCEPTION,
+            tuple(e.rank for e in failed),
+            f"raised {raised_words(first.type, first.text, first.at)}",
+            "Correct the error. Variables of that line differ between the ranks: compare how each "
+            "rank comes to its own.",
+            (),
+            (way_to_error(first.at), *variables),
+        )
 
 
 def _in_collectives(context: Context) -> dict[int, Collective]:
@@ -181,6 +206,22 @@ def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Find
             rank: wait_graph.at_slot(context.collectives, rank, last) for rank in context.reports
         }
         ranks = tuple(sorted(rank for rank, record in there.items() if record is not None))
+        if last.peer is not None:
+            ranks, there = tuple(sorted((e.rank, last.peer))), {e.rank: last}
+        several, at_once = threads_of(context, last.group)
+        if several and len({(r.dtype, r.shape) for r in there.values() if r is not None}) == 1:
+            # What they wrote down agrees, and gloo met something else: another thread's call.
+            yield Finding(
+                Category.MISMATCHED_ORDER,
+                several,
+                f"rank {e.rank} got {sizes[1]} bytes from another rank in {named(last)}, where all "
+                f"expect {sizes[2]}: {verb(several, 'calls', 'call')} collectives of this group in "
+                "more than one thread, and threads run in any order",
+                GROUP_OF_EACH_THREAD,
+                context.victims,
+                at_once,
+            )
+            continue
         script = context.case.script
         command = "%ddp_abort" if script else f"%ddp_restart --ranks {e.rank}"
         back = f"{'End the others' if script else 'Bring it back'}: {command}"
@@ -188,13 +229,6 @@ def _got_too_much(context: Context, died: Iterable[RankReport]) -> Iterator[Find
             f"rank {e.rank} got {sizes[1]} bytes from another rank in {named(last)}, where it "
             f"expects {sizes[2]} at most: for that gloo ended its process"
         )
-        # What meets what is chance then: both ranks may be right.
-        by_threads = tuple(two_threads(context, last.group))
-        for f in by_threads:
-            why, remedy = f"{f.cause}: {what}", f"{f.remedy} {back}"
-            yield replace(f, cause=why, remedy=remedy, commands=(command,))
-        if by_threads:
-            continue
         yield Finding(
             Category.SHAPE_MISMATCH,
             ranks,

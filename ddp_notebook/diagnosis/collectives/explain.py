@@ -92,10 +92,11 @@ def _finding(
 
     Threads have a say in it. Where several threads of a rank call collectives of the group, their
     order is chance. So the order is the mistake, that of most ranks too, and all of them are
-    culprits, where the branches have the same calls in another order, or where the main thread of
-    one and another thread of the other come first. In any other case threads are mentioned where
-    two of their calls were seen under way at the same time. And of two equal branches neither is
-    blamed if just one of them has lost a thread to an error (`_lost_a_thread`).
+    culprits, where the branches have the same calls in another order, where the main thread of one
+    and another thread of the other come first, or where two of their calls were seen under way at
+    the same time and the branches are at other lines. At one line such calls are mentioned. And of
+    two equal branches neither is blamed if just one of them has lost a thread to an error
+    (`_lost_a_thread`).
     """
     ranks = classified.culprits if culprits is None else culprits
     waiting = context.victims if waiting is None else waiting
@@ -105,6 +106,7 @@ def _finding(
         else nothing_after(branch.ranks, branch.sequence.end - 1)
         for branch, record in classified.shown
     )
+    evidence += tuple(_ways(classified))
     lost = _lost_a_thread(context, classified, ranks)
     if lost is not None:
         who, error = lost
@@ -114,8 +116,13 @@ def _finding(
         remedy = f"If the thread's error is the cause, correct it. If not: {remedy}"
         category, ranks, waiting = Category.UNDECIDED, (), context.victims
     several, at_once = threads_of(context, classified.record.group)
-    in_main = {record.call.thread == 0 for _, record in classified.shown if record is not None}
-    order = classified.kind is Kind.ANOTHER_ORDER or (bool(several) and len(in_main) > 1)
+    shown = [record for _, record in classified.shown if record is not None]
+    in_main = {record.call.thread == 0 for record in shown}
+    order = (
+        classified.kind is Kind.ANOTHER_ORDER
+        or (bool(several) and len(in_main) > 1)
+        or (bool(at_once) and len({call_site(record) for record in shown}) > 1)
+    )
     if at_once or (several and order):
         cause = (
             f"{cause}; {verb(several, 'calls', 'call')} collectives of this group in more than one "
@@ -133,6 +140,19 @@ def _finding(
         (*evidence, *facts, *at_once),
         sides=tuple(side(branch.ranks, record) for branch, record in classified.shown),
     )
+
+
+def _ways(classified: Classified) -> Iterator[str]:
+    """Where ranks come from that are at one line of a function that is called at several."""
+    pairs = [(branch, record) for branch, record in classified.shown if record is not None]
+    if len(pairs) < 2 or len({record.place for _, record in pairs}) > 1:
+        return
+    (_, one), (_, other) = pairs
+    apart = (i for i, (a, b) in enumerate(zip(one.path, other.path, strict=False)) if a != b)
+    if (at := next(apart, None)) is not None:
+        for branch, record in pairs:
+            comes = verb(branch.ranks, "comes", "come")
+            yield f"{comes} there from {' → '.join(map(str, record.path[at:-1]))}"
 
 
 def _lost_a_thread(

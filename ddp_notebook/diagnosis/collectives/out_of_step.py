@@ -41,6 +41,7 @@ from ddp_notebook.diagnosis.setup import torch_errors
 from ddp_notebook.diagnosis.source_code.singled_out import singled_out
 from ddp_notebook.diagnosis.training.replicas import some
 from ddp_notebook.model import (
+    DEFAULT_GROUP,
     Activity,
     Category,
     Collective,
@@ -224,6 +225,7 @@ def _too_late(
     others = tuple(rank for rank in records if rank not in late)
     own = first.operation == "monitored_barrier"
     limit = f" of {first.call.limit_s:g} s" if first.call.limit_s and not own else ""
+    maker = "init_process_group" if first.group == DEFAULT_GROUP else "new_group"
     before = set(late) <= set(records)
     called_it = "called" if before else verb(late, "has not called", "have not called")
     return Finding(
@@ -231,8 +233,8 @@ def _too_late(
         late,
         f"{called_it} {named(first)} {'only after' if before else 'before'} {name_ranks(others)} "
         f"gave it up: the timeout{limit} was over",
-        f"Give {'monitored_barrier' if own else 'init_process_group'} a timeout= longer than the "
-        f"slowest rank needs{'' if own else ', or do the slow part before init_process_group'}.",
+        f"Give {'monitored_barrier' if own else maker} a timeout= longer than the slowest rank "
+        f"needs{'' if own else f', or do the slow part before {maker}'}.",
         others,
         tuple(_call_of(context, first, rank, records.get(rank)) for rank in late),
     )
@@ -377,7 +379,8 @@ def _stopped(context: Context, ranks: Ranks, record: Collective) -> Finding:
             return _of_kind(context, Kind.SOME_BUCKETS, ranks, full, short, record)
         return _one_step_less(context, alignment, full, short, record)
     always_reached = condition is None and context.sources.knows(record)
-    outvoted = len(ranks) < len(ahead) or (len(ranks) == len(ahead) and always_reached)
+    leave = condition is not None and condition.names_leavers
+    outvoted = len(ranks) < len(ahead) or (len(ranks) == len(ahead) and (always_reached or leave))
     if outvoted and condition is None:
         return _left_early(context, ranks, ahead, record)
     culprits = ranks if outvoted else ahead

@@ -46,10 +46,27 @@ def unmatched_messages(context: Context) -> Iterator[Finding]:
     for rank, record in sorted(at.items()):
         if not record.is_point_to_point or rank in in_rings or rank not in graph.stuck:
             continue
+        if wait_graph.addresses_nobody(context.case, record):
+            yield _for_nobody(context, record)
+            continue
         peers = graph.waits[rank]
         gone = tuple(peer for peer in peers if context.finished(peer))
         if gone and (record.peer is not None or len(gone) == len(peers)):
             yield _peer_gone(context, rank, record, gone)
+
+
+def _for_nobody(context: Context, record: Collective) -> Finding:
+    members = wait_graph.members(context.case, record.group)
+    return Finding(
+        Category.P2P_MISMATCH,
+        (record.rank,),
+        f"{named(record)}: there is no rank {record.peer} in its group, which is "
+        f"{name_ranks(members)}",
+        "Count round where ranks form a ring: (rank + 1) % world_size. In a chain the first rank "
+        "receives nothing, and the last one sends nothing.",
+        context.victims,
+        (f"rank {record.rank}, {_message(record)}",),
+    )
 
 
 def _why(records: Collection[Collective]) -> tuple[str, str]:

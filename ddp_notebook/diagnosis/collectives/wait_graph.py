@@ -95,6 +95,7 @@ def wait_graph(case: Case) -> WaitGraph:
     waits: dict[int, Ranks] = {}
     at: dict[int, Collective] = {}
     any_will_do: set[int] = set()
+    for_nobody: set[int] = set()
     for e in case.ranks:
         if in_setup(e):
             if in_new_group(e):
@@ -110,7 +111,20 @@ def wait_graph(case: Case) -> WaitGraph:
             waits[e.rank] = arrivals.missing(record)
             if record.is_point_to_point and record.peer is None:
                 any_will_do.add(e.rank)
-    return WaitGraph(waits, at, _may_come(case, waits, any_will_do))
+            if addresses_nobody(case, record):
+                for_nobody.add(e.rank)
+    return WaitGraph(waits, at, _may_come(case, waits, any_will_do, for_nobody))
+
+
+def addresses_nobody(case: Case, record: Collective) -> bool:
+    """True of a send to, or a recv from, a rank that is not in the group.
+
+    Only where all members are known: of a job on several hosts some ranks may not be seen here.
+    """
+    known: Collection[int] | None = case.collectives.groups.get(record.group)
+    if known is None and record.group == DEFAULT_GROUP:
+        known = range(max((e.arguments.world_size or 0 for e in case.ranks), default=0))
+    return bool(known) and record.peer is not None and record.peer not in (known or ())
 
 
 def in_new_group(evidence: RankReport) -> bool:
@@ -174,11 +188,14 @@ def _numbered(records: tuple[Collective, ...], number: int) -> Collective | None
 
 
 def _may_come(
-    case: Case, waits: Mapping[int, Ranks], any_will_do: Collection[int]
+    case: Case,
+    waits: Mapping[int, Ranks],
+    any_will_do: Collection[int],
+    for_nobody: Collection[int],
 ) -> frozenset[int]:
     """The ranks that run, and, again and again, those that wait for such ranks only.
 
-    For some, `any_will_do` of those that they wait for.
+    For some, `any_will_do` of those that they wait for; others wait `for_nobody`.
     """
     # The greatest set would be wrong: ranks that wait for each other in a ring would keep each
     # other in it. So this is the least one that is closed: it begins with ranks that run by
@@ -195,7 +212,7 @@ def _may_come(
     if coming:  # one of them may write the file that others wait for in a loop
         coming |= {e.rank for e in case.ranks if e.awaits.file}
     coming.update(rank for rank in case.waiting if rank not in waits)  # set-up, or unknown
-    waiting = set(case.waiting) & waits.keys()
+    waiting = (set(case.waiting) & waits.keys()).difference(for_nobody)
     while True:
         freed = {
             rank

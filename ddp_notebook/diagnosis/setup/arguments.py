@@ -194,11 +194,14 @@ def _differing(reports: tuple[RankReport, ...], case: Case) -> Iterator[Finding]
             right, culprits = expected, tuple(sorted(values))
             where = f"{right} where the session's store is"
         setting = f"{name}={right}" if name.isupper() else f"{name} {right}"
+        remedy = f"Set {setting} on {name_ranks(culprits)}."
+        if right == expected:  # a port that the launcher chose is another one at the next start
+            remedy = f"Set {name} on {name_ranks(culprits)} to what the launcher gave it."
         yield Finding(
             Category.ENV_MISMATCH,
             culprits,
             f"{_each(name, values, culprits)}, but {where}",
-            f"Set {setting} on {name_ranks(culprits)}.",
+            remedy,
             case.waiting,
             tuple(f"rank {rank}: {name}={value}" for rank, value in sorted(values.items())),
         )

@@ -299,10 +299,20 @@ def _should_answer(e: RankReport, case: Case) -> bool:
         # is open elsewhere is where differing values send it.
         port = e.arguments.master_port
         return any(
-            h.network.probe.state == "open" and h.arguments.master_port == port for h in hosts
+            h.arguments.master_port == port
+            and (h.network.probe.state == "open" or _answers_nobody(h))
+            for h in hosts
         )
     # Rank 0 takes the store for another process's, and connects like the others.
     return any(o.activity is Activity.WAITING and o.inside == "store" for o in first)
+
+
+def _answers_nobody(host: RankReport) -> bool:
+    """True of who hosts the store, and gets no answer itself at the address that it was given.
+
+    An address of its own host would answer at once: it opens the store before it connects.
+    """
+    return host.activity is Activity.WAITING and host.network.probe.state == "timeout"
 
 
 def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
@@ -343,6 +353,17 @@ def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
             case.waiting,
             (*evidence, f"rank {inside.rank}: {inside.network.probe.target}: open"),
         )
+    if nowhere := [h for h in case.callers if h.arguments.hosts_store and _answers_nobody(h)]:
+        host = nowhere[0]
+        return Finding(
+            Category.UNREACHABLE_MASTER,
+            tuple(sorted((*ranks, host.rank))),
+            f"no rank gets an answer at {first.target}, not even rank {host.rank}, which opens the "
+            "store there: that address is none of its host's, or everything to it is dropped",
+            f"Set MASTER_ADDR to an address of rank {host.rank}'s host that the others reach.",
+            case.waiting,
+            (*evidence, f"rank {host.rank}: {host.network.probe.target}: no answer"),
+        )
     what = f"no process answers at {first.target} ({first.detail.lower()})"
     if first.state == "other":
         what = f"another program answers at {first.target}, and no store of torch's"
@@ -354,10 +375,14 @@ def _unreachable(case: Case, shut_out: tuple[RankReport, ...]) -> Finding:
         f"{what}: no rank opens a store there (is_master=True)" if own and not opened else what,
         "Have one rank open the store with is_master=True, and give all ranks its address and port."
         if own
-        else "Set MASTER_ADDR and MASTER_PORT to where rank 0, or the launcher, listens"
-        f"{_expected_address(case)}.",
+        else "Use what the launcher sets: os.environ['MASTER_ADDR'] and os.environ['MASTER_PORT']. "
+        "Or set both to where rank 0 listens.",
         case.waiting,
-        (*evidence, *(f"rank {e.rank} opens one at {_address_of(e)}" for e in opened if own)),
+        (
+            *evidence,
+            *(f"rank {e.rank} opens one at {_address_of(e)}" for e in opened if own),
+            *_expected_address(case),
+        ),
     )
 
 
@@ -376,9 +401,10 @@ def _open_inside(case: Case, shut_out: tuple[RankReport, ...]) -> RankReport | N
     return None
 
 
-def _expected_address(case: Case) -> str:
+def _expected_address(case: Case) -> tuple[str, ...]:
+    """Where the launcher had the store, as evidence: its port may be another at the next start."""
     address, port = case.told.get("MASTER_ADDR", ""), case.told.get("MASTER_PORT", "")
-    return f" ({address}:{port})" if address and port else ""
+    return (f"the launcher set {address}:{port}",) if address and port else ()
 
 
 # -- reach -------------------------------------------------------------------------------
@@ -397,13 +423,16 @@ def on_two_hosts(one: RankReport, other: RankReport) -> bool:
 
 
 def loopback_listeners(context: Context) -> Iterator[Finding]:
-    """A rank listens at 127.x alone, and sends that address to ranks of another host."""
+    """A rank listens at 127.x alone, and sends that address to ranks of another host.
+
+    Where it has ended by now, the error of a rank that was refused there tells.
+    """
     for reports in context.meetings:
         culprits = tuple(
             e
             for e in reports
             if _connects(e) and _at_loopback(e) and any(on_two_hosts(e, o) for o in reports)
-        )
+        ) or _told_of_loopback(reports)
         if culprits:
             yield _loopback(context.case, reports, culprits)
 
@@ -415,10 +444,11 @@ def _loopback(
     elsewhere = tuple(o.rank for o in reports if any(on_two_hosts(e, o) for e in culprits))
     first = culprits[0]
     on = f" on {first.network.host}" if first.network.host else ""
+    listens = next(iter(first.network.listens), "127.x")
     return Finding(
         Category.HOSTNAME_LOOPBACK,
         ranks,
-        f"listens at {first.network.listens[0]}{on}, where no other host can reach it: "
+        f"listens at {listens}{on}, where no other host can reach it: "
         f"{verb(elsewhere, 'is', 'are')} on another host",
         f"Set GLOO_SOCKET_IFNAME on {name_ranks(ranks)} to the interface that the others reach, "
         "or correct /etc/hosts there: the host's name must not resolve to 127.x.",
@@ -428,6 +458,18 @@ def _loopback(
             *(f"rank {o.rank}: {line}" for o in reports if (line := _gloo_error(o))),
         ),
     )
+
+
+_AT_LOOPBACK = re.compile(r"connectFullMesh.*\[?\b(127\.\d|::1\b)", re.DOTALL)
+
+
+def _told_of_loopback(reports: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
+    """The ranks of the one other host whose loopback gloo tried on ranks that have failed."""
+    told = [
+        e for e in reports if e.activity is Activity.FAILED and _AT_LOOPBACK.search(e.error.text)
+    ]
+    hosts = {network_of(o) for e in told for o in reports if on_two_hosts(e, o)}
+    return tuple(o for o in reports if network_of(o) in hosts) if len(hosts) == 1 else ()
 
 
 def _gloo_error(evidence: RankReport) -> str:

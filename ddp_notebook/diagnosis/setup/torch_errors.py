@@ -7,7 +7,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ddp_notebook.diagnosis.majority import by_ranks, minority
-from ddp_notebook.diagnosis.progress import in_setup, raised_words, way_to_error
+from ddp_notebook.diagnosis.progress import (
+    differing_variables,
+    in_setup,
+    raised_words,
+    way_to_error,
+)
 from ddp_notebook.model import Activity, Case, Category, Finding, RankReport, Ranks, cut
 
 
@@ -31,7 +36,8 @@ MEANINGS = (
         r"\bno (?:free|available|unused) ports?\b([^\n]*)|ports? exhausted",
         Category.PORT_EXHAUSTED,
         "found no free port where it may look{0}",
-        "Free a port of the range, widen it, or let the system choose (MASTER_PORT=0)",
+        "Free a port of the range, or widen it; or ask the system for a port (bind to port 0) on "
+        "one process, and give its number to all ranks",
     ),
     _meaning(
         r"EADDRINUSE|address already in use",
@@ -109,6 +115,21 @@ MEANINGS = (
         Category.OOM_ON_ONE_RANK,
         "it ran out of memory",
         "Give it more memory, or a smaller model or batch",
+    ),
+    # https://github.com/pytorch/pytorch/issues/5040
+    _meaning(
+        r"worker \(pid \d+\) is killed by signal: Bus error",
+        Category.DATALOADER_SHM,
+        "a worker of its DataLoader was killed as /dev/shm was full (SIGBUS)",
+        "Give the container a larger /dev/shm (docker run --shm-size=8g, or --ipc=host), or use "
+        "fewer workers or smaller batches",
+    ),
+    # https://github.com/pytorch/pytorch/issues/8976
+    _meaning(
+        r"worker \(pid \d+\) is killed by signal: (Killed)",
+        Category.EXCEPTION_ON_ONE_RANK,
+        "a worker of its DataLoader was killed (SIGKILL), as the kernel does for lack of memory",
+        "Look at `dmesg` for the kernel's OOM killer; use fewer workers, or load less in each",
     ),
     _meaning(
         r"Too many open files",
@@ -235,13 +256,19 @@ def of_errors(
     Ranks that say the same share one. The culprits are `only` these ranks, if given; `waiting` are
     by default all that wait.
     """
-    same: dict[tuple[Category, str, str], list[RankReport]] = {}
+    same: dict[object, list[RankReport]] = {}
+    meanings: dict[object, tuple[Category, str, str]] = {}
     for e in case.ranks:
         meaning = _read(e, case) if e.activity is Activity.FAILED else None
         wanted = meaning is not None and (meaning[0] is Category.ENV_INVALID) == invalid
         if meaning is not None and wanted and not _took_its_port(e, case, meaning[0]):
-            same.setdefault(meaning, []).append(e)
-    for (category, cause, remedy), failed in same.items():
+            # One line may say of each rank another value: that is one mistake all the same.
+            at = e.error.at if meaning[0] is Category.EXCEPTION_ON_ONE_RANK else ()
+            key: object = (e.error.type, meaning[2], at) if at else meaning
+            meanings.setdefault(key, meaning)
+            same.setdefault(key, []).append(e)
+    for key, failed in same.items():
+        category, cause, remedy = meanings[key]
         odd = _other_model(failed) if category is Category.PARAM_MISMATCH else failed
         ranks = tuple(e.rank for e in odd if only is None or e.rank in only)
         holder = tuple(f"the port is held{e.error.holder}" for e in odd if e.error.holder)
@@ -252,7 +279,12 @@ def of_errors(
                 cause,
                 remedy,
                 case.where(Activity.WAITING) if waiting is None else waiting,
-                (*by_ranks({e.rank: _said(e, category) for e in failed}), *holder, *facts),
+                (
+                    *by_ranks({e.rank: _said(e, category) for e in failed}),
+                    *differing_variables(failed),
+                    *holder,
+                    *facts,
+                ),
             )
 
 
@@ -303,8 +335,19 @@ def _read(e: RankReport, case: Case) -> tuple[Category, str, str] | None:
     return (
         Category.EXCEPTION_ON_ONE_RANK,
         f"raised {raised_words(e.error.type, e.error.text, e.error.at)}",
-        "Correct the error there; the others wait for it.",
+        _BY_TYPE.get(e.error.type, "Correct the error there; the others wait for it."),
     )
+
+
+_BY_TYPE = {
+    # https://github.com/pytorch/pytorch/issues/72099
+    "SystemExit": "Where one rank may have to end, let all ranks decide it together (all_reduce a "
+    "flag), and end together.",
+    # https://github.com/huggingface/datasets/issues/6623
+    "StopIteration": "Its iterator had no more to give: give every rank as many batches, or use "
+    "next(iterator, None) and let all ranks decide together to stop (all_reduce a flag).",
+}
+"""What to do about errors that are no mistake of the line that raised them."""
 
 
 _ENVIRONMENT = re.compile(r"init_process_group|environ|getenv|RANK|WORLD|PORT")

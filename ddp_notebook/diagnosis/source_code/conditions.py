@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -30,15 +30,16 @@ class Test:
 
     `shown` is how it is quoted, empty for the text of its own line. With `filters` it leaves out
     turns of a loop: it is the filter of a comprehension. Who meets a test that `leaves` goes out
-    of the function, or the loop.
+    of the function, or the loop; with `handles` it is no test but an `except` that does so.
     """
 
-    test: ast.expr
+    test: ast.expr = field(compare=False)
     line: int
     wanted: bool = True
     shown: str = ""
     filters: bool = False
     leaves: bool = False
+    handles: bool = False
 
 
 def shallow(tree: ast.Module) -> ast.Module:
@@ -152,7 +153,7 @@ def _of_case(parent: ast.Match, case: ast.match_case) -> Test:
 
 
 def _before(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
-    """Ifs before `child` in the same list that lead out of it: ``if rank != 0: return``."""
+    """What leads out of a list before `child`: ``if rank != 0: return``, ``except …: return``."""
     for name in ("body", "orelse", "finalbody"):
         body = getattr(parent, name, None)
         if isinstance(body, list) and child in body:
@@ -160,6 +161,18 @@ def _before(parent: ast.AST, child: ast.AST) -> Iterator[Test]:
                 if isinstance(other, ast.If) and (how := _leaves(other.body[-1])):
                     shown = f"if {ast.unparse(other.test)}: {how}"
                     yield Test(other.test, other.lineno, wanted=False, shown=shown, leaves=True)
+                for handler in getattr(other, "handlers", ()):
+                    # Who raises the error again has failed, which is known without the code.
+                    how = _leaves(handler.body[-1])
+                    if how and not isinstance(handler.body[-1], ast.Raise):
+                        yield _of_handler(handler, how)
+
+
+def _of_handler(handler: ast.ExceptHandler, how: str) -> Test:
+    caught = [handler.type] if handler.type is not None else []
+    test = ast.Call(ast.Name("except"), [*caught], [])
+    shown = f"{' '.join(['except', *map(ast.unparse, caught)])}: {how}"
+    return Test(test, handler.lineno, wanted=False, shown=shown, leaves=True, handles=True)
 
 
 def _leaves(statement: ast.stmt) -> str:

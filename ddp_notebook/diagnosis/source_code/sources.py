@@ -49,7 +49,7 @@ class Condition:
     decides: Varies = Varies.LOCAL
     """How likely it is why just these ranks came and the others did not."""
     names_leavers: bool = False
-    """It says which ranks leave before the line: ``if rank == 1: return``."""
+    """It says which ranks leave before the line: ``if rank == 1: return``, ``except …: return``."""
 
     @property
     def line(self) -> str:
@@ -117,7 +117,7 @@ class Sources:
             return None
         place, test = tests[weights.index(heaviest)]
         found = self._as_condition(place, test.test, test.line, test.shown)
-        leavers = test.leaves and found.on_rank and _has_equal(test.test)
+        leavers = test.handles or (test.leaves and found.on_rank and _has_equal(test.test))
         return replace(found, decides=heaviest, names_leavers=leavers)
 
     def any_by_rank(self, names: Collection[str]) -> bool:

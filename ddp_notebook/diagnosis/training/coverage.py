@@ -53,11 +53,11 @@ _Optimizers = Mapping[int, OptimizerFacts]
 
 
 def _all_models(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
-    yield from (model.of for model in context.models.values())
+    yield from (model.of for model in context.models)
 
 
 def _not_by_hand(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
-    for model in context.models.values():
+    for model in context.models:
         if not by_hand(model, context.collectives):
             yield model.of
 
@@ -288,11 +288,11 @@ def _say_outside(seen: _Replicas) -> str:
 
 def unwrapped_parameters(context: Context) -> Iterator[Finding]:
     """Find parameters that an optimizer updates and no reducer knows."""
-    for key, model in context.models.items():
+    for model in context.models:
         if not by_hand(model, context.collectives):
             finding = _OUTSIDE.finding(context, model.of)
             yield from [finding] if finding is not None else []
-            yield from _of_no_model(key, model, context)
+            yield from _of_no_model(model, context)
 
 
 _OUTSIDE: Row[ReplicaFacts] = Row(
@@ -315,11 +315,12 @@ _OUTSIDE: Row[ReplicaFacts] = Row(
 )
 
 
-def _of_no_model(key: str, model: Model, context: Context) -> Iterator[Finding]:
-    for of in optimizers(context.facts).values():
+def _of_no_model(model: Model, context: Context) -> Iterator[Finding]:
+    for every in optimizers(context.facts).values():
+        of = model.ranks_of(every)
         if set(of) != set(model.of) or not model.whole:
             continue
-        if not all(key in optimizer.replicas[:1] for optimizer in of.values()):
+        if not all(model.key in optimizer.replicas[:1] for optimizer in of.values()):
             continue
         # Ranks that exchange anything large may have joined them in a way that is not seen here.
         names = _apart_by_now(of)
@@ -375,9 +376,11 @@ def detached_optimizers(context: Context) -> Iterator[Finding]:
         if all(
             _FEWEST_IDLE <= optimizer.steps == optimizer.idle_steps for optimizer in of.values()
         ):
-            models = [model for key, model in context.models.items() if key not in held]
+            models = [model for model in context.models if model.key not in held]
             yield from (_detached(model, of) for model in models if _as_large(model, of))
-            if all(e.numels == context.facts[r].sharded_without_optimizer for r, e in of.items()):
+            # An optimizer that divides its parameters among the ranks may have none on some.
+            sharded = {r: context.facts[r].sharded_without_optimizer for r in of}
+            if all(e.numels and e.numels == sharded[r] for r, e in of.items()):
                 yield _of_before_sharding(context, of)
         elif all(optimizer.unheld for optimizer in of.values()):
             yield _detached_in_part(of)

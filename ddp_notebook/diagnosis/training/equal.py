@@ -71,13 +71,11 @@ def _of_one_group(context: Context) -> Iterator[dict[int, OptimizerFacts]]:
     for of in optimizers(context.facts).values():
         apart: dict[Ranks, dict[int, OptimizerFacts]] = {}
         for rank, optimizer in of.items():
-            own = [
-                m.of for k, m in context.models.items() if k in optimizer.replicas and rank in m.of
-            ]
+            own = [m.of for m in context.models if m.key in optimizer.replicas and rank in m.of]
             groups = [of[rank].group for of in own]
             apart.setdefault(max(groups, key=len, default=()), {})[rank] = optimizer
         keys = {key for optimizer in of.values() for key in optimizer.replicas}
-        models = [model for key, model in context.models.items() if key in keys]
+        models = [model for model in context.models if model.key in keys]
         joined = any(by_hand(model, context.collectives) for model in models)
         yield from [of] if joined else apart.values()
 
@@ -173,7 +171,7 @@ learning_rates = rule(
 
 def _first_other_setting(context: Context) -> Iterator[dict[int, str]]:
     """Yield the first setting (``name=value``) in which ranks that train one model differ."""
-    for model in context.models.values():
+    for model in context.models:
         settings = {
             rank: (*context.facts[rank].precision, f"torch.autocast={replica.autocast or 'off'}")
             for rank, replica in model.of.items()
@@ -223,7 +221,7 @@ other_precision = rule(
 
 
 def _with_ddp(context: Context) -> Iterator[Mapping[int, ReplicaFacts]]:
-    for model in context.models.values():
+    for model in context.models:
         yield model.of
 
 
@@ -277,7 +275,7 @@ buffers = rule(
 
 def _first_own_statistics(context: Context) -> Iterator[dict[int, _Evaluated]]:
     """Yield the first evaluation of each model in which ranks have statistics of their own."""
-    for model in context.models.values():
+    for model in context.models:
         if not model.whole or any(replica.broadcast_buffers for replica in model.of.values()):
             continue
         apart = [of for of in evaluated_together(model) if _have_own_statistics(of)]
@@ -333,9 +331,7 @@ _PLAIN = ("SequentialSampler", "RandomSampler")
 def _divided_among(context: Context) -> int:
     """Return the number of ranks among which the data are to be divided; 0 if unknown."""
     facts = context.facts
-    sizes = {
-        replica.group_size for model in context.models.values() for replica in model.of.values()
-    }
+    sizes = {replica.group_size for model in context.models for replica in model.of.values()}
     sizes = sizes or {len(one.split.data_ranks) for one in facts.values()}
     return sizes.pop() if len(sizes) == 1 else 0
 
@@ -584,7 +580,7 @@ def _drawing_for_their_own(context: Context) -> Iterator[dict[int, _Drawing]]:
     That the numbers are the same proves nothing: ranks may draw one order of all samples, and take
     their own parts of it. So the code must say that they are drawn for the rank's own batch.
     """
-    for model in context.models.values():
+    for model in context.models:
         place, starts = model.first.start_place, [each.starts for each in model.of.values()]
         rows = list(zip(*starts, strict=False)) if len(starts) > 1 and model.whole else []
         own = sum(map(_are_drawn_for_own_inputs, rows))

@@ -42,6 +42,7 @@ class Keyed(Protocol):
 
 
 _Keyed = TypeVar("_Keyed", bound=Keyed)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,18 @@ class Model:
     of: Mapping[int, ReplicaFacts]
 
     @property
+    def key(self) -> str:
+        """What optimizers know it by."""
+        return self.first.key
+
+    @property
     def first(self) -> ReplicaFacts:
         """The replica of the lowest rank."""
         return self.of[min(self.of)]
+
+    def ranks_of(self, of: Mapping[int, _T]) -> dict[int, _T]:
+        """Return what its ranks have of what all may have."""
+        return {rank: each for rank, each in of.items() if rank in self.of}
 
     @property
     def title(self) -> str:
@@ -93,9 +103,21 @@ class Model:
         return tuple(dict.fromkeys(found))
 
 
-def models(facts: Mapping[int, RunFacts]) -> dict[str, Model]:
-    """Return the models of a run that were trained, by key."""
-    return {key: Model(of) for key, of in by_key(facts, lambda run: run.replicas).items()}
+def models(facts: Mapping[int, RunFacts]) -> tuple[Model, ...]:
+    """Return the models of a run that were trained.
+
+    Those that ranks reduce in several groups, each its own (``process_group=``), are as many models
+    under one key: nothing makes them equal.
+    """
+    found = []
+    for of in by_key(facts, lambda run: run.replicas).values():
+        groups = {replica.group for replica in of.values()}
+        members = [rank for group in groups for rank in group]
+        if len(groups) < 2 or sorted(members) != sorted(of):
+            found.append(Model(of))  # one group, or groups that are not known any more
+            continue
+        found += [Model({rank: of[rank] for rank in group}) for group in sorted(groups)]
+    return tuple(found)
 
 
 def optimizers(facts: Mapping[int, RunFacts]) -> dict[str, dict[int, OptimizerFacts]]:

@@ -190,7 +190,7 @@ def _differ(factors: Mapping[int, float]) -> bool:
 def first_nan(context: Context) -> Iterator[Finding]:
     """Find the ranks whose values were bad before the others', where parameters are by now."""
     facts = context.facts
-    broken = {name for model in context.models.values() for name in model.broken}
+    broken = {name for model in context.models for name in model.broken}
     first = {r: f.nan_backward for r, f in facts.items() if f.nan_backward is not None}
     if not broken or not first:
         return
@@ -250,7 +250,7 @@ def _shared(of: dict[int, RunFacts]) -> Finding:
 def backends(context: Context) -> Iterator[Finding]:
     """Find parameters on a device that the group's backend is not for."""
     gpus = [run.gpu for run in context.facts.values() if run.gpu]
-    for model in context.models.values():
+    for model in context.models:
         ranks = tuple(
             rank
             for rank, replica in model.of.items()
@@ -282,7 +282,7 @@ def unjoined_results(context: Context) -> Iterator[Finding]:
 
     https://github.com/goodfire-ai/spd/issues/149
     """
-    for model in context.models.values():
+    for model in context.models:
         if not model.whole or not all(replica.steps for replica in model.of.values()):
             continue
         # Whether a number is reported as that of the whole no record tells: the source is asked.
@@ -357,14 +357,15 @@ def loaded_on_some(context: Context) -> Iterator[Finding]:
     Before a model is wrapped, that is as it should be: DDP sends what rank 0 has.
     https://github.com/vllm-project/speculators/pull/926
     """
-    for key, model in context.models.items():
+    for model in context.models:
         if not model.whole or not all(map(_steps_together, model.of.values())):
             continue
         if model.diverged:
             loads = {rank: (each.loads, each.load_place) for rank, each in model.of.items()}
             yield from _loaded(model, f"{model.title} or a part of it", loads, model.diverged)
-        for of in optimizers(context.facts).values():
-            if set(of) != set(model.of) or not all(key in each.replicas for each in of.values()):
+        for every in optimizers(context.facts).values():
+            of = model.ranks_of(every)
+            if set(of) != set(model.of) or any(model.key not in e.replicas for e in of.values()):
                 continue
             names = model.diverged or differing({rank: each.state for rank, each in of.items()})
             title = f"the optimizer ({next(iter(of.values())).type}) of {model.title}"
@@ -416,7 +417,7 @@ def _loaded(
 
 def diverged_replicas(context: Context) -> Iterator[Finding]:
     """Find replicas that differ, where no other rule explains it."""
-    for model in context.models.values():
+    for model in context.models:
         names = model.diverged
         if not names or not any(replica.steps for replica in model.of.values()):
             continue

@@ -100,6 +100,7 @@ class Ending:
             during=raised.in_thread("main", before, core.user_code)
             if isinstance(before, Exception) and own is error
             else None,
+            path=raised.missing_path(own),
             trace=error.__traceback__,
         )
         core.main_thread.error = failure

@@ -48,6 +48,19 @@ def message_of(error: BaseException) -> str:
     return text[:_LONGEST_TEXT]
 
 
+def missing_path(error: BaseException) -> str:
+    """The file or folder that was not there, if that is the error; empty for any other."""
+    # torch.save writes in C++, whose error has the folder in its text alone.
+    by_torch = _NO_FOLDER.search(message_of(error)) if type(error) is RuntimeError else None
+    name = by_torch[1] if by_torch else None
+    if isinstance(error, FileNotFoundError):
+        name = error.filename
+    return str(Path(os.fsdecode(name)).absolute()) if isinstance(name, (str, bytes, Path)) else ""
+
+
+_NO_FOLDER = re.compile(r"Parent directory (.+) does not exist")
+
+
 def is_interrupt(error: BaseException) -> bool:
     """True for what ends a cell that is interrupted: an `await` is cancelled instead."""
     return isinstance(error, KeyboardInterrupt) or type(error).__name__ == "CancelledError"

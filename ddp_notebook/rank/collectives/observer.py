@@ -36,6 +36,7 @@ from ddp_notebook.rank.collectives.splits import ComparedExchanges, Exchanges, N
 from ddp_notebook.rank.collectives.time_limits import Group, PatientWork, TimeLimits
 from ddp_notebook.rank.collectives.works import AsyncWorks, completed, error_of, wait_for
 from ddp_notebook.rank.component import Component, Run
+from ddp_notebook.rank.inspect.frames import raised_by_handler
 from ddp_notebook.rank.rank_process import RankProcess
 from ddp_notebook.rank.setup.sockets import TorchSockets
 from ddp_notebook.rank.setup.subgroups import Subgroups, group_name
@@ -204,7 +205,9 @@ class Observer(Component):
             return None
 
     def disable(self, error: BaseException) -> None:
-        """Stop observing in this process."""
+        """Stop observing in this process. Raises `error` if a handler of a signal raised it."""
+        if raised_by_handler(error):
+            raise error
         self.broken = f"{type(error).__name__}: {error}"
         self.log = None
 
@@ -537,6 +540,13 @@ def _recorder(
     return record
 
 
+def _rank_of(number: int | None, members: Ranks) -> int:
+    """The rank of the whole job that has this number in a group; one that it has not, as it is."""
+    if number is None:
+        return NOBODY
+    return members[number] if 0 <= number < len(members) else number
+
+
 def _prepare(
     group: Group,
     log: LogWriter,
@@ -563,8 +573,8 @@ def _prepare(
         len(shape),
         (facts.waited and group.waits) | site.thread << 1,
         facts.tensors,
-        members[facts.root] if facts.root is not None else NOBODY,
-        members[facts.peer] if facts.peer is not None else NOBODY,
+        _rank_of(facts.root, members),
+        _rank_of(facts.peer, members),
         facts.tag,
         *(*shape, *(0,) * DIMENSIONS)[:DIMENSIONS],
         0,

@@ -8,6 +8,7 @@ facts.py          Versions, backends and the environment, for `%ddp_doctor`.
 frames.py         Frames told apart and described in words a user knows.
 global_names.py   Where the user's global variables are: in cells, or in a program.
 objects.py        The objects of a class that there are, whoever has them.
+paths_changed.py  The files and folders that this process changed last.
 polling.py        What a loop of the user's asks others for: a file, a key, a collective.
 process.py        What the system says of this process: its network, whether it is runnable.
 safe_repr.py      Values as short texts, made without running any of their code.

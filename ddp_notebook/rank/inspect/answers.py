@@ -23,6 +23,7 @@ from ddp_notebook.model import (
     Category,
     ModelParts,
     Network,
+    PathChange,
     Probe,
     ProcessFacts,
     RankError,
@@ -33,11 +34,12 @@ from ddp_notebook.model.ddp import Fingerprint
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.cells.raised import place_of
 from ddp_notebook.rank.control import Handlers
-from ddp_notebook.rank.inspect import facts
+from ddp_notebook.rank.inspect import facts, safe_repr
 from ddp_notebook.rank.inspect import process as own
+from ddp_notebook.rank.inspect.frames import raised_in
 from ddp_notebook.rank.inspect.polling import polled_file
 from ddp_notebook.rank.inspect.process import is_runnable, main_cpu_s, versions
-from ddp_notebook.rank.inspect.stacks import Stacks
+from ddp_notebook.rank.inspect.stacks import NOT_SHOWN, Stacks
 from ddp_notebook.rank.inspect.variables import Variables
 from ddp_notebook.rank.inspect.waiting import (
     Stillness,
@@ -54,6 +56,7 @@ from ddp_notebook.rank.watched import Watched
 
 _KEY = re.compile(rb"\w+/\d+//\w+//\d+/(\d+)")
 _JOINED_AFTER_S = 4.0
+_MOST_VARIABLES = 60
 _STILL_S = 2.0
 """Seconds at one place after which the library function that it called there is named."""
 _DEFAULT_GROUP = re.compile(rb"default_pg/\d+//[a-z]+//")
@@ -76,6 +79,7 @@ class Answers:
         """`handlers`, through which all of it is answered."""
         on = handlers.on_question
         on(calls.REPORT, lambda _: self._reporter.report())
+        on(calls.REACH, lambda to: calls.Reached(self.reachability.of_others(to.targets)))
         on(calls.STACK, self._stacks.stack)
         on(calls.VARIABLES, self.variables.variables)
         on(calls.RUN_FACTS, lambda _: self._summary.facts())
@@ -129,6 +133,9 @@ class Reporter:
                 error.category,
                 error.remedy,
                 _holder(error, arguments.master_port),
+                error.path,
+                bool(error.path) and os.path.lexists(error.path),
+                self._raised_with(error),
             )
             if error
             else RankError(),
@@ -145,6 +152,7 @@ class Reporter:
                 main_cpu_s=main_cpu_s(),
                 still_s=round(still_s, 1),
                 versions=versions(),
+                changed=tuple(PathChange(*each) for each in watched.paths_changed.last()),
             ),
             in_threads=watched.thread_errors.of_run,
             handles=error.during if error else watched.thread_errors.in_main(),
@@ -172,6 +180,16 @@ class Reporter:
             run=self._observer.run,
             unrecorded=self._observer.unrecorded or self._observer.broken,
         )
+
+    def _raised_with(self, error: Failure) -> dict[str, str]:
+        """Return the variables of the user's function that raised an error, each in short."""
+        frames = raised_in(error.trace, self._user_code.is_users)
+        own = list(frames[0][0].f_locals.items())[-_MOST_VARIABLES:] if frames else []
+        return {
+            name: safe_repr.of(value)
+            for name, value in own
+            if name[:1] != "_" and not issubclass(type(value), NOT_SHOWN)
+        }
 
 
 def _wrapped_model(stack: Sequence[FrameType]) -> Fingerprint | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -127,6 +128,20 @@ def raised_in(trace: TracebackType | None, is_users: IsUsers) -> list[tuple[Fram
             lines[trace.tb_frame] = trace.tb_lineno
         trace = trace.tb_next
     return list(lines.items())[::-1]
+
+
+def raised_by_handler(error: BaseException) -> bool:
+    """Return whether a handler of a signal raised it, at whatever line the main thread was.
+
+    torch's handler raises where a DataLoader's worker has died: that is the user's error, also
+    where it came while code of ours ran.
+    """
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    codes = {code for each in handlers if (code := getattr(each, "__code__", None)) is not None}
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code not in codes:
+        trace = trace.tb_next
+    return trace is not None
 
 
 def _line_of(filename: str, line: int) -> str:

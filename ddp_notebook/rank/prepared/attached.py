@@ -46,7 +46,7 @@ from ddp_notebook.rank.rank_process import Events, RankProcess
 from ddp_notebook.rank.watched import Watched
 
 FACTS = "facts.json"
-_ANSWERED = frozenset({"report", "stack", "run facts"})
+_ANSWERED = frozenset({"report", "reach", "stack", "run facts"})
 """The questions that `jobs` asks. A rank of a notebook answers more, such as ``evaluate``: none of
 these may ever be answered here, where whoever shares the user and the folder can ask."""
 

@@ -116,7 +116,9 @@ def _invalid(cause: str, name: str, plan: SetUpPlan) -> StageError:
         "RANK": str(plan.rank),
         "WORLD_SIZE": str(plan.world_size),
         "MASTER_ADDR": plan.master_addr,
-        "MASTER_PORT": str(plan.master_port),
+        "MASTER_PORT": "",
     }[name]
     remedy = f"Set {name}={right} on this rank, or leave it to the launcher: %ddp_init"
+    if not right:
+        remedy = f"Leave {name} to the launcher, which finds a free port at each start: %ddp_init"
     return StageError(cause, remedy, Category.ENV_INVALID.value)

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.model import Place, Ranks
 from ddp_notebook.rank import gpu, torch_private
 from ddp_notebook.rank.collectives.call_sites import CallSites
+from ddp_notebook.rank.inspect.frames import raised_by_handler
 from ddp_notebook.rank.inspect.objects import objects_of
 from ddp_notebook.rank.training import ddp, digests, fsdp_private
 from ddp_notebook.rank.training.inputs import Moments
@@ -545,7 +546,9 @@ class Tracker:
         self.split.begin()
 
     def disable(self, error: BaseException) -> None:
-        """Stop counting in this process."""
+        """Stop counting in this process. Raises `error` if a handler of a signal raised it."""
+        if raised_by_handler(error):
+            raise error
         self.broken = f"{type(error).__name__}: {error}"
 
     def replica(self, wrapped: DistributedDataParallel) -> Replica:

@@ -5,11 +5,12 @@ A dead rank's report comes from the record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from ddp_notebook.cluster.questions import with_reach
 from ddp_notebook.diagnosis import diagnose_training
 from ddp_notebook.diagnosis.training.slow import slow_ranks
 from ddp_notebook.model import (
@@ -86,7 +87,10 @@ def gather(
         for state in states
     ]
     return Case(
-        _with_reach(cluster, reports),
+        with_reach(
+            reports,
+            lambda ranks, targets: cluster.ask(ranks, calls.REACH, targets, _ASK_TIMEOUT_S),
+        ),
         dict(launch.values),
         launch.store_host,
         store_alive=launch.store_alive(),
@@ -201,31 +205,6 @@ def _as_recorded(report: RankReport, ended: CellFinished | None) -> RankReport:
             report.error, type=ended.ename, text=ended.evalue, at=() if left_at else ended.path
         ),
         end=replace(report.end, left_at=left_at),
-    )
-
-
-def _with_reach(cluster: RankCluster, ranks: Sequence[RankReport]) -> tuple[RankReport, ...]:
-    """Add to `ranks` the peers that each one reaches, if they connect across hosts.
-
-    Asked in a second step, because only now the address of each rank is known.
-    """
-    connecting = [e for e in ranks if e.inside == "process-group" and e.network.listens]
-    if len({e.network.loopback for e in connecting}) < 2:
-        return tuple(ranks)
-    targets = calls.Targets(
-        tuple(
-            address
-            for report in connecting
-            for address in report.network.listens
-            if not address.startswith(("127.", "::1:"))  # loopback means another host there
-        )
-    )
-    asked = tuple(report.rank for report in connecting)
-    answers = cluster.ask(asked, calls.REACH, targets, _ASK_TIMEOUT_S)
-    reached = {rank: answer.probes for rank, answer in answered(answers).items()}
-    return tuple(
-        replace(report, network=replace(report.network, reach=reached.get(report.rank, ())))
-        for report in ranks
     )
 
 
