@@ -38,8 +38,6 @@ class EngineProcess:
 
 
 _engine: EngineProcess | None = None
-_LONGEST_FOLDER_BYTES = 70
-"""multiprocessing's sockets have to fit behind it: a socket's path has about a hundred bytes."""
 
 
 def start(rank: int, events: str, source: str, log: str, output_folder: str) -> None:
@@ -76,7 +74,9 @@ def keep_temporary_files_in(folder: Path, session: Path) -> None:
     config = getattr(multiprocessing.current_process(), "_config", None)
     if isinstance(config, dict):
         own = multiprocessing_folder(folder, os.getpid())
-        if len(os.fsencode(own)) <= _LONGEST_FOLDER_BYTES:
+        # multiprocessing's sockets have to fit behind it: a socket's path has about a hundred
+        # bytes.
+        if len(os.fsencode(own)) <= 70:
             own.mkdir(mode=0o700, exist_ok=True)
             config["tempdir"] = str(own)
         # By the name of the `session` folder a semaphore of a killed rank is known, and removed.

@@ -24,8 +24,6 @@ from ddp_notebook.rank.rank_process import Events
 
 PULSE_S = 0.25
 """How often a rank sends a sign of life, with what it is doing."""
-_QUEUE_MESSAGES = 10_000
-_LINGER_MS = 500
 
 _E = TypeVar("_E", bound=Event)
 
@@ -54,8 +52,8 @@ class EventSender(Events):
         """Held while using the socket and taking events from `_pending`, so that order is kept."""
         self._context = zmq.Context()  # our own: the engine may end its instance before us
         self._socket = self._context.socket(zmq.PUSH)
-        self._socket.sndhwm = _QUEUE_MESSAGES
-        self._socket.linger = _LINGER_MS
+        self._socket.sndhwm = 10_000
+        self._socket.linger = 500
         self._socket.connect(url)
         self._thread = threading.Thread(target=self._send_loop, name="ddp-events", daemon=True)
         self._thread.start()

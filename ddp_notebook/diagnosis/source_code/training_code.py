@@ -37,17 +37,22 @@ def is_reported(tree: ast.Module, line: int) -> bool:
     while ahead:
         scope, known, after, depth = ahead.pop()
         known = _made_of(scope, known, after)
-        own = list(_own(scope))
-        calls = [node for node in own if isinstance(node, ast.Call) and node.lineno > after]
-        said = (call for call in calls if _called(call) in _SAYING)
-        if any(known & _words(part) for call in said for part in (*call.args, *call.keywords)):
+        if _is_said(scope, known, after):
             return True
-        given = any(known & _words(node) for node in own if isinstance(node, ast.Return))
+        returned = (node for node in _own(scope) if isinstance(node, ast.Return))
+        given = any(known & _words(node) for node in returned)
         if isinstance(scope, _FUNCTIONS) and given and depth <= _DEEPEST:
             for call in (node for node in ast.walk(tree) if _called(node) == scope.name):
                 at = getattr(call, "lineno", 1)
                 ahead.append((_function(tree, at) or tree, {f"{scope.name}()"}, at - 1, depth + 1))
     return False
+
+
+def _is_said(scope: ast.AST, known: set[str], after: int) -> bool:
+    """Whether something of what is known is printed behind a line."""
+    calls = (node for node in _own(scope) if isinstance(node, ast.Call) and node.lineno > after)
+    said = (call for call in calls if _called(call) in _SAYING)
+    return any(known & _words(part) for call in said for part in (*call.args, *call.keywords))
 
 
 def _numbers_of(block: ast.stmt, line: int) -> set[str]:

@@ -20,23 +20,12 @@ from ddp_notebook.model import Remark, StepPart, StepTimes, name_ranks
 KIND = "slow-rank"
 FEWEST_STEPS = 24
 """With fewer steps no rank is called slow: three times last may be chance."""
-_WARM_UP = 3
-"""Steps at the begin of a run: memory is new, and DDP makes its buckets anew."""
 _LEAST_SHARE, _LEAST_US = 0.06, 500.0
 """Of what ranks do themselves in a step, and in itself, below which no rank is called slow: one
 rank may print a line."""
-_SOME_STEPS = 0.12
-"""Who is late in no more steps than these is not called slow."""
-_SOME_LATE, _SOME_LATE_US = 0.1, 2000.0
-"""Of a whole step, and in itself, how late it must be in them."""
-_BLOCKS, _HELD = 12, 0.9
-"""Into how many blocks the steps are parted, and in how many of these a rank must be late."""
 _FEW_BLOCKS, _LOWEST_BLOCKS = 5, 3
-_MOST_VALUES = 60_000
 _CORE = "core"
 _PARTS: tuple[str, ...] = (*StepPart, _CORE)
-_SPREAD = 1.4826
-"""The standard deviation of a normal distribution over its median absolute deviation."""
 _SURE = 4.0
 """Standard errors."""
 
@@ -127,8 +116,9 @@ def _side_by_side(times: Mapping[int, StepTimes]) -> _Steps | None:
 def _common(times: Mapping[int, StepTimes]) -> list[int]:
     """The numbers of the newest steps that all ranks have."""
     numbers = set.intersection(*({row.number for row in of.rows} for of in times.values()))
-    newest = max(FEWEST_STEPS, _MOST_VALUES // len(times))
-    return [number for number in sorted(numbers) if number >= _WARM_UP][-newest:]
+    newest = max(FEWEST_STEPS, 60_000 // len(times))
+    # Steps at the begin of a run: memory is new, and DDP makes its buckets anew.
+    return [number for number in sorted(numbers) if number >= 3][-newest:]
 
 
 def _beyond_others(values: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
@@ -166,7 +156,8 @@ def _late(steps: _Steps, rank: int, part: str) -> _Late | None:
         others = [steps.parts[part][other] for other in steps.ranks if other != rank]
         in_order = sorted(margins)
         usual_us = in_order[len(margins) * 4 // 10] - in_order[len(margins) // 10]
-        some_us = max(_SOME_LATE_US, _SOME_LATE * steps.step_us, _SURE * usual_us)
+        # Of a whole step, and in itself, how late it must be in them.
+        some_us = max(2000.0, 0.1 * steps.step_us, _SURE * usual_us)
         late = _at_times(margins, others, some_us)
     if late is None or not _in_all(steps, rank, part, *late):
         return None
@@ -180,12 +171,14 @@ def _always(margins: Sequence[float], floor_us: float) -> tuple[float, float] | 
         return None
     # By blocks, because what disturbs a step disturbs the next ones too: a hundred late steps in a
     # row are one event and no hundred. The spread is that of the blocks' medians.
-    medians = [statistics.median(block) for block in _blocks(margins, _BLOCKS)]
+    # Into how many blocks the steps are parted, and in how many of these a rank must be late.
+    medians = [statistics.median(block) for block in _blocks(margins, 12)]
     center = statistics.median(medians)
-    spread = _SPREAD * statistics.median(abs(median - center) for median in medians)
+    # The standard deviation of a normal distribution over its median absolute deviation.
+    spread = 1.4826 * statistics.median(abs(median - center) for median in medians)
     low_us = middle - _SURE * spread / math.sqrt(len(medians))
     held = sum(median > floor_us / 2 for median in medians)
-    if low_us <= floor_us / 2 or held < _HELD * len(medians):
+    if low_us <= floor_us / 2 or held < 0.9 * len(medians):
         return None
     return middle, sum(margin > floor_us / 2 for margin in margins) / len(margins)
 
@@ -201,7 +194,8 @@ def _at_times(
     # A rank that reads a file in each fourth step is late in a quarter of them, and its median says
     # nothing. Chance makes others late too: this one must be so three times as often as any.
     share = _late_steps(margins, late_us) / len(margins)
-    if share < _SOME_STEPS:  # so with nearly all of a thousand ranks, and what follows is dear
+    # Who is late in no more steps than these is not called slow.
+    if share < 0.12:  # so with nearly all of a thousand ranks, and what follows is dear
         return None
     blocks = [_late_steps(block, late_us) for block in _blocks(margins, _FEW_BLOCKS)]
     lowest = sorted(range(len(blocks)), key=blocks.__getitem__)[:_LOWEST_BLOCKS]

@@ -12,9 +12,6 @@ from ddp_notebook.rank import engine_private
 from ddp_notebook.rank.calls import CodeToComplete, Completions, Inspection, NameToInspect
 from ddp_notebook.rank.component import Component
 
-_MOST = 500
-"""The most completions that are sent."""
-
 
 class Names(Component):
     """Asks the shell on this rank. On the main thread, while nothing else runs there."""
@@ -33,7 +30,8 @@ class Names(Component):
         code, at = cursor.code, cursor.at
         with provisionalcompleter():
             found = self._shell.Completer.completions(code, at)
-            completions = list(rectify_completions(code, found))[:_MOST]
+            # The most completions that are sent.
+            completions = list(rectify_completions(code, found))[:500]
         start = completions[0].start if completions else at
         return Completions(
             start, tuple((completion.text, completion.type or "") for completion in completions)

@@ -28,15 +28,9 @@ LIMIT_BYTES = 1_000_000
 """Output of one cell on one rank that is sent to the notebook."""
 TAIL_BYTES = 16_000
 """Of that, how much is kept back for the end of a longer output."""
-MOST_TRACEBACKS = 20
-"""Characters of a run that are sent even when the notebook has had all the output that it gets."""
-FILE_LIMIT_BYTES = 1 << 30
 FAST_PATH_WRITES = 2000
 """With so many writes between two sendings, writes take the fast path."""
 FAST_PATH_POLL_S = 0.02
-_CALM_POLLS = 10
-_BETWEEN_PIECES, _BETWEEN_CHARACTERS = 400, 4000
-"""The most that is kept of the output between runs: the newest writes, and how much of each."""
 _SINCE = "[written by threads since the last cell:]\n"
 
 
@@ -138,7 +132,7 @@ class RankStream(io.TextIOBase):
     def calm_down(self) -> bool:
         """Leave the fast path when it was quiet for some time; True while it is used."""
         self._calm_polls = 0 if self._pieces else self._calm_polls + 1
-        if self._calm_polls > _CALM_POLLS:
+        if self._calm_polls > 10:
             self.end_fast_path()
         return "write" in self.__dict__
 
@@ -191,7 +185,8 @@ class OutputForwarder(Component):
         self._lock = threading.RLock()
         self._own_threads: frozenset[int | None] = frozenset()
         """The streams that existed before the user's first run."""
-        self._between: deque[tuple[OutputKind, str | bytes]] = deque(maxlen=_BETWEEN_PIECES)
+        # The most that is kept of the output between runs: the newest writes, and how much of each.
+        self._between: deque[tuple[OutputKind, str | bytes]] = deque(maxlen=400)
 
     def attach(self) -> None:
         """A forked child is a worker of the user's and has no forwarder."""
@@ -228,7 +223,7 @@ class OutputForwarder(Component):
     def keep(self, what: OutputKind, text: str) -> None:
         """Keep what a thread of the user's writes between runs for the run that comes next."""
         if self._own_threads and threading.get_ident() not in self._own_threads:
-            self._between.append((what, text[:_BETWEEN_CHARACTERS]))
+            self._between.append((what, text[:4000]))
 
     def run_ends(self) -> None:
         """The run is over: send the rest."""
@@ -296,7 +291,9 @@ class OutputForwarder(Component):
     def _must_be_seen(self, fields: Mapping[str, Any]) -> bool:
         """True of a run's first tracebacks, however much was written before."""
         self._tracebacks += fields.get("what") is OutputKind.ERROR
-        return fields.get("what") is OutputKind.ERROR and self._tracebacks <= MOST_TRACEBACKS
+        # Characters of a run that are sent even when the notebook has had all the output that it
+        # gets.
+        return fields.get("what") is OutputKind.ERROR and self._tracebacks <= 20
 
     def _collect_fast(self) -> None:
         for stream in self.streams:
@@ -365,7 +362,7 @@ class OutputForwarder(Component):
         if self._file is None:
             return
         try:
-            if self._file.tell() < FILE_LIMIT_BYTES:
+            if self._file.tell() < (1 << 30):
                 self._file.write(data)
         except OSError:  # the disk is full: the notebook still has the head and the tail
             self._file = None

@@ -34,11 +34,17 @@ _WRAPPERS = "torch.distributed.c10d_logger"
 _TORCHS = frozenset({"torch.distributed.distributed_c10d", _WRAPPERS})
 _OPERATORS = "torch._ops", "torch._library"
 _BETWEEN_STORES = ("CACHE", "EXTENDED_ARG", "NOP")
-_OF_DDP: dict[str, tuple[str, Part | None]] = {
-    "__init__": ("DistributedDataParallel.__init__", Part.CONSTRUCTOR),
-    "forward": ("forward", Part.FORWARD),
-    "_pre_forward": ("forward", Part.FORWARD),
+_OF_TORCH: dict[str, dict[str, tuple[str, Part | None]]] = {
+    "torch.nn.parallel.distributed": {
+        "__init__": ("DistributedDataParallel.__init__", Part.CONSTRUCTOR),
+        "forward": ("forward", Part.FORWARD),
+        "_pre_forward": ("forward", Part.FORWARD),
+    },
+    "torch._tensor": {"backward": ("backward", None)},
+    "torch.autograd": {"backward": ("backward", Part.BACKWARD)},
 }
+"""By module and function: what it is called where a collective comes through it, its part of DDP.
+"""
 
 
 class Caller(Enum):
@@ -137,12 +143,10 @@ def _api_and_part(module: str, name: str) -> tuple[str, Part | None]:
 
     Both are empty for any other.
     """
-    if module == "torch.nn.parallel.distributed":
-        return _OF_DDP.get(name, ("", None))
+    if module in _OF_TORCH:
+        return _OF_TORCH[module].get(name, ("", None))
     if module == "torch.distributed.algorithms.join":
         return (name if name in frames.WAITING_IN else "Join"), Part.JOIN
-    if module in ("torch._tensor", "torch.autograd") and name == "backward":
-        return name, Part.BACKWARD if module == "torch.autograd" else None
     waits = module.startswith("torch.distributed") and name in frames.WAITING_IN
     places = module.startswith("torch.distributed.tensor") and name in PLACING
     return (name if waits or places else ""), None

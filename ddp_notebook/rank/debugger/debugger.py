@@ -20,7 +20,6 @@ from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import How, Move
 from ddp_notebook.rank.collectives.pause import PauseGate
 from ddp_notebook.rank.component import Component, Run
-from ddp_notebook.rank.debugger import monitoring
 from ddp_notebook.rank.debugger.armed import Armed
 from ddp_notebook.rank.debugger.breakpoints import Breakpoints
 from ddp_notebook.rank.debugger.lines import Backend, Goal, Lines, has_line, with_line
@@ -120,7 +119,7 @@ class Debugger(Component):
         self._user_code = user_code
         self._events = events
         self.breakpoints = Breakpoints(user_code.is_users, names, sys_stdout)
-        kind = Monitoring if monitoring.is_there() else Tracing
+        kind = Monitoring if hasattr(sys, "monitoring") else Tracing  # from Python 3.12 on
         self.backend: Backend = kind(self._on_line, self.breakpoints.canonical)
         self._run = 0
         self._pid = os.getpid()

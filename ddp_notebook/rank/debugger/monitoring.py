@@ -6,7 +6,6 @@ for each code object that has lines to stop at, as it begins; what else begins i
 
 from __future__ import annotations
 
-import inspect
 import sys
 import threading
 from collections.abc import Callable
@@ -161,8 +160,3 @@ class Monitoring(Backend):
                 self._arm(outer.f_code)
             self._set_events()
         return self._or_disable(self._goals)
-
-
-def is_there() -> bool:
-    """Return whether this Python has it: from 3.12 on."""
-    return inspect.ismodule(getattr(sys, "monitoring", None))

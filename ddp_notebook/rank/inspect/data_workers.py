@@ -32,13 +32,9 @@ from ddp_notebook.rank.torch_private import Loading
 _FUTEX_OF = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 _FUTEX = _FUTEX_OF.get(platform.machine(), -1)
 """The number of the system call in which a thread waits for a lock; -1 if not known."""
-_PRIVATE = 128
-"""The flag of a lock that only threads of the same process can release."""
 _ACCEPT_OF = {"x86_64": (43, 288), "aarch64": (202, 242), "riscv64": (202, 242)}
 _ACCEPT = _ACCEPT_OF.get(platform.machine(), ())
 """The numbers of the system calls in which a thread waits for incoming connections."""
-_STACK_AFTER_S = 1.0
-_WRITTEN_WITHIN_S = 0.2
 _LINE = re.compile(r'^ +File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 7
 
@@ -88,7 +84,7 @@ class DataWorkers(Component):
         still_s = now_s - since_s
         locked = still_s > 0 and _waits_for_ever(pid)
         forked = self._stacks >= 0 and _catches_signal(pid)
-        if locked and forked and pid not in self._places and still_s > _STACK_AFTER_S:
+        if locked and forked and pid not in self._places and still_s > 1.0:
             self._places[pid] = self._place_of(pid)
             # It ran to answer, and would seem to have gone on.
             self._ran[pid] = _ran_ns(pid), since_s
@@ -109,7 +105,7 @@ class DataWorkers(Component):
             os.kill(pid, _SIGNAL)
         except OSError:
             return None
-        deadline_s, data = time.monotonic() + _WRITTEN_WITHIN_S, b""
+        deadline_s, data = time.monotonic() + 0.2, b""
         while time.monotonic() < deadline_s:
             time.sleep(0.005)
             before, data = data, os.pread(self._stacks, 1 << 16, 0)
@@ -174,7 +170,8 @@ def _waits_for_ever(pid: int) -> bool:
                 continue
             # futex(address, operation, value, timeout): a lock of multiprocessing's is shared, and
             # another process may release it; with a timeout the wait ends by itself.
-            of_process = int(number) == _FUTEX and int(arguments[1], 16) & _PRIVATE
+            # The flag of a lock that only threads of the same process can release.
+            of_process = int(number) == _FUTEX and int(arguments[1], 16) & 128
             if not of_process or int(arguments[3], 16):  # a time limit
                 return False
             locked += 1

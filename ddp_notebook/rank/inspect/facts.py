@@ -22,7 +22,6 @@ VARIABLES = (
 """The prefixes of the variables that distributed training reads."""
 
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
-_LONGEST_ERROR = 300
 
 
 def gather(probe_cuda: bool = False) -> dict[str, Any]:
@@ -119,4 +118,4 @@ def _usable_gpus() -> tuple[int, str]:
 
 def _brief(error: BaseException) -> str:
     """An error on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_LONGEST_ERROR]
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]

@@ -11,8 +11,6 @@ import gc
 from itertools import chain, compress, repeat, starmap
 from typing import Any
 
-_GENERATIONS = 3
-
 
 def objects_of(*kinds: type) -> list[Any]:
     """All objects of these classes, and of classes made from them, that Python collects.
@@ -25,7 +23,7 @@ def objects_of(*kinds: type) -> list[Any]:
     collects = gc.isenabled()
     gc.disable()  # a collection would put objects into another generation meanwhile
     try:
-        for generation in range(_GENERATIONS):
+        for generation in range(3):
             found += _in_one_call(generation, kinds)
     finally:
         if collects:

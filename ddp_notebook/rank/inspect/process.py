@@ -15,8 +15,6 @@ import torch
 
 from ddp_notebook.launch.process_groups import stat_fields
 
-_LOOKS, _BETWEEN_LOOKS_S = 4, 0.004
-
 
 def versions() -> dict[str, str]:
     """Facts that must be the same on all ranks."""
@@ -54,9 +52,9 @@ def is_runnable() -> bool:
     # One look proves nothing: a thread that wakes up for a moment is runnable in it, too. A thread
     # that computes is in state R at each look, with or without a core.
     wanting: set[str] | None = None
-    for look in range(_LOOKS):
+    for look in range(4):
         if look:
-            time.sleep(_BETWEEN_LOOKS_S)
+            time.sleep(0.004)
         now = _threads_that_run() - ours
         wanting = now if wanting is None else wanting & now
         if not wanting:

@@ -26,8 +26,6 @@ _LONGEST_STRING = 60
 _MOST_SORTED = 1000
 """Items of a set that are sorted; larger sets are shown in Python's order."""
 _MOST_ITEMS = 6
-_DEEPEST = 2
-_MOST_BITS = 128
 NAME_OF = type.__dict__["__name__"].__get__
 """A class's name, without calling its metaclass."""
 MRO_OF = type.__dict__["__mro__"].__get__
@@ -83,7 +81,7 @@ def _text(value: Any, depth: int) -> str:
     kind = type(value)
     if kind is int:
         bits = value.bit_length()
-        return repr(value) if bits <= _MOST_BITS else f"<int of {bits:,} bits>"
+        return repr(value) if bits <= 128 else f"<int of {bits:,} bits>"
     if kind in (str, bytes):
         return _string(value)
     if kind in TENSORS:
@@ -159,7 +157,7 @@ def _folded(value: Any, kind: type, depth: int) -> str:
     """The first items between the brackets of their kind."""
     opened, closed = _FOLDED[kind]
     count = len(value)
-    if depth >= _DEEPEST and count:
+    if depth >= 2 and count:
         return f"{opened}…{closed}"
     if kind is dict:
         some: Iterable[tuple[Any, Any]] = itertools.islice(value.items(), _MOST_ITEMS)

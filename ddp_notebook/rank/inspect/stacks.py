@@ -31,13 +31,7 @@ _HALF = 15
 _MOST_FRAMES = 2 * _HALF
 _MOST_LOCALS = 24
 _LONGEST_SOURCE = 100
-_LONGEST_FILE = 160
 LONGEST_NAME = 60
-_LONGEST_TEXT = 300
-_ASIDE, _PER_FRAME, _PER_LOCAL = 1000, 70, 24
-"""Bytes for what stands beside the frames, beside the locals of each, and around a local."""
-_FRAME_AND_HERE = 3
-"""The reference count of a dict that only its frame and the function that looks at it have."""
 NOT_SHOWN = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType)
 """Types of most names in a module: imports and definitions."""
 
@@ -110,7 +104,7 @@ class Stacks:
         if activity is Activity.WAITING:
             text = text.removeprefix(f"{inside}: ")
             operation = operation or inside
-        return Doing(activity, operation, text[:_LONGEST_TEXT])
+        return Doing(activity, operation, text[:300])
 
     def _shown(self, stack: list[FrameType]) -> tuple[list[FrameType], str]:
         """The frames to show, outermost first, and the call of torch that the innermost are in.
@@ -135,7 +129,7 @@ class Stacks:
         name = code.co_filename
         cell = stack_frames.CELL_NAME.fullmatch(name)
         return Frame(
-            file=f"cell {cell[1]}" if cell else name[-_LONGEST_FILE:],
+            file=f"cell {cell[1]}" if cell else name[-160:],
             line=line,
             function=code.co_qualname.rpartition(".<locals>.")[2][-LONGEST_NAME:],
             source=_source(name, line),
@@ -208,7 +202,8 @@ def _of_function(frame: FrameType, keep: bool) -> list[tuple[str, Any]]:
     code, names = frame.f_code, frame.f_locals
     order = dict.fromkeys((*code.co_varnames, *code.co_cellvars, *code.co_freevars))
     found = [(name, names[name]) for name in order if name in names and name[:2] != "__"]
-    if not keep and type(names) is dict and sys.getrefcount(names) <= _FRAME_AND_HERE:
+    # The reference count of a dict that only its frame and the function that looks at it have.
+    if not keep and type(names) is dict and sys.getrefcount(names) <= 3:
         names.clear()
     return found
 
@@ -219,7 +214,8 @@ def _of_function(frame: FrameType, keep: bool) -> list[tuple[str, Any]]:
 def _fit(frames: Sequence[Frame], values: Sequence[Sequence[Local]]) -> tuple[Frame, ...]:
     """The frames with as many of their variables as fit, the innermost first."""
     fitting = list(frames)
-    allowed = MOST_BYTES - _ASIDE - _PER_FRAME * len(frames)
+    # Bytes for what stands beside the frames, beside the locals of each, and around a local.
+    allowed = MOST_BYTES - 1000 - 70 * len(frames)
     for number, frame in enumerate(frames):
         if _size(fitting) <= allowed:
             break
@@ -228,7 +224,7 @@ def _fit(frames: Sequence[Frame], values: Sequence[Sequence[Local]]) -> tuple[Fr
     for number in range(len(fitting) - 1, -1, -1):
         kept: list[Local] = []
         for local in values[number]:
-            room -= len(json.dumps([local.name, local.text])) + _PER_LOCAL
+            room -= len(json.dumps([local.name, local.text])) + 24
             if room < 0:
                 kept.append(Local("…", f"{len(values[number]) - len(kept)} left out"))
                 break

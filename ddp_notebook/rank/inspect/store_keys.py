@@ -19,7 +19,6 @@ from ddp_notebook.rank.component import Component, Run
 _METHODS = ("get", "wait", "multi_get")
 """Methods of a store that wait until the key is set."""
 _SETTING = ("set", "add", "append", "compare_set", "multi_set")
-_MOST_KEYS = 64
 _GIVES_UP_WITHIN = timedelta(minutes=1)
 """A caller with a shorter timeout expects that the key may be missing."""
 
@@ -28,7 +27,7 @@ class StoreKeys(Component):
     """Makes the key for which a call waits visible on the stack, and knows what this rank set."""
 
     def __init__(self) -> None:
-        self._set: deque[Any] = deque(maxlen=_MOST_KEYS)
+        self._set: deque[Any] = deque(maxlen=64)
 
     def attach(self) -> None:
         """Call torch's methods through a Python function, which has a frame. Done once."""

@@ -37,8 +37,6 @@ from ddp_notebook.rank.training.fsdp_private import placed_part
 
 MOST_BYTES = 60_000
 """The largest answer of a rank, as JSON."""
-_MOST = 100
-"""The most variables of one scope, the newest ones."""
 _IPYTHONS = {"In", "Out", "exit", "quit", "get_ipython"}
 _ATTRIBUTES_OF = torch.nn.Module.__dict__["__dict__"].__get__
 
@@ -105,7 +103,8 @@ class Variables:
             # The newest ones: what a cell has just bound is what the user asks for. They share one
             # reader and one digester, so that their time is that of the whole answer.
             kept = []
-            for name, value in wanted[-_MOST:]:
+            # The most variables of one scope, the newest ones.
+            for name, value in wanted[-100:]:
                 variable = describe(name[:LONGEST_NAME], value, reader, None if busy else digester)
                 left -= len(json.dumps(codec.encode(variable))) + 2
                 if left < 0:

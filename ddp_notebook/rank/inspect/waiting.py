@@ -36,10 +36,6 @@ _WAITS_IN_CPP = tuple(
 """Modules of torch's whose C++ may wait for a collective."""
 _PYTHONS_THREAD = "_bootstrap"
 """The function of `threading` at the bottom of every Python thread's stack."""
-_STILL_S = 0.4
-"""Seconds at one instruction after which a call that may wait for a GPU counts as one that does."""
-_MOST_THREADS = 8
-"""The longest chain of threads, each waiting for the next, that is followed."""
 _WITHOUT_WORK = (
     *("ipykernel", "ipyparallel", "zmq", "tornado", "IPython", "traitlets", "ddp_notebook"),
     *("tqdm", "threading", "queue", "selectors", "socket", "asyncio", "concurrent.futures.thread"),
@@ -146,7 +142,8 @@ class Waiting:
         # waited for each other at once. `has_moved` says whether it still holds.
         current = sys._current_frames()
         thread = threading.main_thread()
-        for _ in range(_MOST_THREADS):
+        # The longest chain of threads, each waiting for the next, that is followed.
+        for _ in range(8):
             stack = frames.frames_of(current.get(thread.ident or 0))
             other = _waits_for_thread(stack, current) or self._held_up_by(thread, stack, current)
             if other is None:
@@ -220,7 +217,9 @@ class Waiting:
         place = id(awaited.frame), awaited.instruction, observer.issued(), number
         if place != self._place:
             self._place, self._at_place_since_s = place, now_s
-        still = now_s - self._at_place_since_s >= _STILL_S
+        # Seconds at one instruction after which a call that may wait for a GPU counts as one that
+        # does.
+        still = now_s - self._at_place_since_s >= 0.4
         return number if still and number is not None and gpu.may_wait_in(awaited.frame) else None
 
     def _inside_torch(self, stack: Iterable[FrameType]) -> str:

@@ -11,6 +11,7 @@ import functools
 import gc
 import inspect
 import os
+import socket
 import sys
 import threading
 import time
@@ -178,7 +179,7 @@ def about(rank: int, world_size: int | None, launcher: int = 0) -> About:
         attempt=_number(environment.get("TORCHELASTIC_RESTART_COUNT")) or 0,
         script=os.path.abspath(sys.argv[0]) if sys.argv and sys.argv[0] else "",  # noqa: PTH100
         folder="" if files.current_folder_is_gone() else str(Path.cwd()),
-        host=job_folder.host(),
+        host=socket.gethostname(),
         pids=job_folder.namespace(),
         wall_s=time.time(),
         agents_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",

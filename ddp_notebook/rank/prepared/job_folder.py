@@ -290,8 +290,3 @@ def namespace() -> str:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return ""
-
-
-def host() -> str:
-    """The name of this host."""
-    return socket.gethostname()

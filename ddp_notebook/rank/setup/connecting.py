@@ -20,11 +20,6 @@ from ddp_notebook.rank.setup.errors import StageError
 from ddp_notebook.rank.setup.listening import explain, listen
 from ddp_notebook.rank.setup.reachability import Resolver
 
-_POLL_S = 0.1
-_CONNECT_TIMEOUT_S = 1.0
-_SLICE_S = 0.25
-"""How long to wait for keys before checking whether the wait was aborted."""
-
 
 class StoreClient:
     """Opens the store of a setup, and waits for what other ranks write into it."""
@@ -76,7 +71,7 @@ class StoreClient:
         deadline = time.monotonic() + timeout_s
         while (why := self._try_to_connect(host, port)) is not None:
             self._main_thread.doing = f"store: {why}"
-            if self._main_thread.abort.wait(_POLL_S):
+            if self._main_thread.abort.wait(0.1):
                 raise StageError("aborted", "%ddp_init")
             if time.monotonic() > deadline and not plan.patient:
                 raise StageError(
@@ -102,7 +97,7 @@ class StoreClient:
             return f"{host} does not resolve ({addresses})"
         for address in addresses:
             try:
-                socket.create_connection((address, port), _CONNECT_TIMEOUT_S).close()
+                socket.create_connection((address, port), 1.0).close()
                 return None
             except OSError as error:
                 reason = error.strerror or "no answer"
@@ -112,7 +107,8 @@ class StoreClient:
         """Wait until all `keys` are in the store. Raises StageError when aborted or too late."""
         self._main_thread.waiting_in = "rendezvous"
         deadline = time.monotonic() + plan.timeout.total_seconds()
-        slice_s = timedelta(seconds=_SLICE_S)
+        # How long to wait for keys before checking whether the wait was aborted.
+        slice_s = timedelta(seconds=0.25)
         while True:
             try:
                 store.wait(keys, slice_s)

@@ -26,8 +26,6 @@ _TAKES = ("host_name", "port", "world_size", "is_master", "timeout")
 _CONSTRUCTOR = "__init__"
 _LIMIT = timedelta(minutes=5)
 """torch's own."""
-_GIVES_UP_WITHIN_S = 60.0
-"""A caller with a shorter timeout expects that no store may answer."""
 
 
 class OwnStores(Component):
@@ -58,7 +56,8 @@ class OwnStores(Component):
             if own and threading.current_thread() is threading.main_thread():
                 arguments = _arguments(args, named)
                 calls.arguments = arguments or calls.arguments
-            if arguments is None or (arguments.timeout_s or 0) < _GIVES_UP_WITHIN_S:
+            # A caller with a shorter timeout expects that no store may answer.
+            if arguments is None or (arguments.timeout_s or 0) < 60.0:
                 torchs(store, *args, **named)
                 return
             main.waiting_in = "store"

@@ -18,8 +18,6 @@ from ddp_notebook.rank.setup.sockets import TorchSockets
 
 PROBE_TIMEOUT_S = 0.3
 RESOLVE_TIMEOUT_S = 0.3
-_MOST_TARGETS = 64
-"""The most addresses to try: a firewall is seen at the first."""
 
 
 class Resolver:
@@ -91,7 +89,8 @@ class Reachability:
     def of_others(self, targets: Sequence[str]) -> tuple[model.Probe, ...]:
         """Try to connect to the addresses of other ranks."""
         own = set(self._sockets.listening())
-        others = [target for target in targets if target not in own][:_MOST_TARGETS]
+        # The most addresses to try: a firewall is seen at the first.
+        others = [target for target in targets if target not in own][:64]
         return tuple(reach(others))
 
 

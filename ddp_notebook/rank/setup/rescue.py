@@ -30,12 +30,6 @@ from ddp_notebook.rank.setup.reachability import Resolver
 from ddp_notebook.rank.setup.rendezvous import Calls, InitCalls
 from ddp_notebook.rank.setup.sockets import TorchSockets
 
-_MOST_PAIRS = 64
-"""The most of gloo's connections to end: those of a group of this many ranks."""
-_CONNECT_WITHIN_S = 0.2
-_POLLS_WITHIN_S = 0.05
-"""torch's FileStore opens its file every 10 ms."""
-
 
 class Rescue(Component):
     """Called on the thread that answers questions, while the main thread is blocked."""
@@ -94,7 +88,8 @@ class Rescue(Component):
         port = self._init_calls.calls.arguments.master_port
         for address in listening:
             host_, _, own = address.rpartition(":")
-            for number in range(_MOST_PAIRS if own != str(port) else 0):
+            # The most of gloo's connections to end: those of a group of this many ranks.
+            for number in range(64 if own != str(port) else 0):
                 with contextlib.suppress(OSError), _connected(host_, int(own)) as peer:
                     peer.sendall(struct.pack("q", number))
         return bool(listening)
@@ -129,7 +124,7 @@ class Rescue(Component):
 
 
 def _connected(host: str, port: int) -> socket.socket:
-    return socket.create_connection((host, port), _CONNECT_WITHIN_S)
+    return socket.create_connection((host, port), 0.2)
 
 
 def _let_no_file_be_opened() -> None:
@@ -145,7 +140,8 @@ def _let_no_file_be_opened() -> None:
         with contextlib.suppress(OSError):
             while True:
                 taken.append(os.dup(taken[0]))
-        time.sleep(_POLLS_WITHIN_S)
+        # torch's FileStore opens its file every 10 ms.
+        time.sleep(0.05)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
         for number in taken:

@@ -32,7 +32,6 @@ _Key = tuple[str, Ranks, int]
 """Name, members, and which one of that name and those members: a script's come after a cell's."""
 
 
-_MOST_MADE = 64
 _NO_NAMES = ("undefined", "default_pg", "mesh_default")
 
 
@@ -47,7 +46,7 @@ class Subgroups(Component):
     """The groups of this rank that `new_group` made, held by weak references."""
 
     def __init__(self) -> None:
-        self.made: deque[model.GroupMade] = deque(maxlen=_MOST_MADE)
+        self.made: deque[model.GroupMade] = deque(maxlen=64)
         """The last calls of new_group on this rank since it has a default group, the one that
         it is in included."""
         self._known: list[_Subgroup] = []
