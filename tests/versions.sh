@@ -16,7 +16,7 @@ rows=("$@")
 )
 # Start, hang, why, abort, step, lines, bench, run, prepared jobs, save; and what is private in torch.
 tests=${VERSIONS_TESTS:-$(printf ' tests/contract/test_%s.py' setup quiescence after_a_hang why abort \
-  stepping_and_abort lines bench_loop step_bench scripts as_torchrun prepared save wrap subgroups silent private_api)}
+  stepping_and_abort lines bench_loop step_bench scripts as_torchrun prepared save wrap subgroups silent observer private_api)}
 work=$(mktemp -d /tmp/versions-XXXXXX)
 trap 'rm -rf "$work"' EXIT
 

@@ -384,17 +384,6 @@ def _trained(job: Job, case: Case, diagnosis: Diagnosis) -> Diagnosis:
 _NOT_COMPARED = "All ranks ended without an error; what they trained could not be compared."
 
 
-def _waited_s(case: Case) -> dict[int, float]:
-    """Return how long each rank has been in its collective; long enough in a job that has ended."""
-    now_ns = time.monotonic_ns()
-    waited = {}
-    for report in case.ranks:
-        issued = case.collectives.of.get(report.rank)
-        if report.activity is Activity.WAITING and issued:
-            waited[report.rank] = (now_ns - issued[-1].issued_ns) / 1e9
-    return waited
-
-
 def _unsure(job: Job, case: Case, why: str) -> str:
     """Say why the absence of findings proves nothing; `why` is the rules' own reason."""
     silent = case.where(Activity.SILENT)
