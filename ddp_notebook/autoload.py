@@ -17,7 +17,7 @@ def load() -> None:
     """The entry point, of the group `torch.backends`."""
     if _ON_CPU:  # what a program with --cpu has started; first, for a rank's own torch is around it
         with contextlib.suppress(Exception):
-            importlib.import_module("ddp_notebook.rank.on_cpu").begin_as_told()
+            importlib.import_module("ddp_notebook.rank.cells.on_cpu").begin_as_told()
     if _WANTED:
         with contextlib.suppress(Exception):
             early.begin()

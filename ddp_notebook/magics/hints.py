@@ -140,8 +140,17 @@ class Hints:
         self._cell = str(info.raw_cell)
 
     def _on_end(self, result: Any) -> None:
-        """Say so if a cell uses a variable that only the ranks have."""
+        """Say so if a cell uses a variable that only the ranks have, or is a program for ranks."""
         error = result.error_in_exec
+        spawns = type(error).__module__ == "torch.multiprocessing.spawn"
+        unset = "environment variable RANK expected" in str(error)
+        if (spawns or unset) and not isinstance(error, DDPError):
+            self._ui.say(
+                "This cell ran in the notebook, which is no rank and starts none. Write %%ddp on "
+                "its first line, and call what is to run on each rank, as main(rank, world_size). "
+                "Or put the program into a file: %ddp_run train.py, or %ddp_run --python train.py "
+                "if it starts its ranks itself"
+            )
         name = error.name if isinstance(error, NameError) else None
         inspection = self._ui.session.values.describe(NameToInspect(name)) if name else None
         if inspection is not None and inspection.bundle:

@@ -15,7 +15,6 @@ events.py          The event sender.
 gpu.py             What this rank's GPU does, asked without waiting for it.
 inspect/           A rank's reports about itself: stacks, call sites, its state, its variables.
 main_thread.py     What the main thread is doing, for threads that answer in its place.
-on_cpu.py          A program for GPUs on the CPU: what asks for CUDA gets the CPU.
 orders.py          Takes the session's orders to run something.
 prepared/          Ranks of external jobs, prepared by DDP_NOTEBOOK=1.
 rank_process.py    The launch parameters of a rank's process, whichever program started it.

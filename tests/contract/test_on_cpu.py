@@ -113,7 +113,7 @@ def test_without_it_the_line_that_asks_is_named(ranks2: Session, line: str) -> N
 RESTORED = """
 import torch, torch.distributed as dist, torch._dynamo
 from torch.distributed import distributed_c10d
-from ddp_notebook.rank import on_cpu
+from ddp_notebook.rank.cells import on_cpu
 
 owners = (torch, torch.cuda, torch.accelerator, torch.Tensor, torch.nn.Module, dist,
           distributed_c10d, torch.amp.autocast, torch.utils.data.DataLoader)

@@ -109,3 +109,18 @@ def test_a_verb_above_the_last_line_or_in_a_loop_shows_its_value(
     assert "verified" not in shown("board = %ddp_status\ntype(board)")
     assert shown("%ddp_why -h\nx = 1").count("Usage") == shown("%ddp_why -h").count("Usage")
     assert shown("%ddp_push shown\nx = 2").strip() == "shown → ranks 0-1"
+
+
+@pytest.mark.parametrize(
+    ("raises", "hinted"),
+    [
+        ("raise type('ProcessExitedException', (Exception,), {'__module__': %r})", True),
+        ("raise ValueError('environment variable RANK expected, but not set')", True),
+        ("raise ValueError('a bad batch')", False),
+    ],
+)
+def test_a_program_for_ranks_in_a_cell_of_the_notebook_is_told_where_to_go(
+    shell: Any, capsys: pytest.CaptureFixture[str], raises: str, hinted: bool
+) -> None:
+    shell.run_cell(raises.replace("%r", "'torch.multiprocessing.spawn'"))
+    assert ("Write %%ddp on its first line" in capsys.readouterr().out) is hinted

@@ -2,9 +2,9 @@
 
 cell_ast.py       A cell as one module: our calls first and around its last expression.
 ending.py         Reports how a cell or a script ended on this rank.
-held_modules.py   Keeps the standard library as it was for our own modules.
 keyboard.py       Replaces the keyboard, which no rank has: Ctrl-C, debuggers, input.
 names.py          Answers Tab, Shift-Tab and `obj?` about this rank's variables.
+on_cpu.py         A program for GPUs on the CPU: what asks for CUDA gets the CPU.
 output.py         Forwards what the user's code prints and displays to the notebook.
 progress_bars.py  Progress bars on a rank are text.
 raised.py         What the user's code raised: its message and the user's lines that led there.

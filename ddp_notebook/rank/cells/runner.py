@@ -14,6 +14,7 @@ from ddp_notebook.model import CellStarted
 from ddp_notebook.rank import gpu
 from ddp_notebook.rank.calls import Cell
 from ddp_notebook.rank.cells.ending import Ending
+from ddp_notebook.rank.cells.on_cpu import cuda_on_cpu
 from ddp_notebook.rank.cells.shell import RankShell
 from ddp_notebook.rank.component import Lifecycle, Run
 from ddp_notebook.rank.events import EventSender
@@ -21,7 +22,6 @@ from ddp_notebook.rank.inspect import data_workers
 from ddp_notebook.rank.inspect.frames import cell_file
 from ddp_notebook.rank.inspect.frames import frames_of as frames_of_stack
 from ddp_notebook.rank.main_thread import MainThread
-from ddp_notebook.rank.on_cpu import cuda_on_cpu
 
 
 @dataclass

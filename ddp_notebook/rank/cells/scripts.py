@@ -36,11 +36,11 @@ from ddp_notebook.rank.calls import Script
 from ddp_notebook.rank.cells import raised, values
 from ddp_notebook.rank.cells.ending import Ending
 from ddp_notebook.rank.cells.keyboard import Keyboard, LostInterrupts
+from ddp_notebook.rank.cells.on_cpu import cuda_on_cpu
 from ddp_notebook.rank.cells.output import OutputForwarder
 from ddp_notebook.rank.component import Run
 from ddp_notebook.rank.core import RankCore
 from ddp_notebook.rank.events import EventSender
-from ddp_notebook.rank.on_cpu import cuda_on_cpu
 from ddp_notebook.rank.prepared.attached import Children
 from ddp_notebook.rank.rank_process import RankProcess, questions_of, started_in, streams_of
 

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from torch.cuda import is_available as has_gpu
 from torch.distributed import distributed_c10d
 from torch.distributed.launcher import api as torch_launcher
 
@@ -77,7 +77,7 @@ class PastedProgram(Component):
         backends = _backends(dist.get_backend_config())
         wanted = _backends(asked.backend)
         # A program for GPUs means the backend for CPUs where there is no GPU.
-        without = wanted - backends - (set() if torch.cuda.is_available() else {"nccl"})
+        without = wanted - backends - (set() if has_gpu() else {"nccl"})
         other, options = [], ""
         if asked.rank not in (None, -1, rank):
             other.append(f"rank {asked.rank} (here: {rank})")

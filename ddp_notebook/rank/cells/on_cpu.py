@@ -64,58 +64,36 @@ _GIVEN: Mapping[str, Mapping[str, Callable[[Any], Any]]] = {
     "torch.distributed:get_default_backend_for_device": {"device": _numbered},
 }
 """Functions whose parameters may name GPUs, and what becomes of each."""
-_LIKE = ("empty", "full", "ones", "rand", "randint", "randn", "zeros")
-_NEW = ("empty", "empty_strided", "full", "ones", "tensor", "zeros")
-_ITSELF: tuple[tuple[Any, str], ...] = (
-    (torch.Tensor, "cuda"),
-    (torch.Tensor, "pin_memory"),
-    (torch.nn.Module, "cuda"),
-)
-"""Methods that give the object itself."""
 
 
-class _Event:
-    """An event of a GPU that has done everything at once."""
+class _AtOnce(contextlib.nullcontext[None]):
+    """A GPU, a stream or an event, where everything is done at once."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
         self._at_s = 0.0
 
     def record(self, *_: Any) -> None:
         self._at_s = time.perf_counter()
 
-    def elapsed_time(self, later: _Event) -> float:
+    def record_event(self, event: _AtOnce | None = None) -> _AtOnce:
+        event = event or _AtOnce()
+        event.record()
+        return event
+
+    def elapsed_time(self, later: _AtOnce) -> float:
         return (later._at_s - self._at_s) * 1000
 
     def query(self) -> bool:
         return True
 
-    def synchronize(self, *_: Any) -> None:
-        pass
-
-    wait = synchronize
-
-
-class _Stream(contextlib.nullcontext[None]):
-    """A stream of a GPU, or a GPU, on which everything is done at once."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        super().__init__()
-
-    def record_event(self, event: _Event | None = None) -> _Event:
-        event = event or _Event()
-        event.record()
-        return event
-
     def is_capturing(self) -> bool:
         return False
 
-    def query(self) -> bool:
-        return True
-
     def synchronize(self, *_: Any) -> None:
         pass
 
-    wait_stream = wait_event = synchronize
+    wait = wait_event = wait_stream = synchronize
 
 
 class CudaOnCpu:
@@ -139,19 +117,20 @@ class CudaOnCpu:
             module, _, path = place.partition(":")
             *to_owner, name = path.split(".")
             owner = functools.reduce(getattr, to_owner, importlib.import_module(module))
-            if hasattr(owner, name):
+            if hasattr(owner, name):  # in this torch
                 self._replace(owner, name, self._giving(getattr(owner, name), parameters))
         made = (getattr(f, "__name__", "") for f in torch.utils._device._device_constructors())
-        for name in {*made, *(f"{name}_like" for name in _LIKE)}:
+        for name in {*made, *(name for name in dir(torch) if name.endswith("_like"))}:
             self._replace_call(torch, name)
-        for name in (*(f"new_{name}" for name in _NEW), "to"):
+        for name in ("to", *(name for name in dir(torch.Tensor) if name.startswith("new_"))):
             self._replace_call(torch.Tensor, name, name == "to")
         self._replace_call(torch.nn.Module, "to", True)
-        for kind, name in _ITSELF:
-            self._replace(kind, name, lambda it, *_, **__: self._itself(it))
+        self._replace(torch.nn.Module, "cuda", lambda it, *_, **__: self._itself(it))
+        for name in ("cuda", "pin_memory"):
+            self._replace(torch.Tensor, name, lambda it, *_, **__: self._itself(it))
         self._replace(torch.Tensor, "record_stream", lambda *_: None)
         # The compiler asks torch for streams of its own: what it would compile runs as it is.
-        self._replace(torch, "compile", lambda model=None, **_: model or (lambda f: f))
+        self._replace(torch, "compile", lambda f=None, **_: (lambda g: g) if f is None else f)
         self._replace(torch.nn.Module, "compile", lambda *_, **__: None)
         for gpus_module, functions in (
             (torch.cuda, self._cuda()),
@@ -271,7 +250,7 @@ class CudaOnCpu:
             ),
             **dict.fromkeys(
                 ("device", "device_index", "stream", "current_stream", "default_stream"),
-                lambda *_, **__: _Stream(),
+                lambda *_, **__: _AtOnce(),
             ),
             **dict.fromkeys(
                 ("synchronize", "empty_cache", "set_stream", "reset_peak_memory_stats"),
@@ -286,8 +265,7 @@ class CudaOnCpu:
         )
         return {
             **self._accelerator(),
-            "Event": _Event,
-            "Stream": _Stream,
+            **dict.fromkeys(("Event", "Stream"), _AtOnce),
             "is_bf16_supported": lambda *_, **__: True,
             "is_current_stream_capturing": lambda: False,
             "get_rng_state": lambda *_, **__: torch.get_rng_state(),
