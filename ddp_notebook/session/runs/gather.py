@@ -16,8 +16,10 @@ from ddp_notebook.model import (
     Activity,
     Case,
     CellFinished,
+    Collective,
     Collectives,
     Diagnosis,
+    Phase,
     ProcessEnd,
     RankError,
     RankReport,
@@ -31,6 +33,7 @@ from ddp_notebook.model import (
 from ddp_notebook.rank import calls
 from ddp_notebook.rank.calls import CannotAnswer, answered
 from ddp_notebook.session.unresponsive import silent
+from ddp_notebook.views.board_rows import describe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,19 +81,21 @@ def gather(
     alive = tuple(state.rank for state in states if state.status is not Status.DEAD)
     answers = cluster.ask(alive, calls.REPORT, calls.Nothing(), _ASK_TIMEOUT_S)
     # After the answers: a rank that has finished meanwhile is not taken for one about to begin.
-    to_do = asked()
-    reports = [
-        _as_recorded(
-            _report(state, answers.get(state.rank), state.rank in to_do), finished.get(state.rank)
-        )
-        for state in states
-    ]
+    to_do, issued = asked(), collectives()
+
+    def report(state: RankState) -> RankReport:
+        made = _report(state, answers.get(state.rank), state.rank in to_do)
+        if state.rank in alive and state.rank not in answers and not cluster.can_ask(state.rank):
+            made = _by_records(made, describe(state), issued.of.get(state.rank, ()))
+        return _as_recorded(made, finished.get(state.rank))
+
+    reports = [report(state) for state in states]
     return Case(
         _with_reach(cluster, reports),
         dict(launch.values),
         launch.store_host,
         store_alive=launch.store_alive(),
-        collectives=collectives(),
+        collectives=issued,
         sources=sources,
         script=launch.script,
     )
@@ -142,7 +147,8 @@ def still_waiting(case: Case, stuck: Case) -> Case:
 
 def _may_still_wait(now: RankReport, before: RankReport) -> bool:
     """Return whether a process that seems to do something else has not run its main thread."""
-    there = now.process.state in ("sleeping", "running") and not now.process.cannot_answer
+    there = now.process.state in ("sleeping", "running")
+    there = there and not (now.process.cannot_answer or now.process.program)
     silent = now.activity is Activity.SILENT and there
     busy = now.activity is Activity.BUSY and now.process.runnable and now.path == before.path
     rested = now.process.main_cpu_s - before.process.main_cpu_s < _HALF_A_TICK_S
@@ -179,6 +185,25 @@ def _report(
     if has_something_to_do and answer.activity in (Activity.IDLE, Activity.FAILED):
         return RankReport(state.rank, Activity.BUSY, doing="about to begin")
     return answer
+
+
+def _by_records(report: RankReport, doing: str, records: Sequence[Collective]) -> RankReport:
+    """Of a rank that cannot be asked: that it waits in a call, where its records show that."""
+    process = replace(report.process, unreachable=True)
+    last = next((each for each in reversed(records) if each.call.thread == 0), None)
+    waits = last is not None and last.phase is Phase.ISSUED and last.call.waited
+    if last is None or not waits or process.state == "stopped" or process.program:
+        return replace(report, process=process)
+    return RankReport(
+        report.rank,
+        Activity.WAITING,
+        inside="collective",
+        doing=doing,
+        path=last.path,
+        initialized=True,
+        process=process,
+        waits_for=last.number,
+    )
 
 
 def _as_recorded(report: RankReport, ended: CellFinished | None) -> RankReport:
