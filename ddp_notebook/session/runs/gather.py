@@ -217,6 +217,7 @@ def _as_recorded(report: RankReport, ended: CellFinished | None) -> RankReport:
     return replace(
         report,
         activity=Activity.FAILED if failed else Activity.IDLE,
+        run=report.run or ended.cell,
         doing="",
         process=replace(report.process, state=""),
         error=replace(
